@@ -186,6 +186,21 @@ impl Mapping {
         };
     }
 
+    /// Puts another mapping of the same length in the place of this one.
+    ///
+    /// # Errors
+    /// The lengths differ, or the kernel's.
+    pub fn replace_by(&self, mut other: Self) -> io::Result<()> {
+        if other.len != self.len {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        // SAFETY: this mapping, to whose memory there are only pointers.
+        unsafe { other.move_to(self.start.as_ptr() as usize) }?;
+        // From here on there are two values for one mapping, of which this one stays.
+        std::mem::forget(other);
+        Ok(())
+    }
+
     /// Moves it to another address, in the place of whatever is mapped there: addresses that this
     /// process has kept free for it, by a mapping without access.
     ///

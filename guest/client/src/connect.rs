@@ -2,7 +2,7 @@
 
 use std::{
     io::Read,
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::Path,
     sync::{Arc, mpsc},
     time::Duration,
@@ -34,7 +34,7 @@ use crate::{
     gate, hook,
     link::{LIVENESS_TIMEOUT, Link},
     listen::listen,
-    peer::{Agent, Peer},
+    peer::{Agent, Peer, Seat, Spins},
     thread::spawn,
 };
 
@@ -58,12 +58,7 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
             if path == "off" {
                 return None;
             }
-            let opened = if Address::is_meant(path) {
-                Link::open_stream(path)
-            } else {
-                Link::open(Path::new(path))
-            };
-            match opened {
+            match Opened::to::<D>(path).and_then(Link::over) {
                 Ok(link) => Some(link),
                 // Nobody serves here, and nobody said that there should be one.
                 Err(_) if named.is_none() && !Path::new(path).exists() => None,
@@ -86,8 +81,25 @@ pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
     get().ok_or(D::WORKER_LOST)
 }
 
-impl<D: Driver> Link<D> {
-    fn open(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
+/// A connection that has been made: a window, and who serves it.
+pub(crate) struct Opened {
+    pub window: Arc<Window>,
+    pub seat: Arc<Seat>,
+    /// The window's file, and where in it the window is. None behind a gate.
+    pub file: Option<(OwnedFd, u64)>,
+}
+
+impl Opened {
+    /// Connects with whoever is at an address, as [`get`] does by the one in the environment.
+    pub fn to<D: Driver>(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+        if Address::is_meant(address) {
+            Self::stream::<D>(address)
+        } else {
+            Self::socket::<D>(Path::new(address))
+        }
+    }
+
+    fn socket<D: Driver>(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
         let stream = UnixStream::connect(path)?;
         socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
         let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
@@ -99,33 +111,30 @@ impl<D: Driver> Link<D> {
             Box::<dyn std::error::Error>::from(error)
         })?;
         let hello = Hello::check_for::<D::Schema>(&bytes)?;
-        let (window, bell, peer) = match hello.form {
+        let mut files = files.into_iter();
+        match hello.form {
             Form::File => {
-                let file = files.first().ok_or("the worker sent no window")?;
-                let window = Window::map(file, hello.window, hello.ring)?;
-                let window = Self::move_window(window);
+                let file = files.next().ok_or("the worker sent no window")?;
+                let window = Window::map(&file, hello.window, hello.ring)?;
                 let bell = Doorbell::Futex(Futex {
                     patience: LIVENESS_TIMEOUT,
                 });
-                (window, bell, Peer::Worker)
+                let seat = Seat::new::<D>(bell, Peer::Worker, Some(stream));
+                Ok(Self::new::<D>(window, seat, Some((file, 0))))
             }
-            Form::Stream => {
-                return Err("it is served by a stream: write unix: before its path".into());
-            }
-            Form::Full => {
-                return Err(format!(
-                    "this user has as many workers as one may have (gantry-accel's --per-user): \
-                     end an application that uses {}",
-                    D::API
-                )
-                .into());
-            }
+            Form::Stream => Err("it is served by a stream: write unix: before its path".into()),
+            Form::Full => Err(format!(
+                "this user has as many workers as one may have (gantry-accel's --per-user): \
+                 end an application that uses {}",
+                D::API
+            )
+            .into()),
             Form::Port => {
-                let [window, doorbells, alarm @ ..] = &files[..] else {
+                let (Some(window), Some(doorbells)) = (files.next(), files.next()) else {
                     return Err("the agent sent no window and doorbell".into());
                 };
                 // An agent without the port's interrupts sends none.
-                let alarm = alarm.first().map(Alarm::map).transpose()?;
+                let alarm = files.next().as_ref().map(Alarm::map).transpose()?;
                 let patience = alarm
                     .as_ref()
                     .map_or(LIVENESS_TIMEOUT, |_| ALARMED_LIVENESS_TIMEOUT);
@@ -133,38 +142,25 @@ impl<D: Driver> Link<D> {
                 (&mut &stream).read_exact(&mut place)?;
                 let place = SliceOffsets::from_bytes(place);
                 let bell = Doorbell::Port {
-                    page: Arc::new(DoorbellPage::map(doorbells, place.doorbell)?),
+                    page: Arc::new(DoorbellPage::map(&doorbells, place.doorbell)?),
                     naps: Arc::new(Naps::new(alarm)),
                     patience,
                 };
-                let window = Window::map_slice(window, place.slice, hello.window, hello.ring)?;
-                let window = Self::move_window(window);
+                let file = window;
+                let window = Window::map_slice(&file, place.slice, hello.window, hello.ring)?;
                 let agent = Agent::new(stream.try_clone()?, patience);
-                (window, bell, Peer::Agent(EventFd::new()?, agent))
+                let peer = Peer::Agent(EventFd::new()?, agent);
+                let seat = Seat::new::<D>(bell, peer, Some(stream));
+                Ok(Self::new::<D>(window, seat, Some((file, place.slice))))
             }
-        };
-        Self::over(window, bell, peer, Some(stream))
-    }
-
-    /// Moves a window that nobody uses yet to where the API wants it, if nothing else is there.
-    fn move_window(window: Arc<Window>) -> Arc<Window> {
-        match D::WINDOW_AT {
-            Some(at) => Window::moved(window, at),
-            None => window,
         }
     }
 
-    /// A connection through a gate, to a worker that this process's own CPU serves.
-    pub fn through(way: Box<dyn Delegate>) -> Result<Self, Box<dyn std::error::Error>> {
-        let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
-        let peer = Peer::Gate(EventFd::new()?);
-        Self::over(window, Doorbell::Gate(gate), peer, None)
-    }
-
     /// Connects with a worker that is reached by a stream.
-    fn open_stream(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+    fn stream<D: Driver>(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
         let Connected {
             window,
+            file,
             nudges,
             bridge: Bridge { outward, inward },
         } = connect::connect::<D::Schema>(&address.parse()?)?;
@@ -174,23 +170,31 @@ impl<D: Driver> Link<D> {
         let bell = Doorbell::Futex(Futex {
             patience: LIVENESS_TIMEOUT,
         });
-        Self::over(window, bell, Peer::Stream, Some(nudges))
+        let seat = Seat::new::<D>(bell, Peer::Stream, Some(nudges));
+        let file = Some((file, 0));
+        Ok(Self { window, seat, file })
     }
 
-    fn over(
-        window: Arc<Window>,
-        bell: Doorbell,
-        peer: Peer,
-        stream: Option<UnixStream>,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
-        let shared = !matches!(peer, Peer::Stream);
+    fn new<D: Driver>(window: Arc<Window>, seat: Arc<Seat>, file: Option<(OwnedFd, u64)>) -> Self {
+        // To where the API wants it, if nothing else is there. Nobody uses it yet.
+        let window = match D::WINDOW_AT {
+            Some(at) => Window::moved(window, at),
+            None => window,
+        };
+        Self { window, seat, file }
+    }
+}
+
+impl Seat {
+    /// With the times that calls poll.
+    fn new<D: Driver>(bell: Doorbell, peer: Peer, stream: Option<UnixStream>) -> Arc<Self> {
         let named = std::env::var(D::SPIN_VARIABLE);
         let named = named.ok().and_then(|text| text.parse().ok());
         let spin = match named {
             Some(micros) => Duration::from_micros(micros),
             // Others of this machine have to run before the answer comes, or of this process.
-            None if matches!(peer, Peer::Worker) => bridge::spin_for(Duration::from_micros(SPIN)),
-            None if shared => Duration::from_micros(SPIN),
+            None if peer.is_file() => bridge::spin_for(Duration::from_micros(SPIN)),
+            None if peer.is_shared() => Duration::from_micros(SPIN),
             None => bridge::spin(),
         };
         let spin = match bell {
@@ -204,14 +208,37 @@ impl<D: Driver> Link<D> {
         } else {
             STAY
         };
+        Arc::new(Self {
+            bell,
+            peer,
+            spins: Spins { spin, attended },
+            stream,
+        })
+    }
+}
+
+impl<D: Driver> Link<D> {
+    /// A connection through a gate, to a worker that this process's own CPU serves.
+    pub fn through(way: Box<dyn Delegate>) -> Result<Self, Box<dyn std::error::Error>> {
+        let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
+        let peer = Peer::Gate(EventFd::new()?);
+        let seat = Seat::new::<D>(Doorbell::Gate(gate), peer, None);
+        Self::over(Opened {
+            window,
+            seat,
+            file: None,
+        })
+    }
+
+    fn over(opened: Opened) -> Result<Self, Box<dyn std::error::Error>> {
         let (due, queue) = mpsc::channel::<(Callback<D::Status>, D::Status)>();
-        let link = Self::new(window, bell, peer, (spin, attended), due);
+        let link = Self::new(opened.window, opened.seat, due);
         spawn("gantry-callback", move || {
             for (callback, status) in queue {
                 callback(status);
             }
         })?;
-        spawn("gantry-listen", move || listen::<D>(stream.as_ref()))?;
+        spawn("gantry-listen", || listen::<D>(None))?;
         // A port's window may be mapped without caches, and may go, and a gate's is small: no place
         // for a heap. One that is not shared saves no copy.
         if link.is_file() {

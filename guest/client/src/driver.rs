@@ -2,9 +2,12 @@
 
 use std::sync::OnceLock;
 
-use gantry_remoting::wire::{
-    Api,
-    messages::{Call, StageId},
+use gantry_remoting::{
+    link::order::Order,
+    wire::{
+        Api,
+        messages::{Call, StageId},
+    },
 };
 
 use crate::link::Link;
@@ -55,6 +58,19 @@ pub trait Driver: Sized + 'static {
     fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
         let _ = (pointer, length);
         None
+    }
+
+    /// Has this process be served where an order says from now on, while it runs. On the listener's
+    /// thread.
+    ///
+    /// # Errors
+    /// It stays where it is; why.
+    fn change_seat(link: &'static Link<Self>, order: &Order) -> Result<(), String> {
+        let _ = (link, order);
+        Err(format!(
+            "applications that call {} cannot be moved yet",
+            Self::API
+        ))
     }
 
     /// Handles an unsolicited message of the worker that the core does not know. Runs on whichever

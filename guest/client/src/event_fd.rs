@@ -31,43 +31,46 @@ impl EventFd {
         // SAFETY: eight bytes from a local.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
     }
+}
 
-    /// Waits for a signal or for the end of a connection, if there is one, for at most `patience`,
-    /// or for ever. Whether the connection has ended; nobody is expected to send anything over it.
-    pub fn wait_beside(
-        &self,
-        stream: Option<&UnixStream>,
-        patience: Option<Duration>,
-    ) -> io::Result<bool> {
-        let poll = |fd| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
+/// Waits for an event, if there is one, or until one of these connections has something to read, or
+/// has ended; for at most `patience`, or for ever. Which of the connections.
+pub fn wait(
+    event: Option<&EventFd>,
+    streams: [Option<&UnixStream>; 2],
+    patience: Option<Duration>,
+) -> io::Result<[bool; 2]> {
+    // A negative descriptor is passed over.
+    let poll = |fd: Option<libc::c_int>| libc::pollfd {
+        fd: fd.unwrap_or(-1),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    let [first, second] = streams.map(|stream| poll(stream.map(AsRawFd::as_raw_fd)));
+    let event = event.map(|event| event.0.as_raw_fd());
+    let mut polled = [first, second, poll(event)];
+    let patience = patience.map(|patience| libc::timespec {
+        tv_sec: patience.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(patience.subsec_nanos()),
+    });
+    let timeout = patience
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the array has three entries, and the time outlives the call.
+    let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), 3, timeout, std::ptr::null()) };
+    if ready < 0 {
+        let error = io::Error::last_os_error();
+        return match error.kind() {
+            io::ErrorKind::Interrupted => Ok([false; 2]),
+            _ => Err(error),
         };
-        // A negative descriptor is passed over.
-        let stream = stream.map_or(-1, AsRawFd::as_raw_fd);
-        let mut polled = [poll(stream), poll(self.0.as_raw_fd())];
-        let patience = patience.map(|patience| libc::timespec {
-            tv_sec: patience.as_secs() as libc::time_t,
-            tv_nsec: libc::c_long::from(patience.subsec_nanos()),
-        });
-        let timeout = patience
-            .as_ref()
-            .map_or(std::ptr::null(), std::ptr::from_ref);
-        // SAFETY: the array has two entries, and the time outlives the call.
-        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), 2, timeout, std::ptr::null()) };
-        if ready < 0 {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(error),
-            };
-        }
+    }
+    if let (true, Some(event)) = (polled[2].revents != 0, event) {
         let mut count = 0u64;
         // SAFETY: eight bytes into a local; the event does not block.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-        Ok(polled[0].revents != 0)
+        unsafe { libc::read(event, (&raw mut count).cast(), 8) };
     }
+    Ok([polled[0].revents != 0, polled[1].revents != 0])
 }
 
 #[cfg(test)]
@@ -78,16 +81,15 @@ mod tests {
     fn a_signal_and_the_end_of_the_connection_are_told_apart() {
         let (here, there) = UnixStream::pair().unwrap();
         let event = EventFd::new().unwrap();
+        let heard = |patience| wait(Some(&event), [Some(&here), None], patience).unwrap();
         event.signal();
-        assert!(!event.wait_beside(Some(&here), None).unwrap());
-        assert!(
-            !event
-                .wait_beside(Some(&here), Some(Duration::ZERO))
-                .unwrap()
-        );
+        assert_eq!(heard(None), [false, false]);
+        assert_eq!(heard(Some(Duration::ZERO)), [false, false]);
         event.signal();
-        assert!(!event.wait_beside(None, None).unwrap());
+        assert_eq!(wait(Some(&event), [None; 2], None).unwrap(), [false, false]);
         drop(there);
-        assert!(event.wait_beside(Some(&here), None).unwrap());
+        assert_eq!(heard(None), [true, false]);
+        let other = wait(None, [None, Some(&here)], None).unwrap();
+        assert_eq!(other, [false, true]);
     }
 }

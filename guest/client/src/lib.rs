@@ -25,6 +25,7 @@
 //! - [`connect`]: how a process comes to its connection; [`gate`]: to a worker that its own CPU
 //!   serves; `paired`: a real exitless gate; `peer`: whom it leads to
 //! - [`link`]: the connection: calls out, answers in
+//! - [`carry`]: the connection changes to another worker, while the process runs
 //! - [`callbacks`]: those that are waited for; `listen`: the thread that hears of them;
 //!   `event_fd`: how it is woken
 //! - [`ids`]: numbers of objects; [`progress`]: how far a queue is known to be
@@ -39,6 +40,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 pub mod callbacks;
+pub mod carry;
 pub mod connect;
 pub mod copy_threads;
 pub mod driver;

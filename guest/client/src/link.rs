@@ -3,14 +3,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, lock::UnpoisonedRw};
 use gantry_remoting::{
     link::{
         endpoint::{Receiver, Sender, Spin},
@@ -27,7 +27,7 @@ use gantry_remoting::{
 use crate::{
     callbacks::{Callback, Callbacks},
     driver::Driver,
-    peer::Peer,
+    peer::{Peer, Seat, Spins},
     stage::Stages,
 };
 
@@ -39,17 +39,24 @@ const NO_THREAD: usize = 0;
 /// Several threads have made calls: no address.
 const MANY_THREADS: usize = 1;
 
+/// The worker is there.
+const SERVED: u8 = 0;
+/// Another one is about to take its place: nobody reads.
+const CHANGING: u8 = 1;
+/// It has ended.
+const LOST: u8 = 2;
+
 #[derive(Debug)]
-struct Outgoing {
-    sender: Sender<Slice, Doorbell>,
+pub(crate) struct Outgoing {
+    pub(crate) sender: Sender<Slice, Doorbell>,
     sequence: u64,
     scratch: Vec<u8>,
 }
 
 #[derive(Debug)]
-struct Incoming {
+pub(crate) struct Incoming {
     /// None while a thread reads.
-    receiver: Option<Box<Reader>>,
+    pub(crate) receiver: Option<Box<Reader>>,
     answers: HashMap<u64, Vec<u8>>,
     /// Threads that wait for the receiver: returning it wakes them, and makes no system call if there
     /// are none.
@@ -57,10 +64,26 @@ struct Incoming {
 }
 
 #[derive(Debug)]
-struct Reader {
-    ring: Receiver<Slice, Doorbell>,
+pub(crate) struct Reader {
+    pub(crate) ring: Receiver<Slice, Doorbell>,
     /// The message that was read last.
     body: Vec<u8>,
+    spins: Spins,
+}
+
+/// The ends of a window's rings.
+pub(crate) fn ends(
+    window: &Arc<Window>,
+    bell: &Doorbell,
+    spins: Spins,
+) -> (Sender<Slice, Doorbell>, Reader) {
+    let sender = Sender::new(Producer::new(window.calls(), bell.clone()), spins.spin);
+    let reader = Reader {
+        ring: Receiver::new(Consumer::new(window.answers(), bell.clone())),
+        body: Vec::new(),
+        spins,
+    };
+    (sender, reader)
 }
 
 /// The connection.
@@ -68,74 +91,100 @@ pub struct Link<D: Driver> {
     /// The memory that worker and device share with this process, or this side's copy of it.
     pub window: Arc<Window>,
     /// Whether the worker sees this window, and not one of its own.
-    pub shared: bool,
-    outgoing: Mutex<Outgoing>,
-    incoming: Mutex<Incoming>,
+    shared: AtomicBool,
+    /// Whether the window is a file that a worker of this machine has mapped.
+    file: AtomicBool,
+    /// For how many nanoseconds a waiting call polls.
+    patience: AtomicU64,
+    pub(crate) outgoing: Mutex<Outgoing>,
+    pub(crate) incoming: Mutex<Incoming>,
     arrived: Condvar,
-    pub(crate) bell: Doorbell,
-    pub(crate) peer: Peer,
-    dead: AtomicBool,
+    /// Who serves, and how to reach it: looked at where a thread is about to sleep.
+    seat: RwLock<Arc<Seat>>,
+    /// [`SERVED`], [`CHANGING`] or [`LOST`].
+    state_of_worker: AtomicU8,
+    /// Whether no listener hears of the worker's end.
+    deaf: AtomicBool,
     /// The thread that makes all calls, [`NO_THREAD`] or [`MANY_THREADS`].
     only: AtomicUsize,
     pub(crate) stages: Mutex<Stages>,
+    /// Held for reading by threads that write to the window, and for writing while its memory changes.
+    pub(crate) writers: RwLock<()>,
     pub(crate) callbacks: Mutex<Callbacks<D::Status>>,
     due: Mutex<mpsc::Sender<(Callback<D::Status>, D::Status)>>,
-    spin: Duration,
-    /// The same while the worker stays awake for the answer.
-    attended: Duration,
     /// What the API's driver keeps with it.
     pub state: D::State,
 }
 
 impl<D: Driver> Link<D> {
-    /// Over a window, in which the rings are; a waiting call polls for `spin`, and for `attended`
-    /// while the worker stays awake for it. Callbacks that are due are sent to `due`.
+    /// Over a window, in which the rings are. Callbacks that are due are sent to `due`.
     pub(crate) fn new(
         window: Arc<Window>,
-        bell: Doorbell,
-        peer: Peer,
-        (spin, attended): (Duration, Duration),
+        seat: Arc<Seat>,
         due: mpsc::Sender<(Callback<D::Status>, D::Status)>,
     ) -> Self {
+        let (sender, reader) = ends(&window, &seat.bell, seat.spins);
         Self {
             outgoing: Mutex::new(Outgoing {
-                sender: Sender::new(Producer::new(window.calls(), bell.clone()), spin),
+                sender,
                 sequence: 0,
                 scratch: Vec::new(),
             }),
             incoming: Mutex::new(Incoming {
-                receiver: Some(Box::new(Reader {
-                    ring: Receiver::new(Consumer::new(window.answers(), bell.clone())),
-                    body: Vec::new(),
-                })),
+                receiver: Some(Box::new(reader)),
                 answers: HashMap::new(),
                 waiting: 0,
             }),
             arrived: Condvar::new(),
-            bell,
-            dead: AtomicBool::new(false),
+            state_of_worker: AtomicU8::new(SERVED),
+            deaf: AtomicBool::new(false),
             only: AtomicUsize::new(NO_THREAD),
             stages: Mutex::new(Stages::of(&window)),
+            writers: RwLock::new(()),
             callbacks: Mutex::default(),
             due: Mutex::new(due),
-            spin,
-            attended,
             state: D::State::default(),
-            shared: !matches!(peer, Peer::Stream),
-            peer,
+            shared: AtomicBool::new(seat.peer.is_shared()),
+            file: AtomicBool::new(seat.peer.is_file()),
+            patience: AtomicU64::new(seat.spins.nanoseconds()),
+            seat: RwLock::new(seat),
             window,
         }
+    }
+
+    /// Whether the worker sees this window, and not one of its own.
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Relaxed)
     }
 
     /// Whether the window is a file that a worker of this machine has mapped: memory as any other.
     /// That of ports and gates has one address.
     pub fn is_file(&self) -> bool {
-        matches!(self.peer, Peer::Worker)
+        self.file.load(Ordering::Relaxed)
+    }
+
+    /// Who serves.
+    pub(crate) fn seat(&self) -> Arc<Seat> {
+        Arc::clone(&self.seat.read_unpoisoned())
+    }
+
+    /// From here on somebody else does. Nobody reads or writes meanwhile.
+    pub(crate) fn take_seat(&self, seat: Arc<Seat>) {
+        self.shared.store(seat.peer.is_shared(), Ordering::Relaxed);
+        self.file.store(seat.peer.is_file(), Ordering::Relaxed);
+        self.patience
+            .store(seat.spins.nanoseconds(), Ordering::Relaxed);
+        *self.seat.write_unpoisoned() = seat;
+    }
+
+    /// Says that no listener hears of the worker's end, or that one does again.
+    pub(crate) fn be_deaf(&self, deaf: bool) {
+        self.deaf.store(deaf, Ordering::Relaxed);
     }
 
     /// For how long a waiting call polls before it sleeps.
     pub fn patience(&self) -> Duration {
-        self.spin
+        Duration::from_nanos(self.patience.load(Ordering::Relaxed))
     }
 
     /// Whether something is under way that ends with a message: data that is to land in the
@@ -145,20 +194,37 @@ impl<D: Driver> Link<D> {
     }
 
     fn alive(&self) -> bool {
-        !self.dead.load(Ordering::Relaxed)
+        self.state_of_worker.load(Ordering::Relaxed) == SERVED
     }
 
-    /// As `alive`, but also notices the end of a gate's server, which nobody tells of, and has a
-    /// guest's agent look, which does so for who waits.
+    /// The worker has ended, if it has not been noticed. Whether it was not.
+    fn lose(&self) -> bool {
+        self.state_of_worker.swap(LOST, Ordering::Relaxed) != LOST
+    }
+
+    fn is_changing(&self) -> bool {
+        self.state_of_worker.load(Ordering::Relaxed) == CHANGING
+    }
+
+    fn is_lost(&self) -> bool {
+        self.state_of_worker.load(Ordering::Relaxed) == LOST
+    }
+
+    /// As `alive`, but also notices the end of a gate's server, which nobody tells of, has a
+    /// guest's agent look, which does so for who waits, and looks itself where no listener does.
     pub(crate) fn still_alive(&self) -> bool {
-        if let Doorbell::Gate(gate) = &self.bell
+        let seat = self.seat();
+        if let Doorbell::Gate(gate) = &seat.bell
             && let Some(why) = gate.ended()
-            && !self.dead.swap(true, Ordering::Relaxed)
+            && self.lose()
         {
             base::note!("{}: {why}", D::NAME);
         }
-        if let Peer::Agent(_, agent) = &self.peer {
+        if let Peer::Agent(_, agent) = &seat.peer {
             agent.check_worker();
+        }
+        if self.deaf.load(Ordering::Relaxed) && seat.has_ended() {
+            self.lose();
         }
         self.alive()
     }
@@ -190,8 +256,16 @@ impl<D: Driver> Link<D> {
         } else {
             flags
         };
-        let mut outgoing = self.outgoing.lock_unpoisoned();
-        let outgoing = &mut *outgoing;
+        self.send_by(&mut self.outgoing.lock_unpoisoned(), call, flags, later)
+    }
+
+    fn send_by<C: Call>(
+        &self,
+        outgoing: &mut Outgoing,
+        call: &C,
+        flags: Flags,
+        later: bool,
+    ) -> Result<u64, D::Status> {
         outgoing.sequence += 1;
         outgoing.scratch.clear();
         call.put(&mut outgoing.scratch);
@@ -229,6 +303,20 @@ impl<D: Driver> Link<D> {
     /// Sends a call and waits for its answer.
     pub fn ask<C: Call>(&self, call: &C) -> Result<C::Answer, D::Status> {
         let sequence = self.send(call, Flags::ANSWER, false)?;
+        self.answer::<C>(sequence)
+    }
+
+    /// The same for who holds up all other threads' calls.
+    pub(crate) fn ask_by<C: Call>(
+        &self,
+        outgoing: &mut Outgoing,
+        call: &C,
+    ) -> Result<C::Answer, D::Status> {
+        let sequence = self.send_by(outgoing, call, Flags::ANSWER, false)?;
+        self.answer::<C>(sequence)
+    }
+
+    fn answer<C: Call>(&self, sequence: u64) -> Result<C::Answer, D::Status> {
         self.wait(
             sequence,
             |body| match Result::<C::Answer, i32>::from_bytes(body) {
@@ -249,23 +337,59 @@ impl<D: Driver> Link<D> {
             if let Some(body) = incoming.answers.remove(&sequence) {
                 return decode(&body);
             }
-            if let Some(mut reader) = incoming.receiver.take() {
+            if !self.is_changing()
+                && let Some(mut reader) = incoming.receiver.take()
+            {
                 drop(incoming);
-                let got = if self.read(&mut reader, Some(sequence)) {
-                    decode(&reader.body)
-                } else {
-                    Err(D::WORKER_LOST)
-                };
+                if self.read(&mut reader, Some(sequence)) {
+                    let got = decode(&reader.body);
+                    self.return_reader(reader);
+                    return got;
+                }
                 self.return_reader(reader);
-                return got;
+                incoming = self.incoming.lock_unpoisoned();
+                if !self.is_lost() {
+                    // Another one takes the worker's place.
+                    continue;
+                }
             }
-            if !self.alive() {
+            if self.is_lost() {
                 return Err(D::WORKER_LOST);
             }
             // It may have waited for long already.
-            self.bell.hurry(&self.window.answers().control().items.0);
+            let bell = &self.seat().bell;
+            bell.hurry(&self.window.answers().control().items.0);
             incoming = self.wait_for_reader(incoming);
         }
+    }
+
+    /// Has no other thread read until [`let_read`](Self::let_read): waits until who reads is at rest.
+    /// None if the worker has ended.
+    pub(crate) fn hold_readers(&self) -> Option<Box<Reader>> {
+        let (from, to) = (SERVED, CHANGING);
+        let (good, bad) = (Ordering::Relaxed, Ordering::Relaxed);
+        let changed = self.state_of_worker.compare_exchange(from, to, good, bad);
+        changed.ok()?;
+        let mut incoming = self.incoming.lock_unpoisoned();
+        loop {
+            if let Some(reader) = incoming.receiver.take() {
+                return Some(reader);
+            }
+            // Who sleeps sees that it is to stop.
+            let bell = &self.seat().bell;
+            bell.rouse(&self.window.answers().control().items.0);
+            incoming = self.wait_for_reader(incoming);
+        }
+    }
+
+    /// Lets threads read again, by this reader.
+    pub(crate) fn let_read(&self, reader: Box<Reader>) {
+        let (from, to) = (CHANGING, SERVED);
+        let (good, bad) = (Ordering::Relaxed, Ordering::Relaxed);
+        // Else it has ended.
+        let _ = self.state_of_worker.compare_exchange(from, to, good, bad);
+        self.return_reader(reader);
+        self.arrived.notify_all();
     }
 
     fn return_reader(&self, reader: Box<Reader>) {
@@ -294,7 +418,7 @@ impl<D: Driver> Link<D> {
     /// Reads answers until the wanted one is there, or, if none is wanted, while there are some.
     /// Whether the wanted one is in the reader's body.
     fn read(&self, reader: &mut Reader, wanted: Option<u64>) -> bool {
-        let mut spin = Spin::new(self.spin).or_attended(self.attended);
+        let mut spin = Spin::new(reader.spins.spin).or_attended(reader.spins.attended);
         loop {
             match reader.ring.poll(&mut reader.body) {
                 Ok(Some(header)) => {
@@ -327,7 +451,7 @@ impl<D: Driver> Link<D> {
                 Ok(None) if wanted.is_none() || !self.alive() => return false,
                 Ok(None) => reader.ring.wait(&mut spin, || !self.still_alive()),
                 Err(_) => {
-                    self.dead.store(true, Ordering::Relaxed);
+                    self.lose();
                     return false;
                 }
             }
@@ -349,14 +473,15 @@ impl<D: Driver> Link<D> {
     }
 
     pub(crate) fn worker_lost(&self) {
-        self.dead.store(true, Ordering::Relaxed);
-        if let Doorbell::Port { page, .. } = &self.bell {
+        self.lose();
+        let bell = &self.seat().bell;
+        if let Doorbell::Port { page, .. } = bell {
             // The port may be about to go.
             page.retire();
             self.window.retire();
         }
-        self.bell.rouse(&self.window.answers().control().items.0);
-        self.bell.rouse(&self.window.calls().control().room.0);
+        bell.rouse(&self.window.answers().control().items.0);
+        bell.rouse(&self.window.calls().control().room.0);
         self.arrived.notify_all();
         let callbacks = self.callbacks.lock_unpoisoned().take_all();
         for callback in callbacks {
@@ -392,7 +517,7 @@ impl<D: Driver> Link<D> {
 
     /// Has [`Driver::expects_messages`] asked again: it may say something else from now on.
     pub fn wake_listener(&self) {
-        if let Some(wanted) = self.peer.poll_event() {
+        if let Some(wanted) = self.seat().peer.poll_event() {
             wanted.signal();
         }
     }

@@ -1,64 +1,145 @@
-//! The listener: the thread that notices callbacks and the worker's end.
+//! The listener: the thread that notices callbacks and the worker's end, and hears of it when this
+//! process is to be served by another worker.
 
-use std::{io::Read, os::unix::net::UnixStream};
+use std::{io, os::unix::net::UnixStream};
 
 use base::Unpoisoned;
-use gantry_remoting::link::port_bell::Doorbell;
+use gantry_remoting::link::{
+    order::{self, ORDER, Order},
+    port_bell::Doorbell,
+    socket,
+};
 
 use crate::{
     callbacks::PollInterval,
     driver::Driver,
-    event_fd::EventFd,
+    event_fd::{self, EventFd},
     link::{LIVENESS_TIMEOUT, Link},
 };
 
+/// What the listener waits for beside messages.
+enum Heard {
+    /// The connection's end.
+    End,
+    /// An order, and where it came from.
+    Order(Order, UnixStream),
+}
+
 /// What the listener runs: until the worker ends.
-pub(crate) fn listen<D: Driver>(stream: Option<&UnixStream>) {
+pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
     // The link is there as soon as its maker has returned.
     let Some(link) = D::connection().wait() else {
         return;
     };
-    match (link.peer.poll_event(), stream) {
-        (Some(event), stream) => poll_for_callbacks(link, stream, event),
-        (None, Some(stream)) => wait_for_wakeups(link, stream),
-        (None, None) => {}
+    loop {
+        let seat = link.seat();
+        let heard = match (seat.peer.poll_event(), &seat.stream) {
+            (Some(event), stream) => poll_for_callbacks(link, stream.as_ref(), &mut orders, event),
+            (None, Some(stream)) => wait_for_wakeups(link, stream, &mut orders),
+            (None, None) => Heard::End,
+        };
+        drop(seat);
+        let Heard::Order(order, stream) = heard else {
+            break;
+        };
+        let changed = D::change_seat(link, &order);
+        if let Err(why) = &changed {
+            base::note!("{}: stays where it is: {why}", D::NAME);
+        }
+        order::answer(&stream, &changed);
+        // Whoever has ordered this may order more.
+        orders = Some(stream);
     }
     link.worker_lost();
 }
 
-/// Reads messages whenever the worker has sent a byte to say so, until it ends.
-fn wait_for_wakeups<D: Driver>(link: &Link<D>, stream: &UnixStream) {
+/// What has come over the connection beside the rings; none if that is nothing, or word that there is
+/// something to read.
+fn hear(stream: &UnixStream) -> Option<Heard> {
     let mut bytes = [0; 64];
+    match socket::receive(stream, &mut bytes) {
+        Ok((0, _)) => Some(Heard::End),
+        Ok((count, mut files)) => {
+            let file = files.pop()?;
+            let stream = UnixStream::from(file);
+            // What is no order does nothing.
+            let order = bytes[..count]
+                .contains(&ORDER)
+                .then(|| Order::take(&stream));
+            order?.ok().map(|order| Heard::Order(order, stream))
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => None,
+        Err(_) => Some(Heard::End),
+    }
+}
+
+/// A further order of who has given one before; nobody gives any more if there is none.
+fn hear_order(orders: &mut Option<UnixStream>) -> Option<Heard> {
+    let stream = orders.take()?;
+    let order = Order::take(&stream).ok()?;
+    Some(Heard::Order(order, stream))
+}
+
+/// Reads messages whenever the worker has sent a byte to say so, until it ends or there is an order.
+fn wait_for_wakeups<D: Driver>(
+    link: &Link<D>,
+    stream: &UnixStream,
+    orders: &mut Option<UnixStream>,
+) -> Heard {
     loop {
-        match (&mut &*stream).read(&mut bytes) {
-            Ok(0) => return,
-            Ok(_) => link.read_pending(),
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return,
+        // With one connection to hear of, hearing is waiting.
+        if orders.is_some() {
+            match event_fd::wait(None, [Some(stream), orders.as_ref()], None) {
+                Ok([_, true]) => {
+                    if let Some(heard) = hear_order(orders) {
+                        return heard;
+                    }
+                    continue;
+                }
+                Ok([true, _]) => {}
+                Ok(_) => continue,
+                Err(_) => return Heard::End,
+            }
+        }
+        match hear(stream) {
+            Some(heard) => return heard,
+            None => link.read_pending(),
         }
     }
 }
 
 /// Polls while callbacks are pending, and sleeps while none are, until the agent closes the
-/// connection: the worker has ended, or the port is gone. A worker behind a gate notices nothing by
-/// itself.
-fn poll_for_callbacks<D: Driver>(link: &Link<D>, stream: Option<&UnixStream>, event: &EventFd) {
+/// connection (the worker has ended, or the port is gone) or there is an order. A worker behind a gate
+/// notices nothing by itself.
+fn poll_for_callbacks<D: Driver>(
+    link: &Link<D>,
+    stream: Option<&UnixStream>,
+    orders: &mut Option<UnixStream>,
+    event: &EventFd,
+) -> Heard {
     let mut interval = PollInterval::default();
     loop {
         let next = interval.next(&mut link.callbacks.lock_unpoisoned());
         // Messages may come that no callback waits for.
         let timeout = next.or_else(|| D::expects_messages(&link.state).then_some(LIVENESS_TIMEOUT));
-        match event.wait_beside(stream, timeout) {
-            Ok(true) | Err(_) => return,
-            Ok(false) => {
-                if let Doorbell::Gate(gate) = &link.bell {
-                    gate.drain();
-                }
-                link.read_pending();
-            }
+        let Ok([said, ordered]) = event_fd::wait(Some(event), [stream, orders.as_ref()], timeout)
+        else {
+            return Heard::End;
+        };
+        let heard = match stream {
+            Some(stream) if said => hear(stream),
+            _ if ordered => hear_order(orders),
+            _ => None,
+        };
+        if let Some(heard) = heard {
+            return heard;
         }
+        if let Doorbell::Gate(gate) = &link.seat().bell {
+            gate.drain();
+        }
+        link.read_pending();
         if !link.still_alive() {
-            return;
+            return Heard::End;
         }
     }
 }

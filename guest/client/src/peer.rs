@@ -7,7 +7,7 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::port;
+use gantry_remoting::{link::port_bell::Doorbell, port};
 
 use crate::event_fd::EventFd;
 
@@ -25,7 +25,56 @@ pub(crate) enum Peer {
     Stream,
 }
 
+/// How long a waiting call polls before it sleeps, and how long while the worker stays awake for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Spins {
+    pub(crate) spin: Duration,
+    pub(crate) attended: Duration,
+}
+
+impl Spins {
+    /// How long a waiting call polls.
+    pub(crate) fn nanoseconds(self) -> u64 {
+        u64::try_from(self.spin.as_nanos()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Who serves this process, and how to reach it.
+pub(crate) struct Seat {
+    pub(crate) bell: Doorbell,
+    pub(crate) peer: Peer,
+    pub(crate) spins: Spins,
+    /// The connection beside the rings, if there is one.
+    pub(crate) stream: Option<UnixStream>,
+}
+
+impl Seat {
+    /// Whether the connection's other end has gone. For who does not listen.
+    pub(crate) fn has_ended(&self) -> bool {
+        let Some(stream) = &self.stream else {
+            return false;
+        };
+        let mut polled = libc::pollfd {
+            fd: stream.as_raw_fd(),
+            events: libc::POLLRDHUP,
+            revents: 0,
+        };
+        // SAFETY: one entry that outlives the call, which does not wait.
+        unsafe { libc::poll(&raw mut polled, 1, 0) > 0 }
+    }
+}
+
 impl Peer {
+    /// Whether the worker sees this process's window, and not one of its own.
+    pub(crate) fn is_shared(&self) -> bool {
+        !matches!(self, Self::Stream)
+    }
+
+    /// Whether the window is a file that a worker of this machine has mapped.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self, Self::Worker)
+    }
+
     /// The event that wakes the thread that polls for callbacks, if one polls.
     pub(crate) fn poll_event(&self) -> Option<&EventFd> {
         match self {

@@ -31,6 +31,22 @@ impl Space {
         Some(offset)
     }
 
+    /// What is not free from `start` to `end`: where each stretch begins and ends.
+    pub fn taken(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let mut taken = Vec::new();
+        let mut at = start;
+        for (&offset, &free) in &self.0 {
+            if offset > at {
+                taken.push((at, offset));
+            }
+            at = offset + free;
+        }
+        if at < end {
+            taken.push((at, end));
+        }
+        taken
+    }
+
     /// Gives a stretch back that `take` gave for this length.
     pub fn give(&mut self, offset: u64, length: u64) {
         let Some(mut length) = rounded(length) else {
@@ -61,10 +77,18 @@ mod tests {
         let parts: Vec<_> = (1..4)
             .map(|n| (space.take(n * GRAIN).unwrap(), n))
             .collect();
+        let taken = |space: &Space| space.taken(0, 16 * GRAIN);
+        assert_eq!(taken(&space), [(0, 6 * GRAIN)]);
         for index in [1, 0, 2] {
             let (offset, n) = parts[index];
             space.give(offset, n * GRAIN);
         }
+        assert_eq!(taken(&space), []);
+        let end = space.take(15 * GRAIN).unwrap() + 15 * GRAIN;
+        space.give(GRAIN, GRAIN);
+        assert_eq!(taken(&space), [(0, GRAIN), (2 * GRAIN, end)]);
+        space.give(0, GRAIN);
+        space.give(2 * GRAIN, 13 * GRAIN);
         assert_eq!(space.take(16 * GRAIN), Some(0));
         assert_eq!(space.take(1), None);
     }

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, lock::UnpoisonedRw};
 use gantry_remoting::{
     link::window::Window,
     wire::messages::{StageId, WindowRange},
@@ -28,6 +28,8 @@ const SLACK: usize = 64;
 
 /// How long to sleep where another thread has a stage whose command it has not sent yet.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
+/// The fewest bytes of a state that are carried at a time.
+const LEAST_PART: u64 = 64 << 10;
 /// How often at most. Only the encoding of a call stands between the two.
 const RETRIES: u32 = 2000;
 
@@ -140,6 +142,21 @@ pub struct Stages {
 }
 
 impl Stages {
+    /// What is in the way of other memory for the window, if something is: who has pointers to it.
+    pub(crate) fn pinned(&self) -> Option<&'static str> {
+        (!self.heap.is_empty()).then_some("its own memory is in the window (libgantry_malloc.so)")
+    }
+
+    /// Stretches that are in use: where they begin and end.
+    pub(crate) fn in_use(&self, window: &Window) -> Vec<(u64, u64)> {
+        self.space.taken(window.data(), window.size())
+    }
+
+    /// The window has other memory, of which no page is mapped.
+    pub(crate) fn forget_pages(&mut self) {
+        self.populated = 0;
+    }
+
     /// All of a window's data.
     pub fn of(window: &Window) -> Self {
         Self {
@@ -209,7 +226,7 @@ impl Stages {
 impl<D: Driver> Link<D> {
     /// Where in the window memory of the application is, if the worker sees it there.
     pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
-        if self.shared {
+        if self.is_shared() {
             let own = self.window.offset_of(pointer, length);
             own.or_else(|| D::in_window(pointer, length))
         } else {
@@ -219,7 +236,7 @@ impl<D: Driver> Link<D> {
 
     /// Who looks next at what a command is to read from the window.
     pub fn reader(&self) -> Reader {
-        if self.shared {
+        if self.is_shared() {
             Reader::Device
         } else {
             Reader::Thread
@@ -237,7 +254,7 @@ impl<D: Driver> Link<D> {
 
     /// Space in the window that the worker sees for good, if there is some.
     pub fn reserve_shared(&self, length: u64) -> Option<u64> {
-        if self.shared {
+        if self.is_shared() {
             self.reserve(length).ok()
         } else {
             None
@@ -246,6 +263,10 @@ impl<D: Driver> Link<D> {
 
     /// Space for the application's allocator, if there is some at once.
     pub fn heap_alloc(&self, size: u64) -> Option<*mut u8> {
+        // A port's window may go.
+        if !self.is_file() {
+            return None;
+        }
         // The allocator is also this driver's own, which may be at work with this very lock.
         let mut stages = self.stages.try_lock().ok()?;
         let offset = stages.take(&self.window, size)?;
@@ -271,6 +292,19 @@ impl<D: Driver> Link<D> {
         {
             stages.space.give(offset, size);
         }
+    }
+
+    /// Space for some bytes, as many as `most`, if there is enough at once: where, and how many.
+    pub(crate) fn reserve_part(&self, most: u64) -> Option<(u64, u64)> {
+        let mut stages = self.stages.lock_unpoisoned();
+        let mut length = most;
+        while length >= most.min(LEAST_PART) {
+            if let Some(offset) = stages.take(&self.window, length) {
+                return Some((offset, length));
+            }
+            length /= 2;
+        }
+        None
     }
 
     /// Space in the window; waits for commands that use it if there is none.
@@ -364,6 +398,7 @@ impl<D: Driver> Link<D> {
         reader: Reader,
     ) -> Result<(), D::Status> {
         let into = self.pointer(offset, from.size() as u64)?;
+        let _here = self.writers.read_unpoisoned();
         // SAFETY: the caller vouches for the memory; the window has so many bytes there.
         unsafe { from.gather(into, reader) };
         Ok(())
@@ -371,7 +406,7 @@ impl<D: Driver> Link<D> {
 
     /// Reserved space that a command writes to and that stays reserved.
     pub fn mapped(&self, offset: u64, length: u64) -> WindowRange {
-        if self.shared {
+        if self.is_shared() {
             return WindowRange {
                 offset,
                 length,

@@ -34,7 +34,7 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
         return Err(codes::INVALID_VALUE);
     }
     let length = size as u64;
-    if !link.shared {
+    if !link.is_shared() {
         if what == What::Managed {
             return Err(codes::NOT_SUPPORTED);
         }

@@ -122,7 +122,7 @@ impl Slot {
 /// the worker has to be asked.
 pub fn wait(link: &Link, context: u32, stream: Option<u32>) -> bool {
     // What lands in the program's memory, and functions of the program's, come with answers.
-    if OFF.load(Ordering::Relaxed) || !link.shared || link.expects() {
+    if OFF.load(Ordering::Relaxed) || !link.is_shared() || link.expects() {
         return false;
     }
     let waited = OWN.try_with(|own| {

@@ -4,16 +4,28 @@ use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
     ptr::null,
-    sync::{Mutex, MutexGuard, OnceLock},
+    sync::{
+        Mutex, MutexGuard, OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use base::Unpoisoned;
-use gantry_client::{Connection, Driver, connect, ids::Numbers};
+use gantry_client::{
+    Connection, Driver,
+    carry::{self, Carried},
+    connect,
+    ids::Numbers,
+};
 use gantry_remoting::{
     apis::opencl::{
-        calls::{self, Await, Call, ContextId, StageId},
+        calls::{
+            self, Await, Call, ContextId, ReadState, RestoreState, SaveState, StageId, WindowRange,
+            WriteState,
+        },
         codes,
     },
+    link::order::Order,
     wire::{Blob, Wire},
 };
 
@@ -34,6 +46,8 @@ pub type Notify = extern "C" fn(*const c_char, *const c_void, usize, *mut c_void
 pub struct State {
     /// Numbers of objects.
     pub ids: Ids,
+    /// Mappings of memory objects that the application has pointers to.
+    pub mapped: AtomicUsize,
     /// Callbacks of contexts, with the application's data.
     notifies: Mutex<HashMap<ContextId, (Notify, usize)>>,
 }
@@ -80,6 +94,10 @@ impl Driver for OpenCl {
         Await { stage }
     }
 
+    fn change_seat(link: &'static Link, order: &Order) -> Result<(), String> {
+        carry::change_seat(link, order)
+    }
+
     fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
         svm::in_window(pointer, length)
     }
@@ -94,6 +112,32 @@ impl Driver for OpenCl {
 
     fn expects_messages(state: &State) -> bool {
         !state.notifies().is_empty()
+    }
+}
+
+impl Carried for OpenCl {
+    fn save(patience: u64) -> impl Call<Answer = (u64, Blob)> {
+        SaveState { patience }
+    }
+
+    fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob> {
+        ReadState { at, to }
+    }
+
+    fn write(at: u64, from: WindowRange) -> impl Call<Answer = Blob> {
+        WriteState { at, from }
+    }
+
+    fn restore() -> impl Call<Answer = Blob> {
+        RestoreState {}
+    }
+
+    fn pinned(state: &State) -> Option<&'static str> {
+        if state.mapped.load(Ordering::SeqCst) > 0 {
+            return Some("memory objects are mapped, and are to be unmapped before");
+        }
+        svm::any()
+            .then_some("it has shared virtual memory, whose addresses another worker cannot have")
     }
 }
 

@@ -430,6 +430,9 @@ impl ObjectType for Mem {
                 .get_mut()
                 .unwrap_or_else(std::sync::PoisonError::into_inner),
         );
+        let maps = self.maps.get_mut();
+        let maps = maps.unwrap_or_else(std::sync::PoisonError::into_inner);
+        link.state.mapped.fetch_sub(maps.len(), Ordering::SeqCst);
         let own = self.lives.filter(|(_, length)| *length > 0);
         // Both are due only when no command uses the memory any more, which the driver knows.
         let callback = (own.is_some() || !destructors.is_empty()).then(|| {

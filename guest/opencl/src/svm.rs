@@ -231,6 +231,11 @@ fn change<T>(pointer: usize, change: impl FnOnce(&mut Allocation) -> T) -> Optio
     (pointer - start < allocation.size).then(|| change(allocation))
 }
 
+/// Whether there is any.
+pub fn any() -> bool {
+    !ALL.read_unpoisoned().is_empty()
+}
+
 /// Whether a pointer points into shared virtual memory.
 pub fn is(pointer: *const c_void) -> bool {
     find(pointer as usize, |_, _| ()).is_some()

@@ -3,7 +3,7 @@
 //! Memory in the window is used where it is. Other memory goes through stages: stretches of the
 //! window that are filled before a write, and emptied after a read.
 
-use std::{collections::VecDeque, ffi::c_void, ptr::null_mut};
+use std::{collections::VecDeque, ffi::c_void, ptr::null_mut, sync::atomic::Ordering};
 
 use base::Unpoisoned;
 use gantry_client::{
@@ -627,13 +627,36 @@ fn writes(flags: u64) -> bool {
     flags & (codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION) != 0
 }
 
-fn remember(mem: &Object<Mem>, pointer: *mut u8, kind: Mapped, stage: Option<StageId>) {
-    let mut maps = mem.it.maps.lock_unpoisoned();
-    maps.push(Mapping {
-        pointer: pointer as usize,
-        stage,
-        kind,
-    });
+/// A mapping that is being made: from before its command is sent, the window's memory stays the same.
+struct Exposed<'a>(&'a Link);
+
+impl<'a> Exposed<'a> {
+    fn new(link: &'a Link) -> Self {
+        link.state.mapped.fetch_add(1, Ordering::SeqCst);
+        Self(link)
+    }
+
+    /// It is made.
+    fn remember(self, mem: &Object<Mem>, pointer: *mut u8, kind: Mapped, stage: Option<StageId>) {
+        std::mem::forget(self);
+        let mut maps = mem.it.maps.lock_unpoisoned();
+        maps.push(Mapping {
+            pointer: pointer as usize,
+            stage,
+            kind,
+        });
+    }
+
+    /// So many have gone.
+    fn end(link: &Link, count: usize) {
+        link.state.mapped.fetch_sub(count, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Exposed<'_> {
+    fn drop(&mut self) {
+        Self::end(self.0, 1);
+    }
 }
 
 pub extern "C" fn clEnqueueMapBuffer(
@@ -663,6 +686,7 @@ pub extern "C" fn clEnqueueMapBuffer(
         let command = codes::COMMAND_MAP_BUFFER;
         if let Some((start, _)) = mem.it.lives {
             let pointer = link.pointer(start + offset, size)?;
+            let exposed = Exposed::new(link);
             submit(queue, around, command, blocking, |order| {
                 Ok(Map {
                     order,
@@ -672,13 +696,14 @@ pub extern "C" fn clEnqueueMapBuffer(
                     size,
                 })
             })?;
-            remember(mem, pointer, Mapped::Window(offset), None);
+            exposed.remember(mem, pointer, Mapped::Window(offset), None);
             return Ok(pointer.cast());
         }
         let start = link.reserve(size)?;
         let pointer = link.pointer(start, size)?;
         let host = (!mem.it.host.is_null())
             .then(|| HostRegion::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
+        let exposed = Exposed::new(link);
         let stage = submit_map(
             link,
             queue,
@@ -707,7 +732,7 @@ pub extern "C" fn clEnqueueMapBuffer(
             write: writes(flags),
         };
         let pointer = host.map_or(pointer, |host| host.start);
-        remember(mem, pointer, kind, stage);
+        exposed.remember(mem, pointer, kind, stage);
         Ok(pointer.cast())
     })();
     handle(outcome, errcode_ret)
@@ -792,6 +817,7 @@ pub extern "C" fn clEnqueueMapImage(
         let pointer = link.pointer(start, size)?;
         let around = Around { count, wait, event };
         let command = codes::COMMAND_MAP_IMAGE;
+        let exposed = Exposed::new(link);
         let stage = submit_map(
             link,
             queue,
@@ -821,7 +847,7 @@ pub extern "C" fn clEnqueueMapImage(
             region,
             write: writes(flags),
         };
-        remember(mem, pointer, kind, stage);
+        exposed.remember(mem, pointer, kind, stage);
         set(row_pitch, memory.row_pitch);
         set(slice_pitch, if has_slices { memory.slice_pitch } else { 0 });
         Ok(pointer.cast())
@@ -846,6 +872,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
             let index = maps.iter().position(|map| map.pointer == pointer as usize);
             maps.remove(index.ok_or(codes::INVALID_VALUE)?)
         };
+        Exposed::end(link, 1);
         let around = Around { count, wait, event };
         let command = codes::COMMAND_UNMAP_MEM_OBJECT;
         // What has not come yet the application cannot have changed: what is here is older.

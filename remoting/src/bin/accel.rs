@@ -66,7 +66,7 @@ enum Role {
         #[command(flatten)]
         options: process::Options,
     },
-    /// Move applications to fresh workers while they run: each stands still until the commands that
+    /// Move applications to fresh workers while they run, or to another pool: each stands still until the commands that
     /// are under way have ended and its objects are made again, and notices nothing else. Prints a
     /// line for each; one that cannot be moved stays, and the line says why.
     Move {
@@ -82,8 +82,14 @@ enum Role {
         /// Move none: print which applications are served, and by which worker.
         #[arg(long, conflicts_with_all = ["pid", "all"])]
         list: bool,
+        /// Move them to another pool: the address that GANTRY_OPENCL would have for it, a socket's
+        /// path, tls://HOST:PORT, or in a virtual machine that of its agent. The application goes
+        /// there by itself, with all that it has. Its files (GANTRY_TLS_CA and the like) are those of
+        /// its own environment.
+        #[arg(long, value_name = "ADDRESS", conflicts_with = "list")]
+        to: Option<String>,
         /// Milliseconds to wait for the commands that are under way; an application whose commands
-        /// take longer stays.
+        /// take longer stays. With --to also until it has unmapped what it has mapped.
         #[arg(long, default_value_t = 10_000, value_name = "MS")]
         drain: u64,
     },
@@ -174,14 +180,15 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             pid,
             all: _,
             list,
+            to,
             drain,
         } => {
             let which = pid.map_or(Which::All, Which::Process);
             let request = match list {
                 true => Request::List,
-                false => Request::Move(which, Duration::from_millis(drain)),
+                false => Request::Move(which, Duration::from_millis(drain), to),
             };
-            if !moves::ask(&control, request, &mut std::io::stdout())? {
+            if !moves::ask(&control, &request, &mut std::io::stdout())? {
                 return Ok(ExitCode::FAILURE);
             }
         }

@@ -1,8 +1,10 @@
 //! Who asks a pool to move applications, and what becomes of that.
 //!
 //! The pool listens on a second socket for its own user and root. A request is a line: `list`, or
-//! `move`, an application (`all`, or the process id of it or of its worker) and how many milliseconds
-//! may pass until it stands still. The answer is a line for each application, and the end.
+//! `move`, an application (`all`, or the process id of it or of its worker), how many milliseconds
+//! may pass until it stands still, and the address of another pool, if it is to be served there. The
+//! answer is a line for each application, and the end: an application that was to leave has left then,
+//! and its worker has ended, unless the line says why not.
 //!
 //! Threads talk to those who ask and to the workers; the pool's own thread, which starts and ends
 //! workers, hears of both by [`Event`]s.
@@ -10,7 +12,7 @@
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::{
             fs::PermissionsExt,
             net::{UnixListener, UnixStream},
@@ -27,11 +29,15 @@ use std::{
 
 use base::Unpoisoned;
 
-use super::control::{self, NotMoved, Peer};
-use crate::link::socket;
+use super::control::{self, Command, NotMoved, Peer, Reply};
+use crate::link::{
+    control::{LONG, SOON},
+    order::{Lead, Order},
+    socket,
+};
 
 /// The longest request, in bytes.
-const LONGEST: u64 = 128;
+const LONGEST: u64 = 1024;
 /// How long who asks may take to say what.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -45,21 +51,22 @@ pub enum Which {
 }
 
 /// What is asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     /// Which applications there are.
     List,
-    /// To move applications, each of which may go on with what is under way for so long.
-    Move(Which, Duration),
+    /// To move applications, each of which may go on with what is under way for so long, to other
+    /// workers of this pool or to this address.
+    Move(Which, Duration, Option<String>),
 }
 
 impl Request {
     /// Reads a request.
     pub fn of(line: &str) -> Option<Self> {
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let words: Vec<_> = line.trim_end().splitn(4, ' ').collect();
         match words[..] {
             ["list"] => Some(Self::List),
-            ["move", which, drain] => {
+            ["move", which, drain, ref to @ ..] => {
                 let which = match which {
                     "all" => Which::All,
                     process => Which::Process(process.parse().ok().filter(|id| *id > 0)?),
@@ -67,6 +74,7 @@ impl Request {
                 Some(Self::Move(
                     which,
                     Duration::from_millis(drain.parse().ok()?),
+                    to.first().map(|&to| to.to_owned()),
                 ))
             }
             _ => None,
@@ -74,15 +82,16 @@ impl Request {
     }
 
     /// The request as a line.
-    pub fn line(self) -> String {
+    pub fn line(&self) -> String {
         match self {
             Self::List => "list\n".to_owned(),
-            Self::Move(which, drain) => {
+            Self::Move(which, drain, to) => {
                 let which = match which {
                     Which::All => "all".to_owned(),
                     Which::Process(id) => id.to_string(),
                 };
-                format!("move {which} {}\n", drain.as_millis())
+                let to = to.as_ref().map(|to| format!(" {to}")).unwrap_or_default();
+                format!("move {which} {}{to}\n", drain.as_millis())
             }
         }
     }
@@ -106,6 +115,38 @@ pub(super) enum Event {
     Asked(Request, Asker),
     /// The application of the worker of this number has been carried over, or not.
     Over(u64, Result<(), NotMoved>, Asker),
+    /// An application is served elsewhere, or stays.
+    Left(Departure),
+}
+
+/// An application that was to be served elsewhere.
+#[derive(Debug)]
+pub(super) struct Departure {
+    /// The number of its worker.
+    pub number: u64,
+    /// Its process id, as far as that is known.
+    pub process: Option<i32>,
+    /// Where it is to be served.
+    pub order: Order,
+    /// Why it stays, if it does.
+    pub outcome: Result<(), String>,
+    /// What leads to it, if anything does.
+    pub lead: Option<Lead>,
+    /// Where it was before, if that was not here.
+    pub before: Option<String>,
+    /// Who wants to know.
+    pub asker: Asker,
+}
+
+impl Departure {
+    /// Tells what has come of it; if it has left, when its worker has ended.
+    pub fn tell(&self) {
+        let process = self.process.map_or("-".to_owned(), |id| id.to_string());
+        self.asker.tell(&match &self.outcome {
+            Ok(()) => format!("process {process} moved to {}", self.order.to),
+            Err(why) => format!("error: process {process} stays: {why}"),
+        });
+    }
 }
 
 /// The pool's end of it all.
@@ -201,6 +242,86 @@ impl Moves {
     }
 }
 
+/// What leads to an application.
+pub(super) enum Way {
+    /// The control channel of its worker, and its connection.
+    Here(UnixStream, Arc<OwnedFd>),
+    /// What has led it elsewhere, and where it is.
+    There(Lead, String),
+}
+
+impl Moves {
+    /// Has an application be served elsewhere.
+    pub fn send_away(
+        &self,
+        way: Way,
+        number: u64,
+        process: Option<i32>,
+        order: Order,
+        asker: Asker,
+    ) -> io::Result<()> {
+        let post = self.post.clone();
+        let work = move || {
+            let (given, before) = match way {
+                Way::Here(source, connection) => {
+                    (send_away(&source, connection.as_fd(), &order), None)
+                }
+                Way::There(lead, before) => {
+                    let given = lead.give(&order).map(|()| lead);
+                    (given.map_err(|error| lost(&error)), Some(before))
+                }
+            };
+            let (outcome, lead) = match given {
+                Ok(lead) => match lead.answer(order.patience + LONG) {
+                    Ok(outcome) => (outcome, Some(lead)),
+                    Err(error) => (Err(lost(&error)), None),
+                },
+                Err(why) => (Err(why), None),
+            };
+            post.leave(Event::Left(Departure {
+                number,
+                process,
+                order,
+                outcome,
+                lead,
+                before,
+                asker,
+            }));
+        };
+        thread::Builder::new()
+            .name("move".to_owned())
+            .spawn(work)
+            .map(drop)
+    }
+}
+
+fn lost(error: &io::Error) -> String {
+    format!("the application has ended, or does not answer: {error}")
+}
+
+/// Gives an application an order.
+fn send_away(
+    source: &UnixStream,
+    connection: BorrowedFd<'_>,
+    order: &Order,
+) -> Result<Lead, String> {
+    let source = Peer {
+        channel: source,
+        who: "the worker that serves it",
+    };
+    let described = source.ask(&Command::Describe(), &[], SOON);
+    let (described, _) = described.map_err(|error| base::Chain(&error).to_string())?;
+    if let Reply::Serves(served) = described
+        && !served.attachment.0.is_empty()
+    {
+        let why = "it is a virtual machine: its gantry moves its applications (vm.move-accel)";
+        return Err(why.to_owned());
+    }
+    let connection = connection.try_clone_to_owned().map(UnixStream::from);
+    let given = connection.and_then(|connection| order.give(&connection));
+    given.map_err(|error| lost(&error))
+}
+
 /// Hears who asks for something, one after the other.
 fn serve(listener: &UnixListener, post: &Post) {
     // SAFETY: a plain call.
@@ -232,7 +353,7 @@ fn serve(listener: &UnixListener, post: &Post) {
 ///
 /// # Errors
 /// There is no such pool.
-pub fn ask(path: &Path, request: Request, out: &mut impl Write) -> io::Result<bool> {
+pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<bool> {
     let stream = UnixStream::connect(path).map_err(|error| {
         let text = format!(
             "cannot reach {}: {error}; start the pool with --control",
@@ -260,8 +381,9 @@ mod tests {
         let drain = Duration::from_millis(250);
         for request in [
             Request::List,
-            Request::Move(Which::All, drain),
-            Request::Move(Which::Process(7), drain),
+            Request::Move(Which::All, drain, None),
+            Request::Move(Which::Process(7), drain, None),
+            Request::Move(Which::All, drain, Some("/run/a b".to_owned())),
         ] {
             assert_eq!(Request::of(&request.line()), Some(request));
         }
@@ -272,6 +394,7 @@ mod tests {
             "move -1 1",
             "move all",
             "list 1",
+            "move  1 1",
             "move 1 -1",
         ] {
             assert_eq!(Request::of(wrong), None, "{wrong}");

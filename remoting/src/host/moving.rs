@@ -5,17 +5,41 @@ use std::{io, os::fd::AsRawFd, sync::Arc, time::Duration};
 
 use super::{
     control::{self, NotMoved},
-    moves::{Asker, Event, Request, Which},
+    moves::{Asker, Departure, Event, Request, Way, Which},
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
-use crate::{descriptors, link::socket};
+use crate::{
+    descriptors,
+    link::{
+        order::{Lead, Order},
+        socket,
+    },
+};
 
 /// The worker that an application is being moved to.
 pub(super) struct Destination {
     worker: Worker,
     /// Whether the worker that has had the application has ended.
     pub source_ended: bool,
+}
+
+/// The number of no worker.
+const NOBODY: u64 = 0;
+
+/// An application that has left, and has not ended since or been told something by others.
+pub(super) struct Departed {
+    process: Option<i32>,
+    to: String,
+    pub lead: Lead,
+}
+
+/// An application that is to be served elsewhere.
+pub(super) enum Leaving {
+    /// It was told so.
+    Ordered,
+    /// It is, and its worker is about to end.
+    Left(Departure),
 }
 
 impl Serving {
@@ -38,9 +62,10 @@ impl Pool<'_> {
         for event in self.moves.events() {
             match event {
                 Event::Asked(Request::List, asker) => self.list(&asker),
-                Event::Asked(Request::Move(which, drain), asker) => {
-                    self.begin(which, drain, &asker);
+                Event::Asked(Request::Move(which, drain, to), asker) => {
+                    self.begin(which, drain, to.as_deref(), &asker);
                 }
+                Event::Left(departure) => self.left(departure),
                 Event::Over(number, outcome, asker) => self.over(number, &outcome, &asker),
             }
         }
@@ -60,26 +85,113 @@ impl Pool<'_> {
             let worker = serving.worker.id();
             asker.tell(&format!("process {process} worker {worker}"));
         }
+        for departed in &self.departed {
+            let process = departed.process.map_or("-".to_owned(), |id| id.to_string());
+            asker.tell(&format!("process {process} at {}", departed.to));
+        }
     }
 
     /// Begins to move applications to workers that are started for them.
-    fn begin(&mut self, which: Which, drain: Duration, asker: &Asker) {
+    fn begin(&mut self, which: Which, drain: Duration, to: Option<&str>, asker: &Asker) {
         let chosen = (0..self.serving.len()).filter(|&at| self.serving[at].is_meant(which));
         let chosen: Vec<_> = chosen.collect();
+        if let (Which::Process(id), [], Some(to)) = (which, &chosen[..], to)
+            && self.lead(id, drain, to, asker)
+        {
+            return;
+        }
         if let (Which::Process(id), []) = (which, &chosen[..]) {
             asker.tell(&format!("error: no application of process {id} is served"));
         }
         for index in chosen {
-            if self.serving[index].destination.is_some() {
+            let serving = &self.serving[index];
+            if serving.destination.is_some() || serving.leaving.is_some() {
                 asker.tell("error: it is being moved already");
                 continue;
             }
             if self.serving[index].phase == Phase::Ending {
                 continue;
             }
-            if let Err(error) = self.begin_one(index, drain, asker) {
-                asker.tell(&format!("error: cannot start a worker for it: {error}"));
+            let begun = match to {
+                Some(to) => self.send_away(index, drain, to, asker),
+                None => self.begin_one(index, drain, asker),
+            };
+            if let Err(error) = begun {
+                asker.tell(&format!("error: cannot begin to move it: {error}"));
             }
+        }
+    }
+
+    /// Has an application be served elsewhere.
+    fn send_away(
+        &mut self,
+        index: usize,
+        patience: Duration,
+        to: &str,
+        asker: &Asker,
+    ) -> io::Result<()> {
+        let serving = &mut self.serving[index];
+        let channel = serving.worker.control.try_clone()?;
+        let way = Way::Here(channel, Arc::clone(&serving.connection));
+        let order = Order {
+            to: to.to_owned(),
+            patience,
+        };
+        let (number, process) = (serving.worker.number, serving.peer());
+        self.moves
+            .send_away(way, number, process, order, asker.clone())?;
+        serving.leaving = Some(Leaving::Ordered);
+        Ok(())
+    }
+
+    /// Has an application that has left be served somewhere else, perhaps here. Whether there is one.
+    fn lead(&mut self, process: i32, patience: Duration, to: &str, asker: &Asker) -> bool {
+        let mut all = self.departed.iter();
+        let Some(at) = all.position(|one| one.process == Some(process)) else {
+            return false;
+        };
+        let one = self.departed.swap_remove(at);
+        let order = Order {
+            to: to.to_owned(),
+            patience,
+        };
+        let way = Way::There(one.lead, one.to);
+        let begun = self
+            .moves
+            .send_away(way, NOBODY, one.process, order, asker.clone());
+        if let Err(error) = begun {
+            asker.tell(&format!("error: cannot begin to move it: {error}"));
+        }
+        true
+    }
+
+    /// What has become of an application that was to be served elsewhere.
+    fn left(&mut self, departure: Departure) {
+        let mut all = self.serving.iter_mut();
+        let found = all.find(|serving| serving.worker.number == departure.number);
+        match (found, &departure.outcome) {
+            (Some(serving), Ok(())) => serving.leaving = Some(Leaving::Left(departure)),
+            (Some(serving), Err(_)) => {
+                serving.leaving = None;
+                departure.tell();
+            }
+            (None, _) => self.has_left(departure),
+        }
+    }
+
+    /// An application is served elsewhere, and its worker, if it had one here, has ended.
+    pub fn has_left(&mut self, departure: Departure) {
+        departure.tell();
+        let place = match departure.outcome {
+            Ok(()) => Some(departure.order.to),
+            Err(_) => departure.before,
+        };
+        if let (Some(to), Some(lead)) = (place, departure.lead) {
+            self.departed.push(Departed {
+                process: departure.process,
+                to,
+                lead,
+            });
         }
     }
 

@@ -19,7 +19,7 @@ use std::{
     io,
     net::Shutdown,
     os::{
-        fd::{AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
@@ -38,7 +38,7 @@ use super::{
     handshake::Refusals,
     listener::Listener,
     moves::Moves,
-    moving::Destination,
+    moving::{Departed, Destination, Leaving},
     process::Options,
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
@@ -206,6 +206,7 @@ pub fn run(
         closer: Closer::default(),
         waiting: Vec::new(),
         serving: Vec::new(),
+        departed: Vec::new(),
         started: 0,
         deaths: 0,
         short: false,
@@ -271,6 +272,8 @@ pub(super) struct Serving {
     pub phase: Phase,
     /// The worker that its application is being moved to.
     pub destination: Option<Destination>,
+    /// Whether it is to be served elsewhere.
+    pub leaving: Option<Leaving>,
 }
 
 /// How far a serving worker is.
@@ -303,6 +306,8 @@ pub(super) struct Pool<'a> {
     spare: usize,
     waiting: Vec<Waiting>,
     pub serving: Vec<Serving>,
+    /// Applications that have been moved elsewhere.
+    pub departed: Vec<Departed>,
     /// Workers started so far.
     pub started: u64,
     /// Workers that have died in a row before they served anybody.
@@ -357,11 +362,13 @@ impl Pool<'_> {
     /// Waits until a worker is taken, has something to say or has ended, or its application has, and
     /// acts on it.
     fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
-        match first_event(&self.moves, &self.waiting, &self.serving, patience)
-            .map_err(Error::Start)?
-        {
+        let (waiting, serving, departed) = (&self.waiting, &self.serving, &self.departed);
+        let event = first_event(&self.moves, waiting, serving, departed, patience);
+        match event.map_err(Error::Start)? {
             Event::None => {}
             Event::Moves => self.move_applications(),
+            // It has ended, or follows somebody else; or says what it was not asked.
+            Event::Departed(index) => drop(self.departed.swap_remove(index)),
             Event::Ended(index) if self.serving[index].destination.is_some() => {
                 self.source_ended(index);
             }
@@ -370,6 +377,9 @@ impl Pool<'_> {
                 self.sweeper.ended(ended.worker.number);
                 let connection = Some(ended.connection);
                 ended.worker.end(connection, &self.remover, &self.closer);
+                if let Some(Leaving::Left(departure)) = ended.leaving {
+                    self.has_left(departure);
+                }
             }
             Event::HungUp(index) => {
                 // Its end is noticed later: a driver may take its time.
@@ -493,6 +503,7 @@ impl Pool<'_> {
             user,
             phase: Phase::Speaking,
             destination: None,
+            leaving: None,
         });
     }
 }
@@ -568,6 +579,8 @@ enum Event {
     HungUp(usize),
     /// This one, which serves, has sent a message or closed its channel.
     Message(usize),
+    /// This application, which has left, leaves for good.
+    Departed(usize),
     /// None, but somebody wants applications moved, or one has been.
     Moves,
     /// The time is over, or a signal has come.
@@ -579,6 +592,7 @@ fn first_event(
     moves: &Moves,
     waiting: &[Waiting],
     serving: &[Serving],
+    departed: &[Departed],
     patience: Option<Duration>,
 ) -> io::Result<Event> {
     let poll = |fd, events| libc::pollfd {
@@ -607,6 +621,9 @@ fn first_event(
         };
         poll(fd, libc::POLLIN)
     });
+    let leads = departed
+        .iter()
+        .map(|one| poll(one.lead.as_fd().as_raw_fd(), libc::POLLIN));
     // Last, as strangers can have a signature wanted at any time.
     let channels = waiting
         .iter()
@@ -615,6 +632,7 @@ fn first_event(
         .chain(connections)
         .chain(messages)
         .chain([poll(moves.fd(), libc::POLLIN)])
+        .chain(leads)
         .chain(channels)
         .collect();
     descriptors::poll(&mut polled, patience)?;
@@ -630,7 +648,9 @@ fn first_event(
         Event::Message(index - 2 * served)
     } else if index == 3 * served {
         Event::Moves
+    } else if index - 3 * served - 1 < departed.len() {
+        Event::Departed(index - 3 * served - 1)
     } else {
-        Event::Waiting(index - 3 * served - 1)
+        Event::Waiting(index - 3 * served - 1 - departed.len())
     })
 }

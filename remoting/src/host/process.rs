@@ -596,6 +596,8 @@ pub(super) fn session(
     let device = attachment.map_or("", |attachment| &attachment.device);
     let backend = backend(api, device, options)?;
     let (mut server, calls) = Server::new(backend, window, tuning, nudge);
+    // As much as the process may have of its own.
+    server.most_carried = options.heap();
     limit(&mut server, options)?;
     let (name, weight) = owner(attachment, options);
     share(&mut server, options, name, weight)?;

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
 };
 
 use base::{Access, Mapping};
@@ -188,6 +188,26 @@ impl Window {
         }
     }
 
+    /// Puts a stretch of another file, from `offset` on, in this window's place: its addresses stay.
+    /// Whoever looks there meanwhile sees either; rings are to be taken anew afterwards. `weak` as for
+    /// a port's window ([`map_slice`](Self::map_slice)).
+    ///
+    /// # Errors
+    /// The file is too short, or the kernel's; or this is memory that is not this window's own mapping.
+    pub fn replace(&self, file: &OwnedFd, offset: u64, weak: bool) -> Result<(), Error> {
+        let failed = |source| Error::System {
+            what: "replace",
+            size: self.size,
+            source,
+        };
+        let own = self.mapping.as_ref();
+        let own = own.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+        let other = map(file, offset, self.size)?;
+        own.replace_by(other).map_err(failed)?;
+        self.weak.store(weak, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Puts private memory in the window's place, for who may still look there after the device
     /// behind it has gone. Memory that is not this window's own mapping stays.
     pub fn retire(&self) {
@@ -235,6 +255,27 @@ mod tests {
         for offset in [SMALLEST + 4096, u64::MAX - 4095] {
             assert!(Window::map_slice(&file, offset, SMALLEST, 1 << 16).is_err());
         }
+    }
+
+    #[test]
+    fn a_window_gets_other_memory_at_its_own_address() {
+        let (first, second) = (create(SMALLEST).unwrap(), create(2 * SMALLEST).unwrap());
+        let window = Window::map(&first, SMALLEST, 1 << 16).unwrap();
+        let at = window.at(window.data(), 8).unwrap();
+        // SAFETY: within the window, here and below.
+        unsafe { at.write_volatile(1) };
+        let short = window.replace(&second, 2 * SMALLEST, true);
+        assert!(matches!(short, Err(Error::Truncated { .. })));
+        window.replace(&second, SMALLEST, true).unwrap();
+        assert_eq!(window.at(window.data(), 8), Some(at));
+        // SAFETY: as above.
+        unsafe {
+            assert_eq!(at.read_volatile(), 0);
+            at.write_volatile(2);
+        }
+        let there = Window::map_slice(&second, SMALLEST, SMALLEST, 1 << 16).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { there.at(there.data(), 8).unwrap().read() }, 2);
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub mod mapping;
 #[cfg(feature = "std")]
 pub mod messages;
 #[cfg(feature = "std")]
+pub mod order;
+#[cfg(feature = "std")]
 pub mod port_bell;
 pub mod ring;
 #[cfg(feature = "std")]

@@ -11,6 +11,7 @@
 //! | the next multiple of 2 MiB; of 4 KiB in a window below 8 MiB | data, to the end |
 
 use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 #[cfg(feature = "std")]
 pub use super::mapping::{Error, create};
@@ -56,7 +57,7 @@ pub struct Window {
     pub(super) size: u64,
     ring: u64,
     /// The processor may write out and read ahead in another order than the program's.
-    weak: bool,
+    pub(super) weak: AtomicBool,
     /// What takes the memory back.
     #[cfg(feature = "std")]
     pub(super) mapping: Option<Mapping>,
@@ -99,7 +100,7 @@ impl Window {
             base,
             size,
             ring,
-            weak,
+            weak: AtomicBool::new(weak),
             #[cfg(feature = "std")]
             mapping: None,
         }))
@@ -112,7 +113,7 @@ impl Window {
             base: mapping.start(),
             size: mapping.len() as u64,
             ring,
-            weak,
+            weak: AtomicBool::new(weak),
             mapping: Some(mapping),
         })
     }
@@ -207,7 +208,7 @@ impl Window {
                 control: self.base.add(control as usize).cast(),
                 lines: self.base.add(lines as usize),
                 count: self.ring as u32 / LINE as u32,
-                weak: self.weak,
+                weak: self.weak.load(Ordering::Relaxed),
                 _window: Arc::clone(self),
             }
         }

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     link::{endpoint::Receiver, port_bell::Waker, window::Slice},
     wire::{
-        Blob,
+        Blob, Header,
         codec::wire,
         messages::{EventId, StageId},
     },
@@ -66,16 +66,23 @@ impl Ordered {
     }
 }
 
+/// For whom a session drains.
+#[derive(Debug)]
+pub(crate) enum Whose {
+    /// The control thread, which has more to say.
+    Control(mpsc::Sender<Result<(), String>>),
+    /// The client, which waits for the answer to this call: it carries its state elsewhere by itself
+    /// ([`carry`](super::carry)).
+    Client(Header),
+}
+
 /// Whether calls are taken.
 #[derive(Debug, Default)]
 pub(crate) enum Phase {
     #[default]
     Serving,
     /// What was taken is being carried out.
-    Draining {
-        until: Instant,
-        done: mpsc::Sender<Result<(), String>>,
-    },
+    Draining { until: Instant, whose: Whose },
     /// Nothing is done.
     Quiesced,
 }
@@ -151,7 +158,8 @@ impl<B: Backend> Session<B> {
             match order {
                 Order::Quiesce(patience) if self.phase.serves() => {
                     let until = Instant::now() + patience;
-                    self.phase = Phase::Draining { until, done };
+                    let whose = Whose::Control(done);
+                    self.phase = Phase::Draining { until, whose };
                     self.backend.flush_all();
                 }
                 Order::Save(file) if matches!(self.phase, Phase::Quiesced) => {
@@ -161,17 +169,17 @@ impl<B: Backend> Session<B> {
                         saved.map_err(|error| base::Chain(&error).to_string()),
                     );
                 }
-                Order::Resume => {
+                Order::Resume if !matches!(self.phase, Phase::Draining { .. }) => {
                     self.phase = Phase::Serving;
                     Ordered::answer(&done, Ok(()));
                 }
-                Order::Quiesce(_) | Order::Save(_) => {
+                Order::Quiesce(_) | Order::Save(_) | Order::Resume => {
                     Ordered::answer(&done, Err("the worker is in another state".to_owned()));
                 }
             }
         }
         match std::mem::take(&mut self.phase) {
-            Phase::Draining { until, done } => self.drain_until(until, done)?,
+            Phase::Draining { until, whose } => self.drain_until(calls, until, whose)?,
             phase => self.phase = phase,
         }
         if matches!(self.phase, Phase::Quiesced) {
@@ -182,19 +190,28 @@ impl<B: Backend> Session<B> {
 
     fn drain_until(
         &mut self,
+        calls: &Receiver<Slice, Waker>,
         until: Instant,
-        done: mpsc::Sender<Result<(), String>>,
+        whose: Whose,
     ) -> Result<(), Error> {
         let busy = self.busy()?;
         let failed = match busy {
             None => {
                 self.before_sleep();
-                self.phase = Phase::Quiesced;
-                Ordered::answer(&done, Ok(()));
+                match whose {
+                    Whose::Control(done) => {
+                        self.phase = Phase::Quiesced;
+                        Ordered::answer(&done, Ok(()));
+                    }
+                    Whose::Client(header) => {
+                        self.phase = Phase::Serving;
+                        self.save_for_client(calls, header)?;
+                    }
+                }
                 return Ok(());
             }
             Some(Busy::Still(_)) if Instant::now() < until => {
-                self.phase = Phase::Draining { until, done };
+                self.phase = Phase::Draining { until, whose };
                 std::thread::sleep(LOOK);
                 return Ok(());
             }
@@ -202,7 +219,10 @@ impl<B: Backend> Session<B> {
             Some(Busy::Never(what)) => base::Chain(&what).to_string(),
         };
         self.phase = Phase::Serving;
-        Ordered::answer(&done, Err(failed));
+        match whose {
+            Whose::Control(done) => Ordered::answer(&done, Err(failed)),
+            Whose::Client(header) => self.not_saved(header, failed)?,
+        }
         Ok(())
     }
 

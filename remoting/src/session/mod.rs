@@ -11,10 +11,12 @@
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`passive`]: passive mode, without a thread, on the caller's vCPU; [`drain`]: one round of it.
 //! - [`checkpoint`]: stopping, and going on in another process; [`image`]: the file in between.
+//!   `carry`: the client takes its state there by itself.
 //! - [`table`]: an application's objects by their ids.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod backend;
+mod carry;
 pub mod checkpoint;
 pub mod drain;
 pub mod image;

@@ -3,6 +3,7 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    fs::File,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -43,6 +44,8 @@ const MOST_WAITS: usize = 64 << 10;
 /// A stage has so many bytes of the window, at least, which it shares with one other at most: what is
 /// mapped has one, and what ends the mapping another.
 const STAGE: u64 = 4096;
+/// The most bytes of a state that a client brings, unless somebody says otherwise.
+const MOST_CARRIED: u64 = 1 << 30;
 /// How many calls are taken before notices and waits are looked at.
 const BATCH: usize = 64;
 
@@ -58,6 +61,9 @@ pub enum Error {
     /// It would wait for the device for ever.
     #[error("the device cannot be shared")]
     Apart(#[from] OtherArbiter),
+    /// An application came with a state that cannot be made again: it has stayed where it was.
+    #[error("an application has stayed elsewhere, as its state cannot be made again here")]
+    Elsewhere,
     /// The application's driver sent more calls of a kind than it has memory or threads for.
     #[error(
         "the application has {stages} stages under way and {waits} waiting calls: more than there \
@@ -138,6 +144,10 @@ pub struct Session<B: Backend> {
     /// Where the rings are to be taken up, once a restored session serves: lines read, the beginning
     /// of a message, and lines written.
     pub(crate) start_at: Option<(u64, Vec<u8>, u64)>,
+    /// The state that the client carries elsewhere, or brings.
+    pub(crate) carried: Option<File>,
+    /// The most bytes that a client may bring.
+    pub most_carried: u64,
 }
 
 /// Wakes the client's listener.
@@ -192,6 +202,8 @@ impl<B: Backend> Session<B> {
             phase: Phase::default(),
             orders: VecDeque::new(),
             start_at: None,
+            carried: None,
+            most_carried: MOST_CARRIED,
             window,
         };
         let receiver = Receiver::new(Consumer::new(session.window.calls(), bell));
@@ -303,7 +315,7 @@ impl<B: Backend> Session<B> {
 
     /// Tells the client which stages are its own again: before each answer, so that what a wait
     /// has waited for is in place when it ends.
-    fn tell_released(&mut self) -> Result<(), Gone> {
+    pub(crate) fn tell_released(&mut self) -> Result<(), Gone> {
         self.retire_stages();
         for (stage, good) in std::mem::take(&mut self.released) {
             let mut body = Vec::with_capacity(8);

@@ -134,6 +134,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         moves::killed,
     ),
     (
+        "opencl: programs compute the same while they change between pools, and through TLS",
+        moves::between_pools,
+    ),
+    (
+        "opencl: who is killed while an application changes pools costs it an error at most",
+        moves::between_killed,
+    ),
+    (
         "opencl: what one application has compiled the next one of its owner finds",
         compiled::kept,
     ),

@@ -2,14 +2,14 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -30,7 +30,7 @@ fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
     Ok((pool, control))
 }
 
-fn moving(pool: &Pool, control: &PathBuf) -> Command {
+fn moving(pool: &Pool, control: &Path) -> Command {
     let mut command = Command::new(pool.release.join("gantry-accel"));
     command.arg("move").arg("--control").arg(control);
     command
@@ -43,7 +43,7 @@ struct Mover {
 }
 
 impl Mover {
-    fn start(pool: &Pool, control: &PathBuf) -> Self {
+    fn start(pool: &Pool, control: &Path) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
         let mut all = moving(pool, control);
@@ -118,11 +118,17 @@ fn start(pool: &Pool) -> Result<Child> {
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()?;
+    await_running(&mut child)?;
+    Ok(child)
+}
+
+/// Waits until an application says that it computes.
+fn await_running(child: &mut Child) -> Result<()> {
     let mut first = [0; 8];
     let output = child.stdout.as_mut().context("no output")?;
     std::io::Read::read_exact(output, &mut first)?;
     ensure!(&first == b"running\n", "the application does not run");
-    Ok(child)
+    Ok(())
 }
 
 /// Those workers of the pool that wait for the application of another one, or the others.
@@ -164,5 +170,157 @@ pub fn killed(pool: &Pool) -> Result<()> {
         next.wait_with_output()?;
     }
     let _ = fs::remove_file(&control);
+    Ok(())
+}
+
+/// Has applications that a pool serves, or has served, be served at an address: what the pool says.
+fn send(from: &Pool, control: &Path, which: &str, to: &str) -> Result<String> {
+    let mut command = moving(from, control);
+    command.args([which, "--to", to]);
+    // One that stays is an error of this program, and none here.
+    let output = command.output()?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether an application that was started by [`start`] or alike has ended.
+fn has_ended(child: &mut Child) -> Result<bool> {
+    Ok(child.try_wait()?.is_some())
+}
+
+pub fn between_pools(pool: &Pool) -> Result<()> {
+    let (first, first_control) = movable(pool, "first")?;
+    let (second, second_control) = movable(pool, "second")?;
+    // Objects of all kinds, a wait for an event that is not decided, and memory that is mapped most
+    // of the time.
+    let mut child = first
+        .remoted("/usr/bin/python3")
+        .arg(program("moving.py"))
+        .arg("6")
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let (mut said, mut moves) = (String::new(), 0);
+    while !has_ended(&mut child)? {
+        let before = moves;
+        for (from, control, to) in [
+            (&first, &first_control, &second),
+            (&second, &second_control, &first),
+        ] {
+            let text = send(from, control, "--all", &to.address)?;
+            moves += text.matches(" moved to ").count();
+            said += &text;
+        }
+        if moves == before {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.stdout == b"running\nok\n",
+        "{}{said}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    ensure!(moves >= 10, "only {moves} moves:\n{said}");
+    // Nobody is left behind.
+    for (pool, control) in [(&first, &first_control), (&second, &second_control)] {
+        let left = packages::output(moving(pool, control).arg("--list"))?;
+        ensure!(left.is_empty(), "{left}");
+    }
+    through_tls(pool, &first, &first_control)?;
+    let _ = fs::remove_file(&first_control);
+    let _ = fs::remove_file(&second_control);
+    Ok(())
+}
+
+/// To another machine, as far as the application can tell, and back.
+fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
+    let far = Pool::start(Way::Tls, "far", pool.release.clone(), &[])?;
+    let keys = far.folder.join("keys");
+    let mut child = first
+        .remoted("/usr/bin/python3")
+        .arg(program("moving.py"))
+        .args(["5", "unmapped"])
+        .env("GANTRY_TLS_CA", keys.join("ca.pem"))
+        .env("GANTRY_TLS_CERT", keys.join("guest.pem"))
+        .env("GANTRY_TLS_KEY", keys.join("guest.key"))
+        .stdout(Stdio::piped())
+        .spawn()?;
+    await_running(&mut child)?;
+    let mut said = send(first, control, "--all", &far.address)?;
+    let line = packages::output(moving(first, control).arg("--list"))?;
+    let process = line
+        .split_ascii_whitespace()
+        .nth(1)
+        .context("nobody is listed")?;
+    let pid = ["--pid", process].join("=");
+    let mut moves = 0;
+    while !has_ended(&mut child)? {
+        for to in [&first.address, &far.address] {
+            said += &send(first, control, &pid, to)?;
+            moves = said.matches(" moved to ").count();
+        }
+    }
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.stdout == b"ok\n" && moves >= 4,
+        "{moves} moves:\n{said}"
+    );
+    Ok(())
+}
+
+/// The processes that a program has started: an application runs below one that ends it in time.
+fn children(id: u32) -> Result<Vec<i32>> {
+    let text = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
+    text.split_ascii_whitespace()
+        .map(|child| Ok(child.parse()?))
+        .collect()
+}
+
+pub fn between_killed(pool: &Pool) -> Result<()> {
+    let (first, first_control) = movable(pool, "left")?;
+    let (second, second_control) = movable(pool, "come-to")?;
+    for round in 0..9u64 {
+        let child = start(&first)?;
+        let mut order = moving(&first, &first_control);
+        order.args(["--all", "--to", &second.address]);
+        let order = order.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        // Who is killed may be the one that is left, the one that is come to, or both.
+        thread::sleep(Duration::from_millis(5 + round / 3 * 12));
+        match round % 3 {
+            0 => signal(&first.workers()?, libc::SIGKILL),
+            1 => signal(&second.workers()?, libc::SIGKILL),
+            _ => signal(&children(child.id())?, libc::SIGKILL),
+        }
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let expected: &[_] = if round % 3 == 2 {
+            &[""]
+        } else {
+            &["ok\n", "error\n"]
+        };
+        ensure!(
+            expected.contains(&said.as_str()),
+            "round {round}: the application said {said:?}"
+        );
+        ensure!(order.wait_with_output().is_ok(), "no end of the move");
+    }
+    // Whoever comes next is served, can be moved, and nobody is left.
+    let mut next = start(&first)?;
+    let text = send(&first, &first_control, "--all", &second.address)?;
+    ensure!(text.contains(" moved to "), "{text}");
+    next.kill()?;
+    next.wait()?;
+    for (pool, control) in [(&first, &first_control), (&second, &second_control)] {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let left = packages::output(moving(pool, control).arg("--list"))?;
+            if left.is_empty() {
+                break;
+            }
+            ensure!(Instant::now() < until, "{left}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let _ = fs::remove_file(&first_control);
+    let _ = fs::remove_file(&second_control);
     Ok(())
 }

@@ -695,6 +695,17 @@ calls! {
         /// `cl_mem_migration_flags`.
         flags: u64,
     } -> ();
+
+    /// Waits until nothing is under way, and saves the application's state: how many bytes the
+    /// image has; or none, and why it cannot be saved.
+    93 SaveState { /** Milliseconds to wait at most. */ patience: u64, } -> (u64, Blob);
+    /// Reads a part of the saved image into the window. Why not, if not.
+    94 ReadState { /** First byte. */ at: u64, /** To where. */ to: WindowRange, } -> Blob;
+    /// Writes a part of the image that is to be restored from the window. Why not, if not.
+    95 WriteState { /** First byte. */ at: u64, /** From where. */ from: WindowRange, } -> Blob;
+    /// Makes the state again that the written image has, in place of an application that has no
+    /// objects. Why not, if not; the worker ends then.
+    96 RestoreState {} -> Blob;
 }
 
 #[cfg(test)]

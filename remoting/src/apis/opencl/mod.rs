@@ -5,8 +5,8 @@ pub mod codes;
 pub mod image;
 
 use calls::{
-    BufferRect, CreateBuffer, CreateImage, FINGERPRINT, ImageRect, ReadBuffer, Request, SvmRead,
-    SvmWrite, Target, WindowRange, WriteBuffer,
+    BufferRect, CreateBuffer, CreateImage, FINGERPRINT, ImageRect, ReadBuffer, ReadState, Request,
+    SvmRead, SvmWrite, Target, WindowRange, WriteBuffer, WriteState,
 };
 
 use crate::wire::{
@@ -55,6 +55,8 @@ impl Api for OpenCl {
                 | ImageRect::OPCODE
                 | SvmRead::OPCODE
                 | SvmWrite::OPCODE
+                | ReadState::OPCODE
+                | WriteState::OPCODE
         )
     }
 
@@ -68,6 +70,8 @@ impl Api for OpenCl {
             Request::ImageRect(call) => transfer(&call.place, call.write),
             Request::SvmRead(call) => transfer(&call.to, false),
             Request::SvmWrite(call) => transfer(&call.from, true),
+            Request::ReadState(call) => transfer(&call.to, false),
+            Request::WriteState(call) => transfer(&call.from, true),
             _ => None,
         }
     }

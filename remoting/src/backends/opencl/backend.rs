@@ -67,6 +67,24 @@ pub struct OpenClBackend {
 pub type Server = Session<OpenClBackend>;
 
 impl OpenClBackend {
+    /// Whether the application has made anything.
+    pub(super) fn has_objects(&self) -> bool {
+        fn any<T>(table: &Table<T>) -> bool {
+            table.entries().next().is_some()
+        }
+        let offered: usize = self.platforms.iter().map(|one| one.devices.len()).sum();
+        self.devices.entries().count() > offered
+            || any(&self.contexts)
+            || any(&self.queues)
+            || any(&self.mems)
+            || any(&self.samplers)
+            || any(&self.programs)
+            || any(&self.kernels)
+            || any(&self.events)
+            || !self.svm.is_empty()
+            || self.building > 0
+    }
+
     /// Offers those devices of the driver in whose names `device` occurs; all if it is empty.
     pub fn new(api: Arc<Api>, device: &str) -> Self {
         let mut devices = Table::new(codes::INVALID_DEVICE);
@@ -283,6 +301,10 @@ impl Server {
             Request::Flush(call) => answered!(call.queue, flush),
             Request::Finish(call) => self.finish(header, call.queue)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
+            Request::SaveState(call) => self.save_state(header, call.patience)?,
+            Request::ReadState(call) => self.read_state(header, call.at, &call.to)?,
+            Request::WriteState(call) => self.write_state(header, call.at, &call.from)?,
+            Request::RestoreState(_) => self.restore_state(header)?,
             command => self.command(header, command)?,
         }
         Ok(())

@@ -98,6 +98,8 @@ pub enum Error {
 pub struct Connected<A> {
     /// Rings and data of this side.
     pub window: Arc<Window>,
+    /// The window's file.
+    pub file: OwnedFd,
     /// Is readable when there is something that nobody waits for, and ends when the worker has.
     pub nudges: UnixStream,
     /// What carries both over, once its directions run.
@@ -145,6 +147,7 @@ pub fn connect<A: Api>(address: &Address) -> Result<Connected<A>, Error> {
     let bridge = Bridge::client(&window, channel.split(), nudge);
     Ok(Connected {
         window,
+        file,
         nudges,
         bridge,
     })

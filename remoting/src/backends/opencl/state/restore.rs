@@ -39,6 +39,9 @@ impl Server {
         state: &[u8],
         contents: &Contents,
     ) -> Result<(), Immovable> {
+        if self.backend.has_objects() {
+            return Err(Immovable::Wrong("it is for an application without objects"));
+        }
         let objects = Objects::from_bytes(state)?;
         let platforms = self.backend.platforms.iter();
         let offered: Vec<Vec<_>> = platforms

@@ -1,4 +1,4 @@
-use std::fs::File;
+use std::{fs::File, sync::Arc};
 
 use proptest::prelude::*;
 
@@ -9,6 +9,13 @@ use crate::{
         codes,
     },
     backends::opencl::{OpenClBackend, driver::Api, testing},
+    link::{
+        bell::Futex,
+        endpoint::Receiver,
+        port_bell::Waker,
+        ring::Consumer,
+        window::{self, Slice, Window},
+    },
     session::{
         checkpoint,
         image::{self, Contents, Writer},
@@ -276,4 +283,138 @@ proptest! {
         let (mut again, ..) = testing::server_before(Api::typed());
         let _ = again.restore(image, true);
     }
+}
+
+/// A server and its client's end of the answers.
+struct Served {
+    server: Server,
+    calls: Receiver<Slice, Waker>,
+    window: Arc<Window>,
+    answers: Receiver<Slice, Futex>,
+}
+
+impl Served {
+    fn new() -> Self {
+        let (server, calls, window) = testing::server();
+        let answers = Receiver::new(Consumer::new(window.answers(), testing::BELL));
+        Self {
+            server,
+            calls,
+            window,
+            answers,
+        }
+    }
+
+    /// What a call is answered with, and whether the session goes on.
+    fn ask<C: Call>(&mut self, request: Request) -> (C::Answer, bool) {
+        let header = Header {
+            length: 0,
+            opcode: C::OPCODE,
+            flags: Flags::ANSWER,
+            sequence: 1,
+        };
+        let goes_on = self.server.serve(header, request).is_ok();
+        let mut body = Vec::new();
+        loop {
+            self.server.notices().unwrap();
+            self.server.obey(&mut self.calls).unwrap();
+            if let Some(header) = self.answers.poll(&mut body).unwrap()
+                && header.opcode == ANSWER
+            {
+                let answer = Result::<C::Answer, i32>::from_bytes(&body).unwrap();
+                return (answer.unwrap(), goes_on);
+            }
+        }
+    }
+
+    fn save(&mut self) -> (u64, Blob) {
+        let call = SaveState { patience: u64::MAX };
+        self.ask::<SaveState>(Request::SaveState(call)).0
+    }
+
+    fn read(&mut self, at: u64, length: u64) -> Blob {
+        let to = self.place(length);
+        let call = ReadState { at, to };
+        self.ask::<ReadState>(Request::ReadState(call)).0
+    }
+
+    fn write(&mut self, at: u64, length: u64) -> Blob {
+        let from = self.place(length);
+        let call = WriteState { at, from };
+        self.ask::<WriteState>(Request::WriteState(call)).0
+    }
+
+    fn restore(&mut self) -> (Blob, bool) {
+        self.ask::<RestoreState>(Request::RestoreState(RestoreState {}))
+    }
+
+    fn place(&self, length: u64) -> WindowRange {
+        WindowRange {
+            offset: self.window.data(),
+            length,
+            stage: Some(StageId(7)),
+        }
+    }
+}
+
+const DONE: Blob = Blob(Vec::new());
+
+/// A server with a context, a user event without a status and a buffer.
+fn with_objects() -> Served {
+    let mut served = Served::new();
+    for (kind, a, b, c) in [(0, 0, 0, 0), (1, 0, 0, 0), (2, 1, 0, 5), (14, 2, 0, 0)] {
+        carry_out(&mut served.server, call(kind, a, b, c));
+    }
+    served
+}
+
+#[test]
+fn a_client_carries_its_state_to_another_worker_by_calls() {
+    let (mut left, mut new) = (with_objects(), Served::new());
+    let (length, why) = left.save();
+    assert_eq!(why, DONE);
+    let mut at = 0;
+    while at < length {
+        let part = 1000.min(length - at);
+        assert_eq!(left.read(at, part), DONE);
+        let places = left.window.at(left.window.data(), part);
+        let (from, to) = places.zip(new.window.at(new.window.data(), part)).unwrap();
+        // SAFETY: as many bytes of either window.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, part as usize) };
+        assert_eq!(new.write(at, part), DONE);
+        at += part;
+    }
+    assert_eq!(new.restore(), (DONE, true));
+    // The one that was left still serves, if the client comes back.
+    assert_eq!(state(&mut left.server), state(&mut new.server));
+    assert_eq!(left.read(0, 0), DONE);
+    assert_ne!(left.read(0, 8), DONE, "the image was given up");
+    carry_out(&mut left.server, call(15, 2, 0, 0));
+    assert_eq!(left.save().1, DONE);
+}
+
+#[test]
+fn what_a_client_brings_is_no_more_than_a_new_session_takes() {
+    let mut new = Served::new();
+    assert_ne!(new.read(0, 8), DONE, "nothing was saved");
+    new.server.most_carried = 4096;
+    assert_eq!(new.write(4095, 1), DONE);
+    for at in [4096, u64::MAX] {
+        assert_ne!(new.write(at, 1), DONE);
+    }
+    for length in [window::SMALLEST, u64::MAX, 5 << 20] {
+        assert_ne!(new.write(0, length), DONE);
+        assert_ne!(new.read(0, length), DONE);
+    }
+    let (why, goes_on) = new.restore();
+    assert!(why != DONE && !goes_on, "zeroes are no image");
+    let (why, goes_on) = Served::new().restore();
+    assert!(why != DONE && !goes_on, "nothing was written");
+    // Its own state, over itself.
+    let mut full = with_objects();
+    let (length, _) = full.save();
+    assert_eq!(full.read(0, length), DONE);
+    assert_eq!(full.write(0, length), DONE);
+    let (why, goes_on) = full.restore();
+    assert!(why != DONE && !goes_on, "it has objects");
 }

@@ -1,0 +1,176 @@
+//! How a running application is told to be served elsewhere from now on.
+//!
+//! Whoever serves an application (a pool, or the agent of a guest) sends one byte and one end of a
+//! pair of sockets over the connection beside the rings, where the application's driver waits anyway:
+//! an application that nobody moves does nothing for it. On the pair goes a line, `move`, the
+//! milliseconds that it may take until nothing is under way, and the address, as `GANTRY_OPENCL` has it;
+//! and back one line: `moved`, or `stays` and why. The pair stays, for who has given the order to give
+//! further ones wherever the application is by then, until somebody else gives one. Neither side trusts
+//! the other's.
+
+use std::{
+    io::{self, BufRead, BufReader, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    time::Duration,
+};
+
+use super::socket;
+
+/// The byte that comes with the pair's end. Others say that there is something to read.
+pub const ORDER: u8 = 1;
+/// The longest line, in bytes.
+const LONGEST: u64 = 4096;
+/// How long the other side may take to say what it wants.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Where an application is to be served from now on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The address.
+    pub to: String,
+    /// How long what is under way may take to end.
+    pub patience: Duration,
+}
+
+/// Leads to an application, wherever it is served.
+#[derive(Debug)]
+pub struct Lead(UnixStream);
+
+/// A line of the other side, without its end.
+fn line(stream: &UnixStream, patience: Duration) -> io::Result<String> {
+    stream.set_read_timeout(Some(patience))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
+    match line.pop() {
+        Some('\n') => Ok(line),
+        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+impl Order {
+    /// Gives an order over the connection to an application.
+    ///
+    /// # Errors
+    /// The application is gone, or hears nothing.
+    pub fn give(&self, connection: &UnixStream) -> io::Result<Lead> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let lead = Lead(ours);
+        lead.give(self)?;
+        socket::send(connection, &[ORDER], &[theirs.as_fd()])?;
+        Ok(lead)
+    }
+
+    /// Reads an order.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn take(stream: &UnixStream) -> io::Result<Self> {
+        let line = line(stream, SOON)?;
+        let mut words = line.splitn(3, ' ');
+        let order = match (words.next(), words.next(), words.next()) {
+            (Some("move"), Some(patience), Some(to)) => {
+                patience.parse().ok().map(|patience| Self {
+                    to: to.to_owned(),
+                    patience: Duration::from_millis(patience),
+                })
+            }
+            _ => None,
+        };
+        Ok(order.ok_or(io::ErrorKind::InvalidData)?)
+    }
+}
+
+/// Answers an order. Who has given it and is gone has nothing to be told.
+pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
+    let _ = match outcome {
+        Ok(()) => writeln!(&*stream, "moved"),
+        Err(why) => writeln!(&*stream, "stays {}", why.replace('\n', " ")),
+    };
+}
+
+impl Lead {
+    /// One that the other side has opened, to be told where to go.
+    pub fn new(stream: UnixStream) -> Self {
+        Self(stream)
+    }
+
+    /// Gives an order.
+    ///
+    /// # Errors
+    /// The application is gone, or somebody else leads it, or the address is none.
+    pub fn give(&self, order: &Order) -> io::Result<()> {
+        if order.to.contains('\n') || order.to.len() as u64 > LONGEST / 2 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let line = format!("move {} {}\n", order.patience.as_millis(), order.to);
+        socket::send(&self.0, line.as_bytes(), &[])
+    }
+
+    /// Waits for the answer, at most for so long: why the application has not moved, if it has not.
+    ///
+    /// # Errors
+    /// It says nothing that is an answer. It has ended, or takes longer.
+    pub fn answer(&self, patience: Duration) -> io::Result<Result<(), String>> {
+        let line = line(&self.0, patience)?;
+        match line.split_once(' ') {
+            None if line == "moved" => Ok(Ok(())),
+            Some(("stays", why)) => Ok(Err(why.to_owned())),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+}
+
+impl AsFd for Lead {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn an_order_arrives_and_so_does_its_answer() {
+        let (pool, application) = UnixStream::pair().unwrap();
+        let order = Order {
+            to: "/run/other pool".to_owned(),
+            patience: Duration::from_millis(250),
+        };
+        let lead = order.give(&pool).unwrap();
+        let mut byte = [0];
+        let (_, mut files) = socket::receive(&application, &mut byte).unwrap();
+        assert_eq!(byte, [ORDER]);
+        let stream = UnixStream::from(files.remove(0));
+        for outcome in [Ok(()), Err("it has\nno time".to_owned())] {
+            assert_eq!(Order::take(&stream).unwrap(), order);
+            answer(&stream, &outcome);
+            let told = lead.answer(PATIENCE).unwrap();
+            assert_eq!(told, outcome.map_err(|why| why.replace('\n', " ")));
+            // Another one, wherever it is now.
+            lead.give(&order).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_no_order_or_no_answer_is_an_error() {
+        for text in ["", "move\n", "move x /a\n", "stay 1 /a\n", "move 1 /a"] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (&ours).write_all(text.as_bytes()).unwrap();
+            drop(ours);
+            assert!(Order::take(&theirs).is_err(), "{text:?}");
+        }
+        for text in ["", "moved ", "gone\n", "moved"] {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            (&ours).write_all(text.as_bytes()).unwrap();
+            drop(ours);
+            assert!(Lead(theirs).answer(PATIENCE).is_err(), "{text:?}");
+        }
+    }
+}

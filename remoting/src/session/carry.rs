@@ -1,0 +1,188 @@
+//! A client that carries its state from one worker to another by itself: by calls, so that it does
+//! not matter where either worker is, nor by which link it is reached.
+//!
+//! ```text
+//!   client to the worker that it leaves       client to the one that it comes to
+//!     SaveState       waits, saves              WriteState ...   into an empty image
+//!     ReadState ...   parts of the image        RestoreState     makes all again
+//! ```
+//!
+//! Each answer is why something was not done, and empty if it was. The first worker still serves: if
+//! the second one does not come to be, the client goes on with the first. A client can write any image,
+//! which is trusted no more than its calls are, and no longer than [`Session::most_carried`] says.
+
+use std::{
+    fs::File,
+    os::unix::fs::FileExt,
+    ptr,
+    time::{Duration, Instant},
+};
+
+use super::{
+    backend::Backend,
+    checkpoint::{Phase, Whose},
+    image::{self, Immovable},
+    server::{Error, Session},
+};
+use crate::{
+    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
+    wire::{Blob, Header, messages::WindowRange},
+};
+
+/// The longest wait for what is under way, in milliseconds.
+const LONGEST: u64 = 600_000;
+/// The longest part of an image, in bytes: it is copied by this process's own memory.
+const PART: u64 = 4 << 20;
+
+/// Why an image is not read or written.
+fn wrong(what: &'static str) -> Immovable {
+    Immovable::Wrong(what)
+}
+
+impl<B: Backend> Session<B> {
+    /// Saves the state once nothing is under way any more.
+    pub(crate) fn save_state(&mut self, header: Header, patience: u64) -> Result<(), Error> {
+        self.carried = None;
+        if !self.has_threads() {
+            let why = "an application behind a gate cannot leave it yet";
+            return self.not_saved(header, why.to_owned());
+        }
+        let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
+        let whose = Whose::Client(header);
+        self.phase = Phase::Draining { until, whose };
+        self.backend.flush_all();
+        Ok(())
+    }
+
+    /// It cannot be saved.
+    pub(crate) fn not_saved(&mut self, header: Header, why: String) -> Result<(), Error> {
+        Ok(self.answer(header, &Ok((0u64, Blob(why.into_bytes()))))?)
+    }
+
+    /// Saves the state of a session that nothing is under way of. It goes on.
+    pub(crate) fn save_for_client(
+        &mut self,
+        calls: &Receiver<Slice, Waker>,
+        header: Header,
+    ) -> Result<(), Error> {
+        // What the client is told now the other worker does not tell it again.
+        self.tell_released()?;
+        let saved = (|| {
+            let file = image::create().map_err(std::io::Error::other)?;
+            self.save(calls, file.try_clone()?)?;
+            Ok::<_, Immovable>((file.metadata()?.len(), file))
+        })();
+        match saved {
+            Ok((length, file)) => {
+                self.carried = Some(file);
+                Ok(self.answer(header, &Ok((length, Blob::default())))?)
+            }
+            Err(error) => self.not_saved(header, base::Chain(&error).to_string()),
+        }
+    }
+
+    /// Answers with what has come of a call that uses a stage, which is the client's again.
+    fn answer_carried(
+        &mut self,
+        header: Header,
+        place: Option<&WindowRange>,
+        outcome: Result<(), Immovable>,
+    ) -> Result<(), Error> {
+        if let Some(stage) = place.and_then(|place| place.stage) {
+            self.stage_free(stage, outcome.is_ok());
+        }
+        let why = outcome.map_or_else(|error| base::Chain(&error).to_string(), |()| String::new());
+        Ok(self.answer(header, &Ok(Blob(why.into_bytes())))?)
+    }
+
+    /// Reads a part of the saved image into the window; one of no bytes gives the image up.
+    pub(crate) fn read_state(
+        &mut self,
+        header: Header,
+        at: u64,
+        to: &WindowRange,
+    ) -> Result<(), Error> {
+        if to.length == 0 {
+            self.carried = None;
+        }
+        let outcome = self.read_part(at, to);
+        self.answer_carried(header, Some(to), outcome)
+    }
+
+    fn read_part(&self, at: u64, to: &WindowRange) -> Result<(), Immovable> {
+        if to.length == 0 {
+            return Ok(());
+        }
+        let (place, length) = self.stretch(to)?;
+        let file = self.carried.as_ref().ok_or(wrong("nothing was saved"))?;
+        let mut bytes = vec![0; length];
+        file.read_exact_at(&mut bytes, at)?;
+        // SAFETY: as many bytes of the window as were read; whoever looks there meanwhile sees any
+        // bytes.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, length) };
+        Ok(())
+    }
+
+    /// Writes a part of the image that is to be restored from the window.
+    pub(crate) fn write_state(
+        &mut self,
+        header: Header,
+        at: u64,
+        from: &WindowRange,
+    ) -> Result<(), Error> {
+        let outcome = self.write_part(at, from);
+        self.answer_carried(header, Some(from), outcome)
+    }
+
+    fn write_part(&mut self, at: u64, from: &WindowRange) -> Result<(), Immovable> {
+        let (place, length) = self.stretch(from)?;
+        let end = at.checked_add(from.length);
+        if end.is_none_or(|end| end > self.most_carried) {
+            return Err(Immovable::Has(format!(
+                "its state has more than the {} MiB that a worker may have of its own here \
+                 (gantry-accel --heap)",
+                self.most_carried >> 20
+            )));
+        }
+        let mut bytes = vec![0; length];
+        // SAFETY: as many bytes of the window as the copy has room for; the client may change them
+        // meanwhile, and then the copy has any bytes.
+        unsafe { ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), length) };
+        let file = match self.carried.take() {
+            Some(file) => file,
+            None => image::create().map_err(std::io::Error::other)?,
+        };
+        let written = file.write_all_at(&bytes, at);
+        self.carried = Some(file);
+        Ok(written?)
+    }
+
+    /// A part of the window.
+    fn stretch(&self, range: &WindowRange) -> Result<(*mut u8, usize), Immovable> {
+        if range.length > PART {
+            return Err(wrong("a part is too long"));
+        }
+        let place = self.window.at(range.offset, range.length);
+        // Fits, as it is bounded.
+        Ok((
+            place.ok_or(wrong("a part is outside of the window"))?,
+            range.length as usize,
+        ))
+    }
+
+    /// Makes the state again that the client has written. The session ends if that fails.
+    pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
+        let file: Option<File> = self.carried.take();
+        let restored = file
+            .ok_or(wrong("nothing was written"))
+            .and_then(|file| self.restore(file, false));
+        // The rings of this session go on as they are.
+        self.start_at = None;
+        let failed = restored.is_err();
+        self.answer_carried(header, None, restored)?;
+        if failed {
+            return Err(Error::Elsewhere);
+        }
+        Ok(())
+    }
+}
