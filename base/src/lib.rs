@@ -3,6 +3,7 @@
 //!
 //! - [`lock`]: locks that a panic elsewhere does not make unusable
 //! - [`mapping`]: memory mappings that are unmapped when dropped
+//! - [`patience`]: waiting until a moment, or until somebody gives it up
 //! - [`poll`]: waiting for descriptors, however many there are
 //! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
 //! - [`limits`]: resource limits of the process
@@ -21,9 +22,11 @@ pub mod limits;
 pub mod lock;
 pub mod mapping;
 pub mod note;
+pub mod patience;
 pub mod poll;
 pub mod socket;
 
 pub use error_chain::{Chain, causes};
 pub use lock::Unpoisoned;
 pub use mapping::{Access, Mapping};
+pub use patience::{Cancel, Patience};

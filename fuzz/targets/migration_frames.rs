@@ -2,7 +2,7 @@
 
 #![no_main]
 
-use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
+use std::{fs::File, io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use libfuzzer_sys::fuzz_target;
 use vmm::{
@@ -40,7 +40,12 @@ impl Host for Anything {
             .collect()
     }
 
-    fn restore(&mut self, state: Vec<u8>, saved_at: Option<Moment>) -> Result<(), String> {
+    fn restore(
+        &mut self,
+        state: Vec<u8>,
+        saved_at: Option<Moment>,
+        _archive: Option<File>,
+    ) -> Result<(), String> {
         let _ = saved_at.map(Moment::ago);
         let _ = state_file::decode::<SavedMachine>(&state);
         Ok(())
@@ -88,7 +93,7 @@ fn offer() -> Vec<u8> {
 /// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
 /// a valid offer, or pages, instead of the contents.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
-    const KINDS: [Kind; 12] = [
+    const KINDS: [Kind; 13] = [
         Kind::Offer,
         Kind::Pages,
         Kind::Barrier,
@@ -101,6 +106,7 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
         Kind::Running,
         Kind::Denied,
         Kind::Join,
+        Kind::Archive,
     ];
     let mut all = Vec::new();
     while let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() {

@@ -20,6 +20,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use serde_json::Value;
 use vmm::migration::frame::{HEADER, Header, Kind};
 
+#[path = "migration/applications.rs"]
+mod applications;
+
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
 /// Longer than any machine needs for one step.
@@ -220,6 +223,9 @@ impl Vmm {
 
 impl Drop for Vmm {
     fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("{}", self.said());
+        }
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

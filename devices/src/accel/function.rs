@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::{Chain, Unpoisoned};
+use base::Unpoisoned;
 use gantry_remoting::{
     account::Account,
     apis::spoken,
@@ -28,7 +28,7 @@ use super::{
     attach::{Attach, Pool},
     lend::Desk,
     line::PortLine,
-    moving::{self, Waiting},
+    moving::{self, Coming},
     registers::{Doorbells, Registers},
     saved::SavedSlice,
     service::Service,
@@ -115,8 +115,8 @@ pub struct Accel {
     desk: Arc<Desk>,
     /// The applications that a snapshot has, while it is written.
     saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
-    /// Workers that have the state of saved applications, until the guest runs.
-    waiting: Vec<Waiting>,
+    /// The applications of a snapshot that is restored, until the guest runs.
+    coming: Arc<Mutex<Coming>>,
     options: Options,
     pub(super) resources: Resources,
     thread: Option<JoinHandle<()>>,
@@ -213,9 +213,13 @@ impl Accel {
             window,
             account,
             attach,
-            desk: Arc::new(Desk::new(Arc::clone(&slices))),
+            desk: Arc::new(Desk::new(
+                Arc::clone(&slices),
+                Arc::clone(&resources.spawner),
+                &options.thread_name,
+            )),
             saved: Arc::default(),
-            waiting: Vec::new(),
+            coming: Arc::default(),
             slices,
             options,
             resources,
@@ -246,11 +250,12 @@ impl Accel {
             spawner: Arc::clone(&self.resources.spawner),
             thread_name: self.options.thread_name.clone(),
             saved: Arc::clone(&self.saved),
+            coming: Arc::clone(&self.coming),
         }
     }
 
-    /// Brings the applications of a snapshot back: their slices' contents, and workers that have
-    /// their state. All reasons why that is not possible are in the error.
+    /// Brings the applications of a snapshot back: their slices' contents, and what workers are to take
+    /// up before the guest runs ([`moving::Handle::take_up`]).
     fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
         let archive = self.options.archive.clone();
         let Some(archive) = archive.filter(|_| !slices.is_empty()) else {
@@ -270,9 +275,7 @@ impl Accel {
                 "the state has more applications than the accelerator has slices",
             ));
         }
-        let port = self.handle();
-        let pool = self.attach.pool();
-        let mut reasons = Vec::new();
+        let mut images = Vec::new();
         let mut seen = BTreeSet::new();
         for one in slices {
             let slice = one.slice as usize;
@@ -297,23 +300,10 @@ impl Accel {
             let file = control::image().map_err(host)?;
             image.read(&archive, &file).map_err(host)?;
             self.slices.set_owner(slice, one.owner);
-            match port.take_up(slice, &file, &pool) {
-                Ok(worker) => self.waiting.push(worker),
-                Err(error) => reasons.push(format!("slice {slice}: {}", Chain(&error))),
-            }
+            images.push((slice, file));
         }
-        if reasons.is_empty() {
-            return Ok(());
-        }
-        self.waiting.clear();
-        Err(LifecycleError::Host {
-            action: "have workers go on with an accelerator's applications",
-            source: io::Error::other(format!(
-                "{} (the pool is at {})",
-                reasons.join("; "),
-                pool.socket.display()
-            )),
-        })
+        self.coming.lock_unpoisoned().images = images;
+        Ok(())
     }
 
     fn warn(&mut self, action: &str, error: &io::Error) {
@@ -486,7 +476,13 @@ impl PciFunction for Accel {
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
         let port = self.handle();
-        for worker in mem::take(&mut self.waiting) {
+        let coming = mem::take(&mut *port.coming());
+        if !coming.images.is_empty() {
+            return Err(LifecycleError::WrongState(
+                "no worker has taken up the accelerator's applications",
+            ));
+        }
+        for worker in coming.workers {
             let slice = worker.slice();
             if let Err(error) = worker.go(&port) {
                 let name = &self.options.thread_name;

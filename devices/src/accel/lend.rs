@@ -2,12 +2,17 @@
 //! state, or to replace them.
 //!
 //! Whoever has one gives it back, or another one in its place, whatever happens; the slice stays open
-//! meanwhile, and the guest notices nothing but calls that take longer.
+//! meanwhile, and the guest notices nothing but calls that take longer. A worker that was stopped is
+//! given back when it has said that it goes on, for which nobody has to wait.
 
 use std::{
     collections::VecDeque,
-    mem,
-    os::unix::net::UnixStream,
+    io, mem,
+    net::Shutdown,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::{
         Arc, Mutex,
         mpsc::{self, SyncSender},
@@ -15,12 +20,16 @@ use std::{
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Patience, Unpoisoned};
+use gantry_remoting::link::control::{Command, LONG, NotMoved, Peer, Reply};
 
 use super::slices::Slices;
+use crate::thread::{ThreadRole, ThreadSpawner};
 
 /// How long the port's thread may take to answer.
 const SOON: Duration = Duration::from_secs(5);
+/// What a worker is called that is lent.
+pub const OLD: &str = "the worker that serves it";
 
 /// What the port's thread is asked for.
 pub enum Order {
@@ -35,22 +44,53 @@ pub struct Desk {
     /// None once nobody carries them out.
     orders: Mutex<Option<VecDeque<Order>>>,
     slices: Arc<Slices>,
+    spawner: Arc<dyn ThreadSpawner>,
+    thread_name: String,
 }
 
 /// The connection to a slice's worker.
 pub struct Lent {
     /// Which slice.
     pub slice: usize,
+    /// None if the worker has ended.
     stream: Option<UnixStream>,
+    /// Whether it was asked to stop.
+    stops: bool,
+    /// How many of its answers have not come.
+    due: u32,
     desk: Arc<Desk>,
+}
+
+/// A worker's connection on its way back to the port's thread.
+struct Return {
+    slice: usize,
+    stream: Option<UnixStream>,
+    /// Whether the worker serves.
+    serves: bool,
+    desk: Arc<Desk>,
+}
+
+impl Drop for Return {
+    fn drop(&mut self) {
+        let Some(stream) = self.stream.take() else {
+            return;
+        };
+        if !self.serves {
+            // It would stand still for ever.
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+        self.desk.serve(self.slice, stream);
+    }
 }
 
 impl Desk {
     /// Nobody carries out orders yet; they wait.
-    pub fn new(slices: Arc<Slices>) -> Self {
+    pub fn new(slices: Arc<Slices>, spawner: Arc<dyn ThreadSpawner>, thread_name: &str) -> Self {
         Self {
             orders: Mutex::new(Some(VecDeque::new())),
             slices,
+            spawner,
+            thread_name: thread_name.to_owned(),
         }
     }
 
@@ -97,13 +137,54 @@ impl Lent {
         Self {
             slice,
             stream: Some(stream),
+            stops: false,
+            due: 0,
             desk,
         }
     }
 
-    /// The connection.
-    pub fn stream(&self) -> Option<&UnixStream> {
-        self.stream.as_ref()
+    fn peer(&self) -> Result<Peer<'_>, NotMoved> {
+        match &self.stream {
+            Some(channel) => Ok(Peer { channel, who: OLD }),
+            None => Err(NotMoved::Gone {
+                who: OLD,
+                source: io::ErrorKind::NotConnected.into(),
+            }),
+        }
+    }
+
+    /// Asks the worker to stop, or for what one that has stopped can do.
+    pub fn send(&mut self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), NotMoved> {
+        self.stops = true;
+        self.peer()?.send(command, files)?;
+        self.due += 1;
+        Ok(())
+    }
+
+    /// Waits for its answer.
+    pub fn answer(&mut self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+        let answer = self.peer()?.answer(patience);
+        if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
+            self.due = self.due.saturating_sub(1);
+        }
+        answer
+    }
+
+    /// Ends a worker that stands still, and waits until its pool has seen it end: from then on nobody
+    /// else has the rings.
+    pub fn end(&mut self, patience: &Patience) -> Result<(), NotMoved> {
+        use base::patience::Patient;
+        use std::io::Read;
+        let channel = self.peer()?.channel;
+        let gone = |source| NotMoved::Gone { who: OLD, source };
+        channel.shutdown(Shutdown::Write).map_err(gone)?;
+        match Patient(channel, patience).read(&mut [0; 1]) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
+            // Killed with what it was sent unread.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+            Err(error) => Err(gone(error)),
+        }
     }
 
     /// Gives back another worker's connection in place of this one, whose worker has ended.
@@ -111,12 +192,45 @@ impl Lent {
         self.stream = None;
         self.desk.serve(self.slice, stream);
     }
+
+    /// Gives the worker back to end: its application goes on elsewhere.
+    pub fn leave(mut self) {
+        self.give_back(false);
+    }
+
+    fn give_back(&mut self, serves: bool) -> Return {
+        Return {
+            slice: self.slice,
+            stream: self.stream.take(),
+            serves,
+            desk: Arc::clone(&self.desk),
+        }
+    }
 }
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            self.desk.serve(self.slice, stream);
+        if self.stream.is_none() {
+            return;
+        }
+        let due = self.due;
+        let mut back = self.give_back(!self.stops);
+        if back.serves {
+            return;
+        }
+        // What it was asked last may take as long as it takes.
+        let work = move || {
+            if let Some(channel) = &back.stream {
+                let worker = Peer { channel, who: OLD };
+                back.serves = worker.go_on(due, &Patience::within(LONG)).is_ok();
+            }
+        };
+        let desk = &self.desk;
+        let name = format!("{}_go", desk.thread_name);
+        // Without a thread the worker ends, as it does when nobody hears it.
+        if let Err(error) = desk.spawner.spawn(ThreadRole::Accel, &name, Box::new(work)) {
+            let (name, slice) = (&desk.thread_name, self.slice);
+            log::warn!("{name}: the application of slice {slice} cannot go on: {error}");
         }
     }
 }

@@ -12,18 +12,18 @@
 //! ```
 //!
 //! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker ends leaves
-//! the application with it.
+//! the application with it. Applications move one after the other, so that each stands still for its own
+//! move only; all of them have one deadline.
 
 use std::{
     fs::File,
-    io::{self, Read},
-    net::Shutdown,
+    io,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
-use base::{Chain, Unpoisoned};
+use base::{Cancel, Chain, Patience, Unpoisoned};
 use gantry_remoting::link::{
     control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SOON},
     socket,
@@ -37,7 +37,7 @@ use super::{
 use crate::thread::{ThreadRole, ThreadSpawner};
 
 /// How long the queue of a pool's socket may be full.
-const PATIENCE: Duration = Duration::from_secs(5);
+const FULL: Duration = Duration::from_secs(5);
 /// How often it is looked at meanwhile.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -50,6 +50,8 @@ pub struct Move {
     pub to: Pool,
     /// How long each may go on with what its device is at.
     pub drain: Duration,
+    /// Ends it: what has not moved by then stays.
+    pub cancel: Cancel,
 }
 
 /// What became of a move.
@@ -72,6 +74,17 @@ pub struct Handle {
     pub(super) thread_name: String,
     /// The applications that a snapshot has, while it is written.
     pub(super) saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
+    /// The applications of a snapshot that is restored, until the guest runs.
+    pub(super) coming: Arc<Mutex<Coming>>,
+}
+
+/// Saved applications on their way back.
+#[derive(Debug, Default)]
+pub(super) struct Coming {
+    /// What was saved of them, by slice: no worker has it yet.
+    pub images: Vec<(usize, File)>,
+    /// Workers that have it, and do not serve yet.
+    pub workers: Vec<Waiting>,
 }
 
 impl Handle {
@@ -101,7 +114,13 @@ impl Handle {
             slices: Vec::new(),
             reasons: Vec::new(),
         };
-        let Move { slice, to, drain } = moved.asked.clone();
+        let Move {
+            slice,
+            to,
+            drain,
+            cancel,
+        } = moved.asked.clone();
+        let patience = Patience::new(drain.saturating_add(LONG), cancel);
         let before = self.attach.pool();
         if slice.is_none() {
             // What comes from now on has nothing to move.
@@ -126,7 +145,7 @@ impl Handle {
         }
         for lent in lent {
             let slice = lent.slice as u32;
-            match self.carry_over(lent, &to, drain) {
+            match self.carry_over(lent, &to, drain, &patience) {
                 Ok(()) => moved.slices.push(slice),
                 Err(error) => {
                     let why = format!("the application of slice {slice} stays: {}", Chain(&error));
@@ -140,58 +159,113 @@ impl Handle {
         moved
     }
 
-    fn carry_over(&self, lent: Lent, to: &Pool, drain: Duration) -> Result<(), NotMoved> {
-        let gone = |who| move |source| NotMoved::Gone { who, source };
-        let old = OLD;
-        let stream = lent.stream().ok_or_else(|| {
-            let source = io::ErrorKind::NotConnected.into();
-            NotMoved::Gone { who: old, source }
-        })?;
-        let new = self.connect(lent.slice, to).map_err(gone(NEW))?;
-        socket::set_blocking(stream, true).map_err(gone(OLD))?;
-        let outcome = hand_over(stream, &new, drain);
-        let _ = socket::set_blocking(stream, false);
-        outcome?;
-        let gone = gone(NEW);
+    fn carry_over(
+        &self,
+        mut lent: Lent,
+        to: &Pool,
+        drain: Duration,
+        patience: &Patience,
+    ) -> Result<(), NotMoved> {
+        if patience.is_cancelled() {
+            return Err(NotMoved::Cancelled);
+        }
+        let gone = |source| NotMoved::Gone { who: NEW, source };
+        let stream = self.connect(lent.slice, to).map_err(gone)?;
+        let new = Peer {
+            channel: &stream,
+            who: NEW,
+        };
+        new.answer(&patience.at_most(SOON))?;
+        quiesce(&mut lent, drain)?;
+        lent.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
+        let image = save(&mut lent, patience)?;
+        new.ask(&Command::Restore(true), &[image.as_fd()], patience)?;
+        drop(image);
+        // Who has seen it end does not stop half-way.
+        lent.end(&Patience::within(SOON))?;
         // The answer is that it serves.
-        control::send(&new, &Command::Go(), &[]).map_err(&gone)?;
-        socket::set_blocking(&new, false).map_err(&gone)?;
-        lent.replace(new);
+        new.send(&Command::Go(), &[])?;
+        lent.replace(stream);
         Ok(())
     }
 
     /// Another worker for a slice, which waits for the state of its application.
     fn connect(&self, slice: usize, to: &Pool) -> io::Result<UnixStream> {
-        let until = Instant::now() + PATIENCE;
-        let stream = loop {
+        let until = Instant::now() + FULL;
+        loop {
             match self.attach.take_up(slice, to) {
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until =>
                 {
                     std::thread::sleep(AGAIN);
                 }
-                other => break other?,
+                other => return other,
             }
-        };
-        socket::set_blocking(&stream, true)?;
-        Ok(stream)
+        }
     }
 
-    /// A slice whose application was saved is served by another worker, which has the state by then.
-    /// Nothing is called before [`Waiting::go`].
+    /// Whether there are applications of a snapshot that workers have yet to take up.
+    pub fn has_images(&self) -> bool {
+        !self.coming().images.is_empty()
+    }
+
+    pub(super) fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.coming.lock_unpoisoned()
+    }
+
+    /// Has workers of the port's pool take up the applications of a snapshot, all at the same time. None
+    /// of them serves before the port goes on.
     ///
     /// # Errors
-    /// It is refused, or there is no such pool.
-    pub fn take_up(&self, slice: usize, image: &File, to: &Pool) -> Result<Waiting, NotMoved> {
+    /// All reasons why some cannot.
+    pub fn take_up(&self, patience: &Patience) -> Result<(), String> {
+        let images = std::mem::take(&mut self.coming().images);
+        let pool = self.attach.pool();
         let gone = |source| NotMoved::Gone { who: NEW, source };
-        let stream = self.connect(slice, to).map_err(gone)?;
-        let new = Peer {
-            channel: &stream,
-            who: NEW,
+        let mut reasons = Vec::new();
+        let mut asked = Vec::new();
+        let mut keep = |slice: usize, step: Result<UnixStream, NotMoved>| match step {
+            Ok(stream) => Some(stream),
+            Err(error) => {
+                reasons.push(format!("slice {slice}: {}", Chain(&error)));
+                None
+            }
         };
-        new.answer(SOON)?;
-        new.ask(&Command::Restore(false), &[image.as_fd()], LONG)?;
-        Ok(Waiting { slice, stream })
+        for (slice, image) in images {
+            if let Some(stream) = keep(slice, self.connect(slice, &pool).map_err(gone)) {
+                asked.push((slice, image, stream));
+            }
+        }
+        let soon = patience.at_most(SOON);
+        let mut restoring = Vec::new();
+        for (slice, image, stream) in asked {
+            let new = Peer {
+                channel: &stream,
+                who: NEW,
+            };
+            let ready = new.answer(&soon);
+            let step = ready.and_then(|_| new.send(&Command::Restore(false), &[image.as_fd()]));
+            if let Some(stream) = keep(slice, step.map(|()| stream)) {
+                restoring.push((slice, stream));
+            }
+        }
+        let mut workers = Vec::new();
+        for (slice, stream) in restoring {
+            let new = Peer {
+                channel: &stream,
+                who: NEW,
+            };
+            let restored = new.answer(patience);
+            if let Some(stream) = keep(slice, restored.map(|_| stream)) {
+                workers.push(Waiting { slice, stream });
+            }
+        }
+        if !reasons.is_empty() {
+            let (reasons, pool) = (reasons.join("; "), pool.socket.display());
+            return Err(format!("{reasons} (the pool is at {pool})"));
+        }
+        self.coming().workers = workers;
+        Ok(())
     }
 }
 
@@ -214,77 +288,25 @@ impl Waiting {
     /// It has ended.
     pub fn go(self, port: &Handle) -> io::Result<()> {
         control::send(&self.stream, &Command::Go(), &[])?;
-        socket::set_blocking(&self.stream, false)?;
         port.desk.serve(self.slice, self.stream);
         Ok(())
     }
 }
 
-pub(super) const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
-/// Brings the state from one worker to another. When it returns, the first has ended; with an error it
-/// goes on, if it can.
-fn hand_over(old: &UnixStream, new: &UnixStream, drain: Duration) -> Result<(), NotMoved> {
-    let old = Peer {
-        channel: old,
-        who: OLD,
-    };
-    let new = Peer {
-        channel: new,
-        who: NEW,
-    };
-    new.answer(SOON)?;
-    stopped(&old, drain, |image| {
-        new.ask(&Command::Restore(true), &[image.as_fd()], LONG)
-            .map(drop)
-    })?;
-    end(&old)
+/// Asks a worker to stop, and goes on without its answer.
+pub(super) fn quiesce(worker: &mut Lent, drain: Duration) -> Result<(), NotMoved> {
+    let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
+    worker.send(&Command::Quiesce(drain), &[])
 }
 
-/// Stops a worker and saves its application's state, and does something with that. With an error the
-/// worker goes on.
-pub(super) fn stopped<T>(
-    worker: &Peer<'_>,
-    drain: Duration,
-    then: impl FnOnce(File) -> Result<T, NotMoved>,
-) -> Result<T, NotMoved> {
-    let patience = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
-    let wait = drain.saturating_add(AFTER_DRAIN);
-    let quiesced = worker.ask(&Command::Quiesce(patience), &[], wait);
-    if let Err(NotMoved::Gone { .. }) = quiesced {
-        // Its answer may still come, and would be taken for that to the next command.
-        let _ = worker.channel.shutdown(Shutdown::Write);
-    }
-    quiesced?;
-    let outcome = (|| {
-        let image = control::image().map_err(NotMoved::File)?;
-        worker.ask(&Command::Save(), &[image.as_fd()], LONG)?;
-        then(image)
-    })();
-    if outcome.is_err() && worker.ask(&Command::Resume(), &[], SOON).is_err() {
-        // It would stand still for ever.
-        let _ = worker.channel.shutdown(Shutdown::Write);
-    }
-    outcome
-}
-
-/// Ends a worker that stands still, and waits until its pool has seen it end: from then on nobody
-/// else has the rings.
-fn end(old: &Peer<'_>) -> Result<(), NotMoved> {
-    let gone = |source| NotMoved::Gone {
-        who: old.who,
-        source,
-    };
-    old.channel.shutdown(Shutdown::Write).map_err(gone)?;
-    old.channel.set_read_timeout(Some(SOON)).map_err(gone)?;
-    match (&mut &*old.channel).read(&mut [0; 1]) {
-        Ok(0) => Ok(()),
-        Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
-        // Killed with what it was sent unread.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        Err(error) => Err(gone(error)),
-    }
+/// Has a worker that has stopped save its application's state.
+pub(super) fn save(worker: &mut Lent, patience: &Patience) -> Result<File, NotMoved> {
+    let image = control::image().map_err(NotMoved::File)?;
+    worker.send(&Command::Save(), &[image.as_fd()])?;
+    worker.answer(patience)?;
+    Ok(image)
 }
 
 /// Whether somebody listens there.

@@ -9,24 +9,17 @@ use std::{
     fs::File,
     io,
     os::{fd::AsRawFd, unix::fs::FileExt},
-    sync::Arc,
     time::Duration,
 };
 
-use base::Chain;
+use base::{Chain, Patience};
 pub use gantry_remoting::link::control::image;
-use gantry_remoting::{
-    link::{
-        control::{Command, NotMoved, Peer, SOON},
-        socket,
-    },
-    port::State,
-};
+use gantry_remoting::{link::control::AFTER_DRAIN, port::State};
 use serde::{Deserialize, Serialize};
 
 use super::{
     lend::Lent,
-    moving::{Handle, OLD, stopped},
+    moving::{Handle, quiesce, save},
 };
 
 /// What pieces begin at multiples of.
@@ -175,131 +168,183 @@ fn copy(from: (&File, u64), to: (&File, u64), length: u64) -> io::Result<u32> {
     Ok(hash.finalize())
 }
 
+/// A port whose applications are stopped and saved.
+struct Port {
+    /// What it is called.
+    id: String,
+    handle: Handle,
+    /// Its workers that have stopped.
+    stopped: Vec<Lent>,
+    /// Those that have not, so that they are not lent again.
+    failed: Vec<Lent>,
+}
+
+/// Applications that stand still: of several ports, whose guest may run. They go on when this is dropped,
+/// for which nobody waits.
+pub struct Standing {
+    ports: Vec<Port>,
+    drain: Duration,
+    patience: Patience,
+}
+
 /// Applications that stand still, saved. They go on when this is dropped.
-pub struct Stopped {
-    lent: Vec<Lent>,
-    port: Handle,
+pub struct Stopped(Standing);
+
+impl Standing {
+    /// Asks the workers of all applications of these ports to stop, each of which may finish what its
+    /// device is at for so long, and waits until all have.
+    ///
+    /// # Errors
+    /// All reasons why some do not stop. All go on.
+    pub fn new(
+        ports: Vec<(String, Handle)>,
+        drain: Duration,
+        patience: Patience,
+    ) -> Result<Self, Error> {
+        let port = |(id, handle)| Port {
+            id,
+            handle,
+            stopped: Vec::new(),
+            failed: Vec::new(),
+        };
+        let mut standing = Self {
+            ports: ports.into_iter().map(port).collect(),
+            drain,
+            patience,
+        };
+        match standing.stop() {
+            (_, reasons) if reasons.is_empty() => Ok(standing),
+            (_, reasons) => Err(Error::Stays(reasons)),
+        }
+    }
+
+    /// Stops all that serve: how many there were, and why some do not stop.
+    fn stop(&mut self) -> (usize, Vec<String>) {
+        let mut reasons = Vec::new();
+        let mut asked = Vec::new();
+        for (at, port) in self.ports.iter_mut().enumerate() {
+            for mut lent in port.handle.desk.lend(None).unwrap_or_default() {
+                let sent = quiesce(&mut lent, self.drain);
+                asked.push((at, lent, sent));
+            }
+        }
+        let count = asked.len();
+        let patience = self.drain.saturating_add(AFTER_DRAIN);
+        let patience = self.patience.at_most(patience);
+        for (at, mut lent, sent) in asked {
+            let port = &mut self.ports[at];
+            match sent.and_then(|()| lent.answer(&patience)) {
+                Ok(_) => port.stopped.push(lent),
+                Err(why) => {
+                    let named = named(&port.id, lent.slice as u32);
+                    reasons.push(format!("{named}: {}", Chain(&why)));
+                    port.failed.push(lent);
+                }
+            }
+        }
+        (count, reasons)
+    }
+
+    /// Saves all applications, one after the other, when their guest stands still: also those that have
+    /// come meanwhile. The ports' own states have them until the result is dropped.
+    ///
+    /// # Errors
+    /// Some cannot be saved. All go on.
+    pub fn save(mut self, archive: &mut Archive) -> Result<Stopped, Error> {
+        let mut reasons = Vec::new();
+        // One that is being opened may be open by the next look.
+        loop {
+            let (count, more) = self.stop();
+            reasons.extend(more);
+            if count == 0 {
+                break;
+            }
+        }
+        let mut all = Vec::new();
+        for port in &mut self.ports {
+            let mut saved = Vec::new();
+            for lent in &mut port.stopped {
+                if !reasons.is_empty() {
+                    // To save takes long, and nobody would have it.
+                    return Err(Error::Stays(reasons));
+                }
+                let image = match save(lent, &self.patience) {
+                    Ok(image) => archive.add(&image)?,
+                    Err(why) => {
+                        let named = named(&port.id, lent.slice as u32);
+                        reasons.push(format!("{named}: {}", Chain(&why)));
+                        continue;
+                    }
+                };
+                let window = port.handle.window(lent.slice, archive)?;
+                let one = (lent.slice, State::Open, window, Some(image));
+                saved.push(port.handle.described(one));
+            }
+            port.rest(&mut saved, archive, &mut reasons)?;
+            all.push(saved);
+        }
+        if !reasons.is_empty() {
+            return Err(Error::Stays(reasons));
+        }
+        archive.file().sync_all()?;
+        for (port, saved) in self.ports.iter().zip(all) {
+            *port.handle.saved() = Some(saved);
+        }
+        Ok(Stopped(self))
+    }
+}
+
+impl Port {
+    /// Slices that are in use without a worker that was stopped.
+    fn rest(
+        &self,
+        saved: &mut Vec<SavedSlice>,
+        archive: &mut Archive,
+        reasons: &mut Vec<String>,
+    ) -> Result<(), Error> {
+        let slices = &self.handle.attach.slices;
+        let mine = self.stopped.iter().chain(&self.failed);
+        let mine: Vec<_> = mine.map(|lent| lent.slice).collect();
+        for slice in 0..slices.count() as usize {
+            let state = slices.get(slice);
+            if state == State::Free || mine.contains(&slice) {
+                continue;
+            }
+            if state == State::Open {
+                reasons.push(format!(
+                    "{} is being moved or saved",
+                    named(&self.id, slice as u32)
+                ));
+                continue;
+            }
+            let window = self.handle.window(slice, archive)?;
+            saved.push(self.handle.described((slice, state, window, None)));
+        }
+        Ok(())
+    }
 }
 
 impl Stopped {
     /// They go on elsewhere: their workers end.
     pub fn end(mut self) {
-        for lent in self.lent.drain(..) {
-            if let Some(channel) = lent.stream() {
-                let _ = channel.shutdown(std::net::Shutdown::Write);
-                // The port's thread, which has it again now, waits for several.
-                let _ = socket::set_blocking(channel, false);
-            }
+        for port in &mut self.0.ports {
+            port.stopped.drain(..).for_each(Lent::leave);
         }
     }
 }
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        *self.port.saved() = None;
-        for lent in &self.lent {
-            resume(lent);
+        for port in &self.0.ports {
+            *port.handle.saved() = None;
         }
     }
-}
-
-/// Has a worker go on that stands still.
-fn resume(lent: &Lent) {
-    let Some(channel) = lent.stream() else { return };
-    let worker = Peer { channel, who: OLD };
-    if worker.ask(&Command::Resume(), &[], SOON).is_err() {
-        // It would stand still for ever.
-        let _ = channel.shutdown(std::net::Shutdown::Write);
-    }
-    let _ = socket::set_blocking(channel, false);
 }
 
 impl Handle {
-    /// Stops and saves all applications of a port whose guest stands still. The port's own state has
-    /// them until the result is dropped.
-    ///
-    /// # Errors
-    /// Some cannot be saved. All go on.
-    pub fn save(&self, archive: &mut Archive, drain: Duration) -> Result<Stopped, Error> {
-        let mut stopped = Stopped {
-            lent: Vec::new(),
-            port: self.clone(),
-        };
-        let slices = Arc::clone(&self.attach.slices);
-        let (mut saved, mut stay) = (Vec::new(), Vec::new());
-        // Those that cannot be saved, so that they are not lent again.
-        let mut failed = Vec::new();
-        // One that is being opened may be open by the next look.
-        loop {
-            let lent = self.desk.lend(None).unwrap_or_default();
-            if lent.is_empty() {
-                break;
-            }
-            for lent in lent {
-                match self.save_one(&lent, archive, drain) {
-                    Ok(one) => {
-                        stopped.lent.push(lent);
-                        saved.push(one?);
-                    }
-                    Err(why) => {
-                        stay.push(format!("{}: {}", named(lent.slice as u32), Chain(&why)));
-                        failed.push(lent);
-                    }
-                }
-            }
-        }
-        for slice in 0..slices.count() {
-            let state = slices.get(slice as usize);
-            if state == State::Free || saved.iter().any(|one| one.slice == slice) {
-                continue;
-            }
-            if state == State::Open {
-                if !stay
-                    .iter()
-                    .any(|why: &String| why.starts_with(&named(slice)))
-                {
-                    stay.push(format!("{} is being moved", named(slice)));
-                }
-                continue;
-            }
-            let window = self.window(slice as usize, archive)?;
-            saved.push(self.described(slice as usize, state, window, None));
-        }
-        if !stay.is_empty() {
-            return Err(Error::Stays(stay));
-        }
-        archive.file().sync_all()?;
-        *self.saved() = Some(saved);
-        Ok(stopped)
-    }
-
-    /// Saves one application, which stands still from then on. With the outer error it goes on.
-    fn save_one(
-        &self,
-        lent: &Lent,
-        archive: &mut Archive,
-        drain: Duration,
-    ) -> Result<io::Result<SavedSlice>, NotMoved> {
-        let gone = |source| NotMoved::Gone { who: OLD, source };
-        let none = || gone(io::ErrorKind::NotConnected.into());
-        let channel = lent.stream().ok_or_else(none)?;
-        socket::set_blocking(channel, true).map_err(gone)?;
-        let worker = Peer { channel, who: OLD };
-        let image = stopped(&worker, drain, Ok).inspect_err(|_| {
-            let _ = socket::set_blocking(channel, false);
-        })?;
-        Ok(archive.add(&image).and_then(|image| {
-            let window = self.window(lent.slice, archive)?;
-            Ok(self.described(lent.slice, State::Open, window, Some(image)))
-        }))
-    }
-
     fn described(
         &self,
-        slice: usize,
-        state: State,
-        window: Piece,
-        image: Option<Piece>,
+        (slice, state, window, image): (usize, State, Piece, Option<Piece>),
     ) -> SavedSlice {
         SavedSlice {
             slice: slice as u32,
@@ -320,8 +365,8 @@ impl Handle {
     }
 }
 
-fn named(slice: u32) -> String {
-    format!("the application of slice {slice}")
+fn named(port: &str, slice: u32) -> String {
+    format!("{port}: the application of slice {slice}")
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ use std::{
     time::Duration,
 };
 
+use base::Patience;
+
 use crate::link::control::{self, AFTER_DRAIN, LONG, SOON};
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
 
@@ -30,14 +32,17 @@ pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, 
 /// `connection` is the application's.
 ///
 /// # Errors
-/// The application stays where it is, if its worker lives.
+/// The application stays where it is, if its worker lives; one that is stuck is to be killed.
 pub fn carry_over(
     source: &Peer<'_>,
     destination: &Peer<'_>,
     connection: BorrowedFd<'_>,
     drain: Duration,
 ) -> Result<(), NotMoved> {
-    let (described, files) = source.ask(&Command::Describe(), &[], SOON)?;
+    // All of it, whoever is slow.
+    let patience = Patience::within(drain.saturating_add(LONG));
+    let soon = patience.at_most(SOON);
+    let (described, files) = source.ask(&Command::Describe(), &[], &soon)?;
     let Reply::Serves(served) = described else {
         return Err(NotMoved::Refused("the worker serves nobody".to_owned()));
     };
@@ -46,20 +51,30 @@ pub fn carry_over(
             "a worker has sent too few files".to_owned(),
         ));
     }
-    destination.ask(&Command::Adopt(served), &[connection], SOON)?;
+    destination.ask(&Command::Adopt(served), &[connection], &soon)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    destination.ask(&Command::Files(), &files, SOON)?;
-    let drained = drain + AFTER_DRAIN;
-    let patience = drain.as_millis() as u64;
-    source.ask(&Command::Quiesce(patience), &[], drained)?;
+    destination.ask(&Command::Files(), &files, &patience.at_most(SOON))?;
+    // The source's answers that have not come.
+    let mut due = 0;
+    let mut ask = |command: &Command, files: &[BorrowedFd<'_>], patience: &Patience| {
+        due = 1;
+        let answer = source.ask(command, files, patience);
+        if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
+            due = 0;
+        }
+        answer
+    };
     let outcome = (|| {
+        let drained = patience.at_most(drain.saturating_add(AFTER_DRAIN));
+        let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
+        ask(&Command::Quiesce(drain), &[], &drained)?;
         let image = control::image().map_err(NotMoved::File)?;
-        source.ask(&Command::Save(), &[image.as_fd()], LONG)?;
-        destination.ask(&Command::Restore(true), &[image.as_fd()], LONG)?;
+        ask(&Command::Save(), &[image.as_fd()], &patience)?;
+        destination.ask(&Command::Restore(true), &[image.as_fd()], &patience)?;
         Ok(())
     })();
-    if outcome.is_err() {
-        let _ = source.ask(&Command::Resume(), &[], SOON);
-    }
-    outcome
+    outcome.map_err(|why| match source.go_on(due, &Patience::within(SOON)) {
+        Ok(()) => why,
+        Err(_) => NotMoved::Stuck(Box::new(why)),
+    })
 }

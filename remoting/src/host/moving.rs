@@ -236,6 +236,9 @@ impl Pool<'_> {
         if let Err(error) = outcome {
             let why = base::Chain(error);
             asker.tell(&format!("error: process {process} stays: {why}"));
+            if matches!(error, NotMoved::Stuck(_)) {
+                serving.worker.kill();
+            }
         } else if serving.phase == Phase::Ending {
             asker.tell(&format!("process {process} has ended meanwhile"));
         }

@@ -347,6 +347,8 @@ fn slice(worker: &mut Worker<'_>, attachment: &Attachment, seat: &Seat) -> Resul
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use base::Patience;
+
     use super::*;
     use crate::{backends::opencl::testing, link::control::Peer};
 
@@ -371,7 +373,7 @@ mod tests {
             channel,
             who: "the worker",
         };
-        let answer = peer.ask(command, &[], Duration::from_secs(20));
+        let answer = peer.ask(command, &[], &Patience::within(Duration::from_secs(30)));
         answer.map(drop).map_err(|error| error.to_string())
     }
 

@@ -9,11 +9,13 @@ use std::{
     fs::File,
     io::{self, Read},
     os::{
-        fd::{BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::Duration,
 };
+
+use base::{Patience, patience::Patient};
 
 use super::socket;
 use crate::wire::{
@@ -104,14 +106,38 @@ pub fn send<M: Wire>(
 /// Receives a message, and the files that came with it. None if the other side has ended.
 ///
 /// # Errors
-/// It is no message of this build, or takes longer than the channel's time.
-pub fn receive<M: Wire>(mut channel: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+/// It is no message of this build.
+pub fn receive<M: Wire>(channel: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    receive_by(channel, channel, || Ok(()))
+}
+
+/// The same, for as long as there is patience.
+fn receive_within<M: Wire>(
+    channel: &UnixStream,
+    patience: &Patience,
+) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    let rest = Patient(channel, patience);
+    receive_by(channel, rest, || patience.readable(channel.as_fd()))
+}
+
+/// Receives the first bytes from a channel once it is ready, and the rest from a reader of the same.
+fn receive_by<M: Wire>(
+    channel: &UnixStream,
+    mut rest: impl Read,
+    ready: impl Fn() -> io::Result<()>,
+) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let mut head = [0; HEAD];
-    let (got, files) = socket::receive(channel, &mut head)?;
+    let (got, files) = loop {
+        ready()?;
+        match socket::receive(channel, &mut head) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            received => break received?,
+        }
+    };
     if got == 0 {
         return Ok(None);
     }
-    channel.read_exact(&mut head[got..])?;
+    rest.read_exact(&mut head[got..])?;
     let (length, fingerprint) = head.split_at(4);
     let read = |bytes| invalid_if(u64::from_bytes(bytes));
     if read(fingerprint)? != FINGERPRINT {
@@ -124,7 +150,7 @@ pub fn receive<M: Wire>(mut channel: &UnixStream) -> io::Result<Option<(M, Vec<O
         return Err(invalid("a message of the control channel is too long"));
     }
     let mut body = vec![0; length];
-    channel.read_exact(&mut body)?;
+    rest.read_exact(&mut body)?;
     let message = invalid_if(M::from_bytes(&body))?;
     Ok(Some((message, files)))
 }
@@ -152,6 +178,12 @@ pub enum NotMoved {
         /// How it was noticed.
         source: io::Error,
     },
+    /// A worker that was stopped does not go on after a move that failed.
+    #[error("its worker does not go on any more, and is ended")]
+    Stuck(#[source] Box<NotMoved>),
+    /// Somebody has asked for the end.
+    #[error("it was cancelled")]
+    Cancelled,
     /// The system.
     #[error("cannot make a file for the application's state")]
     File(#[source] io::Error),
@@ -167,43 +199,70 @@ pub struct Peer<'a> {
 }
 
 impl Peer<'_> {
-    /// Asks for something and waits for the answer, at most for so long.
+    fn gone(&self, source: io::Error) -> NotMoved {
+        NotMoved::Gone {
+            who: self.who,
+            source,
+        }
+    }
+
+    /// Asks for something.
     ///
     /// # Errors
-    /// It is refused, or the worker is gone.
+    /// The worker is gone.
+    pub fn send(&self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), NotMoved> {
+        send(self.channel, command, files).map_err(|source| self.gone(source))
+    }
+
+    /// Asks for something and waits for the answer.
+    ///
+    /// # Errors
+    /// It is refused, the worker is gone, or there is no more patience.
     pub fn ask(
         &self,
         command: &Command,
         files: &[BorrowedFd<'_>],
-        patience: Duration,
+        patience: &Patience,
     ) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
-        let gone = |source| NotMoved::Gone {
-            who: self.who,
-            source,
-        };
-        send(self.channel, command, files).map_err(gone)?;
+        self.send(command, files)?;
         self.answer(patience)
     }
 
-    /// Waits for an answer, at most for so long.
+    /// Waits for an answer.
     ///
     /// # Errors
-    /// It is a refusal, or the worker is gone.
-    pub fn answer(&self, patience: Duration) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
-        let gone = |source| NotMoved::Gone {
-            who: self.who,
-            source,
-        };
-        self.channel
-            .set_read_timeout(Some(patience))
-            .map_err(gone)?;
-        let answer = receive(self.channel).map_err(gone)?;
-        match answer.ok_or_else(|| gone(io::ErrorKind::UnexpectedEof.into()))? {
+    /// It is a refusal, the worker is gone, or there is no more patience.
+    pub fn answer(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+        let answer = receive_within(self.channel, patience).map_err(|source| {
+            match patience.is_cancelled() {
+                true => NotMoved::Cancelled,
+                false => self.gone(source),
+            }
+        })?;
+        match answer.ok_or_else(|| self.gone(io::ErrorKind::UnexpectedEof.into()))? {
             (Reply::Refused(Blob(why)), _) => Err(NotMoved::Refused(
                 String::from_utf8_lossy(&why).into_owned(),
             )),
             other => Ok(other),
         }
+    }
+
+    /// Has a worker go on that was asked to stop, and perhaps to save, whatever has become of that:
+    /// so many of its answers have not come yet. They are waited for, so that nobody takes them for
+    /// those to later commands.
+    ///
+    /// # Errors
+    /// It is gone, or does not answer: it would stand still for ever.
+    pub fn go_on(&self, due: u32, patience: &Patience) -> Result<(), NotMoved> {
+        self.send(&Command::Resume(), &[])?;
+        for _ in 0..=due {
+            match self.answer(patience) {
+                // One that has not stopped, or has said why it does not, goes on anyway.
+                Ok(_) | Err(NotMoved::Refused(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -223,7 +282,8 @@ pub fn image() -> io::Result<File> {
 
 /// How long a worker may take for what does not depend on the application.
 pub const SOON: Duration = Duration::from_secs(30);
-/// How long for saving and restoring: contents of memory are copied, and programs built.
+/// How long for saving and restoring, all applications together: contents of memory are copied, and
+/// programs built.
 pub const LONG: Duration = Duration::from_secs(600);
 /// What is added to the time that the device has to come to an end.
 pub const AFTER_DRAIN: Duration = Duration::from_secs(5);

@@ -253,7 +253,7 @@ pub enum Action {
     },
     /// Show what a migration does.
     Migration,
-    /// End a migration; the VM stays where it is.
+    /// End a migration, or a wait for workers of accelerators; the VM stays where it is.
     CancelMigration,
     /// Say where the VM runs, when a migration cannot know.
     ResolveMigration {

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use base::Cancel;
 use devices::accel::{
     Pool,
     moving::{Move, Moved},
@@ -17,17 +18,25 @@ use crate::{
     machine::{events::MachineEvent, kinds::Handle},
 };
 
+/// Applications of an accelerator that change their workers.
+pub(super) struct Moving {
+    /// Who waits for it.
+    reply: Reply,
+    /// Ends it.
+    pub(super) cancel: Cancel,
+}
+
 impl Control {
     /// `vm.move-accel`: answers when all that is to move has moved, or stays.
     pub(super) fn move_accel(&mut self, request: VmMoveAccel, reply: Reply) {
         let id = request.id.clone();
         match self.start_move(request) {
-            Ok(()) => drop(self.moves.insert(id, reply)),
+            Ok(cancel) => drop(self.moves.insert(id, Moving { reply, cancel })),
             Err(error) => reply.send(Err(error)),
         }
     }
 
-    fn start_move(&mut self, request: VmMoveAccel) -> Result<(), ApiError> {
+    fn start_move(&mut self, request: VmMoveAccel) -> Result<Cancel, ApiError> {
         self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
         let id = request.id;
         if self.moves.contains_key(&id) {
@@ -61,12 +70,29 @@ impl Control {
                 device: request.device.unwrap_or(now.device),
             },
             drain: Duration::from_millis(request.drain_ms),
+            cancel: Cancel::default(),
         };
+        let cancel = asked.cancel.clone();
         let sender = self.sender.clone();
         let told = move |moved| sender.send(MachineEvent::AccelMoved { id, moved });
         port.start(asked, told).map_err(|error| {
             ApiError::internal(&error).context("cannot start a thread that moves applications")
-        })
+        })?;
+        Ok(cancel)
+    }
+
+    /// What needs all applications where they are has to wait until none moves.
+    pub(super) fn refuse_if_moving(&self) -> Result<(), ApiError> {
+        let ids: Vec<_> = self.moves.keys().map(|id| format!("{id:?}")).collect();
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let ids = ids.join(", ");
+        let message = format!(
+            "applications of {ids} change their workers (vm.move-accel): wait for the answer, or end \
+             that by vm.cancel-migration"
+        );
+        Err(ApiError::message(Status::Conflict, message))
     }
 
     /// The end of a move.
@@ -95,7 +121,7 @@ impl Control {
         for reason in &reasons {
             log::warn!("{id:?}: {reason}");
         }
-        let Some(reply) = self.moves.remove(id) else {
+        let Some(Moving { reply, .. }) = self.moves.remove(id) else {
             return;
         };
         reply.send(match reasons.is_empty() {

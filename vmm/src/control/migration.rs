@@ -18,12 +18,16 @@ use std::{
     time::Duration,
 };
 
-use base::Chain;
-use devices::thread::{ThreadRole, ThreadSpawner};
+use base::{Cancel, Chain};
+use devices::{
+    accel::saved::{Standing, Stopped},
+    thread::{ThreadRole, ThreadSpawner},
+};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
     Control, ExitReason,
+    applications::Workers,
     life::{Life, RunState},
     requests::failed,
 };
@@ -33,15 +37,17 @@ use crate::{
         ResolveMigration, Response, RunsAt, SendMigration, Status, TimeoutStrategy,
     },
     config::{AccelConfig, AccelVia, VmConfig},
-    machine::{Machine, handover::Belongings, moving::MovingRegion},
+    machine::{
+        Machine, applications, error::MachineError, handover::Belongings, moving::MovingRegion,
+    },
     migration::{
-        self, PROTOCOL,
+        self,
         connection::{Address, Connection},
         files::{FileUse, GivenFile},
         lanes::{Body, MOST},
         offer::{Moment, Offer, OfferedRegion},
         progress::{Direction, MigrationInfo, Phase, Progress},
-        source::{FIXED, Outcome, Owner, Retaken, Source, Wishes},
+        source::{FIXED, Outcome, Owner, Paused, Retaken, Source, Wishes},
         tunnel::Tls,
     },
     seccomp::Spawner,
@@ -52,14 +58,14 @@ type Answer = Result<Response, ApiError>;
 type Work = Box<dyn FnOnce(&mut Control) + Send>;
 
 /// Why a machine is not there any more for a migration that needs it.
-const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
+pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
 
 /// All about migrations that the control thread keeps.
 pub struct Migrations {
     work: mpsc::Receiver<Work>,
     sender: mpsc::Sender<Work>,
     wake: EventFd,
-    job: Job,
+    pub(super) job: Job,
     /// What became of the last one.
     last: Option<MigrationInfo>,
     next: u64,
@@ -68,7 +74,7 @@ pub struct Migrations {
 }
 
 /// The migration that goes on.
-enum Job {
+pub(super) enum Job {
     None,
     Outgoing {
         number: u64,
@@ -86,10 +92,12 @@ enum Job {
         request: ReceiveMigration,
         machine: Option<Incoming>,
     },
+    /// No migration: workers of accelerators are waited for.
+    Workers(Workers),
 }
 
 /// A machine that is on its way here.
-struct Incoming {
+pub(super) struct Incoming {
     config: Box<VmConfig>,
     machine: Box<Machine>,
     /// It stays paused.
@@ -116,7 +124,7 @@ impl Migrations {
         self.wake.as_raw_fd()
     }
 
-    fn on_control(&self) -> io::Result<OnControl> {
+    pub(super) fn on_control(&self) -> io::Result<OnControl> {
         Ok(OnControl {
             work: self.sender.clone(),
             wake: self.wake.try_clone()?,
@@ -125,33 +133,35 @@ impl Migrations {
 
     fn progress(&self) -> Option<&Progress> {
         match &self.job {
-            Job::None => None,
+            Job::None | Job::Workers(_) => None,
             Job::Outgoing { progress, .. } | Job::Incoming { progress, .. } => Some(progress),
         }
     }
 
-    fn is_current(&self, of: u64) -> bool {
+    pub(super) fn is_current(&self, of: u64) -> bool {
         match &self.job {
             Job::None => false,
-            Job::Outgoing { number, .. } | Job::Incoming { number, .. } => *number == of,
+            Job::Outgoing { number, .. }
+            | Job::Incoming { number, .. }
+            | Job::Workers(Workers { number, .. }) => *number == of,
         }
     }
 
-    fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 }
 
 /// A migration's way to the control thread.
-struct OnControl {
+pub(super) struct OnControl {
     work: mpsc::Sender<Work>,
     wake: EventFd,
 }
 
 impl OnControl {
     /// Has the control thread do something, and waits; `None` if it is gone.
-    fn ask<R: Send + 'static>(
+    pub(super) fn ask<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Control) -> R + Send + 'static,
     ) -> Option<R> {
@@ -167,10 +177,23 @@ impl OnControl {
 
     /// Starts a thread of the migration.
     fn start(&self, body: Body) -> Result<(), String> {
-        let started = self.ask(|control| control.start_migration(body));
+        let started = self.ask(|control| control.start_thread(body));
         let started = started.ok_or_else(|| OVER.to_owned())?;
         started.map_err(|error| error.to_string())
     }
+}
+
+/// Applications of a machine's accelerators while it leaves. Those that stand still go on when they are
+/// dropped.
+enum Applications {
+    /// They do not go with it: they keep it here, or it has none.
+    Stay,
+    /// They go with it, and run.
+    Go,
+    /// They stand still, and the guest may run.
+    Standing(Standing),
+    /// They stand still with their guest, and are saved.
+    Saved(Stopped),
 }
 
 /// The machine, as the thread of a migration reaches it.
@@ -178,8 +201,9 @@ struct Leaving {
     control: OnControl,
     number: u64,
     was_paused: bool,
-    /// Accelerators' applications go with it.
-    applications: bool,
+    applications: Applications,
+    /// Ends a wait for their workers.
+    cancel: Cancel,
     /// Its files were handed over.
     local: bool,
     decision: mpsc::Receiver<bool>,
@@ -199,6 +223,34 @@ impl Leaving {
             work(machine)
         });
         done.unwrap_or_else(|| Err(OVER.to_owned()))
+    }
+
+    /// The state of the machine, which stands still, with its applications.
+    fn state(&mut self) -> Result<Paused, String> {
+        // First: what their workers still signal is in the state of the interrupt controllers.
+        let archive = match self.applications.take() {
+            Applications::Standing(standing) => {
+                let (stopped, archive) = applications::depart(standing).map_err(words)?;
+                self.applications = Applications::Saved(stopped);
+                Some(archive)
+            }
+            _ => None,
+        };
+        self.on_machine(|machine| {
+            let saved_at = Moment::now();
+            let state = machine.departing_state().map_err(words)?;
+            Ok(Paused {
+                state,
+                saved_at,
+                archive,
+            })
+        })
+    }
+}
+
+impl Applications {
+    fn take(&mut self) -> Self {
+        mem::replace(self, Self::Stay)
     }
 }
 
@@ -258,41 +310,34 @@ impl Owner for Leaving {
         }
     }
 
-    fn pause(&mut self) -> Result<(Vec<u8>, Moment), String> {
-        let (was_paused, applications) = (self.was_paused, self.applications);
-        self.on_machine(move |machine| {
-            let words = |error| Chain(&error).to_string();
-            if !was_paused {
-                machine.pause().map_err(words)?;
-            }
-            let saved_at = Moment::now();
-            let state = machine.departing_state(applications).map_err(words);
-            state.map(|state| (state, saved_at)).inspect_err(|_| {
-                if !was_paused && let Err(error) = machine.resume() {
-                    log::error!("the VM does not go on: {}", Chain(&error));
-                }
-            })
-        })
+    fn quiesce(&mut self) -> Result<(), String> {
+        if matches!(self.applications, Applications::Go) {
+            let ports = self.on_machine(|machine| Ok(machine.devices().ports()))?;
+            let standing = applications::stop(ports, self.cancel.clone()).map_err(words)?;
+            self.applications = Applications::Standing(standing);
+        }
+        Ok(())
+    }
+
+    fn pause(&mut self) -> Result<Paused, String> {
+        if !self.was_paused {
+            self.on_machine(|machine| machine.pause().map_err(words))?;
+        }
+        self.state().inspect_err(|_| self.resume())
     }
 
     fn resume(&mut self) {
-        if self.was_paused {
-            let _ = self.on_machine(|machine| {
-                machine.applications_stay();
-                Ok(())
-            });
-            return;
+        if !self.was_paused {
+            let resumed = self.on_machine(|machine| machine.resume().map_err(words));
+            if let Err(error) = resumed {
+                log::error!("after a migration that failed, the VM does not go on: {error}");
+            }
         }
-        let resumed =
-            self.on_machine(|machine| machine.resume().map_err(|error| Chain(&error).to_string()));
-        if let Err(error) = resumed {
-            log::error!("after a migration that failed, the VM does not go on: {error}");
-        }
+        self.applications = Applications::Stay;
     }
 
     fn release(&mut self) -> Result<(), String> {
         self.on_machine(|machine| {
-            let words = |error| Chain(&error).to_string();
             machine.release_locks().map_err(words).inspect_err(|_| {
                 if let Err(error) = machine.take_locks() {
                     log::error!("a disk is not locked any more: {}", Chain(&error));
@@ -325,6 +370,9 @@ impl Owner for Leaving {
     }
 
     fn gone(&mut self) {
+        if let Applications::Saved(stopped) = self.applications.take() {
+            stopped.end();
+        }
         let (number, was_local) = (self.number, self.local);
         self.control.ask(move |control| {
             if control.migrations.is_current(number) {
@@ -354,21 +402,18 @@ impl Control {
             Job::None => return Ok(()),
             Job::Outgoing { .. } => "the VM is being moved to another host",
             Job::Incoming { .. } => "a VM is awaited from another host",
+            Job::Workers(workers) => {
+                let message = format!(
+                    "{}, and waits for workers of accelerators: vm.cancel-migration ends that",
+                    workers.what()
+                );
+                return match is_allowed(request) {
+                    true => Ok(()),
+                    false => Err(ApiError::wrong_state(message)),
+                };
+            }
         };
-        let allowed = matches!(
-            request,
-            Request::VmmPing
-                | Request::VmmShutdown
-                | Request::VmmMetrics
-                | Request::VmInfo
-                | Request::VmCounters
-                | Request::VmPowerButton
-                | Request::VmNmi
-                | Request::VmMigration
-                | Request::VmCancelMigration
-                | Request::VmResolveMigration(_)
-        );
-        if allowed {
+        if is_allowed(request) {
             return Ok(());
         }
         Err(ApiError::wrong_state(format!(
@@ -378,6 +423,7 @@ impl Control {
 
     /// The guest has done something that a migration cannot go on after.
     pub(super) fn abandon_migration(&mut self) {
+        self.abandon_workers();
         if let Some(progress) = self.migrations.progress() {
             log::warn!("the migration is cancelled");
             progress.cancel();
@@ -401,7 +447,10 @@ impl Control {
     /// `vm.cancel-migration`.
     pub(super) fn cancel_migration(&mut self) -> Answer {
         let Some(progress) = self.migrations.progress() else {
-            return Err(ApiError::wrong_state("no migration is going on"));
+            return match self.cancel_waits() {
+                true => Ok(Response::Empty),
+                false => Err(ApiError::wrong_state("no migration is going on")),
+            };
         };
         if matches!(progress.phase(), Phase::Go | Phase::Undecided) {
             return Err(ApiError::wrong_state(
@@ -431,6 +480,7 @@ impl Control {
     /// `vm.send-migration`: answers when it has begun.
     pub(super) fn send_migration(&mut self, request: &SendMigration) -> Answer {
         check_send(request)?;
+        self.refuse_if_moving()?;
         let Life::Live {
             config,
             machine,
@@ -445,9 +495,14 @@ impl Control {
             // They will have left.
             detaches = offered_config.accels.take().is_some_and(|a| !a.is_empty());
         }
-        let applications = request.accel == AccelMigration::Move;
+        let applications = match request.accel {
+            AccelMigration::Move => Applications::Go,
+            AccelMigration::Detach | AccelMigration::Refuse => Applications::Stay,
+        };
+        let has_applications =
+            matches!(applications, Applications::Go) && !machine.devices().ports().is_empty();
         let mut judged = offered_config.clone();
-        if applications {
+        if request.accel == AccelMigration::Move {
             // Workers of a pool can be left; a process of another VM cannot.
             let accels = judged.accels.iter_mut();
             accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
@@ -470,8 +525,7 @@ impl Control {
             count => count,
         };
         let offer = Offer {
-            // Older destinations know all that is offered without them.
-            protocol: if lanes == 0 { PROTOCOL - 1 } else { PROTOCOL },
+            protocol: Offer::needed_version(lanes, has_applications),
             lanes,
             state_version: state_file::VERSION,
             gantry: env!("CARGO_PKG_VERSION").to_owned(),
@@ -499,13 +553,14 @@ impl Control {
             number,
             was_paused,
             applications,
+            cancel: progress.cancellation(),
             local: request.local,
             decision: decided,
         };
         // Landlock may hide it; then every page is looked at.
         let pagemap = File::open("/proc/self/pagemap").ok();
         let of_thread = progress.clone();
-        self.start_migration(move || {
+        self.start_thread(move || {
             let ready = match detaches {
                 true => leaving.detach(&of_thread),
                 false => Ok(()),
@@ -518,6 +573,8 @@ impl Control {
                     }
                     Err(error) => Outcome::Stayed(error),
                 };
+            // Whoever hears of the end may ask for something else.
+            leaving.applications = Applications::Stay;
             leaving
                 .control
                 .ask(move |control| control.sent(number, outcome));
@@ -533,7 +590,11 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    fn start_migration(&self, body: impl FnOnce() + Send + 'static) -> Result<(), ApiError> {
+    /// Starts a thread of a migration, or that waits as one does.
+    pub(super) fn start_thread(
+        &self,
+        body: impl FnOnce() + Send + 'static,
+    ) -> Result<(), ApiError> {
         let spawner = Spawner::new(self.filters.clone())
             .map_err(|error| host_error("start a thread", &error))?;
         spawner
@@ -547,10 +608,9 @@ impl Control {
         self.life = match mem::take(&mut self.life) {
             Life::Live {
                 mut config,
-                mut machine,
+                machine,
                 ..
             } => {
-                machine.applications_have_left();
                 drop(machine);
                 self.receiver.clear();
                 self.moves.clear();
@@ -605,6 +665,28 @@ impl Control {
         self.migrations.last = Some(progress.info());
         self.monitor.emit("vm", event, &[]);
     }
+}
+
+/// What can be asked for while a machine moves, or workers are waited for: what changes nothing.
+fn is_allowed(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::VmmPing
+            | Request::VmmShutdown
+            | Request::VmmMetrics
+            | Request::VmInfo
+            | Request::VmCounters
+            | Request::VmPowerButton
+            | Request::VmNmi
+            | Request::VmMigration
+            | Request::VmCancelMigration
+            | Request::VmResolveMigration(_)
+    )
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn words(error: MachineError) -> String {
+    Chain(&error).to_string()
 }
 
 fn offered(region: &MovingRegion) -> OfferedRegion {
@@ -694,6 +776,6 @@ fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
     })
 }
 
-fn host_error(action: &str, error: &io::Error) -> ApiError {
+pub(super) fn host_error(action: &str, error: &io::Error) -> ApiError {
     ApiError::internal(error).context(format!("cannot {action}"))
 }

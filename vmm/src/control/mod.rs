@@ -10,10 +10,12 @@
 //! - [`gate`]: machines that stand still and serve others.
 //! - [`migration`]: machines that leave for another host, or come from one; [`compatible`]: whether
 //!   this host has what their guests have seen.
-//! - [`accel`]: an accelerator's applications that change their workers.
+//! - [`accel`]: an accelerator's applications that change their workers; [`applications`]: snapshots
+//!   that have them.
 //! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
 
 mod accel;
+mod applications;
 mod compatible;
 mod gate;
 mod last_resort;
@@ -26,6 +28,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    sync::mpsc,
     time::Instant,
 };
 
@@ -34,7 +37,9 @@ use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
-use self::{last_resort::LastResort, life::Life, migration::Migrations, removals::Removals};
+use self::{
+    accel::Moving, last_resort::LastResort, life::Life, migration::Migrations, removals::Removals,
+};
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig},
     config::VmConfig,
@@ -122,7 +127,7 @@ pub struct Control {
     migrations: Migrations,
     removals: Removals,
     /// Who waits for an accelerator's applications to move, by its name.
-    moves: BTreeMap<String, Reply>,
+    moves: BTreeMap<String, Moving>,
     sender: EventSender,
     receiver: EventReceiver,
     signals: OwnedFd,
@@ -145,6 +150,8 @@ pub fn run(
     control.api = Some(api);
     control.filters.apply(devices::thread::ThreadRole::Vmm)?;
     control.monitor.emit("vmm", "starting", &[]);
+    // The answer to what was asked first, if that takes time.
+    let mut restored: Option<mpsc::Receiver<_>> = None;
     let first = match options.start {
         Start::Wait => {
             control.shell = Shell::new()
@@ -156,14 +163,23 @@ pub fn run(
             .handle(Request::VmCreate(config))
             .and_then(|_| control.handle(Request::VmBoot))
             .map(|_| ()),
-        Start::Restore(config) => control
-            .handle(Request::VmRestore(config, Vec::new()))
-            .map(|_| ()),
+        Start::Restore(config) => {
+            let (sender, answer) = mpsc::sync_channel(1);
+            // Nobody hears it if the loop has ended.
+            let reply = Reply::new(move |answer| drop(sender.send(answer)));
+            control.take(Request::VmRestore(config, Vec::new()), reply);
+            restored = Some(answer);
+            Ok(())
+        }
     };
     first.map_err(Error::Start)?;
     let mut manager = EventManager::new().map_err(Error::Loop)?;
     let id = manager.add_subscriber(control);
     loop {
+        if let Some(Ok(answer)) = restored.as_ref().map(mpsc::Receiver::try_recv) {
+            answer.map_err(Error::Start)?;
+            restored = None;
+        }
         let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
         if let Some(reason) = control.exit {
             let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)

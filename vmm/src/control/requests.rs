@@ -13,8 +13,8 @@ use super::{
 use crate::{
     api::{
         AccelInSnapshot, ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply,
-        Request, Response, RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmState,
-        VmmPingResponse,
+        Request, Response, RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig,
+        VmState, VmmPingResponse,
     },
     config::{Device, Refused, TapFd, VmConfig},
     machine::{
@@ -22,7 +22,7 @@ use crate::{
         error::MachineError,
         host::{Host, Shell},
         resize::no_balloon,
-        save::MemorySource,
+        save::{MemorySource, Saving},
     },
     metrics::{Metrics, VmMetrics},
     seccomp::Spawner,
@@ -39,6 +39,10 @@ impl Handler for Control {
         match request {
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
+            Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
+                self.save_with_applications(&snapshot, reply);
+            }
+            Request::VmRestore(config, fds) => self.restore_later(&config, fds, reply),
             request => reply.send(self.handle(request)),
         }
     }
@@ -75,27 +79,18 @@ impl Handler for Control {
             Request::VmRemoveDevice(device) => self.remove(&device),
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
-                let directory = place(snapshot.directory(), &snapshot.destination_url)?;
-                if snapshot.detach {
-                    // Not before it is certain that there can be a snapshot.
-                    self.on_paused("saved", |_, _| Ok(()))?;
-                    self.detach_physical()?;
-                    self.on_paused("saved", |machine, _| machine.devices().detach())?;
-                }
-                self.monitor.emit("vm", "snapshotting", &[]);
-                let accel = snapshot.accel == AccelInSnapshot::Save;
-                self.on_paused("saved", |machine, config| {
-                    machine.save(config, directory, accel)
-                })?;
-                self.monitor.emit("vm", "snapshotted", &[]);
-                Ok(Response::Empty)
+                let saving = self.begin_snapshot(&snapshot)?;
+                self.finish_snapshot(saving)
             }
-            Request::VmRestore(config, fds) => self.restore(&config, fds),
             Request::VmSendMigration(request) => self.send_migration(&request),
-            // Answered later, like the next one: see `take`.
+            // Answered later, like the next ones: see `take`.
             Request::VmMoveAccel(_) => Err(ApiError::message(
                 Status::Internal,
                 "applications can only be moved over the API",
+            )),
+            Request::VmRestore(..) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be restored over the API, or when the VMM starts",
             )),
             // Answered later: see `take`.
             Request::VmReceiveMigration(_) => Err(ApiError::message(
@@ -241,14 +236,41 @@ impl Control {
         Ok(())
     }
 
-    fn restore(&mut self, request: &RestoreConfig, fds: Vec<OwnedFd>) -> Answer {
+    /// Prepares a snapshot of a machine that stands still.
+    pub(super) fn begin_snapshot(
+        &mut self,
+        snapshot: &VmSnapshotConfig,
+    ) -> Result<Saving, ApiError> {
+        let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+        // Not before it is certain that there can be a snapshot.
+        self.on_paused("saved", |_, _| Ok(()))?;
+        if snapshot.detach {
+            self.detach_physical()?;
+            self.on_paused("saved", |machine, _| machine.devices().detach())?;
+        }
+        self.monitor.emit("vm", "snapshotting", &[]);
+        Saving::new(directory).map_err(|e| failed(&e))
+    }
+
+    /// Writes all that is yet to be written.
+    pub(super) fn finish_snapshot(&mut self, saving: Saving) -> Answer {
+        self.on_paused("saved", |machine, config| machine.save(config, saving))?;
+        self.monitor.emit("vm", "snapshotted", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Makes the machine of a snapshot, paused. Its applications have no workers yet.
+    pub(super) fn restore(
+        &mut self,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ApiError> {
         if self.life.config().is_some() {
             return Err(ApiError::message(
                 Status::NotFound,
                 "there is a VM already: delete it first (vm.delete)",
             ));
         }
-        let asked = Instant::now();
         let directory = place(request.directory(), &request.source_url)?;
         // Nobody writes it while it is read. Memory that comes in on demand is safe after that
         // too: a new snapshot replaces the file.
@@ -276,21 +298,25 @@ impl Control {
         };
         self.monitor.emit("vm", "restoring", &[]);
         let host = self.host()?;
-        let mut machine =
+        let machine =
             Machine::restore(&mut config, directory, source, host).map_err(|e| failed(&e))?;
-        if request.resume {
-            machine.resume().map_err(|e| failed(&e))?;
-        }
-        let run = if request.resume {
-            RunState::Running
-        } else {
-            RunState::Paused
-        };
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
-            run,
+            run: RunState::Paused,
         };
+        Ok(())
+    }
+
+    /// The machine of a snapshot has all that it needs.
+    pub(super) fn finish_restore(&mut self, resume: bool, asked: Instant) -> Answer {
+        let Life::Live { machine, run, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        if resume {
+            machine.resume().map_err(|e| failed(&e))?;
+            *run = RunState::Running;
+        }
         log::info!("the VM has been restored in {:?}", asked.elapsed());
         self.monitor.emit("vm", "restored", &[]);
         Ok(Response::Empty)

@@ -37,9 +37,13 @@ fn ask(
 ) -> Result<Response, ApiError> {
     let path = format!("{}{path}", api::PREFIX);
     let request = api::route("PUT", &path, body.to_string().as_bytes(), fds);
-    request
-        .map_err(|refusal| refusal.error)
-        .and_then(|request| control.handle(request))
+    let request = request.map_err(|refusal| refusal.error)?;
+    let (sender, answer) = mpsc::channel();
+    control.take(
+        request,
+        Reply::new(move |answer| sender.send(answer).unwrap()),
+    );
+    answer.try_recv().unwrap()
 }
 
 fn refused(control: &mut Control, path: &str, body: &serde_json::Value) -> String {

@@ -15,7 +15,7 @@ use acpi_tables::Aml;
 use arch::layout::{self, AddressMap};
 use base::Unpoisoned;
 use devices::{
-    accel::saved::{Archive, Stopped},
+    accel::moving,
     bus::Bus,
     console::ConsoleOutput,
     doorbell::Doorbells,
@@ -47,9 +47,6 @@ use super::{
     resets::Resets,
 };
 use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
-
-/// How long an application may go on with what its device is at when it is to be saved.
-const DRAIN: Duration = Duration::from_millis(crate::api::model::DRAIN_MS);
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -737,20 +734,13 @@ impl Devices {
         self.each(|function| function.detach())
     }
 
-    /// Stops and saves the applications of all accelerators, which go on when the result is dropped.
-    /// The devices stand still.
-    pub fn save_applications(&self, archive: &mut Archive) -> Result<Vec<Stopped>, MachineError> {
-        let mut stopped = Vec::new();
-        for (id, device) in &self.plugged {
-            if let Handle::Accel(port) = &device.handle {
-                let saved = port.save(archive, DRAIN);
-                stopped.push(saved.map_err(|source| MachineError::Applications {
-                    id: id.clone(),
-                    source,
-                })?);
-            }
-        }
-        Ok(stopped)
+    /// The accelerators whose applications are served by pools.
+    pub fn ports(&self) -> Vec<(String, moving::Handle)> {
+        let port = |(id, device): (&String, &Plugged)| match &device.handle {
+            Handle::Accel(port) => Some((id.clone(), port.clone())),
+            _ => None,
+        };
+        self.plugged.iter().filter_map(port).collect()
     }
 
     /// What the machine that comes from elsewhere has of accelerators' applications.

@@ -160,13 +160,11 @@ pub enum MachineError {
         source: LifecycleError,
     },
     /// Applications that cannot be saved.
-    #[error("the applications of accelerator {id:?} cannot be saved")]
-    Applications {
-        /// The accelerator's name.
-        id: String,
-        /// Why.
-        source: devices::accel::saved::Error,
-    },
+    #[error("the applications of accelerators cannot be saved")]
+    Applications(#[from] devices::accel::saved::Error),
+    /// Applications that no worker takes up.
+    #[error("cannot go on with the applications of accelerators: {}", .0.join("; "))]
+    TakeUp(Vec<String>),
     /// The name is taken.
     #[error("there is a device {0:?} already: choose another id")]
     DuplicateId(String),

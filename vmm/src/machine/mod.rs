@@ -10,13 +10,14 @@
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
 //!   machines that stand still and serve.
-//! - [`moving`]: machines that leave for another host, or come from one; [`handover`]: what goes with
+//! - [`moving`]: machines that leave for another host, or come from one, and [`applications`] of
+//!   accelerators with them; [`handover`]: what goes with
 //!   them to another process of this host.
 //! - `resets`: what the guest resets, on a thread that may wait for it.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
 
 pub mod alarms;
-mod applications;
+pub mod applications;
 mod boot;
 pub mod buses;
 pub mod consoles;
@@ -44,7 +45,6 @@ use std::{
 };
 
 use ::devices::{
-    accel::saved::Stopped,
     acpi::Notification,
     legacy::DebugConsole,
     msi::MsiController,
@@ -85,8 +85,6 @@ pub struct Machine {
     cpus: Cpus,
     consoles: Consoles,
     devices: Devices,
-    /// Accelerators' applications that stand still, while the machine is on its way to another host.
-    departing: Vec<Stopped>,
     /// The locks of the disks are another process's, or may be: the machine does not run before it has
     /// taken them.
     unlocked: bool,
@@ -206,7 +204,6 @@ impl Machine {
             cpus,
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
-            departing: Vec::new(),
             unlocked: host.arriving,
             lazy: None,
             torn_out: BTreeSet::new(),
@@ -256,7 +253,6 @@ impl Machine {
         if self.unlocked {
             self.take_locks()?;
         }
-        self.applications_stay();
         self.devices.resume()?;
         self.consoles.start(&self.platform, &self.devices)?;
         self.cpus.resume();

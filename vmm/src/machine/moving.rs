@@ -2,7 +2,7 @@
 
 use ::devices::memory::{GuestMemory, GuestRegion};
 use hypervisor::{CpuNeeds, DirtyLog, Vm};
-use std::{sync::Arc, time::Duration};
+use std::{fs::File, sync::Arc, time::Duration};
 
 use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
 use crate::{
@@ -112,19 +112,12 @@ impl Machine {
 
     /// The state of the paused machine, in the form that a file would have, when all that it wrote
     /// to its disks is where another host finds it.
-    /// With `applications` it has those of accelerators, which stand still until the machine goes on.
-    pub fn departing_state(&mut self, applications: bool) -> Result<Vec<u8>, MachineError> {
+    pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
         self.devices.flush_disks()?;
-        let packed = applications.then(|| self.pack_applications()).transpose()?;
-        let encoded = self.state().and_then(|state| {
-            state_file::encode(&state).map_err(|source| MachineError::StateFile {
-                path: "of the migration".into(),
-                source,
-            })
-        });
-        let mut state = encoded.inspect_err(|_| self.applications_stay())?;
-        state.extend(packed.into_iter().flatten());
-        Ok(state)
+        state_file::encode(&self.state()?).map_err(|source| MachineError::StateFile {
+            path: "of the migration".into(),
+            source,
+        })
     }
 
     /// A machine with the memory of one that is on its way here: without devices and vCPUs.
@@ -139,14 +132,18 @@ impl Machine {
     }
 
     /// Devices and vCPUs as they were when they left, `away` ago; paused, without the locks of the
-    /// disks. The memory has its last contents. The state is untrusted.
+    /// disks. The memory has its last contents. The state is untrusted. Workers have yet to take up what
+    /// comes with it ([`Machine::ports_to_take_up`]).
     pub fn arrive(
         &mut self,
         config: &mut VmConfig,
         state: &[u8],
         away: Duration,
+        applications: Option<File>,
     ) -> Result<(), MachineError> {
-        let state = self.unpack_applications(state)?;
+        if let Some(archive) = applications {
+            self.devices.set_archive(archive);
+        }
         let mut state: SavedMachine =
             state_file::decode(state).map_err(|source| MachineError::StateFile {
                 path: "of the migration".into(),

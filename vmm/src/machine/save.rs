@@ -4,7 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::Write,
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
@@ -54,30 +54,49 @@ pub enum MemorySource {
     OnDemand,
 }
 
+/// A snapshot that is being written. What there is of it is removed unless it is completed.
+pub struct Saving {
+    staged: Staged,
+    directory: PathBuf,
+    /// Nobody else writes or reads there meanwhile.
+    _alone: DirectoryLock,
+}
+
+impl Saving {
+    /// In a directory, which is created if need be.
+    pub fn new(directory: &Path) -> Result<Self, MachineError> {
+        fs::create_dir_all(directory).map_err(io_at(directory))?;
+        let alone = DirectoryLock::exclusive(directory)?;
+        Ok(Self {
+            staged: Staged::new(directory).map_err(io_at(directory))?,
+            directory: directory.to_owned(),
+            _alone: alone,
+        })
+    }
+
+    /// Where accelerators' applications are written before the machine is: what their workers still
+    /// signal until they stand still is in the state of the interrupt controllers.
+    pub fn archive(&self) -> Result<Archive, MachineError> {
+        let path = self.staged.path(snapshot::APPLICATIONS);
+        let file = memory_file::create_private(&path).map_err(io_at(&path))?;
+        Ok(Archive::new(file))
+    }
+}
+
+fn io_at(path: &Path) -> impl FnOnce(std::io::Error) -> MachineError + use<> {
+    let path = path.to_owned();
+    move |source| MachineError::ConfigFile { path, source }
+}
+
 impl Machine {
-    /// Writes the paused machine to a directory, which is created if need be. An older snapshot
-    /// there stays until this one is complete and on stable storage: there must be room for both.
-    /// With `applications` it has those of accelerators, which go on afterwards.
-    pub fn save(
-        &self,
-        config: &VmConfig,
-        directory: &Path,
-        applications: bool,
-    ) -> Result<(), MachineError> {
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| MachineError::ConfigFile { path, source }
-        };
-        fs::create_dir_all(directory).map_err(io(directory))?;
-        let _alone = DirectoryLock::exclusive(directory)?;
-        let staged = Staged::new(directory).map_err(io(directory))?;
-        let mut stopped = Vec::new();
-        if applications {
-            // First: what their workers still signal is in the state of the interrupt controllers.
-            let path = staged.path(snapshot::APPLICATIONS);
-            let file = memory_file::create_private(&path).map_err(io(&path))?;
-            stopped = self.devices.save_applications(&mut Archive::new(file))?;
-        }
+    /// Writes the paused machine, all of it now. An older snapshot there stays until this one is complete
+    /// and on stable storage: there must be room for both.
+    pub fn save(&self, config: &VmConfig, saving: Saving) -> Result<(), MachineError> {
+        let Saving {
+            staged,
+            directory,
+            _alone,
+        } = saving;
         let mut state = self.state()?;
         state.memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
         let config_path = staged.path(snapshot::CONFIG);
@@ -87,15 +106,13 @@ impl Machine {
             file.write_all(&text)?;
             file.sync_all()
         })
-        .map_err(io(&config_path))?;
+        .map_err(io_at(&config_path))?;
         let state_path = staged.path(snapshot::STATE);
         state_file::write(&state_path, &state).map_err(|source| MachineError::StateFile {
             path: state_path,
             source,
         })?;
-        staged.commit().map_err(io(directory))?;
-        drop(stopped);
-        Ok(())
+        staged.commit().map_err(io_at(&directory))
     }
 
     /// The configuration of a snapshot.
@@ -116,7 +133,8 @@ impl Machine {
         })
     }
 
-    /// The machine of a snapshot, paused.
+    /// The machine of a snapshot, paused. Workers have yet to take up what it has of accelerators'
+    /// applications ([`Machine::ports_to_take_up`]).
     pub fn restore(
         config: &mut VmConfig,
         directory: &Path,

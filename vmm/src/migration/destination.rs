@@ -1,9 +1,12 @@
 //! The destination: phases as values, each with what it owns.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs::File,
+    time::{Duration, Instant},
+};
 
 use super::{
-    Error, Result,
+    Error, Result, archive,
     connection::Connection,
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
@@ -33,11 +36,13 @@ pub trait Host: Send {
         offer: Offer,
         files: Vec<GivenFile>,
     ) -> std::result::Result<Vec<Region>, String>;
-    /// Devices and vCPUs as they were at that moment, if it is known. The machine stands still, without disk locks.
+    /// Devices and vCPUs as they were at that moment, if it is known, and applications of accelerators if
+    /// some have come. The machine stands still, without disk locks.
     fn restore(
         &mut self,
         state: Vec<u8>,
         saved_at: Option<Moment>,
+        archive: Option<File>,
     ) -> std::result::Result<(), String>;
     /// Starts a thread that takes memory over.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
@@ -95,6 +100,8 @@ pub struct Destination<'a> {
     host: &'a mut dyn Host,
     progress: Progress,
     contents: Vec<u8>,
+    /// What applications have saved, as far as it has come.
+    archive: archive::Incoming,
     dry_run: bool,
     /// An offer has come.
     is_source: bool,
@@ -116,6 +123,7 @@ impl<'a> Destination<'a> {
             host,
             progress,
             contents: Vec::new(),
+            archive: archive::Incoming::default(),
             dry_run: false,
             is_source: false,
             of_lanes: Progress::new(Direction::Incoming, ""),
@@ -240,7 +248,7 @@ impl<'a> Destination<'a> {
     fn rounds(&mut self, memory: &Memory) -> Result<Phase> {
         self.show(Shown::Rounds, "receiving memory");
         loop {
-            let expected = [Kind::Pages, Kind::Barrier, Kind::State];
+            let expected = [Kind::Pages, Kind::Barrier, Kind::Archive, Kind::State];
             let header = self.connection.receive(&expected, &mut self.contents)?;
             match header.kind {
                 Kind::Pages => {
@@ -251,6 +259,11 @@ impl<'a> Destination<'a> {
                     });
                 }
                 Kind::Barrier => self.connection.send(Kind::Barrier, header.round, &[])?,
+                Kind::Archive => {
+                    self.archive.take(&self.contents)?;
+                    let bytes = self.contents.len() as u64;
+                    self.progress.update(|info| info.sent_bytes += bytes);
+                }
                 // From here on nothing of the source changes it.
                 _ => return Ok(Phase::Final(memory.close()?)),
             }
@@ -264,9 +277,10 @@ impl<'a> Destination<'a> {
         if departure.hash.is_some_and(|hash| hash != memory.hash()) {
             return Err(Error::Differs);
         }
+        let archive = std::mem::take(&mut self.archive).finish(departure.archive)?;
         let came = Instant::now();
         self.host
-            .restore(departure.state, departure.saved_at)
+            .restore(departure.state, departure.saved_at, archive)
             .map_err(Error::Machine)?;
         self.connection.send(Kind::Ready, 0, &[])?;
         // The other side says so; a machine that moves on has it as a guess.

@@ -13,7 +13,7 @@
 //!
 //! All numbers are little-endian.
 
-use super::{Error, Result, lanes::TOKEN};
+use super::{Error, Result, archive, lanes::TOKEN};
 
 /// Bytes of a header.
 pub const HEADER: usize = 24;
@@ -58,6 +58,8 @@ pub enum Kind {
     File = 11,
     /// To the destination, on another connection: it carries pages; answered in kind.
     Join = 12,
+    /// To the destination, before the state: a piece of what applications have saved.
+    Archive = 13,
 }
 
 impl Kind {
@@ -75,6 +77,7 @@ impl Kind {
             Self::Denied,
             Self::File,
             Self::Join,
+            Self::Archive,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -88,6 +91,7 @@ impl Kind {
             Self::State => 256 << 20,
             Self::File => 4 << 10,
             Self::Join => TOKEN,
+            Self::Archive => archive::FRAME,
             Self::Failed | Self::Prepared | Self::Denied => 64 << 10,
             Self::Barrier | Self::Ready | Self::Go | Self::Running => 0,
         }

@@ -5,7 +5,7 @@
 //!   Offer     versions, configuration ─────> refuses with all reasons, or
 //!   Prepare                           <───── has a machine with memory
 //!   Rounds    pages, a barrier each   ─────> memory
-//!   Quiesce   nothing is outstanding that the guest waits for; vCPUs still run
+//!   Quiesce   accelerators' applications stand still; vCPUs still run
 //!   Final     paused: last pages, state ───> devices and vCPUs as saved, READY
 //!   Go        disk locks given up, GO  ────> takes the locks, RUNNING, runs
 //! ```
@@ -23,10 +23,12 @@
 //!
 //! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
 //!   [`listener`]: waiting for the source; [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
-//! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over.
+//! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
+//!   [`archive`]: what accelerators' applications have saved.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
 
+pub mod archive;
 pub mod connection;
 pub mod destination;
 pub mod files;
@@ -45,8 +47,9 @@ use std::io;
 
 /// Version of the protocol. The destination says which it takes.
 ///
-/// 2: files that go with the offer. 3: several connections; without them, version 2 is offered.
-pub const PROTOCOL: u32 = 3;
+/// 2: files that go with the offer. 3: several connections. 4: applications of accelerators. An offer has
+/// the version that it needs, so that older destinations take what they know.
+pub const PROTOCOL: u32 = 4;
 
 /// The oldest version of which offers are taken.
 pub const OLDEST_PROTOCOL: u32 = 1;

@@ -53,6 +53,15 @@ pub struct Offer {
 }
 
 impl Offer {
+    /// The oldest version of the protocol that has what it needs. `applications`: some may go along.
+    pub fn needed_version(lanes: u32, applications: bool) -> u32 {
+        match (applications, lanes) {
+            (true, _) => 4,
+            (false, 0) => 2,
+            (false, _) => 3,
+        }
+    }
+
     /// Why this program cannot take it, as far as versions go.
     pub fn version_reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
@@ -94,6 +103,9 @@ pub struct Departure {
     pub state: Vec<u8>,
     /// Of all RAM.
     pub hash: Option<u64>,
+    /// Bytes of the archive of applications, if one has come.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub archive: Option<u64>,
     /// When the guest's clocks were read, by the host's clock.
     #[serde(default)]
     pub saved_at: Option<Moment>,

@@ -1,14 +1,11 @@
 //! What a migration is doing, for whoever asks, and how it is cancelled.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
-use base::Unpoisoned;
+use base::{Cancel, Unpoisoned};
 use serde::{Deserialize, Serialize};
 
 /// Where a migration is.
@@ -88,7 +85,7 @@ pub struct Progress(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    cancelled: AtomicBool,
+    cancel: Cancel,
     began: Instant,
     info: Mutex<MigrationInfo>,
 }
@@ -97,7 +94,7 @@ impl Progress {
     /// Of a migration that begins now.
     pub fn new(direction: Direction, url: &str) -> Self {
         Self(Arc::new(Shared {
-            cancelled: AtomicBool::new(false),
+            cancel: Cancel::default(),
             began: Instant::now(),
             info: Mutex::new(MigrationInfo {
                 direction,
@@ -109,12 +106,17 @@ impl Progress {
 
     /// Asks for its end. Connections notice within a fraction of a second.
     pub fn cancel(&self) {
-        self.0.cancelled.store(true, Ordering::SeqCst);
+        self.0.cancel.cancel();
     }
 
     /// Whether somebody asked for its end.
     pub fn is_cancelled(&self) -> bool {
-        self.0.cancelled.load(Ordering::SeqCst)
+        self.0.cancel.is_cancelled()
+    }
+
+    /// By which its end is asked for.
+    pub fn cancellation(&self) -> Cancel {
+        self.0.cancel.clone()
     }
 
     /// Changes what is shown.

@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    Error, Result,
+    Error, Result, archive,
     connection::Connection,
     files::GivenFile,
     frame::{Kind, protocol},
@@ -40,11 +40,13 @@ pub trait Owner: Send {
     fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
     }
+    /// Has what the guest waits for come to its end, while the machine runs; once or again. After an
+    /// error, or when the owner goes, it goes on.
+    fn quiesce(&mut self) -> std::result::Result<(), String>;
     /// Takes so many percent of their time away from the vCPUs; 0: none.
     fn throttle(&mut self, percent: u8);
-    /// Stops the machine and returns its state, and when its clocks were read. After an error it
-    /// runs.
-    fn pause(&mut self) -> std::result::Result<(Vec<u8>, Moment), String>;
+    /// Stops the machine. After an error it runs.
+    fn pause(&mut self) -> std::result::Result<Paused, String>;
     /// The machine goes on as before [`Owner::pause`], with its locks.
     fn resume(&mut self);
     /// Gives the disk locks up. After an error it has them all.
@@ -55,6 +57,16 @@ pub trait Owner: Send {
     fn ask(&mut self) -> bool;
     /// The machine runs elsewhere.
     fn gone(&mut self);
+}
+
+/// A machine that stands still.
+pub struct Paused {
+    /// Its state.
+    pub state: Vec<u8>,
+    /// When its clocks were read.
+    pub saved_at: Moment,
+    /// What applications of its accelerators have saved, if some go along.
+    pub archive: Option<File>,
 }
 
 /// What came of taking disk locks back.
@@ -185,6 +197,8 @@ pub struct Source<'a> {
     began: Instant,
     pagemap: Option<File>,
     contents: Vec<u8>,
+    /// What is outstanding was waited for, and the guest has written memory meanwhile.
+    quiesced: bool,
     /// The machine stands still since then, with its locks.
     paused: Option<Instant>,
     /// GO may have left.
@@ -211,6 +225,7 @@ impl<'a> Source<'a> {
             began: Instant::now(),
             pagemap,
             contents: Vec::new(),
+            quiesced: false,
             paused: None,
             went: false,
         }
@@ -365,17 +380,37 @@ impl<'a> Source<'a> {
         Ok(Phase::Rounds(rounds))
     }
 
-    /// The seam for accelerators: their applications' calls wait here, while vCPUs run. Nothing
-    /// that moves today has any.
+    /// Calls of accelerators' applications wait from here on, while vCPUs run.
     fn quiesce(&mut self, rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Quiesce, "waiting for what is outstanding");
-        Ok(Phase::Final(rounds))
+        let began = Instant::now();
+        self.owner.quiesce().map_err(|why| self.stays(why))?;
+        match rounds {
+            // What the guest has written meanwhile is sent while it runs.
+            Some(rounds) if !self.quiesced && began.elapsed() > self.wishes.downtime / 2 => {
+                self.quiesced = true;
+                Ok(Phase::Rounds(rounds))
+            }
+            rounds => Ok(Phase::Final(rounds)),
+        }
+    }
+
+    /// Why the machine does not leave.
+    fn stays(&self, why: String) -> Error {
+        match self.progress.is_cancelled() {
+            true => Error::Cancelled,
+            false => Error::Machine(why),
+        }
     }
 
     fn finish(&mut self, mut rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Final, "sending the state");
         let paused = Instant::now();
-        let (state, saved_at) = self.owner.pause().map_err(Error::Machine)?;
+        let Paused {
+            state,
+            saved_at,
+            archive,
+        } = self.owner.pause().map_err(|why| self.stays(why))?;
         self.paused = Some(paused);
         let stopping_ms = milliseconds(paused.elapsed());
         // After the state: to save it may have written memory.
@@ -384,11 +419,16 @@ impl<'a> Source<'a> {
             self.connection.set_rate(None);
             memory.send_rest(*round, &mut self.connection, &self.progress)?;
         }
+        let archive = archive.map(|file| {
+            self.connection.set_rate(None);
+            archive::send(&file, &mut self.connection, &self.progress)
+        });
         let hash = rounds.filter(|_| self.offer.verify);
         let hash = hash.map(|rounds| rounds.memory.hash());
         let departure = serde_json::to_vec(&Departure {
             state,
             hash,
+            archive: archive.transpose()?,
             saved_at: Some(saved_at),
             stopping_ms,
         })

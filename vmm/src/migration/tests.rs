@@ -5,7 +5,10 @@ use std::{
     fs::File,
     io::{Read, Write},
     net::{Shutdown, TcpStream},
-    os::unix::{fs::FileExt, net::UnixStream},
+    os::unix::{
+        fs::{FileExt, MetadataExt},
+        net::UnixStream,
+    },
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -14,7 +17,10 @@ use std::{
     time::Duration,
 };
 
-use devices::disk::{LockGranularity, lock};
+use devices::{
+    accel::saved::image,
+    disk::{LockGranularity, lock},
+};
 
 use super::{
     connection::{Address, Connection},
@@ -25,7 +31,7 @@ use super::{
     offer::{Moment, Offer},
     pages::{Departing, Region},
     progress::{Direction, Phase, Progress},
-    source::{Outcome, Owner, Retaken, Source, Wishes},
+    source::{Outcome, Owner, Paused, Retaken, Source, Wishes},
     *,
 };
 use crate::{
@@ -101,16 +107,29 @@ impl Owner for Here {
         Ok(())
     }
 
+    fn quiesce(&mut self) -> std::result::Result<(), String> {
+        Ok(())
+    }
+
     fn throttle(&mut self, percent: u8) {
         self.throttled = percent;
     }
 
-    fn pause(&mut self) -> std::result::Result<(Vec<u8>, Moment), String> {
+    fn pause(&mut self) -> std::result::Result<Paused, String> {
         if self.fail == Some("pause") {
             return Err("the disk is full".to_owned());
         }
         self.running.store(false, Ordering::SeqCst);
-        Ok((b"state".to_vec(), Moment::now()))
+        let archive = image().unwrap();
+        archive.set_len(1 << 30).unwrap();
+        for (at, text) in ARCHIVE {
+            archive.write_all_at(text, at).unwrap();
+        }
+        Ok(Paused {
+            state: b"state".to_vec(),
+            saved_at: Moment::now(),
+            archive: Some(archive),
+        })
     }
 
     fn resume(&mut self) {
@@ -138,6 +157,13 @@ impl Owner for Here {
 
     fn gone(&mut self) {}
 }
+
+/// What applications have saved, and where it is.
+const ARCHIVE: [(u64, &[u8; 3]); 3] = [
+    (5, b"one"),
+    ((5 << 20) - 1, b"two"),
+    ((1 << 30) - 3, b"end"),
+];
 
 struct There {
     regions: Vec<Arc<Mapping>>,
@@ -185,9 +211,19 @@ impl Host for There {
         &mut self,
         state: Vec<u8>,
         saved_at: Option<Moment>,
+        archive: Option<File>,
     ) -> std::result::Result<(), String> {
         self.failing("restore")?;
         assert!(saved_at.is_some());
+        let archive = archive.unwrap();
+        let metadata = archive.metadata().unwrap();
+        assert_eq!(metadata.len(), 1 << 30);
+        assert!(metadata.blocks() < 4096, "holes stay holes");
+        for (at, text) in ARCHIVE {
+            let mut read = [0; 3];
+            archive.read_exact_at(&mut read, at).unwrap();
+            assert_eq!(&read, text);
+        }
         self.state = state;
         Ok(())
     }
@@ -487,6 +523,7 @@ fn whatever_breaks_exactly_one_machine_runs() {
         Kind::Prepared,
         Kind::Pages,
         Kind::Barrier,
+        Kind::Archive,
         Kind::State,
         Kind::Ready,
         Kind::Go,

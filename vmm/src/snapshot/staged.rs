@@ -20,14 +20,16 @@ const OPTIONAL: [&str; 1] = [APPLICATIONS];
 
 /// The files of a snapshot that is being written. They are removed unless it is committed.
 #[derive(Debug)]
-pub struct Staged<'a> {
-    directory: &'a Path,
+pub struct Staged {
+    directory: PathBuf,
 }
 
-impl<'a> Staged<'a> {
+impl Staged {
     /// In a directory that nobody else uses, without what somebody left there who was killed.
-    pub fn new(directory: &'a Path) -> io::Result<Self> {
-        let staged = Self { directory };
+    pub fn new(directory: &Path) -> io::Result<Self> {
+        let staged = Self {
+            directory: directory.to_owned(),
+        };
         for file in FILES {
             remove(&staged.path(file))?;
         }
@@ -42,7 +44,7 @@ impl<'a> Staged<'a> {
     /// Puts the files, whose contents are on stable storage, in the place of an older snapshot's.
     /// Durable when it returns.
     pub fn commit(self) -> io::Result<()> {
-        let directory = File::open(self.directory)?;
+        let directory = File::open(&self.directory)?;
         remove(&self.directory.join(STATE))?;
         // Nothing of the new one takes its name before the old state has lost it.
         directory.sync_all()?;
@@ -64,7 +66,7 @@ impl<'a> Staged<'a> {
     }
 }
 
-impl Drop for Staged<'_> {
+impl Drop for Staged {
     fn drop(&mut self) {
         for file in FILES {
             if let Err(error) = remove(&self.path(file)) {
@@ -87,7 +89,7 @@ fn remove(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    fn write(to: &Staged<'_>, text: &str) {
+    fn write(to: &Staged, text: &str) {
         for file in FILES {
             fs::write(to.path(file), text).unwrap();
         }

@@ -12,15 +12,16 @@ use std::{
     thread,
 };
 
+use base::{Cancel, Patience};
 use gantry_remoting::{
-    link::control::{self, Command as Ask, Reply},
+    link::control::{self, Command as Ask, LONG, Reply},
     wire::Blob,
 };
 
 use super::{
     super::{
-        moving::{Move, Moved},
-        saved::{Archive, Error},
+        moving::{Handle, Move, Moved},
+        saved::{Archive, Error, Standing, Stopped},
     },
     *,
 };
@@ -43,7 +44,44 @@ fn other() -> Other {
 }
 
 impl Rig {
+    /// This port, as a snapshot or a migration has it.
+    fn ports(&self) -> Vec<(String, Handle)> {
+        vec![("gpu".to_owned(), self.function.lock().unwrap().handle())]
+    }
+
+    /// Stops all applications.
+    fn stop(&self, patience: Patience) -> Result<Standing, Error> {
+        Standing::new(self.ports(), Duration::from_millis(250), patience)
+    }
+
+    /// How many workers are the port's own.
+    fn lendable(&self) -> usize {
+        let port = self.function.lock().unwrap().handle();
+        port.desk.lend(None).unwrap().len()
+    }
+
+    fn eventually(&self, what: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !what() {
+            assert!(start.elapsed() < Duration::from_secs(30));
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn save(&self, archive: &mut Archive) -> Result<Stopped, Error> {
+        self.stop(Patience::within(LONG))?.save(archive)
+    }
+
     fn start_move(&self, slice: Option<u32>, socket: &std::path::Path) -> mpsc::Receiver<Moved> {
+        self.start_move_until(slice, socket, Cancel::default())
+    }
+
+    fn start_move_until(
+        &self,
+        slice: Option<u32>,
+        socket: &std::path::Path,
+        cancel: Cancel,
+    ) -> mpsc::Receiver<Moved> {
         let port = self.function.lock().unwrap().handle();
         let (told, moved) = mpsc::channel();
         let asked = Move {
@@ -53,6 +91,7 @@ impl Rig {
                 device: "other".to_owned(),
             },
             drain: Duration::from_millis(250),
+            cancel,
         };
         port.start(asked, move |moved| told.send(moved).unwrap())
             .unwrap();
@@ -106,6 +145,12 @@ fn restores_as(stream: &UnixStream, charged: bool) -> Vec<u8> {
 
 fn restores(stream: &UnixStream) -> Vec<u8> {
     restores_as(stream, true)
+}
+
+/// What a worker answers that is to go on, and has not stopped.
+fn goes_on_though_it_serves(stream: &UnixStream) {
+    assert_eq!(next(stream).0, Ask::Resume());
+    refuse(stream, "somebody else moves it");
 }
 
 fn ends(mut stream: &UnixStream) {
@@ -262,12 +307,8 @@ fn a_saved_port_has_its_applications_which_go_on_in_another_machine() {
         done(&old);
         old
     });
-    let port = rig.function.lock().unwrap().handle();
     let mut archive = Archive::new(File::create(&path).unwrap());
-    let stopped = port
-        .save(&mut archive, Duration::from_millis(250))
-        .ok()
-        .unwrap();
+    let stopped = rig.save(&mut archive).ok().unwrap();
     let state = rig.function.lock().unwrap().save().unwrap();
     drop(stopped);
     // The first machine goes on, and is not saved in passing.
@@ -296,6 +337,9 @@ fn a_saved_port_has_its_applications_which_go_on_in_another_machine() {
         ..options(folder.path())
     };
     let again = rig_of(folder, pool, options, Some(state));
+    let port = again.function.lock().unwrap().handle();
+    assert!(port.has_images());
+    port.take_up(&Patience::within(LONG)).unwrap();
     let (new, _asked) = workers.join().unwrap();
     assert_eq!(again.state(1), State::Open);
     assert_eq!(again.read(registers::CHANGES), changes);
@@ -317,14 +361,12 @@ fn applications_that_cannot_be_saved_are_all_named_and_go_on() {
         thread::spawn(move || {
             assert_eq!(next(&worker).0, Ask::Quiesce(250));
             refuse(&worker, "it has shared virtual memory");
+            goes_on_though_it_serves(&worker);
             worker
         })
     });
-    let port = rig.function.lock().unwrap().handle();
-    let mut archive = Archive::new(tempfile::tempfile().unwrap());
-    let refused = port.save(&mut archive, Duration::from_millis(250));
-    let Err(Error::Stays(reasons)) = refused else {
-        panic!("they were saved");
+    let Err(Error::Stays(reasons)) = rig.stop(Patience::within(LONG)) else {
+        panic!("they have stopped");
     };
     assert_eq!(reasons.len(), 2);
     assert!(reasons[0].contains("slice 0"), "{reasons:?}");
@@ -352,12 +394,8 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
         done(&old);
         old
     });
-    let port = rig.function.lock().unwrap().handle();
     let mut archive = Archive::new(File::create(&path).unwrap());
-    let stopped = port
-        .save(&mut archive, Duration::from_millis(250))
-        .ok()
-        .unwrap();
+    let stopped = rig.save(&mut archive).ok().unwrap();
     let state = rig.function.lock().unwrap().save().unwrap();
     drop(stopped);
     let _old = worker.join().unwrap();
@@ -367,10 +405,16 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
             archive,
             ..options(folder.path())
         };
-        let refused = Accel::new(options, resources)
-            .unwrap()
-            .restore(state.clone());
-        base::Chain(&refused.unwrap_err()).to_string()
+        let mut port = Accel::new(options, resources).unwrap();
+        match port.restore(state.clone()) {
+            Err(refused) => base::Chain(&refused).to_string(),
+            Ok(()) => {
+                // Nobody runs without them.
+                assert!(port.resume().is_err());
+                port.restore(state.clone()).unwrap();
+                port.handle().take_up(&Patience::within(LONG)).unwrap_err()
+            }
+        }
     };
     let refused = |archive, why: &str| {
         let text = restored(archive);
@@ -385,4 +429,119 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
     refused(Some(Arc::clone(&file)), "damaged");
     file.set_len(4096).unwrap();
     refused(Some(file), "truncated");
+}
+
+#[test]
+fn all_applications_are_asked_to_stop_before_the_first_has_answered() {
+    let rig = rig();
+    let workers = [0, 1, 3].map(|slice| rig.open(slice));
+    let asked = thread::spawn(move || {
+        for worker in &workers {
+            assert_eq!(next(worker).0, Ask::Quiesce(250));
+        }
+        // In another order.
+        for worker in workers.iter().rev() {
+            done(worker);
+        }
+        workers
+    });
+    let standing = rig.stop(Patience::within(LONG)).ok().unwrap();
+    let workers = asked.join().unwrap();
+    drop(standing);
+    for worker in &workers {
+        assert_eq!(next(worker).0, Ask::Resume());
+        done(worker);
+    }
+    // All are the port's again, one after the other.
+    rig.eventually(|| rig.lendable() == 3);
+}
+
+#[test]
+fn a_wait_that_is_given_up_ends_at_once_and_its_applications_go_on() {
+    let rig = rig();
+    let [slow, ready] = [0, 2].map(|slice| rig.open(slice));
+    let cancel = Cancel::default();
+    let patience = Patience::new(LONG, cancel.clone());
+    assert_eq!(rig.lendable(), 2);
+    thread::scope(|scope| {
+        let stop = scope.spawn(|| rig.stop(patience));
+        assert_eq!(next(&ready).0, Ask::Quiesce(250));
+        done(&ready);
+        assert_eq!(next(&slow).0, Ask::Quiesce(250));
+        cancel.cancel();
+        let Err(Error::Stays(reasons)) = stop.join().unwrap() else {
+            panic!("they have stopped");
+        };
+        assert!(reasons[0].contains("slice 0"), "{reasons:?}");
+        assert!(reasons[0].contains("cancelled"), "{reasons:?}");
+    });
+    assert_eq!(next(&ready).0, Ask::Resume());
+    done(&ready);
+    // Its late answer is taken for nothing else.
+    done(&slow);
+    assert_eq!(next(&slow).0, Ask::Resume());
+    done(&slow);
+    rig.eventually(|| rig.lendable() == 2);
+    for (slice, worker) in [(0, slow), (2, ready)] {
+        assert_eq!(rig.state(slice), State::Open);
+        rig.command(slice, Command::Close);
+        ends(&worker);
+        drop(worker);
+        rig.becomes(slice, State::Free);
+    }
+}
+
+#[test]
+fn a_save_that_is_given_up_leaves_its_application() {
+    let rig = rig();
+    let old = rig.open(1);
+    let cancel = Cancel::default();
+    thread::scope(|scope| {
+        let stop = scope.spawn(|| {
+            let standing = rig.stop(Patience::new(LONG, cancel.clone()))?;
+            standing.save(&mut Archive::new(tempfile::tempfile().unwrap()))
+        });
+        assert_eq!(next(&old).0, Ask::Quiesce(250));
+        done(&old);
+        assert_eq!(next(&old).0, Ask::Save());
+        cancel.cancel();
+        assert!(stop.join().unwrap().is_err());
+    });
+    done(&old);
+    assert_eq!(next(&old).0, Ask::Resume());
+    done(&old);
+    rig.eventually(|| rig.lendable() == 1);
+    assert_eq!(rig.state(1), State::Open);
+}
+
+#[test]
+fn a_worker_that_dies_when_it_is_to_go_on_costs_its_application_an_error() {
+    let rig = rig();
+    let old = rig.open(1);
+    let worker = thread::spawn(move || {
+        assert_eq!(next(&old).0, Ask::Quiesce(250));
+        done(&old);
+        assert_eq!(next(&old).0, Ask::Resume());
+    });
+    drop(rig.stop(Patience::within(LONG)).ok().unwrap());
+    worker.join().unwrap();
+    rig.becomes(1, State::Ended);
+}
+
+#[test]
+fn a_move_that_is_given_up_leaves_its_applications() {
+    let (rig, other) = (rig(), other());
+    let workers = [0, 1].map(|slice| rig.open(slice));
+    let cancel = Cancel::default();
+    let moved = rig.start_move_until(None, &other.path, cancel.clone());
+    let (new, _) = taken_up(&other.pool);
+    // Its driver takes its time.
+    cancel.cancel();
+    let moved = moved.recv().unwrap();
+    assert!(moved.slices.is_empty());
+    assert_eq!(moved.reasons.len(), 2);
+    assert!(moved.reasons[0].contains("cancelled"), "{moved:?}");
+    ends(&new);
+    rig.eventually(|| rig.lendable() == 2);
+    drop(workers);
 }

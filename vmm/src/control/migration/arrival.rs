@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
-use base::Chain;
+use base::{Cancel, Chain};
 use serde_json::Value;
 
 use super::{
@@ -11,12 +11,12 @@ use super::{
         life::{Life, RunState},
         requests::{failed, validate},
     },
-    Incoming, Job, OnControl, end, host_error, offered, summary, tls,
+    Incoming, Job, OnControl, end, host_error, offered, summary, tls, words,
 };
 use crate::{
     api::{ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Response, Status},
     config::{self, FileAccess, VmConfig},
-    machine::{Machine, handover::Given, moving::MovingRegion},
+    machine::{Machine, applications, handover::Given, moving::MovingRegion},
     memory::GivenMemory,
     migration::{
         self,
@@ -34,6 +34,8 @@ use crate::{
 struct Coming {
     control: OnControl,
     number: u64,
+    /// Ends a wait for workers.
+    cancel: Cancel,
 }
 
 impl Coming {
@@ -83,14 +85,21 @@ impl Receives for Coming {
         self.on_incoming(move |control| control.prepare_incoming(&offer, given))
     }
 
-    fn restore(&mut self, state: Vec<u8>, saved_at: Option<Moment>) -> Result<(), String> {
-        self.on_machine(move |incoming| {
+    fn restore(
+        &mut self,
+        state: Vec<u8>,
+        saved_at: Option<Moment>,
+        archive: Option<File>,
+    ) -> Result<(), String> {
+        let ports = self.on_machine(move |incoming| {
             let (config, machine) = (&mut incoming.config, &mut incoming.machine);
             // A machine that is to stay paused stands still here as it did there.
             let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
-            let arrived = machine.arrive(config, &state, away.unwrap_or_default());
-            arrived.map_err(|error| Chain(&error).to_string())
-        })
+            let arrived = machine.arrive(config, &state, away.unwrap_or_default(), archive);
+            arrived.map_err(words)?;
+            Ok(machine.ports_to_take_up())
+        })?;
+        applications::take_up(&ports, self.cancel.clone()).map_err(words)
     }
 
     fn start(&mut self, body: Body) -> Result<(), String> {
@@ -161,9 +170,10 @@ impl Control {
         let mut coming = Coming {
             control: self.migrations.on_control().map_err(host)?,
             number,
+            cancel: progress.cancellation(),
         };
         let of_thread = progress.clone();
-        self.start_migration(move || {
+        self.start_thread(move || {
             let ended = receive(&mut listener, &mut coming, &of_thread);
             drop(listener);
             coming

@@ -1,0 +1,152 @@
+//! Waiting for others until one moment, whatever is waited for meanwhile, or until somebody gives it up.
+
+use std::{
+    io::{self, Read},
+    os::{
+        fd::{AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use crate::poll::poll;
+
+/// How often it is looked whether somebody has given up.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// By which somebody ends what another thread does. All clones are the same one.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Asks for the end.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether somebody has asked for it.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// How long something is waited for.
+#[derive(Clone, Debug)]
+pub struct Patience {
+    until: Instant,
+    cancel: Cancel,
+}
+
+impl Patience {
+    /// So long from now, if nobody cancels.
+    pub fn new(time: Duration, cancel: Cancel) -> Self {
+        let now = Instant::now();
+        Self {
+            // A time that the clock does not have is that of no computer.
+            until: now.checked_add(time).unwrap_or(now),
+            cancel,
+        }
+    }
+
+    /// So long from now, whatever happens.
+    pub fn within(time: Duration) -> Self {
+        Self::new(time, Cancel::default())
+    }
+
+    /// The same, but so long from now at most.
+    #[must_use]
+    pub fn at_most(&self, time: Duration) -> Self {
+        let other = Self::new(time, self.cancel.clone());
+        Self {
+            until: self.until.min(other.until),
+            ..other
+        }
+    }
+
+    /// Whether it was given up.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.is_cancelled()
+    }
+
+    /// Waits until a descriptor can be read, or its other side has ended.
+    ///
+    /// # Errors
+    /// The time is over (`TimedOut`), it was given up (`ConnectionAborted`), or the system refuses.
+    pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        loop {
+            if self.is_cancelled() {
+                return Err(io::ErrorKind::ConnectionAborted.into());
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            let mut entries = [libc::pollfd {
+                fd: fd.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            }];
+            if poll(&mut entries, Some(left.min(LOOK)))? > 0 {
+                return Ok(());
+            }
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+/// Reads from a stream for as long as there is patience, whether the stream blocks or not.
+#[derive(Debug)]
+pub struct Patient<'a>(pub &'a UnixStream, pub &'a Patience);
+
+impl Read for Patient<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        use std::os::fd::AsFd;
+        let Self(mut stream, patience) = *self;
+        loop {
+            patience.readable(stream.as_fd())?;
+            match stream.read(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return read,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, thread};
+
+    use super::*;
+
+    #[test]
+    fn bytes_one_by_one_do_not_make_it_longer() {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        let writer = thread::spawn(move || while there.write_all(&[0]).is_ok() {});
+        let patience = Patience::within(Duration::from_millis(50));
+        let mut read = Patient(&here, &patience);
+        let error = loop {
+            if let Err(error) = read.read(&mut [0]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        drop(here);
+        writer.join().unwrap();
+    }
+
+    #[test]
+    fn a_wait_ends_when_somebody_gives_it_up() {
+        let (here, _there) = UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let cancel = Cancel::default();
+        let patience = Patience::new(Duration::from_secs(3600), cancel.clone());
+        let patience = patience.at_most(Duration::from_secs(1800));
+        let waits = thread::spawn(move || Patient(&here, &patience).read(&mut [0]));
+        cancel.cancel();
+        let error = waits.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionAborted);
+    }
+}

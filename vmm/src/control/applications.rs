@@ -1,0 +1,182 @@
+//! Snapshots that have accelerators' applications, and their restoring: workers are waited for by a
+//! thread of its own, while the control thread answers, and refuses what would change the machine.
+//!
+//! ```text
+//!   control thread                     thread
+//!   the directory is locked     ──>    workers stop, and save
+//!   the machine is written      <──
+//!
+//!   the machine is made         ──>    workers take its applications up
+//!   the machine goes on         <──
+//! ```
+
+use std::{mem, os::fd::OwnedFd, time::Instant};
+
+use base::Cancel;
+use devices::accel::saved::Stopped;
+
+use super::{
+    Control,
+    life::Life,
+    migration::{Job, OVER, host_error},
+    requests::failed,
+};
+use crate::{
+    api::{ApiError, Reply, RestoreConfig, VmSnapshotConfig},
+    machine::{applications, error::MachineError, save::Saving},
+};
+
+/// Workers that are waited for.
+pub(super) struct Workers {
+    /// That of the wait.
+    pub(super) number: u64,
+    cancel: Cancel,
+    reply: Reply,
+    then: Then,
+}
+
+/// What comes after the wait.
+enum Then {
+    Save(Saving),
+    Restore { resume: bool, asked: Instant },
+}
+
+impl Workers {
+    /// What goes on, as the beginning of a sentence.
+    pub(super) fn what(&self) -> &'static str {
+        match self.then {
+            Then::Save(_) => "a snapshot of the VM is being written",
+            Then::Restore { .. } => "the VM is being restored",
+        }
+    }
+}
+
+impl Control {
+    /// `vm.snapshot` with `accel=save`: answers when all is written.
+    pub(super) fn save_with_applications(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
+        let begun = self.refuse_if_moving();
+        let begun = begun.and_then(|()| self.begin_snapshot(snapshot));
+        match begun {
+            Ok(saving) => self.wait_for_workers(Then::Save(saving), reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    /// `vm.restore`: answers when the machine has all that it needs.
+    pub(super) fn restore_later(
+        &mut self,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+        reply: Reply,
+    ) {
+        let resume = request.resume;
+        let asked = Instant::now();
+        match self.restore(request, fds) {
+            Ok(()) => self.wait_for_workers(Then::Restore { resume, asked }, reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    fn wait_for_workers(&mut self, then: Then, reply: Reply) {
+        let number = self.migrations.number();
+        let cancel = Cancel::default();
+        let started = self.start_wait(number, &then, cancel.clone());
+        self.migrations.job = Job::Workers(Workers {
+            number,
+            cancel,
+            reply,
+            then,
+        });
+        match started {
+            Ok(true) => {}
+            Ok(false) => self.workers_are_ready(number, Ok(None)),
+            Err(error) => self.workers_are_ready(number, Err(error)),
+        }
+    }
+
+    /// Starts the thread that waits. False if there is nobody to wait for.
+    fn start_wait(&mut self, number: u64, then: &Then, cancel: Cancel) -> Result<bool, ApiError> {
+        let Life::Live { machine, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let host = |error| host_error("wait for workers", &error);
+        let control = self.migrations.on_control().map_err(host)?;
+        let ready = move |ready: Result<Option<Stopped>, MachineError>| {
+            control.ask(move |control| {
+                control.workers_are_ready(number, ready.map_err(|error| failed(&error)));
+            });
+        };
+        match then {
+            Then::Save(saving) => {
+                let ports = machine.devices().ports();
+                let mut archive = saving.archive().map_err(|error| failed(&error))?;
+                self.start_thread(move || {
+                    let standing = applications::stop(ports, cancel);
+                    let saved = standing.and_then(|all| Ok(all.save(&mut archive)?));
+                    ready(saved.map(Some));
+                })?;
+            }
+            Then::Restore { .. } => {
+                let ports = machine.ports_to_take_up();
+                if ports.is_empty() {
+                    return Ok(false);
+                }
+                self.start_thread(move || {
+                    ready(applications::take_up(&ports, cancel).map(|()| None));
+                })?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// The end of a wait.
+    fn workers_are_ready(&mut self, number: u64, ready: Result<Option<Stopped>, ApiError>) {
+        if !self.migrations.is_current(number) {
+            return;
+        }
+        let Job::Workers(Workers { reply, then, .. }) =
+            mem::replace(&mut self.migrations.job, Job::None)
+        else {
+            return;
+        };
+        let answer = match then {
+            // The applications go on when all is written.
+            Then::Save(saving) => ready.and_then(|stopped| {
+                let saved = self.finish_snapshot(saving);
+                drop(stopped);
+                saved
+            }),
+            Then::Restore { resume, asked } => {
+                let finished = ready.and_then(|_| self.finish_restore(resume, asked));
+                finished.inspect_err(|_| {
+                    self.life = Life::None;
+                    self.receiver.clear();
+                })
+            }
+        };
+        reply.send(answer);
+    }
+
+    /// The machine is another one from here on.
+    pub(super) fn abandon_workers(&mut self) {
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Workers(Workers { cancel, reply, .. }) => {
+                cancel.cancel();
+                reply.send(Err(ApiError::wrong_state(OVER)));
+            }
+            other => self.migrations.job = other,
+        }
+    }
+
+    /// Ends all waits for workers. False if there are none.
+    pub(super) fn cancel_waits(&mut self) -> bool {
+        let job = match &self.migrations.job {
+            Job::Workers(workers) => Some(&workers.cancel),
+            _ => None,
+        };
+        let moves = self.moves.values().map(|moving| &moving.cancel);
+        let all: Vec<_> = job.into_iter().chain(moves).collect();
+        all.iter().for_each(|cancel| cancel.cancel());
+        !all.is_empty()
+    }
+}

@@ -1,0 +1,139 @@
+//! What accelerators' applications have saved, on its way: a file, of which what is not zero is sent in
+//! frames of their own, before the state that says how long it is.
+//!
+//! | bytes of a frame | what |
+//! |---|---|
+//! | 0-7 | where in the file |
+//! | from 8 | what is there |
+
+use std::{fs::File, io, os::unix::fs::FileExt};
+
+use devices::accel::saved::{data_after, image};
+
+use super::{
+    Error, Result,
+    connection::Connection,
+    frame::{Kind, protocol},
+    progress::Progress,
+};
+
+/// Bytes that are looked at at a time.
+const CHUNK: usize = 64 << 10;
+/// Bytes before them in a frame.
+const HEAD: usize = 8;
+/// Most bytes of a frame.
+pub const FRAME: usize = HEAD + CHUNK;
+/// The longest archive.
+const LONGEST: u64 = 1 << 46;
+/// The most bytes that are taken from a source, which may be anybody's: of the host's memory.
+const MOST: u64 = 64 << 30;
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn host(error: io::Error) -> Error {
+    Error::Machine(format!(
+        "cannot keep what accelerators' applications have saved: {error}"
+    ))
+}
+
+/// Sends what is in an archive, and returns how long it is.
+pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) -> Result<u64> {
+    let size = archive.metadata().map_err(host)?.len();
+    let mut frame = vec![0; FRAME];
+    let mut at = 0;
+    while at < size {
+        // Holes are not read: they can be as long as workers say.
+        let next = data_after(archive, at, size);
+        at = next - next % CHUNK as u64;
+        if next >= size {
+            break;
+        }
+        let count = CHUNK.min(usize::try_from(size - at).unwrap_or(CHUNK));
+        let (head, part) = frame.split_at_mut(HEAD);
+        let part = &mut part[..count];
+        archive.read_exact_at(part, at).map_err(host)?;
+        if part.iter().any(|byte| *byte != 0) {
+            head.copy_from_slice(&at.to_le_bytes());
+            connection.send(Kind::Archive, 0, &frame[..HEAD + count])?;
+            progress.update(|info| info.sent_bytes += count as u64);
+        }
+        at += count as u64;
+    }
+    Ok(size)
+}
+
+/// An archive that arrives.
+#[derive(Debug, Default)]
+pub struct Incoming {
+    file: Option<File>,
+    /// Bytes that have come.
+    taken: u64,
+}
+
+impl Incoming {
+    /// Takes the contents of a frame, which may be anything.
+    pub fn take(&mut self, contents: &[u8]) -> Result<()> {
+        let short = || protocol("a frame of an archive ends too soon");
+        let (at, bytes) = contents.split_first_chunk().ok_or_else(short)?;
+        let at = u64::from_le_bytes(*at);
+        let count = bytes.len() as u64;
+        if at.checked_add(count).is_none_or(|end| end > LONGEST) {
+            return Err(protocol("an archive is longer than there is memory"));
+        }
+        self.taken += count;
+        if self.taken > MOST {
+            return Err(protocol(format!(
+                "an archive has more than the {} GiB that are taken",
+                MOST >> 30
+            )));
+        }
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(image().map_err(host)?),
+        };
+        file.write_all_at(bytes, at).map_err(host)
+    }
+
+    /// All of it, as long as the source says that it is. None if there is none.
+    pub fn finish(self, size: Option<u64>) -> Result<Option<File>> {
+        let (file, size) = match (self.file, size) {
+            (None, None) => return Ok(None),
+            (Some(_), None) => return Err(protocol("an archive came that nothing is in")),
+            (file, Some(size)) => (file.map_or_else(image, Ok).map_err(host)?, size),
+        };
+        let came = file.metadata().map_err(host)?.len();
+        if size > LONGEST || came > size {
+            return Err(protocol("an archive is longer than it is said to be"));
+        }
+        file.set_len(size).map_err(host)?;
+        Ok(Some(file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(at: u64, bytes: &[u8]) -> Vec<u8> {
+        [&at.to_le_bytes()[..], bytes].concat()
+    }
+
+    #[test]
+    fn an_archive_that_is_not_one_is_refused() {
+        let mut incoming = Incoming::default();
+        assert!(incoming.take(&[0; 7]).is_err());
+        assert!(incoming.take(&frame(u64::MAX, b"x")).is_err());
+        assert!(incoming.take(&frame(LONGEST, b"x")).is_err());
+        assert!(Incoming::default().finish(None).unwrap().is_none());
+        assert!(Incoming::default().finish(Some(LONGEST + 1)).is_err());
+        for size in [None, Some(4)] {
+            let mut incoming = Incoming::default();
+            incoming.take(&frame(1, b"four")).unwrap();
+            assert!(incoming.finish(size).is_err(), "{size:?}");
+        }
+        let mut incoming = Incoming {
+            taken: MOST,
+            file: None,
+        };
+        assert!(incoming.take(&frame(0, b"x")).is_err());
+    }
+}
