@@ -229,6 +229,16 @@ impl Scheduler {
         keeps.then_some(away.until)
     }
 
+    /// The holder's turn is over, and it has been charged until now: whether it goes on, as its next turn
+    /// would come before all others'.
+    pub fn goes_on(&mut self, now: Moment) -> bool {
+        let Some(holder) = self.holder else {
+            return false;
+        };
+        // For one that is away the device may be kept, or it comes back in a shorter turn.
+        self.anticipate(now) == Err(None) && self.policy.goes_on(holder.client)
+    }
+
     /// A client that has given the device back is between two batches `since` then. One that waits
     /// is not.
     pub fn away(&mut self, id: ClientId, expected: Expected, since: Moment, now: Moment) {

@@ -232,6 +232,12 @@ impl Worker {
         let _ = Word::say(Word::Want, &*self.stream);
     }
 
+    /// Makes the worker's turn longer.
+    pub fn prolong(&self, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        self.grant.slice.fetch_add(by, Ordering::Relaxed);
+    }
+
     /// Tells the worker that its turn is over: a word that a GPU may read by itself, and a byte that
     /// wakes the worker.
     pub fn stop(&self) {

@@ -52,6 +52,9 @@ const TICK: Duration = Duration::from_millis(20);
 const UNUSED: Duration = Duration::from_secs(1);
 /// How long nobody is accepted after that has failed.
 const PAUSE: Duration = Duration::from_millis(100);
+/// So often a turn is prolonged at most, whoever would be next: a worker that does not give the device
+/// back is looked after from the turn's end on.
+const PROLONGED: u32 = 8;
 /// Words of one worker that are taken in one go.
 const WORDS: usize = 16;
 /// Connections that are not workers yet: more are not accepted before one of them is none any more.
@@ -151,6 +154,9 @@ struct Turn {
     member: u64,
     /// By when it should be over if others wait.
     due: Moment,
+    /// How long it was to be, and how often it may still be prolonged by that.
+    length: Duration,
+    prolongable: u32,
     stop: Stop,
     /// Since when every look has found it unused.
     unused: Option<Moment>,
@@ -721,6 +727,8 @@ impl Arbiter {
             self.turn = Some(Turn {
                 member: id,
                 due: now + length,
+                length,
+                prolongable: PROLONGED,
                 stop,
                 unused: None,
                 paused: None,
@@ -796,7 +804,7 @@ impl Arbiter {
         let Some(turn) = self.turn.filter(|turn| self.is_to_stop(turn)) else {
             return;
         };
-        if now < turn.due {
+        if now < turn.due || self.prolong(turn, now) {
             return;
         }
         if let Some(member) = self.members.get(&turn.member) {
@@ -806,6 +814,32 @@ impl Arbiter {
             stop: Stop::Told,
             ..turn
         });
+    }
+
+    /// Whether who has had the device for its turn has it for another one at once: if it would be next.
+    /// To stop it and to give the device back to it would be time of the device that nobody has.
+    fn prolong(&mut self, turn: Turn, now: Moment) -> bool {
+        let Some(member) = self.members.get(&turn.member) else {
+            return false;
+        };
+        // Its client's other applications come first.
+        let others = |vm: &Vm| !vm.waiting.is_empty();
+        if turn.prolongable == 0 || self.vms.get(&member.vm).is_some_and(others) {
+            return false;
+        }
+        self.charge(turn.member, true, now);
+        if !self.scheduler.goes_on(now) {
+            return false;
+        }
+        if let Some(member) = self.members.get(&turn.member) {
+            member.worker.prolong(turn.length);
+        }
+        self.turn = Some(Turn {
+            due: now + turn.length,
+            prolongable: turn.prolongable - 1,
+            ..turn
+        });
+        true
     }
 
     /// Takes the device from who has not used it for long, as far as has been seen.

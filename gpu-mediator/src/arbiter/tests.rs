@@ -467,6 +467,53 @@ fn a_turn_that_is_over_while_others_wait_is_ended_by_one_word() {
     assert_eq!(stop(), 1);
 }
 
+/// The second client has used so much that the first one is next for a while.
+fn first_is_owed(arranged: &mut Arranged) {
+    arranged.turn(1);
+    arranged.arbiter.want(2);
+    let other = arranged.arbiter.members[&2].vm;
+    let scheduler = &mut arranged.arbiter.scheduler;
+    scheduler.charge_late(other, SECOND, Moment::now() + SECOND);
+}
+
+#[test]
+fn who_would_be_next_again_goes_on_without_a_stop_but_not_for_ever() {
+    let mut arranged = arrange("prolonged", &["eater", "waits"]);
+    let grant = Page::<Grant>::map(&arranged.pages(1), false).unwrap();
+    let stop = || grant.stop.load(Ordering::Acquire);
+    first_is_owed(&mut arranged);
+    let length = arranged.arbiter.turn.unwrap().length;
+    for prolonged in 1..=PROLONGED {
+        let due = arranged.arbiter.turn.unwrap().due;
+        arranged.arbiter.stop_overdue(due);
+        assert_eq!(stop(), 0);
+        assert_eq!(arranged.arbiter.turn.unwrap().due, due + length);
+        let slice = Duration::from_nanos(grant.slice.load(Ordering::Relaxed));
+        assert_eq!(slice, length * (prolonged + 1));
+    }
+    // Its client has paid for all of it.
+    let vm = arranged.arbiter.members[&1].vm;
+    let now = arranged.arbiter.turn.unwrap().due;
+    let figures = arranged.arbiter.scheduler.figures(vm, now).unwrap();
+    assert!(
+        figures.device_time >= length * (PROLONGED - 1),
+        "{figures:?}"
+    );
+    arranged.arbiter.stop_overdue(now);
+    assert_eq!(stop(), 1);
+}
+
+#[test]
+fn a_turn_is_not_prolonged_while_another_application_of_the_same_client_waits() {
+    let mut arranged = arrange("prolonged-siblings", &["eater", "waits", "eater"]);
+    let grant = Page::<Grant>::map(&arranged.pages(1), false).unwrap();
+    first_is_owed(&mut arranged);
+    arranged.arbiter.want(3);
+    let due = arranged.arbiter.turn.unwrap().due;
+    arranged.arbiter.stop_overdue(due);
+    assert_eq!(grant.stop.load(Ordering::Acquire), 1);
+}
+
 #[test]
 fn a_turn_for_one_request_is_not_stopped() {
     let mut arranged = arrange("whole", &["eater", "waits"]);

@@ -139,6 +139,19 @@ impl Policy for Fair {
         }
     }
 
+    fn goes_on(&mut self, id: ClientId) -> bool {
+        let (Some(client), Some((first, ..))) = (self.clients.get(&id), self.waiting.first())
+        else {
+            return false;
+        };
+        let goes_on = client.tag < *first;
+        if goes_on {
+            // As if its next turn began.
+            self.now = self.now.max(client.tag);
+        }
+        goes_on
+    }
+
     fn unwant(&mut self, id: ClientId) {
         if let Some(client) = self.clients.get_mut(&id)
             && let Some(place) = client.waits.take()

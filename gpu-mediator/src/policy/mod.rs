@@ -114,6 +114,12 @@ pub trait Policy: fmt::Debug + Send {
     /// Where a client that does not wait would be if it did. While nobody waits, that is nowhere
     /// behind.
     fn rank(&self, client: ClientId) -> Rank;
+    /// The turn of the client is over, and others wait: whether it would be named next if it waited too,
+    /// so that it may as well go on. What it has used has been charged.
+    fn goes_on(&mut self, client: ClientId) -> bool {
+        let _ = client;
+        false
+    }
     /// The client does not wait any longer.
     fn unwant(&mut self, client: ClientId);
     /// The client has used the device for so long.
