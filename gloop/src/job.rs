@@ -120,7 +120,7 @@ impl Grid {
             kept: 0,
             pages: 0,
             page_bytes: 0,
-            batch: 8,
+            batch: 4,
         }
     }
 

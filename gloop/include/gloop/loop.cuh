@@ -82,7 +82,16 @@ struct alignas(16) Loop {
   // If the launch is to stop, posts f and says so: the caller returns. Otherwise it goes on.
   template <class F>
   GLOOP_DEVICE bool post_if_needed(F f) {
-    const int stop = leader() ? due() : 0;
+    // All threads look at the clock, so that the way of most times has no branch for the leader. What
+    // the others see of a word that the leader writes meanwhile only adds to what it says itself.
+    const uint4 seen = *reinterpret_cast<const uint4*>(&gate);
+    const u32 now = ptx::clock();
+    int stop = seen.z != 0;
+    if (now - seen.x >= seen.y && leader()) {
+      gate.at = now;
+      look();
+      stop = gate.stopping != 0;
+    }
     if (!__syncthreads_or(stop)) return false;
     post(f);
     return true;
