@@ -375,14 +375,11 @@ impl<B: Backend> Session<B> {
     }
 
     /// Whether the serving thread is better not put to sleep: others wait for the device, and what
-    /// this client has submitted in its turn is about to end.
+    /// this client has submitted in its turn is about to end. So one processor is busy for each device,
+    /// at most: only one client has it.
     pub(crate) fn ends_soon(&self) -> bool {
-        !self.sharing.held.is_empty()
-            && self
-                .sharing
-                .turns
-                .as_ref()
-                .is_some_and(|turns| turns.ends_within(SOON, Moment::now()))
+        let turns = self.sharing.turns.as_ref();
+        turns.is_some_and(|turns| turns.ends_within(SOON, Moment::now()))
     }
 
     /// After a while of calls that did not need the device: who waits for it gets it, however long
