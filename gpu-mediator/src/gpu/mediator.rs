@@ -44,6 +44,10 @@ const ALIGN: u32 = 256;
 /// A turn of one submission is over after so long, and what runs at a turn's end has so long left.
 const REQUEST: Duration = Duration::from_millis(30);
 const GRACE: Duration = Duration::from_millis(2);
+/// Turns by bandwidth, and what is left then: credit makes up for what a turn is too long by only when the
+/// next one is given, and eight machines have 12 ms each of 100.
+const QUANTUM: Duration = Duration::from_micros(1600);
+const QUANTUM_GRACE: Duration = Duration::from_micros(200);
 /// How often completion words are looked at although no interrupt has come.
 const LOOK: Duration = Duration::from_millis(10);
 /// Commands that cannot be carried out, after which a channel ends: each costs this process time.
@@ -139,6 +143,27 @@ impl Vm {
     }
 }
 
+/// How long turns are.
+#[derive(Clone, Copy)]
+struct Lengths {
+    /// Of all turns, whatever the policy says: the GPU stops where others' do not.
+    quantum: Option<Duration>,
+    /// For what runs at a turn's end.
+    grace: Duration,
+}
+
+impl Lengths {
+    fn of(policy: Name) -> Self {
+        let quantum = (policy == Name::Band).then_some(QUANTUM);
+        let grace = if quantum.is_some() {
+            QUANTUM_GRACE
+        } else {
+            GRACE
+        };
+        Self { quantum, grace }
+    }
+}
+
 #[derive(Clone, Copy)]
 struct Turn {
     vm: u32,
@@ -156,13 +181,24 @@ impl Turn {
         }
     }
 
-    /// For how long it has been over.
-    fn overtime(&self, now: Moment) -> Duration {
-        let length = match self.slice {
+    fn length(&self) -> Duration {
+        match self.slice {
             Slice::Request => REQUEST,
             Slice::Time(length) => length,
-        };
-        now.since(self.since).saturating_sub(length)
+        }
+    }
+
+    /// For how long it has been over.
+    fn overtime(&self, now: Moment) -> Duration {
+        now.since(self.since).saturating_sub(self.length())
+    }
+
+    /// When to look at it again.
+    fn again(&self, grace: Duration, now: Moment) -> Duration {
+        match self.length().saturating_sub(now.since(self.since)) {
+            Duration::ZERO => grace,
+            left => left,
+        }
     }
 }
 
@@ -180,6 +216,7 @@ pub struct Mediator {
     reserved: u32,
     shared: u32,
     scheduler: Scheduler,
+    lengths: Lengths,
     turn: Option<Turn>,
     looked: Moment,
     limit: Duration,
@@ -215,6 +252,7 @@ impl Mediator {
             owners: vec![None; usize::from(CHANNELS)],
             list,
             scheduler: Scheduler::new(policy.make()),
+            lengths: Lengths::of(policy),
             turn: None,
             looked: Moment::now(),
             limit,
@@ -673,7 +711,7 @@ impl Mediator {
                     Dispatch::Grant(grant) => {
                         self.turn = Some(Turn {
                             vm: grant.client.0,
-                            slice: grant.slice,
+                            slice: self.lengths.quantum.map_or(grant.slice, Slice::Time),
                             since: now,
                             launched: 0,
                             completed: 0,
@@ -691,10 +729,10 @@ impl Mediator {
                 break;
             }
         }
-        if self.turn.is_some() {
+        if let Some(turn) = self.turn {
             again = Some(again.unwrap_or(LOOK).min(LOOK));
             if self.scheduler.contended() {
-                again = Some(GRACE);
+                again = Some(turn.again(self.lengths.grace, now).min(GRACE));
             }
         }
         Ok(again)
@@ -704,19 +742,26 @@ impl Mediator {
     fn advance(&mut self, mut turn: Turn, now: Moment) -> Result<bool, Failure> {
         let contended = self.scheduler.contended();
         let id = ClientId(turn.vm);
-        let Some(vm) = self.vms.get_mut(&turn.vm) else {
+        let Some(vm) = self.vms.get(&turn.vm) else {
             self.turn = None;
             return Ok(true);
         };
         let active = vm.is_active();
-        let over = contended && turn.is_over(now);
+        let mut over = contended && turn.is_over(now);
+        if over && active && self.goes_on(now) {
+            turn.since = now;
+            over = false;
+        }
         if active && !over {
             let one = contended && turn.slice == Slice::Request;
             self.launch(&mut turn, one)?;
             self.turn = Some(turn);
             return Ok(false);
         }
-        if vm.is_flying() && turn.overtime(now) < GRACE && active {
+        let Some(vm) = self.vms.get_mut(&turn.vm) else {
+            return Ok(true);
+        };
+        if vm.is_flying() && turn.overtime(now) < self.lengths.grace && active {
             return Ok(false);
         }
         for channel in vm.channels.values_mut() {
@@ -734,6 +779,13 @@ impl Mediator {
             self.scheduler.want(id, now);
         }
         Ok(true)
+    }
+
+    /// Whether who has the GPU would get the next turn, too.
+    fn goes_on(&mut self, now: Moment) -> bool {
+        let held = self.scheduler.held(now);
+        self.scheduler.charge(held, 0, now);
+        self.scheduler.goes_on(now)
     }
 
     fn collect(&mut self, now: Moment) -> Result<(), Failure> {

@@ -653,6 +653,25 @@ fn a_stopped_channel_goes_on_in_its_next_turn() {
 }
 
 #[test]
+fn turns_by_bandwidth_are_short_however_long_commands_are() {
+    let mut mediator = gpu("band", Name::Band, LONG);
+    let guests = [Guest::new(&mut mediator), Guest::new(&mut mediator)];
+    for guest in &guests {
+        guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+    }
+    let start = Moment::now();
+    let mut runs = Vec::new();
+    // The first one may have come a period before the other.
+    for millis in 0..200 {
+        let now = start + Duration::from_millis(millis);
+        mediator.tick(now).expect("the GPU is there");
+        runs.extend(mediator.running().map(|(vm, _)| vm));
+    }
+    runs.dedup();
+    assert!(runs.len() >= 65, "turns of {runs:?} in 200 ms");
+}
+
+#[test]
 fn every_policy_serves_both_and_submissions_are_bounded() {
     for name in Name::ALL {
         let mut mediator = gpu(&format!("policy-{name}"), name, LONG);

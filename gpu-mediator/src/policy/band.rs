@@ -91,6 +91,10 @@ impl Policy for Band {
         }
     }
 
+    fn goes_on(&mut self, id: ClientId) -> bool {
+        self.rank(id) != Rank::Behind
+    }
+
     fn unwant(&mut self, client: ClientId) {
         self.waiting.retain(|waiting| *waiting != client);
     }
