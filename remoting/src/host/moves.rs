@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Patience, Unpoisoned};
 
 use super::control::{self, Command, NotMoved, Peer, Reply};
 use crate::link::{
@@ -309,7 +309,7 @@ fn send_away(
         channel: source,
         who: "the worker that serves it",
     };
-    let described = source.ask(&Command::Describe(), &[], SOON);
+    let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
     let (described, _) = described.map_err(|error| base::Chain(&error).to_string())?;
     if let Reply::Serves(served) = described
         && !served.attachment.0.is_empty()
