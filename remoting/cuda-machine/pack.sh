@@ -24,7 +24,7 @@ fi
 # The programs that test the stand-in driver, and those that do so through Gantry.
 built=$(cargo test --no-run --quiet --message-format=json -p gantry-remoting -p gantry-cuda-driver --test cuda)
 program() {
-    echo "$built" | sed -n "s|.*\"package_id\":\"[^\"]*/$1#.*\"executable\":\"\([^\"]*\)\".*|\1|p" | tail -1
+    echo "$built" | sed -n "s|.*\"package_id\":\"[^\"]*/$1#.*\"executable\":\"\([^\"]*/deps/[^\"]*\)\".*|\1|p" | tail -1
 }
 cp "$(program tests/cuda-driver)" "$folder/tests/native"
 cp "$(program remoting)" "$folder/tests/remoted"

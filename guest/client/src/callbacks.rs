@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -10,11 +11,16 @@ use gantry_remoting::link::port_bell::{USUAL_NAP, nap};
 /// What is called, with a status of the API.
 pub type Callback<S> = Box<dyn FnOnce(S) + Send>;
 
+/// What is called again and again, with a status of the API, as long as it says so.
+pub type LastingCallback<S> = Arc<dyn Fn(S) -> bool + Send + Sync>;
+
 /// Pending callbacks.
 pub struct Callbacks<S> {
     /// How many were ever registered: the newest one's number.
     registered: u64,
     pending: HashMap<u64, Callback<S>>,
+    /// Those that are called again and again.
+    lasting: HashMap<u64, LastingCallback<S>>,
     /// Whether the thread that polls for them has to be woken for another one.
     poller_sleeps: bool,
 }
@@ -24,6 +30,7 @@ impl<S> Default for Callbacks<S> {
         Self {
             registered: 0,
             pending: HashMap::new(),
+            lasting: HashMap::new(),
             poller_sleeps: false,
         }
     }
@@ -37,14 +44,31 @@ impl<S> Callbacks<S> {
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
+    /// Adds one that is called again and again: its number, and whether to wake the thread that polls.
+    pub fn register_lasting(&mut self, callback: LastingCallback<S>) -> (u64, bool) {
+        self.registered += 1;
+        self.lasting.insert(self.registered, callback);
+        (self.registered, std::mem::take(&mut self.poller_sleeps))
+    }
+
     /// Takes one that is due, or not needed any more.
     pub fn take(&mut self, number: u64) -> Option<Callback<S>> {
         self.pending.remove(&number)
     }
 
-    /// Whether there is one.
-    pub fn are_pending(&self) -> bool {
-        !self.pending.is_empty()
+    /// One that is called again and again.
+    pub fn lasting(&self, number: u64) -> Option<LastingCallback<S>> {
+        self.lasting.get(&number).cloned()
+    }
+
+    /// Forgets one that was called again and again.
+    pub fn end_lasting(&mut self, number: u64) {
+        self.lasting.remove(&number);
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.pending.len() + self.lasting.len()
     }
 
     /// Takes all.
@@ -74,7 +98,7 @@ impl Default for PollInterval {
 impl PollInterval {
     /// How long to sleep before the next poll; none if no callback is pending.
     pub fn next<S>(&mut self, callbacks: &mut Callbacks<S>) -> Option<Duration> {
-        let now = (callbacks.registered, callbacks.pending.len());
+        let now = (callbacks.registered, callbacks.count());
         if now != self.seen {
             (self.seen, self.since) = (now, Instant::now());
         }

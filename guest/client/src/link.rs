@@ -25,7 +25,8 @@ use gantry_remoting::{
 };
 
 use crate::{
-    callbacks::{Callback, Callbacks},
+    callbacks::{Callback, Callbacks, LastingCallback},
+    connect,
     driver::Driver,
     peer::{Peer, Seat, Spins},
     stage::Stages,
@@ -190,7 +191,7 @@ impl<D: Driver> Link<D> {
     /// Whether something is under way that ends with a message: data that is to land in the
     /// application's memory, or a callback.
     pub fn expects(&self) -> bool {
-        self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().are_pending()
+        self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().count() > 0
     }
 
     fn alive(&self) -> bool {
@@ -498,15 +499,41 @@ impl<D: Driver> Link<D> {
         number
     }
 
+    /// Keeps a callback that is called again and again, and gives it a number.
+    pub fn register_lasting_callback(&self, callback: LastingCallback<D::Status>) -> u64 {
+        let mut callbacks = self.callbacks.lock_unpoisoned();
+        let (number, wakes) = callbacks.register_lasting(callback);
+        drop(callbacks);
+        if wakes {
+            self.wake_listener();
+        }
+        number
+    }
+
     /// Forgets a callback.
     pub fn cancel_callback(&self, number: u64) {
-        self.callbacks.lock_unpoisoned().take(number);
+        let mut callbacks = self.callbacks.lock_unpoisoned();
+        callbacks.take(number);
+        callbacks.end_lasting(number);
     }
 
     /// A callback is due, if it has not been forgotten.
     pub fn run_callback(&self, number: u64, status: D::Status) {
-        if let Some(callback) = self.callbacks.lock_unpoisoned().take(number) {
+        let mut callbacks = self.callbacks.lock_unpoisoned();
+        let (once, lasting) = (callbacks.take(number), callbacks.lasting(number));
+        drop(callbacks);
+        if let Some(callback) = once {
             self.queue_callback(callback, status);
+        }
+        if let Some(callback) = lasting {
+            let call = move |status| {
+                if !callback(status)
+                    && let Some(link) = connect::existing::<D>()
+                {
+                    link.cancel_callback(number);
+                }
+            };
+            self.queue_callback(Box::new(call), status);
         }
     }
 

@@ -68,7 +68,7 @@ unsafe fn set(
 ///
 /// # Safety
 /// So many are there.
-unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>> {
+pub unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>> {
     if count > 0 && first.is_null() {
         return Err(codes::INVALID_VALUE);
     }

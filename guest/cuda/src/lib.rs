@@ -9,6 +9,7 @@
 //!
 //! - `generated`: an entry point for each public symbol; what is not served says so, once by name
 //! - `forward`: those whose parameters travel by the API's definition
+//! - `nodes`: graphs' nodes that call, allocate, or decide
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
@@ -37,6 +38,7 @@ mod link;
 mod memory;
 mod modules;
 mod names;
+mod nodes;
 mod paged;
 mod pointers;
 mod signals;

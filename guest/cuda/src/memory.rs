@@ -26,6 +26,8 @@ pub enum What {
     Pooled,
     /// Of the device, mapped by `cuMemMap`.
     Mapped,
+    /// Of the device, allocated by a graph with each launch.
+    OfGraph,
     /// Of a module.
     Variable,
     /// Pinned memory of the host: in the window, or, where there is no window in common, ordinary.
@@ -41,7 +43,7 @@ impl What {
     pub fn is_device(self) -> bool {
         matches!(
             self,
-            Self::Device | Self::Pooled | Self::Mapped | Self::Variable
+            Self::Device | Self::Pooled | Self::Mapped | Self::OfGraph | Self::Variable
         )
     }
 }
@@ -102,12 +104,20 @@ pub fn find(link: &Link, at: u64) -> Option<Known> {
     link.state.memory.lock_unpoisoned().find(at)
 }
 
+/// Forgets memory that has been freed; what a graph allocates it allocates again.
+fn forget_freed(link: &Link, known: &Known) {
+    if known.what != What::OfGraph {
+        link.state.memory.lock_unpoisoned().remove(known.start);
+    }
+}
+
 /// Forgets what goes with a context.
 pub fn forget_context(context: u64) {
     if let Some(link) = link::get() {
         let mut memory = link.state.memory.lock_unpoisoned();
         let gone = |one: &Known| {
-            one.context == context && matches!(one.what, What::Device | What::Variable)
+            one.context == context
+                && matches!(one.what, What::Device | What::OfGraph | What::Variable)
         };
         memory.all.retain(|_, known| !gone(known));
     }
@@ -231,7 +241,7 @@ entry_points! {
             return waited;
         }
         link.ask(&Free { context, address: dptr, stream: None })?;
-        link.state.memory.lock_unpoisoned().remove(dptr);
+        forget_freed(link, &known);
         Ok(())
     }
 
@@ -240,9 +250,9 @@ entry_points! {
         let context = context::need()?;
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
         let known = find(link, dptr).filter(|known| known.start == dptr && known.what.is_device());
-        known.ok_or(codes::INVALID_VALUE)?;
+        let known = known.ok_or(codes::INVALID_VALUE)?;
         link.post(&Free { context, address: dptr, stream: Some(stream) })?;
-        link.state.memory.lock_unpoisoned().remove(dptr);
+        forget_freed(link, &known);
         Ok(())
     }
 

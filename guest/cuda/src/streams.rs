@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     ffi::{c_uint, c_void},
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
 };
@@ -93,6 +93,58 @@ fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
     Ok((offset, word))
 }
 
+/// Words of functions that graphs have, which no function uses: it is given back when no graph has it.
+static LASTING: Mutex<Vec<(u64, &'static AtomicU32)>> = Mutex::new(Vec::new());
+
+/// A function of the program's for a graph: its number, and where its word is.
+///
+/// # Errors
+/// There is no window in common, or no room in it.
+pub fn lasting_function(
+    link: &Link,
+    call: impl Fn() + Send + Sync + 'static,
+) -> Outcome<(u64, u64)> {
+    let mut free = LASTING.lock_unpoisoned();
+    if free.is_empty() {
+        let start = link.reserve_shared(4 * WORDS).ok_or(codes::NOT_SUPPORTED)?;
+        for index in 0..WORDS {
+            let offset = start + 4 * index;
+            let pointer = link.pointer(offset, 4)?.cast::<AtomicU32>();
+            // SAFETY: as in `word`.
+            free.push((offset, unsafe { &*pointer }));
+        }
+    }
+    let (done, word) = free.pop().ok_or(codes::OUT_OF_MEMORY)?;
+    drop(free);
+    let number = link.register_lasting_callback(Arc::new(move |status| {
+        if status == codes::FUNCTION_GONE {
+            LASTING.lock_unpoisoned().push((done, word));
+            return false;
+        }
+        call();
+        word.store(RETURNED, Ordering::Release);
+        true
+    }));
+    Ok((number, done))
+}
+
+/// The same in the order of a stream that is being captured.
+fn captured_function(
+    link: &Link,
+    (context, stream): (u32, u32),
+    call: impl Fn() + Send + Sync + 'static,
+) -> Outcome {
+    let (number, done) = lasting_function(link, call)?;
+    let captured = link.ask(&HostFunction {
+        context,
+        stream,
+        number,
+        done,
+        lasting: true,
+    });
+    captured.inspect_err(|_| link.cancel_callback(number))
+}
+
 /// Has a function of the program called in the order of a stream.
 ///
 /// # Errors
@@ -101,6 +153,14 @@ pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> 
     let link = connected()?;
     let context = context::need()?;
     let stream = handles::valid(Kind::Stream, stream as u64)?;
+    host_function_in(link, (context, stream), call)
+}
+
+fn host_function_in(
+    link: &Link,
+    (context, stream): (u32, u32),
+    call: impl FnOnce() + Send + 'static,
+) -> Outcome {
     let (done, word) = word(link)?;
     let number = link.register_callback(Box::new(move |_| {
         call();
@@ -111,6 +171,7 @@ pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> 
         stream,
         number,
         done,
+        lasting: false,
     });
     if asked.is_err() {
         link.cancel_callback(number);
@@ -155,10 +216,16 @@ entry_points! {
     fn cuLaunchHostFunc(hStream: CUstream, r#fn: CUhostFn, userData: *mut c_void) {
         let function = r#fn.ok_or(codes::INVALID_VALUE)?;
         let data = userData as u64;
-        host_function(hStream, move || {
+        let link = connected()?;
+        let place = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
+        let call = move || {
             // SAFETY: the program's function, and what it wants.
             unsafe { function(data as *mut c_void) };
-        })
+        };
+        if capturing(link, place.0, place.1) {
+            return captured_function(link, place, call);
+        }
+        host_function_in(link, place, call)
     }
 
     fn cuStreamAddCallback(

@@ -96,6 +96,15 @@ pub trait Backend: Debug + Sized {
     /// The session ends.
     fn notice(session: &mut Session<Self>, notice: Self::Notice) -> Result<(), Error>;
 
+    /// Carries out what was put off, if it can be by now. Whether there was something.
+    ///
+    /// # Errors
+    /// The session ends.
+    fn resume(session: &mut Session<Self>) -> Result<bool, Error> {
+        let _ = session;
+        Ok(false)
+    }
+
     /// Whether no request is to be taken for now, because of what the backend is still at.
     fn is_busy(&self) -> bool;
 

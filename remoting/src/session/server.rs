@@ -262,7 +262,7 @@ impl<B: Backend> Session<B> {
         calls: &mut Receiver<Slice, Waker>,
         body: &mut Vec<u8>,
     ) -> Result<bool, Error> {
-        let mut busy = self.serve_held()?;
+        let mut busy = B::resume(self)? | self.serve_held()?;
         for _ in 0..BATCH {
             if self.takes_nothing() {
                 break;
@@ -571,12 +571,7 @@ impl<B: Backend> Session<B> {
                 Notice::Callback(number, status) => {
                     self.expected -= 1;
                     self.backend.called(number);
-                    self.tell_released()?;
-                    let mut body = Vec::with_capacity(12);
-                    number.put(&mut body);
-                    status.put(&mut body);
-                    self.send(CALLBACK, 0, &body)?;
-                    (self.nudge.0)();
+                    self.call_back(number, status)?;
                 }
                 Notice::Backend(notice) => B::notice(self, notice)?,
                 Notice::Control(ordered) => self.orders.push_back(ordered),
@@ -584,6 +579,17 @@ impl<B: Backend> Session<B> {
             }
         }
         Ok(true)
+    }
+
+    /// Tells the client that its callback of this number is due.
+    pub(crate) fn call_back(&mut self, number: u64, status: i32) -> Result<(), Gone> {
+        self.tell_released()?;
+        let mut body = Vec::with_capacity(12);
+        number.put(&mut body);
+        status.put(&mut body);
+        self.send(CALLBACK, 0, &body)?;
+        (self.nudge.0)();
+        Ok(())
     }
 
     /// Tells the client of something about an object that went wrong and that no answer tells of.

@@ -13,6 +13,8 @@ mod driver;
 #[path = "../../../tests/cuda-driver/tests/cuda/errors.rs"]
 mod errors;
 mod exits;
+#[path = "../../../tests/cuda-driver/tests/cuda/graphs.rs"]
+mod graphs;
 mod hostile;
 mod library;
 mod linear;

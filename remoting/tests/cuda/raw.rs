@@ -14,8 +14,9 @@ use gantry_remoting::{
     apis::cuda::{
         Cuda, NEVER,
         calls::{
-            AddCopyNode, Allocate, CopyVolume, Forward, HostFunction, Launch, Load, Post,
-            SetCopyNode, Shape, Side, Signal, Source, Start, StreamSynchronize,
+            AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
+            CopyVolume, Forward, Free, HostFunction, Launch, Load, Post, Read, SetCopyNode,
+            SetHostNode, Shape, Side, Signal, Source, Start, StreamSynchronize,
         },
         codes,
         forwarded::number,
@@ -283,6 +284,7 @@ fn the_worker_refuses_a_word_while_a_wait_would_say_more() {
         stream,
         number: 1,
         done,
+        lasting: false,
     };
     client.ask(&pending).unwrap();
     assert_eq!(client.signal(Some(stream), 4), (0, 4));
@@ -482,4 +484,140 @@ fn copies_of_rows_and_planes_that_are_nobodys_are_refused_by_the_worker() {
         size,
     };
     assert_eq!(client.ask(&copy), Ok(()));
+}
+
+#[test]
+fn nodes_that_call_allocate_or_decide_are_the_client_s_own_or_refused() {
+    let mut client = Client::new();
+    let context = client.context;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let (start, size) = (client.window.data(), client.window.size());
+    let none = Vec::new;
+    // Functions whose words are not in the window, and of graphs and nodes that are none.
+    for done in [0, start - 4, start + 2, size - 2, size, u64::MAX - 3] {
+        let (after, number) = (none(), 1);
+        let add = AddHostNode {
+            context,
+            graph,
+            after,
+            number,
+            done,
+        };
+        assert_eq!(client.ask(&add), Err(codes::INVALID_VALUE), "{done:x}");
+    }
+    let done = start + 64;
+    let node = {
+        let (after, number) = (none(), 1);
+        let add = AddHostNode {
+            context,
+            graph,
+            after,
+            number,
+            done,
+        };
+        client.ask(&add).unwrap()
+    };
+    for forged in [0, 1, context, node, 0x4_0000, u32::MAX] {
+        let (after, number) = (vec![forged], 2);
+        let add = AddHostNode {
+            context,
+            graph: forged,
+            after: after.clone(),
+            number,
+            done,
+        };
+        assert!(client.ask(&add).is_err());
+        let (executable, node) = (forged.max(1), forged);
+        let set = SetHostNode {
+            context,
+            executable,
+            node,
+            number,
+            done,
+        };
+        assert!(client.ask(&set).is_err());
+        let (graph, size) = (forged, 4096);
+        let allocate = AddAllocNode {
+            context,
+            graph,
+            after: after.clone(),
+            size,
+        };
+        assert!(client.ask(&allocate).is_err());
+        let conditional = AddConditionalNode {
+            context,
+            graph,
+            after,
+            handle: 1,
+            kind: 0,
+            size: 1,
+        };
+        assert!(client.ask(&conditional).is_err());
+    }
+    // More than there may be, at once and by executable graphs.
+    let allocate = |size| AddAllocNode {
+        context,
+        graph,
+        after: Vec::new(),
+        size,
+    };
+    assert_eq!(client.ask(&allocate(u64::MAX)), Err(codes::OUT_OF_MEMORY));
+    let most = crate::library::MEMORY << 20;
+    let (_, at) = client.ask(&allocate(most / 2)).unwrap();
+    let instance = |client: &mut Client| {
+        let mut place = 0u64;
+        let words = [&raw mut place as u64, u64::from(graph), 0];
+        client.forward("cuGraphInstantiateWithFlags", &words)
+    };
+    let number =
+        |answer: Result<Blob, i32>| <(u32, u32)>::from_bytes(&answer.unwrap().0).unwrap().1;
+    let first = number(instance(&mut client));
+    let second = number(instance(&mut client));
+    assert_eq!(instance(&mut client), Err(codes::OUT_OF_MEMORY));
+    // Its end where no graph allocates, and of what is the client's by itself.
+    let own = client
+        .ask(&Allocate {
+            context,
+            size: 4096,
+            source: Source::Device(),
+        })
+        .map_err(|code| assert_eq!(code, codes::OUT_OF_MEMORY));
+    let wild = [0, 1, at + 1, at - 1, u64::MAX];
+    for address in wild.into_iter().chain(own) {
+        let after = Vec::new();
+        let free = AddFreeNode {
+            context,
+            graph,
+            after,
+            address,
+        };
+        assert_eq!(client.ask(&free), Err(codes::INVALID_VALUE), "{address:x}");
+    }
+    // With the last graph that allocates it, it is nobody's.
+    let read = Read {
+        context,
+        stream: 0,
+        from: at,
+        to: WindowRange {
+            offset: start,
+            length: 64,
+            stage: None,
+        },
+    };
+    assert_eq!(client.ask(&read), Ok(()));
+    for (symbol, object) in [
+        ("cuGraphExecDestroy", first),
+        ("cuGraphExecDestroy", second),
+        ("cuGraphDestroy", graph),
+    ] {
+        client.forward(symbol, &[object.into()]).unwrap();
+    }
+    assert_eq!(client.ask(&read), Err(codes::INVALID_VALUE));
+    let (address, stream) = (at, None);
+    let free = Free {
+        context,
+        address,
+        stream,
+    };
+    assert_eq!(client.ask(&free), Err(codes::INVALID_VALUE));
 }

@@ -277,6 +277,8 @@ calls! {
         number: u64,
         /// A word of 32 bits, from the start of the window: not zero when the function has returned.
         done: u64,
+        /// The stream is being captured: each launch of the graph calls it. As of [`AddHostNode`].
+        lasting: bool,
     } -> ();
     /// Launches a graph.
     37 LaunchGraph {
@@ -431,6 +433,71 @@ calls! {
         /// Neither 0 nor [`NEVER`](super::NEVER).
         value: u32,
     } -> ();
+    /// Adds a function of the client's to a graph: the node's number. It is called with each launch, as
+    /// of [`HostFunction`], and once with [`FUNCTION_GONE`](super::codes::FUNCTION_GONE) when no graph
+    /// has it any more.
+    50 AddHostNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// The client's number of it.
+        number: u64,
+        /// As of [`HostFunction`].
+        done: u64,
+    } -> u32;
+    /// Changes the function of a node, in an executable graph or in the graph itself (0).
+    51 SetHostNode {
+        /// The current context.
+        context: u32,
+        /// The executable graph, if any.
+        executable: u32,
+        /// Which node.
+        node: u32,
+        /// The client's number of it.
+        number: u64,
+        /// As of [`HostFunction`].
+        done: u64,
+    } -> ();
+    /// Adds an allocation of the context's device to a graph: the node's number, and the address.
+    52 AddAllocNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// Bytes.
+        size: u64,
+    } -> (u32, u64);
+    /// Adds the end of an allocation to a graph: the node's number.
+    53 AddFreeNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// Where.
+        address: u64,
+    } -> u32;
+    /// Adds a conditional node to a graph: its number, and those of its own graphs.
+    54 AddConditionalNode {
+        /// The current context.
+        context: u32,
+        /// To which graph.
+        graph: u32,
+        /// After which nodes.
+        after: Vec<u32>,
+        /// The graph's `CUgraphConditionalHandle`.
+        handle: u64,
+        /// A `CUgraphConditionalNodeType`.
+        kind: u32,
+        /// How many graphs of its own.
+        size: u32,
+    } -> (u32, Vec<u32>);
 }
 
 wire! {

@@ -36,5 +36,7 @@ pub const HOST_MEMORY_NOT_REGISTERED: i32 = 713;
 pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
 /// Nobody knows.
 pub const UNKNOWN: i32 = 999;
+/// What a function of the client is called with when no graph has it any more. No `CUresult`.
+pub const FUNCTION_GONE: i32 = -2;
 /// Work that was waited for has failed: the client asks the driver with which result. No `CUresult`.
 pub const ASK_AGAIN: i32 = -1;

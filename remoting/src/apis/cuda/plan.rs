@@ -124,6 +124,7 @@ fn size(name: &str) -> Option<usize> {
         CUstreamAttrValue CUkernelNodeAttrValue CUDA_MEMSET_NODE_PARAMS CUgraphEdgeData
         CUgraphExecUpdateResultInfo CUtensorMap CUDA_ARRAY_DESCRIPTOR CUDA_ARRAY3D_DESCRIPTOR
         CUDA_RESOURCE_DESC CUDA_TEXTURE_DESC CUDA_RESOURCE_VIEW_DESC CUtexObject CUsurfObject
+        CUgraphConditionalHandle
     )
 }
 

@@ -64,6 +64,7 @@ impl Server {
             context,
             owner: 0,
             freed: true,
+            graphs: Vec::new(),
             _charge: Some(charge),
         };
         self.backend.memory.insert(at, stretch);
@@ -111,7 +112,11 @@ impl Server {
                 cu!(self.backend.api, cuMemFreeAsync(call.address, stream))
             }
         })?;
-        self.backend.memory.remove(call.address);
+        // What a graph allocates, it allocates again.
+        let stretch = self.backend.memory.get(call.address);
+        if stretch.is_some_and(|stretch| stretch.graphs.is_empty()) {
+            self.backend.memory.remove(call.address);
+        }
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use super::{
     cover::Cover,
     driver::{Api, cu},
     fences::Fence,
-    host_functions::Returned,
+    host_functions::News,
     light::Algorithm,
     linear,
     memory::Memory,
@@ -64,6 +64,12 @@ pub struct CudaBackend {
     pub(super) legacy: LegacyWork,
     /// Whether a kernel that may print has been given to the driver, or to a graph.
     pub(super) prints: bool,
+    /// How many functions of the client graphs may have.
+    pub(super) lasting: Arc<AtomicUsize>,
+    /// Launches of graphs that may call functions of the client.
+    pub(super) calling: Vec<Fence>,
+    /// Graphs' handles for conditional nodes, and the graph of each.
+    pub(super) conditionals: HashMap<u64, u32>,
     /// What waits for these, as the driver might.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -90,6 +96,9 @@ impl CudaBackend {
             printed: None,
             legacy: LegacyWork::default(),
             prints: false,
+            lasting: Arc::default(),
+            calling: Vec::new(),
+            conditionals: HashMap::new(),
             parked: None,
             api,
         }
@@ -105,16 +114,24 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Whether functions of the client are pending.
-    pub(super) fn has_pending(&self) -> bool {
-        self.pending.load(Ordering::Acquire) > 0
+    /// Whether functions of the client are pending, as far as is known.
+    pub(super) fn has_pending(&mut self) -> bool {
+        let api = &self.api;
+        self.calling.retain(|fence| {
+            let over = api.poll(*fence).is_over();
+            if over {
+                api.release(*fence);
+            }
+            !over
+        });
+        self.pending.load(Ordering::Acquire) > 0 || !self.calling.is_empty()
     }
 }
 
 impl Backend for CudaBackend {
     type Api = Cuda;
     type Driver = Api;
-    type Notice = Returned;
+    type Notice = News;
 
     const FENCE_FAILED: i32 = codes::ASK_AGAIN;
     const ANSWER_TOO_LONG: i32 = codes::OUT_OF_MEMORY;
@@ -126,19 +143,33 @@ impl Backend for CudaBackend {
     fn execute(session: &mut Server, header: Header, request: Request) -> Result<(), Error> {
         if session.backend.has_pending() && may_block(&request) {
             // The driver would wait for a function that the client is told of by this very thread.
+            for fence in session.backend.calling.clone() {
+                session.watch(fence, None);
+            }
             session.backend.parked = Some((header, request));
             return Ok(());
         }
         session.carry_out(header, request)
     }
 
-    fn notice(session: &mut Server, Returned: Returned) -> Result<(), Error> {
-        if !session.backend.has_pending()
+    fn notice(session: &mut Server, news: News) -> Result<(), Error> {
+        match news {
+            News::Returned => {}
+            News::Due(number) => session.call_back(number, 0)?,
+            News::Gone(number) => session.call_back(number, codes::FUNCTION_GONE)?,
+        }
+        Ok(())
+    }
+
+    fn resume(session: &mut Server) -> Result<bool, Error> {
+        if session.backend.parked.is_some()
+            && !session.backend.has_pending()
             && let Some((header, request)) = session.backend.parked.take()
         {
             session.carry_out(header, request)?;
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     fn is_busy(&self) -> bool {
@@ -186,6 +217,8 @@ fn may_block(request: &Request) -> bool {
         | Request::Launch(_)
         | Request::LaunchGraph(_)
         | Request::HostFunction(_)
+        | Request::AddHostNode(_)
+        | Request::SetHostNode(_)
         | Request::StreamSynchronize(_)
         | Request::ContextSynchronize(_)
         | Request::EventSynchronize(_)
@@ -289,7 +322,7 @@ impl Server {
     }
 
     /// Whether this thread may wait in the driver.
-    pub(super) fn stays(&self, header: Header) -> bool {
+    pub(super) fn stays(&mut self, header: Header) -> bool {
         self.may_stay(header) && !self.backend.has_pending()
     }
 
@@ -431,6 +464,11 @@ impl Server {
             Request::CopyVolume(call) => self.copy_volume(header, &call)?,
             Request::AddCopyNode(call) => answered!(&call, add_copy_node),
             Request::SetCopyNode(call) => answered!(&call, set_copy_node),
+            Request::AddHostNode(call) => answered!(&call, add_host_node),
+            Request::SetHostNode(call) => answered!(&call, set_host_node),
+            Request::AddAllocNode(call) => answered!(&call, add_alloc_node),
+            Request::AddFreeNode(call) => answered!(&call, add_free_node),
+            Request::AddConditionalNode(call) => answered!(&call, add_conditional_node),
             Request::Clusters(call) => answered!(&call, clusters),
             Request::HostFunction(call) => answered!(&call, host_function),
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,

@@ -69,9 +69,12 @@ functions! {
     cuKernelGetAttribute cuKernelGetFunction
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
-    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamWriteValue32_v2
+    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamQuery cuStreamWriteValue32_v2
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
+    cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
+    cuUserObjectCreate cuUserObjectRelease cuGraphRetainUserObject cuGraphReleaseUserObject
+    cuStreamGetCaptureInfo_v2 cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v2
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
     cuGraphExecKernelNodeSetParams_v2
 }

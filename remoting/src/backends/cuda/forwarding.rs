@@ -25,6 +25,9 @@ use crate::{
 /// The most contexts at a time: each has memory of the device that no quota sees.
 const MOST_CONTEXTS: usize = 256;
 
+/// The most handles of graphs for conditional nodes.
+const MOST_CONDITIONALS: usize = 1 << 16;
+
 macro_rules! numbers {
     ($($name:ident = $symbol:literal;)*) => { $(const $name: u16 = number($symbol);)* };
 }
@@ -44,6 +47,8 @@ numbers! {
     GRAPH_DESTROY = "cuGraphDestroy";
     NODE_DESTROY = "cuGraphDestroyNode";
     EXECUTABLE_DESTROY = "cuGraphExecDestroy";
+    INSTANTIATE = "cuGraphInstantiateWithFlags";
+    CONDITIONAL_CREATE = "cuGraphConditionalHandleCreate";
     POOL_DESTROY = "cuMemPoolDestroy";
     MEMORY_CREATE = "cuMemCreate";
     MEMORY_RETAIN = "cuMemRetainAllocationHandle";
@@ -187,6 +192,13 @@ impl Server {
                 is_surface: function == SURFACE_DESTROY,
                 handle: number(0),
             }),
+            INSTANTIATE => match self.backend.memory.of_graph(number(1) as u32) {
+                0 => Ok(None),
+                size => self.charge(size).map(Some),
+            },
+            CONDITIONAL_CREATE if self.backend.conditionals.len() >= MOST_CONDITIONALS => {
+                Err(codes::OUT_OF_MEMORY)
+            }
             TEXTURE_CREATE | SURFACE_CREATE => self.check_textures(),
             CREATE => {
                 let contexts = self.backend.objects.iter();
@@ -476,8 +488,22 @@ impl Server {
                 self.backend.memory.forget_owner(object(0));
                 self.backend.objects.remove(object(0));
             }
-            STREAM_DESTROY | EVENT_DESTROY | GRAPH_DESTROY | NODE_DESTROY | EXECUTABLE_DESTROY
-            | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
+            INSTANTIATE => {
+                self.backend.memory.instantiated(object(1), object(0));
+                self.costs(Kind::Executable, object(0), charge);
+            }
+            CONDITIONAL_CREATE => {
+                self.backend.conditionals.insert(number(0), object(1));
+            }
+            GRAPH_DESTROY | EXECUTABLE_DESTROY => {
+                self.backend.memory.forget_graph(object(0));
+                self.backend
+                    .conditionals
+                    .retain(|_, graph| *graph != object(0));
+                self.backend.objects.remove(object(0));
+            }
+            STREAM_DESTROY | EVENT_DESTROY | NODE_DESTROY | POOL_DESTROY | ARRAY_DESTROY
+            | MIPMAP_DESTROY => {
                 self.backend.objects.remove(object(0));
             }
             ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
@@ -498,6 +524,7 @@ impl Server {
                     context,
                     owner: object(2),
                     freed: false,
+                    graphs: Vec::new(),
                     _charge: None,
                 };
                 // Who does not ask for both learns nothing that can be used.
@@ -526,6 +553,7 @@ impl Server {
                     context: 0,
                     owner: 0,
                     freed: false,
+                    graphs: Vec::new(),
                     // Memory that is mapped stays when its handle is released.
                     _charge: memory.ok().and_then(|memory| memory.charge.clone()),
                 };

@@ -2,32 +2,48 @@
 //!
 //! The driver's thread tells the serving thread that one is due, which tells the client, and goes on
 //! when the client has set a word of the window: whatever the serving thread does meanwhile.
+//!
+//! Graphs call a function with each of their launches. What the driver keeps for it goes with the last
+//! graph that has it, by a user object.
 
 use std::{
     ffi::c_void,
+    ptr::null_mut,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use cuda_definition::driver::types::CUstream;
+use cuda_definition::driver::types::*;
 
 use super::{
     Server,
+    backend::Submitted,
     driver::{cu, outcome},
 };
 use crate::{
-    apis::cuda::{calls::HostFunction, codes},
+    apis::cuda::{
+        Kind,
+        calls::{AddHostNode, HostFunction, SetHostNode},
+        codes,
+    },
     link::window::Window,
     session::notice::{Board, Notice},
 };
 
-/// A function of the client has returned.
+/// What the driver's threads tell of functions of the client.
 #[derive(Clone, Copy, Debug)]
-pub struct Returned;
+pub enum News {
+    /// One has returned.
+    Returned,
+    /// A graph calls that of this number.
+    Due(u64),
+    /// No graph has that of this number any more.
+    Gone(u64),
+}
 
 /// The word while the function has not returned.
 const DUE: u32 = 0;
@@ -42,7 +58,7 @@ const MOST: usize = 64 << 10;
 
 /// What the driver keeps for a function.
 struct Leaf {
-    board: Arc<Board<Returned>>,
+    board: Arc<Board<News>>,
     pending: Arc<AtomicUsize>,
     number: u64,
     done: *const AtomicU32,
@@ -56,7 +72,13 @@ unsafe extern "C" fn due(data: *mut c_void) {
     let leaf = unsafe { Box::from_raw(data.cast::<Leaf>()) };
     leaf.board.leave(Notice::Callback(leaf.number, 0));
     // SAFETY: a word of the window, which the leaf keeps.
-    let done = unsafe { &*leaf.done };
+    wait_for(unsafe { &*leaf.done });
+    leaf.pending.fetch_sub(1, Ordering::AcqRel);
+    leaf.board.leave(Notice::Backend(News::Returned));
+}
+
+/// Waits until the client has set a word, and takes note of it.
+fn wait_for(done: &AtomicU32) {
     let start = Instant::now();
     while done.load(Ordering::Acquire) == DUE {
         if start.elapsed() < EAGER {
@@ -67,21 +89,58 @@ unsafe extern "C" fn due(data: *mut c_void) {
     }
     // The client may use the word again.
     done.store(SEEN, Ordering::Release);
-    leaf.pending.fetch_sub(1, Ordering::AcqRel);
-    leaf.board.leave(Notice::Backend(Returned));
+}
+
+/// What the driver keeps for a function that graphs call.
+struct Lasting {
+    board: Arc<Board<News>>,
+    all: Arc<AtomicUsize>,
+    number: u64,
+    done: *const AtomicU32,
+    /// Several launches may be at it: there is one word.
+    turn: Mutex<()>,
+    /// Which holds the word.
+    _window: Arc<Window>,
+}
+
+impl Drop for Lasting {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::AcqRel);
+        self.board.leave(Notice::Backend(News::Gone(self.number)));
+    }
+}
+
+/// What the driver calls with each launch.
+unsafe extern "C" fn due_again(data: *mut c_void) {
+    // SAFETY: made by `lasting`, and there as long as a graph has it.
+    let lasting = unsafe { &*data.cast::<Lasting>() };
+    let _turn = lasting.turn.lock().unwrap_or_else(PoisonError::into_inner);
+    // SAFETY: a word of the window, which is kept.
+    let done = unsafe { &*lasting.done };
+    done.store(DUE, Ordering::Release);
+    lasting
+        .board
+        .leave(Notice::Backend(News::Due(lasting.number)));
+    wait_for(done);
+}
+
+/// What the driver calls when no graph has it any more.
+unsafe extern "C" fn gone(data: *mut c_void) {
+    // SAFETY: made by `lasting`; the driver calls this once and nothing with it afterwards.
+    drop(unsafe { Box::from_raw(data.cast::<Lasting>()) });
 }
 
 impl Server {
     pub(super) fn host_function(&mut self, call: &HostFunction) -> Result<(), i32> {
         let submitted = self.submit_to(call.context, call.stream)?;
-        let word = self
-            .window
-            .at(call.done, 4)
-            .filter(|_| call.done.is_multiple_of(4));
-        let done = word.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>();
-        // A graph would call it again and again.
-        if self.is_captured(submitted.raw) {
+        let done = self.word(call.done)?;
+        // A graph calls it again and again, which the client has to expect.
+        let captured = self.is_captured(submitted.raw);
+        if captured != call.lasting {
             return Err(codes::NOT_SUPPORTED);
+        }
+        if captured {
+            return self.capture_function(submitted.raw as CUstream, call.number, call.done);
         }
         let pending = Arc::clone(&self.backend.pending);
         if pending.load(Ordering::Acquire) >= MOST {
@@ -108,5 +167,153 @@ impl Server {
             leaf.pending.fetch_sub(1, Ordering::AcqRel);
         }
         outcome(code)
+    }
+
+    /// A word of the window.
+    fn word(&self, at: u64) -> Result<*const AtomicU32, i32> {
+        let word = self.window.at(at, 4).filter(|_| at.is_multiple_of(4));
+        Ok(word.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>())
+    }
+
+    /// What the driver keeps for a function that graphs call.
+    fn lasting(&mut self, number: u64, done: u64) -> Result<Box<Lasting>, i32> {
+        let done = self.word(done)?;
+        let all = Arc::clone(&self.backend.lasting);
+        if all.load(Ordering::Acquire) >= MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        all.fetch_add(1, Ordering::AcqRel);
+        Ok(Box::new(Lasting {
+            board: Arc::clone(&self.board),
+            all,
+            number,
+            done,
+            turn: Mutex::new(()),
+            _window: Arc::clone(&self.window),
+        }))
+    }
+
+    /// Has a graph call a function: `add` gives it to the graph. If that fails, it goes.
+    fn kept_by(
+        &self,
+        graph: CUgraph,
+        lasting: Box<Lasting>,
+        add: impl FnOnce(*mut c_void) -> i32,
+    ) -> Result<(), i32> {
+        const NO_SYNC: u32 = 1;
+        const MOVE: u32 = 1;
+        let api = &self.backend.api;
+        let (data, mut object) = (Box::into_raw(lasting).cast::<c_void>(), null_mut());
+        let made = cu!(
+            api,
+            cuUserObjectCreate(&raw mut object, data, Some(gone), 1, NO_SYNC)
+        );
+        if made != 0 {
+            // SAFETY: the driver has refused it.
+            unsafe { gone(data) };
+            return Err(made);
+        }
+        let kept = cu!(api, cuGraphRetainUserObject(graph, object, 1, MOVE));
+        if kept != 0 {
+            cu!(api, cuUserObjectRelease(object, 1));
+            return Err(kept);
+        }
+        let added = add(data);
+        if added != 0 {
+            cu!(api, cuGraphReleaseUserObject(graph, object, 1));
+        }
+        outcome(added)
+    }
+
+    fn capture_function(&mut self, stream: CUstream, number: u64, done: u64) -> Result<(), i32> {
+        let lasting = self.lasting(number, done)?;
+        let api = &self.backend.api;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut graph = null_mut();
+        outcome(cu!(
+            api,
+            cuStreamGetCaptureInfo_v2(
+                stream,
+                &raw mut status,
+                null_mut(),
+                &raw mut graph,
+                null_mut(),
+                null_mut(),
+            )
+        ))?;
+        self.kept_by(graph, lasting, |data| {
+            cu!(api, cuLaunchHostFunc(stream, Some(due_again), data))
+        })
+    }
+
+    pub(super) fn add_host_node(&mut self, call: &AddHostNode) -> Result<u32, i32> {
+        self.backend.objects.check_room()?;
+        self.enter(call.context)?;
+        let graph = self.backend.objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
+        let after = self.nodes(&call.after)?;
+        let lasting = self.lasting(call.number, call.done)?;
+        let mut node = null_mut();
+        self.kept_by(graph, lasting, |data| {
+            let params = CUDA_HOST_NODE_PARAMS {
+                r#fn: Some(due_again),
+                userData: data,
+            };
+            cu!(
+                self.backend.api,
+                cuGraphAddHostNode(
+                    &raw mut node,
+                    graph,
+                    after.as_ptr(),
+                    after.len(),
+                    &raw const params,
+                )
+            )
+        })?;
+        let objects = &mut self.backend.objects;
+        Ok(objects.number(Kind::Node, node as usize, 0, call.graph))
+    }
+
+    pub(super) fn set_host_node(&mut self, call: &SetHostNode) -> Result<(), i32> {
+        self.enter(call.context)?;
+        let objects = &self.backend.objects;
+        let node = objects.get(Kind::Node, call.node)?;
+        let (raw, owner) = (node.raw as CUgraphNode, node.owner);
+        let params = |data| CUDA_HOST_NODE_PARAMS {
+            r#fn: Some(due_again),
+            userData: data,
+        };
+        if call.executable == 0 {
+            let graph = objects.get(Kind::Graph, owner)?.raw as CUgraph;
+            let lasting = self.lasting(call.number, call.done)?;
+            let api = &self.backend.api;
+            return self.kept_by(graph, lasting, |data| {
+                let params = params(data);
+                cu!(api, cuGraphHostNodeSetParams(raw, &raw const params))
+            });
+        }
+        let executable = objects.get(Kind::Executable, call.executable)?.raw as CUgraphExec;
+        // Executable graphs keep no objects: it stays as long as the session.
+        let data = Box::into_raw(self.lasting(call.number, call.done)?).cast::<c_void>();
+        let params = params(data);
+        let code = cu!(
+            self.backend.api,
+            cuGraphExecHostNodeSetParams(executable, raw, &raw const params)
+        );
+        if code != 0 {
+            // SAFETY: the driver has refused it.
+            unsafe { gone(data) };
+        }
+        outcome(code)
+    }
+
+    /// Takes note of a launch of a graph that may call functions of the client.
+    pub(super) fn note_calling(&mut self, submitted: Submitted) {
+        let any = self.backend.lasting.load(Ordering::Acquire) > 0;
+        if any
+            && !self.is_captured(submitted.raw)
+            && let Ok(fence) = self.backend.api.fence(submitted.context, submitted.raw)
+        {
+            self.backend.calling.push(fence);
+        }
     }
 }

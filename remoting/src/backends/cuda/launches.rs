@@ -196,6 +196,7 @@ impl Server {
             let graph = self.backend.objects.get(Kind::Executable, call.graph)?;
             let (graph, stream) = (graph.raw as CUgraphExec, submitted.raw as CUstream);
             outcome(cu!(self.backend.api, cuGraphLaunch(graph, stream)))?;
+            self.note_calling(submitted);
             Ok(submitted)
         })();
         self.conclude(header, call.context, None, metered, outcome)

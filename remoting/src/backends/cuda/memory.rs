@@ -17,6 +17,8 @@ pub(super) struct Stretch {
     pub(super) owner: u32,
     /// The client frees it by itself.
     pub(super) freed: bool,
+    /// The graphs, also executable ones, that allocate it: as long as there is one, it is the client's.
+    pub(super) graphs: Vec<u32>,
     pub(super) _charge: Option<Arc<Charge>>,
 }
 
@@ -28,6 +30,34 @@ impl Memory {
     /// Adds a stretch.
     pub(super) fn insert(&mut self, at: u64, stretch: Stretch) {
         self.0.insert(at, stretch);
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Bytes that a graph allocates.
+    pub(super) fn of_graph(&self, graph: u32) -> u64 {
+        let own = self.0.values().filter(|one| one.graphs.contains(&graph));
+        own.fold(0, |all, one| all.saturating_add(one.size))
+    }
+
+    /// An executable graph has been made of a graph.
+    pub(super) fn instantiated(&mut self, graph: u32, executable: u32) {
+        let own = self.0.values_mut();
+        for stretch in own.filter(|one| one.graphs.contains(&graph)) {
+            stretch.graphs.push(executable);
+        }
+    }
+
+    /// A graph has gone, executable or not.
+    pub(super) fn forget_graph(&mut self, graph: u32) {
+        self.0.retain(|_, stretch| {
+            let before = stretch.graphs.len();
+            stretch.graphs.retain(|one| *one != graph);
+            before == 0 || !stretch.graphs.is_empty()
+        });
     }
 
     /// Takes the stretch that begins here.
@@ -97,6 +127,7 @@ mod tests {
                     context: 16,
                     owner: 0,
                     freed: true,
+                    graphs: Vec::new(),
                     _charge: None,
                 },
             );

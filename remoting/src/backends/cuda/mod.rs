@@ -7,7 +7,7 @@
 //!   `cover`: what of the window the driver knows; `printed`: what kernels print,
 //!   `prints`: which may.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
-//!   `textures`, `modules`, `launches`, `waiting`, `signals`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+//!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
 //!   `light`: what takes the other's descriptors.
 
@@ -28,6 +28,7 @@ mod light;
 mod linear;
 mod memory;
 mod modules;
+mod nodes;
 mod objects;
 mod printed;
 mod prints;

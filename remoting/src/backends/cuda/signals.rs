@@ -24,24 +24,33 @@ enum Refused {
     Always,
 }
 
+/// What becomes of a word.
+enum Given {
+    /// The device writes it.
+    Device,
+    /// There is no work that it would be behind: a way to the device and back is for nothing.
+    Idle,
+}
+
 impl Server {
     pub(super) fn signal(&mut self, call: &Signal) -> Result<(), i32> {
         let words = self.window.at(call.words, 8);
         let words = words.filter(|_| call.words.is_multiple_of(8));
         let words = words.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>();
-        let refused = match self.try_signal(call, words as CUdeviceptr) {
-            Ok(()) => return Ok(()),
-            Err(Refused::Now) => call.value,
-            Err(Refused::Always) => NEVER,
-        };
         // SAFETY: two words are there, aligned, in memory that stays as long as the session and that
         // both sides use by atomic operations alone.
-        unsafe { &*words.add(1) }.store(refused, Ordering::Release);
+        let (done, refused) = unsafe { (&*words, &*words.add(1)) };
+        match self.try_signal(call, words as CUdeviceptr) {
+            Ok(Given::Device) => {}
+            Ok(Given::Idle) => done.store(call.value, Ordering::Release),
+            Err(Refused::Now) => refused.store(call.value, Ordering::Release),
+            Err(Refused::Always) => refused.store(NEVER, Ordering::Release),
+        }
         Ok(())
     }
 
-    fn try_signal(&mut self, call: &Signal, word: CUdeviceptr) -> Result<(), Refused> {
-        let backend = &self.backend;
+    fn try_signal(&mut self, call: &Signal, word: CUdeviceptr) -> Result<Given, Refused> {
+        let backend = &mut self.backend;
         if backend.printed.is_some() && backend.prints {
             return Err(Refused::Always);
         }
@@ -72,11 +81,16 @@ impl Server {
             return Err(Refused::Always);
         }
         let stream = submitted.raw as CUstream;
+        match cu!(backend.api, cuStreamQuery(stream)) {
+            0 => return Ok(Given::Idle),
+            codes::NOT_READY => {}
+            _ => return Err(Refused::Now),
+        }
         match cu!(
             backend.api,
             cuStreamWriteValue32_v2(stream, word, call.value, 0)
         ) {
-            0 => Ok(()),
+            0 => Ok(Given::Device),
             codes::NOT_SUPPORTED => Err(Refused::Always),
             _ => Err(Refused::Now),
         }

@@ -1,8 +1,11 @@
 //! Graphs that a program makes node by node, and their launch.
 
 use std::{
-    ffi::{c_uint, c_ulonglong},
-    sync::Arc,
+    ffi::{c_uint, c_ulonglong, c_void},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use cuda_definition::driver::types::*;
@@ -15,19 +18,98 @@ use super::{
 use crate::driver::{
     Answer,
     context::{self, Context},
+    memory::{Kind, memory},
     module::Shape,
     objects::{self, Object},
-    stream::{Graph, Task},
+    stream::{Condition, Graph, Task},
 };
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 fn add_node(graph: CUgraph, node: *mut CUgraphNode, task: Task) -> Answer {
-    let graph = objects::graph(graph)?;
-    graph.push(task);
-    // Nodes are numbers within all graphs: nothing is asked of them later.
+    let added = objects::graph(graph)?.push(task);
     // SAFETY: the caller has room for it.
-    unsafe { put(node, objects::number() as CUgraphNode) }
+    unsafe { put(node, added as CUgraphNode) }
+}
+
+/// Gives a node of an executable graph other work, or, without one, a node of the graph that has it.
+fn set_node(executable: Option<CUgraphExec>, node: CUgraphNode, task: Task) -> Answer {
+    let node = node as u64;
+    let set = match executable {
+        Some(executable) => objects::executable(executable)?.replace(node, task),
+        None => {
+            let graphs = objects::graphs();
+            graphs
+                .iter()
+                .any(|graph| graph.replace(node, Arc::clone(&task)))
+        }
+    };
+    set.then_some(()).ok_or(CUresult::CUDA_ERROR_INVALID_HANDLE)
+}
+
+/// # Safety
+/// It is as the API wants it.
+unsafe fn kernel(node: *const CUDA_KERNEL_NODE_PARAMS) -> Answer<Task> {
+    // SAFETY: the caller's promise.
+    let node = unsafe { node.as_ref() }.ok_or(INVALID)?;
+    let shape = Shape {
+        grid: [node.gridDimX, node.gridDimY, node.gridDimZ],
+        block: [node.blockDimX, node.blockDimY, node.blockDimZ],
+        dynamic: u64::from(node.sharedMemBytes),
+        cooperative: false,
+    };
+    let function = if node.func.is_null() {
+        node.kern.cast()
+    } else {
+        node.func
+    };
+    // SAFETY: as above.
+    unsafe { modules::work(function, shape, node.kernelParams, node.extra) }
+}
+
+/// # Safety
+/// As above.
+unsafe fn fill(node: *const CUDA_MEMSET_NODE_PARAMS, context: &Arc<Context>) -> Answer<Task> {
+    // SAFETY: the caller's promise.
+    let node = unsafe { node.as_ref() }.ok_or(INVALID)?;
+    let size = (node.width, node.height);
+    let element = node.elementSize as usize;
+    volumes::fill(node.dst, node.pitch, node.value, element, size, context)
+}
+
+/// # Safety
+/// As above.
+unsafe fn function(node: *const CUDA_HOST_NODE_PARAMS) -> Answer<Task> {
+    // SAFETY: the caller's promise.
+    let node = unsafe { node.as_ref() }.ok_or(INVALID)?;
+    host(node.r#fn, node.userData)
+}
+
+/// Memory that a graph allocates: here it is there as long as the graph is.
+struct Allocated(u64);
+
+impl Drop for Allocated {
+    fn drop(&mut self) {
+        // A program may have freed it by itself.
+        let _ = memory().free(self.0, &[Kind::Device]);
+    }
+}
+
+/// What ends with the last graph that has it.
+struct UserObject {
+    end: unsafe extern "C" fn(*mut c_void),
+    data: usize,
+}
+
+impl Drop for UserObject {
+    fn drop(&mut self) {
+        // SAFETY: the caller's function and what it wants, once.
+        unsafe { (self.end)(self.data as *mut c_void) };
+    }
+}
+
+fn run(nodes: &[Task], context: &Arc<Context>) -> Answer {
+    nodes.iter().try_for_each(|node| node(context))
 }
 
 entry_points! {
@@ -51,15 +133,7 @@ entry_points! {
         _numDependencies: usize,
         nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
     ) {
-        let node = nodeParams.as_ref().ok_or(INVALID)?;
-        let shape = Shape {
-            grid: [node.gridDimX, node.gridDimY, node.gridDimZ],
-            block: [node.blockDimX, node.blockDimY, node.blockDimZ],
-            dynamic: u64::from(node.sharedMemBytes),
-            cooperative: false,
-        };
-        let function = if node.func.is_null() { node.kern.cast() } else { node.func };
-        add_node(hGraph, phGraphNode, modules::work(function, shape, node.kernelParams, node.extra)?)
+        add_node(hGraph, phGraphNode, kernel(nodeParams)?)
     }
 
     fn cuGraphAddHostNode(
@@ -69,8 +143,7 @@ entry_points! {
         _numDependencies: usize,
         nodeParams: *const CUDA_HOST_NODE_PARAMS,
     ) {
-        let node = nodeParams.as_ref().ok_or(INVALID)?;
-        add_node(hGraph, phGraphNode, host(node.r#fn, node.userData)?)
+        add_node(hGraph, phGraphNode, function(nodeParams)?)
     }
 
     fn cuGraphAddMemcpyNode(
@@ -92,11 +165,7 @@ entry_points! {
         memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
         ctx: CUcontext,
     ) {
-        let node = memsetParams.as_ref().ok_or(INVALID)?;
-        let size = (node.width, node.height);
-        let context = objects::context(ctx)?;
-        let task = volumes::fill(node.dst, node.pitch, node.value, node.elementSize as usize, size, &context)?;
-        add_node(hGraph, phGraphNode, task)
+        add_node(hGraph, phGraphNode, fill(memsetParams, &objects::context(ctx)?)?)
     }
 
     fn cuGraphAddChildGraphNode(
@@ -107,18 +176,17 @@ entry_points! {
         childGraph: CUgraph,
     ) {
         // A copy, as the API says.
-        let nodes = objects::graph(childGraph)?.nodes();
+        let child = objects::graph(childGraph)?;
+        let child = Graph::copy(0, &child);
         add_node(hGraph, phGraphNode, Arc::new(move |context: &Arc<Context>| {
-            nodes.iter().try_for_each(|node| node(context))
+            run(&child.nodes(), context)
         }))
     }
 
     fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
         let original = objects::graph(originalGraph)?;
         let handle = objects::number();
-        let copy = Graph::new(handle);
-        original.nodes().into_iter().for_each(|node| copy.push(node));
-        objects::insert(handle, Object::Graph(Arc::new(copy)));
+        objects::insert(handle, Object::Graph(Arc::new(Graph::copy(handle, &original))));
         put(phGraphClone, handle as CUgraph)
     }
 
@@ -142,9 +210,7 @@ entry_points! {
         let graph = objects::graph(hGraph)?;
         // What is added to the graph later is not part of this.
         let handle = objects::number();
-        let copy = Graph::new(handle);
-        graph.nodes().into_iter().for_each(|node| copy.push(node));
-        objects::insert(handle, Object::Executable(Arc::new(copy)));
+        objects::insert(handle, Object::Executable(Arc::new(Graph::copy(handle, &graph))));
         put(phGraphExec, handle as CUgraphExec)
     }
 
@@ -154,9 +220,184 @@ entry_points! {
     }
 
     fn cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) {
-        let nodes = objects::executable(hGraphExec)?.nodes();
-        submit(hStream, Arc::new(move |context: &Arc<Context>| {
-            nodes.iter().try_for_each(|node| node(context))
+        // What it does now: changes are for later launches.
+        let executable = objects::executable(hGraphExec)?;
+        let launched = Graph::copy(0, &executable);
+        submit(hStream, Arc::new(move |context: &Arc<Context>| run(&launched.nodes(), context)))
+    }
+
+    fn cuGraphKernelNodeSetParams_v2(hNode: CUgraphNode, nodeParams: *const CUDA_KERNEL_NODE_PARAMS) {
+        set_node(None, hNode, kernel(nodeParams)?)
+    }
+
+    fn cuGraphExecKernelNodeSetParams_v2(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        nodeParams: *const CUDA_KERNEL_NODE_PARAMS,
+    ) {
+        set_node(Some(hGraphExec), hNode, kernel(nodeParams)?)
+    }
+
+    fn cuGraphMemcpyNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMCPY3D) {
+        set_node(None, hNode, volumes::node(nodeParams.as_ref().ok_or(INVALID)?)?)
+    }
+
+    fn cuGraphExecMemcpyNodeSetParams(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        copyParams: *const CUDA_MEMCPY3D,
+        _ctx: CUcontext,
+    ) {
+        set_node(Some(hGraphExec), hNode, volumes::node(copyParams.as_ref().ok_or(INVALID)?)?)
+    }
+
+    fn cuGraphMemsetNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_MEMSET_NODE_PARAMS) {
+        set_node(None, hNode, fill(nodeParams, &context::current()?)?)
+    }
+
+    fn cuGraphExecMemsetNodeSetParams(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        memsetParams: *const CUDA_MEMSET_NODE_PARAMS,
+        ctx: CUcontext,
+    ) {
+        set_node(Some(hGraphExec), hNode, fill(memsetParams, &objects::context(ctx)?)?)
+    }
+
+    fn cuGraphHostNodeSetParams(hNode: CUgraphNode, nodeParams: *const CUDA_HOST_NODE_PARAMS) {
+        set_node(None, hNode, function(nodeParams)?)
+    }
+
+    fn cuGraphExecHostNodeSetParams(
+        hGraphExec: CUgraphExec,
+        hNode: CUgraphNode,
+        nodeParams: *const CUDA_HOST_NODE_PARAMS,
+    ) {
+        set_node(Some(hGraphExec), hNode, function(nodeParams)?)
+    }
+
+    fn cuGraphAddMemAllocNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _numDependencies: usize,
+        nodeParams: *mut CUDA_MEM_ALLOC_NODE_PARAMS,
+    ) {
+        let params = nodeParams.as_mut().ok_or(INVALID)?;
+        let graph = objects::graph(hGraph)?;
+        let context = context::current()?;
+        params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, context.handle)?;
+        graph.keep(params.dptr, Arc::new(Allocated(params.dptr)));
+        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
+    }
+
+    fn cuGraphAddMemFreeNode(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _numDependencies: usize,
+        dptr: CUdeviceptr,
+    ) {
+        let known = memory().find(dptr).filter(|known| known.start == dptr);
+        known.ok_or(INVALID)?;
+        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
+    }
+
+    fn cuUserObjectCreate(
+        object_out: *mut CUuserObject,
+        ptr: *mut c_void,
+        destroy: CUhostFn,
+        initialRefcount: c_uint,
+        flags: c_uint,
+    ) {
+        if initialRefcount != 1 || flags != 1 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let end = destroy.ok_or(INVALID)?;
+        let handle = objects::number();
+        let object = UserObject { end, data: ptr as usize };
+        objects::insert(handle, Object::Kept(Arc::new(object)));
+        put(object_out, handle as CUuserObject)
+    }
+
+    fn cuUserObjectRelease(object: CUuserObject, count: c_uint) {
+        match objects::remove(object as u64) {
+            Some(Object::Kept(_)) if count == 1 => Ok(()),
+            _ => Err(INVALID),
+        }
+    }
+
+    fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
+        // Moved to the graph.
+        if count != 1 || flags != 1 {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let graph = objects::any_graph(graph)?;
+        match objects::remove(object as u64) {
+            Some(Object::Kept(kept)) => graph.keep(object as u64, kept),
+            _ => return Err(INVALID),
+        }
+        Ok(())
+    }
+
+    fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, _count: c_uint) {
+        objects::any_graph(graph)?.release(object as u64).then_some(()).ok_or(INVALID)
+    }
+
+    fn cuGraphConditionalHandleCreate(
+        pHandle_out: *mut CUgraphConditionalHandle,
+        hGraph: CUgraph,
+        _ctx: CUcontext,
+        defaultLaunchValue: c_uint,
+        flags: c_uint,
+    ) {
+        objects::graph(hGraph)?;
+        let handle = objects::number();
+        objects::insert(handle, Object::Condition(Arc::new(Condition {
+            value: AtomicU32::new(defaultLaunchValue),
+            default: (flags & 1 != 0).then_some(defaultLaunchValue),
+        })));
+        put(pHandle_out, handle)
+    }
+
+    // Nodes of other kinds have entry points of their own.
+    fn cuGraphAddNode_v2(
+        phGraphNode: *mut CUgraphNode,
+        hGraph: CUgraph,
+        _dependencies: *const CUgraphNode,
+        _dependencyData: *const CUgraphEdgeData,
+        _numDependencies: usize,
+        nodeParams: *mut CUgraphNodeParams,
+    ) {
+        let node = nodeParams.as_mut().ok_or(INVALID)?;
+        if node.r#type != CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL {
+            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let own = &mut node.anonymous2.conditional;
+        let condition = objects::condition(own.handle as *mut c_void)?;
+        let bodies: Vec<Arc<Graph>> = (0..own.size)
+            .map(|_| Arc::new(Graph::new(objects::number())))
+            .collect();
+        for body in &bodies {
+            objects::insert(body.handle, Object::Graph(Arc::clone(body)));
+        }
+        // There as long as the process: programs look at it when they like.
+        let handles: Vec<u64> = bodies.iter().map(|body| body.handle).collect();
+        own.phGraph_out = handles.leak().as_mut_ptr().cast();
+        let kind = own.r#type;
+        add_node(hGraph, phGraphNode, Arc::new(move |context: &Arc<Context>| {
+            if let Some(default) = condition.default {
+                condition.value.store(default, Ordering::SeqCst);
+            }
+            let value = || condition.value.load(Ordering::SeqCst);
+            let body = |index: usize| bodies.get(index).map_or(Ok(()), |body| run(&body.nodes(), context));
+            match kind {
+                CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF if value() != 0 => body(0),
+                CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF => body(1),
+                CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_SWITCH => body(value() as usize),
+                // No kernel here can change the value.
+                _ => Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
+            }
         }))
     }
 

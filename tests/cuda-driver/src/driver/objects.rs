@@ -14,7 +14,7 @@ use super::{
     Answer,
     context::Context,
     module::{Kernel, Module},
-    stream::{Event, Graph, Stream},
+    stream::{Condition, Event, Graph, Kept, Stream},
 };
 use crate::api::arrays::Array;
 
@@ -30,6 +30,10 @@ pub enum Object {
     /// A graph that can be launched.
     Executable(Arc<Graph>),
     Array(Arc<Array>),
+    /// What graphs keep.
+    Kept(Kept),
+    /// A conditional node's value, and what it is at the beginning of each launch, if that is set.
+    Condition(Arc<Condition>),
 }
 
 static ALL: LazyLock<RwLock<HashMap<u64, Object>>> = LazyLock::new(RwLock::default);
@@ -81,6 +85,32 @@ pub fn streams() -> Vec<Arc<Stream>> {
     streams.collect()
 }
 
+/// All graphs that programs have made.
+pub fn graphs() -> Vec<Arc<Graph>> {
+    let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
+    let graphs = all.values().filter_map(|object| match object {
+        Object::Graph(graph) => Some(Arc::clone(graph)),
+        _ => None,
+    });
+    graphs.collect()
+}
+
+/// A graph by its handle, or one that is being captured.
+pub fn any_graph<T>(handle: *mut T) -> Answer<Arc<Graph>> {
+    let captured = || {
+        let streams = streams();
+        streams.iter().find_map(|stream| {
+            let capture = stream.capture.lock();
+            let capture = capture.unwrap_or_else(PoisonError::into_inner);
+            capture
+                .as_ref()
+                .filter(|graph| graph.handle == handle as u64)
+                .cloned()
+        })
+    };
+    graph(handle).or_else(|error| captured().ok_or(error))
+}
+
 macro_rules! getter {
     ($(#[$doc:meta])* $name:ident, $variant:ident, $of:ty, $error:ident) => {
         $(#[$doc])*
@@ -124,4 +154,8 @@ getter!(
 getter!(
     /// A graph that can be launched, by its handle.
     executable, Executable, Graph, CUDA_ERROR_INVALID_HANDLE
+);
+getter!(
+    /// A conditional node's value by its handle.
+    condition, Condition, Condition, CUDA_ERROR_INVALID_VALUE
 );

@@ -1,14 +1,15 @@
 //! Streams: a thread each, so that work that should wait for other work, and does not, is seen to fail.
 
 use std::{
+    any::Any,
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::AtomicU32},
     time::Instant,
 };
 
 use cuda_definition::driver::types::CUresult;
 
-use super::{Answer, context::Context};
+use super::{Answer, context::Context, objects};
 
 /// What a stream does once; in a graph, again and again.
 pub type Task = Arc<dyn Fn(&Arc<Context>) -> Answer + Send + Sync>;
@@ -193,31 +194,81 @@ impl Event {
 #[derive(Default)]
 pub struct Graph {
     pub handle: u64,
-    nodes: Mutex<Vec<Task>>,
+    nodes: Mutex<Vec<(u64, Task)>>,
+    /// What is there as long as a graph has it, by handles.
+    kept: Mutex<Vec<(u64, Kept)>>,
 }
+
+/// What decides whether, or which of, a node's graphs run.
+pub struct Condition {
+    pub value: AtomicU32,
+    /// What it is at the beginning of each launch, if anything.
+    pub default: Option<u32>,
+}
+
+/// Something of which only the end matters.
+pub type Kept = Arc<dyn Any + Send + Sync>;
 
 impl Graph {
     /// A graph without work.
     pub fn new(handle: u64) -> Self {
         Self {
             handle,
-            nodes: Mutex::default(),
+            ..Self::default()
         }
     }
 
-    /// Adds work.
-    pub fn push(&self, task: Task) {
-        self.nodes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(task);
+    /// One that does and keeps what another has so far.
+    pub fn copy(handle: u64, of: &Self) -> Self {
+        Self {
+            handle,
+            nodes: Mutex::new(of.all().clone()),
+            kept: Mutex::new(of.kept().clone()),
+        }
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<(u64, Task)>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Vec<(u64, Kept)>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds work: the node's handle.
+    pub fn push(&self, task: Task) -> u64 {
+        let node = objects::number();
+        self.all().push((node, task));
+        node
+    }
+
+    /// Gives a node other work. Whether it is here.
+    pub fn replace(&self, node: u64, task: Task) -> bool {
+        let mut all = self.all();
+        let found = all.iter_mut().find(|(one, _)| *one == node);
+        found.map(|(_, work)| *work = task).is_some()
+    }
+
+    /// Keeps something.
+    pub fn keep(&self, handle: u64, kept: Kept) {
+        self.kept().push((handle, kept));
+    }
+
+    /// Keeps something no longer. Whether it did.
+    pub fn release(&self, handle: u64) -> bool {
+        let mut kept = self.kept();
+        let place = kept.iter().position(|(one, _)| *one == handle);
+        let gone = place.map(|place| kept.remove(place));
+        // Its end may call the program.
+        drop(kept);
+        gone.is_some()
     }
 
     /// All work so far.
     pub fn nodes(&self) -> Vec<Task> {
-        self.nodes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.all()
+            .iter()
+            .map(|(_, task)| Arc::clone(task))
+            .collect()
     }
 }

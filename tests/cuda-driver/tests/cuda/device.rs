@@ -98,6 +98,8 @@ fn kernels_tell_their_parameters_and_attributes() {
 
 #[test]
 fn what_has_been_told_is_told_anew_when_it_has_changed() {
+    // In the order of all tests: who has the context's turn waits for nobody who is alone.
+    let _alone = alone();
     let _context = context();
     let histogram = function(module(HISTOGRAM), "histogram");
     let most = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -109,7 +111,6 @@ fn what_has_been_told_is_told_anew_when_it_has_changed() {
             assert_eq!(told, wanted);
         }
     }
-    let _alone = alone();
     let state = || {
         let (mut flags, mut active) = (0, -1);
         ok!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active));

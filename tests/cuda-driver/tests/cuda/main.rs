@@ -5,6 +5,7 @@ mod device;
 mod driver;
 mod errors;
 mod exports;
+mod graphs;
 mod here;
 mod library;
 mod order;

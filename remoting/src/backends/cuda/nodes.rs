@@ -1,0 +1,154 @@
+//! Nodes of graphs that allocate memory, or have graphs of their own.
+
+use std::ptr::null_mut;
+
+use cuda_definition::driver::types::*;
+
+use super::{
+    Server,
+    driver::{cu, outcome},
+    memory::Stretch,
+};
+use crate::apis::cuda::{
+    Kind,
+    calls::{AddAllocNode, AddConditionalNode, AddFreeNode},
+    codes,
+};
+
+/// The most stretches of memory, those of graphs among them.
+const MOST: usize = 1 << 20;
+/// The most graphs of a conditional node.
+const MOST_GRAPHS: u32 = 1024;
+
+impl Server {
+    /// A graph that is no other one's part, as those are whose memory's end is known.
+    fn own_graph(&self, graph: u32) -> Result<CUgraph, i32> {
+        let graph = self.backend.objects.get(Kind::Graph, graph)?;
+        match graph.owner {
+            0 => Ok(graph.raw as CUgraph),
+            _ => Err(codes::NOT_SUPPORTED),
+        }
+    }
+
+    pub(super) fn add_alloc_node(&mut self, call: &AddAllocNode) -> Result<(u32, u64), i32> {
+        self.backend.objects.check_room()?;
+        if self.backend.memory.count() >= MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        self.enter(call.context)?;
+        let device = self
+            .backend
+            .objects
+            .get(Kind::Context, call.context)?
+            .device;
+        let graph = self.own_graph(call.graph)?;
+        let after = self.nodes(&call.after)?;
+        // That it can be charged: that is done for each executable graph.
+        drop(self.charge(call.size)?);
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+        params.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        params.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        params.poolProps.location.id = device;
+        params.bytesize = call.size as usize;
+        let mut node = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuGraphAddMemAllocNode(
+                &raw mut node,
+                graph,
+                after.as_ptr(),
+                after.len(),
+                &raw mut params,
+            )
+        ))?;
+        let stretch = Stretch {
+            size: call.size,
+            context: call.context,
+            owner: 0,
+            freed: true,
+            graphs: vec![call.graph],
+            _charge: None,
+        };
+        self.backend.memory.insert(params.dptr, stretch);
+        let objects = &mut self.backend.objects;
+        let number = objects.number(Kind::Node, node as usize, 0, call.graph);
+        Ok((number, params.dptr))
+    }
+
+    pub(super) fn add_free_node(&mut self, call: &AddFreeNode) -> Result<u32, i32> {
+        self.backend.objects.check_room()?;
+        self.enter(call.context)?;
+        let graph = self.own_graph(call.graph)?;
+        let after = self.nodes(&call.after)?;
+        let stretch = self.backend.memory.get(call.address);
+        if stretch.is_none_or(|stretch| stretch.graphs.is_empty()) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut node = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuGraphAddMemFreeNode(
+                &raw mut node,
+                graph,
+                after.as_ptr(),
+                after.len(),
+                call.address,
+            )
+        ))?;
+        let objects = &mut self.backend.objects;
+        Ok(objects.number(Kind::Node, node as usize, 0, call.graph))
+    }
+
+    pub(super) fn add_conditional_node(
+        &mut self,
+        call: &AddConditionalNode,
+    ) -> Result<(u32, Vec<u32>), i32> {
+        self.backend.objects.check_room()?;
+        let context = self.enter(call.context)? as CUcontext;
+        if !(1..=MOST_GRAPHS).contains(&call.size) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let graph = self.backend.objects.get(Kind::Graph, call.graph)?;
+        let graph = graph.raw as CUgraph;
+        // Of which graph it is, the driver checks: a node may be in a body of that one.
+        if !self.backend.conditionals.contains_key(&call.handle) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let after = self.nodes(&call.after)?;
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+        params.r#type = CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
+        params.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle: call.handle,
+            r#type: CUgraphConditionalNodeType_enum(call.kind),
+            size: call.size,
+            phGraph_out: null_mut(),
+            ctx: context,
+        };
+        let mut node = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuGraphAddNode_v2(
+                &raw mut node,
+                graph,
+                after.as_ptr(),
+                std::ptr::null(),
+                after.len(),
+                &raw mut params,
+            )
+        ))?;
+        // SAFETY: the part that was written, in which the driver has put its array.
+        let bodies = unsafe { params.anonymous2.conditional.phGraph_out };
+        let objects = &mut self.backend.objects;
+        let mut numbers = Vec::new();
+        for index in 0..call.size as usize {
+            objects.check_room()?;
+            // SAFETY: so many graphs are there, as long as the node.
+            let body = unsafe { bodies.add(index).read() };
+            numbers.push(objects.number(Kind::Graph, body as usize, 0, call.graph));
+        }
+        let node = objects.number(Kind::Node, node as usize, 0, call.graph);
+        Ok((node, numbers))
+    }
+}

@@ -1,0 +1,369 @@
+//! Nodes of graphs that call functions, allocate memory or have graphs of their own, and nodes that change.
+
+use std::{
+    ffi::c_void,
+    ptr::{null, null_mut},
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{context, cuda, device, ok, values};
+
+fn graph() -> CUgraph {
+    let mut graph = null_mut();
+    ok!(cuGraphCreate(&mut graph, 0));
+    graph
+}
+
+fn instance(graph: CUgraph) -> CUgraphExec {
+    let mut executable = null_mut();
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    executable
+}
+
+fn run(executable: CUgraphExec) {
+    ok!(cuGraphLaunch(executable, null_mut()));
+    ok!(cuCtxSynchronize());
+}
+
+fn current() -> CUcontext {
+    let mut current = null_mut();
+    ok!(cuCtxGetCurrent(&mut current));
+    current
+}
+
+/// A fill of so many words.
+fn fill(at: CUdeviceptr, value: u32, width: usize) -> CUDA_MEMSET_NODE_PARAMS {
+    CUDA_MEMSET_NODE_PARAMS {
+        dst: at,
+        pitch: 0,
+        value,
+        elementSize: 4,
+        width,
+        height: 1,
+    }
+}
+
+fn add_fill(graph: CUgraph, after: &[CUgraphNode], fill: &CUDA_MEMSET_NODE_PARAMS) -> CUgraphNode {
+    let mut node = null_mut();
+    let (first, count) = (after.as_ptr(), after.len());
+    ok!(cuGraphAddMemsetNode(
+        &mut node,
+        graph,
+        first,
+        count,
+        fill,
+        current()
+    ));
+    node
+}
+
+fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUDA_MEMCPY3D {
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    (copy.WidthInBytes, copy.Height, copy.Depth) = (bytes, 1, 1);
+    copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (copy.srcDevice, copy.dstDevice) = (from, to);
+    copy
+}
+
+fn add_copy(graph: CUgraph, after: &[CUgraphNode], copy: &CUDA_MEMCPY3D) -> CUgraphNode {
+    let mut node = null_mut();
+    let (first, count) = (after.as_ptr(), after.len());
+    ok!(cuGraphAddMemcpyNode(
+        &mut node,
+        graph,
+        first,
+        count,
+        copy,
+        current()
+    ));
+    node
+}
+
+unsafe extern "C" fn increase(data: *mut c_void) {
+    // SAFETY: tests give a number that stays.
+    unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
+}
+
+unsafe extern "C" fn double(data: *mut c_void) {
+    // SAFETY: as above.
+    let number = unsafe { &*data.cast::<AtomicU32>() };
+    let doubled = number.load(Ordering::SeqCst).wrapping_mul(2);
+    number.store(doubled, Ordering::SeqCst);
+}
+
+fn function(call: unsafe extern "C" fn(*mut c_void), on: &AtomicU32) -> CUDA_HOST_NODE_PARAMS {
+    CUDA_HOST_NODE_PARAMS {
+        r#fn: Some(call),
+        userData: std::ptr::from_ref(on).cast_mut().cast(),
+    }
+}
+
+fn add_function(
+    graph: CUgraph,
+    after: &[CUgraphNode],
+    function: &CUDA_HOST_NODE_PARAMS,
+) -> CUgraphNode {
+    let mut node = null_mut();
+    let (first, count) = (after.as_ptr(), after.len());
+    ok!(cuGraphAddHostNode(&mut node, graph, first, count, function));
+    node
+}
+
+/// A number for functions, which stays.
+fn number(value: u32) -> &'static AtomicU32 {
+    Box::leak(Box::new(AtomicU32::new(value)))
+}
+
+#[test]
+fn nodes_change_in_the_graph_or_in_what_was_made_of_it() {
+    let _context = context();
+    let (a, b) = (device(&[1u32, 2]), device(&[0u32; 2]));
+    let graph = graph();
+    let filled = add_fill(graph, &[], &fill(a, 5, 2));
+    let copied = add_copy(graph, &[filled], &copy(b, a, 8));
+    let first = instance(graph);
+    run(first);
+    assert_eq!(values::<u32>(b, 2), [5, 5]);
+    // What was made before does what it did.
+    ok!(cuGraphMemsetNodeSetParams(filled, &fill(a, 6, 1)));
+    ok!(cuGraphMemcpyNodeSetParams(copied, &copy(b + 4, a, 4)));
+    let second = instance(graph);
+    run(second);
+    assert_eq!(
+        (values::<u32>(a, 2), values::<u32>(b, 2)),
+        (vec![6, 5], vec![5, 6])
+    );
+    run(first);
+    assert_eq!(values::<u32>(b, 2), [5, 5]);
+    ok!(cuGraphExecMemsetNodeSetParams(
+        first,
+        filled,
+        &fill(a, 7, 2),
+        current()
+    ));
+    ok!(cuGraphExecMemcpyNodeSetParams(
+        first,
+        copied,
+        &copy(b, a, 4),
+        current()
+    ));
+    run(first);
+    assert_eq!(values::<u32>(b, 2), [7, 5]);
+    run(second);
+    assert_eq!(values::<u32>(b, 2), [7, 6]);
+    // Memory that is nobody's.
+    let word = [0u32; 2];
+    let wild = word.as_ptr() as CUdeviceptr;
+    let set = cuda!(cuGraphExecMemcpyNodeSetParams(
+        first,
+        copied,
+        &copy(b, wild, 8),
+        current()
+    ));
+    assert_ne!(set, CUresult::CUDA_SUCCESS);
+    for executable in [first, second] {
+        ok!(cuGraphExecDestroy(executable));
+    }
+    ok!(cuGraphDestroy(graph));
+}
+
+#[test]
+fn a_graph_calls_functions_in_its_order_with_each_launch() {
+    let _context = context();
+    let count = number(1);
+    let graph = graph();
+    let one = add_function(graph, &[], &function(increase, count));
+    let two = add_function(graph, &[one], &function(double, count));
+    let executable = instance(graph);
+    for wanted in [4, 10, 22] {
+        run(executable);
+        assert_eq!(count.load(Ordering::SeqCst), wanted);
+    }
+    // A clone calls the same ones, also when it has gone itself.
+    let mut clone = null_mut();
+    ok!(cuGraphClone(&mut clone, graph));
+    let cloned = instance(clone);
+    ok!(cuGraphDestroy(clone));
+    run(cloned);
+    assert_eq!(count.load(Ordering::SeqCst), 46);
+    // Another function in what was made of the first.
+    let other = number(2);
+    ok!(cuGraphExecHostNodeSetParams(
+        executable,
+        two,
+        &function(double, other)
+    ));
+    run(executable);
+    assert_eq!(
+        (count.load(Ordering::SeqCst), other.load(Ordering::SeqCst)),
+        (47, 4)
+    );
+    ok!(cuGraphDestroy(graph));
+    // Several at a time, and calls behind them that wait for all.
+    count.store(0, Ordering::SeqCst);
+    for _ in 0..20 {
+        ok!(cuGraphLaunch(executable, null_mut()));
+        ok!(cuGraphLaunch(executable, null_mut()));
+    }
+    let memory = device(&[1u32]);
+    ok!(cuMemFree_v2(memory));
+    ok!(cuCtxSynchronize());
+    assert_eq!(count.load(Ordering::SeqCst), 40);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphExecDestroy(cloned));
+}
+
+#[test]
+fn functions_that_are_captured_are_called_with_each_launch() {
+    let _context = context();
+    let (count, mut stream, mut graph) = (number(0), null_mut(), null_mut());
+    ok!(cuStreamCreate(&mut stream, 1));
+    for round in 1..100u32 {
+        ok!(cuStreamBeginCapture_v2(
+            stream,
+            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
+        ));
+        let call = function(increase, count);
+        ok!(cuLaunchHostFunc(stream, call.r#fn, call.userData));
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        assert_eq!(count.load(Ordering::SeqCst), 2 * (round - 1));
+        let executable = instance(graph);
+        ok!(cuGraphDestroy(graph));
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuGraphLaunch(executable, stream));
+        // What runs of it has its function until it has ended.
+        ok!(cuGraphExecDestroy(executable));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(count.load(Ordering::SeqCst), 2 * round);
+    }
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_graph_allocates_memory_and_gives_it_back() {
+    let _context = context();
+    let to = device(&[0u32; 4]);
+    let graph = graph();
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut wanted: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    wanted.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.bytesize = 16;
+    let (mut made, mut freed) = (null_mut(), null_mut());
+    ok!(cuGraphAddMemAllocNode(
+        &mut made,
+        graph,
+        null(),
+        0,
+        &mut wanted
+    ));
+    let at = wanted.dptr;
+    assert_ne!(at, 0);
+    let filled = add_fill(graph, &[made], &fill(at, 9, 4));
+    let copied = add_copy(graph, &[filled], &copy(to, at, 16));
+    ok!(cuGraphAddMemFreeNode(&mut freed, graph, &copied, 1, at));
+    let executable = instance(graph);
+    for _ in 0..3 {
+        run(executable);
+        assert_eq!(values::<u32>(to, 4), [9; 4]);
+        ok!(cuMemsetD32_v2(to, 0, 4));
+    }
+    // Memory that no graph allocates.
+    let wild = cuda!(cuGraphAddMemFreeNode(
+        &mut freed,
+        graph,
+        null(),
+        0,
+        0x1234_5000
+    ));
+    assert_ne!(wild, CUresult::CUDA_SUCCESS);
+    ok!(cuGraphDestroy(graph));
+    run(executable);
+    assert_eq!(values::<u32>(to, 4), [9; 4]);
+    ok!(cuGraphExecDestroy(executable));
+    // It is nobody's any more.
+    let mut back = [0u32; 4];
+    let gone = cuda!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), at, 16));
+    assert_ne!(gone, CUresult::CUDA_SUCCESS);
+}
+
+#[test]
+fn a_node_runs_one_of_its_graphs() {
+    let _context = context();
+    let to = device(&[0u32; 2]);
+    for (kind, value, size, wanted) in [
+        (CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF, 1, 1, 10),
+        (CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF, 0, 1, 0),
+        (
+            CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_SWITCH,
+            2,
+            3,
+            12,
+        ),
+        (
+            CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_SWITCH,
+            3,
+            3,
+            0,
+        ),
+    ] {
+        ok!(cuMemsetD32_v2(to, 0, 2));
+        let graph = graph();
+        let (mut handle, mut node) = (0, null_mut());
+        ok!(cuGraphConditionalHandleCreate(
+            &mut handle,
+            graph,
+            current(),
+            value,
+            1
+        ));
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut wanted_node: CUgraphNodeParams = unsafe { std::mem::zeroed() };
+        wanted_node.r#type = CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
+        wanted_node.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle,
+            r#type: kind,
+            size,
+            phGraph_out: null_mut(),
+            ctx: current(),
+        };
+        let before = add_fill(graph, &[], &fill(to + 4, 1, 1));
+        ok!(cuGraphAddNode_v2(
+            &mut node,
+            graph,
+            &before,
+            null(),
+            1,
+            &mut wanted_node
+        ));
+        for index in 0..size {
+            // SAFETY: the part that was written; as many graphs are there as were asked for.
+            let body = unsafe {
+                let bodies = wanted_node.anonymous2.conditional.phGraph_out;
+                bodies.add(index as usize).read()
+            };
+            add_fill(body, &[], &fill(to, 10 + index, 1));
+        }
+        let executable = instance(graph);
+        run(executable);
+        assert_eq!(values::<u32>(to, 2), [wanted, 1]);
+        ok!(cuGraphExecDestroy(executable));
+        // A value that is none.
+        // SAFETY: as above.
+        unsafe { wanted_node.anonymous2.conditional.handle ^= 0x55 };
+        let forged = cuda!(cuGraphAddNode_v2(
+            &mut node,
+            graph,
+            null(),
+            null(),
+            0,
+            &mut wanted_node
+        ));
+        assert_eq!(forged, CUresult::CUDA_ERROR_INVALID_VALUE);
+        ok!(cuGraphDestroy(graph));
+    }
+}
