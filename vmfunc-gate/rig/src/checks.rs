@@ -123,6 +123,10 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         &mut || missing(&mut client, &server),
     );
     check(
+        "what the server's process maps where it had memory of its VM is not reached",
+        &mut || reused(&mut client, &server),
+    );
+    check(
         "a handler drives an accelerator, and only its doorbell exits",
         &mut || accelerator(&mut client),
     );
@@ -550,6 +554,16 @@ fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
     // What a handler writes is there afterwards; the writer returns nothing in particular.
     client.run(&Start::call(WRITE, MemoryLayout::Apart.data(), 0x77).interrupted())?;
     expect(client, READ, MemoryLayout::Apart.data(), 0, (0x77, DONE))
+}
+
+fn reused(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
+    let page = MemoryLayout::Apart.unmapped();
+    expect(client, READ, page, 0, (0x5e8, DONE))?;
+    server.unmap();
+    let ended = (trampoline::VIOLATION, ABORTED);
+    expect(client, READ, page, 0, ended)?;
+    expect(client, WRITE, page, 0x77, ended)?;
+    expect(client, ADD, 7, 8, (29, DONE))
 }
 
 fn faults(check: Check<'_>, client: &mut ClientVm) {

@@ -195,6 +195,11 @@ impl MemoryLayout {
         self.gpa() + 0x60_0000
     }
 
+    /// A page that the host unmaps, and maps for something else. Nothing else is within 2 MiB of it.
+    pub fn unmapped(self) -> u64 {
+        self.gpa() + 0xc0_0000
+    }
+
     /// Where the server has its device's registers.
     pub fn registers(self) -> u64 {
         self.data() + PAGE
@@ -286,6 +291,7 @@ impl ServerVm {
             0x1122_3344_5566_7788_u64,
         )?;
         memory.write(place.data(), 0x5e7);
+        memory.write(place.unmapped(), 0x5e8);
         if place.gpa() <= CLIENT_PML4 {
             memory.write(CLIENT_PML4, HIDDEN);
         }
@@ -708,16 +714,19 @@ impl OtherServer {
         Self::at(MemoryLayout::Apart)
     }
 
-    /// Its process discards a page of its memory when it gets a signal, and changes what is there.
+    /// Its process discards a page of its memory when it gets a signal, and changes what is there. At
+    /// another signal it unmaps one, and maps memory of its own there.
     pub fn at(place: MemoryLayout) -> Result<Self> {
         let gate = Gate::open()?;
         let theirs = gate.try_clone()?;
         let process = Process::start(move |ready| {
             let vm = ServerVm::new(theirs, place)?;
-            // SAFETY: an address that the handler of the signal reads.
+            // SAFETY: addresses that the handlers of the signals read.
             unsafe {
                 DISCARDED = vm.memory.host(place.data());
                 libc::signal(libc::SIGUSR1, discard as *const () as libc::sighandler_t);
+                UNMAPPED = vm.memory.host(place.unmapped());
+                libc::signal(libc::SIGUSR2, unmap as *const () as libc::sighandler_t);
             }
             ready();
             vm.device(place.registers())
@@ -733,9 +742,17 @@ impl OtherServer {
     }
 
     pub fn discard(&self) {
+        self.signal(libc::SIGUSR1);
+    }
+
+    pub fn unmap(&self) {
+        self.signal(libc::SIGUSR2);
+    }
+
+    fn signal(&self, number: libc::c_int) {
         if let Some(process) = &self.process {
             // SAFETY: a child of this process.
-            unsafe { libc::kill(process.pid(), libc::SIGUSR1) };
+            unsafe { libc::kill(process.pid(), number) };
             std::thread::sleep(Duration::from_millis(200));
         }
     }
@@ -755,6 +772,25 @@ extern "C" fn discard(_: libc::c_int) {
     unsafe {
         libc::madvise(DISCARDED.cast(), PAGE as usize, libc::MADV_DONTNEED);
         DISCARDED.cast::<u64>().write_volatile(0xbeef);
+    }
+}
+
+static mut UNMAPPED: *mut u8 = std::ptr::null_mut();
+
+/// What a VMM does that takes memory away while its process goes on: its heap comes to lie there.
+extern "C" fn unmap(_: libc::c_int) {
+    // SAFETY: a page of the server's memory, which this process does not use otherwise.
+    unsafe {
+        libc::munmap(UNMAPPED.cast(), PAGE as usize);
+        libc::mmap(
+            UNMAPPED.cast(),
+            PAGE as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED,
+            -1,
+            0,
+        );
+        UNMAPPED.cast::<u64>().write_volatile(0x5ec2e7);
     }
 }
 
