@@ -19,6 +19,7 @@ use crate::{
     forward::forward,
     handles, launch,
     paged::{self, Paged},
+    signals,
 };
 
 /// Function, shape and parameters of a kernel's node.
@@ -79,6 +80,9 @@ pub unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>
         .collect()
 }
 
+/// Places in the window that are tried for a node's copy, beside the first.
+const PLACES: usize = 4;
+
 /// A node's copy.
 struct Copied {
     to: Side,
@@ -109,21 +113,48 @@ unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
     })
 }
 
+/// What a worker answers to a node's copy. A place in the window that the driver knows in two parts serves no
+/// node, which makes it know what follows in one: then another place is tried.
+///
+/// # Safety
+/// As of [`copied`].
+unsafe fn placed<T>(
+    copy: *const CUDA_MEMCPY3D,
+    ask: impl Fn(&Copied) -> Outcome<T>,
+) -> Outcome<(T, Copied)> {
+    // Those that are tried keep their places until the end.
+    let mut tried = Vec::new();
+    loop {
+        // SAFETY: the caller's promise.
+        let copied = unsafe { copied(copy)? };
+        match ask(&copied) {
+            Ok(answer) => return Ok((answer, copied)),
+            Err(codes::NOT_SUPPORTED) if copied.paged.is_some() && tried.len() < PLACES => {
+                tried.push(copied);
+            }
+            Err(code) => return Err(code),
+        }
+    }
+}
+
 unsafe fn set_copy(executable: u64, changed: CUgraphNode, copy: *const CUDA_MEMCPY3D) -> Outcome {
     let link = connected()?;
-    // SAFETY: the caller's promise.
-    let copied = unsafe { copied(copy)? };
     let executable = handles::valid(Kind::Executable, executable)?;
     let node = handles::valid(Kind::Node, changed as u64)?;
-    paged::may_replace(executable, node, copied.paged.as_ref())?;
-    link.ask(&SetCopyNode {
-        context: context::need()?,
-        executable,
-        node,
-        to: copied.to,
-        from: copied.from,
-        size: copied.size,
-    })?;
+    let context = context::need()?;
+    let set = |copied: &Copied| {
+        paged::may_replace(executable, node, copied.paged.as_ref())?;
+        link.ask(&SetCopyNode {
+            context,
+            executable,
+            node,
+            to: copied.to.clone(),
+            from: copied.from.clone(),
+            size: copied.size,
+        })
+    };
+    // SAFETY: the caller's promise.
+    let ((), copied) = unsafe { placed(copy, set)? };
     paged::replace(executable, node, copied.paged);
     Ok(())
 }
@@ -139,14 +170,16 @@ entry_points! {
     ) {
         let link = connected()?;
         let graph = handles::valid(Kind::Graph, hGraph as u64)?;
-        let copied = copied(copyParams)?;
-        let added = link.ask(&AddCopyNode {
-            context: context::need()?,
-            graph,
-            after: nodes(dependencies, numDependencies)?,
-            to: copied.to,
-            from: copied.from,
-            size: copied.size,
+        let (context, after) = (context::need()?, nodes(dependencies, numDependencies)?);
+        let (added, copied) = placed(copyParams, |copied| {
+            link.ask(&AddCopyNode {
+                context,
+                graph,
+                after: after.clone(),
+                to: copied.to.clone(),
+                from: copied.from.clone(),
+                size: copied.size,
+            })
         })?;
         paged::add(graph, added, copied.paged);
         put(phGraphNode, handles::handle(Kind::Node, added) as CUgraphNode)
@@ -172,6 +205,7 @@ entry_points! {
             return Err(codes::INVALID_VALUE);
         }
         let (context, stream) = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
+        signals::skip_next();
         paged::launch(graph, hStream, || link.post(&LaunchGraph { context, stream, graph }))
     }
 

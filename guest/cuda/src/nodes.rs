@@ -18,6 +18,7 @@ use crate::{
     handles,
     link::Link,
     memory::What,
+    paged,
     streams::lasting_function,
 };
 
@@ -152,6 +153,7 @@ entry_points! {
         let (number, done, told) = function(link, params)?;
         let added = link.ask(&AddHostNode { context, graph, after, number, done });
         let added = added.inspect_err(|_| link.cancel_callback(number))?;
+        paged::calls_function(graph);
         tell(added, told);
         put(phGraphNode, handles::handle(Kind::Node, added) as CUgraphNode)
     }
@@ -292,7 +294,10 @@ entry_points! {
                     width: own.width,
                     height: own.height,
                 };
-                crate::generated::cuGraphAddMemsetNode(to, graph, after, count, &raw const fill, own.ctx)
+                // Without one it is the current one's.
+                let current = context::top().unwrap_or(0) as CUcontext;
+                let ctx = if own.ctx.is_null() { current } else { own.ctx };
+                crate::generated::cuGraphAddMemsetNode(to, graph, after, count, &raw const fill, ctx)
             }
             T::CU_GRAPH_NODE_TYPE_HOST => {
                 let host = CUDA_HOST_NODE_PARAMS { r#fn: of.host.r#fn, userData: of.host.userData };

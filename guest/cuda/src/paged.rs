@@ -3,7 +3,7 @@
 //! stream. What would change such a node where it is not known which it is, is refused.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -137,6 +137,25 @@ struct All {
     captures: HashMap<u64, Vec<Paged>>,
     /// The graphs of all nodes that copy.
     nodes: HashMap<u32, u32>,
+    /// Graphs, executable graphs and captures that call functions of the program.
+    calling: HashSet<Calling>,
+}
+
+/// What calls functions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Calling {
+    Graph(u32),
+    Executable(u32),
+    Capture(u64),
+}
+
+impl All {
+    /// What is made of something calls functions if that does.
+    fn calls_as(&mut self, of: Calling, made: Calling) {
+        if self.calling.contains(&of) {
+            self.calling.insert(made);
+        }
+    }
 }
 
 impl All {
@@ -260,6 +279,7 @@ pub fn instantiate(graph: u32, executable: u32) {
     {
         let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
         all.executables.insert(executable, copies);
+        all.calls_as(Calling::Graph(graph), Calling::Executable(executable));
     }
 }
 
@@ -269,6 +289,7 @@ pub fn ended(executable: u32) {
         && let Some(all) = all.as_mut()
     {
         all.executables.remove(&executable);
+        all.calling.remove(&Calling::Executable(executable));
     }
 }
 
@@ -276,8 +297,9 @@ pub fn ended(executable: u32) {
 pub fn include(graph: u32, within: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
-        && let Some(copies) = all.graphs.get(&graph).cloned()
     {
+        all.calls_as(Calling::Graph(graph), Calling::Graph(within));
+        let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
         let copies = copies.into_iter().map(|one| Paged { node: 0, ..one });
         all.graphs.entry(within).or_default().extend(copies);
     }
@@ -289,6 +311,7 @@ pub fn forget(graph: u32) {
         && let Some(all) = all.as_mut()
     {
         all.graphs.remove(&graph);
+        all.calling.remove(&Calling::Graph(graph));
         all.nodes.retain(|_, of| *of != graph);
     }
 }
@@ -314,6 +337,26 @@ pub fn captured(stream: u64, paged: Paged) -> Outcome {
     Ok(())
 }
 
+/// A stream that is being captured calls a function of the program.
+///
+/// # Errors
+/// It is not.
+pub fn captured_call(stream: u64) -> Outcome {
+    let id = capture(stream)?;
+    calls(Calling::Capture(id));
+    Ok(())
+}
+
+/// A graph calls a function of the program.
+pub fn calls_function(graph: u32) {
+    calls(Calling::Graph(graph));
+}
+
+fn calls(one: Calling) {
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    all.get_or_insert_default().calling.insert(one);
+}
+
 /// Ends a stream's capture, by which a graph is made, or one that was there gets more nodes.
 ///
 /// # Errors
@@ -326,10 +369,14 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
     let graph = end();
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
-        && let Some(copies) = id.and_then(|id| all.captures.remove(&id))
-        && let Ok(graph) = graph
+        && let Some(id) = id
     {
-        all.graphs.entry(graph).or_default().extend(copies);
+        let copies = all.captures.remove(&id).unwrap_or_default();
+        if let Ok(graph) = graph {
+            all.calls_as(Calling::Capture(id), Calling::Graph(graph));
+            all.graphs.entry(graph).or_default().extend(copies);
+        }
+        all.calling.remove(&Calling::Capture(id));
     }
     graph.map(drop)
 }
@@ -349,15 +396,24 @@ fn overlap(back: &[Paged], there: &[Paged]) -> bool {
 /// what it copies to it is there behind it.
 ///
 /// # Errors
-/// The launch's; the stream is being captured, or the graph reads what it writes.
+/// The launch's; the stream is being captured, or the graph reads what it writes, or calls a function that
+/// may.
 pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcome) -> Outcome {
-    let copies = all()
-        .and_then(|all| all.as_ref()?.executables.get(&executable).cloned())
+    let (copies, calls) = all()
+        .and_then(|all| {
+            let all = all.as_ref()?;
+            let calls = all.calling.contains(&Calling::Executable(executable));
+            Some((all.executables.get(&executable).cloned()?, calls))
+        })
         .unwrap_or_default();
     if copies.is_empty() {
         return launch();
     }
     let (back, there): (Vec<_>, Vec<_>) = copies.into_iter().partition(|one| one.to_host);
+    // A function in the graph would look at what is copied only behind it.
+    if calls && !back.is_empty() {
+        return Err(codes::NOT_SUPPORTED);
+    }
     let link = connected()?;
     let number = handles::valid(Kind::Stream, stream as u64)?;
     if overlap(&back, &there) || capturing(link, context::need()?, number) {

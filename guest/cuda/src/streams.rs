@@ -19,7 +19,7 @@ use gantry_remoting::apis::cuda::{
 
 use crate::{
     context,
-    entry::{Outcome, connected, entry_points, put},
+    entry::{Outcome, connected, entry_points, offer, put},
     forward::forward,
     handles,
     link::Link,
@@ -142,7 +142,8 @@ fn captured_function(
         done,
         lasting: true,
     });
-    captured.inspect_err(|_| link.cancel_callback(number))
+    captured.inspect_err(|_| link.cancel_callback(number))?;
+    paged::captured_call(handles::handle(Kind::Stream, stream))
 }
 
 /// Has a function of the program called in the order of a stream.
@@ -286,9 +287,12 @@ entry_points! {
 
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
         paged::end(hStream as u64, || {
-            forward("cuStreamEndCapture", &[hStream as u64, phGraph as u64])?;
+            // Who captures to a graph that was there need not be told of it.
+            let mut graph = 0u64;
+            forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
+            offer(phGraph, graph as CUgraph);
             // None where nothing has been captured.
-            handles::valid(Kind::Graph, phGraph.read() as u64)
+            handles::valid(Kind::Graph, graph)
         })?;
         let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
         Ok(())

@@ -19,6 +19,7 @@ mod hostile;
 mod library;
 mod linear;
 mod linear_hostile;
+mod nodes;
 #[path = "../../../tests/cuda-driver/tests/cuda/order.rs"]
 mod order;
 #[path = "../../../tests/cuda-driver/tests/cuda/print.rs"]

@@ -187,17 +187,19 @@ impl Server {
             let (x, row) = (done % width, done / width);
             let mut part = *copy;
             (part.WidthInBytes, part.Height, part.Depth) = ((until - done) as usize, 1, 1);
-            let (y, z) = ((row % rows) as usize, (row / rows) as usize);
-            for is_window in [true, false] {
-                let kind = if is_to == is_window {
-                    (&mut part.dstXInBytes, &mut part.dstY, &mut part.dstZ)
-                } else {
-                    (&mut part.srcXInBytes, &mut part.srcY, &mut part.srcZ)
-                };
-                *kind.0 += x as usize;
-                *kind.1 += y;
-                *kind.2 += z;
-            }
+            let (x, y, z) = (x as usize, (row % rows) as usize, (row / rows) as usize);
+            // The window's side begins in the registration that it is in: the driver looks for the one
+            // of where it begins.
+            let (other_x, other_y, other_z) = if is_to {
+                part.dstHost = copy.dstHost.wrapping_byte_add(done as usize);
+                (&mut part.srcXInBytes, &mut part.srcY, &mut part.srcZ)
+            } else {
+                part.srcHost = copy.srcHost.wrapping_byte_add(done as usize);
+                (&mut part.dstXInBytes, &mut part.dstY, &mut part.dstZ)
+            };
+            *other_x += x;
+            *other_y += y;
+            *other_z += z;
             let stream = submitted.raw as CUstream;
             outcome(cu!(
                 self.backend.api,
