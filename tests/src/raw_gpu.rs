@@ -49,7 +49,19 @@ const SPARE_VA: u64 = 0x610_0000;
 const LARGE_VA: u64 = 1 << 27;
 
 const CHANNEL: u32 = 5;
+/// A channel that is not attacked, with tables of its own where the other sees none of VRAM.
+const WITNESS: u32 = 3;
+const WITNESS_DIRECTORY: u32 = 0x1500;
+const WITNESS_SMALL: u32 = 0x1600;
+const WITNESS_INSTANCE: u32 = 0x1700;
+const WITNESS_RING: u32 = 0x1701;
+const WITNESS_PUSH: u32 = 0x1702;
+/// Where it writes in this process's page.
+const WITNESSED: u64 = 0x800;
+const RING_LOG2: u32 = 9;
 const COPY: u8 = 4;
+/// What the page is full of that copies come from.
+const WORD: u32 = 0x5eed_5eed;
 /// For one step, and for all of them: a machine may be busy with other things.
 const PATIENCE: Duration = Duration::from_secs(20);
 const ALL: Duration = Duration::from_secs(120);
@@ -105,6 +117,10 @@ struct Raw {
     registers: Bar,
     bar1: Bar,
     put: u32,
+    /// What the witness has written.
+    witnessed: u32,
+    /// What came of commands that are no others' business: faults, errors, and neither.
+    outcomes: [u32; 3],
     /// What the window in BAR 0 shows, in MiB.
     shown: Cell<Option<u32>>,
     /// Pages of VRAM, and of RAM.
@@ -183,6 +199,8 @@ impl Raw {
             vram: registers.get(0x11_020c) << 8,
             registers,
             put: 0,
+            witnessed: 0,
+            outcomes: [0; 3],
             shown: Cell::new(None),
             ram: ram()?,
             page,
@@ -281,6 +299,84 @@ impl Raw {
         bytes
     }
 
+    /// The instance block of a channel, whose ring is at an address of its own.
+    fn seat(&self, number: u32, page: u32, space: Space, gp_base: u64) {
+        let mut bytes = self.instance(page, space);
+        let mut head = [0; ramfc::BYTES];
+        Ramfc {
+            userd: u64::from(USERD + number) * PAGE,
+            signature: ramfc::SIGNATURE,
+            gp_base,
+            gp_log2: RING_LOG2,
+            ..Ramfc::default()
+        }
+        .encode(&mut head);
+        bytes[..ramfc::BYTES].copy_from_slice(&head);
+        self.poke_all(page, &bytes);
+    }
+
+    /// Makes the witness.
+    fn witness(&mut self) {
+        let at = 0x00_3000 + WITNESS * 8;
+        self.set(at + 4, 0x001f_0000);
+        self.set(0x00_2634, WITNESS);
+        self.set(at, 0);
+        for page in
+            (WITNESS_DIRECTORY..WITNESS_DIRECTORY + 16).chain(WITNESS_SMALL..WITNESS_SMALL + 64)
+        {
+            self.fill(page, 0);
+        }
+        let own = [WITNESS_RING, WITNESS_PUSH].map(|page| Target::Vram(VramPage(page)));
+        let all = own.into_iter().chain([Target::Ram(Gfn(self.gfn))]);
+        self.map(WITNESS_SMALL, VRAM_VA / PAGE, all);
+        let space = self.space(WITNESS_DIRECTORY, WITNESS_SMALL);
+        self.seat(WITNESS, WITNESS_INSTANCE, space, VRAM_VA);
+        self.witnessed = 0;
+        self.set(at, 0xc000_0000 | WITNESS_INSTANCE);
+        self.set(at + 4, 0x001f_0001);
+    }
+
+    /// The GPU has come to all that was submitted before: it gives the witness, which is submitted to
+    /// afterwards, two slices of its time, and comes to all channels in between.
+    fn passed(&mut self) -> Result<()> {
+        for _ in 0..2 {
+            let nth = self.witnessed % (1 << RING_LOG2);
+            let words = release(VRAM_VA + 2 * PAGE + WITNESSED, self.witnessed + 1);
+            let offset = u64::from(nth % 64) * 64;
+            let push = u64::from(WITNESS_PUSH) * PAGE + offset;
+            for (at, word) in (push..).step_by(4).zip(&words) {
+                self.poke(at, *word);
+            }
+            let entry = GpEntry {
+                address: VRAM_VA + PAGE + offset,
+                words: words.len() as u32,
+            };
+            let ring = u64::from(WITNESS_RING) * PAGE + u64::from(nth) * 8;
+            self.poke64(ring, entry.encode());
+            self.witnessed += 1;
+            let put = self.witnessed % (1 << RING_LOG2);
+            let at = u64::from(WITNESS) * userd::STRIDE + userd::GP_PUT;
+            self.bar1.set(at, put);
+            let word = self.page.wrapping_add(WITNESSED as usize);
+            // SAFETY: within the page, which is this process's own and never unmapped.
+            let word = || unsafe { word.cast::<u32>().read_volatile() };
+            self.until("the witness", || word() == self.witnessed)?;
+        }
+        Ok(())
+    }
+
+    /// The same, and what has come of it is counted.
+    fn carried_out(&mut self) -> Result<()> {
+        self.passed()?;
+        let outcome = match (self.get(0x00_259c), self.get(0x04_0108)) {
+            (0, 0) => 2,
+            (0, _) => 1,
+            _ => 0,
+        };
+        self.outcomes[outcome] += 1;
+        Ok(())
+    }
+
     fn start(&mut self) {
         // Whatever was there before.
         for page in (DIRECTORY..LARGE_TABLE + 2).chain(BAR_SMALL..BAR_SMALL + 64) {
@@ -301,24 +397,19 @@ impl Raw {
             ..Pde::default()
         };
         self.poke64(u64::from(DIRECTORY) * PAGE + 8, large.encode());
-        let mut bytes = self.instance(INSTANCE, space);
-        let mut head = [0; ramfc::BYTES];
-        Ramfc {
-            userd: u64::from(USERD + CHANNEL) * PAGE,
-            signature: ramfc::SIGNATURE,
-            gp_base: VRAM_VA + u64::from(RING) * PAGE,
-            gp_log2: 9,
-            ..Ramfc::default()
-        }
-        .encode(&mut head);
-        bytes[..ramfc::BYTES].copy_from_slice(&head);
-        self.poke_all(INSTANCE, &bytes);
+        self.seat(CHANNEL, INSTANCE, space, VRAM_VA + u64::from(RING) * PAGE);
         self.map(BAR_SMALL, 0, pages(USERD, 128));
         let space = self.space(BAR_DIRECTORY, BAR_SMALL);
         self.instance(BAR_INSTANCE, space);
+        self.witness();
+        self.show();
+        self.channel();
+    }
+
+    /// BAR 1 shows the channels' submission pages.
+    fn show(&self) {
         self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
         self.set(0x00_2254, Window { start: 0 }.encode());
-        self.channel();
     }
 
     /// Makes the channel, anew if there was one.
@@ -330,9 +421,14 @@ impl Raw {
         self.put = 0;
         self.set(at, 0xc000_0000 | INSTANCE);
         self.set(at + 4, 0x001f_0001);
-        self.poke64(u64::from(LIST) * PAGE, u64::from(CHANNEL) | 4 << 32);
+        for (at, number) in (u64::from(LIST) * PAGE..)
+            .step_by(8)
+            .zip([WITNESS, CHANNEL])
+        {
+            self.poke64(at, u64::from(number) | 4 << 32);
+        }
         self.set(0x00_2270, LIST);
-        self.set(0x00_2274, 0x01f0_0001);
+        self.set(0x00_2274, 0x01f0_0002);
     }
 
     /// Nothing of the channel's runs when this returns.
@@ -379,6 +475,19 @@ impl Raw {
         self.doorbell(self.put);
     }
 
+    fn until(&self, what: &str, is: impl Fn() -> bool) -> Result<()> {
+        let start = Instant::now();
+        while !is() {
+            ensure!(start.elapsed() < PATIENCE, "{what} does not come");
+            ensure!(
+                self.since.elapsed() < ALL,
+                "all of it takes too long: {what}"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     fn mine(&self) -> u32 {
         // SAFETY: the page is this process's own, and never unmapped.
         unsafe { self.page.cast::<u32>().read_volatile() }
@@ -387,14 +496,14 @@ impl Raw {
     /// A word gets to this process's page.
     fn works(&mut self, word: u32) -> Result<()> {
         self.submit(&release(RAM_VA, word));
-        until("a semaphore", || self.mine() == word)
+        self.until("a semaphore", || self.mine() == word)
     }
 
     /// What is at an address cannot be written: the channel ends, and is made anew.
     fn faults(&mut self, what: &str, va: u64) -> Result<()> {
         self.flush();
         self.submit(&release(va, 0xbad));
-        let faulted = until(what, || self.get(0x00_259c) != 0);
+        let faulted = self.until(what, || self.get(0x00_259c) != 0);
         faulted.with_context(|| format!("no fault: {what}"))?;
         let unit = self.get(0x00_259c).trailing_zeros();
         let low = self.get(0x00_2804 + unit * 16);
@@ -402,15 +511,6 @@ impl Raw {
         self.channel();
         Ok(())
     }
-}
-
-fn until(what: &str, is: impl Fn() -> bool) -> Result<()> {
-    let start = Instant::now();
-    while !is() {
-        ensure!(start.elapsed() < PATIENCE, "{what} does not come");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }
 
 /// Everything that ends a channel or nothing; then it works as before.
@@ -431,11 +531,12 @@ pub fn attack() -> Result<()> {
     for (what, attacks) in all {
         done += attacks(&mut raw).with_context(|| format!("attacks by {what}"))?;
         println!("{what}: {done} attacks so far, {:?}", raw.since.elapsed());
-        ensure!(raw.since.elapsed() < ALL, "the attacks take too long");
     }
     raw.start();
     raw.works(0x600d)?;
     raw.stop();
+    let [faults, errors, neither] = raw.outcomes;
+    println!("{faults} faults, {errors} errors, {neither} times neither");
     println!("{done} attacks did nothing");
     Ok(())
 }
@@ -498,7 +599,7 @@ fn pages(raw: &mut Raw) -> Result<u32> {
     raw.flush();
     raw.submit(&release(LARGE_VA, 7));
     let at = u64::from(VISIBLE / per * per - per) * PAGE;
-    until("a word in a large page", || raw.peek(at) == 7)?;
+    raw.until("a word in a large page", || raw.peek(at) == 7)?;
     raw.works(2)?;
     Ok(done)
 }
@@ -536,7 +637,8 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         let old = u64::from(raw.peek(at)) | u64::from(raw.peek(at + 4)) << 32;
         raw.poke64(at, word);
         raw.flush();
-        raw.doorbell(1);
+        raw.submit(&release(RAM_VA, 0xbad));
+        raw.carried_out()?;
         raw.set(0x00_2634, CHANNEL);
         raw.poke64(at, old);
         raw.channel();
@@ -556,6 +658,10 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         raw.set(0x00_2254, value);
         raw.set(0x00_3004 + 8 * 9, 0x001f_0000);
         raw.set(0x00_3000 + 8 * 9, 0);
+        raw.show();
+        raw.channel();
+        raw.carried_out()?;
+        raw.works(0x180 + done)?;
         done += 1;
     }
     raw.start();
@@ -573,29 +679,28 @@ fn own_tables(raw: &mut Raw) -> Result<u32> {
     raw.map_one(SPARE_VA, Target::Vram(VramPage(OLD)));
     raw.flush();
     raw.submit(&release(SPARE_VA, 1));
-    until("a word", || raw.peek(u64::from(OLD) * PAGE) == 1)?;
+    raw.until("a word", || raw.peek(u64::from(OLD) * PAGE) == 1)?;
     let outside = Pte::linear(Target::Vram(VramPage(raw.vram))).encode();
     raw.submit(&release(entry, outside as u32));
     let at = u64::from(table) * PAGE + SPARE_VA / PAGE % 512 * 8;
-    until("the entry", || raw.peek(at) == outside as u32)?;
+    raw.until("the entry", || raw.peek(at) == outside as u32)?;
     // Nothing has changed until the guest says so; then it is a fault.
     raw.submit(&release(SPARE_VA, 2));
-    until("a word", || raw.peek(u64::from(OLD) * PAGE) == 2)?;
+    raw.until("a word", || raw.peek(u64::from(OLD) * PAGE) == 2)?;
     raw.faults("an entry that the GPU wrote", SPARE_VA)?;
     // And one that is right is used.
     let inside = Pte::linear(Target::Vram(VramPage(NEW))).encode();
     raw.submit(&release(entry, inside as u32));
-    until("the entry", || raw.peek(at) == inside as u32)?;
+    raw.until("the entry", || raw.peek(at) == inside as u32)?;
     raw.flush();
     raw.submit(&release(SPARE_VA, 3));
-    until("a word", || raw.peek(u64::from(NEW) * PAGE) == 3)?;
+    raw.until("a word", || raw.peek(u64::from(NEW) * PAGE) == 3)?;
     raw.works(4)?;
     Ok(2)
 }
 
 /// A channel that runs uses no table that was replaced: after a flush nothing gets to the old page.
 fn running(raw: &mut Raw) -> Result<u32> {
-    const WORD: u32 = 0x5eed_5eed;
     let mut done = 0;
     for end in [Some(Target::Vram(VramPage(NEW))), None] {
         for page in [OLD, NEW] {
@@ -606,7 +711,7 @@ fn running(raw: &mut Raw) -> Result<u32> {
         raw.flush();
         let from = VRAM_VA + u64::from(SOURCE) * PAGE;
         raw.submit(&copies(from, SPARE_VA, 0x1fff, 0x1000));
-        until("the first line", || raw.is_all(OLD, WORD))?;
+        raw.until("the first line", || raw.is_all(OLD, WORD))?;
         match end {
             Some(target) => raw.map_one(SPARE_VA, target),
             None => raw.poke64(u64::from(SMALL) * PAGE + SPARE_VA / PAGE * 8, 0),
@@ -614,9 +719,9 @@ fn running(raw: &mut Raw) -> Result<u32> {
         raw.flush();
         raw.fill(OLD, 0);
         if end.is_some() {
-            until("a line at the new page", || raw.is_all(NEW, WORD))?;
+            raw.until("a line at the new page", || raw.is_all(NEW, WORD))?;
         } else {
-            until("a fault", || raw.get(0x00_259c) != 0)?;
+            raw.until("a fault", || raw.get(0x00_259c) != 0)?;
         }
         ensure!(raw.is_all(OLD, 0), "the old page was written after a flush");
         raw.channel();
@@ -639,7 +744,7 @@ fn commands(raw: &mut Raw) -> Result<u32> {
     let bad = [physical, run(COPY, 0x250, &[1]), run(7, 0, &[0xffff])];
     for words in bad {
         raw.submit(&words);
-        until("a command error", || raw.get(0x04_0108) != 0)?;
+        raw.until("a command error", || raw.get(0x04_0108) != 0)?;
         raw.channel();
         raw.works(0x300 + done)?;
         done += 1;
@@ -680,12 +785,16 @@ fn commands(raw: &mut Raw) -> Result<u32> {
     let from = VRAM_VA + u64::from(SOURCE) * PAGE;
     let chain = copies(from, VRAM_VA + u64::from(NEW) * PAGE, 0x1fff, 0x1000);
     let wait = run(0, 0x10, &[0, from as u32, 0xfff_fff0, 1]);
+    raw.fill(NEW, 0);
+    raw.fill(SOURCE, WORD);
     for words in [wait, chain] {
         raw.submit(&words);
+        raw.carried_out()?;
         raw.channel();
         raw.works(0x320 + done)?;
         done += 1;
     }
+    ensure!(raw.is_all(NEW, WORD), "the chain has not begun");
     let long = GpEntry {
         address: VRAM_VA + u64::from(PUSH) * PAGE,
         words: 1 << 20,
@@ -695,13 +804,18 @@ fn commands(raw: &mut Raw) -> Result<u32> {
     }
     raw.fill(PUSH, 0);
     raw.doorbell(511);
+    raw.carried_out()?;
     raw.channel();
     raw.works(0x330)?;
     // The GPU writes the channel's own submission page and instance block.
     for page in [USERD + CHANNEL, INSTANCE] {
         let to = VRAM_VA + u64::from(page) * PAGE;
         raw.submit(&copies(from, to, 1, 1));
+        // Nothing else is written there.
+        let end = u64::from(page + 1) * PAGE - 4;
+        raw.until("the channel's own page", || raw.peek(end) == WORD)?;
         raw.submit(&release(RAM_VA, 0x331));
+        raw.carried_out()?;
         raw.set(0x00_2634, CHANNEL);
         raw.start();
         raw.works(0x332 + page)?;
@@ -713,6 +827,7 @@ fn commands(raw: &mut Raw) -> Result<u32> {
         raw.set(0x00_3004 + number * 8, 0x001f_0001);
         let at = u64::from(number) * userd::STRIDE + userd::GP_PUT;
         raw.bar1.set(at, 1);
+        raw.carried_out()?;
         raw.set(0x00_3004 + number * 8, 0x001f_0000);
         raw.set(0x00_3000 + number * 8, 0);
         raw.channel();
@@ -738,7 +853,7 @@ fn storms(raw: &mut Raw) -> Result<u32> {
     raw.flush();
     raw.works(5)?;
     raw.submit(&release(RAM_VA + (100 << 27), 6));
-    until("a word by another entry", || raw.mine() == 6)?;
+    raw.until("a word by another entry", || raw.mine() == 6)?;
     // Flushes while a channel runs.
     let from = VRAM_VA + u64::from(SOURCE) * PAGE;
     raw.submit(&copies(
@@ -747,6 +862,7 @@ fn storms(raw: &mut Raw) -> Result<u32> {
         0x1fff,
         0x1000,
     ));
+    raw.until("the first line", || raw.is_all(OLD, WORD))?;
     for _ in 0..100 {
         raw.flush();
     }
@@ -765,6 +881,7 @@ fn storms(raw: &mut Raw) -> Result<u32> {
         write(command & !2)?;
         write(command | 2)?;
     }
+    raw.passed()?;
     raw.channel();
     raw.works(7)?;
     // A BAR in as many pieces as it has pages.
