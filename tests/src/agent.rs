@@ -64,6 +64,7 @@ pub fn run(args: &[String]) -> Result<()> {
         [command] if command == "gpu-m2mf" => nouveau::m2mf(),
         [command] if command == "gpu-compute" => nouveau::compute(),
         [command] if command == "gpu-evict" => nouveau::evict(),
+        [command, count] if command == "gpu-channels" => nouveau::channels(count.parse()?),
         [command, what] if command == "gpu-misuse" => nouveau::misuse(what),
         [command, count] if command == "gpu-submit" => nouveau::submits(count.parse()?),
         [command, count] if command == "gpu-flush" => raw_gpu::flushes(count.parse()?),
@@ -81,7 +82,7 @@ pub fn run(args: &[String]) -> Result<()> {
              port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, edu-move PATH ADDRESS, \
              edu-poke PATH ADDRESS VALUE, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
-             gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-misuse WHAT, \
+             gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT, gpu-misuse WHAT, \
              gpu-submit COUNT, gpu-flush COUNT, gpu-attack, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),

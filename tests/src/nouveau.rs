@@ -651,6 +651,44 @@ pub fn evict() -> Result<()> {
     Ok(())
 }
 
+/// Tells so many channels what to copy, and has them copy when all have been told: what engines have of
+/// each is kept when others need its place on the GPU.
+pub fn channels(count: u32) -> Result<()> {
+    let gpu = Gpu::open()?;
+    let channels: Vec<_> = (0..count).map(|_| gpu.channel()).collect::<Result<_>>()?;
+    let push = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let from = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+    let to = gpu.buffer(GART | MAPPABLE, u64::from(count) * 0x1000)?;
+    let (pushed, source, result) = (push.map()?, from.map()?, to.map()?);
+    let all = [&push, &from, &to];
+    source.fill(3);
+    let [s1, s0] = halves(from.info.offset);
+    for (number, channel) in (0_u64..).zip(&channels) {
+        gpu.object(*channel, COPY_CLASS)?;
+        let [d1, d0] = halves(to.info.offset + number * 0x1000);
+        let mut words = bind(COPY, COPY_CLASS);
+        let place = [s1, s0, d1, d0, 4096, 4096, 4096, 1];
+        words.extend(method(COPY, 0x30c, &place));
+        gpu.submit(*channel, &pushed, &words, &all)?;
+        push.wait()?;
+    }
+    for channel in &channels {
+        let launch = method(COPY, 0x300, &[0x110]);
+        gpu.submit(*channel, &pushed, &launch, &all)?;
+        push.wait()?;
+    }
+    for index in 0..count as usize * 1024 {
+        let (came, sent) = (result.read(index), source.read(index % 1024));
+        let channel = index / 1024;
+        ensure!(
+            came == sent,
+            "channel {channel} copied {came:#x}, not {sent:#x}"
+        );
+    }
+    println!("{count} channels have copied");
+    Ok(())
+}
+
 /// Does something that ends a channel, and whether others go on is seen: `fault`, `loop`, `wait` or
 /// `method`.
 pub fn misuse(what: &str) -> Result<()> {

@@ -20,6 +20,9 @@ use crate::{
     guest::Guest,
 };
 
+/// Places on the GPU for a guest whose programs have more channels.
+const PLACES: u8 = 4;
+
 /// The scenarios, which share an L1.
 pub const SCENARIOS: &[Entry] = &[
     (
@@ -133,7 +136,9 @@ fn alone(context: &Context) -> Result<()> {
 
 fn drives(context: &Context) -> Result<()> {
     let gpu = Mediated::start(context)?;
-    let (gantry, mut guest) = gpu.boot(context, "alone", "")?;
+    // Fewer places on the GPU than its programs have channels.
+    let places = json!({"channels": PLACES});
+    let (gantry, mut guest) = gpu.boot_with(context, "alone", "", places)?;
     load(&mut guest)?;
     does(&mut guest, "gpu-check", "gpu works")?;
     let (text, count) = interrupts(&mut guest)?;
@@ -141,6 +146,7 @@ fn drives(context: &Context) -> Result<()> {
     let counters = gantry.ok("GET", "vm.counters", None)?;
     println!("nouveau's start and the copy test: {}", counters["gpu"]);
     does(&mut guest, "gpu-evict", "were kept")?;
+    does(&mut guest, "gpu-channels 12", "channels have copied")?;
     for what in ["fault", "method"] {
         does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
     }
@@ -149,7 +155,27 @@ fn drives(context: &Context) -> Result<()> {
     for what in ["loop", "wait"] {
         does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
     }
-    does(&mut guest, "gpu-check", "gpu works")
+    does(&mut guest, "gpu-check", "gpu works")?;
+    drop((gantry, guest));
+    displaced(context)
+}
+
+/// Channels have lost their places to others, as the mediator says when the guest has gone.
+fn displaced(context: &Context) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        let log = fs::read_to_string(context.dir.join("gantry-gpu.log"))?;
+        let gone = log.lines().find(|line| line.contains("has gone"));
+        if let Some(figures) = gone {
+            ensure!(
+                !figures.contains("displaced: 0"),
+                "no channel was: {figures}"
+            );
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "the guest is not gone: {log}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn together(context: &Context) -> Result<()> {
