@@ -58,6 +58,16 @@ fn counting_code() -> Vec<u8> {
     code
 }
 
+/// Writes to 2048 pages from 0x500000 on: 8 MiB.
+fn filling_code() -> Vec<u8> {
+    let mut code = vec![0xb8, 0, 0, 0x50, 0]; // mov eax, 0x500000
+    let next = code.len();
+    code.extend([0x89, 0x00, 0x05, 0, 0x10, 0, 0]); // mov [eax], eax; add eax, 4096
+    code.extend([0x3d, 0, 0, 0xd0, 0, 0x72]); // cmp eax, 0xd00000; jb next
+    code.push(back(next, code.len()));
+    code
+}
+
 /// The operand at `at` of a short jump back to `to`.
 fn back(to: usize, at: usize) -> u8 {
     i8::try_from(to as i64 - (at as i64 + 1))
@@ -131,10 +141,23 @@ impl Vmm {
         vmm
     }
 
+    /// As [`Vmm::counting`], with several frames of memory.
+    fn filling(dir: &Path, memory: &str, more: &[&str]) -> Self {
+        let serial = format!("file={}", dir.join("first/serial").display());
+        let code = [filling_code(), counting_code()].concat();
+        let mut vmm = Self::running(dir, &code, memory, &serial, more);
+        vmm.until("it counts", |vmm| !vmm.printed().is_empty());
+        vmm
+    }
+
     /// As [`Vmm::counting`], with another serial port.
     fn counting_to(dir: &Path, memory: &str, serial: &str, more: &[&str]) -> Self {
+        Self::running(dir, &counting_code(), memory, serial, more)
+    }
+
+    fn running(dir: &Path, code: &[u8], memory: &str, serial: &str, more: &[&str]) -> Self {
         let path = dir.join("kernel");
-        fs::write(&path, kernel(&counting_code())).unwrap();
+        fs::write(&path, kernel(code)).unwrap();
         let arguments = [
             &["--kernel", path.to_str().unwrap(), "--memory", memory][..],
             &["--serial", serial, "--console", "off", "--cpus", "boot=1"],
@@ -189,6 +212,21 @@ impl Vmm {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap()
+    }
+
+    /// `vm.send-migration`, also with what the command line has no option for.
+    fn send_migration(&self, body: &Value) {
+        let body = body.to_string();
+        let request = format!(
+            "PUT /api/v1/vm.send-migration HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+             Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = UnixStream::connect(&self.socket).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 204", "{}", self.said());
     }
 
     /// What `vm.migration` says.
@@ -630,6 +668,8 @@ enum Fault {
     Cut,
     /// A bit of the frame's header is another one.
     Damaged,
+    /// Nothing follows, and the connection stays.
+    Stalled,
 }
 
 /// Passes frames on in one direction; at the first of that kind, what `at` says whether it passes.
@@ -654,20 +694,42 @@ fn pass(mut from: UnixStream, mut to: UnixStream, mut at: impl FnMut(Kind, &mut 
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Between both sides; it ends with the connection.
-fn between(path: &Path, to: &Path, at: Kind, fault: Fault, processes: [u32; 2]) {
+/// Between both sides, for all of their connections: it happens to that of this number, from 0.
+fn between(
+    (path, to): (&Path, &Path),
+    connection: usize,
+    at: Kind,
+    fault: Fault,
+    processes: [u32; 2],
+) {
     let listener = UnixListener::bind(path).unwrap();
     let to = to.to_owned();
     thread::spawn(move || {
-        let (source, _) = listener.accept().unwrap();
-        let destination = UnixStream::connect(to).unwrap();
+        for (number, source) in listener.incoming().enumerate() {
+            let destination = UnixStream::connect(&to).unwrap();
+            // One that nothing happens to.
+            let at = (number == connection).then_some(at);
+            pass_both(source.unwrap(), destination, at, fault, processes);
+        }
+    });
+}
+
+/// One connection; it ends with that.
+fn pass_both(
+    source: UnixStream,
+    destination: UnixStream,
+    at: Option<Kind>,
+    fault: Fault,
+    processes: [u32; 2],
+) {
+    thread::spawn(move || {
         let kill = |process: u32| {
             // SAFETY: a child of this test, which has not been waited for.
             unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
         };
         let happened = AtomicBool::new(false);
         let happens = |kind: Kind, head: &mut [u8]| {
-            if kind != at || happened.swap(true, Ordering::SeqCst) {
+            if Some(kind) != at || happened.swap(true, Ordering::SeqCst) {
                 return true;
             }
             match fault {
@@ -675,6 +737,7 @@ fn between(path: &Path, to: &Path, at: Kind, fault: Fault, processes: [u32; 2]) 
                 Fault::DestinationKilled => kill(processes[1]),
                 Fault::Cut => return false,
                 Fault::Damaged => head[9] ^= 4,
+                Fault::Stalled => thread::sleep(PATIENCE * 2),
             }
             true
         };
@@ -725,38 +788,86 @@ fn whatever_happens_in_whichever_phase_one_guest_at_most_runs_and_it_has_the_dis
     ];
     for at in kinds {
         for fault in faults {
-            one_runs_after(at, fault);
+            one_runs_after(at, fault, 0, expected(at, fault));
         }
     }
 }
 
-fn one_runs_after(at: Kind, fault: Fault) {
+#[test]
+fn whatever_happens_to_a_further_connection_one_guest_at_most_runs_and_it_has_the_disk() {
+    if !has_kvm() {
+        return;
+    }
+    let faults = [
+        (Fault::SourceKilled, None),
+        (Fault::DestinationKilled, Some(0)),
+        (Fault::Cut, Some(0)),
+        (Fault::Damaged, Some(0)),
+        (Fault::Stalled, Some(0)),
+    ];
+    for at in [Kind::Pages, Kind::Barrier] {
+        for (fault, one) in faults {
+            one_runs_after(at, fault, FURTHER, one);
+        }
+    }
+    // It is made again.
+    for fault in [Fault::Cut, Fault::Damaged] {
+        one_runs_after(Kind::Join, fault, 1, Some(1));
+    }
+}
+
+/// Connections beside the first one.
+const FURTHER: usize = 3;
+
+/// It happens to one of several connections if its number is not 0.
+fn one_runs_after(at: Kind, fault: Fault, connection: usize, one: Option<usize>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let disk = format!("path={},image_type=raw", path.display());
-    let mut first = Vmm::counting(dir.path(), "size=16M", &["--disk", &disk]);
+    let mut first = Vmm::filling(dir.path(), "size=16M", &["--disk", &disk]);
     let mut second = Vmm::start(dir.path(), "second", &[]);
     let (receiving, _) = second.receive(&first.serial);
     let wire = dir.path().join("wire");
     let processes = [first.process.id(), second.process.id()];
     between(
-        &wire,
-        &second.socket.with_file_name("migration"),
+        (&wire, &second.socket.with_file_name("migration")),
+        connection,
         at,
         fault,
         processes,
     );
     let url = format!("unix:{}", wire.display());
-    let sent = first.ctl(&["send-migration", &url, "--watch", "--preserve-source"]);
+    let connections = if connection == 0 { 1 } else { FURTHER };
+    first.send_migration(&serde_json::json!({
+        "destination_url": url, "preserve_source": true, "connections": connections, "stall_s": 2,
+    }));
+    let over = |vmm: &Vmm| {
+        let info = vmm.migration();
+        ["Completed", "Failed"]
+            .iter()
+            .any(|phase| info["phase"] == *phase)
+    };
+    if fault == Fault::SourceKilled {
+        let start = Instant::now();
+        while first.process.try_wait().unwrap().is_none() {
+            assert!(start.elapsed() < PATIENCE, "it has not happened");
+            thread::sleep(Duration::from_millis(5));
+        }
+    } else {
+        first.until("it is over", over);
+    }
     let received = receiving.wait_with_output().unwrap();
-    let what = format!("{fault:?} at {at:?}: {sent:?} {received:?}");
+    let what = format!(
+        "{fault:?} at {at:?} of {connection}: {} {received:?}\n{}",
+        first.said(),
+        second.said()
+    );
     let runs = |vmm: &Vmm| {
         let info: Value = serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap_or_default();
         info["state"] == "Running"
     };
     let running = [runs(&first), runs(&second)];
-    let one = expected(at, fault);
     assert_eq!(running, [one == Some(0), one == Some(1)], "{what}");
     let file = fs::File::options()
         .read(true)

@@ -69,8 +69,6 @@ pub struct Migrations {
     /// What became of the last one.
     last: Option<MigrationInfo>,
     next: u64,
-    /// What a move of this machine costs beside its memory, if it has moved.
-    fixed: Option<Duration>,
 }
 
 /// The migration that goes on.
@@ -115,7 +113,6 @@ impl Migrations {
             job: Job::None,
             last: None,
             next: 0,
-            fixed: None,
         })
     }
 
@@ -518,6 +515,7 @@ impl Control {
         let was_paused = *run == RunState::Paused;
         let cpu = machine.cpu_needs().map_err(|error| failed(&error))?;
         let regions = machine.moving_ram();
+        let fixed = machine.last_move().unwrap_or(FIXED);
         let detaches = detaches && !request.dry_run;
         // One carries all.
         let lanes = match request.connections {
@@ -540,7 +538,7 @@ impl Control {
             files: 0,
         };
         let mut wishes = wishes(request);
-        wishes.fixed = self.migrations.fixed.unwrap_or(FIXED);
+        wishes.fixed = fixed;
         let url = request.destination_url.clone();
         let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
         wishes.to = (url.clone(), tls.clone());

@@ -42,6 +42,7 @@ pub mod save;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
+    time::Duration,
 };
 
 use ::devices::{
@@ -88,6 +89,8 @@ pub struct Machine {
     /// The locks of the disks are another process's, or may be: the machine does not run before it has
     /// taken them.
     unlocked: bool,
+    /// What its last move from host to host has cost beside its memory, if it has moved.
+    last_move: Option<Duration>,
     /// Memory that is still on its way in; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
     platform: Platform,
@@ -205,6 +208,7 @@ impl Machine {
             consoles: Consoles::new(backends, Arc::clone(&host.spawner)),
             devices,
             unlocked: host.arriving,
+            last_move: None,
             lazy: None,
             torn_out: BTreeSet::new(),
             platform,

@@ -155,6 +155,16 @@ impl Machine {
         self.restore_rest(state)
     }
 
+    /// The machine has moved, which has cost it so long beside its memory.
+    pub fn set_last_move(&mut self, cost: Duration) {
+        self.last_move = Some(cost);
+    }
+
+    /// What its last move has cost beside its memory, if it has moved.
+    pub fn last_move(&self) -> Option<Duration> {
+        self.last_move
+    }
+
     /// Takes the locks of all disks, or none: whoever has them may run the machine.
     pub fn take_locks(&mut self) -> Result<(), MachineError> {
         self.devices.lock_disks()?;

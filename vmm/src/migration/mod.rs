@@ -119,6 +119,18 @@ pub enum Error {
         /// Milliseconds.
         predicted_ms: u64,
     },
+    /// Further rounds are in vain.
+    #[error(
+        "the VM writes its memory as fast as it is sent, and is slowed down as far as it may be: it would stand \
+         still for {predicted_ms} ms, of which its memory takes {memory_ms}; allow a longer downtime_ms, more \
+         max_throttle, or timeout_strategy=Ignore"
+    )]
+    Useless {
+        /// Milliseconds.
+        predicted_ms: u64,
+        /// Milliseconds of them that memory takes.
+        memory_ms: u64,
+    },
     /// The memory that arrived is not that which was sent.
     #[error("the memory that arrived differs from that which was sent: this is a defect of Gantry")]
     Differs,

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     os::fd::AsFd,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,9 @@ use crate::machine::moving::MovingRegion;
 
 /// What a stop costs beside the pages and the round trips, of a machine that has not moved yet.
 pub const FIXED: Duration = Duration::from_millis(20);
+
+/// How often rounds begin at most.
+const SHORTEST: Duration = Duration::from_millis(50);
 
 /// Round trips while the machine stands still: the last pages, the state, and GO.
 const ROUND_TRIPS: u32 = 3;
@@ -143,12 +147,25 @@ struct Rounds {
 
 /// Slows the guest down if it writes as fast as its memory is sent. The steps are QEMU's.
 struct Brake {
-    /// What was left after the round before, in bytes.
-    last: Option<u64>,
+    /// The least that was left after a round, in bytes, since the brake is as it is.
+    least: Option<u64>,
     /// Rounds in a row after which hardly less was left.
     in_vain: u32,
     percent: u8,
     most: u8,
+    /// Since when rounds are in vain although it is slowed down as far as is allowed.
+    held: Option<Instant>,
+}
+
+/// What a round was good for.
+#[derive(Debug, Eq, PartialEq)]
+enum Round {
+    /// Another one may help.
+    Useful,
+    /// The guest is to be slowed down by so many percent.
+    Slow(u8),
+    /// No round will help.
+    Useless,
 }
 
 impl Brake {
@@ -156,34 +173,50 @@ impl Brake {
     const PATIENCE: u32 = 3;
     const FIRST: u8 = 20;
     const STEP: u8 = 10;
+    /// How long rounds may be in vain when the guest cannot be slowed down further: it may do something
+    /// else soon.
+    const HELD: Duration = Duration::from_secs(30);
 
     fn new(most: u8) -> Self {
         Self {
-            last: None,
+            least: None,
             in_vain: 0,
             percent: 0,
             most,
+            held: None,
         }
     }
 
-    /// So many bytes are left after a round: how strongly to brake, if that changes.
-    fn after_round(&mut self, left: u64) -> Option<u8> {
-        let last = self.last.replace(left)?;
-        // Less than a tenth was gained.
-        if left < last - last / 10 {
+    /// So many bytes are left after a round.
+    fn after_round(&mut self, left: u64, now: Instant) -> Round {
+        let Some(least) = self.least else {
+            self.least = Some(left);
+            return Round::Useful;
+        };
+        // A tenth was gained at least.
+        if left < least - least / 10 {
+            self.least = Some(left);
             self.in_vain = 0;
-            return None;
+            self.held = None;
+            return Round::Useful;
         }
         self.in_vain += 1;
-        if self.in_vain < Self::PATIENCE || self.percent >= self.most {
-            return None;
+        if self.in_vain < Self::PATIENCE {
+            return Round::Useful;
+        }
+        if self.percent >= self.most {
+            let held = now.saturating_duration_since(*self.held.get_or_insert(now));
+            return match held >= Self::HELD {
+                true => Round::Useless,
+                false => Round::Useful,
+            };
         }
         self.percent = match self.percent {
             0 => Self::FIRST,
             percent => percent.saturating_add(Self::STEP),
         };
         self.percent = self.percent.min(self.most);
-        Some(self.percent)
+        Round::Slow(self.percent)
     }
 }
 
@@ -370,12 +403,29 @@ impl<'a> Source<'a> {
                 predicted_ms: predicted,
             });
         }
-        if let Some(percent) = rounds.brake.after_round(rounds.outstanding) {
-            log::info!(
-                "the guest writes as fast as its memory is sent: it is slowed by {percent} %"
-            );
-            self.owner.throttle(percent);
-            self.progress.update(|info| info.throttle_percent = percent);
+        match rounds.brake.after_round(rounds.outstanding, Instant::now()) {
+            Round::Useful => {}
+            Round::Slow(percent) => {
+                log::info!(
+                    "the guest writes as fast as its memory is sent: it is slowed by {percent} %"
+                );
+                self.owner.throttle(percent);
+                self.progress.update(|info| info.throttle_percent = percent);
+            }
+            Round::Useless if self.wishes.ignore_timeout => {
+                log::warn!("further rounds are in vain: the VM stands still for {predicted} ms");
+                return Ok(Phase::Quiesce(Some(rounds)));
+            }
+            Round::Useless => {
+                return Err(Error::Useless {
+                    predicted_ms: predicted,
+                    memory_ms: predicted - rounds.fixed,
+                });
+            }
+        }
+        // So little that it was sent at once: the guest is let write, or rounds would do nothing but spin.
+        if let Some(rest) = SHORTEST.checked_sub(began.elapsed()) {
+            thread::sleep(rest);
         }
         Ok(Phase::Rounds(rounds))
     }
@@ -504,25 +554,35 @@ mod tests {
     #[test]
     fn a_guest_is_slowed_by_steps_when_three_rounds_were_in_vain() {
         let mut brake = Brake::new(45);
-        let steps: Vec<_> = [1000, 500, 490, 480, 479, 478, 100, 99, 99, 99, 99]
-            .map(|left| brake.after_round(left))
-            .into();
-        let expected = [
-            None,
-            None,
-            None,
-            None,
-            Some(20),
-            Some(30),
-            None,
-            None,
-            None,
-            Some(40),
-            Some(45),
-        ];
-        assert_eq!(steps, expected);
-        assert_eq!(brake.after_round(99), None, "that is the most");
-        let mut never = Brake::new(0);
-        assert!((0..20).all(|_| never.after_round(5).is_none()));
+        let now = Instant::now();
+        let mut after = |left| match brake.after_round(left, now) {
+            Round::Slow(percent) => percent,
+            Round::Useful => 0,
+            Round::Useless => 100,
+        };
+        let steps = [1000, 500, 490, 480, 479, 478, 100, 99, 99, 99, 99, 99].map(&mut after);
+        assert_eq!(steps, [0, 0, 0, 0, 20, 30, 0, 0, 0, 40, 45, 0]);
+    }
+
+    #[test]
+    fn rounds_end_when_a_guest_that_cannot_be_slowed_further_leaves_as_much_for_long() {
+        for most in [0, 20] {
+            let mut brake = Brake::new(most);
+            let start = Instant::now();
+            let mut seconds = 0;
+            let mut after = |left| {
+                seconds += 1;
+                brake.after_round(left, start + Duration::from_secs(seconds))
+            };
+            let rounds = (0..29).map(|_| after(1000));
+            assert!(rounds.into_iter().all(|round| round != Round::Useless));
+            // What goes up and down is no progress, and what is, begins anew.
+            assert_eq!(after(2000), Round::Useful);
+            assert_eq!(after(500), Round::Useful);
+            let count = (0..1000)
+                .take_while(|_| after(495) != Round::Useless)
+                .count();
+            assert!((30..40).contains(&count), "{count}");
+        }
     }
 }

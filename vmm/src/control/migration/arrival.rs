@@ -118,8 +118,14 @@ impl Receives for Coming {
     }
 
     fn has_moved(&mut self, fixed: Duration) {
-        self.control
-            .ask(move |control| control.migrations.fixed = Some(fixed));
+        let number = self.number;
+        self.control.ask(move |control| {
+            if control.migrations.is_current(number)
+                && let Some(machine) = control.life.machine_mut()
+            {
+                machine.set_last_move(fixed);
+            }
+        });
     }
 }
 
