@@ -20,6 +20,7 @@ mod library;
 mod linear;
 mod linear_hostile;
 mod nodes;
+mod nvml;
 #[path = "../../../tests/cuda-driver/tests/cuda/order.rs"]
 mod order;
 #[path = "../../../tests/cuda-driver/tests/cuda/print.rs"]

@@ -1,0 +1,208 @@
+//! The CUDA driver: `libcuda.so.1`, opened when the library is initialized.
+
+use std::{
+    ffi::{CStr, c_char, c_int, c_uint},
+    ptr::null_mut,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use cuda_definition::driver::{signatures, types::*};
+
+use crate::{DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED, UNKNOWN, nvmlReturn_t};
+
+/// How often the library has been initialized and not shut down.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+
+/// The driver, open.
+pub struct Driver(libloading::Library);
+
+/// What the driver says of a device.
+pub struct Device {
+    ordinal: c_int,
+    pub name: String,
+    pub uuid: String,
+    /// Its PCI address.
+    pub bus: String,
+    pub capability: (c_int, c_int),
+}
+
+/// Calls an entry point of the driver; an error of its is unknown here.
+macro_rules! cu {
+    ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
+        // SAFETY: what bears the name has the signature that the API's definition has; pointers are to
+        // memory of the size that it says, valid for the call.
+        let result = unsafe {
+            match $driver.0.get::<signatures::$name>(stringify!($name).as_bytes()) {
+                Ok(function) => function($($argument),*),
+                Err(_) => CUresult::CUDA_ERROR_NOT_FOUND,
+            }
+        };
+        match result {
+            CUresult::CUDA_SUCCESS => Ok(()),
+            _ => Err(UNKNOWN),
+        }
+    }};
+}
+
+impl Driver {
+    fn opened() -> Option<&'static Self> {
+        static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
+        DRIVER
+            .get_or_init(|| {
+                // SAFETY: opening a driver runs its constructors, which are its own.
+                let library = unsafe { libloading::Library::new("libcuda.so.1") };
+                library.ok().map(Self)
+            })
+            .as_ref()
+    }
+
+    /// Initializes the library once more.
+    ///
+    /// # Errors
+    /// There is no driver, or it does not start.
+    pub fn start() -> Result<(), nvmlReturn_t> {
+        let driver = Self::opened().ok_or(DRIVER_NOT_LOADED)?;
+        cu!(driver, cuInit(0)).map_err(|_| DRIVER_NOT_LOADED)?;
+        STARTED.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Shuts the library down once.
+    ///
+    /// # Errors
+    /// It is not initialized.
+    pub fn end() -> Result<(), nvmlReturn_t> {
+        let less = |count: usize| count.checked_sub(1);
+        STARTED
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, less)
+            .map(drop)
+            .map_err(|_| UNINITIALIZED)
+    }
+
+    /// The driver, if the library is initialized.
+    ///
+    /// # Errors
+    /// It is not.
+    pub fn get() -> Result<&'static Self, nvmlReturn_t> {
+        if STARTED.load(Ordering::Acquire) == 0 {
+            return Err(UNINITIALIZED);
+        }
+        Self::opened().ok_or(UNINITIALIZED)
+    }
+
+    /// `cuDriverGetVersion`
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn version(&self) -> Result<c_int, nvmlReturn_t> {
+        let mut version = 0;
+        cu!(self, cuDriverGetVersion(&raw mut version))?;
+        Ok(version)
+    }
+
+    /// How many devices there are.
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn count(&self) -> Result<usize, nvmlReturn_t> {
+        let mut count = 0;
+        cu!(self, cuDeviceGetCount(&raw mut count))?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// A device.
+    ///
+    /// # Errors
+    /// There is none of this ordinal, or the driver has failed.
+    pub fn device(&self, ordinal: usize) -> Result<Device, nvmlReturn_t> {
+        if ordinal >= self.count()? {
+            return Err(INVALID_ARGUMENT);
+        }
+        let ordinal = ordinal as c_int;
+        let text = |ask: &dyn Fn(*mut c_char, c_int) -> Result<(), nvmlReturn_t>| {
+            let mut room = [0 as c_char; 256];
+            ask(room.as_mut_ptr(), room.len() as c_int - 1)?;
+            // SAFETY: the last one is zero.
+            let text = unsafe { CStr::from_ptr(room.as_ptr()) };
+            Ok::<_, nvmlReturn_t>(text.to_string_lossy().into_owned())
+        };
+        let name = text(&|to, length| cu!(self, cuDeviceGetName(to, length, ordinal)))?;
+        let bus = text(&|to, length| cu!(self, cuDeviceGetPCIBusId(to, length, ordinal)))?;
+        let mut uuid = CUuuid { bytes: [0; 16] };
+        cu!(self, cuDeviceGetUuid_v2(&raw mut uuid, ordinal))?;
+        let digits: String = uuid
+            .bytes
+            .iter()
+            .map(|byte| format!("{:02x}", byte.cast_unsigned()))
+            .collect();
+        let uuid = format!(
+            "GPU-{}-{}-{}-{}-{}",
+            &digits[..8],
+            &digits[8..12],
+            &digits[12..16],
+            &digits[16..20],
+            &digits[20..]
+        );
+        let attribute = |which| {
+            let mut value = 0;
+            cu!(self, cuDeviceGetAttribute(&raw mut value, which, ordinal))?;
+            Ok::<_, nvmlReturn_t>(value)
+        };
+        use CUdevice_attribute as A;
+        let capability = (
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        );
+        Ok(Device {
+            ordinal,
+            name,
+            uuid,
+            bus,
+            capability,
+        })
+    }
+}
+
+impl Device {
+    /// Memory of the device that is free, and all of it. Where no context of it is active, all of it
+    /// counts as free: asking would make one, which takes memory.
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn memory(&self) -> Result<(u64, u64), nvmlReturn_t> {
+        let driver = Driver::get()?;
+        let mut total = 0usize;
+        cu!(driver, cuDeviceTotalMem_v2(&raw mut total, self.ordinal))?;
+        let (mut flags, mut active): (c_uint, c_int) = (0, 0);
+        cu!(
+            driver,
+            cuDevicePrimaryCtxGetState(self.ordinal, &raw mut flags, &raw mut active)
+        )?;
+        let mut current = null_mut();
+        cu!(driver, cuCtxGetCurrent(&raw mut current))?;
+        if active == 0 && current.is_null() {
+            return Ok((total as u64, total as u64));
+        }
+        let (mut free, mut all) = (0usize, 0usize);
+        if active == 0 {
+            cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
+            return Ok((free.min(all) as u64, all as u64));
+        }
+        let mut primary = null_mut();
+        cu!(
+            driver,
+            cuDevicePrimaryCtxRetain(&raw mut primary, self.ordinal)
+        )?;
+        let asked = cu!(driver, cuCtxPushCurrent_v2(primary)).and_then(|()| {
+            let asked = cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all));
+            let popped = cu!(driver, cuCtxPopCurrent_v2(&raw mut current));
+            asked.and(popped)
+        });
+        cu!(driver, cuDevicePrimaryCtxRelease_v2(self.ordinal))?;
+        asked?;
+        Ok((free.min(all) as u64, all as u64))
+    }
+}

@@ -1,0 +1,147 @@
+//! The management library of a guest, over its CUDA driver.
+
+use std::ffi::{CStr, c_char, c_int, c_uint};
+
+use libloading::Library;
+
+use crate::{
+    driver::{context, ok},
+    library::{MEMORY, beside},
+};
+use cuda_definition::driver::types::*;
+
+macro_rules! nvml {
+    ($library:expr, $name:ident($($argument:expr),*) as $of:ty) => {{
+        // SAFETY: the signature is the API's; tests pass what it wants.
+        unsafe {
+            let function = $library.get::<$of>(stringify!($name).as_bytes()).expect("it is exported");
+            function($($argument),*)
+        }
+    }};
+}
+
+#[test]
+fn programs_find_the_devices_and_their_memory() {
+    let _context = context();
+    // SAFETY: opening it runs no code of its own.
+    let library = unsafe { Library::new(beside("libgantry_nvml.so")) }.expect("it is built");
+    type Count = unsafe extern "C" fn(*mut c_uint) -> c_int;
+    type Plain = unsafe extern "C" fn() -> c_int;
+    type Text = unsafe extern "C" fn(usize, *mut c_char, c_uint) -> c_int;
+    type Find = unsafe extern "C" fn(*const c_char, *mut usize) -> c_int;
+    type Memory = unsafe extern "C" fn(usize, *mut [u64; 3]) -> c_int;
+    let mut count = 0;
+    assert_eq!(
+        nvml!(library, nvmlDeviceGetCount_v2(&mut count) as Count),
+        1
+    );
+    assert_eq!(nvml!(library, nvmlInit_v2() as Plain), 0);
+    assert_eq!(
+        nvml!(library, nvmlDeviceGetCount_v2(&mut count) as Count),
+        0
+    );
+    assert_eq!(count, 1);
+    let mut handle = 0usize;
+    type ByIndex = unsafe extern "C" fn(c_uint, *mut usize) -> c_int;
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetHandleByIndex_v2(1, &mut handle) as ByIndex
+        ),
+        2
+    );
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetHandleByIndex_v2(0, &mut handle) as ByIndex
+        ),
+        0
+    );
+    // The same name as the driver's, and the device by its other names.
+    let (mut name, mut wanted) = ([0; 96], [0; 96]);
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetName(handle, name.as_mut_ptr(), 96) as Text
+        ),
+        0
+    );
+    ok!(cuDeviceGetName(wanted.as_mut_ptr(), 96, 0));
+    assert_eq!(name, wanted);
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetName(handle, name.as_mut_ptr(), 2) as Text
+        ),
+        7
+    );
+    let mut uuid = [0; 80];
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetUUID(handle, uuid.as_mut_ptr(), 80) as Text
+        ),
+        0
+    );
+    // SAFETY: a text that was written.
+    let text = unsafe { CStr::from_ptr(uuid.as_ptr()) }.to_str().unwrap();
+    assert!(text.starts_with("GPU-") && text.len() == 40, "{text}");
+    let mut bus = [0; 32];
+    ok!(cuDeviceGetPCIBusId(bus.as_mut_ptr(), 32, 0));
+    let (mut by_uuid, mut by_bus) = (0, 0);
+    let found = nvml!(
+        library,
+        nvmlDeviceGetHandleByUUID(uuid.as_ptr(), &mut by_uuid) as Find
+    );
+    assert_eq!((found, by_uuid), (0, handle));
+    let found = nvml!(
+        library,
+        nvmlDeviceGetHandleByPciBusId_v2(bus.as_ptr(), &mut by_bus) as Find
+    );
+    assert_eq!((found, by_bus), (0, handle));
+    let none = c"GPU-none";
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetHandleByUUID(none.as_ptr(), &mut by_uuid) as Find
+        ),
+        6
+    );
+    // The quota, and less when some is taken.
+    let mut memory = [0; 3];
+    let ask = |memory: &mut [u64; 3]| {
+        assert_eq!(
+            nvml!(library, nvmlDeviceGetMemoryInfo(handle, memory) as Memory),
+            0
+        );
+    };
+    ask(&mut memory);
+    assert_eq!(memory[0], MEMORY << 20);
+    assert_eq!(memory[0], memory[1] + memory[2]);
+    let (before, mut at) = (memory[1], 0);
+    ok!(cuMemAlloc_v2(&mut at, 64 << 20));
+    ask(&mut memory);
+    assert!(memory[1] + (64 << 20) <= before, "{memory:?} {before}");
+    ok!(cuMemFree_v2(at));
+    // What is not known says so, and what is no device.
+    type Rates = unsafe extern "C" fn(usize, *mut [c_uint; 2]) -> c_int;
+    let mut rates = [0; 2];
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetUtilizationRates(handle, &mut rates) as Rates
+        ),
+        3
+    );
+    for forged in [0, handle + 1, usize::MAX] {
+        assert_eq!(
+            nvml!(
+                library,
+                nvmlDeviceGetMemoryInfo(forged, &mut memory) as Memory
+            ),
+            2
+        );
+    }
+    assert_eq!(nvml!(library, nvmlShutdown() as Plain), 0);
+    assert_eq!(nvml!(library, nvmlShutdown() as Plain), 1);
+}
