@@ -39,6 +39,8 @@ struct Entry<T> {
 pub struct Kept<T> {
     all: VecDeque<Entry<T>>,
     most: usize,
+    /// As many are there before it is looked for those whose names are gone.
+    sweep: usize,
     last: u64,
 }
 
@@ -49,6 +51,7 @@ impl<T> Kept<T> {
         Self {
             all: VecDeque::new(),
             most: most.max(LEAST),
+            sweep: LEAST,
             last: 0,
         }
     }
@@ -64,9 +67,11 @@ impl<T> Kept<T> {
 
     /// Keeps what an instance block names.
     pub fn keep(&mut self, name: Name, instance: Target, context: T, memory: &Memory) {
-        if self.all.len() >= self.most {
+        if self.all.len() >= self.sweep {
             self.all
                 .retain(|entry| Name::read(entry.instance, memory) == Some(entry.name));
+            // So that a channel costs a look at two names on average.
+            self.sweep = (2 * self.all.len()).clamp(LEAST, self.most);
         }
         if self.all.len() >= self.most {
             self.all.pop_front();

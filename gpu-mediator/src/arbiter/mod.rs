@@ -824,7 +824,11 @@ impl Arbiter {
         };
         // Its client's other applications come first.
         let others = |vm: &Vm| !vm.waiting.is_empty();
-        if turn.prolongable == 0 || self.vms.get(&member.vm).is_some_and(others) {
+        let (siblings, idle) = (
+            self.vms.get(&member.vm).is_some_and(others),
+            member.worker.is_idle(),
+        );
+        if turn.prolongable == 0 || siblings || idle {
             return false;
         }
         self.charge(turn.member, true, now);

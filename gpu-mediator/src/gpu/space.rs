@@ -299,12 +299,13 @@ impl Spaces {
         Ok(())
     }
 
-    /// Who gives way if `asker` needs more memory than is left: itself, if it has more than its even part
-    /// of all; otherwise the space that has most. None if all have ended.
-    pub fn victim(&self, asker: Option<u32>) -> Option<u32> {
+    /// Who gives way if `asker` wants more memory than is left: itself, if it would have more than its even
+    /// part of all; otherwise the space that has most. None if all have ended.
+    pub fn victim(&self, asker: Option<u32>, wanted: &[Wanted]) -> Option<u32> {
         let used = self.used();
         let part = self.quota.limit / u32::try_from(used.len().max(1)).unwrap_or(u32::MAX);
-        let exceeds = |space: &u32| used.get(space).is_some_and(|used| *used > part);
+        let wanted: u32 = wanted.iter().map(|wanted| wanted.count).sum();
+        let exceeds = |space: &u32| used.get(space).is_some_and(|used| used + wanted > part);
         if let Some(asker) = asker.filter(exceeds) {
             return Some(asker);
         }

@@ -15,8 +15,8 @@ use gantry_remoting::{
         Cuda, NEVER,
         calls::{
             AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
-            CopyVolume, Forward, Free, HostFunction, Launch, Load, Post, Read, SetCopyNode,
-            SetHostNode, Shape, Side, Signal, Source, Start, StreamSynchronize,
+            ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch, Load, Post, Read,
+            SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start, StreamSynchronize,
         },
         codes,
         forwarded::number,
@@ -258,6 +258,35 @@ fn the_device_writes_a_word_behind_a_stream_s_work_and_not_before() {
     // The legacy stream would wait for the other one.
     assert_eq!(client.signal(None, 9), (0, 9));
     assert_eq!(client.signal(Some(1), 10), (0, 10));
+}
+
+#[test]
+fn a_context_is_waited_for_with_the_work_of_streams_that_are_gone() {
+    let mut client = Client::new();
+    let (stream, spin) = (client.stream(), client.kernel(ORDER, c"spin"));
+    let offset = client.window.data() + 8192;
+    let until = client.window.at(offset, 4).unwrap();
+    // SAFETY: of the window, which a test keeps; aligned.
+    let until = unsafe { &*until.cast::<AtomicU32>() };
+    until.store(0, Ordering::SeqCst);
+    let at = client.window_at + offset;
+    let parameters = [&at.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+    // The device knows the window from then on.
+    assert_eq!(client.signal(Some(stream), 3), (3, 0));
+    client.launch(stream, spin, &parameters);
+    client
+        .forward("cuStreamDestroy_v2", &[stream.into()])
+        .unwrap();
+    assert_eq!(client.signal(None, 1), (0, 1), "the kernel has not ended");
+    let ends = thread::spawn(|| {
+        thread::sleep(Duration::from_millis(100));
+        until.store(1, Ordering::SeqCst);
+    });
+    let context = client.context;
+    client.ask(&ContextSynchronize { context }).unwrap();
+    assert_eq!(until.load(Ordering::SeqCst), 1);
+    ends.join().unwrap();
+    assert_eq!(client.signal(None, 2), (2, 0));
 }
 
 #[test]

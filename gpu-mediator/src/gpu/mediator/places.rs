@@ -178,7 +178,7 @@ impl Mediator {
         wanted: &[Wanted],
     ) -> Result<(), Failure> {
         while !vm.spaces.quota.fits(wanted) {
-            let Some(space) = vm.spaces.victim(asker) else {
+            let Some(space) = vm.spaces.victim(asker, wanted) else {
                 break;
             };
             self.end_space(vm, id, space)?;

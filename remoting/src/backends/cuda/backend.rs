@@ -62,6 +62,9 @@ pub struct CudaBackend {
     pub(super) printed: Option<Printed>,
     /// Whose legacy stream has been given work since all of that was waited for.
     pub(super) legacy: LegacyWork,
+    /// Contexts of which a stream was destroyed before its work was done: nothing but a wait for the
+    /// whole context tells when that is.
+    pub(super) left: HashSet<u32>,
     /// Whether a kernel that may print has been given to the driver, or to a graph.
     pub(super) prints: bool,
     /// How many functions of the client graphs may have.
@@ -95,6 +98,7 @@ impl CudaBackend {
             pending: Arc::default(),
             printed: None,
             legacy: LegacyWork::default(),
+            left: HashSet::new(),
             prints: false,
             lasting: Arc::default(),
             calling: Vec::new(),

@@ -150,7 +150,9 @@ impl Server {
             self.backend.api.fences_lock().forget_event(*raw as usize);
         }
         if function == STREAM_DESTROY {
-            self.leave_stream(word(&arguments, 0) as u32);
+            let stream = word(&arguments, 0) as u32;
+            self.leave_stream(stream);
+            self.leave_work(stream);
         }
         if matches!(function, RELEASE | RESET) {
             self.before_primary(function, word(&arguments, 0));
@@ -442,6 +444,7 @@ impl Server {
             .retain(|texture| texture.context != id);
         self.backend.objects.remove(id);
         self.backend.deferred.remove(&id);
+        self.backend.left.remove(&id);
         self.backend.api.look();
     }
 

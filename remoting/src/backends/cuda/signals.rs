@@ -57,7 +57,7 @@ impl Server {
         let stream = call.stream.unwrap_or(LEGACY);
         // The legacy stream and others wait for each other's work, with which a word counts.
         let waits_for_others = match is_legacy(stream) {
-            true => backend.objects.has_streams(),
+            true => backend.objects.has_streams() || backend.left.contains(&call.context),
             false => backend.legacy != LegacyWork::Nobodys,
         };
         let knows_more = !backend.deferred.is_empty()

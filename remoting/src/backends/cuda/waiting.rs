@@ -64,9 +64,11 @@ impl Server {
             Ok(raw) => raw,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
-        if self.backend.captures > 0 || self.stays(header) {
+        let left = self.backend.left.contains(&context);
+        if left || self.backend.captures > 0 || self.stays(header) {
             let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
             if waited.is_ok() {
+                self.backend.left.remove(&context);
                 self.backend.legacy.done(raw);
             }
             let deferred = self.take_deferred(context);
@@ -92,6 +94,17 @@ impl Server {
                 Ok(())
             }
             Err(code) => self.answer(header, &Err::<(), i32>(code)),
+        }
+    }
+
+    /// A stream is about to be destroyed, whose work goes on.
+    pub(super) fn leave_work(&mut self, stream: u32) {
+        let Ok(object) = self.backend.objects.get(Kind::Stream, stream) else {
+            return;
+        };
+        let (context, raw) = (object.context, object.raw as CUstream);
+        if cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY {
+            self.backend.left.insert(context);
         }
     }
 
