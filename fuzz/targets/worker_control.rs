@@ -6,6 +6,7 @@
 
 use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
+use base::Patience;
 use gantry_remoting::{
     link::control::{self, Command, Peer, Reply},
     wire::Wire,
@@ -36,5 +37,6 @@ fuzz_target!(|bytes: &[u8]| {
         channel: &there,
         who: "a worker",
     };
-    while worker.answer(Duration::from_secs(1)).is_ok() {}
+    let patience = Patience::within(Duration::from_secs(1));
+    while worker.answer(&patience).is_ok() {}
 });
