@@ -28,6 +28,7 @@ const CRATES: &[&str] = &[
     "gantry-cuda-blas",
     "gantry-cuda-driver",
     "gantry-cuda",
+    "gantry-nvml",
     "gantry-opencl",
     "gantry-agent",
     "gf100",

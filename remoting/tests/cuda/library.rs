@@ -17,8 +17,8 @@ thread_local! {
     static TURNS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Tests run one after the other: a worker's one thread makes the calls of all of a program's threads,
-/// and a call that waits for all kernels would wait for one that waits for another test's next call.
+/// Tests run one after the other: what waits for all of a context's kernels in a worker's one thread would
+/// wait for one that waits for another test's next call.
 pub struct Turn(#[allow(dead_code)] Option<MutexGuard<'static, ()>>);
 
 /// Waits until it is this thread's turn, if it is not.

@@ -29,3 +29,4 @@ mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
 mod raw;
+mod threads;

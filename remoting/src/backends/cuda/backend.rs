@@ -19,6 +19,7 @@ use super::{
     objects::Objects,
     printed::Printed,
     textures::Texture,
+    waiting::PutOff,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
@@ -73,6 +74,8 @@ pub struct CudaBackend {
     pub(super) calling: Vec<Fence>,
     /// Graphs' handles for conditional nodes, and the graph of each.
     pub(super) conditionals: HashMap<u64, u32>,
+    /// What waits for a context's work, as the driver would.
+    pub(super) put_off: Vec<PutOff>,
     /// What waits for these, as the driver might.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -103,6 +106,7 @@ impl CudaBackend {
             lasting: Arc::default(),
             calling: Vec::new(),
             conditionals: HashMap::new(),
+            put_off: Vec::new(),
             parked: None,
             api,
         }
@@ -153,7 +157,10 @@ impl Backend for CudaBackend {
             session.backend.parked = Some((header, request));
             return Ok(());
         }
-        session.carry_out(header, request)
+        match session.put_off(header, request) {
+            Some((header, request)) => session.carry_out(header, request),
+            None => Ok(()),
+        }
     }
 
     fn notice(session: &mut Server, news: News) -> Result<(), Error> {
@@ -173,7 +180,14 @@ impl Backend for CudaBackend {
             session.carry_out(header, request)?;
             return Ok(true);
         }
-        Ok(false)
+        let backend = &mut session.backend;
+        let ready = |one: &PutOff| one.is_ready(&backend.api);
+        let Some(place) = backend.put_off.iter().position(ready) else {
+            return Ok(false);
+        };
+        let (header, request) = backend.put_off.remove(place).take(&backend.api);
+        session.carry_out(header, request)?;
+        Ok(true)
     }
 
     fn is_busy(&self) -> bool {

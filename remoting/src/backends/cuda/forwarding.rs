@@ -99,6 +99,14 @@ pub(super) fn returns_at_once(function: u16) -> bool {
     )
 }
 
+/// Whether the driver waits for all of a context's work in this entry point before it ends something.
+pub(super) fn waits_for_work(function: u16) -> bool {
+    matches!(
+        function,
+        MODULE_UNLOAD | LIBRARY_UNLOAD | ARRAY_DESTROY | MIPMAP_DESTROY
+    )
+}
+
 /// The kinds of objects that go with a context.
 fn goes_with_context(kind: Kind) -> bool {
     matches!(

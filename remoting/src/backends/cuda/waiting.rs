@@ -5,19 +5,48 @@ use cuda_definition::driver::types::{CUevent, CUstream};
 use super::{
     Server,
     backend::{Submitted, is_legacy},
-    driver::{cu, outcome},
+    driver::{Api, cu, outcome},
+    fences::Fence,
+    forwarding::waits_for_work,
 };
 use crate::{
     apis::cuda::{
         Kind,
-        calls::{EventSynchronize, StreamSynchronize},
+        calls::{EventSynchronize, Request, StreamSynchronize},
         codes,
     },
     link::endpoint::Gone,
     session::backend::Fences,
     turns::Moment,
-    wire::{Header, messages::StageId},
+    wire::{Flags, Header, messages::StageId},
 };
+
+/// The most requests that are put off: each is a thread of the client.
+const MOST_PUT_OFF: usize = 1024;
+/// The most streams whose work one of them waits for.
+const MOST_FENCES: usize = 4096;
+
+/// A request that waits until the driver need not wait in it.
+#[derive(Debug)]
+pub(super) struct PutOff {
+    header: Header,
+    request: Request,
+    /// Of which each has a reference.
+    fences: Vec<Fence>,
+}
+
+impl PutOff {
+    /// Whether the work is done, or has failed, of which the driver tells at once.
+    pub(super) fn is_ready(&self, api: &Api) -> bool {
+        self.fences.iter().all(|fence| api.poll(*fence).is_over())
+    }
+
+    /// The request.
+    pub(super) fn take(self, api: &Api) -> (Header, Request) {
+        self.fences.iter().for_each(|fence| api.release(*fence));
+        (self.header, self.request)
+    }
+}
 
 impl Server {
     /// Waits in the driver, and says so to a client that polls meanwhile.
@@ -74,20 +103,7 @@ impl Server {
             let deferred = self.take_deferred(context);
             return self.answer(header, &deferred.map_or(waited, Err));
         }
-        let of_context = |object: &super::objects::Object| {
-            object.kind == Kind::Stream && object.context == context
-        };
-        let streams = self.backend.objects.iter();
-        let streams = streams.filter(|(_, object)| of_context(object));
-        let mut streams: Vec<usize> = streams.map(|(_, object)| object.raw).collect();
-        // The legacy stream: what was given to no stream.
-        streams.push(0);
-        let api = &self.backend.api;
-        let fences: Result<Vec<_>, i32> = streams
-            .iter()
-            .map(|stream| api.fence(raw, *stream))
-            .collect();
-        match fences {
+        match self.all_work(context, raw) {
             Ok(fences) => {
                 let deferred = self.take_deferred(context);
                 self.answer_later(header, fences, true, deferred.unwrap_or(0));
@@ -106,6 +122,72 @@ impl Server {
         if cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY {
             self.backend.left.insert(context);
         }
+    }
+
+    /// Fences behind all that a context has been given, each with a reference.
+    fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
+        let of_context = |object: &super::objects::Object| {
+            object.kind == Kind::Stream && object.context == context
+        };
+        let streams = self.backend.objects.iter();
+        let streams = streams.filter(|(_, object)| of_context(object));
+        // The legacy stream: what was given to no stream.
+        let streams = streams.map(|(_, object)| object.raw).chain([0]);
+        let api = &self.backend.api;
+        let mut fences = Vec::new();
+        for stream in streams {
+            match api.fence(raw, stream) {
+                Ok(fence) => fences.push(fence),
+                Err(code) => {
+                    fences.into_iter().for_each(|fence| api.release(fence));
+                    return Err(code);
+                }
+            }
+        }
+        Ok(fences)
+    }
+
+    /// Puts a request off in which the driver waits for a context's work, where other threads of the
+    /// client must be served meanwhile: that work may wait for what they do next. None if it need not be.
+    pub(super) fn put_off(
+        &mut self,
+        header: Header,
+        request: Request,
+    ) -> Option<(Header, Request)> {
+        let context = match &request {
+            Request::Free(call) if call.stream.is_none() => call.context,
+            Request::Forward(call) if waits_for_work(call.function) => call.context,
+            _ => return Some((header, request)),
+        };
+        if header.flags.has(Flags::ALONE) || self.backend.captures > 0 {
+            return Some((header, request));
+        }
+        let fences = match self.enter(context) {
+            Ok(raw) if raw != 0 => self.all_work(context, raw),
+            _ => return Some((header, request)),
+        };
+        // What is wrong the request tells.
+        let Ok(fences) = fences else {
+            return Some((header, request));
+        };
+        let off = PutOff {
+            header,
+            request,
+            fences,
+        };
+        if off.is_ready(&self.backend.api) {
+            return Some(off.take(&self.backend.api));
+        }
+        // Who has more is held up alone.
+        if self.backend.put_off.len() >= MOST_PUT_OFF || off.fences.len() > MOST_FENCES {
+            return Some(off.take(&self.backend.api));
+        }
+        let fences = off.fences.clone();
+        self.backend.put_off.push(off);
+        for fence in fences {
+            self.watch(fence, None);
+        }
+        None
     }
 
     pub(super) fn event_synchronize(

@@ -1,0 +1,53 @@
+//! Several threads of a program, of which one waits for work that goes on with what another does.
+
+use std::{
+    ptr::null_mut,
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{argument, context, device, function, launch, module, ok};
+
+const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
+
+#[test]
+fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
+    let own = context();
+    let current = own.handle() as u64;
+    let (mut stream, mut word) = (null_mut(), null_mut());
+    ok!(cuStreamCreate(&mut stream, 1));
+    ok!(cuMemHostAlloc(&mut word, 4, 2));
+    // SAFETY: so much memory is there, and nobody frees it.
+    let word = unsafe { &*word.cast::<AtomicU32>() };
+    word.store(0, Ordering::SeqCst);
+    let (at, until) = (std::ptr::from_ref(word) as u64, 1u32);
+    let spin = function(module(ORDER), "spin");
+    let arguments = [argument(&at), argument(&until)];
+    let launched = launch(spin, [1; 3], [1; 3], 0, stream, &arguments);
+    assert_eq!(launched, CUresult::CUDA_SUCCESS);
+    let (memory, other) = (device(&[1u32]), module(ORDER) as u64);
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            ok!(cuCtxSetCurrent(current as CUcontext));
+            // Both wait for the kernel.
+            ok!(cuMemFree_v2(memory));
+            ended.store(true, Ordering::SeqCst);
+            ok!(cuModuleUnload(other as CUmodule));
+        });
+        // This thread is served meanwhile, and then lets the kernel end.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            let mut own = null_mut();
+            ok!(cuStreamCreate(&mut own, 1));
+            ok!(cuStreamDestroy_v2(own));
+        }
+        assert!(!ended.load(Ordering::SeqCst));
+        word.store(1, Ordering::SeqCst);
+    });
+    assert!(ended.load(Ordering::SeqCst));
+    ok!(cuCtxSynchronize());
+}
