@@ -61,10 +61,13 @@ fn nodes_of_all_kinds_are_added_by_one_call() {
     (launched.blockDimX, launched.blockDimY, launched.blockDimZ) = (4, 1, 1);
     launched.kernelParams = arguments.as_mut_ptr();
     let mut handle = 0;
+    // Drivers take none without one.
+    let mut own = null_mut();
+    ok!(cuCtxGetCurrent(&mut own));
     ok!(cuGraphConditionalHandleCreate(
         &mut handle,
         graph,
-        null_mut(),
+        own,
         1,
         1
     ));
