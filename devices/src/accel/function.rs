@@ -257,7 +257,8 @@ impl Accel {
     /// Brings the applications of a snapshot back: their slices' contents, and what workers are to take
     /// up before the guest runs ([`moving::Handle::take_up`]).
     fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
-        let archive = self.options.archive.clone();
+        // It takes the host's memory, and is read once.
+        let archive = self.options.archive.take();
         let Some(archive) = archive.filter(|_| !slices.is_empty()) else {
             return match slices {
                 [] => Ok(()),

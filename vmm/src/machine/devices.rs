@@ -743,9 +743,10 @@ impl Devices {
         self.plugged.iter().filter_map(port).collect()
     }
 
-    /// What the machine that comes from elsewhere has of accelerators' applications.
-    pub fn set_archive(&mut self, archive: File) {
-        self.surroundings.archive = Some(Arc::new(archive));
+    /// What the machine that comes from elsewhere has of accelerators' applications; none once it is
+    /// there: the archive takes the host's memory.
+    pub fn set_archive(&mut self, archive: Option<File>) {
+        self.surroundings.archive = archive.map(Arc::new);
     }
 
     /// State of all devices, paused.

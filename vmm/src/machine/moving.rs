@@ -141,9 +141,18 @@ impl Machine {
         away: Duration,
         applications: Option<File>,
     ) -> Result<(), MachineError> {
-        if let Some(archive) = applications {
-            self.devices.set_archive(archive);
-        }
+        self.devices.set_archive(applications);
+        let arrived = self.take_over(config, state, away);
+        self.devices.set_archive(None);
+        arrived
+    }
+
+    fn take_over(
+        &mut self,
+        config: &mut VmConfig,
+        state: &[u8],
+        away: Duration,
+    ) -> Result<(), MachineError> {
         let mut state: SavedMachine =
             state_file::decode(state).map_err(|source| MachineError::StateFile {
                 path: "of the migration".into(),

@@ -152,6 +152,7 @@ impl Machine {
         let mut state = state;
         let ranges = std::mem::take(&mut state.memory);
         machine.restore_devices(config, &mut state)?;
+        machine.devices.set_archive(None);
         let memory = directory.join(snapshot::MEMORY);
         match source {
             MemorySource::Copy => memory_file::read(&memory, &machine.ram, &ranges)?,

@@ -332,11 +332,13 @@ fn a_saved_port_has_its_applications_which_go_on_in_another_machine() {
         assert_eq!(about, (2, false, Some(7)));
         (new, asked)
     });
+    let archive = Arc::new(File::open(&path).unwrap());
     let options = Options {
-        archive: Some(Arc::new(File::open(&path).unwrap())),
+        archive: Some(Arc::clone(&archive)),
         ..options(folder.path())
     };
     let again = rig_of(folder, pool, options, Some(state));
+    assert_eq!(Arc::strong_count(&archive), 1, "it is not kept");
     let port = again.function.lock().unwrap().handle();
     assert!(port.has_images());
     port.take_up(&Patience::within(LONG)).unwrap();
@@ -401,18 +403,21 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
     let _old = worker.join().unwrap();
     let restored = |archive: Option<Arc<File>>| {
         let resources = rig.function.lock().unwrap().resources.clone();
-        let options = Options {
-            archive,
-            ..options(folder.path())
+        let restore = || {
+            let options = Options {
+                archive: archive.clone(),
+                ..options(folder.path())
+            };
+            let mut port = Accel::new(options, resources.clone()).unwrap();
+            port.restore(state.clone()).map(|()| port)
         };
-        let mut port = Accel::new(options, resources).unwrap();
-        match port.restore(state.clone()) {
+        match restore() {
             Err(refused) => base::Chain(&refused).to_string(),
-            Ok(()) => {
+            Ok(mut port) => {
                 // Nobody runs without them.
                 assert!(port.resume().is_err());
-                port.restore(state.clone()).unwrap();
-                port.handle().take_up(&Patience::within(LONG)).unwrap_err()
+                let port = restore().unwrap().handle();
+                port.take_up(&Patience::within(LONG)).unwrap_err()
             }
         }
     };
