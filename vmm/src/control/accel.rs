@@ -3,7 +3,7 @@
 //! A move has a thread of its own, which tells the control thread what became of it; whoever has asked
 //! waits for the answer until then, and other requests are served meanwhile.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use base::Cancel;
 use devices::accel::{
@@ -11,7 +11,7 @@ use devices::accel::{
     moving::{Move, Moved},
 };
 
-use super::{Control, life::Life};
+use super::{Control, life::Life, migration::OVER};
 use crate::{
     api::{ApiError, MovedAccel, Reply, Request, Response, Status, VmMoveAccel},
     config::{AccelConfig, AccelVia, HasCommonConfig, RingConfig, VmConfig},
@@ -20,8 +20,10 @@ use crate::{
 
 /// Applications of an accelerator that change their workers.
 pub(super) struct Moving {
+    /// That of the move: the end of another one, of a machine that is gone, is none of this one.
+    pub(super) number: u64,
     /// Who waits for it.
-    reply: Reply,
+    pub(super) reply: Reply,
     /// Ends it.
     pub(super) cancel: Cancel,
 }
@@ -31,12 +33,27 @@ impl Control {
     pub(super) fn move_accel(&mut self, request: VmMoveAccel, reply: Reply) {
         let id = request.id.clone();
         match self.start_move(request) {
-            Ok(cancel) => drop(self.moves.insert(id, Moving { reply, cancel })),
+            Ok((number, cancel)) => {
+                let moving = Moving {
+                    number,
+                    reply,
+                    cancel,
+                };
+                self.moves.insert(id, moving);
+            }
             Err(error) => reply.send(Err(error)),
         }
     }
 
-    fn start_move(&mut self, request: VmMoveAccel) -> Result<Cancel, ApiError> {
+    /// The machine is gone, or is another one from here on.
+    pub(super) fn abandon_moves(&mut self) {
+        for moving in mem::take(&mut self.moves).into_values() {
+            moving.cancel.cancel();
+            moving.reply.send(Err(ApiError::wrong_state(OVER)));
+        }
+    }
+
+    fn start_move(&mut self, request: VmMoveAccel) -> Result<(u64, Cancel), ApiError> {
         self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
         let id = request.id;
         if self.moves.contains_key(&id) {
@@ -73,12 +90,13 @@ impl Control {
             cancel: Cancel::default(),
         };
         let cancel = asked.cancel.clone();
+        let number = self.migrations.number();
         let sender = self.sender.clone();
-        let told = move |moved| sender.send(MachineEvent::AccelMoved { id, moved });
+        let told = move |moved| sender.send(MachineEvent::AccelMoved { id, number, moved });
         port.start(asked, told).map_err(|error| {
             ApiError::internal(&error).context("cannot start a thread that moves applications")
         })?;
-        Ok(cancel)
+        Ok((number, cancel))
     }
 
     /// What needs all applications where they are has to wait until none moves.
@@ -96,7 +114,14 @@ impl Control {
     }
 
     /// The end of a move.
-    pub(super) fn accel_moved(&mut self, id: &str, moved: Moved) {
+    pub(super) fn accel_moved(&mut self, id: &str, number: u64, moved: Moved) {
+        if self
+            .moves
+            .get(id)
+            .is_none_or(|moving| moving.number != number)
+        {
+            return;
+        }
         let Moved {
             asked,
             slices,

@@ -611,7 +611,7 @@ impl Control {
             } => {
                 drop(machine);
                 self.receiver.clear();
-                self.moves.clear();
+                self.abandon_moves();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }

@@ -301,7 +301,7 @@ impl Control {
                 self.monitor.emit("vm", "device-lost", &properties);
             }
             MachineEvent::Gate { id, event } => self.gate(&id, event),
-            MachineEvent::AccelMoved { id, moved } => self.accel_moved(&id, moved),
+            MachineEvent::AccelMoved { id, number, moved } => self.accel_moved(&id, number, moved),
             MachineEvent::PeersChanged => {
                 if let Some(machine) = self.life.machine_mut() {
                     machine.devices().map_peers();

@@ -227,7 +227,7 @@ impl Control {
                 drop(machine);
                 // What the old machine still had to say must not reach a new one.
                 self.receiver.clear();
-                self.moves.clear();
+                self.abandon_moves();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }

@@ -6,9 +6,14 @@ use std::{
     os::fd::{AsRawFd, OwnedFd},
 };
 
+use base::Cancel;
+use devices::accel::{
+    Pool,
+    moving::{Move, Moved},
+};
 use serde_json::json;
 
-use super::*;
+use super::{accel::Moving, *};
 use crate::{
     api::{self, Response, Status, VmRemoveDevice},
     seccomp::Enforcement,
@@ -139,4 +144,43 @@ fn descriptors_for_a_restore_that_fails_are_closed() {
     let body = json!({"source_url": url, "net_fds": [{"id": "other", "num_fds": 1}]});
     ask(&mut control(), "vm.restore", &body, vec![fd]).unwrap_err();
     assert!(is_closed());
+}
+
+#[test]
+fn the_end_of_a_move_of_a_machine_that_is_gone_is_none_of_the_next_move() {
+    let mut control = control();
+    let begin = |control: &mut Control, number| {
+        let (sender, answer) = mpsc::channel();
+        let moving = Moving {
+            number,
+            reply: Reply::new(move |answer| sender.send(answer).unwrap()),
+            cancel: Cancel::default(),
+        };
+        let cancel = moving.cancel.clone();
+        control.moves.insert("gpu".to_owned(), moving);
+        (answer, cancel)
+    };
+    let moved = |cancel: &Cancel| Moved {
+        asked: Move {
+            slice: Some(0),
+            to: Pool {
+                socket: "/pool".into(),
+                device: String::new(),
+            },
+            drain: std::time::Duration::ZERO,
+            cancel: cancel.clone(),
+        },
+        slices: vec![0],
+        reasons: Vec::new(),
+    };
+    let (first, gone) = begin(&mut control, 1);
+    control.abandon_moves();
+    assert!(gone.is_cancelled());
+    first.try_recv().unwrap().unwrap_err();
+    let (second, cancel) = begin(&mut control, 2);
+    control.accel_moved("gpu", 1, moved(&gone));
+    second.try_recv().unwrap_err();
+    control.accel_moved("gpu", 2, moved(&cancel));
+    second.try_recv().unwrap().unwrap();
+    assert!(!cancel.is_cancelled());
 }

@@ -43,6 +43,8 @@ pub enum MachineEvent {
     AccelMoved {
         /// Name of the device.
         id: String,
+        /// That of the move.
+        number: u64,
         /// What became of them.
         moved: devices::accel::moving::Moved,
     },
