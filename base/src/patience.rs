@@ -72,6 +72,20 @@ impl Patience {
         self.cancel.is_cancelled()
     }
 
+    /// Whether there still is some, for work that waits for nobody.
+    ///
+    /// # Errors
+    /// As [`Patience::readable`].
+    pub fn check(&self) -> io::Result<()> {
+        if self.is_cancelled() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        match Instant::now() < self.until {
+            true => Ok(()),
+            false => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
     /// Waits until a descriptor can be read, or its other side has ended.
     ///
     /// # Errors

@@ -62,6 +62,9 @@ pub enum Error {
     /// An application that cannot be saved, or several.
     #[error("{}", .0.join("; "))]
     Stays(Vec<String>),
+    /// Somebody has asked for the end.
+    #[error("it was cancelled")]
+    Cancelled,
     /// The archive.
     #[error("cannot write the applications' state")]
     Archive(#[from] io::Error),
@@ -85,18 +88,18 @@ impl Archive {
         &self.file
     }
 
-    /// Adds all of a file.
+    /// Adds all of a file, for as long as there is patience.
     ///
     /// # Errors
-    /// One of the two fails.
-    pub fn add(&mut self, from: &File) -> io::Result<Piece> {
+    /// One of the two fails, or there is no more patience.
+    pub fn add(&mut self, from: &File, patience: &Patience) -> io::Result<Piece> {
         let length = from.metadata()?.len();
         // A worker says how long its image is.
         if length > LONGEST {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let at = self.end;
-        let crc32 = copy((from, 0), (&self.file, at), length)?;
+        let crc32 = copy((from, 0), (&self.file, at), length, || patience.check())?;
         self.end = at
             .checked_add(length)
             .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
@@ -118,7 +121,7 @@ impl Piece {
         if self.length > LONGEST || end.is_none_or(|end| end > size) {
             return Err(invalid("the archive of applications is truncated"));
         }
-        if copy((archive, self.at), (to, 0), self.length)? != self.crc32 {
+        if copy((archive, self.at), (to, 0), self.length, || Ok(()))? != self.crc32 {
             return Err(invalid(
                 "the archive of applications is damaged: the checksum does not match",
             ));
@@ -143,8 +146,13 @@ pub fn data_after(file: &File, offset: u64, end: u64) -> u64 {
     }
 }
 
-/// Copies what is not zero. Its checksum.
-fn copy(from: (&File, u64), to: (&File, u64), length: u64) -> io::Result<u32> {
+/// Copies what is not zero, and looks before each part whether to go on. Its checksum.
+fn copy(
+    from: (&File, u64),
+    to: (&File, u64),
+    length: u64,
+    look: impl Fn() -> io::Result<()>,
+) -> io::Result<u32> {
     let mut hash = crc32fast::Hasher::new();
     let mut chunk = vec![0; CHUNK];
     let mut done = 0;
@@ -155,6 +163,7 @@ fn copy(from: (&File, u64), to: (&File, u64), length: u64) -> io::Result<u32> {
         if done >= length || next >= length {
             break;
         }
+        look()?;
         let part = &mut chunk[..CHUNK.min(usize::try_from(length - done).unwrap_or(CHUNK))];
         from.0.read_exact_at(part, from.1 + done)?;
         if part.iter().any(|byte| *byte != 0) {
@@ -218,6 +227,12 @@ impl Standing {
         }
     }
 
+    /// Has what comes next wait for so long.
+    #[must_use]
+    pub fn wait(self, patience: Patience) -> Self {
+        Self { patience, ..self }
+    }
+
     /// Stops all that serve: how many there were, and why some do not stop.
     fn stop(&mut self) -> (usize, Vec<String>) {
         let mut reasons = Vec::new();
@@ -251,6 +266,14 @@ impl Standing {
     /// # Errors
     /// Some cannot be saved. All go on.
     pub fn save(mut self, archive: &mut Archive) -> Result<Stopped, Error> {
+        match self.save_all(archive) {
+            Ok(()) => Ok(Stopped(self)),
+            Err(Error::Archive(_)) if self.patience.is_cancelled() => Err(Error::Cancelled),
+            Err(why) => Err(why),
+        }
+    }
+
+    fn save_all(&mut self, archive: &mut Archive) -> Result<(), Error> {
         let mut reasons = Vec::new();
         // One that is being opened may be open by the next look.
         loop {
@@ -269,28 +292,31 @@ impl Standing {
                     return Err(Error::Stays(reasons));
                 }
                 let image = match save(lent, &self.patience) {
-                    Ok(image) => archive.add(&image)?,
+                    Ok(image) => archive.add(&image, &self.patience)?,
                     Err(why) => {
                         let named = named(&port.id, lent.slice as u32);
                         reasons.push(format!("{named}: {}", Chain(&why)));
                         continue;
                     }
                 };
-                let window = port.handle.window(lent.slice, archive)?;
+                let window = port.handle.window(lent.slice, archive, &self.patience)?;
                 let one = (lent.slice, State::Open, window, Some(image));
                 saved.push(port.handle.described(one));
             }
-            port.rest(&mut saved, archive, &mut reasons)?;
+            port.rest(&mut saved, (archive, &self.patience), &mut reasons)?;
             all.push(saved);
         }
         if !reasons.is_empty() {
             return Err(Error::Stays(reasons));
         }
         archive.file().sync_all()?;
+        if self.patience.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
         for (port, saved) in self.ports.iter().zip(all) {
             *port.handle.saved() = Some(saved);
         }
-        Ok(Stopped(self))
+        Ok(())
     }
 }
 
@@ -299,7 +325,7 @@ impl Port {
     fn rest(
         &self,
         saved: &mut Vec<SavedSlice>,
-        archive: &mut Archive,
+        (archive, patience): (&mut Archive, &Patience),
         reasons: &mut Vec<String>,
     ) -> Result<(), Error> {
         let slices = &self.handle.attach.slices;
@@ -317,7 +343,7 @@ impl Port {
                 ));
                 continue;
             }
-            let window = self.handle.window(slice, archive)?;
+            let window = self.handle.window(slice, archive, patience)?;
             saved.push(self.handle.described((slice, state, window, None)));
         }
         Ok(())
@@ -355,13 +381,18 @@ impl Handle {
         }
     }
 
-    fn window(&self, slice: usize, archive: &mut Archive) -> io::Result<Piece> {
+    fn window(
+        &self,
+        slice: usize,
+        archive: &mut Archive,
+        patience: &Patience,
+    ) -> io::Result<Piece> {
         let file = self
             .attach
             .window
             .with_file(slice, |file| file.try_clone_to_owned());
         let file = file.ok_or(io::ErrorKind::NotFound)??;
-        archive.add(&File::from(file))
+        archive.add(&File::from(file), patience)
     }
 }
 
@@ -371,12 +402,36 @@ fn named(port: &str, slice: u32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use base::Cancel;
+
     use super::*;
 
     fn file(length: u64) -> File {
         let file = tempfile::tempfile().unwrap();
         file.set_len(length).unwrap();
         file
+    }
+
+    fn ever() -> Patience {
+        Patience::within(Duration::from_secs(3600))
+    }
+
+    #[test]
+    fn a_file_is_not_copied_on_when_somebody_gives_it_up_or_the_time_is_over() {
+        let one = file(1 << 20);
+        one.write_all_at(b"one", 1 << 19).unwrap();
+        let cancel = Cancel::default();
+        cancel.cancel();
+        let cancelled = Patience::new(Duration::from_secs(3600), cancel);
+        let over = Patience::within(Duration::ZERO);
+        for (patience, kind) in [
+            (cancelled, io::ErrorKind::ConnectionAborted),
+            (over, io::ErrorKind::TimedOut),
+        ] {
+            let mut archive = Archive::new(file(0));
+            let stopped = archive.add(&one, &patience).unwrap_err();
+            assert_eq!(stopped.kind(), kind);
+        }
     }
 
     #[test]
@@ -387,7 +442,7 @@ mod tests {
         one.write_all_at(b"end", (1 << 30) - 3).unwrap();
         let other = file(0);
         other.write_all_at(b"other", 0).unwrap();
-        let pieces = [archive.add(&one).unwrap(), archive.add(&other).unwrap()];
+        let pieces = [&one, &other].map(|file| archive.add(file, &ever()).unwrap());
         let read = file(1 << 30);
         pieces[0].read(archive.file(), &read).unwrap();
         let mut bytes = [0; 3];
@@ -409,7 +464,7 @@ mod tests {
         let mut archive = Archive::new(file(0));
         let one = file(200 << 10);
         one.write_all_at(b"one", 100 << 10).unwrap();
-        let piece = archive.add(&one).unwrap();
+        let piece = archive.add(&one, &ever()).unwrap();
         for wrong in [
             Piece { at: 4096, ..piece },
             Piece {
