@@ -6,7 +6,7 @@ use std::{fs::File, io::Write, net::Shutdown, os::unix::net::UnixStream, time::D
 
 use libfuzzer_sys::fuzz_target;
 use vmm::{
-    config::VmConfig,
+    config::{AccelConfig, VmConfig},
     machine::save::SavedMachine,
     migration::{
         PROTOCOL,
@@ -76,7 +76,10 @@ fn offer() -> Vec<u8> {
         protocol: PROTOCOL,
         state_version: state_file::VERSION,
         gantry: "fuzz".to_owned(),
-        config: Box::new(VmConfig::default()),
+        config: Box::new(VmConfig {
+            accels: Some(vec![AccelConfig::default()]),
+            ..VmConfig::default()
+        }),
         regions: vec![region(0), region(1 << 32)],
         verify: false,
         dry_run: false,

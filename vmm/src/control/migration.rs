@@ -42,7 +42,7 @@ use crate::{
     },
     migration::{
         self,
-        connection::{Address, Connection},
+        connection::{Address, Connection, STALL},
         files::{FileUse, GivenFile},
         lanes::{Body, MOST},
         offer::{Moment, Offer, OfferedRegion},
@@ -227,7 +227,8 @@ impl Leaving {
         // First: what their workers still signal is in the state of the interrupt controllers.
         let archive = match self.applications.take() {
             Applications::Standing(standing) => {
-                let (stopped, archive) = applications::depart(standing).map_err(words)?;
+                let (stopped, archive) =
+                    applications::depart(standing, self.cancel.clone()).map_err(words)?;
                 self.applications = Applications::Saved(stopped);
                 Some(archive)
             }
@@ -724,6 +725,7 @@ fn wishes(request: &SendMigration) -> Wishes {
         timeout: Duration::from_secs(request.timeout_s),
         ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
         stall: Duration::from_secs(request.stall_s),
+        take_up: applications::LONG + STALL,
         bandwidth: request.bandwidth,
         max_throttle: request.max_throttle,
         fixed: FIXED,

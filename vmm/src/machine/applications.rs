@@ -18,15 +18,17 @@ use crate::api::model::DRAIN_MS;
 const DRAIN: Duration = Duration::from_millis(DRAIN_MS);
 /// How long workers have, all together, to stop and save, or to restore: contents of memory are copied,
 /// and programs built.
-const LONG: Duration = Duration::from_secs(600);
+pub const LONG: Duration = Duration::from_secs(600);
 
 /// Stops all applications of these accelerators, which have so long for all of it.
 pub fn stop(ports: Vec<(String, Handle)>, cancel: Cancel) -> Result<Standing, MachineError> {
     Ok(Standing::new(ports, DRAIN, Patience::new(LONG, cancel))?)
 }
 
-/// Saves the applications of a machine that stands still, in the file that comes back.
-pub fn depart(standing: Standing) -> Result<(Stopped, File), MachineError> {
+/// Saves the applications of a machine that stands still, in the file that comes back. They have so long
+/// again: memory may have been sent meanwhile.
+pub fn depart(standing: Standing, cancel: Cancel) -> Result<(Stopped, File), MachineError> {
+    let standing = standing.wait(Patience::new(LONG, cancel));
     let host = |source| MachineError::Host {
         action: "save accelerators' applications",
         source,

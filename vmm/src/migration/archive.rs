@@ -65,8 +65,10 @@ pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) ->
 #[derive(Debug, Default)]
 pub struct Incoming {
     file: Option<File>,
-    /// Bytes that have come.
+    /// Bytes that what has come takes at most.
     taken: u64,
+    /// Where the next frame begins at the earliest.
+    next: u64,
 }
 
 impl Incoming {
@@ -79,7 +81,12 @@ impl Incoming {
         if at.checked_add(count).is_none_or(|end| end > LONGEST) {
             return Err(protocol("an archive is longer than there is memory"));
         }
-        self.taken += count;
+        if at < self.next || !at.is_multiple_of(CHUNK as u64) {
+            return Err(protocol("the frames of an archive are out of order"));
+        }
+        // However little has come: a byte takes a page, or more.
+        self.taken += CHUNK as u64;
+        self.next = at + CHUNK as u64;
         if self.taken > MOST {
             return Err(protocol(format!(
                 "an archive has more than the {} GiB that are taken",
@@ -125,15 +132,30 @@ mod tests {
         assert!(incoming.take(&frame(LONGEST, b"x")).is_err());
         assert!(Incoming::default().finish(None).unwrap().is_none());
         assert!(Incoming::default().finish(Some(LONGEST + 1)).is_err());
-        for size in [None, Some(4)] {
+        for size in [None, Some(3)] {
             let mut incoming = Incoming::default();
-            incoming.take(&frame(1, b"four")).unwrap();
+            incoming.take(&frame(0, b"four")).unwrap();
             assert!(incoming.finish(size).is_err(), "{size:?}");
         }
+        let chunk = CHUNK as u64;
+        let mut incoming = Incoming::default();
+        assert!(incoming.take(&frame(4096, b"x")).is_err());
+        incoming.take(&frame(chunk, b"x")).unwrap();
+        for again in [0, chunk] {
+            assert!(incoming.take(&frame(again, b"x")).is_err(), "{again}");
+        }
+    }
+
+    #[test]
+    fn a_byte_counts_as_much_as_it_may_take_of_the_hosts_memory() {
+        let chunk = CHUNK as u64;
         let mut incoming = Incoming {
-            taken: MOST,
-            file: None,
+            taken: MOST - 2 * chunk,
+            ..Incoming::default()
         };
-        assert!(incoming.take(&frame(0, b"x")).is_err());
+        for at in [0, chunk] {
+            incoming.take(&frame(at, b"x")).unwrap();
+        }
+        assert!(incoming.take(&frame(2 * chunk, b"x")).is_err());
     }
 }

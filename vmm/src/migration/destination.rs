@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Error, Result, archive,
-    connection::Connection,
+    connection::{Connection, STALL},
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
     lanes::{self, Body, Memory},
@@ -16,9 +16,13 @@ use super::{
     pages::{Arriving, Region},
     progress::{Direction, Phase as Shown, Progress},
 };
+use crate::machine::applications;
 
 /// How long a machine that could run waits for GO.
 pub const WAIT_FOR_GO: Duration = Duration::from_secs(30);
+
+/// How long a source may keep silent while workers there stop and save, one after the other.
+const WORKERS: Duration = applications::LONG.saturating_mul(2).saturating_add(STALL);
 
 /// How long a source has to make its whole offer.
 const OFFER: Duration = Duration::from_secs(10);
@@ -100,8 +104,8 @@ pub struct Destination<'a> {
     host: &'a mut dyn Host,
     progress: Progress,
     contents: Vec<u8>,
-    /// What applications have saved, as far as it has come.
-    archive: archive::Incoming,
+    /// What applications have saved, as far as it has come, if the machine may have some.
+    archive: Option<archive::Incoming>,
     dry_run: bool,
     /// An offer has come.
     is_source: bool,
@@ -123,7 +127,7 @@ impl<'a> Destination<'a> {
             host,
             progress,
             contents: Vec::new(),
-            archive: archive::Incoming::default(),
+            archive: None,
             dry_run: false,
             is_source: false,
             of_lanes: Progress::new(Direction::Incoming, ""),
@@ -188,6 +192,10 @@ impl<'a> Destination<'a> {
             return Err(Error::Refused(reasons));
         }
         self.dry_run = offer.dry_run;
+        if offer.has_applications() {
+            self.archive = Some(archive::Incoming::default());
+            self.connection.stall = WORKERS;
+        }
         let count = offer.lanes;
         self.show(Shown::Prepare, "preparing the memory");
         let memory = if self.dry_run {
@@ -223,6 +231,7 @@ impl<'a> Destination<'a> {
         for _ in 0..count {
             let mut connection = listener.accept_lane(&token, end, &self.progress)?;
             connection.watch(self.of_lanes.clone());
+            connection.stall = self.connection.stall;
             let (memory, progress) = (memory.clone(), self.progress.clone());
             let body = move || lanes::take(connection, &memory, &progress);
             self.host.start(Box::new(body)).map_err(Error::Machine)?;
@@ -248,8 +257,12 @@ impl<'a> Destination<'a> {
     fn rounds(&mut self, memory: &Memory) -> Result<Phase> {
         self.show(Shown::Rounds, "receiving memory");
         loop {
-            let expected = [Kind::Pages, Kind::Barrier, Kind::Archive, Kind::State];
-            let header = self.connection.receive(&expected, &mut self.contents)?;
+            let expected = [Kind::Pages, Kind::Barrier, Kind::State, Kind::Archive];
+            let expected = match self.archive {
+                Some(_) => &expected[..],
+                None => &expected[..3],
+            };
+            let header = self.connection.receive(expected, &mut self.contents)?;
             match header.kind {
                 Kind::Pages => {
                     let bytes = memory.take(&self.contents)?;
@@ -260,7 +273,9 @@ impl<'a> Destination<'a> {
                 }
                 Kind::Barrier => self.connection.send(Kind::Barrier, header.round, &[])?,
                 Kind::Archive => {
-                    self.archive.take(&self.contents)?;
+                    if let Some(archive) = &mut self.archive {
+                        archive.take(&self.contents)?;
+                    }
                     let bytes = self.contents.len() as u64;
                     self.progress.update(|info| info.sent_bytes += bytes);
                 }
@@ -277,7 +292,8 @@ impl<'a> Destination<'a> {
         if departure.hash.is_some_and(|hash| hash != memory.hash()) {
             return Err(Error::Differs);
         }
-        let archive = std::mem::take(&mut self.archive).finish(departure.archive)?;
+        let archive = self.archive.take().unwrap_or_default();
+        let archive = archive.finish(departure.archive)?;
         let came = Instant::now();
         self.host
             .restore(departure.state, departure.saved_at, archive)

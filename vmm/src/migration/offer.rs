@@ -6,7 +6,10 @@ use hypervisor::CpuNeeds;
 use serde::{Deserialize, Serialize};
 
 use super::{OLDEST_PROTOCOL, PROTOCOL, lanes::MOST};
-use crate::{config::VmConfig, snapshot::state_file};
+use crate::{
+    config::{AccelVia, VmConfig},
+    snapshot::state_file,
+};
 
 /// A region of RAM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -60,6 +63,12 @@ impl Offer {
             (false, 0) => 2,
             (false, _) => 3,
         }
+    }
+
+    /// Whether applications of accelerators may come with it.
+    pub fn has_applications(&self) -> bool {
+        let mut accels = self.config.accels.iter().flatten();
+        self.protocol >= 4 && accels.any(|one| matches!(one.via, AccelVia::Ring(_)))
     }
 
     /// Why this program cannot take it, as far as versions go.

@@ -29,6 +29,9 @@ const SHORTEST: Duration = Duration::from_millis(50);
 /// Round trips while the machine stands still: the last pages, the state, and GO.
 const ROUND_TRIPS: u32 = 3;
 
+/// Rounds at most, once applications of accelerators stand still.
+const AFTER_QUIESCE: u32 = 2;
+
 /// How long the source waits for RUNNING. The destination takes locks and starts threads.
 const GO: Duration = Duration::from_secs(30);
 
@@ -95,6 +98,8 @@ pub struct Wishes {
     pub ignore_timeout: bool,
     /// How long the other side may keep silent.
     pub stall: Duration,
+    /// The same while workers take applications up there.
+    pub take_up: Duration,
     /// Bytes of memory per second at most, while the VM runs.
     pub bandwidth: Option<u64>,
     /// How much of their time vCPUs may lose so that the rest becomes small, in percent.
@@ -230,8 +235,9 @@ pub struct Source<'a> {
     began: Instant,
     pagemap: Option<File>,
     contents: Vec<u8>,
-    /// What is outstanding was waited for, and the guest has written memory meanwhile.
-    quiesced: bool,
+    /// What is outstanding was waited for, and the guest has written memory meanwhile: the round after
+    /// that.
+    quiesced: Option<u32>,
     /// The machine stands still since then, with its locks.
     paused: Option<Instant>,
     /// GO may have left.
@@ -258,7 +264,7 @@ impl<'a> Source<'a> {
             began: Instant::now(),
             pagemap,
             contents: Vec::new(),
-            quiesced: false,
+            quiesced: None,
             paused: None,
             went: false,
         }
@@ -391,7 +397,11 @@ impl<'a> Source<'a> {
         // Further rounds make the memory less, and nothing else: that has half of the time at least.
         let promised = milliseconds(self.wishes.downtime);
         let counted = predicted - rounds.fixed + rounds.fixed.min(promised / 2);
-        if counted <= promised || self.offer.paused {
+        // Applications stand still until then, whatever the guest writes.
+        let waited = self
+            .quiesced
+            .is_some_and(|at| rounds.round >= at + AFTER_QUIESCE);
+        if counted <= promised || self.offer.paused || waited {
             return Ok(Phase::Quiesce(Some(rounds)));
         }
         if self.began.elapsed() >= self.wishes.timeout {
@@ -437,8 +447,10 @@ impl<'a> Source<'a> {
         self.owner.quiesce().map_err(|why| self.stays(why))?;
         match rounds {
             // What the guest has written meanwhile is sent while it runs.
-            Some(rounds) if !self.quiesced && began.elapsed() > self.wishes.downtime / 2 => {
-                self.quiesced = true;
+            Some(rounds)
+                if self.quiesced.is_none() && began.elapsed() > self.wishes.downtime / 2 =>
+            {
+                self.quiesced = Some(rounds.round);
                 Ok(Phase::Rounds(rounds))
             }
             rounds => Ok(Phase::Final(rounds)),
@@ -469,6 +481,10 @@ impl<'a> Source<'a> {
             self.connection.set_rate(None);
             memory.send_rest(*round, &mut self.connection, &self.progress)?;
         }
+        let stall = match archive {
+            Some(_) => self.wishes.stall.max(self.wishes.take_up),
+            None => self.wishes.stall,
+        };
         let archive = archive.map(|file| {
             self.connection.set_rate(None);
             archive::send(&file, &mut self.connection, &self.progress)
@@ -484,6 +500,7 @@ impl<'a> Source<'a> {
         })
         .map_err(|error| Error::Machine(error.to_string()))?;
         self.connection.send(Kind::State, 0, &departure)?;
+        self.connection.stall = stall;
         self.connection
             .receive(&[Kind::Ready], &mut self.contents)?;
         Ok(Phase::Go { paused })

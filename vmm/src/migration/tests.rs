@@ -35,7 +35,7 @@ use super::{
     *,
 };
 use crate::{
-    config::VmConfig,
+    config::{AccelConfig, VmConfig},
     machine::moving::MovingRegion,
     memory::{Backing, Mapping},
 };
@@ -81,6 +81,8 @@ struct Here {
     disk: Option<Disk>,
     running: Arc<AtomicBool>,
     fail: Option<&'static str>,
+    /// How long workers take to stop.
+    slow: Duration,
     decision: bool,
 }
 
@@ -108,6 +110,7 @@ impl Owner for Here {
     }
 
     fn quiesce(&mut self) -> std::result::Result<(), String> {
+        thread::sleep(self.slow);
         Ok(())
     }
 
@@ -171,6 +174,8 @@ struct There {
     disk: Option<Disk>,
     running: Arc<AtomicBool>,
     fail: Option<&'static str>,
+    /// How long workers take to take applications up.
+    slow: Duration,
     state: Vec<u8>,
 }
 
@@ -215,6 +220,7 @@ impl Host for There {
     ) -> std::result::Result<(), String> {
         self.failing("restore")?;
         assert!(saved_at.is_some());
+        thread::sleep(self.slow);
         let archive = archive.unwrap();
         let metadata = archive.metadata().unwrap();
         assert_eq!(metadata.len(), 1 << 30);
@@ -319,6 +325,8 @@ struct Setup {
     with_disk: bool,
     source_fails: Option<&'static str>,
     destination_fails: Option<&'static str>,
+    /// How long workers of either side take; nobody else may be silent for so long.
+    slow: Duration,
     /// What the client decides, if it is asked: it runs at the destination.
     decision: bool,
     change: fn(&mut Offer),
@@ -332,6 +340,7 @@ impl Default for Setup {
             with_disk: true,
             source_fails: None,
             destination_fails: None,
+            slow: Duration::ZERO,
             decision: false,
             change: |_| {},
         }
@@ -354,7 +363,10 @@ fn offer() -> Offer {
         protocol: PROTOCOL,
         state_version: crate::snapshot::state_file::VERSION,
         gantry: "test".to_owned(),
-        config: Box::new(VmConfig::default()),
+        config: Box::new(VmConfig {
+            accels: Some(vec![AccelConfig::default()]),
+            ..VmConfig::default()
+        }),
         regions: [0, 1 << 32]
             .map(|guest| offer::OfferedRegion {
                 guest,
@@ -378,6 +390,7 @@ fn wishes() -> Wishes {
         timeout: Duration::from_secs(60),
         ignore_timeout: false,
         stall: Duration::from_millis(400),
+        take_up: Duration::ZERO,
         bandwidth: None,
         max_throttle: 99,
         fixed: source::FIXED,
@@ -416,6 +429,7 @@ fn migrate(setup: &Setup) -> Case {
         disk: held,
         running: Arc::clone(&source_runs),
         fail: setup.source_fails,
+        slow: setup.slow,
         decision: setup.decision,
     };
     let mut there = There {
@@ -424,6 +438,7 @@ fn migrate(setup: &Setup) -> Case {
         disk: disk(),
         running: Arc::clone(&destination_runs),
         fail: setup.destination_fails,
+        slow: setup.slow,
         state: Vec::new(),
     };
     let progress = Progress::new(Direction::Outgoing, "test");
@@ -444,12 +459,20 @@ fn migrate(setup: &Setup) -> Case {
         let there = &mut there;
         let received = scope.spawn(move || {
             let progress = Progress::new(Direction::Incoming, "test");
-            let connection = Connection::of_unix(destination_end, progress.clone()).unwrap();
+            let mut connection = Connection::of_unix(destination_end, progress.clone()).unwrap();
+            if !setup.slow.is_zero() {
+                connection.stall = setup.slow / 2;
+            }
             Destination::new(connection, there, progress).run()
         });
         let connection = Connection::of_unix(source_end, progress.clone()).unwrap();
         let shown = progress.clone();
-        let outcome = Source::new(connection, &mut here, offer, wishes(), shown, None).run();
+        let mut wishes = wishes();
+        if !setup.slow.is_zero() {
+            wishes.stall = setup.slow / 2;
+            wishes.take_up = Duration::from_secs(60);
+        }
+        let outcome = Source::new(connection, &mut here, offer, wishes, shown, None).run();
         (outcome, received.join().unwrap())
     });
     let equal = originals.len() == there.regions.len()
@@ -608,6 +631,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
             disk: None,
             running: Arc::default(),
             fail: None,
+            slow: Duration::ZERO,
             state: Vec::new(),
         };
         let progress = Progress::new(Direction::Incoming, "test");
@@ -624,6 +648,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
         disk: None,
         running: Arc::default(),
         fail: None,
+        slow: Duration::ZERO,
         decision: false,
     };
     let progress = Progress::new(Direction::Outgoing, "test");
@@ -684,6 +709,37 @@ fn a_question_moves_nothing() {
     assert!(matches!(case.outcome, Outcome::Acceptable));
     assert!(matches!(case.received, Err(Ended::Asked)));
     assert!(case.source_runs);
+}
+
+#[test]
+fn workers_may_take_longer_than_the_other_side_may_be_silent() {
+    let moved = migrate(&Setup {
+        slow: Duration::from_secs(4),
+        ..Setup::default()
+    });
+    assert!(
+        matches!(moved.outcome, Outcome::Moved),
+        "{:?}",
+        moved.outcome
+    );
+    moved.received.unwrap();
+}
+
+#[test]
+fn applications_are_taken_only_of_a_machine_that_may_have_some() {
+    for change in [(|offer| offer.protocol = 3) as fn(&mut Offer), |offer| {
+        offer.config.accels = None
+    }] {
+        let case = migrate(&Setup {
+            change,
+            ..Setup::default()
+        });
+        let Err(Ended::Failed(error)) = case.received else {
+            panic!("they were taken: {:?}", case.outcome);
+        };
+        assert!(error.to_string().contains("Archive"), "{error}");
+        assert!(case.source_runs && !case.destination_runs);
+    }
 }
 
 #[test]
