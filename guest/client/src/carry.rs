@@ -24,7 +24,6 @@
 //! stretch of memory that is copied into the window, beside what the copy takes.
 
 use std::{
-    net::Shutdown,
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -32,7 +31,11 @@ use std::{
 
 use base::{Unpoisoned, lock::UnpoisonedRw};
 use gantry_remoting::{
-    link::order::Order,
+    link::{
+        control::{LONG, SOON},
+        mapping::Error,
+        order::Order,
+    },
     wire::{
         Blob,
         messages::{Call, WindowRange},
@@ -79,6 +82,7 @@ fn gone<S>(which: &'static str) -> impl Fn(S) -> String {
     move |_| format!("{which} does not answer")
 }
 
+const NOT_SHARED: &str = "parts of its window are in use, which a stream does not share";
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
@@ -88,11 +92,35 @@ const NEW: &str = "the worker that was to serve it";
 /// It stays where it is; why.
 pub fn change_seat<D: Carried>(link: &Link<D>, order: &Order) -> Result<(), String> {
     let until = Instant::now() + order.patience.min(Duration::from_secs(600));
-    let opened = Opened::to::<D>(&order.to)
-        .map_err(|error| format!("it cannot connect with {}: {error}", order.to))?;
+    // No listener hears of its end meanwhile, nor of messages.
+    link.be_deaf(true);
+    let outcome = open(link, &order.to, until).and_then(|opened| go(link, &opened, until));
+    link.be_deaf(false);
+    outcome
+}
+
+/// Connects with the worker at this address. What the one that serves says is heard meanwhile.
+fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
+    thread::scope(|scope| {
+        // As the listener, it blocks all signals.
+        let opening = scope.spawn(|| {
+            Opened::to::<D>(to, &link.environment, Some(until))
+                .map_err(|error| format!("it cannot connect with {to}: {error}"))
+        });
+        while !opening.is_finished() {
+            link.try_read_pending();
+            thread::sleep(LOOK);
+        }
+        let panicked = |_| Err(format!("it cannot connect with {to}"));
+        opening.join().unwrap_or_else(panicked)
+    })
+}
+
+fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(), String> {
     // Nobody waits for callbacks of this one.
     let (due, _) = mpsc::channel();
-    let there = Link::<D>::new(opened.window.clone(), opened.seat.clone(), due);
+    let environment = link.environment.clone();
+    let there = Link::<D>::new(opened.window.clone(), opened.seat.clone(), due, environment);
     if there.window.data() != link.window.data() || there.window.size() < link.window.size() {
         return Err(format!(
             "the window there has {} MiB, and this process's {}: serve windows of one size \
@@ -101,17 +129,9 @@ pub fn change_seat<D: Carried>(link: &Link<D>, order: &Order) -> Result<(), Stri
             link.window.size() >> 20
         ));
     }
-    // No listener hears of the end of either meanwhile.
     there.be_deaf(true);
-    link.be_deaf(true);
-    let left = link.seat();
-    let outcome = carry(link, &there, &opened, until);
-    link.be_deaf(false);
-    if let (Ok(()), Some(stream)) = (&outcome, &left.stream) {
-        // By which the worker that is left ends, whoever else has a copy of it.
-        let _ = stream.shutdown(Shutdown::Both);
-    }
-    outcome
+    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
+    carry(link, &there, opened, until)
 }
 
 fn carry<D: Carried>(
@@ -121,14 +141,23 @@ fn carry<D: Carried>(
     until: Instant,
 ) -> Result<(), String> {
     let mut outgoing = loop {
-        let outgoing = link.outgoing.lock_unpoisoned();
-        let heap = || link.stages.lock_unpoisoned().pinned();
-        let Some(why) = D::pinned(&link.state).or_else(heap) else {
-            break outgoing;
+        // Who has it may wait for a worker that waits for somebody to read.
+        let why = if let Ok(outgoing) = link.outgoing.try_lock() {
+            let heap = || link.stages.lock_unpoisoned().pinned();
+            match D::pinned(&link.state).or_else(heap) {
+                None => break outgoing,
+                Some(why) => why,
+            }
+        } else {
+            "its calls do not end"
         };
-        drop(outgoing);
         if Instant::now() >= until {
             return Err(why.to_owned());
+        }
+        // A callback may be what unmaps.
+        link.try_read_pending();
+        if !link.still_alive() {
+            return Err(gone(OLD)(()));
         }
         thread::sleep(LOOK);
     };
@@ -136,8 +165,16 @@ fn carry<D: Carried>(
     let saved = link.ask_by(&mut outgoing, &D::save(left.as_millis() as u64));
     let (length, why) = saved.map_err(gone(OLD))?;
     refusal(why)?;
-    let outcome = copy_image(link, &mut outgoing, there, length)
-        .and_then(|()| take_over(link, &mut outgoing, there, opened));
+    let in_use = !link
+        .stages
+        .lock_unpoisoned()
+        .in_use(&link.window)
+        .is_empty();
+    let outcome = match in_use && !there.is_shared() {
+        true => Err(NOT_SHARED.to_owned()),
+        false => copy_image(link, &mut outgoing, there, length)
+            .and_then(|()| take_over(link, &mut outgoing, there, opened)),
+    };
     if outcome.is_err() {
         // Gives the image up. If the worker has ended, that is noticed.
         let none = WindowRange {
@@ -187,7 +224,8 @@ fn copy_image<D: Carried>(
         // SAFETY: both have so many bytes.
         unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
         let from = there.stage(offset, part);
-        refusal(there.ask(&D::write(at, from)).map_err(gone(NEW))?)?;
+        let written = there.ask_within(&D::write(at, from), SOON);
+        refusal(written.map_err(gone(NEW))?)?;
         at += part;
     }
     Ok(())
@@ -209,7 +247,7 @@ fn take_over<D: Carried>(
         }
         let in_use = stages.in_use(&link.window);
         if !in_use.is_empty() && !there.is_shared() {
-            return Err("parts of its window are in use, which a stream does not share".to_owned());
+            return Err(NOT_SHARED.to_owned());
         }
         for (start, end) in in_use {
             let place =
@@ -219,17 +257,25 @@ fn take_over<D: Carried>(
             // and no thread of this process does, which has no pointers to mapped memory.
             unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
         }
-        refusal(there.ask(&D::restore()).map_err(gone(NEW))?)?;
+        let restored = there.ask_within(&D::restore(), LONG);
+        refusal(restored.map_err(gone(NEW))?)?;
         let (file, offset) = opened
             .file
             .as_ref()
             .ok_or("a gate has no window of its own")?;
         let weak = !there.is_file() && there.is_shared();
-        let replaced = link.window.replace(file, *offset, weak);
-        replaced.map_err(|error| base::Chain(&error).to_string())?;
+        if let Err(error) = link.window.replace(file, *offset, weak) {
+            if let Error::Lost(_) = error {
+                // What it had in the window is gone.
+                link.lose();
+            }
+            return Err(base::Chain(&error).to_string());
+        }
         stages.forget_pages();
-        drop((stages, writers));
         let seat = opened.seat.clone();
+        // Before others get space, which is used as the worker sees it.
+        link.take_seat(seat.clone());
+        drop((stages, writers));
         let (mut sender, mut other) = ends(&link.window, &seat.bell, seat.spins);
         let written = there.outgoing.lock_unpoisoned().sender.written();
         // Fails if the other worker breaks the ring's rules, which the next call notices, too.
@@ -240,7 +286,6 @@ fn take_over<D: Carried>(
         }
         outgoing.sender = sender;
         *reader = other;
-        link.take_seat(seat);
         Ok(())
     })();
     link.let_read(reader);

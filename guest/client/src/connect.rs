@@ -1,11 +1,12 @@
 //! How a process comes to its connection.
 
 use std::{
-    io::Read,
+    io::{self, Read},
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::Path,
     sync::{Arc, mpsc},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use gantry_remoting::{
@@ -19,7 +20,7 @@ use gantry_remoting::{
         stream::{
             address::Address,
             bridge::{self, Bridge},
-            connect::{self, Connected},
+            connect::{self, Connected, Files},
         },
         window::Window,
     },
@@ -49,8 +50,9 @@ const ALARMED_LIVENESS_TIMEOUT: Duration = Duration::from_secs(1);
 pub fn get<D: Driver>() -> Option<&'static Link<D>> {
     D::connection()
         .get_or_init(|| {
+            let environment = Environment::of::<D>();
             let named = std::env::var(D::ADDRESS_VARIABLE).ok();
-            if let Some(link) = gate::open(named.as_deref()) {
+            if let Some(link) = gate::open(named.as_deref(), &environment) {
                 return Some(link);
             }
             let named = named.filter(|name| name != gate::NAME);
@@ -58,7 +60,8 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
             if path == "off" {
                 return None;
             }
-            match Opened::to::<D>(path).and_then(Link::over) {
+            let opened = Opened::to::<D>(path, &environment, None);
+            match opened.and_then(|opened| Link::over(opened, environment)) {
                 Ok(link) => Some(link),
                 // Nobody serves here, and nobody said that there should be one.
                 Err(_) if named.is_none() && !Path::new(path).exists() => None,
@@ -81,6 +84,50 @@ pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
     get().ok_or(D::WORKER_LOST)
 }
 
+/// What the environment says of all connections: read once, as a running application may change it.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    /// How long a waiting call polls before it sleeps.
+    spin: Option<Duration>,
+    /// What TLS needs.
+    files: Files,
+}
+
+impl Environment {
+    /// As it is now.
+    pub(crate) fn of<D: Driver>() -> Self {
+        let spin = std::env::var(D::SPIN_VARIABLE);
+        let micros = spin.ok().and_then(|text| text.parse().ok());
+        Self {
+            spin: micros.map(Duration::from_micros),
+            files: Files::named(),
+        }
+    }
+}
+
+/// How often a socket is tried whose queue is full.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Connects with a socket, and has reading from it last no longer than until then, if it is to.
+fn stream_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
+    let Some(until) = until else {
+        return UnixStream::connect(path);
+    };
+    let stream = loop {
+        match socket::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until => {
+                thread::sleep(AGAIN);
+            }
+            connected => break connected?,
+        }
+    };
+    socket::set_blocking(&stream, true)?;
+    let left = until.saturating_duration_since(Instant::now());
+    // None at all would be for ever.
+    stream.set_read_timeout(Some(left.max(AGAIN)))?;
+    Ok(stream)
+}
+
 /// A connection that has been made: a window, and who serves it.
 pub(crate) struct Opened {
     pub window: Arc<Window>,
@@ -90,23 +137,34 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Connects with whoever is at an address, as [`get`] does by the one in the environment.
-    pub fn to<D: Driver>(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+    /// Connects with whoever is at an address, as [`get`] does by the one in the environment; until
+    /// then, if not for as long as it takes.
+    pub fn to<D: Driver>(
+        address: &str,
+        environment: &Environment,
+        until: Option<Instant>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         if Address::is_meant(address) {
-            Self::stream::<D>(address)
+            Self::stream::<D>(address, environment, until)
         } else {
-            Self::socket::<D>(Path::new(address))
+            let stream = stream_to(Path::new(address), until)?;
+            Self::socket::<D>(stream, environment)
         }
     }
 
-    fn socket<D: Driver>(path: &Path) -> Result<Self, Box<dyn std::error::Error>> {
-        let stream = UnixStream::connect(path)?;
+    fn socket<D: Driver>(
+        stream: UnixStream,
+        environment: &Environment,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
         let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
             if error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return "there is no worker for one more application: see the log of gantry-agent \
                         (in a virtual machine) or gantry-accel"
                     .into();
+            }
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return "no worker has said hello in time".into();
             }
             Box::<dyn std::error::Error>::from(error)
         })?;
@@ -119,7 +177,8 @@ impl Opened {
                 let bell = Doorbell::Futex(Futex {
                     patience: LIVENESS_TIMEOUT,
                 });
-                let seat = Seat::new::<D>(bell, Peer::Worker, Some(stream));
+                stream.set_read_timeout(None)?;
+                let seat = Seat::new(bell, Peer::Worker, Some(stream), environment);
                 Ok(Self::new::<D>(window, seat, Some((file, 0))))
             }
             Form::Stream => Err("it is served by a stream: write unix: before its path".into()),
@@ -140,6 +199,7 @@ impl Opened {
                     .map_or(LIVENESS_TIMEOUT, |_| ALARMED_LIVENESS_TIMEOUT);
                 let mut place = [0; SliceOffsets::SIZE];
                 (&mut &stream).read_exact(&mut place)?;
+                stream.set_read_timeout(None)?;
                 let place = SliceOffsets::from_bytes(place);
                 let bell = Doorbell::Port {
                     page: Arc::new(DoorbellPage::map(&doorbells, place.doorbell)?),
@@ -150,27 +210,32 @@ impl Opened {
                 let window = Window::map_slice(&file, place.slice, hello.window, hello.ring)?;
                 let agent = Agent::new(stream.try_clone()?, patience);
                 let peer = Peer::Agent(EventFd::new()?, agent);
-                let seat = Seat::new::<D>(bell, peer, Some(stream));
+                let seat = Seat::new(bell, peer, Some(stream), environment);
                 Ok(Self::new::<D>(window, seat, Some((file, place.slice))))
             }
         }
     }
 
     /// Connects with a worker that is reached by a stream.
-    fn stream<D: Driver>(address: &str) -> Result<Self, Box<dyn std::error::Error>> {
+    fn stream<D: Driver>(
+        address: &str,
+        environment: &Environment,
+        until: Option<Instant>,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let Connected {
             window,
             file,
             nudges,
             bridge: Bridge { outward, inward },
-        } = connect::connect::<D::Schema>(&address.parse()?)?;
+            closer,
+        } = connect::connect::<D::Schema>(&address.parse()?, &environment.files, until)?;
         spawn("gantry-outward", move || drop(outward.run()))?;
         // Its end closes the other end of `nudges`, which is how the worker's end is noticed.
         spawn("gantry-inward", move || drop(inward.run()))?;
         let bell = Doorbell::Futex(Futex {
             patience: LIVENESS_TIMEOUT,
         });
-        let seat = Seat::new::<D>(bell, Peer::Stream, Some(nudges));
+        let seat = Seat::new(bell, Peer::Stream(closer), Some(nudges), environment);
         let file = Some((file, 0));
         Ok(Self { window, seat, file })
     }
@@ -187,11 +252,14 @@ impl Opened {
 
 impl Seat {
     /// With the times that calls poll.
-    fn new<D: Driver>(bell: Doorbell, peer: Peer, stream: Option<UnixStream>) -> Arc<Self> {
-        let named = std::env::var(D::SPIN_VARIABLE);
-        let named = named.ok().and_then(|text| text.parse().ok());
-        let spin = match named {
-            Some(micros) => Duration::from_micros(micros),
+    fn new(
+        bell: Doorbell,
+        peer: Peer,
+        stream: Option<UnixStream>,
+        environment: &Environment,
+    ) -> Arc<Self> {
+        let spin = match environment.spin {
+            Some(spin) => spin,
             // Others of this machine have to run before the answer comes, or of this process.
             None if peer.is_file() => bridge::spin_for(Duration::from_micros(SPIN)),
             None if peer.is_shared() => Duration::from_micros(SPIN),
@@ -220,19 +288,28 @@ impl Seat {
 impl<D: Driver> Link<D> {
     /// A connection through a gate, to a worker that this process's own CPU serves.
     pub fn through(way: Box<dyn Delegate>) -> Result<Self, Box<dyn std::error::Error>> {
+        Self::through_as(way, &Environment::of::<D>())
+    }
+
+    /// The same in this environment.
+    pub(crate) fn through_as(
+        way: Box<dyn Delegate>,
+        environment: &Environment,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
         let peer = Peer::Gate(EventFd::new()?);
-        let seat = Seat::new::<D>(Doorbell::Gate(gate), peer, None);
-        Self::over(Opened {
+        let seat = Seat::new(Doorbell::Gate(gate), peer, None, environment);
+        let opened = Opened {
             window,
             seat,
             file: None,
-        })
+        };
+        Self::over(opened, environment.clone())
     }
 
-    fn over(opened: Opened) -> Result<Self, Box<dyn std::error::Error>> {
+    fn over(opened: Opened, environment: Environment) -> Result<Self, Box<dyn std::error::Error>> {
         let (due, queue) = mpsc::channel::<(Callback<D::Status>, D::Status)>();
-        let link = Self::new(opened.window, opened.seat, due);
+        let link = Self::new(opened.window, opened.seat, due, environment);
         spawn("gantry-callback", move || {
             for (callback, status) in queue {
                 callback(status);

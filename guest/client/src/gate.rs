@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gantry_remoting::link::{gate::Delegate, messages::Messages};
 
-use crate::{driver::Driver, link::Link};
+use crate::{connect::Environment, driver::Driver, link::Link};
 
 /// What the address is for who wants to hear why there is no gate. Without it, one is used
 /// where it is offered.
@@ -15,7 +15,7 @@ const MESSAGES: &str = "messages:";
 
 /// A connection through a gate; none if there is no gate or something else is `wanted`. Says why
 /// there is none where one is offered or wanted.
-pub fn open<D: Driver>(wanted: Option<&str>) -> Option<Link<D>> {
+pub(crate) fn open<D: Driver>(wanted: Option<&str>, environment: &Environment) -> Option<Link<D>> {
     let way = match wanted {
         Some(name) if name.starts_with(MESSAGES) => {
             let path = Path::new(&name[MESSAGES.len()..]);
@@ -27,7 +27,7 @@ pub fn open<D: Driver>(wanted: Option<&str>) -> Option<Link<D>> {
         Some(NAME) => pair(true)?,
         Some(_) => return None,
     };
-    way.and_then(|way| Link::through(way).map_err(|error| error.to_string()))
+    way.and_then(|way| Link::through_as(way, environment).map_err(|error| error.to_string()))
         .inspect_err(|error| {
             base::note!("{}: not through the gate: {error}", D::NAME);
         })

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base::{Unpoisoned, lock::UnpoisonedRw};
@@ -26,7 +26,7 @@ use gantry_remoting::{
 
 use crate::{
     callbacks::{Callback, Callbacks, LastingCallback},
-    connect,
+    connect::{self, Environment},
     driver::Driver,
     peer::{Peer, Seat, Spins},
     stage::Stages,
@@ -106,6 +106,10 @@ pub struct Link<D: Driver> {
     state_of_worker: AtomicU8,
     /// Whether no listener hears of the worker's end.
     deaf: AtomicBool,
+    /// When the worker counts as one that has ended, if it has not answered by then.
+    deadline: Mutex<Option<Instant>>,
+    /// What the environment has said.
+    pub(crate) environment: Environment,
     /// The thread that makes all calls, [`NO_THREAD`] or [`MANY_THREADS`].
     only: AtomicUsize,
     pub(crate) stages: Mutex<Stages>,
@@ -123,6 +127,7 @@ impl<D: Driver> Link<D> {
         window: Arc<Window>,
         seat: Arc<Seat>,
         due: mpsc::Sender<(Callback<D::Status>, D::Status)>,
+        environment: Environment,
     ) -> Self {
         let (sender, reader) = ends(&window, &seat.bell, seat.spins);
         Self {
@@ -139,6 +144,8 @@ impl<D: Driver> Link<D> {
             arrived: Condvar::new(),
             state_of_worker: AtomicU8::new(SERVED),
             deaf: AtomicBool::new(false),
+            deadline: Mutex::new(None),
+            environment,
             only: AtomicUsize::new(NO_THREAD),
             stages: Mutex::new(Stages::of(&window)),
             writers: RwLock::new(()),
@@ -169,18 +176,30 @@ impl<D: Driver> Link<D> {
         Arc::clone(&self.seat.read_unpoisoned())
     }
 
-    /// From here on somebody else does. Nobody reads or writes meanwhile.
+    /// From here on somebody else does, also if who did has ended. Nobody reads or writes meanwhile.
     pub(crate) fn take_seat(&self, seat: Arc<Seat>) {
         self.shared.store(seat.peer.is_shared(), Ordering::Relaxed);
         self.file.store(seat.peer.is_file(), Ordering::Relaxed);
         self.patience
             .store(seat.spins.nanoseconds(), Ordering::Relaxed);
         *self.seat.write_unpoisoned() = seat;
+        // Whoever has noticed an end was reading before that was held up.
+        self.state_of_worker.store(SERVED, Ordering::Relaxed);
     }
 
     /// Says that no listener hears of the worker's end, or that one does again.
     pub(crate) fn be_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
+    }
+
+    /// Sends a call to a worker that no listener looks after, and waits so long for its answer.
+    pub(crate) fn ask_within<C: Call>(
+        &self,
+        call: &C,
+        patience: Duration,
+    ) -> Result<C::Answer, D::Status> {
+        *self.deadline.lock_unpoisoned() = Some(Instant::now() + patience);
+        self.ask(call)
     }
 
     /// For how long a waiting call polls before it sleeps.
@@ -199,7 +218,7 @@ impl<D: Driver> Link<D> {
     }
 
     /// The worker has ended, if it has not been noticed. Whether it was not.
-    fn lose(&self) -> bool {
+    pub(crate) fn lose(&self) -> bool {
         self.state_of_worker.swap(LOST, Ordering::Relaxed) != LOST
     }
 
@@ -224,7 +243,11 @@ impl<D: Driver> Link<D> {
         if let Peer::Agent(_, agent) = &seat.peer {
             agent.check_worker();
         }
-        if self.deaf.load(Ordering::Relaxed) && seat.has_ended() {
+        let late = || {
+            let deadline = *self.deadline.lock_unpoisoned();
+            deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        };
+        if self.deaf.load(Ordering::Relaxed) && (seat.has_ended() || late()) {
             self.lose();
         }
         self.alive()
@@ -456,6 +479,15 @@ impl<D: Driver> Link<D> {
                     return false;
                 }
             }
+        }
+    }
+
+    /// Reads what is there, unless another thread reads at this moment.
+    pub(crate) fn try_read_pending(&self) {
+        let reader = self.incoming.lock_unpoisoned().receiver.take();
+        if let Some(mut reader) = reader {
+            self.read(&mut reader, None);
+            self.return_reader(reader);
         }
     }
 

@@ -46,7 +46,12 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
         if let Err(why) = &changed {
             base::note!("{}: stays where it is: {why}", D::NAME);
         }
+        // Word of something to read may have come with the order, or on the way.
+        link.read_pending();
         order::answer(&stream, &changed);
+        if !link.still_alive() {
+            break;
+        }
         // Whoever has ordered this may order more.
         orders = Some(stream);
     }
@@ -55,17 +60,16 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
 
 /// What has come over the connection beside the rings; none if that is nothing, or word that there is
 /// something to read.
-fn hear(stream: &UnixStream) -> Option<Heard> {
+fn hear(connection: &UnixStream) -> Option<Heard> {
     let mut bytes = [0; 64];
-    match socket::receive(stream, &mut bytes) {
+    match socket::receive(connection, &mut bytes) {
         Ok((0, _)) => Some(Heard::End),
         Ok((count, mut files)) => {
             let file = files.pop()?;
             let stream = UnixStream::from(file);
             // What is no order does nothing.
-            let order = bytes[..count]
-                .contains(&ORDER)
-                .then(|| Order::take(&stream));
+            let ordered = bytes[..count].contains(&ORDER) && order::may_come(&stream, connection);
+            let order = ordered.then(|| Order::take(&stream));
             order?.ok().map(|order| Heard::Order(order, stream))
         }
         Err(error) if error.kind() == io::ErrorKind::Interrupted => None,

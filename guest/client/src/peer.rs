@@ -1,13 +1,17 @@
 //! What is at the other end of a connection, and how the end of the worker is noticed.
 
 use std::{
+    net::Shutdown,
     os::{fd::AsRawFd, unix::net::UnixStream},
     sync::Mutex,
     time::{Duration, Instant},
 };
 
 use base::Unpoisoned;
-use gantry_remoting::{link::port_bell::Doorbell, port};
+use gantry_remoting::{
+    link::{port_bell::Doorbell, stream::channel::Closer},
+    port,
+};
 
 use crate::event_fd::EventFd;
 
@@ -22,7 +26,7 @@ pub(crate) enum Peer {
     Gate(EventFd),
     /// A worker with a window of its own, to which a bridge copies this one's contents. The bridge
     /// sends the bytes that say that there is something to read.
-    Stream,
+    Stream(Closer),
 }
 
 /// How long a waiting call polls before it sleeps, and how long while the worker stays awake for it.
@@ -39,7 +43,7 @@ impl Spins {
     }
 }
 
-/// Who serves this process, and how to reach it.
+/// Who serves this process, and how to reach it: until it is dropped.
 pub(crate) struct Seat {
     pub(crate) bell: Doorbell,
     pub(crate) peer: Peer,
@@ -64,10 +68,22 @@ impl Seat {
     }
 }
 
+impl Drop for Seat {
+    /// Has the worker end, whoever else has a copy of the connection.
+    fn drop(&mut self) {
+        if let Some(stream) = &self.stream {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        if let Peer::Stream(closer) = &self.peer {
+            closer.close();
+        }
+    }
+}
+
 impl Peer {
     /// Whether the worker sees this process's window, and not one of its own.
     pub(crate) fn is_shared(&self) -> bool {
-        !matches!(self, Self::Stream)
+        !matches!(self, Self::Stream(_))
     }
 
     /// Whether the window is a file that a worker of this machine has mapped.
@@ -78,7 +94,7 @@ impl Peer {
     /// The event that wakes the thread that polls for callbacks, if one polls.
     pub(crate) fn poll_event(&self) -> Option<&EventFd> {
         match self {
-            Self::Worker | Self::Stream => None,
+            Self::Worker | Self::Stream(_) => None,
             Self::Agent(event, _) | Self::Gate(event) => Some(event),
         }
     }

@@ -245,30 +245,34 @@ impl<D: Driver> Link<D> {
 
     /// Space in the window for memory that has a second address, if there is some at once.
     pub fn try_reserve_aliased(&self, length: u64) -> Option<u64> {
-        if self.is_file() {
-            self.stages.lock_unpoisoned().take(&self.window, length)
-        } else {
-            None
-        }
+        let mut stages = self.stages.lock_unpoisoned();
+        // Looked at under the lock, under which another worker comes.
+        self.is_file().then(|| stages.take(&self.window, length))?
     }
 
     /// Space in the window that the worker sees for good, if there is some.
     pub fn reserve_shared(&self, length: u64) -> Option<u64> {
-        if self.is_shared() {
-            self.reserve(length).ok()
-        } else {
-            None
+        if !self.is_shared() {
+            return None;
         }
+        let offset = self.reserve(length).ok()?;
+        // Another worker may have come meanwhile. From here on none comes that does not share the
+        // window, as a part of it is in use.
+        if self.is_shared() {
+            return Some(offset);
+        }
+        self.free(offset, length);
+        None
     }
 
     /// Space for the application's allocator, if there is some at once.
     pub fn heap_alloc(&self, size: u64) -> Option<*mut u8> {
-        // A port's window may go.
+        // The allocator is also this driver's own, which may be at work with this very lock.
+        let mut stages = self.stages.try_lock().ok()?;
+        // A port's window may go. Looked at under the lock, under which another worker comes.
         if !self.is_file() {
             return None;
         }
-        // The allocator is also this driver's own, which may be at work with this very lock.
-        let mut stages = self.stages.try_lock().ok()?;
         let offset = stages.take(&self.window, size)?;
         stages.heap.insert(offset, size);
         self.window.at(offset, size)
@@ -406,6 +410,7 @@ impl<D: Driver> Link<D> {
 
     /// Reserved space that a command writes to and that stays reserved.
     pub fn mapped(&self, offset: u64, length: u64) -> WindowRange {
+        // With a part of it in use a window that is shared stays so.
         if self.is_shared() {
             return WindowRange {
                 offset,

@@ -89,7 +89,7 @@ enum Role {
         #[arg(long, value_name = "ADDRESS", conflicts_with = "list")]
         to: Option<String>,
         /// Milliseconds to wait for the commands that are under way; an application whose commands
-        /// take longer stays. With --to also until it has unmapped what it has mapped.
+        /// take longer stays. With --to also until it has connected, and unmapped what it has mapped.
         #[arg(long, default_value_t = 10_000, value_name = "MS")]
         drain: u64,
     },

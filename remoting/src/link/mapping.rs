@@ -35,6 +35,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The window had lost its memory when the system refused to give it another one.
+    #[error("the window's memory is lost")]
+    Lost(#[source] io::Error),
 }
 
 /// Creates the file behind a window. Its size cannot be changed any more, so that no peer can
@@ -194,6 +197,7 @@ impl Window {
     ///
     /// # Errors
     /// The file is too short, or the kernel's; or this is memory that is not this window's own mapping.
+    /// After [`Error::Lost`] zeroes of this process are in the window's place; else it stays as it was.
     pub fn replace(&self, file: &OwnedFd, offset: u64, weak: bool) -> Result<(), Error> {
         let failed = |source| Error::System {
             what: "replace",
@@ -203,7 +207,11 @@ impl Window {
         let own = self.mapping.as_ref();
         let own = own.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
         let other = map(file, offset, self.size)?;
-        own.replace_by(other).map_err(failed)?;
+        if let Err(error) = own.replace_by(other) {
+            // The kernel may have unmapped what was here: others may get no such addresses.
+            own.detach();
+            return Err(Error::Lost(error));
+        }
         self.weak.store(weak, Ordering::Relaxed);
         Ok(())
     }

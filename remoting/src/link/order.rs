@@ -83,6 +83,14 @@ impl Order {
     }
 }
 
+/// Whether an order may come by this end of a pair, which has come over the connection: only from the
+/// process that listens for connections, a pool or an agent, which has made the pair then, too. A worker
+/// has the connection as well, is confined, and may not send its application anywhere.
+pub fn may_come(pair: impl AsFd, connection: impl AsFd) -> bool {
+    let both = (socket::process(pair), socket::process(connection));
+    matches!(both, (Ok(pair), Ok(connection)) if pair == connection)
+}
+
 /// Answers an order. Who has given it and is gone has nothing to be told.
 pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
     let _ = match outcome {
@@ -156,6 +164,41 @@ mod tests {
             // Another one, wherever it is now.
             lead.give(&order).unwrap();
         }
+    }
+
+    #[test]
+    fn only_who_listens_may_give_orders() {
+        let (pool, application) = UnixStream::pair().unwrap();
+        let order = Order {
+            to: "/run/other".to_owned(),
+            patience: PATIENCE,
+        };
+        let ends = || {
+            let mut byte = [0];
+            let (_, mut files) = socket::receive(&application, &mut byte).unwrap();
+            UnixStream::from(files.remove(0))
+        };
+        let _lead = order.give(&pool).unwrap();
+        assert!(may_come(ends(), &application));
+        // A process that has the connection as this one has it, as a worker does.
+        // SAFETY: the child makes system calls only, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut pair = [0; 2];
+            // SAFETY: as above; room for two descriptors, which nobody else has.
+            unsafe {
+                if libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM, 0, pair.as_mut_ptr()) == 0 {
+                    let end = BorrowedFd::borrow_raw(pair[0]);
+                    let _ = socket::send(&pool, &[ORDER], &[end]);
+                }
+                libc::_exit(0);
+            }
+        }
+        assert!(child > 0);
+        drop(pool);
+        assert!(!may_come(ends(), &application));
+        // SAFETY: this process's child.
+        unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
     }
 
     #[test]

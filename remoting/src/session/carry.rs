@@ -21,7 +21,7 @@ use std::{
 use super::{
     backend::Backend,
     checkpoint::{Phase, Whose},
-    image::{self, Immovable},
+    image::{self, Immovable, Writer},
     server::{Error, Session},
 };
 use crate::{
@@ -43,15 +43,23 @@ impl<B: Backend> Session<B> {
     /// Saves the state once nothing is under way any more.
     pub(crate) fn save_state(&mut self, header: Header, patience: u64) -> Result<(), Error> {
         self.carried = None;
-        if !self.has_threads() {
-            let why = "an application behind a gate cannot leave it yet";
-            return self.not_saved(header, why.to_owned());
+        if let Err(why) = self.moves() {
+            return self.not_saved(header, base::Chain(&why).to_string());
         }
         let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
         let whose = Whose::Client(header);
         self.phase = Phase::Draining { until, whose };
         self.backend.flush_all();
         Ok(())
+    }
+
+    /// Whether an application can come and leave.
+    fn moves(&self) -> Result<(), Immovable> {
+        if self.has_threads() {
+            return Ok(());
+        }
+        let why = "an application behind a gate cannot leave it yet, nor come there";
+        Err(Immovable::Has(why.to_owned()))
     }
 
     /// It cannot be saved.
@@ -69,7 +77,8 @@ impl<B: Backend> Session<B> {
         self.tell_released()?;
         let saved = (|| {
             let file = image::create().map_err(std::io::Error::other)?;
-            self.save(calls, file.try_clone()?)?;
+            let writer = Writer::within(file.try_clone()?, self.most_carried);
+            self.save(calls, writer)?;
             Ok::<_, Immovable>((file.metadata()?.len(), file))
         })();
         match saved {
@@ -95,7 +104,8 @@ impl<B: Backend> Session<B> {
         Ok(self.answer(header, &Ok(Blob(why.into_bytes())))?)
     }
 
-    /// Reads a part of the saved image into the window; one of no bytes gives the image up.
+    /// Reads a part of the saved image into the window; the last one, or one of no bytes, gives the
+    /// image up.
     pub(crate) fn read_state(
         &mut self,
         header: Header,
@@ -109,7 +119,7 @@ impl<B: Backend> Session<B> {
         self.answer_carried(header, Some(to), outcome)
     }
 
-    fn read_part(&self, at: u64, to: &WindowRange) -> Result<(), Immovable> {
+    fn read_part(&mut self, at: u64, to: &WindowRange) -> Result<(), Immovable> {
         if to.length == 0 {
             return Ok(());
         }
@@ -120,6 +130,10 @@ impl<B: Backend> Session<B> {
         // SAFETY: as many bytes of the window as were read; whoever looks there meanwhile sees any
         // bytes.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, length) };
+        // It is as much memory as the application has.
+        if at.saturating_add(to.length) == file.metadata()?.len() {
+            self.carried = None;
+        }
         Ok(())
     }
 
@@ -135,6 +149,7 @@ impl<B: Backend> Session<B> {
     }
 
     fn write_part(&mut self, at: u64, from: &WindowRange) -> Result<(), Immovable> {
+        self.moves()?;
         let (place, length) = self.stretch(from)?;
         let end = at.checked_add(from.length);
         if end.is_none_or(|end| end > self.most_carried) {
@@ -173,8 +188,9 @@ impl<B: Backend> Session<B> {
     /// Makes the state again that the client has written. The session ends if that fails.
     pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
         let file: Option<File> = self.carried.take();
-        let restored = file
-            .ok_or(wrong("nothing was written"))
+        let restored = self
+            .moves()
+            .and_then(|()| file.ok_or(wrong("nothing was written")))
             .and_then(|file| self.restore(file, false));
         // The rings of this session go on as they are.
         self.start_at = None;

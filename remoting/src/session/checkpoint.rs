@@ -163,7 +163,7 @@ impl<B: Backend> Session<B> {
                     self.backend.flush_all();
                 }
                 Order::Save(file) if matches!(self.phase, Phase::Quiesced) => {
-                    let saved = self.save(calls, file);
+                    let saved = self.save(calls, Writer::new(file));
                     Ordered::answer(
                         &done,
                         saved.map_err(|error| base::Chain(&error).to_string()),
@@ -287,9 +287,8 @@ impl<B: Backend> Session<B> {
     pub(crate) fn save(
         &mut self,
         calls: &Receiver<Slice, Waker>,
-        file: File,
+        mut writer: Writer,
     ) -> Result<(), Immovable> {
-        let mut writer = Writer::new(file);
         let backend = B::checkpoint(self, &mut writer)?;
         let (read, partial) = calls.read();
         let driver = self.backend.driver();

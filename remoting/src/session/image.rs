@@ -62,6 +62,7 @@ pub enum Immovable {
 pub struct Writer {
     file: File,
     end: u64,
+    most: u64,
 }
 
 impl Writer {
@@ -70,21 +71,39 @@ impl Writer {
         Self {
             file,
             end: ALIGNMENT,
+            most: 1 << 62,
         }
+    }
+
+    /// To an empty file, which gets no more than so many bytes.
+    pub fn within(file: File, most: u64) -> Self {
+        let most = most.min(1 << 62);
+        Self {
+            most,
+            ..Self::new(file)
+        }
+    }
+
+    fn too_long(&self) -> Immovable {
+        Immovable::Has(format!(
+            "its state has more than the {} MiB that a worker may have of its own here \
+             (gantry-accel --heap)",
+            self.most >> 20
+        ))
     }
 
     /// Room for contents of so many bytes: where it begins.
     ///
     /// # Errors
-    /// No file is so long.
+    /// The file may not be so long.
     pub fn reserve(&mut self, length: u64) -> Result<u64, Immovable> {
         let start = self.end;
         let end = start
             .checked_add(length)
             .and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
         self.end = end
-            .filter(|end| *end < 1 << 62)
-            .ok_or(Immovable::Wrong("contents of more bytes than a file has"))?;
+            .filter(|end| *end <= self.most)
+            .ok_or_else(|| self.too_long())?;
         Ok(start)
     }
 
@@ -110,6 +129,9 @@ impl Writer {
                 bytes.len() >> 20,
                 LONGEST >> 20
             )));
+        }
+        if bytes.len() as u64 > self.most.saturating_sub(self.end) {
+            return Err(self.too_long());
         }
         self.file.write_all_at(&bytes, self.end)?;
         let mut header = MAGIC.to_vec();
@@ -208,6 +230,20 @@ mod tests {
         assert!(matches!(other, Err(Immovable::Version)));
         let other = Contents::open::<OpenCl, Blob>(image(), 8);
         assert!(matches!(other, Err(Immovable::Version)));
+    }
+
+    #[test]
+    fn no_more_is_written_than_may_be() {
+        let file = create().unwrap();
+        let mut writer = Writer::within(file.try_clone().unwrap(), 3 * ALIGNMENT);
+        let start = writer.reserve(2 * ALIGNMENT).unwrap();
+        assert!(writer.reserve(1).is_err());
+        assert_eq!(start, ALIGNMENT);
+        let mut writer = Writer::within(file.try_clone().unwrap(), 3 * ALIGNMENT);
+        writer.reserve(ALIGNMENT).unwrap();
+        let state = Blob(vec![0; ALIGNMENT as usize]);
+        assert!(writer.finish::<OpenCl, _>(7, &state).is_err());
+        assert_eq!(file.metadata().unwrap().len(), 0);
     }
 
     #[test]

@@ -252,19 +252,41 @@ fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
         .nth(1)
         .context("nobody is listed")?;
     let pid = ["--pid", process].join("=");
-    let mut moves = 0;
+    let (mut moves, mut alone) = (0, false);
     while !has_ended(&mut child)? {
         for to in [&first.address, &far.address] {
-            said += &send(first, control, &pid, to)?;
+            let there = far.workers()?;
+            let text = send(first, control, &pid, to)?;
+            said += &text;
             moves = said.matches(" moved to ").count();
+            if to == &first.address && text.contains(" moved to ") {
+                alone |= is_left_by(&mut child, &far, &there)?;
+            }
         }
     }
     let output = child.wait_with_output()?;
+    ensure!(
+        alone,
+        "workers that it has left stay until it ends:\n{said}"
+    );
     ensure!(
         output.stdout == b"ok\n" && moves >= 4,
         "{moves} moves:\n{said}"
     );
     Ok(())
+}
+
+/// Waits until one of the workers of a pool has ended that an application has left: whether that is
+/// before its own end.
+fn is_left_by(child: &mut Child, pool: &Pool, there: &[i32]) -> Result<bool> {
+    loop {
+        let now = pool.workers()?;
+        let ended = has_ended(child)?;
+        if ended || there.iter().any(|worker| !now.contains(worker)) {
+            return Ok(!ended);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The processes that a program has started: an application runs below one that ends it in time.
@@ -275,16 +297,44 @@ fn children(id: u32) -> Result<Vec<i32>> {
         .collect()
 }
 
+/// Another pool whose workers stand still does not hold an application up. Returns how long it takes
+/// to go there if they do not.
+fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
+    let workers = second.started_workers()?;
+    signal(&workers, libc::SIGSTOP);
+    let child = start(first)?;
+    let mut order = moving(first, control);
+    let order = order.args(["--all", "--drain", "500", "--to", &second.address]);
+    let text = order.output()?.stdout;
+    let text = String::from_utf8_lossy(&text);
+    ensure!(text.contains("it cannot connect with"), "{text}");
+    let output = child.wait_with_output()?;
+    signal(&workers, libc::SIGCONT);
+    ensure!(output.stdout == b"ok\n", "it has not computed on");
+    let mut child = start(first)?;
+    let began = Instant::now();
+    let text = send(first, control, "--all", &second.address)?;
+    let whole = began.elapsed();
+    ensure!(text.contains(" moved to "), "{text}");
+    child.kill()?;
+    child.wait()?;
+    Ok(whole)
+}
+
 pub fn between_killed(pool: &Pool) -> Result<()> {
     let (first, first_control) = movable(pool, "left")?;
     let (second, second_control) = movable(pool, "come-to")?;
-    for round in 0..9u64 {
+    let whole = stopped(&first, &first_control, &second)?;
+    let (mut round, mut amid, mut all) = (0u32, 0, String::new());
+    // So many in any case, and more until some have found it on its way.
+    while round < 9 || (amid == 0 && round < 30) {
         let child = start(&first)?;
         let mut order = moving(&first, &first_control);
         order.args(["--all", "--to", &second.address]);
-        let order = order.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        // Who is killed may be the one that is left, the one that is come to, or both.
-        thread::sleep(Duration::from_millis(5 + round / 3 * 12));
+        let order = order.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        // Who is killed may be the one that is left, the one that is come to, or both: after some
+        // part of what a whole move takes here.
+        thread::sleep(whole * (1 + round / 3 % 6) / 7);
         match round % 3 {
             0 => signal(&first.workers()?, libc::SIGKILL),
             1 => signal(&second.workers()?, libc::SIGKILL),
@@ -301,8 +351,21 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
             expected.contains(&said.as_str()),
             "round {round}: the application said {said:?}"
         );
-        ensure!(order.wait_with_output().is_ok(), "no end of the move");
+        let text = order
+            .wait_with_output()
+            .context("no end of the move")?
+            .stdout;
+        let text = String::from_utf8_lossy(&text);
+        // What only an application says that has got the order.
+        let own = [
+            "the worker that was to serve it does not answer",
+            "it cannot connect with",
+        ];
+        amid += usize::from(own.iter().any(|own| text.contains(own)));
+        all += &text;
+        round += 1;
     }
+    ensure!(amid > 0, "none was killed amid a move:\n{all}");
     // Whoever comes next is served, can be moved, and nobody is left.
     let mut next = start(&first)?;
     let text = send(&first, &first_control, "--all", &second.address)?;

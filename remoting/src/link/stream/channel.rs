@@ -281,6 +281,11 @@ pub struct Reader {
 }
 
 impl Reader {
+    /// Closes the connection for whoever has a half.
+    pub fn closer(&self) -> Closer {
+        Closer(Arc::clone(&self.shared))
+    }
+
     /// Waits for bytes; none if the peer has closed the connection.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &self.shared.tls else {
@@ -312,6 +317,17 @@ impl Reader {
     /// Closes the connection, for the other half as well.
     pub fn close(&self) {
         self.shared.socket.shut_down(libc::SHUT_RDWR);
+    }
+}
+
+/// Closes a connection whose halves others have.
+#[derive(Clone, Debug)]
+pub struct Closer(Arc<Shared>);
+
+impl Closer {
+    /// Closes the connection, for both halves.
+    pub fn close(&self) {
+        self.0.socket.shut_down(libc::SHUT_RDWR);
     }
 }
 

@@ -16,7 +16,7 @@ use std::{
 use super::{
     address::{Address, Host},
     bridge::Bridge,
-    channel::{Channel, Socket},
+    channel::{Channel, Closer, Socket},
     tls,
 };
 use crate::{
@@ -28,8 +28,8 @@ use crate::{
     wire::hello::{self, Form, Hello, Refused},
 };
 
-/// How long a worker has to take a connection and to answer its hello.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a worker has at most to take a connection and to answer its hello.
+pub const PATIENCE: Duration = Duration::from_secs(20);
 /// How often a Unix socket is tried whose queue is full; and how long who was not served pauses
 /// before it comes again, at first.
 const AGAIN: Duration = Duration::from_millis(50);
@@ -104,6 +104,31 @@ pub struct Connected<A> {
     pub nudges: UnixStream,
     /// What carries both over, once its directions run.
     pub bridge: Bridge<A>,
+    /// Ends it all: the directions, and with them the worker.
+    pub closer: Closer,
+}
+
+/// The files that TLS needs, as the environment names them.
+#[derive(Clone, Debug)]
+pub struct Files([Option<PathBuf>; 3]);
+
+impl Files {
+    /// Reads the environment, which a running process may be changing.
+    pub fn named() -> Self {
+        Self(VARIABLES.map(|name| {
+            let value = std::env::var_os(name).filter(|value| !value.is_empty());
+            value.map(PathBuf::from)
+        }))
+    }
+
+    fn client(&self) -> Result<tls::Client, Error> {
+        let file = |at: usize| self.0[at].clone().ok_or(Error::Variable(VARIABLES[at]));
+        Ok(tls::Client {
+            authority: file(0)?,
+            certificate: file(1)?,
+            key: file(2)?,
+        })
+    }
 }
 
 impl Error {
@@ -124,12 +149,17 @@ impl Error {
     }
 }
 
-/// Connects with a worker. For TLS the environment names the files.
-pub fn connect<A: Api>(address: &Address) -> Result<Connected<A>, Error> {
-    let until = Instant::now() + PATIENCE;
+/// Connects with a worker, by [`PATIENCE`] or until then.
+pub fn connect<A: Api>(
+    address: &Address,
+    files: &Files,
+    until: Option<Instant>,
+) -> Result<Connected<A>, Error> {
+    let latest = Instant::now() + PATIENCE;
+    let until = until.map_or(latest, |until| until.min(latest));
     let mut pause = AGAIN;
     let (channel, theirs) = loop {
-        match exchange::<A>(address, until) {
+        match exchange::<A>(address, files, until) {
             Err(error) if error.is_wordless() && Instant::now() + pause < until => {
                 thread::sleep(pause);
                 pause = (2 * pause).min(LONGEST_PAUSE);
@@ -144,35 +174,29 @@ pub fn connect<A: Api>(address: &Address) -> Result<Connected<A>, Error> {
     let file = window::create(theirs.window)?;
     let window = Window::map(&file, theirs.window, theirs.ring)?;
     let (nudge, nudges) = UnixStream::pair().map_err(Error::Pair)?;
-    let bridge = Bridge::client(&window, channel.split(), nudge);
+    let (reader, writer) = channel.split();
+    let closer = reader.closer();
+    let bridge = Bridge::client(&window, (reader, writer), nudge);
     Ok(Connected {
         window,
         file,
         nudges,
         bridge,
+        closer,
     })
 }
 
 /// Says hello to a worker: the connection, and its answer.
 fn exchange<A: Api>(
     address: &Address,
+    files: &Files,
     until: Instant,
 ) -> Result<(Channel, [u8; hello::SIZE]), Error> {
     let channel = match address {
         Address::Unix(path) => Channel::plain(unix(path, until)?),
         Address::Tcp(host) => Channel::plain(tcp(host, until, true)?),
         Address::Tls(host) => {
-            let [authority, certificate, key] = VARIABLES;
-            let file = |name| {
-                let value = std::env::var_os(name).filter(|value| !value.is_empty());
-                value.map(PathBuf::from).ok_or(Error::Variable(name))
-            };
-            let files = tls::Client {
-                authority: file(authority)?,
-                certificate: file(certificate)?,
-                key: file(key)?,
-            };
-            let session = files.connect(host)?;
+            let session = files.client()?.connect(host)?;
             Channel::secure(tcp(host, until, false)?, session, until).map_err(Error::Handshake)?
         }
     };
@@ -292,7 +316,8 @@ mod tests {
             listener.set_nonblocking(true).unwrap();
             answers.len() + usize::from(listener.accept().is_ok())
         });
-        let connected = connect::<OpenCl>(&Address::Unix(path.clone()));
+        let address = Address::Unix(path.clone());
+        let connected = connect::<OpenCl>(&address, &Files::named(), None);
         let count = serving.join().unwrap();
         std::fs::remove_file(path).unwrap();
         (connected, count)

@@ -394,6 +394,21 @@ fn a_client_carries_its_state_to_another_worker_by_calls() {
 }
 
 #[test]
+fn what_a_client_saves_is_no_more_than_a_worker_may_have_and_goes_with_its_last_part() {
+    let mut served = with_objects();
+    served.server.most_carried = 4096;
+    let (length, why) = served.save();
+    assert!(length == 0 && why != DONE);
+    assert_ne!(served.read(0, 8), DONE, "nothing was saved");
+    served.server.most_carried = 1 << 20;
+    let (length, why) = served.save();
+    assert_eq!(why, DONE);
+    assert_eq!(served.read(0, length - 1), DONE);
+    assert_eq!(served.read(length - 1, 1), DONE);
+    assert_ne!(served.read(0, 1), DONE, "all was read");
+}
+
+#[test]
 fn what_a_client_brings_is_no_more_than_a_new_session_takes() {
     let mut new = Served::new();
     assert_ne!(new.read(0, 8), DONE, "nothing was saved");
