@@ -32,7 +32,8 @@ pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, 
 /// `connection` is the application's.
 ///
 /// # Errors
-/// The application stays where it is, if its worker lives; one that is stuck is to be killed.
+/// The application stays where it is, if its worker lives. One that is busy is asked for nothing more
+/// until [`answers_of`] has returned.
 pub fn carry_over(
     source: &Peer<'_>,
     destination: &Peer<'_>,
@@ -73,8 +74,68 @@ pub fn carry_over(
         destination.ask(&Command::Restore(true), &[image.as_fd()], &patience)?;
         Ok(())
     })();
-    outcome.map_err(|why| match source.go_on(due, &Patience::within(SOON)) {
+    outcome.map_err(|why| stays(source, due, why, &Patience::within(SOON)))
+}
+
+/// Has a worker go on that was asked to stop, and waits until it has said so, but not for ever.
+fn stays(source: &Peer<'_>, due: u32, why: NotMoved, patience: &Patience) -> NotMoved {
+    if source.send(&Command::Resume(), &[]).is_err() {
+        return why;
+    }
+    let mut due = due + 1;
+    match source.drain(&mut due, patience) {
         Ok(()) => why,
-        Err(_) => NotMoved::Stuck(Box::new(why)),
-    })
+        Err(_) => NotMoved::Busy {
+            due,
+            why: Box::new(why),
+        },
+    }
+}
+
+/// Waits until so many answers have come, however long a driver takes: those to later commands would be
+/// taken for them. The end of the worker ends it, too.
+pub fn answers_of(source: &Peer<'_>, due: u32) {
+    for _ in 0..due {
+        if !matches!(receive::<Reply>(source.channel), Ok(Some(_))) {
+            break;
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use std::{io, os::unix::net::UnixStream};
+
+    use super::*;
+
+    #[test]
+    fn a_worker_in_a_long_call_goes_on_after_it_and_is_asked_again_when_it_has_answered() {
+        let (pool, worker) = UnixStream::pair().unwrap();
+        let source = Peer {
+            channel: &pool,
+            who: "the worker",
+        };
+        source.send(&Command::Quiesce(0), &[]).unwrap();
+        let late = NotMoved::Gone {
+            who: "the worker",
+            source: io::ErrorKind::TimedOut.into(),
+        };
+        let NotMoved::Busy { due, .. } = stays(&source, 1, late, &Patience::within(Duration::ZERO))
+        else {
+            panic!("it has not answered");
+        };
+        assert_eq!(due, 2);
+        for asked in [Command::Quiesce(0), Command::Resume()] {
+            assert_eq!(receive::<Command>(&worker).unwrap().unwrap().0, asked);
+            send(&worker, &Reply::Done(), &[]).unwrap();
+        }
+        answers_of(&source, due);
+        send(&worker, &refused(&io::Error::other("mine")), &[]).unwrap();
+        let next = source.ask(&Command::Save(), &[], &Patience::within(SOON));
+        assert_eq!(next.unwrap_err().to_string(), "mine");
+        // One that has ended keeps nobody waiting.
+        drop(worker);
+        answers_of(&source, 1);
+    }
 }

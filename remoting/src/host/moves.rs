@@ -113,6 +113,8 @@ impl Asker {
 pub(super) enum Event {
     /// Somebody has asked for something.
     Asked(Request, Asker),
+    /// The worker of this number, which was busy when its application was to move, has answered.
+    Answered(u64),
     /// The application of the worker of this number has been carried over, or not.
     Over(u64, Result<(), NotMoved>, Asker),
     /// An application is served elsewhere, or stays.
@@ -233,7 +235,15 @@ impl Moves {
             };
             let outcome = control::carry_over(&source, &destination, connection.as_fd(), drain);
             drop(connection);
+            let busy = match &outcome {
+                Err(NotMoved::Busy { due, .. }) => Some(*due),
+                _ => None,
+            };
             post.leave(Event::Over(number, outcome, asker));
+            if let Some(due) = busy {
+                control::answers_of(&source, due);
+                post.leave(Event::Answered(number));
+            }
         };
         thread::Builder::new()
             .name("move".to_owned())

@@ -66,6 +66,12 @@ impl Pool<'_> {
                     self.begin(which, drain, to.as_deref(), &asker);
                 }
                 Event::Left(departure) => self.left(departure),
+                Event::Answered(number) => {
+                    let mut all = self.serving.iter_mut();
+                    if let Some(one) = all.find(|one| one.worker.number == number) {
+                        one.is_busy = false;
+                    }
+                }
                 Event::Over(number, outcome, asker) => self.over(number, &outcome, &asker),
             }
         }
@@ -107,6 +113,10 @@ impl Pool<'_> {
             let serving = &self.serving[index];
             if serving.destination.is_some() || serving.leaving.is_some() {
                 asker.tell("error: it is being moved already");
+                continue;
+            }
+            if serving.is_busy {
+                asker.tell("error: its worker is busy, and has yet to answer to an earlier move");
                 continue;
             }
             if self.serving[index].phase == Phase::Ending {
@@ -236,9 +246,7 @@ impl Pool<'_> {
         if let Err(error) = outcome {
             let why = base::Chain(error);
             asker.tell(&format!("error: process {process} stays: {why}"));
-            if matches!(error, NotMoved::Stuck(_)) {
-                serving.worker.kill();
-            }
+            serving.is_busy = matches!(error, NotMoved::Busy { .. });
         } else if serving.phase == Phase::Ending {
             asker.tell(&format!("process {process} has ended meanwhile"));
         }

@@ -272,6 +272,8 @@ pub(super) struct Serving {
     pub phase: Phase,
     /// The worker that its application is being moved to.
     pub destination: Option<Destination>,
+    /// Its worker has yet to answer to a move that has failed, and cannot be asked for another one.
+    pub is_busy: bool,
     /// Whether it is to be served elsewhere.
     pub leaving: Option<Leaving>,
 }
@@ -503,6 +505,7 @@ impl Pool<'_> {
             user,
             phase: Phase::Speaking,
             destination: None,
+            is_busy: false,
             leaving: None,
         });
     }

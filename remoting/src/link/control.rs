@@ -178,9 +178,15 @@ pub enum NotMoved {
         /// How it was noticed.
         source: io::Error,
     },
-    /// A worker that was stopped does not go on after a move that failed.
-    #[error("its worker does not go on any more, and is ended")]
-    Stuck(#[source] Box<NotMoved>),
+    /// The worker that was to stop is in the middle of something long, and goes on after it.
+    #[error("its worker is busy, and goes on by itself")]
+    Busy {
+        /// How many of its answers have not come.
+        due: u32,
+        /// Why it goes on.
+        #[source]
+        why: Box<NotMoved>,
+    },
     /// Somebody has asked for the end.
     #[error("it was cancelled")]
     Cancelled,
@@ -255,10 +261,18 @@ impl Peer<'_> {
     /// It is gone, or does not answer: it would stand still for ever.
     pub fn go_on(&self, due: u32, patience: &Patience) -> Result<(), NotMoved> {
         self.send(&Command::Resume(), &[])?;
-        for _ in 0..=due {
+        self.drain(&mut due.saturating_add(1), patience)
+    }
+
+    /// Waits for answers, whatever they are, and counts those that have not come.
+    ///
+    /// # Errors
+    /// The worker is gone, or there is no more patience.
+    pub fn drain(&self, due: &mut u32, patience: &Patience) -> Result<(), NotMoved> {
+        while *due > 0 {
             match self.answer(patience) {
                 // One that has not stopped, or has said why it does not, goes on anyway.
-                Ok(_) | Err(NotMoved::Refused(_)) => {}
+                Ok(_) | Err(NotMoved::Refused(_)) => *due -= 1,
                 Err(error) => return Err(error),
             }
         }
