@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::{
     Context, Entry,
     hotplug::gone,
+    migration,
     snapshots::{restored, url},
 };
 use crate::{
@@ -387,9 +388,21 @@ fn moved(context: &Context) -> Result<()> {
     gantry.act("vm.resume")?;
     goes_on(&mut guest)?;
     gantry.kill()?;
-    drop(other);
     let (gantry, mut guest) = restored(context, json!({"accels": [to(&pool)]}))?;
     goes_on(&mut guest)?;
+    // It goes to another VMM with its machine, and to the other pool.
+    let workers = other.workers()?;
+    let dir = context.dir.join("there");
+    // The serial port's socket is where the first configuration says.
+    let serial = context.dir.join("serial.sock");
+    let there = migration::wait_with(&dir, &serial, &[(&pool.socket, &other.socket)])?;
+    let (gantry, mut guest) = migration::go(gantry, there, json!({"accel": "Move"}))?;
+    goes_on(&mut guest)?;
+    let serving = other.workers()?;
+    ensure!(
+        serving.iter().any(|worker| !workers.contains(worker)),
+        "the other pool does not serve it: {workers:?} {serving:?}"
+    );
     guest.run("touch /tmp/stop")?;
     let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
     ensure!(
@@ -397,6 +410,20 @@ fn moved(context: &Context) -> Result<()> {
         "{end}"
     );
     ensure!(counter(&gantry, "workers_lost")? == 0);
+    // Without its accelerator it goes, too; who computes then is told, and ends.
+    guest.run(
+        "rm /tmp/stop; (opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
+    )?;
+    goes_on(&mut guest)?;
+    let dir = context.dir.join("without");
+    let there = migration::wait_with(&dir, &gantry.serial, &[])?;
+    let (gantry, mut guest) = migration::go(gantry, there, json!({"accel": "Detach"}))?;
+    let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
+    ensure!(!end.contains("rounds were right"), "{end}");
+    let info = gantry.ok("GET", "vm.info", None)?;
+    ensure!(info["config"]["accels"].is_null(), "{info}");
+    let list = guest.status_of("clinfo -l")?.1;
+    ensure!(!list.contains("Device #0"), "{list}");
     Ok(())
 }
 

@@ -52,18 +52,30 @@ pub(crate) struct Waiting {
 
 /// Starts a Gantry in a folder of its own that waits for a VM whose serial port is at `serial`.
 pub(crate) fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
-    fs::create_dir_all(dir)?;
-    wait_by(Gantry::start(dir, &[])?, dir, serial)
+    wait_with(dir, serial, &[])
 }
 
-/// As [`wait_in`], with a Gantry that has been started.
-fn wait_by(gantry: Gantry, dir: &Path, serial: &Path) -> Result<Waiting> {
+/// As [`wait_in`]; these files of the host have other names there, too.
+pub(crate) fn wait_with(dir: &Path, serial: &Path, renames: &[(&Path, &Path)]) -> Result<Waiting> {
+    fs::create_dir_all(dir)?;
+    wait_by(Gantry::start(dir, &[])?, dir, serial, renames)
+}
+
+/// As [`wait_with`], with a Gantry that has been started.
+fn wait_by(
+    gantry: Gantry,
+    dir: &Path,
+    serial: &Path,
+    renames: &[(&Path, &Path)],
+) -> Result<Waiting> {
     let path = dir.join("migration.sock");
     let url = format!("unix:{}", path.display());
-    let body = json!({
-        "receiver_url": url,
-        "renames": [{"from": serial, "to": gantry.serial}],
-    });
+    let all = [(serial, &*gantry.serial)];
+    let all = all.iter().chain(renames);
+    let renames: Vec<_> = all
+        .map(|(from, to)| json!({"from": from, "to": to}))
+        .collect();
+    let body = json!({"receiver_url": url, "renames": renames});
     let socket = gantry.socket.clone();
     let answer = thread::spawn(move || {
         http::request(
@@ -115,12 +127,19 @@ pub(crate) fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
 }
 
 /// Moves the VM to a new Gantry in `dir`.
-fn move_to(mut source: Gantry, dir: &Path) -> Result<(Gantry, Guest)> {
+fn move_to(source: Gantry, dir: &Path) -> Result<(Gantry, Guest)> {
     let waiting = wait_in(dir, &source.serial)?;
-    let body = json!({
-        "destination_url": waiting.url, "verify": true, "preserve_source": true,
-        "downtime_ms": 2000,
+    go(source, waiting, json!({"verify": true}))
+}
+
+/// Moves the VM to a Gantry that waits for it.
+pub(crate) fn go(mut source: Gantry, waiting: Waiting, how: Value) -> Result<(Gantry, Guest)> {
+    let mut body = json!({
+        "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
     });
+    if let (Some(body), Value::Object(how)) = (body.as_object_mut(), how) {
+        body.extend(how);
+    }
     source.put("vm.send-migration", body)?;
     // It answers meanwhile, and does not let the machine be changed.
     source.ok("GET", "vm.info", None)?;
@@ -226,7 +245,7 @@ fn upgrade(source: Gantry, disk: &Path, context: &Context) -> Result<()> {
     start_counting(&mut guest)?;
     let last = next_count(&mut guest)?;
     let next = Gantry::start_binary(&dir, &other_build(&dir)?)?;
-    let waiting = wait_by(next, &dir, &source.serial)?;
+    let waiting = wait_by(next, &dir, &source.serial, &[])?;
     // Somebody who has mistaken the socket does not end the wait.
     let stranger = waiting.url.trim_start_matches("unix:");
     UnixStream::connect(stranger)?.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
