@@ -30,6 +30,9 @@ mod port;
 #[path = "../../guest/agent/src/removals.rs"]
 mod removals;
 #[allow(dead_code)]
+#[path = "../../guest/agent/src/seats.rs"]
+mod seats;
+#[allow(dead_code)]
 #[path = "../../guest/agent/src/server.rs"]
 mod server;
 
@@ -41,7 +44,7 @@ static AGENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let at = path.clone();
     let (listens, is_listening) = mpsc::channel();
     thread::spawn(move || {
-        let server = server::Server::new(&at, Some("none".to_owned()), None);
+        let server = server::Server::new(&at, Some("none".to_owned()), None, None);
         let server = server.expect("it can listen");
         listens.send(()).expect("it is waited for");
         panic!("the agent has ended: {}", server.run())

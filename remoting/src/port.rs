@@ -72,6 +72,11 @@ pub mod registers {
     /// Reads the number of the API that the port's applications call
     /// ([`ApiId::number`](crate::wire::api::ApiId::number)).
     pub const API: u64 = 0x28;
+    /// Reads where the host wishes the guest's applications to be served ([`Wish`](super::Wish)). A
+    /// new wish counts as a change of state.
+    pub const WISH: u64 = 0x2c;
+    /// Takes what has come of a wish ([`Outcome`](super::Outcome)).
+    pub const OUTCOME: u64 = 0x30;
     /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
     /// [`Command`](super::Command).
     pub const SLICE: u64 = 0x1000;
@@ -117,6 +122,102 @@ impl State {
         ]
         .into_iter()
         .find(|state| *state as u32 == number)
+    }
+}
+
+/// Who serves a guest's applications.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Server {
+    /// The guest's own pool, on a device that is the guest's.
+    Local,
+    /// The host's, by the port.
+    Host,
+}
+
+/// Where the host wishes the guest's applications to be served. As a number: who serves in the lower
+/// byte, above it a number of its own; zero is none.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Wish {
+    /// Tells it from others.
+    pub number: u8,
+    /// By whom.
+    pub by: Server,
+}
+
+impl Wish {
+    /// The wish as a register has it.
+    pub fn to_number(self) -> u32 {
+        let by = match self.by {
+            Server::Local => 1,
+            Server::Host => 2,
+        };
+        u32::from(self.number) << 8 | by
+    }
+
+    /// The wish that a register has.
+    pub fn from_number(number: u32) -> Option<Self> {
+        let [by, own, ..] = number.to_le_bytes();
+        let by = match by {
+            1 => Server::Local,
+            2 => Server::Host,
+            _ => return None,
+        };
+        Some(Self { number: own, by })
+    }
+}
+
+/// What has come of a wish. As a number: the kind in the lower byte, above it the wish's number, and a
+/// number of applications in the upper half.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outcome {
+    /// Of which wish.
+    pub number: u8,
+    /// What.
+    pub kind: OutcomeKind,
+    /// How many applications have moved, or stay.
+    pub applications: u16,
+}
+
+/// A kind of outcome.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum OutcomeKind {
+    /// All are served so, and nobody in the guest uses the device that was left.
+    Done,
+    /// Some stay.
+    Stay,
+    /// The guest's agent cannot do that: it has no pool of its own.
+    Cannot,
+    /// It has begun; another outcome follows.
+    Begun,
+}
+
+impl Outcome {
+    /// The outcome as a register has it.
+    pub fn to_number(self) -> u32 {
+        let kind = match self.kind {
+            OutcomeKind::Done => 1,
+            OutcomeKind::Stay => 2,
+            OutcomeKind::Cannot => 3,
+            OutcomeKind::Begun => 4,
+        };
+        u32::from(self.applications) << 16 | u32::from(self.number) << 8 | kind
+    }
+
+    /// The outcome that a register was given.
+    pub fn from_number(number: u32) -> Option<Self> {
+        let [kind, own, ..] = number.to_le_bytes();
+        let kind = match kind {
+            1 => OutcomeKind::Done,
+            2 => OutcomeKind::Stay,
+            3 => OutcomeKind::Cannot,
+            4 => OutcomeKind::Begun,
+            _ => return None,
+        };
+        Some(Self {
+            number: own,
+            kind,
+            applications: (number >> 16) as u16,
+        })
     }
 }
 
@@ -391,6 +492,25 @@ mod tests {
             doorbell: 3 << 12,
         };
         assert_eq!(SliceOffsets::from_bytes(place.to_bytes()), place);
+    }
+
+    #[test]
+    fn wishes_and_outcomes_survive_the_way_through_a_register() {
+        for by in [Server::Local, Server::Host] {
+            let wish = Wish { number: 255, by };
+            assert_eq!(Wish::from_number(wish.to_number()), Some(wish));
+        }
+        let ends = [OutcomeKind::Done, OutcomeKind::Stay, OutcomeKind::Cannot];
+        for kind in ends.into_iter().chain([OutcomeKind::Begun]) {
+            let outcome = Outcome {
+                number: 7,
+                kind,
+                applications: u16::MAX,
+            };
+            assert_eq!(Outcome::from_number(outcome.to_number()), Some(outcome));
+        }
+        assert_eq!(Wish::from_number(0), None);
+        assert_eq!(Outcome::from_number(0xffff_ff00), None);
     }
 
     #[test]

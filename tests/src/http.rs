@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Longest wait for an answer: a snapshot takes a while in the rig.
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for an answer: a snapshot takes a while in the rig, and an application's move longer.
+const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// An answer.
 #[derive(Clone, Debug)]

@@ -400,6 +400,7 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("VmSwapDevice", Samples::check::<api::VmSwapDevice>),
         ("VmMoveAccel", Samples::check::<api::VmMoveAccel>),
         ("MovedAccel", Samples::check::<api::MovedAccel>),
+        ("AccelSeat", Samples::check::<api::AccelSeat>),
         ("VmSnapshotConfig", Samples::check::<api::VmSnapshotConfig>),
         ("VmCoredumpData", Samples::check::<api::VmCoredumpData>),
         ("RestoreConfig", Samples::check::<api::RestoreConfig>),

@@ -202,6 +202,7 @@ impl Accel {
                 slice_size: size,
                 msix: Arc::clone(&msix),
                 line: Arc::clone(&line),
+                mailbox: Arc::default(),
             }),
             msix,
             line,
@@ -246,6 +247,8 @@ impl Accel {
     pub fn handle(&self) -> moving::Handle {
         moving::Handle {
             attach: Arc::clone(&self.attach),
+            slices: Arc::clone(&self.slices),
+            mailbox: Arc::clone(&self.registers.mailbox),
             desk: Arc::clone(&self.desk),
             spawner: Arc::clone(&self.resources.spawner),
             thread_name: self.options.thread_name.clone(),

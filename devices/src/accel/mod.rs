@@ -18,6 +18,7 @@
 //!   slice over; `lend`: who speaks to workers beside it.
 //! - [`saved`]: what a snapshot has of applications.
 //! - [`moving`]: applications that go on with another worker while the guest runs.
+//! - `wish`: who serves the guest's applications, as the host wishes and the guest's agent does.
 //! - `line`: interrupts by the function's line, while MSI-X is off.
 //!
 //! This process never looks into the window and takes no part in a call. What it does for a guest
@@ -36,6 +37,7 @@ pub mod saved;
 mod service;
 mod slices;
 mod window;
+mod wish;
 
 use std::{fs::File, io, path::PathBuf, sync::Arc};
 

@@ -29,10 +29,14 @@ use gantry_remoting::link::{
     socket,
 };
 
+pub use gantry_remoting::port::{Outcome, OutcomeKind, Server};
+
 use super::{
     attach::{Attach, Pool},
     lend::{Desk, Lent},
     saved::SavedSlice,
+    slices::Slices,
+    wish::Mailbox,
 };
 use crate::thread::{ThreadRole, ThreadSpawner};
 
@@ -65,10 +69,21 @@ pub struct Moved {
     pub reasons: Vec<String>,
 }
 
+/// What has become of a wish.
+#[derive(Debug)]
+pub struct Seated {
+    /// By whom applications were to be served.
+    pub by: Server,
+    /// What the guest says; none if it has said nothing.
+    pub outcome: Option<Outcome>,
+}
+
 /// Reaches a port to move its applications.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) attach: Arc<Attach>,
+    pub(super) slices: Arc<Slices>,
+    pub(super) mailbox: Arc<Mailbox>,
     pub(super) desk: Arc<Desk>,
     pub(super) spawner: Arc<dyn ThreadSpawner>,
     pub(super) thread_name: String,
@@ -95,6 +110,27 @@ impl Handle {
     pub fn start(&self, asked: Move, done: impl FnOnce(Moved) + Send + 'static) -> io::Result<()> {
         let port = self.clone();
         let work = Box::new(move || done(port.carry_out(asked)));
+        let name = format!("{}_mv", self.thread_name);
+        self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
+    }
+
+    /// Has the guest's agent see to it that applications are served by this one, in a thread of its own,
+    /// which tells `done` what became of it.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn start_seats(
+        &self,
+        by: Server,
+        patience: Duration,
+        cancel: Cancel,
+        done: impl FnOnce(Seated) + Send + 'static,
+    ) -> io::Result<()> {
+        let port = self.clone();
+        let work = Box::new(move || {
+            let outcome = port.mailbox.ask(&port.slices, by, patience, &cancel);
+            done(Seated { by, outcome });
+        });
         let name = format!("{}_mv", self.thread_name);
         self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
     }

@@ -8,7 +8,7 @@ use gantry_remoting::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{line::PortLine, slices::Slices};
+use super::{line::PortLine, slices::Slices, wish::Mailbox};
 use crate::{bus::BusDevice, pci::MsixTable, shared_event};
 
 /// BAR 0.
@@ -23,6 +23,8 @@ pub struct Registers {
     pub msix: Arc<MsixTable>,
     /// Interrupts while MSI-X is off.
     pub line: Arc<PortLine>,
+    /// What the host wishes of the agent.
+    pub mailbox: Arc<Mailbox>,
 }
 
 impl Registers {
@@ -38,6 +40,7 @@ impl Registers {
             at::SLICE_SIZE_LOW => self.slice_size as u32,
             at::SLICE_SIZE_HIGH => (self.slice_size >> 32) as u32,
             at::API => self.api.number(),
+            at::WISH => self.mailbox.wish(),
             at::LINE => u32::from(self.line.is_wanted()),
             at::RUNG_LOW => self.line.take(0),
             at::RUNG_HIGH => self.line.take(1),
@@ -87,6 +90,8 @@ impl BusDevice for Registers {
         if offset == at::RESET {
             self.line.want(false);
             self.slices.close_all();
+        } else if offset == at::OUTCOME {
+            self.mailbox.tell(u32::from_le_bytes(bytes));
         } else if offset == at::LINE {
             self.line.want(u32::from_le_bytes(bytes) != 0);
             self.slices.wake();

@@ -223,7 +223,7 @@ impl Service {
                 State::Free => {}
             }
         }
-        if self.slices.changes() != before {
+        if self.slices.changes() != before || self.slices.take_news() {
             self.raise();
         }
         next

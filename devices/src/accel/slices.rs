@@ -9,7 +9,7 @@
 //! Commands come from vCPUs, everything else from the service. Each step is one compare-and-swap,
 //! so that neither waits for the other, and a guest that repeats commands changes nothing.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use gantry_remoting::port::{self, Command, State};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -24,6 +24,8 @@ pub struct Slices {
     pub kick: EventFd,
     /// The service is to end.
     stopping: AtomicU32,
+    /// Whether the agent is to hear of something else than a change of state.
+    news: AtomicBool,
     /// Workers that served, since the port was made.
     pub opened: AtomicU64,
     /// Workers that ended or refused before their application did.
@@ -39,6 +41,7 @@ impl Slices {
             changes: AtomicU32::new(0),
             kick: EventFd::new(EFD_NONBLOCK)?,
             stopping: AtomicU32::new(0),
+            news: AtomicBool::new(false),
             opened: AtomicU64::new(0),
             lost: AtomicU64::new(0),
         })
@@ -159,6 +162,18 @@ impl Slices {
             let _ = self.close(slice) || self.close(slice) || self.close(slice);
         }
         self.wake();
+    }
+
+    /// Has the agent look, as if a state had changed.
+    pub fn tell(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+        self.news.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    /// Whether the agent is to be told to look, once.
+    pub fn take_news(&self) -> bool {
+        self.news.swap(false, Ordering::AcqRel)
     }
 
     /// Has the service end.

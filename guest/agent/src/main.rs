@@ -7,7 +7,9 @@
 //!
 //! - `port`: the PCI function by its files in sysfs; no kernel module of Gantry's. `interrupts`: who
 //!   waits for long is woken by them.
-//! - `server`: the socket and its clients; `removals`: news of ports that go.
+//! - `server`: the socket and its clients; `removals`: news of devices that come and go; `seats`: a
+//!   pool of this guest's own, on a device that was passed through, and applications that change
+//!   between it and the port.
 //! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
@@ -27,6 +29,7 @@ mod interrupts;
 mod place;
 mod port;
 mod removals;
+mod seats;
 mod server;
 mod setup;
 mod survive;
@@ -92,6 +95,12 @@ struct Arguments {
     /// Only the port at this PCI address, such as 0000:00:05.0 (all ports without it).
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
+    /// A pool of this guest's own, on a device that was passed through to it: gantry-accel serve and
+    /// its options, without --socket and --window. It serves applications until the host asks for
+    /// the device (gantry ctl move-accel --seat host): they go on with the port's workers then, while
+    /// they run, and the pool ends.
+    #[arg(long, value_name = "COMMAND")]
+    local: Option<String>,
     /// The group that may connect; everybody may without it.
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
@@ -133,7 +142,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         None => {
             survive::install();
             let group = arguments.group.as_deref();
-            let server = server::Server::new(&arguments.socket, arguments.device, group)?;
+            let local = arguments.local.as_deref();
+            let local = local.map(|command| seats::Seats::new(command, arguments.socket.clone()));
+            let server = server::Server::new(&arguments.socket, arguments.device, group, local)?;
             tell_systemd();
             return Err(server.run().into());
         }

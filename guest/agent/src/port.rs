@@ -11,7 +11,7 @@ use base::{Access, Mapping};
 use gantry_remoting::{
     apis,
     link::window::{CLIENT_HELLO, REPLY},
-    port::{self, Command, DOORBELL, SliceOffsets, State, registers},
+    port::{self, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
@@ -309,6 +309,22 @@ impl Port {
             *byte = unsafe { page.0.start().add(REPLY as usize + at).read_volatile() };
         }
         Ok(reply)
+    }
+
+    /// Where the host wishes applications to be served, if it does.
+    pub fn wish(&self) -> Option<Wish> {
+        Wish::from_number(self.registers.read(registers::WISH))
+    }
+
+    /// Tells what has come of a wish.
+    pub fn tell(&self, outcome: Outcome) {
+        self.registers
+            .write(registers::OUTCOME, outcome.to_number());
+    }
+
+    /// Bytes of each slice.
+    pub fn slice_size(&self) -> u64 {
+        self.slice_size
     }
 
     /// Takes a slice back.

@@ -1,4 +1,4 @@
-//! Devices that are removed from this guest, as its kernel tells.
+//! Devices that are removed from this guest, or get their drivers, as its kernel tells.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ const KERNEL: u32 = 1;
 /// own messages, which are longer, are for another group.
 const LOOK: usize = 512;
 
-/// Hears of removed PCI functions.
+/// Hears of PCI functions.
 #[derive(Debug)]
 pub struct Removals(OwnedFd);
 
@@ -49,25 +49,34 @@ impl Removals {
         self.0.as_raw_fd()
     }
 
-    /// Takes what has come: whether a PCI function has been removed, as far as is known. Who makes up
-    /// such a message has the agent look once more.
-    pub fn heard(&self) -> bool {
-        let mut removed = false;
+    /// Takes what has come: whether a PCI function has been removed, and whether one has got a driver,
+    /// as far as is known. Who makes up such a message has the agent look once more.
+    pub fn heard(&self) -> (bool, bool) {
+        let (mut removed, mut bound) = (false, false);
         let mut message = [0; LOOK];
         loop {
             // SAFETY: the buffer is as long as is said.
             let got = unsafe { libc::recv(self.fd(), message.as_mut_ptr().cast(), LOOK, 0) };
             match usize::try_from(got) {
-                Ok(got) => removed |= is_removal(&message[..got]),
+                Ok(got) => {
+                    removed |= is_removal(&message[..got]);
+                    bound |= is_bind(&message[..got]);
+                }
                 Err(_) => match io::Error::last_os_error().raw_os_error() {
                     Some(libc::EINTR) => {}
                     // Messages were lost.
-                    Some(libc::ENOBUFS) => removed = true,
-                    _ => return removed,
+                    Some(libc::ENOBUFS) => (removed, bound) = (true, true),
+                    _ => return (removed, bound),
                 },
             }
         }
     }
+}
+
+/// Whether a PCI function has got a driver.
+fn is_bind(message: &[u8]) -> bool {
+    let path = message.split(|byte| *byte == 0).next().unwrap_or_default();
+    path.starts_with(b"bind@/devices/pci")
 }
 
 fn is_removal(message: &[u8]) -> bool {
@@ -92,11 +101,15 @@ mod tests {
             b"",
         ] {
             assert!(!is_removal(other), "{}", String::from_utf8_lossy(other));
+            assert!(!is_bind(other), "{}", String::from_utf8_lossy(other));
         }
+        assert!(is_bind(
+            b"bind@/devices/pci0000:00/0000:00:05.0\0ACTION=bind\0"
+        ));
     }
 
     #[test]
     fn who_listens_and_hears_nothing_does_not_wait() {
-        assert!(!Removals::listen().unwrap().heard());
+        assert_eq!(Removals::listen().unwrap().heard(), (false, false));
     }
 }

@@ -3,10 +3,14 @@
 //! While applications ask for nothing, it sleeps.
 
 use std::{
+    collections::HashMap,
     fs, io,
     os::{
         fd::{AsFd, AsRawFd},
-        unix::{fs::PermissionsExt, net::UnixListener},
+        unix::{
+            fs::PermissionsExt,
+            net::{UnixListener, UnixStream},
+        },
     },
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -19,7 +23,7 @@ use gantry_remoting::{
         closer::{Closer, Connection},
         socket,
     },
-    port::{LOOK, State},
+    port::{LOOK, Outcome, OutcomeKind, State, Wish},
     wire::hello,
 };
 
@@ -27,6 +31,7 @@ use crate::{
     file_error::{FileError, failed},
     port::{self, Port},
     removals::Removals,
+    seats::Seats,
 };
 
 /// How often the registers are looked at while a worker is waited for.
@@ -35,6 +40,10 @@ const SOON: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take to say hello.
 const HELLO: Duration = Duration::from_secs(5);
+/// How often a port without interrupts is asked for a wish of the host's.
+const SELDOM: Duration = Duration::from_secs(1);
+/// Bytes of a window where no port says how many there are.
+const WINDOW: u64 = 256 << 20;
 /// Most clients that have not got a slice yet.
 const WAITING: usize = 64;
 /// Most of them of one user: who connects without an end keeps no other user out.
@@ -131,6 +140,10 @@ pub struct Server {
     device: Option<String>,
     ports: Vec<Port>,
     clients: Vec<Client>,
+    /// This guest's own pool, if it has one.
+    seats: Option<Seats>,
+    /// The last wish of each port that was carried out.
+    wishes: HashMap<String, Wish>,
     /// Ports that could not be used and were complained about.
     bad: Vec<String>,
     /// For what clients have sent, and their connections.
@@ -139,7 +152,12 @@ pub struct Server {
 
 impl Server {
     /// Listens at a path. Ports are looked for when applications come.
-    pub fn new(path: &Path, device: Option<String>, group: Option<&str>) -> Result<Self, Error> {
+    pub fn new(
+        path: &Path,
+        device: Option<String>,
+        group: Option<&str>,
+        seats: Option<Seats>,
+    ) -> Result<Self, Error> {
         let listener = socket::listen(path).map_err(failed("listen on", path))?;
         socket::refuse_files(&listener);
         listener
@@ -161,10 +179,16 @@ impl Server {
             device,
             ports: Vec::new(),
             clients: Vec::new(),
+            seats,
+            wishes: HashMap::new(),
             bad: Vec::new(),
             closer: Closer::default(),
         };
         server.look_for_ports();
+        let window = server.window();
+        if let Some(seats) = &mut server.seats {
+            seats.start(window);
+        }
         let path = path.display();
         match server.ports.is_empty() {
             true => base::note!(
@@ -213,14 +237,17 @@ impl Server {
             };
             let changed = self.pass_on();
             let asked = self.hear(&ready);
-            let removed = self.removals.heard();
+            let (removed, bound) = self.removals.heard();
             self.accept();
             // Not at each interrupt: a look is some exits.
             let due = self.next_look();
             if changed || asked || removed || due.is_some_and(|due| looked.elapsed() >= due) {
                 looked = Instant::now();
-                self.look(changed);
+                if self.look(changed) {
+                    self.hear_wishes();
+                }
             }
+            self.change_seats(bound);
             self.hand_out();
         }
     }
@@ -240,6 +267,56 @@ impl Server {
         changed
     }
 
+    /// Bytes of the ports' slices, as far as they are known.
+    fn window(&self) -> u64 {
+        let sizes = self.ports.iter().map(Port::slice_size);
+        sizes.max().unwrap_or(WINDOW)
+    }
+
+    /// Hears of the host's wishes, which count as changes.
+    fn hear_wishes(&mut self) {
+        for port in &self.ports {
+            let Some(wish) = port.wish() else { continue };
+            if self.wishes.insert(port.address.clone(), wish) == Some(wish) {
+                continue;
+            }
+            let kind = match &mut self.seats {
+                Some(seats) => {
+                    seats.wish(wish, &port.address);
+                    OutcomeKind::Begun
+                }
+                None => OutcomeKind::Cannot,
+            };
+            port.tell(Outcome {
+                number: wish.number,
+                kind,
+                applications: 0,
+            });
+        }
+    }
+
+    /// Goes on with who serves applications; `bound`: a device has got its driver.
+    fn change_seats(&mut self, bound: bool) {
+        let window = self.window();
+        let Some(seats) = &mut self.seats else {
+            return;
+        };
+        seats.heard();
+        let served = self
+            .clients
+            .iter()
+            .filter(|client| matches!(client.step, Step::Served { .. }));
+        let served: Vec<&UnixStream> = served.map(|client| &*client.stream).collect();
+        if bound && !served.is_empty() {
+            seats.again();
+        }
+        if let Some((outcome, address)) = seats.step(&served, window)
+            && let Some(port) = self.ports.iter().find(|port| port.address == address)
+        {
+            port.tell(outcome);
+        }
+    }
+
     fn port(&self, address: &str) -> Option<&Port> {
         self.ports.iter().find(|port| port.address == address)
     }
@@ -251,7 +328,12 @@ impl Server {
             Step::Hello => Some(HELLO),
             Step::Served { .. } => None,
         };
-        self.clients.iter().filter_map(next).min()
+        let seats = self.seats.as_ref().and_then(Seats::next_look);
+        // Without interrupts nobody tells of a wish.
+        let silent =
+            self.seats.is_some() && self.ports.iter().any(|port| port.interrupts.is_none());
+        let seats = seats.or(silent.then_some(SELDOM));
+        self.clients.iter().filter_map(next).chain(seats).min()
     }
 
     /// Waits for clients, interrupts and removed devices, or until the registers are to be looked at.
@@ -277,6 +359,7 @@ impl Server {
             .iter()
             .filter_map(|port| port.interrupts.as_ref());
         polled.extend(interrupts.map(|interrupts| poll(interrupts.fd())));
+        polled.extend(self.seats.iter().flat_map(Seats::fds).map(poll));
         // SAFETY: the array is as long as is said.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
@@ -345,10 +428,18 @@ impl Server {
         }
         self.look_for_ports();
         let ports = &self.ports;
+        let seats = &mut self.seats;
         self.clients.retain_mut(|client| {
             let Step::Queued(hello) = &client.step else {
                 return true;
             };
+            if let Some(seats) = seats.as_mut().filter(|seats| seats.serves())
+                && seats.seat(&client.stream, hello)
+            {
+                // A copy of its connection leads to it.
+                client.stream.hand_over();
+                return false;
+            }
             let serving = || ports.iter().filter(|port| port.serves(hello));
             if let (Some(other), None) = (ports.first(), serving().next()) {
                 gantry_remoting::note!(
@@ -391,8 +482,9 @@ impl Server {
         });
     }
 
-    /// Looks at what has become of slices, of which some are known to have `changed`, or not.
-    fn look(&mut self, mut changed: bool) {
+    /// Looks at what has become of slices, of which some are known to have `changed`, or not. Whether
+    /// something has.
+    fn look(&mut self, mut changed: bool) -> bool {
         for port in &mut self.ports {
             changed |= port.changed() || !port.is_there();
         }
@@ -402,7 +494,7 @@ impl Server {
             Step::Queued(_) | Step::Served { .. } => false,
         };
         if !changed && !self.clients.iter().any(impatient) {
-            return;
+            return false;
         }
         self.ports.retain(Port::is_there);
         let ports = &self.ports;
@@ -452,6 +544,7 @@ impl Server {
                 }
             }
         });
+        changed
     }
 }
 

@@ -15,6 +15,7 @@ use gantry_remoting::{
         bell::Futex,
         endpoint::STAY,
         gate::{Delegate, Gate},
+        order,
         port_bell::{Doorbell, DoorbellPage, Naps},
         socket,
         stream::{
@@ -134,6 +135,8 @@ pub(crate) struct Opened {
     pub seat: Arc<Seat>,
     /// The window's file, and where in it the window is. None behind a gate.
     pub file: Option<(OwnedFd, u64)>,
+    /// Where orders come from, beside the seat's connection.
+    pub orders: Option<UnixStream>,
 }
 
 impl Opened {
@@ -144,18 +147,30 @@ impl Opened {
         environment: &Environment,
         until: Option<Instant>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
+        Self::at::<D>(address, environment, until, false)
+    }
+
+    /// The same; who was sent there is not sent on.
+    fn at<D: Driver>(
+        address: &str,
+        environment: &Environment,
+        until: Option<Instant>,
+        again: bool,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
         if Address::is_meant(address) {
             Self::stream::<D>(address, environment, until)
         } else {
-            let stream = stream_to(Path::new(address), until)?;
-            Self::socket::<D>(stream, environment)
+            Self::socket::<D>(Path::new(address), environment, until, again)
         }
     }
 
     fn socket<D: Driver>(
-        stream: UnixStream,
+        path: &Path,
         environment: &Environment,
+        until: Option<Instant>,
+        again: bool,
     ) -> Result<Self, Box<dyn std::error::Error>> {
+        let stream = stream_to(path, until)?;
         socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
         let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
             if error.kind() == std::io::ErrorKind::UnexpectedEof {
@@ -182,6 +197,17 @@ impl Opened {
                 Ok(Self::new::<D>(window, seat, Some((file, 0))))
             }
             Form::Stream => Err("it is served by a stream: write unix: before its path".into()),
+            Form::Elsewhere => {
+                let to = order::redirected(&stream)?;
+                if again {
+                    return Err(format!("it is sent on to {to}, from where it was sent to").into());
+                }
+                let opened = Self::at::<D>(&to, environment, until, true);
+                let mut opened = opened.map_err(|error| format!("it is sent to {to}: {error}"))?;
+                stream.set_read_timeout(None)?;
+                opened.orders = Some(stream);
+                Ok(opened)
+            }
             Form::Full => Err(format!(
                 "this user has as many workers as one may have (gantry-accel's --per-user): \
                  end an application that uses {}",
@@ -237,7 +263,12 @@ impl Opened {
         });
         let seat = Seat::new(bell, Peer::Stream(closer), Some(nudges), environment);
         let file = Some((file, 0));
-        Ok(Self { window, seat, file })
+        Ok(Self {
+            window,
+            seat,
+            file,
+            orders: None,
+        })
     }
 
     fn new<D: Driver>(window: Arc<Window>, seat: Arc<Seat>, file: Option<(OwnedFd, u64)>) -> Self {
@@ -246,7 +277,12 @@ impl Opened {
             Some(at) => Window::moved(window, at),
             None => window,
         };
-        Self { window, seat, file }
+        Self {
+            window,
+            seat,
+            file,
+            orders: None,
+        }
     }
 }
 
@@ -303,6 +339,7 @@ impl<D: Driver> Link<D> {
             window,
             seat,
             file: None,
+            orders: None,
         };
         Self::over(opened, environment.clone())
     }
@@ -315,7 +352,8 @@ impl<D: Driver> Link<D> {
                 callback(status);
             }
         })?;
-        spawn("gantry-listen", || listen::<D>(None))?;
+        let orders = opened.orders;
+        spawn("gantry-listen", move || listen::<D>(orders))?;
         // A port's window may be mapped without caches, and may go, and a gate's is small: no place
         // for a heap. One that is not shared saves no copy.
         if link.is_file() {

@@ -11,13 +11,14 @@
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd},
         unix::net::UnixStream,
     },
     time::Duration,
 };
 
 use super::socket;
+use crate::wire::hello::Hello;
 
 /// The byte that comes with the pair's end. Others say that there is something to read.
 pub const ORDER: u8 = 1;
@@ -91,6 +92,37 @@ pub fn may_come(pair: impl AsFd, connection: impl AsFd) -> bool {
     matches!(both, (Ok(pair), Ok(connection)) if pair == connection)
 }
 
+/// The longest address.
+const ADDRESS: usize = LONGEST as usize / 2;
+
+/// Tells an application that has just said hello where it is served. The connection leads to it then.
+///
+/// # Errors
+/// It is gone, or the address is too long.
+pub fn redirect(stream: &UnixStream, hello: Hello, to: &str) -> io::Result<()> {
+    let length = u16::try_from(to.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut bytes = hello.to_bytes().to_vec();
+    bytes.extend(length.to_le_bytes());
+    bytes.extend(to.as_bytes());
+    socket::send(stream, &bytes, &[])
+}
+
+/// Reads the address that follows a hello of this form.
+///
+/// # Errors
+/// It is none.
+pub fn redirected(mut stream: &UnixStream) -> io::Result<String> {
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let length = usize::from(u16::from_le_bytes(length));
+    if length > ADDRESS {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut to = vec![0; length];
+    stream.read_exact(&mut to)?;
+    String::from_utf8(to).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// Answers an order. Who has given it and is gone has nothing to be told.
 pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
     let _ = match outcome {
@@ -110,11 +142,37 @@ impl Lead {
     /// # Errors
     /// The application is gone, or somebody else leads it, or the address is none.
     pub fn give(&self, order: &Order) -> io::Result<()> {
-        if order.to.contains('\n') || order.to.len() as u64 > LONGEST / 2 {
+        if order.to.contains('\n') || order.to.len() > ADDRESS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let line = format!("move {} {}\n", order.patience.as_millis(), order.to);
         socket::send(&self.0, line.as_bytes(), &[])
+    }
+
+    /// The answer to an order if it has come, without waiting.
+    ///
+    /// # Errors
+    /// The application has ended, or follows somebody else, or says something else.
+    pub fn heard(&self) -> io::Result<Option<Result<(), String>>> {
+        let mut bytes = [0; LONGEST as usize];
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: a buffer that is as long as is said.
+        let got = unsafe {
+            let fd = self.0.as_raw_fd();
+            libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags)
+        };
+        let Ok(got) = usize::try_from(got) else {
+            let error = io::Error::last_os_error();
+            return match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
+                _ => Err(error),
+            };
+        };
+        // An answer is written at once.
+        let text = String::from_utf8_lossy(&bytes[..got]);
+        let line = text.strip_suffix('\n');
+        let line = line.ok_or(io::ErrorKind::UnexpectedEof)?;
+        outcome(line).map(Some)
     }
 
     /// Waits for the answer, at most for so long: why the application has not moved, if it has not.
@@ -122,12 +180,16 @@ impl Lead {
     /// # Errors
     /// It says nothing that is an answer. It has ended, or takes longer.
     pub fn answer(&self, patience: Duration) -> io::Result<Result<(), String>> {
-        let line = line(&self.0, patience)?;
-        match line.split_once(' ') {
-            None if line == "moved" => Ok(Ok(())),
-            Some(("stays", why)) => Ok(Err(why.to_owned())),
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
+        outcome(&line(&self.0, patience)?)
+    }
+}
+
+/// What an answer says.
+fn outcome(line: &str) -> io::Result<Result<(), String>> {
+    match line.split_once(' ') {
+        None if line == "moved" => Ok(Ok(())),
+        Some(("stays", why)) => Ok(Err(why.to_owned())),
+        _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
@@ -141,6 +203,7 @@ impl AsFd for Lead {
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::wire::hello::Form;
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -159,7 +222,11 @@ mod tests {
         for outcome in [Ok(()), Err("it has\nno time".to_owned())] {
             assert_eq!(Order::take(&stream).unwrap(), order);
             answer(&stream, &outcome);
-            let told = lead.answer(PATIENCE).unwrap();
+            let told = match &outcome {
+                Ok(()) => lead.answer(PATIENCE).unwrap(),
+                Err(_) => lead.heard().unwrap().unwrap(),
+            };
+            assert!(lead.heard().unwrap().is_none());
             assert_eq!(told, outcome.map_err(|why| why.replace('\n', " ")));
             // Another one, wherever it is now.
             lead.give(&order).unwrap();
@@ -202,6 +269,21 @@ mod tests {
     }
 
     #[test]
+    fn who_is_served_elsewhere_learns_where() {
+        let (agent, application) = UnixStream::pair().unwrap();
+        let hello = Hello::answer(crate::apis::ALL[0], Form::Elsewhere, (0, 0));
+        redirect(&agent, hello, "/run/local").unwrap();
+        let (bytes, _) = socket::receive_hello(&application).unwrap();
+        assert_eq!(
+            Hello::check(&bytes, &crate::apis::ALL).unwrap().form,
+            Form::Elsewhere
+        );
+        assert_eq!(redirected(&application).unwrap(), "/run/local");
+        (&agent).write_all(&[255, 255]).unwrap();
+        assert!(redirected(&application).is_err());
+    }
+
+    #[test]
     fn what_is_no_order_or_no_answer_is_an_error() {
         for text in ["", "move\n", "move x /a\n", "stay 1 /a\n", "move 1 /a"] {
             let (ours, theirs) = UnixStream::pair().unwrap();
@@ -213,7 +295,9 @@ mod tests {
             let (ours, theirs) = UnixStream::pair().unwrap();
             (&ours).write_all(text.as_bytes()).unwrap();
             drop(ours);
-            assert!(Lead(theirs).answer(PATIENCE).is_err(), "{text:?}");
+            let lead = Lead(theirs);
+            assert!(lead.answer(PATIENCE).is_err(), "{text:?}");
+            assert!(lead.heard().is_err(), "{text:?}");
         }
     }
 }

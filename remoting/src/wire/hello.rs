@@ -84,6 +84,10 @@ pub enum Form {
     Port,
     /// Each side has a window of its own, and frames and data follow.
     Stream,
+    /// There is no window here: the client is served at an address, whose length in two bytes and text
+    /// follow. It keeps this connection, over which it is told where to go later
+    /// ([`order`](crate::link::order)). It is about no API.
+    Elsewhere,
     /// There is no window: the client's user has as many workers as one may have.
     /// It is about no API.
     Full,
@@ -96,13 +100,20 @@ impl Form {
             Self::Port => 1,
             Self::Stream => 2,
             Self::Full => 3,
+            Self::Elsewhere => 4,
         }
     }
 
     fn from_number(number: u32) -> Option<Self> {
-        [Self::File, Self::Port, Self::Stream, Self::Full]
-            .into_iter()
-            .find(|form| form.number() == number)
+        [
+            Self::File,
+            Self::Port,
+            Self::Stream,
+            Self::Full,
+            Self::Elsewhere,
+        ]
+        .into_iter()
+        .find(|form| form.number() == number)
     }
 }
 
@@ -199,7 +210,7 @@ impl Hello {
             return Err(other);
         }
         let form = Form::from_number(form).ok_or(Refused::Form(form))?;
-        if form == Form::Full {
+        if matches!(form, Form::Full | Form::Elsewhere) {
             return Ok(Self::answer(*first, form, sizes));
         }
         let Some(ours) = wanted else {
@@ -275,7 +286,8 @@ mod tests {
 
     #[test]
     fn a_hello_survives_the_way_through_bytes() {
-        for form in [Form::File, Form::Port, Form::Stream, Form::Full] {
+        let all = [Form::File, Form::Port, Form::Stream];
+        for form in all.into_iter().chain([Form::Full, Form::Elsewhere]) {
             let hello = Hello::answer(Spoken::of::<OpenCl>(), form, (1 << 28, 1 << 20));
             assert_eq!(check(&hello.to_bytes()), Ok(hello));
             assert_eq!(Hello::api(&hello.to_bytes()), Some(ApiId::OpenCl));

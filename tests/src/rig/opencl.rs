@@ -210,7 +210,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
-    for folder in ["bin", "lib/x86_64-linux-gnu"] {
+    for folder in ["bin", "lib/x86_64-linux-gnu", "run"] {
         fs::create_dir_all(root.join(folder))?;
     }
     let linked = output(Command::new("ldd").arg(&programs.agent)).unwrap_or_default();

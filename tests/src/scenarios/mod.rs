@@ -24,6 +24,7 @@ mod passthrough_move;
 mod passthrough_resets;
 mod passthrough_state;
 mod passthrough_topology;
+mod passthrough_tracked;
 mod passthrough_unprivileged;
 mod passthrough_user;
 mod process;
@@ -93,6 +94,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_kinds::SCENARIOS,
         passthrough_drivers::SCENARIOS,
         passthrough_topology::SCENARIOS,
+        passthrough_tracked::SCENARIOS,
         passthrough_resets::SCENARIOS,
         passthrough_move::SCENARIOS,
         passthrough_unprivileged::SCENARIOS,

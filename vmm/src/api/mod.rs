@@ -36,8 +36,8 @@ pub use migration::{
     SendMigration, TimeoutStrategy,
 };
 pub use model::{
-    AccelInSnapshot, DeviceNode, MemoryRestoreMode, MovedAccel, OnFailure, PciDeviceInfo,
-    RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData, VmCounters, VmInfo,
+    AccelInSnapshot, AccelSeat, DeviceNode, MemoryRestoreMode, MovedAccel, OnFailure,
+    PciDeviceInfo, RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData, VmCounters, VmInfo,
     VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
     VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };

@@ -188,9 +188,22 @@ pub struct VmMoveAccel {
     /// Part of the names of the devices that they get there; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
+    /// Who is to serve the guest's applications, instead: the guest's own pool or the port. Nothing
+    /// else is to be named with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seat: Option<AccelSeat>,
     /// Milliseconds for which each may go on with what its device is at.
     #[serde(default = "drain_ms")]
     pub drain_ms: u64,
+}
+
+/// Who serves a guest's applications.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum AccelSeat {
+    /// The guest's own pool, on a device that was passed through to it.
+    Local,
+    /// The host's, by the port.
+    Host,
 }
 
 /// As long as an application may take to come to a point at which it can be moved.
@@ -205,6 +218,9 @@ fn drain_ms() -> u64 {
 pub struct MovedAccel {
     /// Their slices.
     pub slices: Vec<u32>,
+    /// How many the guest has moved, if it was asked to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub applications: Option<u16>,
 }
 
 /// What becomes of the VM if a swap fails halfway.

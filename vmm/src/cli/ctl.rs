@@ -20,9 +20,10 @@ use super::{
 };
 use crate::{
     api::{
-        AccelInSnapshot, AccelMigration, OnFailure, ReceiveMigration, Rename, ResolveMigration,
-        RestoreConfig, RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData, VmMoveAccel,
-        VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
+        AccelInSnapshot, AccelMigration, AccelSeat, OnFailure, ReceiveMigration, Rename,
+        ResolveMigration, RestoreConfig, RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData,
+        VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig,
+        VmSwapDevice,
         model::{DRAIN_MS, to_url},
     },
     config::{self, syntax},
@@ -156,8 +157,11 @@ pub enum Action {
     MoveAccel {
         /// Name of the accelerator.
         id: String,
-        /// Socket of the pool that they move to; the port's own without it.
-        #[arg(long, value_name = "SOCKET")]
+        /// Socket of the pool that they move to; the port's own without it. Or who is to serve all of
+        /// the guest's applications: its own pool on a device that was passed through to it (local;
+        /// see gantry-agent --local), or the host's (host). The guest does not use the device
+        /// any more then, which can be removed.
+        #[arg(long, value_name = "SOCKET|host|local")]
         to: Option<PathBuf>,
         /// Part of the names of the devices that they get there; the port's own without it.
         #[arg(long, value_name = "NAME")]
@@ -532,11 +536,15 @@ impl Action {
                 slice,
                 drain,
             } => {
+                let seat = to.as_deref().and_then(Path::to_str);
+                let seat =
+                    seat.and_then(|to| <AccelSeat as clap::ValueEnum>::from_str(to, false).ok());
                 let body = VmMoveAccel {
                     id: id.clone(),
                     slice: *slice,
-                    socket: to.clone(),
+                    socket: to.clone().filter(|_| seat.is_none()),
                     device: device.clone(),
+                    seat,
                     drain_ms: *drain,
                 };
                 with_body("vm.move-accel", &body)

@@ -8,15 +8,18 @@ use std::{mem, time::Duration};
 use base::Cancel;
 use devices::accel::{
     Pool,
-    moving::{Move, Moved},
+    moving::{Move, Moved, OutcomeKind, Seated, Server},
 };
 
 use super::{Control, life::Life, migration::OVER};
 use crate::{
-    api::{ApiError, MovedAccel, Reply, Request, Response, Status, VmMoveAccel},
+    api::{AccelSeat, ApiError, MovedAccel, Reply, Request, Response, Status, VmMoveAccel},
     config::{AccelConfig, AccelVia, HasCommonConfig, RingConfig, VmConfig},
     machine::{events::MachineEvent, kinds::Handle},
 };
+
+/// How long a guest's agent may take to have applications served by others: each copies its state.
+const SEATED: Duration = Duration::from_secs(660);
 
 /// Applications of an accelerator that change their workers.
 pub(super) struct Moving {
@@ -75,6 +78,25 @@ impl Control {
                 format!("{id:?} is no accelerator that is served by a pool of worker processes");
             return Err(ApiError::message(Status::BadRequest, message));
         };
+        let number = self.migrations.number();
+        let sender = self.sender.clone();
+        let no_thread = |error: std::io::Error| {
+            ApiError::internal(&error).context("cannot start a thread that moves applications")
+        };
+        if let Some(seat) = request.seat {
+            if request.slice.is_some() || request.socket.is_some() || request.device.is_some() {
+                let message = "seat is for all applications of the guest, and is named alone";
+                return Err(ApiError::message(Status::BadRequest, message));
+            }
+            let by = match seat {
+                AccelSeat::Local => Server::Local,
+                AccelSeat::Host => Server::Host,
+            };
+            let told = move |seated| sender.send(MachineEvent::AccelSeated { id, number, seated });
+            let cancel = Cancel::default();
+            let started = port.start_seats(by, SEATED, cancel.clone(), told);
+            return started.map(|()| (number, cancel)).map_err(no_thread);
+        }
         if let Some(slice) = request.slice.filter(|slice| *slice >= ring.slices) {
             let message = format!("{id:?} has no slice {slice}, but {}", ring.slices);
             return Err(ApiError::message(Status::BadRequest, message));
@@ -90,12 +112,8 @@ impl Control {
             cancel: Cancel::default(),
         };
         let cancel = asked.cancel.clone();
-        let number = self.migrations.number();
-        let sender = self.sender.clone();
         let told = move |moved| sender.send(MachineEvent::AccelMoved { id, number, moved });
-        port.start(asked, told).map_err(|error| {
-            ApiError::internal(&error).context("cannot start a thread that moves applications")
-        })?;
+        port.start(asked, told).map_err(no_thread)?;
         Ok((number, cancel))
     }
 
@@ -111,6 +129,48 @@ impl Control {
              that by vm.cancel-migration"
         );
         Err(ApiError::message(Status::Conflict, message))
+    }
+
+    /// What the guest's agent has done about who serves its applications.
+    pub(super) fn accel_seated(&mut self, id: &str, number: u64, seated: &Seated) {
+        let moving = self.moves.get(id);
+        if moving.is_none_or(|moving| moving.number != number) {
+            return;
+        }
+        let Some(Moving { reply, .. }) = self.moves.remove(id) else {
+            return;
+        };
+        let whose = match seated.by {
+            Server::Local => "the guest's own pool",
+            Server::Host => "the port",
+        };
+        let failed = |message: String| Err(ApiError::message(Status::Internal, message));
+        let Some(outcome) = seated.outcome else {
+            return reply.send(failed(
+                "the guest says nothing of it: is its gantry-agent running, and of this build?"
+                    .to_owned(),
+            ));
+        };
+        let count = outcome.applications;
+        reply.send(match outcome.kind {
+            OutcomeKind::Done => {
+                log::info!("{id:?}: applications are served by {whose} now; {count} have moved");
+                let moved = count.to_string();
+                let properties = [("id", id), ("applications", &moved), ("by", whose)];
+                self.monitor.emit("vm", "accel-moved", &properties);
+                Ok(Response::MovedAccel(MovedAccel {
+                    slices: Vec::new(),
+                    applications: Some(count),
+                }))
+            }
+            OutcomeKind::Stay => failed(format!(
+                "{count} of the guest's applications do not go to {whose}: its agent's log says why"
+            )),
+            OutcomeKind::Cannot | OutcomeKind::Begun => failed(
+                "the guest has no pool of its own (gantry-agent --local), or it does not start"
+                    .to_owned(),
+            ),
+        });
     }
 
     /// The end of a move.
@@ -150,7 +210,10 @@ impl Control {
             return;
         };
         reply.send(match reasons.is_empty() {
-            true => Ok(Response::MovedAccel(MovedAccel { slices })),
+            true => Ok(Response::MovedAccel(MovedAccel {
+                slices,
+                applications: None,
+            })),
             false => {
                 let moved = match slices.len() {
                     0 => "no application has moved".to_owned(),

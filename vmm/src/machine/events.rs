@@ -48,6 +48,15 @@ pub enum MachineEvent {
         /// What became of them.
         moved: devices::accel::moving::Moved,
     },
+    /// A guest's agent has changed by whom its applications are served, or has not.
+    AccelSeated {
+        /// Name of the device.
+        id: String,
+        /// The number of the wish.
+        number: u64,
+        /// What became of it.
+        seated: devices::accel::moving::Seated,
+    },
     /// The guest has moved the memory of a physical device.
     PeersChanged,
     /// The guest has asked for the reset of a device or a bus, or one has ended.
