@@ -297,10 +297,13 @@ fn children(id: u32) -> Result<Vec<i32>> {
         .collect()
 }
 
-/// Another pool whose workers stand still does not hold an application up. Returns how long it takes
-/// to go there if they do not.
+/// Another pool that stands still does not hold an application up. Returns how long it takes to go there
+/// if it does not.
 fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
-    let workers = second.started_workers()?;
+    // The pool first: it starts no further workers then.
+    let pool = [second.id()];
+    signal(&pool, libc::SIGSTOP);
+    let workers = second.workers()?;
     signal(&workers, libc::SIGSTOP);
     let child = start(first)?;
     let mut order = moving(first, control);
@@ -310,6 +313,7 @@ fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
     ensure!(text.contains("it cannot connect with"), "{text}");
     let output = child.wait_with_output()?;
     signal(&workers, libc::SIGCONT);
+    signal(&pool, libc::SIGCONT);
     ensure!(output.stdout == b"ok\n", "it has not computed on");
     let mut child = start(first)?;
     let began = Instant::now();
