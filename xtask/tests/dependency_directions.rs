@@ -73,6 +73,11 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
     ),
     (
         "gantry-remoting",
+        "gantry-nvml",
+        "and ask the guest's management library",
+    ),
+    (
+        "gantry-remoting",
         "gantry-cuda-blas",
         "and serve the stand-in for the host's",
     ),
