@@ -167,8 +167,8 @@ impl Driver {
 }
 
 impl Device {
-    /// Memory of the device that is free, and all of it. Where no context of it is active, all of it
-    /// counts as free: asking would make one, which takes memory.
+    /// Memory of the device that is free, and all of it. Where neither its primary context is active nor
+    /// the current one is its, all of it counts as free: asking would make one, which takes memory.
     ///
     /// # Errors
     /// The driver has failed.
@@ -183,11 +183,15 @@ impl Device {
         )?;
         let mut current = null_mut();
         cu!(driver, cuCtxGetCurrent(&raw mut current))?;
-        if active == 0 && current.is_null() {
-            return Ok((total as u64, total as u64));
-        }
         let (mut free, mut all) = (0usize, 0usize);
         if active == 0 {
+            let mut of = -1;
+            if !current.is_null() {
+                cu!(driver, cuCtxGetDevice(&raw mut of))?;
+            }
+            if of != self.ordinal {
+                return Ok((total as u64, total as u64));
+            }
             cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
             return Ok((free.min(all) as u64, all as u64));
         }

@@ -53,7 +53,27 @@ pub struct nvmlMemory_v2_t {
 /// `nvmlMemory_v2`
 const MEMORY_2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 
-/// `nvmlPciInfo_t`
+/// What callers of the first `nvmlDeviceGetPciInfo` have room for.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvmlPciInfo_v1_t {
+    pub busId: [c_char; 16],
+    pub domain: c_uint,
+    pub bus: c_uint,
+    pub device: c_uint,
+    pub pciDeviceId: c_uint,
+}
+
+/// What those of `nvmlDeviceGetPciInfo_v2` have, of whose structure four words that are reserved
+/// follow: nothing is written there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvmlPciInfo_v2_t {
+    pub first: nvmlPciInfo_v1_t,
+    pub pciSubSystemId: c_uint,
+}
+
+/// `nvmlPciInfo_t`, since `nvmlDeviceGetPciInfo_v3`
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvmlPciInfo_t {
@@ -150,6 +170,34 @@ fn characters<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {
     all
 }
 
+impl nvmlPciInfo_t {
+    /// What the structure of the first version has of it.
+    fn first(&self) -> nvmlPciInfo_v1_t {
+        nvmlPciInfo_v1_t {
+            busId: self.busIdLegacy,
+            domain: self.domain,
+            bus: self.bus,
+            device: self.device,
+            pciDeviceId: self.pciDeviceId,
+        }
+    }
+}
+
+fn pci_info(handle: nvmlDevice_t) -> Result<nvmlPciInfo_t, nvmlReturn_t> {
+    let device = device(handle)?;
+    let (domain, bus, slot) = address(&device.bus).ok_or(NOT_SUPPORTED)?;
+    Ok(nvmlPciInfo_t {
+        busIdLegacy: characters(&format!("{domain:04X}:{bus:02X}:{slot:02X}.0")),
+        domain,
+        bus,
+        device: slot,
+        // The driver does not say which.
+        pciDeviceId: 0,
+        pciSubSystemId: 0,
+        busId: characters(&format!("{domain:08X}:{bus:02X}:{slot:02X}.0")),
+    })
+}
+
 /// Defines entry points, some under several names.
 macro_rules! entry_points {
     (@one $name:ident ($($argument:ident: $of:ty),* $(,)?) $body:block) => {
@@ -226,22 +274,17 @@ entry_points! {
         put(minor, capability.1)
     }
 
-    fn [nvmlDeviceGetPciInfo nvmlDeviceGetPciInfo_v2 nvmlDeviceGetPciInfo_v3] (
-        handle: nvmlDevice_t,
-        to: *mut nvmlPciInfo_t,
-    ) {
-        let device = self::device(handle)?;
-        let (domain, bus, slot) = address(&device.bus).ok_or(NOT_SUPPORTED)?;
-        put(to, nvmlPciInfo_t {
-            busIdLegacy: characters(&format!("{domain:04X}:{bus:02X}:{slot:02X}.0")),
-            domain,
-            bus,
-            device: slot,
-            // The driver does not say which.
-            pciDeviceId: 0,
-            pciSubSystemId: 0,
-            busId: characters(&format!("{domain:08X}:{bus:02X}:{slot:02X}.0")),
-        })
+    fn [nvmlDeviceGetPciInfo] (handle: nvmlDevice_t, to: *mut nvmlPciInfo_v1_t) {
+        put(to, pci_info(handle)?.first())
+    }
+
+    fn [nvmlDeviceGetPciInfo_v2] (handle: nvmlDevice_t, to: *mut nvmlPciInfo_v2_t) {
+        let info = pci_info(handle)?;
+        put(to, nvmlPciInfo_v2_t { first: info.first(), pciSubSystemId: info.pciSubSystemId })
+    }
+
+    fn [nvmlDeviceGetPciInfo_v3] (handle: nvmlDevice_t, to: *mut nvmlPciInfo_t) {
+        put(to, pci_info(handle)?)
     }
 
     fn [nvmlDeviceGetMemoryInfo] (handle: nvmlDevice_t, to: *mut nvmlMemory_t) {

@@ -107,6 +107,24 @@ fn programs_find_the_devices_and_their_memory() {
         ),
         6
     );
+    // Each version of the structure has its size, beyond which nothing is written.
+    type Pci = unsafe extern "C" fn(usize, *mut [u8; 80]) -> c_int;
+    let info = |version: &str| {
+        let name = format!("nvmlDeviceGetPciInfo{version}");
+        // SAFETY: the signature is the API's; there is room for any version's structure.
+        unsafe {
+            let function = library.get::<Pci>(name.as_bytes()).expect("it is exported");
+            let mut room = [0xee; 80];
+            assert_eq!(function(handle, &mut room), 0);
+            room
+        }
+    };
+    for (version, size) in [("", 32), ("_v2", 36), ("_v3", 68)] {
+        let room = info(version);
+        assert_eq!(room[16..32], info("_v3")[16..32], "{version}");
+        assert_eq!(room[size..], [0xee; 80][size..], "{version}");
+        assert_ne!(room[size - 4..size], [0xee; 4], "{version}");
+    }
     // The quota, and less when some is taken.
     let mut memory = [0; 3];
     let ask = |memory: &mut [u64; 3]| {
