@@ -1,8 +1,12 @@
 //! Several threads of a program, of which one waits for work that goes on with what another does.
 
 use std::{
+    ffi::c_void,
     ptr::null_mut,
-    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -12,6 +16,18 @@ use cuda_definition::driver::types::*;
 use crate::driver::{argument, context, device, function, launch, module, ok};
 
 const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
+
+unsafe extern "C" fn set(data: *mut c_void) {
+    // SAFETY: tests give one that stays until the function has returned.
+    unsafe { &*data.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
+}
+
+unsafe extern "C" fn receive(data: *mut c_void) {
+    // SAFETY: as above.
+    let from = unsafe { &*data.cast::<mpsc::Receiver<()>>() };
+    // Who would have sent may have failed.
+    let _ = from.recv();
+}
 
 #[test]
 fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
@@ -29,7 +45,7 @@ fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
     let launched = launch(spin, [1; 3], [1; 3], 0, stream, &arguments);
     assert_eq!(launched, CUresult::CUDA_SUCCESS);
     let (memory, other) = (device(&[1u32]), module(ORDER) as u64);
-    let ended = AtomicBool::new(false);
+    let (ended, called) = (AtomicBool::new(false), AtomicBool::new(false));
     thread::scope(|scope| {
         scope.spawn(|| {
             ok!(cuCtxSetCurrent(current as CUcontext));
@@ -46,8 +62,45 @@ fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
             ok!(cuStreamDestroy_v2(own));
         }
         assert!(!ended.load(Ordering::SeqCst));
+        // What waits for the kernel then waits for this as well, of which the program is told first.
+        let data = std::ptr::from_ref(&called).cast_mut().cast();
+        ok!(cuLaunchHostFunc(stream, Some(set), data));
         word.store(1, Ordering::SeqCst);
     });
-    assert!(ended.load(Ordering::SeqCst));
+    assert!(ended.load(Ordering::SeqCst) && called.load(Ordering::SeqCst));
     ok!(cuCtxSynchronize());
+}
+
+#[test]
+fn a_call_that_waits_for_a_function_holds_up_no_other_thread() {
+    let own = context();
+    let current = own.handle() as u64;
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 1));
+    let memory = device(&[7u32]);
+    let (sender, receiver) = mpsc::channel();
+    let data = std::ptr::from_ref(&receiver).cast_mut().cast();
+    ok!(cuLaunchHostFunc(stream, Some(receive), data));
+    let ended = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            ok!(cuCtxSetCurrent(current as CUcontext));
+            // The driver might wait for the function in any of these.
+            let other = module(ORDER) as u64;
+            ok!(cuMemFree_v2(memory));
+            ok!(cuModuleUnload(other as CUmodule));
+            ended.store(true, Ordering::SeqCst);
+        });
+        // This thread is served meanwhile, and then lets the function return.
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_millis(200) {
+            let mut event = null_mut();
+            ok!(cuEventCreate(&mut event, 0));
+            ok!(cuEventDestroy_v2(event));
+        }
+        assert!(!ended.load(Ordering::SeqCst));
+        sender.send(()).unwrap();
+    });
+    ok!(cuStreamSynchronize(stream));
+    ok!(cuStreamDestroy_v2(stream));
 }

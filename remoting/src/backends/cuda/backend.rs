@@ -74,9 +74,9 @@ pub struct CudaBackend {
     pub(super) calling: Vec<Fence>,
     /// Graphs' handles for conditional nodes, and the graph of each.
     pub(super) conditionals: HashMap<u64, u32>,
-    /// What waits for a context's work, as the driver would.
+    /// What waits for a context's work or for functions of the client, as the driver would.
     pub(super) put_off: Vec<PutOff>,
-    /// What waits for these, as the driver might.
+    /// What waits for functions of the client and has to come before all that follows.
     pub(super) parked: Option<(Header, Request)>,
 }
 
@@ -149,18 +149,7 @@ impl Backend for CudaBackend {
     }
 
     fn execute(session: &mut Server, header: Header, request: Request) -> Result<(), Error> {
-        if session.backend.has_pending() && may_block(&request) {
-            // The driver would wait for a function that the client is told of by this very thread.
-            for fence in session.backend.calling.clone() {
-                session.watch(fence, None);
-            }
-            session.backend.parked = Some((header, request));
-            return Ok(());
-        }
-        match session.put_off(header, request) {
-            Some((header, request)) => session.carry_out(header, request),
-            None => Ok(()),
-        }
+        session.begin(header, request, 0)
     }
 
     fn notice(session: &mut Server, news: News) -> Result<(), Error> {
@@ -173,20 +162,21 @@ impl Backend for CudaBackend {
     }
 
     fn resume(session: &mut Server) -> Result<bool, Error> {
-        if session.backend.parked.is_some()
-            && !session.backend.has_pending()
-            && let Some((header, request)) = session.backend.parked.take()
-        {
-            session.carry_out(header, request)?;
+        let backend = &mut session.backend;
+        if backend.parked.is_none() && backend.put_off.is_empty() || backend.has_pending() {
+            return Ok(false);
+        }
+        if let Some((header, request)) = backend.parked.take() {
+            session.begin(header, request, 0)?;
             return Ok(true);
         }
-        let backend = &mut session.backend;
         let ready = |one: &PutOff| one.is_ready(&backend.api);
         let Some(place) = backend.put_off.iter().position(ready) else {
             return Ok(false);
         };
-        let (header, request) = backend.put_off.remove(place).take(&backend.api);
-        session.carry_out(header, request)?;
+        let (header, request, rounds) = backend.put_off.remove(place).take(&backend.api);
+        // Other threads may have given the driver more work meanwhile.
+        session.begin(header, request, rounds)?;
         Ok(true)
     }
 
@@ -432,6 +422,18 @@ impl Server {
             return None;
         }
         self.backend.deferred.remove(&context)
+    }
+
+    /// Carries a request out, or keeps it until the driver need not wait in it.
+    fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
+        if self.backend.has_pending() && may_block(&request) {
+            self.wait_for_functions(header, request, rounds);
+            return Ok(());
+        }
+        match self.put_off(header, request, rounds) {
+            Some((header, request)) => self.carry_out(header, request),
+            None => Ok(()),
+        }
     }
 
     fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {

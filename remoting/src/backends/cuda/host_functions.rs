@@ -314,6 +314,10 @@ impl Server {
             && let Ok(fence) = self.backend.api.fence(submitted.context, submitted.raw)
         {
             self.backend.calling.push(fence);
+            // What is put off goes on only when that is over.
+            if !self.backend.put_off.is_empty() {
+                self.watch(fence, None);
+            }
         }
     }
 }

@@ -25,6 +25,9 @@ use crate::{
 const MOST_PUT_OFF: usize = 1024;
 /// The most streams whose work one of them waits for.
 const MOST_FENCES: usize = 4096;
+/// How often one waits for work that it has been given meanwhile, before the driver waits: other threads
+/// may never stop giving it some.
+const MOST_ROUNDS: u32 = 16;
 
 /// A request that waits until the driver need not wait in it.
 #[derive(Debug)]
@@ -33,18 +36,36 @@ pub(super) struct PutOff {
     request: Request,
     /// Of which each has a reference.
     fences: Vec<Fence>,
+    /// How often it has been put off before.
+    rounds: u32,
 }
 
 impl PutOff {
+    /// One that waits only until no function of the client is pending.
+    fn for_functions(header: Header, request: Request, rounds: u32) -> Self {
+        Self {
+            header,
+            request,
+            fences: Vec::new(),
+            rounds,
+        }
+    }
+
     /// Whether the work is done, or has failed, of which the driver tells at once.
     pub(super) fn is_ready(&self, api: &Api) -> bool {
         self.fences.iter().all(|fence| api.poll(*fence).is_over())
     }
 
-    /// The request.
-    pub(super) fn take(self, api: &Api) -> (Header, Request) {
+    /// The request, and how often it has been put off.
+    pub(super) fn take(self, api: &Api) -> (Header, Request, u32) {
         self.fences.iter().for_each(|fence| api.release(*fence));
-        (self.header, self.request)
+        (self.header, self.request, self.rounds + 1)
+    }
+
+    /// The request by itself.
+    fn give_back(self, api: &Api) -> (Header, Request) {
+        let (header, request, _) = self.take(api);
+        (header, request)
     }
 }
 
@@ -147,19 +168,36 @@ impl Server {
         Ok(fences)
     }
 
+    /// Keeps a request in which the driver might wait for a function of the client, of which this very
+    /// thread tells: until none is pending.
+    pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: u32) {
+        for fence in self.backend.calling.clone() {
+            self.watch(fence, None);
+        }
+        // Who waits for the answer sends nothing that must come behind it.
+        if header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
+            let off = PutOff::for_functions(header, request, rounds);
+            self.backend.put_off.push(off);
+        } else {
+            self.backend.parked = Some((header, request));
+        }
+    }
+
     /// Puts a request off in which the driver waits for a context's work, where other threads of the
     /// client must be served meanwhile: that work may wait for what they do next. None if it need not be.
     pub(super) fn put_off(
         &mut self,
         header: Header,
         request: Request,
+        rounds: u32,
     ) -> Option<(Header, Request)> {
         let context = match &request {
             Request::Free(call) if call.stream.is_none() => call.context,
             Request::Forward(call) if waits_for_work(call.function) => call.context,
             _ => return Some((header, request)),
         };
-        if header.flags.has(Flags::ALONE) || self.backend.captures > 0 {
+        let alone = header.flags.has(Flags::ALONE);
+        if alone || self.backend.captures > 0 || rounds >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {
@@ -174,13 +212,14 @@ impl Server {
             header,
             request,
             fences,
+            rounds,
         };
         if off.is_ready(&self.backend.api) {
-            return Some(off.take(&self.backend.api));
+            return Some(off.give_back(&self.backend.api));
         }
         // Who has more is held up alone.
         if self.backend.put_off.len() >= MOST_PUT_OFF || off.fences.len() > MOST_FENCES {
-            return Some(off.take(&self.backend.api));
+            return Some(off.give_back(&self.backend.api));
         }
         let fences = off.fences.clone();
         self.backend.put_off.push(off);
