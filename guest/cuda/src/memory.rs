@@ -15,6 +15,7 @@ use crate::{
     entry::{Outcome, connected, entry_points, offer, put},
     handles, host_memory,
     link::{self, Link},
+    streams::capturing,
 };
 
 /// What memory is.
@@ -251,6 +252,10 @@ entry_points! {
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
         let known = find(link, dptr).filter(|known| known.start == dptr && known.what.is_device());
         let known = known.ok_or(codes::INVALID_VALUE)?;
+        // Nobody waits for the worker's answer, which would be the same.
+        if capturing(link, context, stream) {
+            return Err(codes::NOT_SUPPORTED);
+        }
         link.post(&Free { context, address: dptr, stream: Some(stream) })?;
         forget_freed(link, &known);
         Ok(())

@@ -15,8 +15,9 @@ use gantry_remoting::{
         Cuda, NEVER,
         calls::{
             AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
-            ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch, Load, Post, Read,
-            SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start, StreamSynchronize,
+            ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch, LaunchGraph, Load,
+            Post, Read, SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start,
+            StreamSynchronize,
         },
         codes,
         forwarded::number,
@@ -649,4 +650,112 @@ fn nodes_that_call_allocate_or_decide_are_the_client_s_own_or_refused() {
         stream,
     };
     assert_eq!(client.ask(&free), Err(codes::INVALID_VALUE));
+}
+
+#[test]
+fn what_a_launch_leaves_allocated_is_charged_until_it_is_freed() {
+    let mut client = Client::new();
+    let context = client.context;
+    let most = crate::library::MEMORY << 20;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let allocate = AddAllocNode {
+        context,
+        graph,
+        after: Vec::new(),
+        size: most / 4,
+    };
+    let (_, at) = client.ask(&allocate).unwrap();
+    let mut place = 0u64;
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    let (_, executable) = <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap();
+    let launch = LaunchGraph {
+        context,
+        stream: 0,
+        graph: executable,
+    };
+    client.ask(&launch).unwrap();
+    client.ask(&ContextSynchronize { context }).unwrap();
+    for (symbol, object) in [
+        ("cuGraphExecDestroy", executable),
+        ("cuGraphDestroy", graph),
+    ] {
+        client.forward(symbol, &[object.into()]).unwrap();
+    }
+    // The worker needs none of it to refuse.
+    let other = Allocate {
+        context,
+        size: most - most / 8,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&other), Err(codes::OUT_OF_MEMORY));
+    let free = Free {
+        context,
+        address: at,
+        stream: None,
+    };
+    assert_eq!(client.ask(&free), Ok(()));
+    assert_eq!(client.ask(&free), Err(codes::INVALID_VALUE));
+    client.ask(&other).unwrap();
+}
+
+#[test]
+fn a_stream_that_is_captured_allocates_and_frees_nothing() {
+    let mut client = Client::new();
+    let context = client.context;
+    let stream = client.stream();
+    let allocate = Allocate {
+        context,
+        size: 4096,
+        source: Source::Stream(stream),
+    };
+    let address = client.ask(&allocate).unwrap();
+    let free = Free {
+        context,
+        address,
+        stream: Some(stream),
+    };
+    const RELAXED: u64 = 2;
+    let begin = [u64::from(stream), RELAXED];
+    client.forward("cuStreamBeginCapture_v2", &begin).unwrap();
+    assert_eq!(client.ask(&allocate), Err(codes::NOT_SUPPORTED));
+    assert_eq!(client.ask(&free), Err(codes::NOT_SUPPORTED));
+    let mut graph = 0u64;
+    let end = [u64::from(stream), &raw mut graph as u64];
+    client.forward("cuStreamEndCapture", &end).unwrap();
+    assert_eq!(client.ask(&free), Ok(()));
+}
+
+#[test]
+fn graphs_of_nodes_go_with_these_and_not_before() {
+    let mut client = Client::new();
+    let context = client.context;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let mut handle = 0u64;
+    let words = [&raw mut handle as u64, graph.into(), context.into(), 1, 1];
+    let made = client.forward("cuGraphConditionalHandleCreate", &words);
+    let (_, handle) = <(u32, u64)>::from_bytes(&made.unwrap().0).unwrap();
+    let conditional = AddConditionalNode {
+        context,
+        graph,
+        after: Vec::new(),
+        handle,
+        kind: 0,
+        size: 1,
+    };
+    let (_, bodies) = client.ask(&conditional).unwrap();
+    let body = bodies[0];
+    let destroyed = client.forward("cuGraphDestroy", &[body.into()]);
+    assert_eq!(destroyed, Err(codes::INVALID_VALUE));
+    client.forward("cuGraphDestroy", &[graph.into()]).unwrap();
+    // Nor do they outlive them.
+    let (after, number) = (Vec::new(), 1);
+    let add = AddHostNode {
+        context,
+        graph: body,
+        after,
+        number,
+        done: client.window.data() + 64,
+    };
+    assert_eq!(client.ask(&add), Err(codes::INVALID_HANDLE));
 }

@@ -1,6 +1,6 @@
 //! Device memory.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use cuda_definition::driver::types::{CUmemoryPool, CUstream};
 
@@ -25,6 +25,27 @@ impl Server {
         charge.map(Arc::new).map_err(|_| codes::OUT_OF_MEMORY)
     }
 
+    /// Has the driver give back what graphs have allocated and do not use any more, of which it keeps some:
+    /// before what that costs counts as free.
+    pub(super) fn trim_graphs(&self) {
+        let contexts = self.backend.objects.iter();
+        let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
+        let devices: BTreeSet<i32> = contexts.map(|(_, context)| context.device).collect();
+        for device in devices {
+            cu!(self.backend.api, cuDeviceGraphMemTrim(device));
+        }
+    }
+
+    /// A stream for what allocates or frees in its order. While it is captured there is none: the graph would
+    /// do so with each launch, which nothing here would count.
+    fn uncaptured(&self, stream: u32) -> Result<CUstream, i32> {
+        let stream = self.backend.objects.raw(Kind::Stream, stream)?;
+        match self.is_captured(stream) {
+            true => Err(codes::NOT_SUPPORTED),
+            false => Ok(stream as CUstream),
+        }
+    }
+
     pub(super) fn allocate(&mut self, call: &Allocate) -> Result<u64, i32> {
         let raw = self.enter(call.context)?;
         if raw == 0 {
@@ -37,11 +58,11 @@ impl Server {
         outcome(match call.source {
             Source::Device() => cu!(api, cuMemAlloc_v2(&raw mut at, size)),
             Source::Stream(stream) => {
-                let stream = objects.raw(Kind::Stream, stream)? as CUstream;
+                let stream = self.uncaptured(stream)?;
                 cu!(api, cuMemAllocAsync(&raw mut at, size, stream))
             }
             Source::Pool(stream, pool) => {
-                let stream = objects.raw(Kind::Stream, stream)? as CUstream;
+                let stream = self.uncaptured(stream)?;
                 let pool = objects.get(Kind::Pool, pool)?.raw as CUmemoryPool;
                 cu!(
                     api,
@@ -64,8 +85,9 @@ impl Server {
             context,
             owner: 0,
             freed: true,
+            of_graph: false,
             graphs: Vec::new(),
-            _charge: Some(charge),
+            charge: Some(charge),
         };
         self.backend.memory.insert(at, stretch);
     }
@@ -108,15 +130,15 @@ impl Server {
         outcome(match call.stream {
             None => cu!(self.backend.api, cuMemFree_v2(call.address)),
             Some(stream) => {
-                let stream = self.backend.objects.raw(Kind::Stream, stream)? as CUstream;
+                let stream = self.uncaptured(stream)?;
                 cu!(self.backend.api, cuMemFreeAsync(call.address, stream))
             }
         })?;
-        // What a graph allocates, it allocates again.
         let stretch = self.backend.memory.get(call.address);
-        if stretch.is_some_and(|stretch| stretch.graphs.is_empty()) {
-            self.backend.memory.remove(call.address);
+        if stretch.is_some_and(|stretch| stretch.of_graph) {
+            self.trim_graphs();
         }
+        self.backend.memory.freed(call.address);
         Ok(())
     }
 

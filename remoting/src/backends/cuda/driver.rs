@@ -76,7 +76,7 @@ functions! {
     cuUserObjectCreate cuUserObjectRelease cuGraphRetainUserObject cuGraphReleaseUserObject
     cuStreamGetCaptureInfo_v2 cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v2
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
-    cuGraphExecKernelNodeSetParams_v2
+    cuGraphExecKernelNodeSetParams_v2 cuDeviceGraphMemTrim
 }
 
 /// The driver.

@@ -204,7 +204,20 @@ impl Server {
             }),
             INSTANTIATE => match self.backend.memory.of_graph(number(1) as u32) {
                 0 => Ok(None),
-                size => self.charge(size).map(Some),
+                size => {
+                    self.trim_graphs();
+                    self.charge(size).map(Some)
+                }
+            },
+            // One of a node goes with the node.
+            GRAPH_DESTROY => match self
+                .backend
+                .objects
+                .get(Kind::Graph, number(0) as u32)?
+                .owner
+            {
+                0 => Ok(None),
+                _ => Err(codes::INVALID_VALUE),
             },
             CONDITIONAL_CREATE if self.backend.conditionals.len() >= MOST_CONDITIONALS => {
                 Err(codes::OUT_OF_MEMORY)
@@ -350,6 +363,11 @@ impl Server {
             Kind::Function | Kind::Kernel | Kind::Node | Kind::Module | Kind::Array => {
                 owners.next_back()
             }
+            // A child's.
+            Kind::Graph => arguments.iter().find_map(|argument| match argument {
+                Argument::Object(Kind::Node, id) => Some(*id),
+                _ => None,
+            }),
             _ => None,
         };
         let context = if goes_with_context(kind) { context } else { 0 };
@@ -506,15 +524,25 @@ impl Server {
             CONDITIONAL_CREATE => {
                 self.backend.conditionals.insert(number(0), object(1));
             }
-            GRAPH_DESTROY | EXECUTABLE_DESTROY => {
-                self.backend.memory.forget_graph(object(0));
-                self.backend
-                    .conditionals
-                    .retain(|_, graph| *graph != object(0));
+            GRAPH_DESTROY | NODE_DESTROY => {
+                if function == GRAPH_DESTROY {
+                    self.backend.memory.forget_graph(object(0));
+                }
                 self.backend.objects.remove(object(0));
+                // Also those of graphs that go with it.
+                let (conditionals, objects) =
+                    (&mut self.backend.conditionals, &self.backend.objects);
+                conditionals.retain(|_, graph| objects.get(Kind::Graph, *graph).is_ok());
             }
-            STREAM_DESTROY | EVENT_DESTROY | NODE_DESTROY | POOL_DESTROY | ARRAY_DESTROY
-            | MIPMAP_DESTROY => {
+            EXECUTABLE_DESTROY => {
+                self.backend.memory.forget_graph(object(0));
+                let gone = self.backend.objects.remove(object(0));
+                // Before what it costs counts as free.
+                if gone.as_ref().is_some_and(|gone| gone.charge.is_some()) {
+                    self.trim_graphs();
+                }
+            }
+            STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
                 self.backend.objects.remove(object(0));
             }
             ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
@@ -535,8 +563,9 @@ impl Server {
                     context,
                     owner: object(2),
                     freed: false,
+                    of_graph: false,
                     graphs: Vec::new(),
-                    _charge: None,
+                    charge: None,
                 };
                 // Who does not ask for both learns nothing that can be used.
                 if number(0) != 0 && stretch.size != 0 {
@@ -564,9 +593,10 @@ impl Server {
                     context: 0,
                     owner: 0,
                     freed: false,
+                    of_graph: false,
                     graphs: Vec::new(),
                     // Memory that is mapped stays when its handle is released.
-                    _charge: memory.ok().and_then(|memory| memory.charge.clone()),
+                    charge: memory.ok().and_then(|memory| memory.charge.clone()),
                 };
                 self.backend.memory.insert(number(0), stretch);
             }

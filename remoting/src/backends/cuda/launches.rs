@@ -194,8 +194,12 @@ impl Server {
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             let graph = self.backend.objects.get(Kind::Executable, call.graph)?;
+            let charge = graph.charge.clone();
             let (graph, stream) = (graph.raw as CUgraphExec, submitted.raw as CUstream);
             outcome(cu!(self.backend.api, cuGraphLaunch(graph, stream)))?;
+            if let Some(charge) = charge {
+                self.backend.memory.launched(call.graph, &charge);
+            }
             self.note_calling(submitted);
             Ok(submitted)
         })();

@@ -7,7 +7,6 @@ use cuda_definition::driver::types::*;
 use super::{
     Server,
     driver::{cu, outcome},
-    memory::Stretch,
 };
 use crate::apis::cuda::{
     Kind,
@@ -62,15 +61,8 @@ impl Server {
                 &raw mut params,
             )
         ))?;
-        let stretch = Stretch {
-            size: call.size,
-            context: call.context,
-            owner: 0,
-            freed: true,
-            graphs: vec![call.graph],
-            _charge: None,
-        };
-        self.backend.memory.insert(params.dptr, stretch);
+        let memory = &mut self.backend.memory;
+        memory.insert_of_graph(params.dptr, call.size, call.context, call.graph);
         let objects = &mut self.backend.objects;
         let number = objects.number(Kind::Node, node as usize, 0, call.graph);
         Ok((number, params.dptr))
@@ -82,7 +74,7 @@ impl Server {
         let graph = self.own_graph(call.graph)?;
         let after = self.nodes(&call.after)?;
         let stretch = self.backend.memory.get(call.address);
-        if stretch.is_none_or(|stretch| stretch.graphs.is_empty()) {
+        if stretch.is_none_or(|stretch| !stretch.of_graph) {
             return Err(codes::INVALID_VALUE);
         }
         let mut node = null_mut();
@@ -96,6 +88,7 @@ impl Server {
                 call.address,
             )
         ))?;
+        self.backend.memory.freed_by_graph(call.address, call.graph);
         let objects = &mut self.backend.objects;
         Ok(objects.number(Kind::Node, node as usize, 0, call.graph))
     }
@@ -141,14 +134,15 @@ impl Server {
         // SAFETY: the part that was written, in which the driver has put its array.
         let bodies = unsafe { params.anonymous2.conditional.phGraph_out };
         let objects = &mut self.backend.objects;
+        let node = objects.number(Kind::Node, node as usize, 0, call.graph);
+        // They go with the node.
         let mut numbers = Vec::new();
         for index in 0..call.size as usize {
             objects.check_room()?;
             // SAFETY: so many graphs are there, as long as the node.
             let body = unsafe { bodies.add(index).read() };
-            numbers.push(objects.number(Kind::Graph, body as usize, 0, call.graph));
+            numbers.push(objects.number(Kind::Graph, body as usize, 0, node));
         }
-        let node = objects.number(Kind::Node, node as usize, 0, call.graph);
         Ok((node, numbers))
     }
 }

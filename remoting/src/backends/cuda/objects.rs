@@ -44,6 +44,8 @@ pub(super) struct Object {
     pub(super) references: u32,
     /// Whether kernels of it are known not to print, of an image.
     pub(super) is_silent: bool,
+    /// Whether there are graphs that go with it, of a node.
+    has_graphs: bool,
 }
 
 /// All objects.
@@ -135,7 +137,13 @@ impl Objects {
             device: 0,
             references: 1,
             is_silent: false,
+            has_graphs: false,
         };
+        if kind == Kind::Graph
+            && let Ok(node) = self.get_mut(Kind::Node, owner)
+        {
+            node.has_graphs = true;
+        }
         self.streams += usize::from(kind == Kind::Stream);
         let rested = self.free.len() > RESTING || self.slots.len() >= MOST;
         let index = match rested.then(|| self.free.pop_front()).flatten() {
@@ -168,7 +176,8 @@ impl Objects {
                 | Kind::Kernel
                 | Kind::Mipmap
         );
-        if owns {
+        // There are many nodes, of which few have graphs.
+        if owns || object.has_graphs {
             let is_context = object.kind == Kind::Context;
             let goes = |one: &Object| one.owner == id || is_context && one.context == id;
             let all: Vec<u32> = self
@@ -215,6 +224,23 @@ mod tests {
         assert!(objects.get(Kind::Function, function).is_err());
         objects.number(Kind::Event, 0x40, context, 0);
         objects.remove(context);
+        assert_eq!(objects.iter().count(), 0);
+    }
+
+    #[test]
+    fn a_graph_of_a_node_goes_with_the_node_and_with_its_graph() {
+        let mut objects = Objects::default();
+        for by_node in [true, false] {
+            let graph = objects.number(Kind::Graph, 0x10, 0, 0);
+            let node = objects.number(Kind::Node, 0x20, 0, graph);
+            let body = objects.number(Kind::Graph, 0x30, 0, node);
+            let inner = objects.number(Kind::Node, 0x40, 0, body);
+            objects.remove(if by_node { node } else { graph });
+            assert!(objects.get(Kind::Graph, body).is_err());
+            assert!(objects.get(Kind::Node, inner).is_err());
+            assert_eq!(objects.get(Kind::Graph, graph).is_ok(), by_node);
+            objects.remove(graph);
+        }
         assert_eq!(objects.iter().count(), 0);
     }
 

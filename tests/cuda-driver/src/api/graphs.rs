@@ -1,9 +1,10 @@
 //! Graphs that a program makes node by node, and their launch.
 
 use std::{
+    collections::BTreeSet,
     ffi::{c_uint, c_ulonglong, c_void},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -85,11 +86,27 @@ unsafe fn function(node: *const CUDA_HOST_NODE_PARAMS) -> Answer<Task> {
     host(node.r#fn, node.userData)
 }
 
-/// Memory that a graph allocates: here it is there as long as the graph is.
+/// What launches have left allocated.
+static LEFT: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
+
+fn left() -> MutexGuard<'static, BTreeSet<u64>> {
+    LEFT.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory has been freed, which may be a graph's.
+pub(super) fn freed(at: u64) {
+    left().remove(&at);
+}
+
+/// Memory that a graph allocates: here it is there as long as the graph is, and as long as a launch has
+/// left it allocated.
 struct Allocated(u64);
 
 impl Drop for Allocated {
     fn drop(&mut self) {
+        if left().contains(&self.0) {
+            return;
+        }
         // A program may have freed it by itself.
         let _ = memory().free(self.0, &[Kind::Device]);
     }
@@ -287,8 +304,12 @@ entry_points! {
         let graph = objects::graph(hGraph)?;
         let context = context::current()?;
         params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, context.handle)?;
-        graph.keep(params.dptr, Arc::new(Allocated(params.dptr)));
-        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
+        let at = params.dptr;
+        graph.keep(at, Arc::new(Allocated(at)));
+        add_node(hGraph, phGraphNode, Arc::new(move |_: &_| {
+            left().insert(at);
+            Ok(())
+        }))
     }
 
     fn cuGraphAddMemFreeNode(
@@ -300,7 +321,10 @@ entry_points! {
     ) {
         let known = memory().find(dptr).filter(|known| known.start == dptr);
         known.ok_or(INVALID)?;
-        add_node(hGraph, phGraphNode, Arc::new(|_: &_| Ok(())))
+        add_node(hGraph, phGraphNode, Arc::new(move |_: &_| {
+            freed(dptr);
+            Ok(())
+        }))
     }
 
     fn cuUserObjectCreate(

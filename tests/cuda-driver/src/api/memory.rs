@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use cuda_definition::driver::types::*;
 
-use super::{entry_points, offer, put};
+use super::{entry_points, graphs, offer, put};
 use crate::driver::{
     Answer,
     context::{self, Context},
@@ -28,6 +28,7 @@ fn free(at: u64, kinds: &[Kind]) -> Answer {
         let _: Answer = context.synchronize();
     }
     memory().free(at, kinds)?;
+    graphs::freed(at);
     own.check()
 }
 
@@ -136,7 +137,10 @@ entry_points! {
         let stream = context.stream(hStream)?;
         let found = memory().find(dptr).filter(|found| found.start == dptr && found.kind == Kind::Device);
         found.ok_or(INVALID)?;
-        context.submit(&stream, std::sync::Arc::new(move |_: &_| memory().free(dptr, &[Kind::Device])))?;
+        context.submit(&stream, std::sync::Arc::new(move |_: &_| {
+            graphs::freed(dptr);
+            memory().free(dptr, &[Kind::Device])
+        }))?;
         Ok(())
     }
 

@@ -292,6 +292,36 @@ fn a_graph_allocates_memory_and_gives_it_back() {
 }
 
 #[test]
+fn what_a_launch_leaves_allocated_outlives_its_graph() {
+    let _context = context();
+    let graph = graph();
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut wanted: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    wanted.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    wanted.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    wanted.bytesize = 16;
+    let mut made = null_mut();
+    ok!(cuGraphAddMemAllocNode(
+        &mut made,
+        graph,
+        null(),
+        0,
+        &mut wanted
+    ));
+    let at = wanted.dptr;
+    add_fill(graph, &[made], &fill(at, 6, 4));
+    let executable = instance(graph);
+    run(executable);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    assert_eq!(values::<u32>(at, 4), [6; 4]);
+    ok!(cuMemFree_v2(at));
+    let mut back = [0u32; 4];
+    let gone = cuda!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), at, 16));
+    assert_ne!(gone, CUresult::CUDA_SUCCESS);
+}
+
+#[test]
 fn a_node_runs_one_of_its_graphs() {
     let _context = context();
     let to = device(&[0u32; 2]);
