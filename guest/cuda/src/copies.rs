@@ -107,9 +107,11 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         };
     }
     if capturing(link, context, stream) {
+        let capture = paged::capture_for_copy(handles::handle(Kind::Stream, stream))?;
         let (paged, place) = Paged::new(link, flat(from as u64, size), false)?;
         link.ask(&call(to, place))?;
-        return paged::captured(handles::handle(Kind::Stream, stream), paged);
+        paged::captured(capture, paged);
+        return Ok(());
     }
     copy_threads::prepare(size as u64);
     for (at, length) in pieces(size) {
@@ -145,9 +147,11 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         };
     }
     if capturing(link, context, stream) {
+        let capture = paged::capture_for_copy(handles::handle(Kind::Stream, stream))?;
         let (paged, place) = Paged::new(link, flat(to as u64, size), true)?;
         link.ask(&call(from, place))?;
-        return paged::captured(handles::handle(Kind::Stream, stream), paged);
+        paged::captured(capture, paged);
+        return Ok(());
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(PIECES);

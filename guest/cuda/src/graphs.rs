@@ -172,6 +172,7 @@ entry_points! {
         let graph = handles::valid(Kind::Graph, hGraph as u64)?;
         let (context, after) = (context::need()?, nodes(dependencies, numDependencies)?);
         let (added, copied) = placed(copyParams, |copied| {
+            paged::may_add(graph, copied.paged.as_ref())?;
             link.ask(&AddCopyNode {
                 context,
                 graph,
@@ -241,6 +242,9 @@ entry_points! {
         numDependencies: usize,
         childGraph: CUgraph,
     ) {
+        let graph = handles::valid(Kind::Graph, hGraph as u64)?;
+        let child = handles::valid(Kind::Graph, childGraph as u64)?;
+        paged::may_include(child, graph)?;
         let words = [
             phGraphNode as u64,
             hGraph as u64,
@@ -249,8 +253,7 @@ entry_points! {
             childGraph as u64,
         ];
         forward("cuGraphAddChildGraphNode", &words)?;
-        let graph = handles::valid(Kind::Graph, hGraph as u64)?;
-        paged::include(handles::valid(Kind::Graph, childGraph as u64)?, graph);
+        paged::include(child, graph);
         Ok(())
     }
 

@@ -119,14 +119,16 @@ unsafe fn add_conditional(
     after: Vec<u32>,
     params: &mut CUDA_CONDITIONAL_NODE_PARAMS,
 ) -> Outcome<u32> {
+    let graph = handles::valid(Kind::Graph, graph as u64)?;
     let (node, graphs) = connected()?.ask(&AddConditionalNode {
         context: context::need()?,
-        graph: handles::valid(Kind::Graph, graph as u64)?,
+        graph,
         after,
         handle: params.handle,
         kind: params.r#type.0,
         size: params.size,
     })?;
+    paged::has_bodies(graph, node, &graphs);
     let graphs = graphs.into_iter();
     let mut graphs: Box<[u64]> = graphs
         .map(|one| handles::handle(Kind::Graph, one))

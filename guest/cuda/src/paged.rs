@@ -1,6 +1,7 @@
 //! Graphs whose nodes copy from or to memory of the program that is not pinned: each such node has a
 //! place in the window, which is filled before each launch and emptied behind it, in the order of the
-//! stream. What would change such a node where it is not known which it is, is refused.
+//! stream. What would change such a node where it is not known which it is, is refused; so is such a node in
+//! a graph of a conditional node, of which nothing tells whether it runs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -139,6 +140,10 @@ struct All {
     nodes: HashMap<u32, u32>,
     /// Graphs, executable graphs and captures that call functions of the program.
     calling: HashSet<Calling>,
+    /// Graphs of conditional nodes: the graph and the number of each one's node.
+    bodies: HashMap<u32, (u32, u32)>,
+    /// Captures to such graphs.
+    to_bodies: HashSet<u64>,
 }
 
 /// What calls functions.
@@ -153,7 +158,42 @@ impl All {
     /// What is made of something calls functions if that does.
     fn calls_as(&mut self, of: Calling, made: Calling) {
         if self.calling.contains(&of) {
-            self.calling.insert(made);
+            self.calls(made);
+        }
+    }
+
+    /// It calls functions, and so do the graphs that have it in a conditional node.
+    fn calls(&mut self, mut one: Calling) {
+        while self.calling.insert(one)
+            && let Calling::Graph(graph) = one
+            && let Some((within, _)) = self.bodies.get(&graph)
+        {
+            one = Calling::Graph(*within);
+        }
+    }
+
+    /// That a graph may have copies.
+    fn may_copy(&self, graph: u32) -> Outcome {
+        match self.bodies.contains_key(&graph) {
+            true => Err(codes::NOT_SUPPORTED),
+            false => Ok(()),
+        }
+    }
+
+    /// Forgets a graph, and those of its conditional nodes.
+    fn forget(&mut self, graph: u32) {
+        self.graphs.remove(&graph);
+        self.calling.remove(&Calling::Graph(graph));
+        self.nodes.retain(|_, of| *of != graph);
+        self.bodies.remove(&graph);
+        self.forget_bodies(|within, _| within == graph);
+    }
+
+    fn forget_bodies(&mut self, go: impl Fn(u32, u32) -> bool) {
+        let all = self.bodies.iter();
+        let gone = all.filter(|(_, (within, node))| go(*within, *node));
+        for body in gone.map(|(body, _)| *body).collect::<Vec<_>>() {
+            self.forget(body);
         }
     }
 }
@@ -174,6 +214,26 @@ fn all() -> Option<MutexGuard<'static, Option<All>>> {
     all.is_some().then_some(all)
 }
 
+/// A graph has a conditional node with these graphs.
+pub fn has_bodies(graph: u32, node: u32, bodies: &[u32]) {
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    let bodies = bodies.iter().map(|body| (*body, (graph, node)));
+    all.bodies.extend(bodies);
+}
+
+/// That a graph can have a node with this copy.
+///
+/// # Errors
+/// It is a conditional node's.
+pub fn may_add(graph: u32, paged: Option<&Paged>) -> Outcome {
+    let all = all();
+    match all.as_ref().and_then(|all| all.as_ref()) {
+        Some(all) if paged.is_some() => all.may_copy(graph),
+        _ => Ok(()),
+    }
+}
+
 /// A graph has a node that copies.
 pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,10 +248,15 @@ pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
 /// That a node's copy, in an executable graph or (with none) in its graph, can become another one.
 ///
 /// # Errors
-/// It is not known which of the copies is this node's.
+/// It is not known which of the copies is this node's, or it is in a conditional node's graph.
 pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome {
     let all = all();
     let all = all.as_ref().and_then(|all| all.as_ref());
+    if let Some(all) = all.filter(|_| paged.is_some())
+        && let Some(graph) = all.nodes.get(&node)
+    {
+        all.may_copy(*graph)?;
+    }
     let is_known = all.is_some_and(|all| all.nodes.contains_key(&node));
     let may_have = all.is_some_and(|all| match executable {
         0 => all.may_have(node, all.graphs.values().flatten()),
@@ -237,6 +302,7 @@ pub fn gone(node: u32) {
         && let Some(all) = all.as_mut()
     {
         all.nodes.remove(&node);
+        all.forget_bodies(|_, of| of == node);
     }
 }
 
@@ -293,6 +359,25 @@ pub fn ended(executable: u32) {
     }
 }
 
+/// That another graph can have all that one graph has.
+///
+/// # Errors
+/// It is a conditional node's, and there are copies.
+pub fn may_include(graph: u32, within: u32) -> Outcome {
+    let all = all();
+    match all.as_ref().and_then(|all| all.as_ref()) {
+        Some(all)
+            if all
+                .graphs
+                .get(&graph)
+                .is_some_and(|copies| !copies.is_empty()) =>
+        {
+            all.may_copy(within)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// All that one graph has, another one has as well, in nodes of its own.
 pub fn include(graph: u32, within: u32) {
     if let Some(mut all) = all()
@@ -310,9 +395,7 @@ pub fn forget(graph: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
     {
-        all.graphs.remove(&graph);
-        all.calling.remove(&Calling::Graph(graph));
-        all.nodes.retain(|_, of| *of != graph);
+        all.forget(graph);
     }
 }
 
@@ -325,16 +408,40 @@ fn capture(stream: u64) -> Outcome<u64> {
     Ok(id)
 }
 
-/// A stream that is being captured copies so.
+/// What is captured of a stream goes to this graph.
 ///
 /// # Errors
-/// It is not.
-pub fn captured(stream: u64, paged: Paged) -> Outcome {
+/// It is not being captured.
+pub fn captures_to(stream: u64, graph: u32) -> Outcome {
+    let is_body = |all: &All| all.bodies.contains_key(&graph);
+    if !all().is_some_and(|all| all.as_ref().is_some_and(is_body)) {
+        return Ok(());
+    }
     let id = capture(stream)?;
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = all.get_or_insert_default();
-    all.captures.entry(id).or_default().push(paged);
+    all.get_or_insert_default().to_bodies.insert(id);
     Ok(())
+}
+
+/// The capture in which a stream can copy.
+///
+/// # Errors
+/// It is not being captured, or to a conditional node's graph.
+pub fn capture_for_copy(stream: u64) -> Outcome<u64> {
+    let id = capture(stream)?;
+    let all = all();
+    let all = all.as_ref().and_then(|all| all.as_ref());
+    match all.is_some_and(|all| all.to_bodies.contains(&id)) {
+        true => Err(codes::NOT_SUPPORTED),
+        false => Ok(id),
+    }
+}
+
+/// A capture copies so.
+pub fn captured(capture: u64, paged: Paged) {
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    all.captures.entry(capture).or_default().push(paged);
 }
 
 /// A stream that is being captured calls a function of the program.
@@ -354,7 +461,7 @@ pub fn calls_function(graph: u32) {
 
 fn calls(one: Calling) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_default().calling.insert(one);
+    all.get_or_insert_default().calls(one);
 }
 
 /// Ends a stream's capture, by which a graph is made, or one that was there gets more nodes.
@@ -377,6 +484,7 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
             all.graphs.entry(graph).or_default().extend(copies);
         }
         all.calling.remove(&Calling::Capture(id));
+        all.to_bodies.remove(&id);
     }
     graph.map(drop)
 }

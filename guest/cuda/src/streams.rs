@@ -271,7 +271,7 @@ entry_points! {
             relaxed.into(),
         ])?;
         CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
     }
 
     // Libraries ask before much of what they do: the worker is asked where something is captured at all.

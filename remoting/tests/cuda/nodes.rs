@@ -4,7 +4,7 @@ use std::ptr::{null, null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, device, function, module, ok, values};
+use crate::driver::{argument, context, cuda, device, function, module, ok, values};
 
 const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
 
@@ -31,6 +31,104 @@ fn add(graph: CUgraph, after: &[CUgraphNode], params: &mut CUgraphNodeParams) ->
         params
     ));
     node
+}
+
+/// Memory of the program that is not pinned.
+fn from_program(to: CUdeviceptr, from: &[u32]) -> CUDA_MEMCPY3D {
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    (copy.WidthInBytes, copy.Height, copy.Depth) = (size_of_val(from), 1, 1);
+    copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (copy.srcHost, copy.dstDevice) = (from.as_ptr().cast(), to);
+    copy
+}
+
+unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
+
+#[test]
+fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
+    let _context = context();
+    let (to, other, from) = (device(&[0u32; 4]), device(&[0u32; 4]), vec![5u32; 4]);
+    let mut graph = null_mut();
+    ok!(cuGraphCreate(&mut graph, 0));
+    let (mut handle, mut own) = (0, null_mut());
+    ok!(cuCtxGetCurrent(&mut own));
+    ok!(cuGraphConditionalHandleCreate(
+        &mut handle,
+        graph,
+        own,
+        1,
+        1
+    ));
+    let mut conditional = empty(CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    conditional.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
+        handle,
+        r#type: CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF,
+        size: 1,
+        phGraph_out: null_mut(),
+        ctx: null_mut(),
+    };
+    add(graph, &[], &mut conditional);
+    // SAFETY: the driver's array of one graph.
+    let body = unsafe { conditional.anonymous2.conditional.phGraph_out.read() };
+    let unpinned = from_program(to, &from);
+    let refused = CUresult::CUDA_ERROR_NOT_SUPPORTED;
+    // By a node, and by one that becomes one.
+    let mut node = null_mut();
+    let copy = |graph, node: &mut CUgraphNode, copy: &CUDA_MEMCPY3D| {
+        cuda!(cuGraphAddMemcpyNode(node, graph, null(), 0, copy, own))
+    };
+    assert_eq!(copy(body, &mut node, &unpinned), refused);
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut on_device: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    (on_device.WidthInBytes, on_device.Height, on_device.Depth) = (16, 1, 1);
+    on_device.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    on_device.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (on_device.srcDevice, on_device.dstDevice) = (other, to);
+    ok!(cuGraphAddMemcpyNode(
+        &mut node,
+        body,
+        null(),
+        0,
+        &on_device,
+        own
+    ));
+    let set = cuda!(cuGraphMemcpyNodeSetParams(node, &unpinned));
+    assert_eq!(set, refused);
+    // By a child.
+    let mut child = null_mut();
+    ok!(cuGraphCreate(&mut child, 0));
+    assert_eq!(copy(child, &mut node, &unpinned), CUresult::CUDA_SUCCESS);
+    let included = cuda!(cuGraphAddChildGraphNode(&mut node, body, null(), 0, child));
+    assert_eq!(included, refused);
+    // The graph itself may, and its handle goes on to mean nothing else.
+    assert_eq!(copy(graph, &mut node, &unpinned), CUresult::CUDA_SUCCESS);
+    let destroyed = cuda!(cuGraphDestroy(body));
+    assert_eq!(destroyed, CUresult::CUDA_ERROR_INVALID_VALUE);
+    ok!(cuGraphDestroy(child));
+    // A function that such a graph calls would look at what is copied to the program only behind the launch.
+    let (mut back, mut executable) = (from_program(other, &from), null_mut());
+    (back.srcMemoryType, back.dstMemoryType) = (back.dstMemoryType, back.srcMemoryType);
+    (back.srcDevice, back.dstHost) = (other, from.as_ptr().cast_mut().cast());
+    ok!(cuGraphAddMemcpyNode(
+        &mut node,
+        graph,
+        null(),
+        0,
+        &back,
+        own
+    ));
+    let host = CUDA_HOST_NODE_PARAMS {
+        r#fn: Some(nothing),
+        userData: null_mut(),
+    };
+    ok!(cuGraphAddHostNode(&mut node, body, null(), 0, &host));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    let launched = cuda!(cuGraphLaunch(executable, null_mut()));
+    assert_eq!(launched, refused);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
 }
 
 #[test]
