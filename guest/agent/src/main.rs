@@ -96,7 +96,7 @@ struct Arguments {
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
     /// A pool of this guest's own, on a device that was passed through to it: gantry-accel serve and
-    /// its options, without --socket and --window. It serves applications until the host asks for
+    /// its options, without --socket and --window. It serves OpenCL applications until the host asks for
     /// the device (gantry ctl move-accel --seat host): they go on with the port's workers then, while
     /// they run, and the pool ends.
     #[arg(long, value_name = "COMMAND")]

@@ -264,6 +264,11 @@ impl Port {
         wanted == 0 || self.api == 0 || wanted == self.api
     }
 
+    /// Whether its workers serve this API, as far as is known.
+    pub fn is_of(&self, api: ApiId) -> bool {
+        self.api == 0 || self.api == api.number()
+    }
+
     /// What an application is told that wants another API: which one there is.
     pub fn refusal(&self) -> Option<Hello> {
         let api = ApiId::from_number(self.api)?;

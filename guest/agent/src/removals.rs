@@ -1,4 +1,4 @@
-//! Devices that are removed from this guest, or get their drivers, as its kernel tells.
+//! Devices that come to this guest, get their drivers, or are removed, as its kernel tells.
 
 use std::{
     io,
@@ -10,6 +10,17 @@ const KERNEL: u32 = 1;
 /// Bytes of a message that are looked at: it begins with `remove@` and the device's path, and udev's
 /// own messages, which are longer, are for another group.
 const LOOK: usize = 512;
+
+/// What has happened to PCI functions.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// One has been removed.
+    pub removed: bool,
+    /// One has come.
+    pub added: bool,
+    /// Those that have got a driver, by address; one without a name may be any.
+    pub bound: Vec<String>,
+}
 
 /// Hears of PCI functions.
 #[derive(Debug)]
@@ -49,39 +60,41 @@ impl Removals {
         self.0.as_raw_fd()
     }
 
-    /// Takes what has come: whether a PCI function has been removed, and whether one has got a driver,
-    /// as far as is known. Who makes up such a message has the agent look once more.
-    pub fn heard(&self) -> (bool, bool) {
-        let (mut removed, mut bound) = (false, false);
+    /// Takes what has come, as far as is known. Who makes up such a message has the agent look once more.
+    pub fn heard(&self) -> News {
+        let mut news = News::default();
         let mut message = [0; LOOK];
         loop {
             // SAFETY: the buffer is as long as is said.
             let got = unsafe { libc::recv(self.fd(), message.as_mut_ptr().cast(), LOOK, 0) };
             match usize::try_from(got) {
                 Ok(got) => {
-                    removed |= is_removal(&message[..got]);
-                    bound |= is_bind(&message[..got]);
+                    let message = &message[..got];
+                    news.removed |= function(message, b"remove@").is_some();
+                    news.added |= function(message, b"add@").is_some();
+                    news.bound.extend(function(message, b"bind@"));
                 }
                 Err(_) => match io::Error::last_os_error().raw_os_error() {
                     Some(libc::EINTR) => {}
                     // Messages were lost.
-                    Some(libc::ENOBUFS) => (removed, bound) = (true, true),
-                    _ => return (removed, bound),
+                    Some(libc::ENOBUFS) => {
+                        (news.removed, news.added) = (true, true);
+                        news.bound.push(String::new());
+                    }
+                    _ => return news,
                 },
             }
         }
     }
 }
 
-/// Whether a PCI function has got a driver.
-fn is_bind(message: &[u8]) -> bool {
-    let path = message.split(|byte| *byte == 0).next().unwrap_or_default();
-    path.starts_with(b"bind@/devices/pci")
-}
-
-fn is_removal(message: &[u8]) -> bool {
-    let path = message.split(|byte| *byte == 0).next().unwrap_or_default();
-    path.starts_with(b"remove@/devices/pci")
+/// The address of the PCI function to which this has happened, if the message says so.
+fn function(message: &[u8], what: &[u8]) -> Option<String> {
+    let text = message.split(|byte| *byte == 0).next()?;
+    let path = text.strip_prefix(what)?;
+    path.starts_with(b"/devices/pci").then_some(())?;
+    let name = path.rsplit(|byte| *byte == b'/').next()?;
+    Some(String::from_utf8_lossy(name).into_owned())
 }
 
 #[cfg(test)]
@@ -90,26 +103,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_removed_function_is_told_from_other_news() {
-        assert!(is_removal(
-            b"remove@/devices/pci0000:00/0000:00:05.0\0ACTION=remove\0"
-        ));
+    fn what_happens_to_a_function_is_told_from_other_news() {
+        for what in [&b"remove@"[..], b"add@", b"bind@"] {
+            let path = b"/devices/pci0000:00/0000:00:05.0\0ACTION=remove\0";
+            let message = [what, path].concat();
+            assert_eq!(function(&message, what).as_deref(), Some("0000:00:05.0"));
+            assert_eq!(function(&message, b"change@"), None);
+        }
         for other in [
             &b"add@/devices/pci0000:00/0000:00:05.0\0ACTION=add\0"[..],
             b"remove@/devices/virtual/block/loop0\0ACTION=remove\0",
             b"libudev\0remove@/devices/pci0000:00",
             b"",
         ] {
-            assert!(!is_removal(other), "{}", String::from_utf8_lossy(other));
-            assert!(!is_bind(other), "{}", String::from_utf8_lossy(other));
+            assert_eq!(
+                function(other, b"remove@"),
+                None,
+                "{}",
+                String::from_utf8_lossy(other)
+            );
         }
-        assert!(is_bind(
-            b"bind@/devices/pci0000:00/0000:00:05.0\0ACTION=bind\0"
-        ));
     }
 
     #[test]
     fn who_listens_and_hears_nothing_does_not_wait() {
-        assert_eq!(Removals::listen().unwrap().heard(), (false, false));
+        assert_eq!(Removals::listen().unwrap().heard(), News::default());
     }
 }

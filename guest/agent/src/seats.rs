@@ -11,36 +11,83 @@
 //! the pool has ended with all that it has started, so that nobody has the device's files open.
 
 use std::{
+    fs, io,
     os::{
         fd::{AsFd, AsRawFd, RawFd},
-        unix::{net::UnixStream, process::CommandExt},
+        unix::{
+            fs::{MetadataExt, PermissionsExt, chown},
+            net::UnixStream,
+            process::CommandExt,
+        },
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use gantry_remoting::{
     apis,
-    link::order::{self, Lead, Order},
+    link::{
+        order::{self, Lead, Order},
+        socket,
+    },
     port::{Outcome, OutcomeKind, Server, Wish},
-    wire::hello::{self, Form, Hello},
+    wire::{
+        api::ApiId,
+        hello::{self, Form, Hello},
+    },
 };
 
 /// How long an application may take until nothing is under way, and all is unmapped.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take to answer: its state is copied, and made again.
-const ANSWER: Duration = Duration::from_secs(600);
-/// How long the pool may take to listen.
-const START: Duration = Duration::from_secs(60);
 /// How often the agent looks while the pool is about to listen, or to end.
 pub const SOON: Duration = Duration::from_millis(20);
+/// Most applications that the pool serves; further ones are served by the port. Each costs a
+/// descriptor, of which a process has 1024.
+const LED: usize = 512;
+/// Most of them of one user.
+const LED_OF_ONE_USER: usize = 128;
+/// Most answers of an application that are heard at a time: one is due.
+const ANSWERS: usize = 16;
+/// Which API's applications the pool serves: those that can change.
+pub const API: ApiId = ApiId::OpenCl;
+
+/// How long is waited, at most.
+struct Limits {
+    /// For an application's answer: its state is copied, and made again.
+    answer: Duration,
+    /// Until the pool listens.
+    start: Duration,
+    /// Until those that have left are not connected with it any more, and until it has ended.
+    end: Duration,
+}
+
+const LIMITS: Limits = Limits {
+    answer: Duration::from_secs(600),
+    start: Duration::from_secs(60),
+    end: Duration::from_secs(30),
+};
+
+/// An order that was not answered yet.
+struct Ordered {
+    to: Server,
+    since: Instant,
+    /// Whether it is not waited for any more. The answer may come still.
+    late: bool,
+}
 
 /// An application that this guest's pool serves, or that is on its way.
 struct Led {
     lead: Lead,
-    /// Where it was told to go, and since when it has not answered.
-    ordered: Option<(Server, Instant)>,
+    user: Option<u32>,
+    ordered: Option<Ordered>,
+}
+
+impl Led {
+    /// Whether its answer is waited for.
+    fn is_awaited(&self) -> bool {
+        self.ordered.as_ref().is_some_and(|ordered| !ordered.late)
+    }
 }
 
 /// A wish of the host that is being carried out.
@@ -49,8 +96,16 @@ struct Round {
     /// The port that it came by.
     port: String,
     since: Instant,
+    /// Whether the pool is to end before it starts.
+    renew: bool,
+    /// Since when the pool is to listen.
+    started: Option<Instant>,
     /// Whether orders were given.
     given: bool,
+    /// Since when all have left the pool.
+    left: Option<Instant>,
+    /// Since when the pool is to end.
+    ending: Option<Instant>,
     moved: u16,
     stay: u16,
 }
@@ -66,8 +121,13 @@ pub struct Seats {
     /// Whether the pool is to serve.
     wanted: Server,
     pool: Option<Child>,
+    /// The pool's process group, until no child of this process is in it.
+    group: Option<libc::pid_t>,
+    /// Whether those may connect with the pool that may connect with the agent.
+    open: bool,
     led: Vec<Led>,
     round: Option<Round>,
+    limits: Limits,
 }
 
 impl Seats {
@@ -78,12 +138,15 @@ impl Seats {
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Self {
             command: command.split_whitespace().map(str::to_owned).collect(),
-            socket: own.with_file_name("local.sock"),
+            socket: own.with_extension("local.sock"),
             own,
             wanted: Server::Local,
             pool: None,
+            group: None,
+            open: false,
             led: Vec::new(),
             round: None,
+            limits: LIMITS,
         }
     }
 
@@ -94,7 +157,8 @@ impl Seats {
         if self.wanted == Server::Host || self.pool.is_some() || self.command.is_empty() {
             return;
         }
-        let _ = std::fs::remove_file(&self.socket);
+        let _ = fs::remove_file(&self.socket);
+        self.open = false;
         let mut command = Command::new(&self.command[0]);
         command
             .args(&self.command[1..])
@@ -102,7 +166,8 @@ impl Seats {
             .arg(&self.socket)
             .args(["--window", &(window >> 20).to_string()])
             .stdin(Stdio::null())
-            .stdout(Stdio::null());
+            .stdout(Stdio::null())
+            .process_group(0);
         // SAFETY: an async-signal-safe call between fork and exec.
         unsafe {
             command.pre_exec(|| {
@@ -111,7 +176,10 @@ impl Seats {
             });
         }
         match command.spawn() {
-            Ok(child) => self.pool = Some(child),
+            Ok(child) => {
+                self.group = Some(child.id() as libc::pid_t);
+                self.pool = Some(child);
+            }
             Err(error) => base::note!(
                 "gantry-agent: cannot start {}: {error}; applications are served by the host",
                 self.command[0]
@@ -122,27 +190,41 @@ impl Seats {
     /// Takes note of processes that have ended.
     fn reap(&mut self) {
         if let Some(pool) = &mut self.pool
-            && matches!(pool.try_wait(), Ok(Some(_)))
+            && !matches!(pool.try_wait(), Ok(None))
         {
             base::note!("gantry-agent: this guest's own pool has ended");
             self.pool = None;
+            self.open = false;
+            // Nobody is sent there any more.
+            let _ = fs::remove_file(&self.socket);
         }
         if self.pool.is_none() {
-            // SAFETY: a plain call; nobody else waits for children here. No status is asked for.
-            while unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0 {}
+            while ended_child(-1) > 0 {}
         }
     }
 
-    /// Ends the pool. Whether all that it has started has ended, too.
+    /// Ends the pool, at first and whenever this is asked again. Whether all that it has started has
+    /// ended, too.
     fn ended(&mut self) -> bool {
-        if let Some(mut pool) = self.pool.take() {
-            let _ = pool.kill();
-            let _ = pool.wait();
+        // It is the first of its group.
+        self.pool = None;
+        self.open = false;
+        let _ = fs::remove_file(&self.socket);
+        if let Some(group) = self.group {
+            let mut state = ended_child(-group);
+            while state > 0 {
+                state = ended_child(-group);
+            }
+            if state == 0 {
+                // SAFETY: a plain call. A child of this process is in the group, which is no other
+                // one's therefore.
+                unsafe { libc::killpg(group, libc::SIGKILL) };
+            } else {
+                self.group = None;
+            }
         }
-        let _ = std::fs::remove_file(&self.socket);
         loop {
-            // SAFETY: as above.
-            match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
+            match ended_child(-1) {
                 0 => return false,
                 ended if ended < 0 => return true,
                 _ => {}
@@ -151,59 +233,107 @@ impl Seats {
     }
 
     /// Whether the pool serves applications that come.
-    pub fn serves(&self) -> bool {
-        self.wanted == Server::Local && self.pool.is_some() && self.socket.exists()
+    pub fn serves(&mut self) -> bool {
+        self.reap();
+        self.wanted == Server::Local && self.listens()
     }
 
-    /// Sends an application that has said hello to the pool, and keeps its connection. Whether it was
+    /// Whether the pool listens, and for whom the agent does.
+    fn listens(&mut self) -> bool {
+        if self.pool.is_none() || !self.socket.exists() {
+            return false;
+        }
+        if !self.open {
+            if let Err(error) = self.admit() {
+                base::note!("gantry-agent: nobody can connect with this guest's own pool: {error}");
+                self.ended();
+                return false;
+            }
+            self.open = true;
+        }
+        true
+    }
+
+    /// Has those connect with the pool who may connect with the agent.
+    fn admit(&self) -> io::Result<()> {
+        let (own, its) = (
+            fs::metadata(&self.own)?,
+            fs::symlink_metadata(&self.socket)?,
+        );
+        if own.gid() != its.gid() {
+            chown(&self.socket, None, Some(own.gid()))?;
+        }
+        let mode = fs::Permissions::from_mode(own.mode() & 0o777);
+        fs::set_permissions(&self.socket, mode)
+    }
+
+    /// Sends an application that has said hello to the pool, and keeps what leads to it. Whether it was
     /// told.
     pub fn seat(&mut self, stream: &UnixStream, hello: &[u8; hello::SIZE]) -> bool {
         let Some(to) = self.socket.to_str() else {
             return false;
         };
+        let user = socket::user(stream).ok();
+        let alike = self.led.iter().filter(|led| led.user == user);
+        if Hello::api(hello) != Some(API)
+            || self.led.len() >= LED
+            || alike.count() >= LED_OF_ONE_USER
+        {
+            return false;
+        }
         let answer = Hello::answer(apis::answering(hello), Form::Elsewhere, (0, 0));
-        let copy = stream.try_clone();
-        let told = copy.and_then(|copy| order::redirect(stream, answer, to).map(|()| copy));
-        let Ok(copy) = told else {
+        let told = order::redirect(stream, answer, to);
+        let told = told.and_then(|lead| lead.be_nonblocking().map(|()| lead));
+        let Ok(lead) = told else {
             return false;
         };
         self.led.push(Led {
-            lead: Lead::new(copy),
+            lead,
+            user,
             ordered: None,
         });
         true
     }
 
-    /// A new wish of the host, that came by a port; an earlier one is forgotten.
+    /// A new wish of the host, that came by a port; an earlier one is forgotten. What was ordered by it
+    /// is waited for before anything else is.
     pub fn wish(&mut self, wish: Wish, port: &str) {
         self.wanted = wish.by;
         self.round = Some(Round {
             wish,
             port: port.to_owned(),
             since: Instant::now(),
+            renew: false,
+            started: None,
             given: false,
+            left: None,
+            ending: None,
             moved: 0,
             stay: 0,
         });
     }
 
-    /// A device has got its driver: if the pool is to serve, it looks for devices once more, and who
-    /// is served by the host comes to it. Nobody waits for what comes of that.
-    pub fn again(&mut self) {
-        if self.wanted == Server::Host || self.round.is_some() {
+    /// A device has got its driver: if the pool is to serve and does not, or somebody is `served` by the
+    /// host, the pool looks for devices once more, and who is served by the host comes to it. Nobody
+    /// waits for what comes of that.
+    pub fn again(&mut self, served: bool) {
+        self.reap();
+        let useless = self.pool.is_some() && !served;
+        if self.wanted == Server::Host || self.round.is_some() || useless {
             return;
-        }
-        if self.led.is_empty() {
-            self.ended();
         }
         let wish = Wish {
             number: 0,
             by: Server::Local,
         };
         self.wish(wish, "");
+        let empty = self.led.is_empty() && connections(&self.socket) == 0;
+        if let Some(round) = &mut self.round {
+            round.renew = empty;
+        }
     }
 
-    /// Gives what orders are due. `served` are connections of those that the port serves.
+    /// Gives what orders are due: how many stay where they are as they could not be given one.
     fn give(&mut self, by: Server, served: &[&UnixStream]) -> u16 {
         let to = match by {
             Server::Local => &self.socket,
@@ -214,24 +344,43 @@ impl Seats {
             patience: PATIENCE,
         };
         let mut stay: u16 = 0;
-        let since = Instant::now();
+        let ordered = || {
+            Some(Ordered {
+                to: by,
+                since: Instant::now(),
+                late: false,
+            })
+        };
         match by {
             Server::Local => {
                 for stream in served {
-                    match order.give(stream) {
+                    let given = order.give(stream);
+                    let given = given.and_then(|lead| lead.be_nonblocking().map(|()| lead));
+                    match given {
                         Ok(lead) => self.led.push(Led {
                             lead,
-                            ordered: Some((by, since)),
+                            user: socket::user(stream).ok(),
+                            ordered: ordered(),
                         }),
                         Err(_) => stay = stay.saturating_add(1),
                     }
                 }
             }
-            // One that is not to be told has ended.
-            Server::Host => self.led.retain_mut(|led| {
-                led.ordered = Some((by, since));
-                led.lead.give(&order).is_ok()
-            }),
+            Server::Host => {
+                self.led.retain_mut(|led| {
+                    // Who has not answered the last one gets no further one.
+                    if led.ordered.is_some() {
+                        return true;
+                    }
+                    match led.lead.give(&order) {
+                        Ok(()) => led.ordered = ordered(),
+                        // It has ended, or follows somebody else.
+                        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return false,
+                        Err(_) => {}
+                    }
+                    true
+                });
+            }
         }
         stay
     }
@@ -246,11 +395,14 @@ impl Seats {
         self.round.as_ref().map(|_| SOON)
     }
 
-    /// Hears what applications answer, and forgets those that have ended.
+    /// Hears what applications answer, and forgets those that have ended. Only who says that it has left
+    /// as it was told, or ends, has left the pool.
     pub fn heard(&mut self) {
-        let round = &mut self.round;
+        let (round, limit) = (&mut self.round, self.limits.answer);
         let mut count = |to, good: bool| {
-            if let Some(round) = round.as_mut().filter(|round| round.wish.by == to) {
+            // Answers to an earlier wish's orders are no outcome of this one.
+            let counts = |round: &&mut Round| round.given && round.wish.by == to;
+            if let Some(round) = round.as_mut().filter(counts) {
                 let counted = if good {
                     &mut round.moved
                 } else {
@@ -259,77 +411,167 @@ impl Seats {
                 *counted = counted.saturating_add(1);
             }
         };
-        self.led.retain_mut(|led| match led.lead.heard() {
-            Ok(None) => {
-                let late = |(_, since): &(Server, Instant)| since.elapsed() > ANSWER;
-                if let Some((to, _)) = led.ordered.take_if(|ordered| late(ordered)) {
-                    count(to, false);
-                }
-                true
-            }
-            Ok(Some(outcome)) => {
-                let Some((to, _)) = led.ordered.take() else {
-                    // It says what it was not asked.
-                    return false;
+        self.led.retain_mut(|led| {
+            for _ in 0..ANSWERS {
+                let outcome = match led.lead.heard() {
+                    Ok(None) => break,
+                    Ok(Some(outcome)) => outcome,
+                    // It has ended, or follows somebody else.
+                    Err(_) => return false,
+                };
+                // It may say what it was not asked.
+                let Some(ordered) = led.ordered.take() else {
+                    continue;
                 };
                 if let Err(why) = &outcome {
                     base::note!("gantry-agent: an application stays where it is: {why}");
                 }
-                count(to, outcome.is_ok());
+                if !ordered.late {
+                    count(ordered.to, outcome.is_ok());
+                }
                 // By the port it is a client as any other.
-                outcome.is_ok() == (to == Server::Local)
+                if outcome.is_ok() != (ordered.to == Server::Local) {
+                    return false;
+                }
             }
-            // It has ended, or follows somebody else.
-            Err(_) => false,
+            if let Some(ordered) = &mut led.ordered
+                && !ordered.late
+                && ordered.since.elapsed() > limit
+            {
+                base::note!("gantry-agent: an application does not answer");
+                ordered.late = true;
+                count(ordered.to, false);
+            }
+            true
         });
     }
 
     /// Goes on with a wish: what is to be told of it, if all is done or can go no further, and by
-    /// which port. `served` as for orders, `window` as for the pool.
-    pub fn step(&mut self, served: &[&UnixStream], window: u64) -> Option<(Outcome, String)> {
+    /// which port. `served` as for orders; `window` as for the pool; `coming`: whether the port is
+    /// about to serve somebody.
+    pub fn step(
+        &mut self,
+        served: &[&UnixStream],
+        window: u64,
+        coming: bool,
+    ) -> Option<(Outcome, String)> {
+        let given = self.round.as_ref()?.given;
+        // Nobody is told to go elsewhere while it is on its way.
+        if self.led.iter().any(Led::is_awaited) {
+            return None;
+        }
         let by = self.round.as_ref()?.wish.by;
-        let (since, given) = self
-            .round
-            .as_ref()
-            .map(|round| (round.since, round.given))?;
         if !given {
-            if by == Server::Local {
-                self.start(window);
-                if self.pool.is_none() {
-                    return self.over(OutcomeKind::Cannot);
-                }
-                if !self.socket.exists() {
-                    return match since.elapsed() > START {
-                        true => self.over(OutcomeKind::Cannot),
-                        false => None,
-                    };
-                }
+            match by {
+                Server::Local => match self.ready(window) {
+                    Ok(true) if !coming => {}
+                    Ok(_) => return None,
+                    Err(kind) => return self.over(kind, 0),
+                },
+                Server::Host => {}
             }
             let stay = self.give(by, served);
-            if let Some(round) = &mut self.round {
-                (round.given, round.stay) = (true, stay);
+            let round = self.round.as_mut()?;
+            (round.given, round.stay) = (true, stay);
+            if self.led.iter().any(Led::is_awaited) {
+                return None;
             }
         }
-        if self.led.iter().any(|led| led.ordered.is_some()) {
-            return None;
+        let stay = match by {
+            Server::Local => self.round.as_ref()?.stay,
+            Server::Host => self.led.len().try_into().unwrap_or(u16::MAX),
+        };
+        if stay > 0 {
+            return self.stay(stay);
         }
-        if self.round.as_ref()?.stay > 0 || by == Server::Host && !self.led.is_empty() {
-            // Those that stay at the pool need it.
-            self.wanted = Server::Local;
-            return self.over(OutcomeKind::Stay);
+        match by {
+            Server::Local => self.done(),
+            Server::Host => self.end(),
         }
-        if by == Server::Host && !self.ended() {
-            return None;
-        }
-        self.over(OutcomeKind::Done)
     }
 
-    fn over(&mut self, kind: OutcomeKind) -> Option<(Outcome, String)> {
-        let round = self.round.take()?;
-        let applications = match kind {
-            OutcomeKind::Stay => round.stay,
-            _ => round.moved,
+    /// Whether the pool listens; what there is to tell if it will not.
+    fn ready(&mut self, window: u64) -> Result<bool, OutcomeKind> {
+        let renew = self.round.as_ref().map(|round| (round.renew, round.since));
+        if let Some((true, since)) = renew {
+            match self.ended() {
+                false if since.elapsed() > self.limits.end => return Err(OutcomeKind::Cannot),
+                false => return Ok(false),
+                true => {}
+            }
+        }
+        let started = match &mut self.round {
+            Some(round) => {
+                round.renew = false;
+                round.started
+            }
+            None => None,
         };
+        match started {
+            None => self.start(window),
+            Some(_) => self.reap(),
+        }
+        let started = started.unwrap_or_else(Instant::now);
+        if let Some(round) = &mut self.round {
+            round.started = Some(started);
+        }
+        if self.listens() {
+            return Ok(true);
+        }
+        match self.pool.is_none() || started.elapsed() > self.limits.start {
+            true => Err(OutcomeKind::Cannot),
+            false => Ok(false),
+        }
+    }
+
+    /// Ends the pool, which all have left that are known of, if nobody else is connected with it.
+    fn end(&mut self) -> Option<(Outcome, String)> {
+        let round = self.round.as_mut()?;
+        let ending = match round.ending {
+            Some(ending) => ending,
+            None => {
+                // Workers of those that have left may not have ended yet.
+                let left = *round.left.get_or_insert_with(Instant::now);
+                let there = connections(&self.socket);
+                if there > 0 && left.elapsed() <= self.limits.end {
+                    return None;
+                }
+                if there > 0 {
+                    base::note!(
+                        "gantry-agent: this guest's own pool goes on, as it serves {there} \
+                         applications that this agent has not sent there"
+                    );
+                    return self.stay(there.try_into().unwrap_or(u16::MAX));
+                }
+                *round.ending.get_or_insert_with(Instant::now)
+            }
+        };
+        if self.ended() {
+            return self.done();
+        }
+        if ending.elapsed() <= self.limits.end {
+            return None;
+        }
+        base::note!(
+            "gantry-agent: processes that this guest's own pool has started do not end: they may use \
+             its device"
+        );
+        self.over(OutcomeKind::Cannot, 0)
+    }
+
+    /// Some stay: at the pool, they need it.
+    fn stay(&mut self, stay: u16) -> Option<(Outcome, String)> {
+        self.wanted = Server::Local;
+        self.over(OutcomeKind::Stay, stay)
+    }
+
+    fn done(&mut self) -> Option<(Outcome, String)> {
+        let moved = self.round.as_ref()?.moved;
+        self.over(OutcomeKind::Done, moved)
+    }
+
+    fn over(&mut self, kind: OutcomeKind, applications: u16) -> Option<(Outcome, String)> {
+        let round = self.round.take()?;
         let outcome = Outcome {
             number: round.wish.number,
             kind,
@@ -345,95 +587,356 @@ impl Drop for Seats {
     }
 }
 
+/// Waits for no child, but takes note of one that has ended, of those that are meant as waitpid(2) says;
+/// zero if none has, and less if there are none. Nobody else waits for children here.
+fn ended_child(which: libc::pid_t) -> libc::pid_t {
+    // SAFETY: a plain call. No status is asked for.
+    unsafe { libc::waitpid(which, std::ptr::null_mut(), libc::WNOHANG) }
+}
+
+/// How many are connected with whoever listens at a path, those that are waiting included, as far as the
+/// system says: it says nothing of those in other network namespaces.
+fn connections(path: &Path) -> usize {
+    let Some(path) = path.to_str() else { return 0 };
+    let table = fs::read("/proc/self/net/unix").unwrap_or_default();
+    let table = String::from_utf8_lossy(&table);
+    table
+        .lines()
+        .filter(|line| is_connection(line, path))
+        .count()
+}
+
+/// Whether a line of the system's table is about one: `address: count protocol flags type state inode
+/// path`.
+fn is_connection(line: &str, path: &str) -> bool {
+    let mut rest = line;
+    let mut fields = [""; 7];
+    for field in &mut fields {
+        let Some((text, other)) = rest.trim_start().split_once(' ') else {
+            return false;
+        };
+        (*field, rest) = (text, other);
+    }
+    // Of those that listen the flags say so.
+    rest == path && fields[3] == "00000000"
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::{fs, thread};
+    use std::{
+        os::unix::net::UnixListener,
+        sync::{Mutex, MutexGuard, PoisonError},
+        thread,
+    };
 
-    use gantry_remoting::link::{order::ORDER, socket};
+    use gantry_remoting::{
+        apis::{cuda::Cuda, opencl::OpenCl},
+        link::order::ORDER,
+    };
 
     use super::*;
 
     const WINDOW: u64 = 64 << 20;
-
     /// A pool that listens and serves nobody, and leaves a process behind.
-    fn seats(name: &str) -> (Seats, PathBuf) {
-        let folder = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let script = folder.join("pool.sh");
-        let text = "[ \"$1 $3 $4\" = '--socket --window 64' ] || exit 1\n\
-                    sleep 1 & : >\"$2\"; exec sleep 1000\n";
-        fs::write(&script, text).unwrap();
-        let command = format!("sh {}", script.display());
-        (Seats::new(&command, folder.join("agent.sock")), folder)
+    const POOL: &str = "[ \"$1 $3 $4\" = '--socket --window 64' ] || exit 1\n\
+                        sleep 1000 & : >\"$2\"; exec sleep 1000\n";
+    /// One that somebody else listens for.
+    const SILENT: &str = "exec sleep 1000\n";
+
+    struct Rig {
+        seats: Seats,
+        folder: tempfile::TempDir,
+        /// All children of the process are waited for.
+        _alone: MutexGuard<'static, ()>,
     }
 
-    fn over(seats: &mut Seats, served: &[&UnixStream]) -> (Outcome, String) {
-        let until = Instant::now() + Duration::from_secs(60);
-        loop {
-            seats.heard();
-            if let Some(over) = seats.step(served, WINDOW) {
-                return over;
+    impl Rig {
+        fn new(pool: &str) -> Self {
+            static ALONE: Mutex<()> = Mutex::new(());
+            let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+            let folder = tempfile::tempdir().unwrap();
+            let script = folder.path().join("pool.sh");
+            fs::write(&script, pool).unwrap();
+            let own = folder.path().join("agent.sock");
+            fs::write(&own, "").unwrap();
+            fs::set_permissions(&own, fs::Permissions::from_mode(0o660)).unwrap();
+            let command = format!("sh {}", script.display());
+            Self {
+                seats: Seats::new(&command, own),
+                folder,
+                _alone: alone,
             }
-            assert!(Instant::now() < until);
+        }
+
+        /// With a pool that serves.
+        fn serving() -> Self {
+            let mut rig = Self::new(POOL);
+            rig.seats.start(WINDOW);
+            until(|| rig.seats.serves());
+            rig
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        /// An application that the pool serves: where its orders come from.
+        fn seat(&mut self) -> UnixStream {
+            let (agent, application) = UnixStream::pair().unwrap();
+            assert!(
+                self.seats
+                    .seat(&agent, &Hello::client::<OpenCl>().to_bytes())
+            );
+            drop(agent);
+            let (bytes, files) = socket::receive_hello(&application).unwrap();
+            let hello = Hello::check(&bytes, &apis::ALL).unwrap();
+            assert_eq!(hello.form, Form::Elsewhere);
+            let (to, orders) = order::redirected(&application, files).unwrap();
+            assert_eq!(to, self.path("agent.local.sock").display().to_string());
+            orders
+        }
+
+        fn wish(&mut self, number: u8, by: Server) {
+            self.seats.wish(Wish { number, by }, "port");
+        }
+
+        /// One look at it all.
+        fn look(&mut self, served: &[&UnixStream]) -> Option<(Outcome, String)> {
+            self.seats.heard();
+            self.seats.step(served, WINDOW, false)
+        }
+
+        fn over(&mut self, served: &[&UnixStream]) -> (OutcomeKind, u16) {
+            let mut over = None;
+            until(|| {
+                over = self.look(served);
+                over.is_some()
+            });
+            let (outcome, port) = over.unwrap();
+            assert_eq!(port, "port");
+            (outcome.kind, outcome.applications)
+        }
+
+        fn pool(&self) -> u32 {
+            self.seats.pool.as_ref().unwrap().id()
+        }
+    }
+
+    fn until(mut done: impl FnMut() -> bool) {
+        let limit = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < limit);
             thread::sleep(SOON);
         }
     }
 
-    fn wish(number: u8, by: Server) -> Wish {
-        Wish { number, by }
+    fn is_there(process: u32) -> bool {
+        Path::new(&format!("/proc/{process}")).exists()
+    }
+
+    /// The order that has come over the connection of a client of the port.
+    fn ordered(connection: &UnixStream) -> (Order, UnixStream) {
+        let mut byte = [0];
+        let (_, mut files) = socket::receive(connection, &mut byte).unwrap();
+        assert_eq!(byte, [ORDER]);
+        let orders = UnixStream::from(files.remove(0));
+        (Order::take(&orders).unwrap(), orders)
     }
 
     #[test]
     fn applications_go_to_the_host_and_back_and_the_pool_ends_between() {
-        let (mut seats, folder) = seats("seats");
-        seats.start(WINDOW);
-        while !seats.serves() {
-            thread::sleep(SOON);
-        }
-        let pool = seats.pool.as_ref().unwrap().id();
-        let (agent, application) = UnixStream::pair().unwrap();
-        assert!(seats.seat(&agent, &[0; hello::SIZE]));
-        let (bytes, _) = socket::receive_hello(&application).unwrap();
-        let hello = Hello::check(&bytes, &apis::ALL).unwrap();
-        assert_eq!(hello.form, Form::Elsewhere);
-        let local = folder.join("local.sock").display().to_string();
-        assert_eq!(order::redirected(&application).unwrap(), local);
+        let mut rig = Rig::serving();
+        let pool = rig.pool();
+        let local = rig.path("agent.local.sock");
+        // Who may connect with the agent may connect with it.
+        let mode = fs::metadata(&local).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o660);
+        let application = rig.seat();
         // To the host: as it says that it has moved, the pool ends, and all that it has started.
-        seats.wish(wish(1, Server::Host), "port");
-        assert!(seats.step(&[], WINDOW).is_none() && !seats.serves());
+        rig.wish(1, Server::Host);
+        assert!(rig.look(&[]).is_none() && !rig.seats.serves());
         let order = Order::take(&application).unwrap();
-        assert_eq!(order.to, folder.join("agent.sock").display().to_string());
+        assert_eq!(order.to, rig.path("agent.sock").display().to_string());
+        assert!(rig.look(&[]).is_none() && is_there(pool));
         order::answer(&application, &Ok(()));
-        let (outcome, port) = over(&mut seats, &[]);
-        assert_eq!((outcome.number, outcome.kind), (1, OutcomeKind::Done));
-        assert_eq!((outcome.applications, port.as_str()), (1, "port"));
-        assert!(!PathBuf::from(format!("/proc/{pool}")).exists());
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
+        assert!(!is_there(pool));
         // Back, by the connection that the port's clients have. One stays, and is told of.
         let (agent, application) = UnixStream::pair().unwrap();
-        seats.wish(wish(2, Server::Local), "port");
-        let answering = thread::spawn(move || {
-            let mut byte = [0];
-            let (_, mut files) = socket::receive(&application, &mut byte).unwrap();
-            assert_eq!(byte, [ORDER]);
-            let lead = UnixStream::from(files.remove(0));
-            let order = Order::take(&lead).unwrap();
-            order::answer(&lead, &Err("it is busy".to_owned()));
-            order.to
+        rig.wish(2, Server::Local);
+        // Who is on its way to the port is waited for.
+        until(|| {
+            assert!(rig.seats.step(&[], WINDOW, true).is_none());
+            rig.seats.serves()
         });
-        let (outcome, _) = over(&mut seats, &[&agent]);
-        assert_eq!(answering.join().unwrap(), local);
-        assert_eq!((outcome.kind, outcome.applications), (OutcomeKind::Stay, 1));
-        drop(seats);
-        fs::remove_dir_all(folder).unwrap();
+        assert!(rig.look(&[&agent]).is_none());
+        let (order, orders) = ordered(&application);
+        assert_eq!(order.to, local.display().to_string());
+        order::answer(&orders, &Err("it is busy".to_owned()));
+        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Stay, 1));
     }
 
     #[test]
-    fn without_a_pool_the_host_is_told_that_it_cannot_be() {
-        let own = std::env::temp_dir().join("gantry-nobody.sock");
-        let mut seats = Seats::new("/nonexistent/gantry-accel serve", own);
-        seats.wish(wish(3, Server::Local), "port");
-        let (outcome, _) = over(&mut seats, &[]);
-        assert_eq!((outcome.number, outcome.kind), (3, OutcomeKind::Cannot));
+    fn an_application_whose_way_back_is_not_over_is_not_taken_for_one_that_has_left() {
+        let mut rig = Rig::serving();
+        let pool = rig.pool();
+        let (agent, application) = UnixStream::pair().unwrap();
+        rig.wish(1, Server::Local);
+        assert!(rig.look(&[&agent]).is_none());
+        let (_, orders) = ordered(&application);
+        // It has no further order until it has answered, by which it is in the pool.
+        rig.wish(2, Server::Host);
+        assert!(rig.look(&[]).is_none());
+        order::answer(&orders, &Ok(()));
+        assert!(rig.look(&[]).is_none() && is_there(pool));
+        let order = Order::take(&orders).unwrap();
+        assert_eq!(order.to, rig.path("agent.sock").display().to_string());
+        // The other way round: it is at the host, and comes back as a client of the port.
+        rig.wish(3, Server::Local);
+        assert!(rig.look(&[&agent]).is_none());
+        order::answer(&orders, &Ok(()));
+        assert!(rig.look(&[&agent]).is_none());
+        let (_, orders) = ordered(&application);
+        order::answer(&orders, &Ok(()));
+        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Done, 1));
+        assert!(is_there(pool));
+    }
+
+    #[test]
+    fn who_answers_late_or_unasked_is_still_known_to_be_in_the_pool() {
+        let mut rig = Rig::serving();
+        let pool = rig.pool();
+        let application = rig.seat();
+        order::answer(&application, &Ok(()));
+        rig.seats.heard();
+        assert_eq!(rig.seats.led.len(), 1);
+        rig.seats.limits.answer = Duration::ZERO;
+        for number in 1..3 {
+            rig.wish(number, Server::Host);
+            assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
+            assert!(is_there(pool));
+        }
+        // It was told once. What follows the answer is none.
+        Order::take(&application).unwrap();
+        order::answer(&application, &Ok(()));
+        order::answer(&application, &Ok(()));
+        rig.seats.heard();
+        assert!(rig.seats.led.is_empty());
+        application.set_nonblocking(true).unwrap();
+        assert!(Order::take(&application).is_err());
+        rig.wish(3, Server::Host);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+        assert!(!is_there(pool));
+    }
+
+    #[test]
+    fn a_pool_that_serves_somebody_unknown_goes_on() {
+        let mut rig = Rig::new(SILENT);
+        let path = rig.path("agent.local.sock");
+        rig.seats.limits.end = Duration::from_millis(100);
+        rig.seats.start(WINDOW);
+        let listener = UnixListener::bind(&path).unwrap();
+        let pool = rig.pool();
+        assert_eq!(connections(&path), 0);
+        let waiting = UnixStream::connect(&path).unwrap();
+        let (served, _) = listener.accept().unwrap();
+        let other = UnixStream::connect(&path).unwrap();
+        rig.wish(1, Server::Host);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 2));
+        assert!(is_there(pool) && rig.seats.serves());
+        drop((served, waiting, listener, other));
+        rig.wish(2, Server::Host);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+        assert!(!is_there(pool));
+    }
+
+    #[test]
+    fn connections_are_told_from_listeners_and_other_paths() {
+        let connection = "0000000000000000: 00000003 00000000 00000000 0001 03   123 /run/a b";
+        assert!(is_connection(connection, "/run/a b"));
+        assert!(!is_connection(connection, "b"));
+        assert!(!is_connection(connection, "/run/a"));
+        let listener = "0000000000000000: 00000002 00000000 00010000 0001 01 12345 /run/a b";
+        assert!(!is_connection(listener, "/run/a b"));
+        for other in ["", "Num RefCount", "0: 1 2 00000000 4 5 6"] {
+            assert!(!is_connection(other, ""), "{other}");
+        }
+    }
+
+    #[test]
+    fn who_connects_without_an_end_and_who_has_another_api_is_not_seated() {
+        let mut rig = Rig::serving();
+        let (agent, _application) = UnixStream::pair().unwrap();
+        let hello = Hello::client::<Cuda>().to_bytes();
+        assert!(!rig.seats.seat(&agent, &hello) && !rig.seats.seat(&agent, &[0; hello::SIZE]));
+        let seated: Vec<_> = (0..LED_OF_ONE_USER).map(|_| rig.seat()).collect();
+        let hello = Hello::client::<OpenCl>().to_bytes();
+        assert!(!rig.seats.seat(&agent, &hello));
+        for led in &mut rig.seats.led {
+            led.user = None;
+        }
+        assert!(rig.seats.seat(&agent, &hello));
+        drop(seated);
+        rig.seats.heard();
+        assert_eq!(rig.seats.led.len(), 1);
+    }
+
+    #[test]
+    fn a_pool_that_has_ended_serves_nobody_until_a_device_comes() {
+        let mut rig = Rig::serving();
+        let pool = rig.pool();
+        // Nobody would come to it.
+        rig.seats.again(false);
+        assert!(rig.seats.round.is_none());
+        // SAFETY: a plain call on a child that was not waited for.
+        unsafe { libc::kill(pool as libc::pid_t, libc::SIGKILL) };
+        until(|| !rig.seats.serves());
+        assert!(!rig.path("agent.local.sock").exists());
+        rig.seats.again(false);
+        let mut over = None;
+        until(|| {
+            over = rig.look(&[]);
+            over.is_some()
+        });
+        let (outcome, port) = over.unwrap();
+        assert_eq!((outcome.kind, port.as_str()), (OutcomeKind::Done, ""));
+        assert!(rig.seats.serves() && rig.pool() != pool);
+    }
+
+    #[test]
+    fn a_pool_that_does_not_start_is_tried_once() {
+        let mut rig = Rig::new("echo >>\"${0%/*}/starts\"\n");
+        rig.wish(1, Server::Local);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
+        let starts = fs::read_to_string(rig.path("starts")).unwrap();
+        assert_eq!(starts.lines().count(), 1);
+        rig.seats.command = vec!["/nonexistent/gantry-accel".to_owned()];
+        rig.wish(2, Server::Local);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
+    }
+
+    #[test]
+    fn what_does_not_end_with_the_pool_is_waited_for_and_told_of() {
+        // Of another process group.
+        let mut rig =
+            Rig::new("setsid sleep 1000 & echo $! >\"$2.left\"; : >\"$2\"; exec sleep 1000\n");
+        rig.seats.limits.end = Duration::from_millis(100);
+        rig.wish(1, Server::Local);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+        let left = fs::read_to_string(rig.path("agent.local.sock.left")).unwrap();
+        let left: libc::pid_t = left.trim().parse().unwrap();
+        let group = || {
+            // SAFETY: a plain call.
+            unsafe { libc::getpgid(left) }
+        };
+        until(|| group() == left);
+        rig.wish(2, Server::Host);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
+        // SAFETY: a plain call on what this test has started, and was not waited for.
+        unsafe { libc::kill(left, libc::SIGKILL) };
+        rig.seats.limits.end = Duration::from_secs(60);
+        rig.wish(3, Server::Host);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
     }
 }

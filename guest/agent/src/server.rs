@@ -7,10 +7,7 @@ use std::{
     fs, io,
     os::{
         fd::{AsFd, AsRawFd},
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::{fs::PermissionsExt, net::UnixListener},
     },
     path::{Path, PathBuf},
     time::{Duration, Instant},
@@ -30,8 +27,8 @@ use gantry_remoting::{
 use crate::{
     file_error::{FileError, failed},
     port::{self, Port},
-    removals::Removals,
-    seats::Seats,
+    removals::{News, Removals},
+    seats::{self, Seats},
 };
 
 /// How often the registers are looked at while a worker is waited for.
@@ -40,7 +37,8 @@ const SOON: Duration = Duration::from_millis(2);
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take to say hello.
 const HELLO: Duration = Duration::from_secs(5);
-/// How often a port without interrupts is asked for a wish of the host's.
+/// How often a port without interrupts is asked for a wish of the host's, and one is looked for where
+/// there is none.
 const SELDOM: Duration = Duration::from_secs(1);
 /// Bytes of a window where no port says how many there are.
 const WINDOW: u64 = 256 << 20;
@@ -237,17 +235,24 @@ impl Server {
             };
             let changed = self.pass_on();
             let asked = self.hear(&ready);
-            let (removed, bound) = self.removals.heard();
+            let news = self.removals.heard();
             self.accept();
             // Not at each interrupt: a look is some exits.
             let due = self.next_look();
-            if changed || asked || removed || due.is_some_and(|due| looked.elapsed() >= due) {
+            let due = due.is_some_and(|due| looked.elapsed() >= due);
+            if changed || asked || due || news != News::default() {
                 looked = Instant::now();
+                // By a new port there may be a wish, before there are applications.
+                if self.seats.is_some() && (news.added || self.lacks_port()) {
+                    self.look_for_ports();
+                }
                 if self.look(changed) {
                     self.hear_wishes();
                 }
             }
-            self.change_seats(bound);
+            // A port gets its driver by the agent, which changes nothing for the pool.
+            let is_other = |address: &String| self.port(address).is_none();
+            self.change_seats(news.bound.iter().any(is_other));
             self.hand_out();
         }
     }
@@ -267,16 +272,25 @@ impl Server {
         changed
     }
 
-    /// Bytes of the ports' slices, as far as they are known.
+    /// Whether there is no port yet, or one that could not be used.
+    fn lacks_port(&self) -> bool {
+        self.ports.is_empty() || !self.bad.is_empty()
+    }
+
+    /// Bytes of the ports' slices, as far as they are known: of the smallest, so that applications of
+    /// the pool can go to each.
     fn window(&self) -> u64 {
         let sizes = self.ports.iter().map(Port::slice_size);
-        sizes.max().unwrap_or(WINDOW)
+        sizes.min().unwrap_or(WINDOW)
     }
 
     /// Hears of the host's wishes, which count as changes.
     fn hear_wishes(&mut self) {
         for port in &self.ports {
-            let Some(wish) = port.wish() else { continue };
+            let Some(wish) = port.wish() else {
+                self.wishes.remove(&port.address);
+                continue;
+            };
             if self.wishes.insert(port.address.clone(), wish) == Some(wish) {
                 continue;
             }
@@ -302,15 +316,25 @@ impl Server {
             return;
         };
         seats.heard();
-        let served = self
-            .clients
-            .iter()
-            .filter(|client| matches!(client.step, Step::Served { .. }));
-        let served: Vec<&UnixStream> = served.map(|client| &*client.stream).collect();
-        if bound && !served.is_empty() {
-            seats.again();
+        // Those of other APIs have nowhere to go.
+        let ports = &self.ports;
+        let may_go = |address: &str| {
+            let port = ports.iter().find(|port| port.address == address);
+            port.is_some_and(|port| port.is_of(seats::API))
+        };
+        let mut served = Vec::new();
+        let mut coming = false;
+        for client in &self.clients {
+            match &client.step {
+                Step::Served { port, .. } if may_go(port) => served.push(&*client.stream),
+                Step::Opening { port, .. } => coming |= may_go(port),
+                _ => {}
+            }
         }
-        if let Some((outcome, address)) = seats.step(&served, window)
+        if bound {
+            seats.again(!served.is_empty());
+        }
+        if let Some((outcome, address)) = seats.step(&served, window, coming)
             && let Some(port) = self.ports.iter().find(|port| port.address == address)
         {
             port.tell(outcome);
@@ -330,8 +354,8 @@ impl Server {
         };
         let seats = self.seats.as_ref().and_then(Seats::next_look);
         // Without interrupts nobody tells of a wish.
-        let silent =
-            self.seats.is_some() && self.ports.iter().any(|port| port.interrupts.is_none());
+        let silent = self.lacks_port() || self.ports.iter().any(|port| port.interrupts.is_none());
+        let silent = silent && self.seats.is_some();
         let seats = seats.or(silent.then_some(SELDOM));
         self.clients.iter().filter_map(next).chain(seats).min()
     }
@@ -428,16 +452,15 @@ impl Server {
         }
         self.look_for_ports();
         let ports = &self.ports;
-        let seats = &mut self.seats;
+        let mut seats = self.seats.as_mut();
+        seats = seats.and_then(|seats| seats.serves().then_some(seats));
         self.clients.retain_mut(|client| {
             let Step::Queued(hello) = &client.step else {
                 return true;
             };
-            if let Some(seats) = seats.as_mut().filter(|seats| seats.serves())
+            if let Some(seats) = &mut seats
                 && seats.seat(&client.stream, hello)
             {
-                // A copy of its connection leads to it.
-                client.stream.hand_over();
                 return false;
             }
             let serving = || ports.iter().filter(|port| port.serves(hello));
@@ -559,7 +582,7 @@ fn said(client: &mut Client) -> bool {
     let mut bytes = [0; hello::SIZE];
     // A hello is far smaller than any socket's buffer, and comes in one piece.
     match client.stream.receive(&mut bytes) {
-        Ok(got) if got == bytes.len() => {
+        Ok(got) if got == bytes.len() && bytes.starts_with(&hello::MAGIC) => {
             client.step = Step::Queued(bytes);
             client.since = Instant::now();
             true

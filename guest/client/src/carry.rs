@@ -24,6 +24,7 @@
 //! stretch of memory that is copied into the window, beside what the copy takes.
 
 use std::{
+    os::unix::net::UnixStream,
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -86,15 +87,20 @@ const NOT_SHARED: &str = "parts of its window are in use, which a stream does no
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
-/// Has a process be served where the order says.
+/// Has a process be served where the order says. Where further orders come from, if it was sent on from
+/// there.
 ///
 /// # Errors
 /// It stays where it is; why.
-pub fn change_seat<D: Carried>(link: &Link<D>, order: &Order) -> Result<(), String> {
+pub fn change_seat<D: Carried>(
+    link: &Link<D>,
+    order: &Order,
+) -> Result<Option<UnixStream>, String> {
     let until = Instant::now() + order.patience.min(Duration::from_secs(600));
     // No listener hears of its end meanwhile, nor of messages.
     link.be_deaf(true);
-    let outcome = open(link, &order.to, until).and_then(|opened| go(link, &opened, until));
+    let outcome = open(link, &order.to, until)
+        .and_then(|opened| go(link, &opened, until).map(|()| opened.orders));
     link.be_deaf(false);
     outcome
 }

@@ -198,14 +198,13 @@ impl Opened {
             }
             Form::Stream => Err("it is served by a stream: write unix: before its path".into()),
             Form::Elsewhere => {
-                let to = order::redirected(&stream)?;
+                let (to, orders) = order::redirected(&stream, files.collect())?;
                 if again {
                     return Err(format!("it is sent on to {to}, from where it was sent to").into());
                 }
                 let opened = Self::at::<D>(&to, environment, until, true);
                 let mut opened = opened.map_err(|error| format!("it is sent to {to}: {error}"))?;
-                stream.set_read_timeout(None)?;
-                opened.orders = Some(stream);
+                opened.orders = Some(orders);
                 Ok(opened)
             }
             Form::Full => Err(format!(

@@ -1,6 +1,6 @@
 //! What an API's driver says of itself.
 
-use std::sync::OnceLock;
+use std::{os::unix::net::UnixStream, sync::OnceLock};
 
 use gantry_remoting::{
     link::order::Order,
@@ -61,11 +61,11 @@ pub trait Driver: Sized + 'static {
     }
 
     /// Has this process be served where an order says from now on, while it runs. On the listener's
-    /// thread.
+    /// thread. Where further orders come from, if not from who has given this one.
     ///
     /// # Errors
     /// It stays where it is; why.
-    fn change_seat(link: &'static Link<Self>, order: &Order) -> Result<(), String> {
+    fn change_seat(link: &'static Link<Self>, order: &Order) -> Result<Option<UnixStream>, String> {
         let _ = (link, order);
         Err(format!(
             "applications that call {} cannot be moved yet",

@@ -43,17 +43,21 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
             break;
         };
         let changed = D::change_seat(link, &order);
-        if let Err(why) = &changed {
-            base::note!("{}: stays where it is: {why}", D::NAME);
-        }
+        let (outcome, new) = match changed {
+            Ok(new) => (Ok(()), new),
+            Err(why) => {
+                base::note!("{}: stays where it is: {why}", D::NAME);
+                (Err(why), None)
+            }
+        };
         // Word of something to read may have come with the order, or on the way.
         link.read_pending();
-        order::answer(&stream, &changed);
+        order::answer(&stream, &outcome);
         if !link.still_alive() {
             break;
         }
-        // Whoever has ordered this may order more.
-        orders = Some(stream);
+        // Whoever serves it orders more, or who has ordered this.
+        orders = new.or(Some(stream));
     }
     link.worker_lost();
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     ffi::{c_char, c_void},
+    os::unix::net::UnixStream,
     ptr::null,
     sync::{
         Mutex, MutexGuard, OnceLock,
@@ -94,7 +95,7 @@ impl Driver for OpenCl {
         Await { stage }
     }
 
-    fn change_seat(link: &'static Link, order: &Order) -> Result<(), String> {
+    fn change_seat(link: &'static Link, order: &Order) -> Result<Option<UnixStream>, String> {
         carry::change_seat(link, order)
     }
 

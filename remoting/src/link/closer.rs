@@ -97,8 +97,6 @@ impl Closer {
 pub struct Connection {
     stream: ManuallyDrop<UnixStream>,
     closer: Closer,
-    /// Whether somebody else has a copy and goes on with it.
-    handed_over: bool,
 }
 
 impl Connection {
@@ -107,13 +105,7 @@ impl Connection {
         Self {
             stream: ManuallyDrop::new(stream),
             closer: closer.clone(),
-            handed_over: false,
         }
-    }
-
-    /// Leaves it to who has a copy: only this one is closed.
-    pub fn hand_over(&mut self) {
-        self.handed_over = true;
     }
 
     /// Receives bytes. Files that come with them are received, as a read that passes over them closes
@@ -138,9 +130,7 @@ impl Deref for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         // The other side sees the end now, whatever hangs.
-        if !self.handed_over {
-            let _ = self.stream.shutdown(Shutdown::Both);
-        }
+        let _ = self.stream.shutdown(Shutdown::Both);
         // SAFETY: nobody uses it after this.
         self.closer
             .close(unsafe { ManuallyDrop::take(&mut self.stream) });

@@ -5,25 +5,29 @@
 //! an application that nobody moves does nothing for it. On the pair goes a line, `move`, the
 //! milliseconds that it may take until nothing is under way, and the address, as `GANTRY_OPENCL` has it;
 //! and back one line: `moved`, or `stays` and why. The pair stays, for who has given the order to give
-//! further ones wherever the application is by then, until somebody else gives one. Neither side trusts
-//! the other's.
+//! further ones wherever the application is by then, until somebody else gives one. Who sends an
+//! application elsewhere as it says hello gives it such a pair at once. Neither side trusts the other's.
 
 use std::{
-    io::{self, BufRead, BufReader, Read, Write},
+    io::{self, Read, Write},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
-    time::Duration,
+    sync::LazyLock,
+    time::{Duration, Instant},
 };
 
-use super::socket;
+use super::{
+    closer::{Closer, Connection},
+    socket,
+};
 use crate::wire::hello::Hello;
 
 /// The byte that comes with the pair's end. Others say that there is something to read.
 pub const ORDER: u8 = 1;
 /// The longest line, in bytes.
-const LONGEST: u64 = 4096;
+const LONGEST: usize = 4096;
 /// How long the other side may take to say what it wants.
 const SOON: Duration = Duration::from_secs(5);
 
@@ -36,19 +40,38 @@ pub struct Order {
     pub patience: Duration,
 }
 
+/// Closes what applications have sent, and the pairs.
+static CLOSER: LazyLock<Closer> = LazyLock::new(Closer::default);
+
 /// Leads to an application, wherever it is served.
 #[derive(Debug)]
-pub struct Lead(UnixStream);
+pub struct Lead {
+    stream: Connection,
+    /// What has come and was not taken yet.
+    come: Vec<u8>,
+}
 
-/// A line of the other side, without its end.
-fn line(stream: &UnixStream, patience: Duration) -> io::Result<String> {
-    stream.set_read_timeout(Some(patience))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(LONGEST)).read_line(&mut line)?;
-    match line.pop() {
-        Some('\n') => Ok(line),
-        _ => Err(io::ErrorKind::UnexpectedEof.into()),
+/// A line of the other side, without its end. What follows it stays where it is.
+fn line(mut stream: &UnixStream, patience: Duration) -> io::Result<String> {
+    let until = Instant::now() + patience;
+    let mut line = Vec::new();
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut byte = [0];
+        match stream.read(&mut byte) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) if byte == *b"\n" => break,
+            Ok(_) if line.len() == LONGEST => return Err(io::ErrorKind::InvalidData.into()),
+            Ok(_) => line.extend(byte),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
+    String::from_utf8(line).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 impl Order {
@@ -57,8 +80,7 @@ impl Order {
     /// # Errors
     /// The application is gone, or hears nothing.
     pub fn give(&self, connection: &UnixStream) -> io::Result<Lead> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let lead = Lead(ours);
+        let (lead, theirs) = Lead::pair()?;
         lead.give(self)?;
         socket::send(connection, &[ORDER], &[theirs.as_fd()])?;
         Ok(lead)
@@ -93,25 +115,36 @@ pub fn may_come(pair: impl AsFd, connection: impl AsFd) -> bool {
 }
 
 /// The longest address.
-const ADDRESS: usize = LONGEST as usize / 2;
+const ADDRESS: usize = LONGEST / 2;
 
-/// Tells an application that has just said hello where it is served. The connection leads to it then.
+/// Tells an application that has just said hello where it is served. What leads to it then.
 ///
 /// # Errors
 /// It is gone, or the address is too long.
-pub fn redirect(stream: &UnixStream, hello: Hello, to: &str) -> io::Result<()> {
+pub fn redirect(stream: &UnixStream, hello: Hello, to: &str) -> io::Result<Lead> {
     let length = u16::try_from(to.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let (lead, theirs) = Lead::pair()?;
     let mut bytes = hello.to_bytes().to_vec();
     bytes.extend(length.to_le_bytes());
     bytes.extend(to.as_bytes());
-    socket::send(stream, &bytes, &[])
+    socket::send(stream, &bytes, &[theirs.as_fd()])?;
+    Ok(lead)
 }
 
-/// Reads the address that follows a hello of this form.
+/// Reads the address that follows a hello of this form, which came with these files: one is the pair's
+/// end.
 ///
 /// # Errors
-/// It is none.
-pub fn redirected(mut stream: &UnixStream) -> io::Result<String> {
+/// It is none, or who has sent it may not.
+pub fn redirected(
+    mut stream: &UnixStream,
+    files: Vec<OwnedFd>,
+) -> io::Result<(String, UnixStream)> {
+    let orders = files.into_iter().next().map(UnixStream::from);
+    let orders = orders.ok_or(io::ErrorKind::InvalidData)?;
+    if !may_come(&orders, stream) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let length = usize::from(u16::from_le_bytes(length));
@@ -120,7 +153,8 @@ pub fn redirected(mut stream: &UnixStream) -> io::Result<String> {
     }
     let mut to = vec![0; length];
     stream.read_exact(&mut to)?;
-    String::from_utf8(to).map_err(|_| io::ErrorKind::InvalidData.into())
+    let to = String::from_utf8(to).map_err(|_| io::ErrorKind::InvalidData)?;
+    Ok((to, orders))
 }
 
 /// Answers an order. Who has given it and is gone has nothing to be told.
@@ -132,9 +166,23 @@ pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
 }
 
 impl Lead {
-    /// One that the other side has opened, to be told where to go.
-    pub fn new(stream: UnixStream) -> Self {
-        Self(stream)
+    /// A pair, and the application's end of it.
+    fn pair() -> io::Result<(Self, UnixStream)> {
+        let (ours, theirs) = UnixStream::pair()?;
+        socket::refuse_files(&ours);
+        let lead = Self {
+            stream: Connection::new(ours, &CLOSER),
+            come: Vec::new(),
+        };
+        Ok((lead, theirs))
+    }
+
+    /// Has nothing of this wait, but [`answer`](Self::answer).
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn be_nonblocking(&self) -> io::Result<()> {
+        self.stream.set_nonblocking(true)
     }
 
     /// Gives an order.
@@ -146,33 +194,40 @@ impl Lead {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let line = format!("move {} {}\n", order.patience.as_millis(), order.to);
-        socket::send(&self.0, line.as_bytes(), &[])
+        socket::send(&self.stream, line.as_bytes(), &[])
     }
 
-    /// The answer to an order if it has come, without waiting.
+    /// The next answer to an order if one has come. Waits for none where the lead is
+    /// [non-blocking](Self::be_nonblocking). What is no answer is passed over.
     ///
     /// # Errors
-    /// The application has ended, or follows somebody else, or says something else.
-    pub fn heard(&self) -> io::Result<Option<Result<(), String>>> {
-        let mut bytes = [0; LONGEST as usize];
-        let flags = libc::MSG_DONTWAIT;
-        // SAFETY: a buffer that is as long as is said.
-        let got = unsafe {
-            let fd = self.0.as_raw_fd();
-            libc::recv(fd, bytes.as_mut_ptr().cast(), bytes.len(), flags)
-        };
-        let Ok(got) = usize::try_from(got) else {
-            let error = io::Error::last_os_error();
-            return match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-                _ => Err(error),
-            };
-        };
-        // An answer is written at once.
-        let text = String::from_utf8_lossy(&bytes[..got]);
-        let line = text.strip_suffix('\n');
-        let line = line.ok_or(io::ErrorKind::UnexpectedEof)?;
-        outcome(line).map(Some)
+    /// The application has ended, or follows somebody else.
+    pub fn heard(&mut self) -> io::Result<Option<Result<(), String>>> {
+        let mut bytes = [0; LONGEST];
+        let mut read = false;
+        loop {
+            while let Some(end) = self.come.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.come.drain(..=end).collect();
+                if let Ok(answer) = outcome(&String::from_utf8_lossy(&line[..end])) {
+                    return Ok(Some(answer));
+                }
+            }
+            // Who writes without an end is heard a piece at a time.
+            if std::mem::replace(&mut read, true) {
+                return Ok(None);
+            }
+            if self.come.len() >= LONGEST {
+                self.come.clear();
+            }
+            match self.stream.receive(&mut bytes) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(got) => self.come.extend(&bytes[..got]),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return Ok(None),
+                    _ => return Err(error),
+                },
+            }
+        }
     }
 
     /// Waits for the answer, at most for so long: why the application has not moved, if it has not.
@@ -180,7 +235,7 @@ impl Lead {
     /// # Errors
     /// It says nothing that is an answer. It has ended, or takes longer.
     pub fn answer(&self, patience: Duration) -> io::Result<Result<(), String>> {
-        outcome(&line(&self.0, patience)?)
+        outcome(&line(&self.stream, patience)?)
     }
 }
 
@@ -195,7 +250,7 @@ fn outcome(line: &str) -> io::Result<Result<(), String>> {
 
 impl AsFd for Lead {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.stream.as_fd()
     }
 }
 
@@ -214,7 +269,7 @@ mod tests {
             to: "/run/other pool".to_owned(),
             patience: Duration::from_millis(250),
         };
-        let lead = order.give(&pool).unwrap();
+        let mut lead = order.give(&pool).unwrap();
         let mut byte = [0];
         let (_, mut files) = socket::receive(&application, &mut byte).unwrap();
         assert_eq!(byte, [ORDER]);
@@ -226,11 +281,45 @@ mod tests {
                 Ok(()) => lead.answer(PATIENCE).unwrap(),
                 Err(_) => lead.heard().unwrap().unwrap(),
             };
+            lead.be_nonblocking().unwrap();
             assert!(lead.heard().unwrap().is_none());
             assert_eq!(told, outcome.map_err(|why| why.replace('\n', " ")));
             // Another one, wherever it is now.
             lead.give(&order).unwrap();
         }
+    }
+
+    #[test]
+    fn orders_and_answers_that_come_together_are_taken_one_by_one() {
+        let (mut lead, application) = Lead::pair().unwrap();
+        lead.be_nonblocking().unwrap();
+        let orders = ["/run/one", "/run/two"].map(|to| Order {
+            to: to.to_owned(),
+            patience: PATIENCE,
+        });
+        orders.iter().for_each(|order| lead.give(order).unwrap());
+        for order in &orders {
+            assert_eq!(Order::take(&application).unwrap(), *order);
+        }
+        // Half of one, what is none, and a file that nobody wants, where the kernel takes it.
+        let text = b"moved\nhello\n\nstays here\nmov";
+        let sent = socket::send(&application, text, &[application.as_fd()]);
+        if sent.is_err() {
+            socket::send(&application, text, &[]).unwrap();
+        }
+        assert_eq!(lead.heard().unwrap(), Some(Ok(())));
+        assert_eq!(lead.heard().unwrap(), Some(Err("here".to_owned())));
+        assert_eq!(lead.heard().unwrap(), None);
+        (&application).write_all(b"ed\n").unwrap();
+        // More than any line has.
+        (&application).write_all(&[b'x'; 3 * LONGEST]).unwrap();
+        assert_eq!(lead.heard().unwrap(), Some(Ok(())));
+        for _ in 0..4 {
+            assert_eq!(lead.heard().unwrap(), None);
+        }
+        assert!(lead.come.len() <= 2 * LONGEST);
+        drop(application);
+        assert!(lead.heard().is_err());
     }
 
     #[test]
@@ -272,15 +361,24 @@ mod tests {
     fn who_is_served_elsewhere_learns_where() {
         let (agent, application) = UnixStream::pair().unwrap();
         let hello = Hello::answer(crate::apis::ALL[0], Form::Elsewhere, (0, 0));
-        redirect(&agent, hello, "/run/local").unwrap();
-        let (bytes, _) = socket::receive_hello(&application).unwrap();
+        let lead = redirect(&agent, hello, "/run/local").unwrap();
+        let (bytes, files) = socket::receive_hello(&application).unwrap();
         assert_eq!(
             Hello::check(&bytes, &crate::apis::ALL).unwrap().form,
             Form::Elsewhere
         );
-        assert_eq!(redirected(&application).unwrap(), "/run/local");
-        (&agent).write_all(&[255, 255]).unwrap();
-        assert!(redirected(&application).is_err());
+        let (to, orders) = redirected(&application, files).unwrap();
+        assert_eq!(to, "/run/local");
+        let order = Order {
+            to: "/run/other".to_owned(),
+            patience: PATIENCE,
+        };
+        lead.give(&order).unwrap();
+        assert_eq!(Order::take(&orders).unwrap(), order);
+        for (text, files) in [(&[255, 255][..], vec![orders.into()]), (&[0, 0], vec![])] {
+            (&agent).write_all(text).unwrap();
+            assert!(redirected(&application, files).is_err());
+        }
     }
 
     #[test]
@@ -295,7 +393,10 @@ mod tests {
             let (ours, theirs) = UnixStream::pair().unwrap();
             (&ours).write_all(text.as_bytes()).unwrap();
             drop(ours);
-            let lead = Lead(theirs);
+            let mut lead = Lead {
+                stream: Connection::new(theirs, &CLOSER),
+                come: Vec::new(),
+            };
             assert!(lead.answer(PATIENCE).is_err(), "{text:?}");
             assert!(lead.heard().is_err(), "{text:?}");
         }

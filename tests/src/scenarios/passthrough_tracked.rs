@@ -45,7 +45,7 @@ fn start_agent(guest: &mut Guest, size: u64) -> Result<()> {
     ))?;
     let agent = "/usr/local/sbin/gantry-agent --local 'sh /tmp/local'";
     opencl::start_agent(guest, agent)?;
-    let local = "/run/gantry/local.sock";
+    let local = "/run/gantry/opencl.local.sock";
     guest.eventually(&format!("ls {local}"), |text| text == local)?;
     Ok(())
 }

@@ -147,3 +147,19 @@ fn who_connects_without_an_end_has_a_share_of_the_places() {
     refused.set_read_timeout(Some(SOON)).unwrap();
     assert_eq!(refused.read(&mut [0]).unwrap(), 0);
 }
+
+#[test]
+fn who_does_not_speak_the_protocol_is_let_go() {
+    let (here, there) = UnixStream::pair().unwrap();
+    let mut client = Client {
+        stream: Connection::new(here, &Closer::default()),
+        user: None,
+        step: Step::Hello,
+        since: Instant::now(),
+    };
+    (&there).write_all(&[0; hello::SIZE]).unwrap();
+    assert!(!said(&mut client));
+    let hello = Hello::client::<OpenCl>().to_bytes();
+    (&there).write_all(&hello).unwrap();
+    assert!(said(&mut client) && matches!(client.step, Step::Queued(_)));
+}
