@@ -551,6 +551,7 @@ impl PciFunction for Accel {
     fn reset(&mut self) -> Result<(), LifecycleError> {
         self.line.want(false);
         self.slices.close_all();
+        self.registers.mailbox.withdraw();
         self.msix.reset();
         self.config.reset();
         self.line.disable(false);

@@ -31,6 +31,7 @@ use gantry_remoting::link::{
 
 pub use gantry_remoting::port::{Outcome, OutcomeKind, Server};
 
+pub use super::wish::Unknown;
 use super::{
     attach::{Attach, Pool},
     lend::{Desk, Lent},
@@ -74,8 +75,8 @@ pub struct Moved {
 pub struct Seated {
     /// By whom applications were to be served.
     pub by: Server,
-    /// What the guest says; none if it has said nothing.
-    pub outcome: Option<Outcome>,
+    /// What the guest says, or why it has said nothing.
+    pub outcome: Result<Outcome, Unknown>,
 }
 
 /// Reaches a port to move its applications.

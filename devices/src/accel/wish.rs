@@ -8,6 +8,7 @@
 //! a bounded time. What the guest writes is a number that means something or nothing.
 
 use std::{
+    hash::{BuildHasher, Hasher, RandomState},
     sync::{Condvar, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -20,8 +21,29 @@ use super::slices::Slices;
 /// How long an agent may take to say that it has begun.
 const SOON: Duration = Duration::from_secs(30);
 
-#[derive(Debug, Default)]
+/// Why nobody knows what has come of a wish.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unknown {
+    /// Nobody has heard it.
+    #[error("the guest says nothing of it: is its gantry-agent running, and of this build?")]
+    Unheard,
+    /// It is not carried out in time.
+    #[error("the guest's agent has begun, and does not come to an end: its log may say why")]
+    Unfinished,
+    /// There is another one.
+    #[error("another request has replaced this one")]
+    Replaced,
+    /// Who has asked does not wait for it.
+    #[error("it was cancelled: applications that were told to go may go on doing so")]
+    Cancelled,
+    /// The port is gone, or the guest has been reset.
+    #[error("the guest was reset, or the port was taken from it")]
+    Gone,
+}
+
+#[derive(Debug)]
 struct State {
+    /// Of the last wish. The first is random: an agent may know one of a port before this one.
     number: u8,
     wish: Option<Wish>,
     /// Whether the agent has heard it.
@@ -30,16 +52,37 @@ struct State {
 }
 
 /// Wish and outcome.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Mailbox {
     state: Mutex<State>,
     told: Condvar,
+}
+
+impl Default for Mailbox {
+    fn default() -> Self {
+        let state = State {
+            number: RandomState::new().build_hasher().finish() as u8,
+            wish: None,
+            begun: false,
+            outcome: None,
+        };
+        Self {
+            state: Mutex::new(state),
+            told: Condvar::new(),
+        }
+    }
 }
 
 impl Mailbox {
     /// The wish, as the register has it.
     pub fn wish(&self) -> u32 {
         self.state.lock_unpoisoned().wish.map_or(0, Wish::to_number)
+    }
+
+    /// Takes the wish back: the guest is another one from now on.
+    pub fn withdraw(&self) {
+        self.state.lock_unpoisoned().wish = None;
+        self.told.notify_all();
     }
 
     /// What the guest says has come of a wish.
@@ -59,33 +102,60 @@ impl Mailbox {
         self.told.notify_all();
     }
 
-    /// Has the agent see to it that applications are served so, and waits for what has come of it; none
-    /// if it has said nothing in this time, or soon that it has begun.
+    /// Has the agent see to it that applications are served so, and waits for what has come of it. A
+    /// wish that is carried out stays, for an agent that starts later; another one is taken back.
+    ///
+    /// # Errors
+    /// The agent has said nothing in this time, or not soon that it has begun, or somebody else does not
+    /// wait any more.
     pub fn ask(
         &self,
         slices: &Slices,
         by: Server,
         patience: Duration,
         cancel: &Cancel,
-    ) -> Option<Outcome> {
+    ) -> Result<Outcome, Unknown> {
         let until = Instant::now() + patience;
         let soon = Instant::now() + patience.min(SOON);
         let mut state = self.state.lock_unpoisoned();
         state.number = state.number.wrapping_add(1);
-        state.wish = Some(Wish {
+        let wish = Wish {
             number: state.number,
             by,
-        });
+        };
+        state.wish = Some(wish);
         (state.begun, state.outcome) = (false, None);
+        // Who waits for an earlier one.
+        self.told.notify_all();
         slices.tell();
         loop {
+            match state.wish {
+                Some(now) if now == wish => {}
+                Some(_) => return Err(Unknown::Replaced),
+                None => return Err(Unknown::Gone),
+            }
             if let Some(outcome) = state.outcome {
-                return Some(outcome);
+                if outcome.kind != OutcomeKind::Done {
+                    state.wish = None;
+                }
+                return Ok(outcome);
             }
             let until = if state.begun { until } else { soon };
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || slices.stopping() || cancel.is_cancelled() {
-                return None;
+            let failed = if cancel.is_cancelled() {
+                Some(Unknown::Cancelled)
+            } else if slices.stopping() {
+                Some(Unknown::Gone)
+            } else if !left.is_zero() {
+                None
+            } else if state.begun {
+                Some(Unknown::Unfinished)
+            } else {
+                Some(Unknown::Unheard)
+            };
+            if let Some(failed) = failed {
+                state.wish = None;
+                return Err(failed);
             }
             // It may be the port's end that is waited for.
             let left = left.min(Duration::from_millis(500));
@@ -115,9 +185,11 @@ mod tests {
     fn only_what_comes_of_the_last_wish_is_heard() {
         let mailbox = Arc::new(Mailbox::default());
         let slices = Arc::new(Slices::new(1).unwrap());
-        mailbox.tell(outcome(1).to_number());
+        for number in 0..=255 {
+            mailbox.tell(outcome(number).to_number());
+        }
         assert_eq!(mailbox.wish(), 0);
-        for number in 1..3u8 {
+        for _ in 0..2 {
             let asking = thread::spawn({
                 let (mailbox, slices) = (Arc::clone(&mailbox), Arc::clone(&slices));
                 move || mailbox.ask(&slices, Server::Host, PATIENCE, &Cancel::default())
@@ -126,8 +198,9 @@ mod tests {
                 thread::yield_now();
             }
             let wish = Wish::from_number(mailbox.wish()).unwrap();
-            assert_eq!((wish.number, wish.by), (number, Server::Host));
-            for other in [0, u32::MAX, outcome(number + 1).to_number()] {
+            let number = wish.number;
+            assert_eq!(wish.by, Server::Host);
+            for other in [0, u32::MAX, outcome(number.wrapping_add(1)).to_number()] {
                 mailbox.tell(other);
             }
             let begun = Outcome {
@@ -137,7 +210,9 @@ mod tests {
             mailbox.tell(begun.to_number());
             assert!(!asking.is_finished());
             mailbox.tell(outcome(number).to_number());
-            assert_eq!(asking.join().unwrap(), Some(outcome(number)));
+            // For an agent that comes later.
+            assert_eq!(Wish::from_number(mailbox.wish()), Some(wish));
+            assert_eq!(asking.join().unwrap(), Ok(outcome(number)));
         }
     }
 
@@ -146,11 +221,64 @@ mod tests {
         let (mailbox, slices) = (Mailbox::default(), Slices::new(1).unwrap());
         let cancel = Cancel::default();
         let ask = |patience| mailbox.ask(&slices, Server::Local, patience, &cancel);
-        assert_eq!(ask(Duration::ZERO), None);
+        assert_eq!(ask(Duration::ZERO), Err(Unknown::Unheard));
+        assert_eq!(mailbox.wish(), 0);
         cancel.cancel();
-        assert_eq!(ask(PATIENCE), None);
+        assert_eq!(ask(PATIENCE), Err(Unknown::Cancelled));
+        assert_eq!(mailbox.wish(), 0);
         slices.stop();
         let other = Cancel::default();
-        assert_eq!(mailbox.ask(&slices, Server::Local, PATIENCE, &other), None);
+        let asked = mailbox.ask(&slices, Server::Local, PATIENCE, &other);
+        assert_eq!(asked, Err(Unknown::Gone));
+        assert_eq!(mailbox.wish(), 0);
+    }
+
+    /// Asks in a thread, until the guest has heard of it.
+    fn asking(
+        mailbox: &Arc<Mailbox>,
+        slices: &Arc<Slices>,
+        cancel: &Cancel,
+    ) -> (thread::JoinHandle<Result<Outcome, Unknown>>, u8) {
+        let asking = thread::spawn({
+            let (mailbox, slices) = (Arc::clone(mailbox), Arc::clone(slices));
+            let cancel = cancel.clone();
+            move || mailbox.ask(&slices, Server::Local, PATIENCE, &cancel)
+        });
+        while !slices.take_news() {
+            thread::yield_now();
+        }
+        let wish = Wish::from_number(mailbox.wish()).unwrap();
+        (asking, wish.number)
+    }
+
+    #[test]
+    fn what_fails_is_taken_back_and_who_has_asked_learns_why() {
+        let mailbox = Arc::new(Mailbox::default());
+        let slices = Arc::new(Slices::new(1).unwrap());
+        let cancel = Cancel::default();
+        let (first, _) = asking(&mailbox, &slices, &cancel);
+        let (second, number) = asking(&mailbox, &slices, &cancel);
+        assert_eq!(first.join().unwrap(), Err(Unknown::Replaced));
+        assert_ne!(mailbox.wish(), 0);
+        let stay = Outcome {
+            kind: OutcomeKind::Stay,
+            ..outcome(number)
+        };
+        mailbox.tell(stay.to_number());
+        assert_eq!(second.join().unwrap(), Ok(stay));
+        assert_eq!(mailbox.wish(), 0);
+        let (third, _) = asking(&mailbox, &slices, &cancel);
+        mailbox.withdraw();
+        assert_eq!(third.join().unwrap(), Err(Unknown::Gone));
+        // An agent that has begun is waited for no longer than anybody likes.
+        let (fourth, number) = asking(&mailbox, &slices, &cancel);
+        let begun = Outcome {
+            kind: OutcomeKind::Begun,
+            ..outcome(number)
+        };
+        mailbox.tell(begun.to_number());
+        cancel.cancel();
+        assert_eq!(fourth.join().unwrap(), Err(Unknown::Cancelled));
+        assert_eq!(mailbox.wish(), 0);
     }
 }

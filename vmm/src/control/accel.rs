@@ -145,11 +145,9 @@ impl Control {
             Server::Host => "the port",
         };
         let failed = |message: String| Err(ApiError::message(Status::Internal, message));
-        let Some(outcome) = seated.outcome else {
-            return reply.send(failed(
-                "the guest says nothing of it: is its gantry-agent running, and of this build?"
-                    .to_owned(),
-            ));
+        let outcome = match seated.outcome {
+            Ok(outcome) => outcome,
+            Err(unknown) => return reply.send(failed(unknown.to_string())),
         };
         let count = outcome.applications;
         reply.send(match outcome.kind {
@@ -166,10 +164,16 @@ impl Control {
             OutcomeKind::Stay => failed(format!(
                 "{count} of the guest's applications do not go to {whose}: its agent's log says why"
             )),
-            OutcomeKind::Cannot | OutcomeKind::Begun => failed(
-                "the guest has no pool of its own (gantry-agent --local), or it does not start"
-                    .to_owned(),
-            ),
+            OutcomeKind::Cannot | OutcomeKind::Begun => {
+                let what = match seated.by {
+                    Server::Local => "it does not start",
+                    Server::Host => "what that has started does not end",
+                };
+                failed(format!(
+                    "the guest has no pool of its own (gantry-agent --local), or {what}: its \
+                     agent's log says why"
+                ))
+            }
         });
     }
 
