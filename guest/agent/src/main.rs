@@ -7,9 +7,9 @@
 //!
 //! - `port`: the PCI function by its files in sysfs; no kernel module of Gantry's. `interrupts`: who
 //!   waits for long is woken by them.
-//! - `server`: the socket and its clients; `removals`: news of devices that come and go; `seats`: a
-//!   pool of this guest's own, on a device that was passed through, and applications that change
-//!   between it and the port.
+//! - `server`: the socket and its clients; `removals`: news of devices that come and go.
+//! - `local_pool`: a pool of this guest's own, on a device that was passed through; `seats`:
+//!   applications that change between it and the port.
 //! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
@@ -26,6 +26,7 @@
 mod carried;
 mod file_error;
 mod interrupts;
+mod local_pool;
 mod place;
 mod port;
 mod removals;

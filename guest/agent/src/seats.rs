@@ -11,17 +11,12 @@
 //! the pool has ended with all that it has started, so that nobody has the device's files open.
 
 use std::{
-    fs, io,
+    io,
     os::{
         fd::{AsFd, AsRawFd, RawFd},
-        unix::{
-            fs::{MetadataExt, PermissionsExt, chown},
-            net::UnixStream,
-            process::CommandExt,
-        },
+        unix::net::UnixStream,
     },
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
@@ -37,6 +32,8 @@ use gantry_remoting::{
         hello::{self, Form, Hello},
     },
 };
+
+use crate::local_pool::LocalPool;
 
 /// How long an application may take until nothing is under way, and all is unmapped.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -110,21 +107,13 @@ struct Round {
     stay: u16,
 }
 
-/// This guest's pool, and who is where.
+/// This guest's own pool, and which applications it serves.
 pub struct Seats {
-    /// What starts the pool, without `--socket` and `--window`.
-    command: Vec<String>,
-    /// Where it listens.
-    socket: PathBuf,
-    /// Where the agent does.
+    pool: LocalPool,
+    /// Where the agent listens.
     own: PathBuf,
     /// Whether the pool is to serve.
     wanted: Server,
-    pool: Option<Child>,
-    /// The pool's process group, until no child of this process is in it.
-    group: Option<libc::pid_t>,
-    /// Whether those may connect with the pool that may connect with the agent.
-    open: bool,
     led: Vec<Led>,
     round: Option<Round>,
     limits: Limits,
@@ -133,17 +122,10 @@ pub struct Seats {
 impl Seats {
     /// With a pool that is started so, beside an agent that listens there.
     pub fn new(command: &str, own: PathBuf) -> Self {
-        // What the pool's workers leave behind is this process's to wait for.
-        // SAFETY: a plain call.
-        unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Self {
-            command: command.split_whitespace().map(str::to_owned).collect(),
-            socket: own.with_extension("local.sock"),
+            pool: LocalPool::new(command, &own),
             own,
             wanted: Server::Local,
-            pool: None,
-            group: None,
-            open: false,
             led: Vec::new(),
             round: None,
             limits: LIMITS,
@@ -153,124 +135,20 @@ impl Seats {
     /// Starts the pool if it is to serve and does not run; its windows are as large as the host's
     /// (`window`, in bytes), so that applications can go there and back.
     pub fn start(&mut self, window: u64) {
-        self.reap();
-        if self.wanted == Server::Host || self.pool.is_some() || self.command.is_empty() {
-            return;
-        }
-        let _ = fs::remove_file(&self.socket);
-        self.open = false;
-        let mut command = Command::new(&self.command[0]);
-        command
-            .args(&self.command[1..])
-            .arg("--socket")
-            .arg(&self.socket)
-            .args(["--window", &(window >> 20).to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .process_group(0);
-        // SAFETY: an async-signal-safe call between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
-        match command.spawn() {
-            Ok(child) => {
-                self.group = Some(child.id() as libc::pid_t);
-                self.pool = Some(child);
-            }
-            Err(error) => base::note!(
-                "gantry-agent: cannot start {}: {error}; applications are served by the host",
-                self.command[0]
-            ),
-        }
-    }
-
-    /// Takes note of processes that have ended.
-    fn reap(&mut self) {
-        if let Some(pool) = &mut self.pool
-            && !matches!(pool.try_wait(), Ok(None))
-        {
-            base::note!("gantry-agent: this guest's own pool has ended");
-            self.pool = None;
-            self.open = false;
-            // Nobody is sent there any more.
-            let _ = fs::remove_file(&self.socket);
-        }
-        if self.pool.is_none() {
-            while ended_child(-1) > 0 {}
-        }
-    }
-
-    /// Ends the pool, at first and whenever this is asked again. Whether all that it has started has
-    /// ended, too.
-    fn ended(&mut self) -> bool {
-        // It is the first of its group.
-        self.pool = None;
-        self.open = false;
-        let _ = fs::remove_file(&self.socket);
-        if let Some(group) = self.group {
-            let mut state = ended_child(-group);
-            while state > 0 {
-                state = ended_child(-group);
-            }
-            if state == 0 {
-                // SAFETY: a plain call. A child of this process is in the group, which is no other
-                // one's therefore.
-                unsafe { libc::killpg(group, libc::SIGKILL) };
-            } else {
-                self.group = None;
-            }
-        }
-        loop {
-            match ended_child(-1) {
-                0 => return false,
-                ended if ended < 0 => return true,
-                _ => {}
-            }
+        if self.wanted == Server::Local {
+            self.pool.start(window);
         }
     }
 
     /// Whether the pool serves applications that come.
     pub fn serves(&mut self) -> bool {
-        self.reap();
-        self.wanted == Server::Local && self.listens()
-    }
-
-    /// Whether the pool listens, and for whom the agent does.
-    fn listens(&mut self) -> bool {
-        if self.pool.is_none() || !self.socket.exists() {
-            return false;
-        }
-        if !self.open {
-            if let Err(error) = self.admit() {
-                base::note!("gantry-agent: nobody can connect with this guest's own pool: {error}");
-                self.ended();
-                return false;
-            }
-            self.open = true;
-        }
-        true
-    }
-
-    /// Has those connect with the pool who may connect with the agent.
-    fn admit(&self) -> io::Result<()> {
-        let (own, its) = (
-            fs::metadata(&self.own)?,
-            fs::symlink_metadata(&self.socket)?,
-        );
-        if own.gid() != its.gid() {
-            chown(&self.socket, None, Some(own.gid()))?;
-        }
-        let mode = fs::Permissions::from_mode(own.mode() & 0o777);
-        fs::set_permissions(&self.socket, mode)
+        self.wanted == Server::Local && self.pool.listens()
     }
 
     /// Sends an application that has said hello to the pool, and keeps what leads to it. Whether it was
     /// told.
     pub fn seat(&mut self, stream: &UnixStream, hello: &[u8; hello::SIZE]) -> bool {
-        let Some(to) = self.socket.to_str() else {
+        let Some(to) = self.pool.socket().to_str() else {
             return false;
         };
         let user = socket::user(stream).ok();
@@ -317,8 +195,7 @@ impl Seats {
     /// host, the pool looks for devices once more, and who is served by the host comes to it. Nobody
     /// waits for what comes of that.
     pub fn again(&mut self, served: bool) {
-        self.reap();
-        let useless = self.pool.is_some() && !served;
+        let useless = self.pool.is_running() && !served;
         if self.wanted == Server::Host || self.round.is_some() || useless {
             return;
         }
@@ -327,7 +204,7 @@ impl Seats {
             by: Server::Local,
         };
         self.wish(wish, "");
-        let empty = self.led.is_empty() && connections(&self.socket) == 0;
+        let empty = self.led.is_empty() && self.pool.connections() == 0;
         if let Some(round) = &mut self.round {
             round.renew = empty;
         }
@@ -336,8 +213,8 @@ impl Seats {
     /// Gives what orders are due: how many stay where they are as they could not be given one.
     fn give(&mut self, by: Server, served: &[&UnixStream]) -> u16 {
         let to = match by {
-            Server::Local => &self.socket,
-            Server::Host => &self.own,
+            Server::Local => self.pool.socket(),
+            Server::Host => self.own.as_path(),
         };
         let order = Order {
             to: to.display().to_string(),
@@ -494,7 +371,7 @@ impl Seats {
     fn ready(&mut self, window: u64) -> Result<bool, OutcomeKind> {
         let renew = self.round.as_ref().map(|round| (round.renew, round.since));
         if let Some((true, since)) = renew {
-            match self.ended() {
+            match self.pool.end() {
                 false if since.elapsed() > self.limits.end => return Err(OutcomeKind::Cannot),
                 false => return Ok(false),
                 true => {}
@@ -507,18 +384,17 @@ impl Seats {
             }
             None => None,
         };
-        match started {
-            None => self.start(window),
-            Some(_) => self.reap(),
+        if started.is_none() {
+            self.start(window);
         }
         let started = started.unwrap_or_else(Instant::now);
         if let Some(round) = &mut self.round {
             round.started = Some(started);
         }
-        if self.listens() {
+        if self.pool.listens() {
             return Ok(true);
         }
-        match self.pool.is_none() || started.elapsed() > self.limits.start {
+        match !self.pool.is_running() || started.elapsed() > self.limits.start {
             true => Err(OutcomeKind::Cannot),
             false => Ok(false),
         }
@@ -532,7 +408,7 @@ impl Seats {
             None => {
                 // Workers of those that have left may not have ended yet.
                 let left = *round.left.get_or_insert_with(Instant::now);
-                let there = connections(&self.socket);
+                let there = self.pool.connections();
                 if there > 0 && left.elapsed() <= self.limits.end {
                     return None;
                 }
@@ -546,7 +422,7 @@ impl Seats {
                 *round.ending.get_or_insert_with(Instant::now)
             }
         };
-        if self.ended() {
+        if self.pool.end() {
             return self.done();
         }
         if ending.elapsed() <= self.limits.end {
@@ -581,51 +457,16 @@ impl Seats {
     }
 }
 
-impl Drop for Seats {
-    fn drop(&mut self) {
-        self.ended();
-    }
-}
-
-/// Waits for no child, but takes note of one that has ended, of those that are meant as waitpid(2) says;
-/// zero if none has, and less if there are none. Nobody else waits for children here.
-fn ended_child(which: libc::pid_t) -> libc::pid_t {
-    // SAFETY: a plain call. No status is asked for.
-    unsafe { libc::waitpid(which, std::ptr::null_mut(), libc::WNOHANG) }
-}
-
-/// How many are connected with whoever listens at a path, those that are waiting included, as far as the
-/// system says: it says nothing of those in other network namespaces.
-fn connections(path: &Path) -> usize {
-    let Some(path) = path.to_str() else { return 0 };
-    let table = fs::read("/proc/self/net/unix").unwrap_or_default();
-    let table = String::from_utf8_lossy(&table);
-    table
-        .lines()
-        .filter(|line| is_connection(line, path))
-        .count()
-}
-
-/// Whether a line of the system's table is about one: `address: count protocol flags type state inode
-/// path`.
-fn is_connection(line: &str, path: &str) -> bool {
-    let mut rest = line;
-    let mut fields = [""; 7];
-    for field in &mut fields {
-        let Some((text, other)) = rest.trim_start().split_once(' ') else {
-            return false;
-        };
-        (*field, rest) = (text, other);
-    }
-    // Of those that listen the flags say so.
-    rest == path && fields[3] == "00000000"
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use std::{
-        os::unix::net::UnixListener,
+        fs,
+        os::unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::UnixListener,
+        },
+        path::Path,
         sync::{Mutex, MutexGuard, PoisonError},
         thread,
     };
@@ -719,7 +560,7 @@ mod tests {
         }
 
         fn pool(&self) -> u32 {
-            self.seats.pool.as_ref().unwrap().id()
+            self.seats.pool.id().unwrap()
         }
     }
 
@@ -838,7 +679,7 @@ mod tests {
         rig.seats.start(WINDOW);
         let listener = UnixListener::bind(&path).unwrap();
         let pool = rig.pool();
-        assert_eq!(connections(&path), 0);
+        assert_eq!(rig.seats.pool.connections(), 0);
         let waiting = UnixStream::connect(&path).unwrap();
         let (served, _) = listener.accept().unwrap();
         let other = UnixStream::connect(&path).unwrap();
@@ -849,19 +690,6 @@ mod tests {
         rig.wish(2, Server::Host);
         assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
         assert!(!is_there(pool));
-    }
-
-    #[test]
-    fn connections_are_told_from_listeners_and_other_paths() {
-        let connection = "0000000000000000: 00000003 00000000 00000000 0001 03   123 /run/a b";
-        assert!(is_connection(connection, "/run/a b"));
-        assert!(!is_connection(connection, "b"));
-        assert!(!is_connection(connection, "/run/a"));
-        let listener = "0000000000000000: 00000002 00000000 00010000 0001 01 12345 /run/a b";
-        assert!(!is_connection(listener, "/run/a b"));
-        for other in ["", "Num RefCount", "0: 1 2 00000000 4 5 6"] {
-            assert!(!is_connection(other, ""), "{other}");
-        }
     }
 
     #[test]
@@ -911,7 +739,7 @@ mod tests {
         assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
         let starts = fs::read_to_string(rig.path("starts")).unwrap();
         assert_eq!(starts.lines().count(), 1);
-        rig.seats.command = vec!["/nonexistent/gantry-accel".to_owned()];
+        rig.seats.pool = LocalPool::new("/nonexistent/gantry-accel", &rig.path("agent.sock"));
         rig.wish(2, Server::Local);
         assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
     }

@@ -46,12 +46,9 @@ fn from_program(to: CUdeviceptr, from: &[u32]) -> CUDA_MEMCPY3D {
 
 unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
 
-#[test]
-fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
-    let _context = context();
-    let (to, other, from) = (device(&[0u32; 4]), device(&[0u32; 4]), vec![5u32; 4]);
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
+/// A node that runs its graph at each launch, as its handle is one then.
+fn conditional(graph: CUgraph) -> CUgraphNodeParams {
+    // Drivers take no handle without a context.
     let (mut handle, mut own) = (0, null_mut());
     ok!(cuCtxGetCurrent(&mut own));
     ok!(cuGraphConditionalHandleCreate(
@@ -69,6 +66,18 @@ fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
         phGraph_out: null_mut(),
         ctx: null_mut(),
     };
+    conditional
+}
+
+#[test]
+fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
+    let _context = context();
+    let (to, other, from) = (device(&[0u32; 4]), device(&[0u32; 4]), vec![5u32; 4]);
+    let mut graph = null_mut();
+    ok!(cuGraphCreate(&mut graph, 0));
+    let mut own = null_mut();
+    ok!(cuCtxGetCurrent(&mut own));
+    let mut conditional = conditional(graph);
     add(graph, &[], &mut conditional);
     // SAFETY: the driver's array of one graph.
     let body = unsafe { conditional.anonymous2.conditional.phGraph_out.read() };
@@ -158,25 +167,7 @@ fn nodes_of_all_kinds_are_added_by_one_call() {
     (launched.gridDimX, launched.gridDimY, launched.gridDimZ) = (1, 1, 1);
     (launched.blockDimX, launched.blockDimY, launched.blockDimZ) = (4, 1, 1);
     launched.kernelParams = arguments.as_mut_ptr();
-    let mut handle = 0;
-    // Drivers take none without one.
-    let mut own = null_mut();
-    ok!(cuCtxGetCurrent(&mut own));
-    ok!(cuGraphConditionalHandleCreate(
-        &mut handle,
-        graph,
-        own,
-        1,
-        1
-    ));
-    let mut conditional = empty(CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL);
-    conditional.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
-        handle,
-        r#type: CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_IF,
-        size: 1,
-        phGraph_out: null_mut(),
-        ctx: null_mut(),
-    };
+    let mut conditional = conditional(graph);
     let filled = add(graph, &[], &mut fill);
     let doubled = add(graph, &[filled], &mut kernel);
     let nothing = add(

@@ -188,6 +188,21 @@ impl Client {
         self.post(&call);
     }
 
+    /// A stream, and a kernel that ends once a word of the window is one: the word, and the kernel's
+    /// parameters.
+    fn spin(&mut self) -> (u32, u32, &'static AtomicU32, Vec<u8>) {
+        let (stream, spin) = (self.stream(), self.kernel(ORDER, c"spin"));
+        let offset = self.window.data() + 8192;
+        let until = self.window.at(offset, 4).unwrap();
+        // SAFETY: of the window, which a test keeps; aligned.
+        let until = unsafe { &*until.cast::<AtomicU32>() };
+        until.store(0, Ordering::SeqCst);
+        // Where the kernel looks.
+        let at = self.window_at + offset;
+        let parameters = [&at.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+        (stream, spin, until, parameters)
+    }
+
     /// Two words of the window that nothing else is said of, from its start.
     fn words(&self) -> (u64, &'static [AtomicU32]) {
         let offset = self.window.data() + 4096;
@@ -227,15 +242,7 @@ fn the_device_writes_a_word_behind_a_stream_s_work_and_not_before() {
     let mut client = Client::new();
     assert_eq!(client.signal(Some(0), 5), (5, 0));
     assert_eq!(client.signal(None, 6), (6, 0));
-    let (stream, spin) = (client.stream(), client.kernel(ORDER, c"spin"));
-    let offset = client.window.data() + 8192;
-    let until = client.window.at(offset, 4).unwrap();
-    // SAFETY: of the window, aligned.
-    let until = unsafe { &*until.cast::<AtomicU32>() };
-    until.store(0, Ordering::SeqCst);
-    // Where the kernel looks.
-    let at = client.window_at + offset;
-    let parameters = [&at.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+    let (stream, spin, until, parameters) = client.spin();
     client.signal(Some(stream), 7);
     client.launch(stream, spin, &parameters);
     let (words, both) = client.words();
@@ -264,14 +271,7 @@ fn the_device_writes_a_word_behind_a_stream_s_work_and_not_before() {
 #[test]
 fn a_context_is_waited_for_with_the_work_of_streams_that_are_gone() {
     let mut client = Client::new();
-    let (stream, spin) = (client.stream(), client.kernel(ORDER, c"spin"));
-    let offset = client.window.data() + 8192;
-    let until = client.window.at(offset, 4).unwrap();
-    // SAFETY: of the window, which a test keeps; aligned.
-    let until = unsafe { &*until.cast::<AtomicU32>() };
-    until.store(0, Ordering::SeqCst);
-    let at = client.window_at + offset;
-    let parameters = [&at.to_le_bytes()[..], &1u32.to_le_bytes()].concat();
+    let (stream, spin, until, parameters) = client.spin();
     // The device knows the window from then on.
     assert_eq!(client.signal(Some(stream), 3), (3, 0));
     client.launch(stream, spin, &parameters);

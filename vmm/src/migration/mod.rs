@@ -119,7 +119,7 @@ pub enum Error {
         /// Milliseconds.
         predicted_ms: u64,
     },
-    /// Further rounds are in vain.
+    /// Further rounds would not shorten the stop.
     #[error(
         "the VM writes its memory as fast as it is sent, and is slowed down as far as it may be: it would stand \
          still for {predicted_ms} ms, of which its memory takes {memory_ms}; allow a longer downtime_ms, more \

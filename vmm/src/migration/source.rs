@@ -155,10 +155,10 @@ struct Brake {
     /// The least that was left after a round, in bytes, since the brake is as it is.
     least: Option<u64>,
     /// Rounds in a row after which hardly less was left.
-    in_vain: u32,
+    stalled_rounds: u32,
     percent: u8,
     most: u8,
-    /// Since when rounds are in vain although it is slowed down as far as is allowed.
+    /// Since when rounds do not shorten the stop although it is slowed down as far as is allowed.
     held: Option<Instant>,
 }
 
@@ -178,14 +178,14 @@ impl Brake {
     const PATIENCE: u32 = 3;
     const FIRST: u8 = 20;
     const STEP: u8 = 10;
-    /// How long rounds may be in vain when the guest cannot be slowed down further: it may do something
+    /// How long rounds may not shorten the stop when the guest cannot be slowed down further: it may do something
     /// else soon.
     const HELD: Duration = Duration::from_secs(30);
 
     fn new(most: u8) -> Self {
         Self {
             least: None,
-            in_vain: 0,
+            stalled_rounds: 0,
             percent: 0,
             most,
             held: None,
@@ -201,12 +201,12 @@ impl Brake {
         // A tenth was gained at least.
         if left < least - least / 10 {
             self.least = Some(left);
-            self.in_vain = 0;
+            self.stalled_rounds = 0;
             self.held = None;
             return Round::Useful;
         }
-        self.in_vain += 1;
-        if self.in_vain < Self::PATIENCE {
+        self.stalled_rounds += 1;
+        if self.stalled_rounds < Self::PATIENCE {
             return Round::Useful;
         }
         if self.percent >= self.most {
@@ -423,7 +423,9 @@ impl<'a> Source<'a> {
                 self.progress.update(|info| info.throttle_percent = percent);
             }
             Round::Useless if self.wishes.ignore_timeout => {
-                log::warn!("further rounds are in vain: the VM stands still for {predicted} ms");
+                log::warn!(
+                    "further rounds would not shorten the stop: the VM stands still for {predicted} ms"
+                );
                 return Ok(Phase::Quiesce(Some(rounds)));
             }
             Round::Useless => {
@@ -569,7 +571,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_is_slowed_by_steps_when_three_rounds_were_in_vain() {
+    fn a_guest_is_slowed_by_steps_when_three_rounds_were_stalled_rounds() {
         let mut brake = Brake::new(45);
         let now = Instant::now();
         let mut after = |left| match brake.after_round(left, now) {
