@@ -24,6 +24,9 @@ mod file_error;
 #[path = "../../guest/agent/src/interrupts.rs"]
 mod interrupts;
 #[allow(dead_code)]
+#[path = "../../guest/agent/src/local_pool.rs"]
+mod local_pool;
+#[allow(dead_code)]
 #[path = "../../guest/agent/src/port.rs"]
 mod port;
 #[allow(dead_code)]
