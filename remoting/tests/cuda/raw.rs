@@ -699,6 +699,94 @@ fn what_a_launch_leaves_allocated_is_charged_until_it_is_freed() {
     client.ask(&other).unwrap();
 }
 
+/// Half of the quota, as memory of a graph that allocates and frees it: the executable graph.
+fn half_by_a_graph(client: &mut Client) -> (u32, u32) {
+    let context = client.context;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let allocate = AddAllocNode {
+        context,
+        graph,
+        after: Vec::new(),
+        size: crate::library::MEMORY << 19,
+    };
+    let (node, address) = client.ask(&allocate).unwrap();
+    let free = AddFreeNode {
+        context,
+        graph,
+        after: vec![node],
+        address,
+    };
+    client.ask(&free).unwrap();
+    let mut place = 0u64;
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    (graph, <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap().1)
+}
+
+#[test]
+fn a_graph_that_is_destroyed_while_it_runs_is_charged_until_it_ends() {
+    let mut client = Client::new();
+    let context = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let (graph, executable) = half_by_a_graph(&mut client);
+    client.launch(stream, spin, &parameters);
+    let launch = LaunchGraph {
+        context,
+        stream,
+        graph: executable,
+    };
+    client.post(&launch);
+    for (symbol, object) in [
+        ("cuGraphExecDestroy", executable),
+        ("cuGraphDestroy", graph),
+    ] {
+        client.forward(symbol, &[object.into()]).unwrap();
+    }
+    let most = Allocate {
+        context,
+        size: (crate::library::MEMORY << 20) * 3 / 4,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&most), Err(codes::OUT_OF_MEMORY));
+    until.store(1, Ordering::SeqCst);
+    client.ask(&StreamSynchronize { context, stream }).unwrap();
+    client.ask(&most).unwrap();
+}
+
+#[test]
+fn what_is_freed_in_the_order_of_a_stream_is_charged_until_that_gets_there() {
+    let mut client = Client::new();
+    let context = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let half = Allocate {
+        context,
+        size: crate::library::MEMORY << 19,
+        source: Source::Stream(stream),
+    };
+    let address = client.ask(&half).unwrap();
+    client.launch(stream, spin, &parameters);
+    client.post(&Free {
+        context,
+        address,
+        stream: Some(stream),
+    });
+    let most = Allocate {
+        context,
+        size: (crate::library::MEMORY << 20) * 3 / 4,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&most), Err(codes::OUT_OF_MEMORY));
+    // Who asks while the work is about to end gets it.
+    let ends = thread::spawn(|| {
+        thread::sleep(Duration::from_millis(100));
+        until.store(1, Ordering::SeqCst);
+    });
+    client.ask(&most).unwrap();
+    ends.join().unwrap();
+}
+
 #[test]
 fn a_stream_that_is_captured_allocates_and_frees_nothing() {
     let mut client = Client::new();

@@ -1,6 +1,6 @@
 //! Device memory.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::sync::Arc;
 
 use cuda_definition::driver::types::{CUmemoryPool, CUstream};
 
@@ -19,23 +19,6 @@ use crate::{
 };
 
 impl Server {
-    /// Charges device memory.
-    pub(super) fn charge(&self, size: u64) -> Result<Arc<Charge>, i32> {
-        let charge = self.quota.charge(size);
-        charge.map(Arc::new).map_err(|_| codes::OUT_OF_MEMORY)
-    }
-
-    /// Has the driver give back what graphs have allocated and do not use any more, of which it keeps some:
-    /// before what that costs counts as free.
-    pub(super) fn trim_graphs(&self) {
-        let contexts = self.backend.objects.iter();
-        let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
-        let devices: BTreeSet<i32> = contexts.map(|(_, context)| context.device).collect();
-        for device in devices {
-            cu!(self.backend.api, cuDeviceGraphMemTrim(device));
-        }
-    }
-
     /// A stream for what allocates or frees in its order. While it is captured there is none: the graph would
     /// do so with each launch, which nothing here would count.
     fn uncaptured(&self, stream: u32) -> Result<CUstream, i32> {
@@ -120,30 +103,34 @@ impl Server {
     }
 
     pub(super) fn free(&mut self, call: &Free) -> Result<(), i32> {
-        if self.enter(call.context)? == 0 {
+        let raw = self.enter(call.context)?;
+        if raw == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
         let stretch = self.backend.memory.get(call.address);
-        if !stretch.is_some_and(|stretch| stretch.freed) {
-            return Err(codes::INVALID_VALUE);
-        }
-        outcome(match call.stream {
-            None => cu!(self.backend.api, cuMemFree_v2(call.address)),
+        let stretch = stretch.filter(|stretch| stretch.freed);
+        let is_kept = stretch.ok_or(codes::INVALID_VALUE)?.is_kept();
+        let stream = match call.stream {
+            None => {
+                outcome(cu!(self.backend.api, cuMemFree_v2(call.address)))?;
+                None
+            }
             Some(stream) => {
                 let stream = self.uncaptured(stream)?;
-                cu!(self.backend.api, cuMemFreeAsync(call.address, stream))
+                outcome(cu!(self.backend.api, cuMemFreeAsync(call.address, stream)))?;
+                Some(stream as usize)
             }
-        })?;
-        let stretch = self.backend.memory.get(call.address);
-        if stretch.is_some_and(|stretch| stretch.of_graph) {
-            self.trim_graphs();
+        };
+        let charge = self.backend.memory.freed(call.address);
+        if let Some(charge) = charge.filter(|_| is_kept) {
+            self.charge_until_done(raw, stream, charge);
         }
-        self.backend.memory.freed(call.address);
         Ok(())
     }
 
     pub(super) fn memory_info(&mut self, context: u32) -> Result<(u64, u64), i32> {
         self.enter(context)?;
+        self.return_charges();
         let (mut free, mut all) = (0, 0);
         outcome(cu!(
             self.backend.api,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use super::{
+    charges::Kept,
     cover::Cover,
     driver::{Api, cu},
     fences::Fence,
@@ -44,6 +45,8 @@ pub struct CudaBackend {
     pub(super) devices: Vec<i32>,
     pub(super) objects: Objects,
     pub(super) memory: Memory,
+    /// Charges for memory that the client has let go of and that is still in use.
+    pub(super) kept: Kept,
     pub(super) cover: Cover,
     /// How often each device's primary context is retained.
     pub(super) primary: HashMap<i32, u32>,
@@ -91,6 +94,7 @@ impl CudaBackend {
             devices,
             objects: Objects::default(),
             memory: Memory::default(),
+            kept: Kept::default(),
             cover: Cover::default(),
             primary: HashMap::new(),
             captures: 0,

@@ -204,10 +204,7 @@ impl Server {
             }),
             INSTANTIATE => match self.backend.memory.of_graph(number(1) as u32) {
                 0 => Ok(None),
-                size => {
-                    self.trim_graphs();
-                    self.charge(size).map(Some)
-                }
+                size => self.charge(size).map(Some),
             },
             // One of a node goes with the node.
             GRAPH_DESTROY => match self
@@ -537,9 +534,10 @@ impl Server {
             EXECUTABLE_DESTROY => {
                 self.backend.memory.forget_graph(object(0));
                 let gone = self.backend.objects.remove(object(0));
-                // Before what it costs counts as free.
-                if gone.as_ref().is_some_and(|gone| gone.charge.is_some()) {
-                    self.trim_graphs();
+                // Its launches have this, too, as long as they run.
+                if let Some(charge) = gone.and_then(|gone| gone.charge) {
+                    self.charge_until_done(0, None, charge);
+                    self.return_charges();
                 }
             }
             STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {

@@ -197,8 +197,11 @@ impl Server {
             let charge = graph.charge.clone();
             let (graph, stream) = (graph.raw as CUgraphExec, submitted.raw as CUstream);
             outcome(cu!(self.backend.api, cuGraphLaunch(graph, stream)))?;
-            if let Some(charge) = charge {
+            if let Some(charge) = charge
+                && !self.is_captured(submitted.raw)
+            {
                 self.backend.memory.launched(call.graph, &charge);
+                self.charge_until_done(submitted.context, Some(submitted.raw), charge);
             }
             self.note_calling(submitted);
             Ok(submitted)

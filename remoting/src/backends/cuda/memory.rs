@@ -41,6 +41,13 @@ pub(super) struct Stretch {
     pub(super) charge: Option<Arc<Charge>>,
 }
 
+impl Stretch {
+    /// Whether the driver may keep the memory for a pool or for graphs when the client has freed it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.of_graph || self.freed && self.context == 0
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
@@ -126,11 +133,11 @@ impl Memory {
         });
     }
 
-    /// The client has freed a stretch by itself. What a graph allocates, it allocates again.
-    pub(super) fn freed(&mut self, at: u64) {
+    /// The client has freed a stretch by itself: what it cost. What a graph allocates, it allocates again.
+    pub(super) fn freed(&mut self, at: u64) -> Option<Arc<Charge>> {
         match self.stretches.get_mut(&at) {
-            Some(stretch) if !stretch.graphs.is_empty() => stretch.charge = None,
-            _ => drop(self.stretches.remove(&at)),
+            Some(stretch) if !stretch.graphs.is_empty() => stretch.charge.take(),
+            _ => self.stretches.remove(&at)?.charge,
         }
     }
 

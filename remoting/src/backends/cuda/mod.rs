@@ -4,6 +4,7 @@
 //! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: how far its work is;
 //!   [`arena`]: where it puts memory; [`probe`]: whether all of that works here.
 //! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
+//!   `charges`: what they cost, and how long;
 //!   `cover`: what of the window the driver knows; `printed`: what kernels print,
 //!   `prints`: which may.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
@@ -17,6 +18,7 @@ pub mod driver;
 pub mod probe;
 
 mod allocations;
+mod charges;
 mod copies;
 mod cover;
 mod fences;

@@ -51,7 +51,7 @@ fn size(words: &[u64], is_flat: bool, has_levels: bool) -> Option<u64> {
 impl Server {
     /// What an array costs.
     pub(super) fn charge_array(
-        &self,
+        &mut self,
         arguments: &[Argument],
         is_flat: bool,
         has_levels: bool,
