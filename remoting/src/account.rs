@@ -95,6 +95,13 @@ impl Account {
         }
     }
 
+    /// A slice has so many bytes, by its worker's own count.
+    pub fn set(&self, slice: u32, bytes: u64) {
+        if let Some(number) = self.page().get(slice as usize) {
+            number.store(bytes, Ordering::SeqCst);
+        }
+    }
+
     /// A slice has nothing: its worker has ended.
     pub fn clear(&self, slice: u32) {
         if let Some(number) = self.page().get(slice as usize) {

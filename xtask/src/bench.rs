@@ -9,6 +9,7 @@ use gantry_tests::{
 };
 
 use crate::{
+    crane,
     elsewhere::Elsewhere,
     fairness, gloop, gpu_machine, opencl,
     programs::{self, cargo, target},
@@ -26,7 +27,8 @@ pub struct Options {
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
     /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
     /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `cuda`: CUDA natively
-    /// and through Gantry; `gpu`: all of these but `fairness`, `gloop` and `cuda`, for a machine with a GPU, its output kept;
+    /// and through Gantry; `crane`: what it costs that applications can be moved, and to be moved, beside Crane's
+    /// figures; `gpu`: all of these but `fairness`, `gloop`, `cuda` and `crane`, for a machine with a GPU, its output kept;
     /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
     #[command(flatten)]
@@ -37,6 +39,8 @@ pub struct Options {
     programs: opencl::programs::Options,
     #[command(flatten)]
     gpu: gpu_machine::Options,
+    #[command(flatten)]
+    crane: crane::Options,
 }
 
 /// Measures and prints.
@@ -55,6 +59,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["cuda"] {
         return gpu_machine::cuda(&options.gpu);
+    }
+    if options.names == ["crane"] {
+        return crane::run(&options.crane, &options.elsewhere, options.gpu.pack());
     }
     if options.names == ["gpu"] {
         return gpu_machine::run(&options.gpu, &options.elsewhere, &options.sharing);

@@ -13,11 +13,11 @@ use crate::shared_device::Programs;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Elsewhere {
-    /// sharing, programs, gpu: a folder with what was built elsewhere, such as `gpu --pack` makes;
+    /// sharing, programs, gpu, crane: a folder with what was built elsewhere, such as `gpu --pack` makes;
     /// nothing is built or installed then.
     #[arg(long, value_name = "FOLDER", requires = "vendors")]
     built: Option<PathBuf>,
-    /// sharing, programs, gpu: the folder with the .icd file of this machine's driver.
+    /// sharing, programs, gpu, crane: the folder with the .icd file of this machine's driver.
     #[arg(long, value_name = "FOLDER", requires = "built")]
     vendors: Option<PathBuf>,
 }

@@ -46,7 +46,7 @@ pub struct Options {
     /// [default: measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// gpu, gloop, cuda: only build, into target/gpu, target/gloop or target/cuda-run, for a machine where nothing can
+    /// gpu, gloop, cuda, crane: only build, into target/gpu, target/gloop, target/cuda-run or target/crane, for a machine where nothing can
     /// be built: bring the folder there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
     #[arg(long, conflicts_with_all = ["built", "output"])]
     pack: bool,
@@ -239,8 +239,8 @@ fn pack() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Also over a program that is running, which cannot be written to.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+/// Copies a file, also over a program that is running, which cannot be written to.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())

@@ -3,6 +3,7 @@
 //! - [`cuda`]: the definition of the CUDA API, from the vendor's headers.
 //! - [`demo`]: boots a stock Debian guest and shows it.
 //! - [`bench`]: figures, as a table.
+//! - [`crane`]: what it costs applications to be moved.
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`gloop`]: kernels that give the GPU back by themselves.
@@ -17,6 +18,7 @@
 
 mod bench;
 mod changed;
+mod crane;
 mod cuda;
 mod demo;
 mod described;

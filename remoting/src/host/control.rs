@@ -8,18 +8,24 @@
 //! | source | `Describe` | | what it serves, and its files |
 //! | destination | `Adopt` | the connection | at once |
 //! | destination | `Files` | the files | once its driver is open |
+//! | source | `Precopy` | an empty file | once what is new is in it; it serves meanwhile |
+//! | destination | `Prepare` | the file | once that is made |
 //! | source | `Quiesce` | | once nothing is under way |
-//! | source | `Save` | an empty file | once the state is in it |
+//! | source | `SaveRest` | an empty file | once the rest of the state is in it |
 //! | destination | `Restore` | the file | once all is made again |
-//! | source | (it is killed) | | |
+//! | source | `Leave` | | at once; it is killed then |
 //! | destination | `Go` | | once it serves |
+//!
+//! `Precopy` and `Prepare` come in rounds, as long as each has much less to copy than the one before: the
+//! application stands still from `Quiesce` to `Go` alone.
 //!
 //! If anything fails before the source is killed, it is told to `Resume`, and the destination is
 //! killed. The application sees nothing but a pause: its window is the same file, and the pool keeps
 //! its connection open.
 
 use std::{
-    os::fd::{AsFd, BorrowedFd},
+    io::ErrorKind,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
@@ -27,6 +33,11 @@ use base::Patience;
 
 use crate::link::control::{self, AFTER_DRAIN, LONG, SOON};
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
+
+/// The most rounds.
+const MOST_ROUNDS: u32 = 5;
+/// So few bytes, in a round, are as soon copied while the application stands still.
+const FEW: u64 = 1 << 20;
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
 /// `connection` is the application's.
@@ -66,15 +77,48 @@ pub fn carry_over(
         answer
     };
     let outcome = (|| {
+        let rounds = precopy(&mut ask, destination, &patience)?;
         let drained = patience.at_most(drain.saturating_add(AFTER_DRAIN));
         let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
         ask(&Command::Quiesce(drain), &[], &drained)?;
         let image = control::image().map_err(NotMoved::File)?;
-        ask(&Command::Save(), &[image.as_fd()], &patience)?;
+        ask(&Command::SaveRest(rounds), &[image.as_fd()], &patience)?;
         destination.ask(&Command::Restore(true), &[image.as_fd()], &patience)?;
-        Ok(())
+        match ask(&Command::Leave(), &[], &soon) {
+            // One that has ended has left.
+            Err(NotMoved::Gone { source, .. }) if source.kind() != ErrorKind::TimedOut => Ok(()),
+            answer => answer.map(drop),
+        }
     })();
     outcome.map_err(|why| stays(source, due, why, &Patience::within(SOON)))
+}
+
+/// Asks the source for something.
+type Ask<'a> = dyn FnMut(&Command, &[BorrowedFd<'_>], &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved>
+    + 'a;
+
+/// Copies what can be copied while the source serves. How many rounds there were: none if the source
+/// has something that cannot be copied now, which may have passed once it has stopped.
+fn precopy(
+    ask: &mut Ask<'_>,
+    destination: &Peer<'_>,
+    patience: &Patience,
+) -> Result<u32, NotMoved> {
+    let mut last = u64::MAX;
+    for round in 0..MOST_ROUNDS {
+        let image = control::image().map_err(NotMoved::File)?;
+        match ask(&Command::Precopy(round), &[image.as_fd()], patience) {
+            Err(NotMoved::Refused(_)) if round == 0 => return Ok(0),
+            answer => answer?,
+        };
+        destination.ask(&Command::Prepare(true), &[image.as_fd()], patience)?;
+        let bytes = image.metadata().map_err(NotMoved::File)?.len();
+        if bytes < FEW || bytes > last / 2 {
+            return Ok(round + 1);
+        }
+        last = bytes;
+    }
+    Ok(MOST_ROUNDS)
 }
 
 /// Has a worker go on that was asked to stop, and waits until it has said so, but not for ever.

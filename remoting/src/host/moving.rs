@@ -1,7 +1,7 @@
 //! A pool that moves applications: starts the workers that take them up, and ends those that had
 //! them.
 
-use std::{io, os::fd::AsRawFd, sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use super::{
     control::{self, NotMoved},
@@ -9,12 +9,9 @@ use super::{
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
-use crate::{
-    descriptors,
-    link::{
-        order::{Lead, Order},
-        socket,
-    },
+use crate::link::{
+    order::{Lead, Order},
+    socket,
 };
 
 /// The worker that an application is being moved to.
@@ -255,14 +252,8 @@ impl Pool<'_> {
             // The end of the source is looked for again from now on.
             return;
         }
-        // From here on nobody else serves the window.
+        // Nobody else serves the window: the source has left it, or ended.
         serving.worker.kill();
-        let mut exit = [libc::pollfd {
-            fd: serving.worker.end.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }];
-        let _ = descriptors::poll(&mut exit, None);
         let source = std::mem::replace(&mut serving.worker, destination.worker);
         serving.phase = Phase::Speaking;
         // Fails if the worker has ended meanwhile, which is noticed as such.

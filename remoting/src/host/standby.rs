@@ -34,6 +34,7 @@ use crate::{
     session::{
         checkpoint::{Order, Ordered},
         notice::{Board, Notice},
+        precopy::Asker,
         quota::Quota,
         server::{Nudge, Tuning},
     },
@@ -127,15 +128,17 @@ fn attend_both<N: Send + std::fmt::Debug + 'static>(
     if let Some(machine) = machine {
         attend_on(
             machine.try_clone()?,
+            Asker::Machine,
             Arc::clone(&board),
             Arc::clone(&movable),
         )?;
     }
-    attend_on(pool, board, movable)
+    attend_on(pool, Asker::Pool, board, movable)
 }
 
 fn attend_on<N: Send + std::fmt::Debug + 'static>(
     channel: UnixStream,
+    asker: Asker,
     board: Arc<Board<N>>,
     movable: Arc<Movable>,
 ) -> io::Result<()> {
@@ -162,11 +165,23 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 (Command::Quiesce(patience), None) => {
                     Order::Quiesce(Duration::from_millis(patience))
                 }
-                (Command::Save() | Command::Resume(), _) if !stopped => {
+                (Command::Resume(), None) if !stopped => {
+                    let (done, _) = mpsc::channel();
+                    let order = Order::Forget(asker);
+                    board.leave(Notice::Control(Ordered { order, done }));
+                    refuse("somebody else moves it, or nobody");
+                    continue;
+                }
+                (Command::Save() | Command::SaveRest(_) | Command::Leave(), _) if !stopped => {
                     refuse("somebody else moves it");
                     continue;
                 }
                 (Command::Save(), Some(file)) => Order::Save(file.into()),
+                (Command::SaveRest(rounds), Some(file)) => {
+                    Order::SaveRest(file.into(), asker, rounds)
+                }
+                (Command::Leave(), None) => Order::Leave,
+                (Command::Precopy(round), Some(file)) => Order::Precopy(file.into(), asker, round),
                 (Command::Resume(), None) => Order::Resume,
                 _ => {
                     refuse("it serves already");
@@ -175,8 +190,12 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
             };
             let after = match &order {
                 Order::Quiesce(_) => true,
-                Order::Save(_) => stopped,
                 Order::Resume => false,
+                Order::Save(_)
+                | Order::SaveRest(..)
+                | Order::Precopy(..)
+                | Order::Leave
+                | Order::Forget(_) => stopped,
             };
             let (done, outcome) = mpsc::channel();
             board.leave(Notice::Control(Ordered { order, done }));
@@ -261,17 +280,30 @@ fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<P
         let _ = control::send(channel, &control::refused(error), &[]);
     })?;
     done(channel)?;
-    let (image, charged) = next(channel, |command, files| {
-        match (command, files.into_iter().next()) {
-            (Command::Restore(charged), Some(file)) => Some((file, charged)),
-            _ => None,
-        }
-    })?;
-    server.restore(image.into(), charged).map_err(|error| {
-        let _ = control::send(channel, &control::refused(&error), &[]);
-        Error::Restore(error)
-    })?;
-    done(channel)?;
+    let mut is_whole = false;
+    while !is_whole {
+        let (image, charged) = next(channel, |command, files| {
+            let file = files.into_iter().next()?;
+            let charged = match command {
+                Command::Prepare(charged) => charged,
+                Command::Restore(charged) => {
+                    is_whole = true;
+                    charged
+                }
+                _ => return None,
+            };
+            Some((file, charged))
+        })?;
+        let made = match is_whole {
+            true => server.restore(image.into(), charged),
+            false => server.prepare(image.into(), charged),
+        };
+        made.map_err(|error| {
+            let _ = control::send(channel, &control::refused(&error), &[]);
+            Error::Restore(error)
+        })?;
+        done(channel)?;
+    }
     next(channel, |command, _| {
         (command == Command::Go()).then_some(())
     })?;

@@ -54,12 +54,22 @@ wire! { enum
         /// Make the state again that is in the file that comes along. Whether the device memory that
         /// it has is in the machine's account already, by who has had it.
         5 Restore(charged: bool),
-        /// Go on.
+        /// Go on, or give up what rounds have left.
         6 Resume(),
         /// Serve what was restored.
         7 Go(),
         /// The files of what is to be served come along.
         8 Files(),
+        /// Write what is new since the last round to the file that comes along, and serve meanwhile. The
+        /// round's number, from 0; the first one begins anew.
+        9 Precopy(round: u32),
+        /// Make what is in the file that comes along: more is to come. Whether its device memory is
+        /// charged already, as for the whole.
+        10 Prepare(charged: bool),
+        /// Save what is new since so many rounds, to the file that comes along.
+        11 SaveRest(rounds: u32),
+        /// Leave the window alone for good: another worker serves it from now on.
+        12 Leave(),
     }
 }
 

@@ -10,6 +10,7 @@ use std::{fmt::Debug, hash::Hash, sync::Arc};
 use super::{
     checkpoint::Busy,
     image::{Contents, Immovable, Writer},
+    precopy::Copying,
     server::{Error, Session},
 };
 use crate::wire::{Api, Header, messages::EventId};
@@ -66,6 +67,8 @@ pub trait Backend: Debug + Sized {
     type Api: Api;
     /// The driver, as its fences are asked about.
     type Driver: Fences;
+    /// What has been copied of the state while the session serves.
+    type Precopied: Debug + Send;
     /// What the driver's threads and the backend's own tell the serving thread.
     type Notice: Debug + Send + 'static;
 
@@ -165,13 +168,45 @@ pub trait Backend: Debug + Sized {
         None
     }
 
-    /// The state of a session that nothing is under way of. Contents of memory go to the image. The
-    /// session can go on afterwards.
+    /// Writes to the image what is not in what has been copied before, if anything has. The session
+    /// serves meanwhile; what takes long is returned.
     ///
     /// # Errors
     /// What cannot be made again is named.
-    fn checkpoint(session: &mut Session<Self>, image: &mut Writer) -> Result<Vec<u8>, Immovable> {
-        let _ = (session, image);
+    fn precopy(
+        session: &mut Session<Self>,
+        known: Option<Self::Precopied>,
+        image: Writer,
+    ) -> Result<(Self::Precopied, Copying), Immovable> {
+        let _ = (session, known, image);
+        Err(Immovable::Api(Self::Api::ID.name()))
+    }
+
+    /// Makes what [`precopy`](Self::precopy) has written, in a new session. Neither it nor the contents
+    /// are trusted.
+    ///
+    /// # Errors
+    /// The session is to end.
+    fn prepare(
+        session: &mut Session<Self>,
+        state: &[u8],
+        contents: &Contents,
+    ) -> Result<(), Immovable> {
+        let _ = (session, state, contents);
+        Err(Immovable::Api(Self::Api::ID.name()))
+    }
+
+    /// The state of a session that nothing is under way of, without what has been copied before.
+    /// Contents of memory go to the image. The session can go on afterwards.
+    ///
+    /// # Errors
+    /// What cannot be made again is named.
+    fn checkpoint(
+        session: &mut Session<Self>,
+        known: Option<Self::Precopied>,
+        image: &mut Writer,
+    ) -> Result<Vec<u8>, Immovable> {
+        let _ = (session, known, image);
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 

@@ -78,7 +78,7 @@ impl<B: Backend> Session<B> {
         let saved = (|| {
             let file = image::create().map_err(std::io::Error::other)?;
             let writer = Writer::within(file.try_clone()?, self.most_carried);
-            self.save(calls, writer)?;
+            self.save(calls, None, writer)?;
             Ok::<_, Immovable>((file.metadata()?.len(), file))
         })();
         match saved {

@@ -23,6 +23,7 @@ use super::{
     backend::{Backend, Fences, Progress},
     image::{Contents, Immovable, Writer},
     notice::Notice,
+    precopy::{Asker, said},
     server::{Error, Session, Wait},
 };
 use crate::{
@@ -48,6 +49,14 @@ pub enum Order {
     Save(File),
     /// Go on.
     Resume,
+    /// Write what is new since the last round to this file, and serve meanwhile; the round's number.
+    Precopy(File, Asker, u32),
+    /// Save what is new since so many rounds to this file.
+    SaveRest(File, Asker, u32),
+    /// Leave the window alone for good.
+    Leave,
+    /// Give up what is kept for that. Nobody waits for it.
+    Forget(Asker),
 }
 
 /// An order, and whom to tell that it has been carried out, or why not.
@@ -60,7 +69,7 @@ pub struct Ordered {
 }
 
 impl Ordered {
-    fn answer(done: &mpsc::Sender<Result<(), String>>, outcome: Result<(), String>) {
+    pub(crate) fn answer(done: &mpsc::Sender<Result<(), String>>, outcome: Result<(), String>) {
         // Who has ordered ends with the process only.
         let _ = done.send(outcome);
     }
@@ -163,17 +172,42 @@ impl<B: Backend> Session<B> {
                     self.backend.flush_all();
                 }
                 Order::Save(file) if matches!(self.phase, Phase::Quiesced) => {
-                    let saved = self.save(calls, Writer::new(file));
-                    Ordered::answer(
-                        &done,
-                        saved.map_err(|error| base::Chain(&error).to_string()),
-                    );
+                    let saved = self.save(calls, None, Writer::new(file));
+                    Ordered::answer(&done, said(saved));
+                }
+                Order::SaveRest(file, asker, rounds) if matches!(self.phase, Phase::Quiesced) => {
+                    let saved = self.save_rest(calls, file, asker, rounds);
+                    Ordered::answer(&done, said(saved));
                 }
                 Order::Resume if !matches!(self.phase, Phase::Draining { .. }) => {
+                    if matches!(self.phase, Phase::Quiesced) {
+                        // Whoever was to go on in its place has perhaps done this.
+                        self.quota.level();
+                    }
+                    self.precopied = None;
                     self.phase = Phase::Serving;
                     Ordered::answer(&done, Ok(()));
                 }
-                Order::Quiesce(_) | Order::Save(_) | Order::Resume => {
+                Order::Precopy(file, asker, round) if self.phase.serves() => {
+                    self.precopy(file, asker, round, done);
+                }
+                Order::Leave if matches!(self.phase, Phase::Quiesced) => {
+                    Ordered::answer(&done, Ok(()));
+                    // Until the process is killed.
+                    loop {
+                        std::thread::park();
+                    }
+                }
+                Order::Forget(asker) => {
+                    self.forget_rounds(asker);
+                    Ordered::answer(&done, Ok(()));
+                }
+                Order::Quiesce(_)
+                | Order::Save(_)
+                | Order::SaveRest(..)
+                | Order::Precopy(..)
+                | Order::Leave
+                | Order::Resume => {
                     Ordered::answer(&done, Err("the worker is in another state".to_owned()));
                 }
             }
@@ -280,16 +314,17 @@ impl<B: Backend> Session<B> {
         Ok((self.poll_waits()? || self.board.any()).then_some(Busy::Still("answers are due")))
     }
 
-    /// Saves the state of a session that is quiesced.
+    /// Saves the state of a session that is quiesced, without what is known.
     ///
     /// # Errors
     /// Something cannot be made again, or the file cannot be written. The session can go on.
     pub(crate) fn save(
         &mut self,
         calls: &Receiver<Slice, Waker>,
+        known: Option<B::Precopied>,
         mut writer: Writer,
     ) -> Result<(), Immovable> {
-        let backend = B::checkpoint(self, &mut writer)?;
+        let backend = B::checkpoint(self, known, &mut writer)?;
         let (read, partial) = calls.read();
         let driver = self.backend.driver();
         let mut waits = Vec::new();

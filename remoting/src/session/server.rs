@@ -14,6 +14,7 @@ use super::{
     drain::PassiveState,
     limit::Limit,
     notice::{Board, Notice},
+    precopy::Rounds,
     quota::Quota,
     sharing::Sharing,
     watch::Watch,
@@ -144,6 +145,10 @@ pub struct Session<B: Backend> {
     /// Where the rings are to be taken up, once a restored session serves: lines read, the beginning
     /// of a message, and lines written.
     pub(crate) start_at: Option<(u64, Vec<u8>, u64)>,
+    /// What has been copied of the state for who is about to move it.
+    pub(crate) precopied: Option<Rounds<B::Precopied>>,
+    /// Whether it has objects of a state that is to be restored.
+    pub(crate) is_prepared: bool,
     /// The state that the client carries elsewhere, or brings.
     pub(crate) carried: Option<File>,
     /// The most bytes that a client may bring.
@@ -202,6 +207,8 @@ impl<B: Backend> Session<B> {
             phase: Phase::default(),
             orders: VecDeque::new(),
             start_at: None,
+            precopied: None,
+            is_prepared: false,
             carried: None,
             most_carried: MOST_CARRIED,
             window,

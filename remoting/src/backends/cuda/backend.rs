@@ -144,6 +144,7 @@ impl Backend for CudaBackend {
     type Api = Cuda;
     type Driver = Api;
     type Notice = News;
+    type Precopied = ();
 
     const FENCE_FAILED: i32 = codes::ASK_AGAIN;
     const ANSWER_TOO_LONG: i32 = codes::OUT_OF_MEMORY;

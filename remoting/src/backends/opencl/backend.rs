@@ -16,7 +16,7 @@ use super::{
     platform::Platform,
     programs::MOST_BUILDS,
     provenance::MemRecord,
-    state,
+    state::{self, Precopied},
     svm::Allocations,
 };
 use crate::{
@@ -29,6 +29,7 @@ use crate::{
         backend::Backend,
         checkpoint::Busy,
         image::{Contents, Immovable, Writer},
+        precopy::Copying,
         server::{Error, Session},
         table::Table,
     },
@@ -225,8 +226,26 @@ impl Backend for OpenClBackend {
         Some(self.events.get(id.0).ok()?.raw)
     }
 
-    fn checkpoint(session: &mut Server, image: &mut Writer) -> Result<Vec<u8>, Immovable> {
-        let objects = session.save_objects(image)?;
+    type Precopied = Precopied;
+
+    fn precopy(
+        session: &mut Server,
+        known: Option<Precopied>,
+        image: Writer,
+    ) -> Result<(Precopied, Copying), Immovable> {
+        session.precopy_objects(known, image)
+    }
+
+    fn prepare(session: &mut Server, state: &[u8], contents: &Contents) -> Result<(), Immovable> {
+        session.prepare_objects(state, contents)
+    }
+
+    fn checkpoint(
+        session: &mut Server,
+        known: Option<Precopied>,
+        image: &mut Writer,
+    ) -> Result<Vec<u8>, Immovable> {
+        let objects = session.save_objects(known, image)?;
         let mut bytes = Vec::new();
         objects.put(&mut bytes);
         Ok(bytes)

@@ -342,6 +342,7 @@ api! {
     fn clReleaseCommandQueue(command_queue: Handle) -> i32;
     fn clGetCommandQueueInfo(command_queue: Handle, param_name: u32, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;
     fn clCreateBuffer(context: Handle, flags: u64, size: usize, host_ptr: *mut c_void, errcode_ret: *mut i32) -> Handle;
+    fn clRetainMemObject(memobj: Handle) -> i32;
     fn clReleaseMemObject(memobj: Handle) -> i32;
     fn clGetSupportedImageFormats(context: Handle, flags: u64, image_type: u32, num_entries: u32, image_formats: *mut ImageFormat, num_image_formats: *mut u32) -> i32;
     fn clGetMemObjectInfo(memobj: Handle, param_name: u32, param_value_size: usize, param_value: *mut c_void, param_value_size_ret: *mut usize) -> i32;

@@ -17,14 +17,14 @@ use crate::{
         objects::{MadeMem, Map, Mem, made},
         provenance::{ContextRecord, DeviceRecord, MemRecord},
     },
-    session::image::{Contents, Immovable, Writer},
+    session::image::{Contents, Immovable},
 };
 
 /// The longest piece, in bytes.
 const PIECE: u64 = 4 << 20;
 
 /// Fails with what was done to which object.
-fn check(code: i32, what: &str) -> Result<(), Immovable> {
+pub(super) fn check(code: i32, what: &str) -> Result<(), Immovable> {
     match code {
         0 => Ok(()),
         code => Err(Immovable::Refused {
@@ -158,33 +158,58 @@ fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
     }
 }
 
-/// Saves the contents of all buffers and images.
-pub(super) fn save(
-    server: &Server,
-    log: &Log,
-    image: &mut Writer,
-) -> Result<Vec<Bytes>, Immovable> {
-    let mut queues = Queues::default();
-    let mut saved = Vec::new();
-    let live: Vec<_> = server.backend.mems.iter().map(|mem| &mem.record).collect();
-    for mem in server.backend.mems.iter() {
-        let root = root(&mem.record);
-        let is_root = Arc::ptr_eq(root, &mem.record);
-        if !is_root && live.iter().any(|other| Arc::ptr_eq(other, root)) {
-            continue;
-        }
-        let queue = queues.of(server, mem.home.raw, &mem.record.context)?;
+/// A buffer or image whose bytes are no other's.
+#[derive(Debug)]
+pub(super) struct Root {
+    /// Its number in the log.
+    pub number: u32,
+    pub context: Handle,
+    /// One of the context's devices.
+    pub device: Handle,
+    pub mem: Handle,
+    shape: Shape,
+    /// Bytes.
+    pub length: u64,
+}
+
+impl Root {
+    /// Whether it is a buffer.
+    pub fn is_plain(&self) -> bool {
+        matches!(self.shape, Shape::Plain(_))
+    }
+
+    /// Passes all bytes to `to`, with where they are.
+    pub fn read(
+        &self,
+        api: &Api,
+        queue: Handle,
+        to: impl FnMut(u64, &[u8]) -> Result<(), Immovable>,
+    ) -> Result<(), Immovable> {
         let transfer = Transfer {
-            api: &server.backend.api,
-            context: mem.home.raw,
+            api,
+            context: self.context,
             queue,
-            mem: mem.raw,
+            mem: self.mem,
         };
-        if let Some((offset, size)) = lives(root) {
-            // The host's pages are the truth wherever they are mapped.
-            if is_root {
-                transfer.sync(server, mem, offset, size)?;
-            }
+        transfer.read(self.shape, to)
+    }
+}
+
+/// The buffers and images that have bytes of their own, outside of the window: one for all that share
+/// them.
+fn owners(server: &Server) -> impl Iterator<Item = &Mem> {
+    let live: Vec<_> = server.backend.mems.iter().map(|mem| &mem.record).collect();
+    server.backend.mems.iter().filter(move |mem| {
+        let root = root(&mem.record);
+        Arc::ptr_eq(root, &mem.record) || !live.iter().any(|other| Arc::ptr_eq(other, root))
+    })
+}
+
+/// All whose bytes have to be saved.
+pub(super) fn roots(server: &Server, log: &Log) -> Result<Vec<Root>, Immovable> {
+    let mut roots = Vec::new();
+    for mem in owners(server) {
+        if lives(root(&mem.record)).is_some() {
             continue;
         }
         let shape = Shape::of(&mem.record);
@@ -192,17 +217,36 @@ pub(super) fn save(
         let (shape, length) = sizes.ok_or_else(|| {
             Immovable::Has("it has an image of a format that is not known here".to_owned())
         })?;
-        let at = image.reserve(length)?;
-        transfer.read(shape, |from, bytes| image.write(at + from, bytes))?;
         let number = log.known_mem(&mem.record);
-        saved.push(Bytes {
-            mem: number.ok_or(Immovable::Wrong("a buffer that is not in the log"))?,
-            at,
+        roots.push(Root {
+            number: number.ok_or(Immovable::Wrong("a buffer that is not in the log"))?,
+            context: mem.home.raw,
+            device: server.device_of(mem.home.raw, &mem.record.context)?,
+            mem: mem.raw,
+            shape,
             length,
         });
     }
+    Ok(roots)
+}
+
+/// Has the driver write what the device has of buffers in the window to it: the host's pages are the
+/// truth wherever they are mapped.
+pub(super) fn sync(server: &Server) -> Result<(), Immovable> {
+    let mut queues = Queues::default();
+    for mem in server.backend.mems.iter() {
+        if let Some((offset, size)) = lives(&mem.record) {
+            let transfer = Transfer {
+                api: &server.backend.api,
+                context: mem.home.raw,
+                queue: queues.of(server, mem.home.raw, &mem.record.context)?,
+                mem: mem.raw,
+            };
+            transfer.sync(server, mem, offset, size)?;
+        }
+    }
     queues.end(&server.backend.api);
-    Ok(saved)
+    Ok(())
 }
 
 /// Restores the contents of buffers and images, by their numbers in the log.
@@ -212,11 +256,17 @@ pub(super) fn restore(
     contents: &Contents,
 ) -> Result<(), Immovable> {
     let mut queues = Queues::default();
-    for Bytes { mem, at, length } in all {
-        let mem = server.backend.mems.get(*mem);
+    for part in all {
+        let mem = server.backend.mems.get(part.mem);
         let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
         let shape = Shape::of(&mem.record).ok_or(Immovable::Wrong("contents of no image"))?;
-        if shape.length() != Some(*length) {
+        let length = shape.length();
+        let end = part.from.checked_add(part.length);
+        let is_part = match shape {
+            Shape::Plain(_) => end.is_some() && end <= length,
+            Shape::Pixels(..) => part.from == 0 && end == length,
+        };
+        if !is_part {
             return Err(Immovable::Wrong("contents of another size"));
         }
         let queue = queues.of(server, mem.home.raw, &mem.record.context)?;
@@ -227,10 +277,13 @@ pub(super) fn restore(
             mem: mem.raw,
         };
         let piece = |from: u64, bytes: &mut [u8]| {
-            let start = at.checked_add(from);
+            let start = part.at.checked_add(from - part.from);
             contents.read(start.ok_or(Immovable::Wrong("contents"))?, bytes)
         };
-        transfer.write(shape, piece)?;
+        match shape {
+            Shape::Plain(_) => transfer.write_part(part.from, part.length, piece)?,
+            Shape::Pixels(region, pixel) => transfer.write_pixels(region, pixel, piece)?,
+        }
     }
     queues.end(&server.backend.api);
     Ok(())
@@ -303,31 +356,38 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Writes all bytes, which come from `from`.
-    fn write(
+    /// Writes so many bytes of a buffer, which come from `from`.
+    fn write_part(
         &self,
-        shape: Shape,
+        start: u64,
+        length: u64,
         from: impl Fn(u64, &mut [u8]) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
         let mut bytes = Vec::new();
-        match shape {
-            Shape::Plain(length) => {
-                let mut at = 0;
-                while at < length {
-                    let piece = PIECE.min(length - at) as usize;
-                    bytes.resize(piece, 0);
-                    from(at, &mut bytes)?;
-                    self.write_bytes(at as usize, &bytes)?;
-                    at += piece as u64;
-                }
-            }
-            Shape::Pixels(region, pixel) => {
-                for rows in Self::rows(region, pixel) {
-                    bytes.resize(rows.length, 0);
-                    from(rows.from, &mut bytes)?;
-                    self.write_rows(&rows, &bytes)?;
-                }
-            }
+        // Cannot overflow: it is a part of a buffer.
+        let (mut at, end) = (start, start + length);
+        while at < end {
+            let piece = PIECE.min(end - at) as usize;
+            bytes.resize(piece, 0);
+            from(at, &mut bytes)?;
+            self.write_bytes(at as usize, &bytes)?;
+            at += piece as u64;
+        }
+        Ok(())
+    }
+
+    /// Writes all pixels of an image, which come from `from`.
+    fn write_pixels(
+        &self,
+        region: [usize; 3],
+        pixel: u64,
+        from: impl Fn(u64, &mut [u8]) -> Result<(), Immovable>,
+    ) -> Result<(), Immovable> {
+        let mut bytes = Vec::new();
+        for rows in Self::rows(region, pixel) {
+            bytes.resize(rows.length, 0);
+            from(rows.from, &mut bytes)?;
+            self.write_rows(&rows, &bytes)?;
         }
         Ok(())
     }

@@ -5,13 +5,19 @@
 //! but others are made of are among them; so that no two have the same number, all are numbered anew
 //! in the log, each kind from 0, and get the application's numbers when all are made.
 //!
-//! - `save`: from the records of the objects to the log; `contents`: bytes of buffers and images.
+//! - `save`: from the records of the objects to the log; `contents`: bytes of buffers and images;
+//!   `copies`: those of them that have changed.
+//! - `precopy`: a part of the log and of the contents, while the application goes on.
 //! - `restore`: carries the log out, by the same methods as an application's calls: it is trusted no
 //!   more than these, and charged to the same quota.
 
 mod contents;
+mod copies;
+mod precopy;
 mod restore;
 mod save;
+
+pub use precopy::Precopied;
 
 use super::Server;
 use crate::{
@@ -76,6 +82,8 @@ wire! {
     struct Bytes {
         /// Its number in the log.
         mem: u32,
+        /// The first of them there.
+        from: u64,
         /// Where they are in the image.
         at: u64,
         /// How many.
@@ -135,8 +143,22 @@ wire! {
     }
 }
 
+wire! {
+    /// What is made before the application comes.
+    struct Early {
+        /// As in [`Objects`].
+        offered: Vec<Vec<u64>>,
+        /// Calls that were in no round.
+        log: Vec<Entry>,
+        /// Contexts' numbers in the log, and the application's.
+        contexts: Vec<(u32, u32)>,
+        /// Contents that have changed since the last round.
+        contents: Vec<Bytes>,
+    }
+}
+
 /// Hash of the form of the state.
-pub(super) const SHAPE: u64 = with(named("OpenCL objects"), Objects::SHAPE);
+pub(super) const SHAPE: u64 = with(with(named("OpenCL objects"), Objects::SHAPE), Early::SHAPE);
 
 impl Server {
     /// What the driver is still at: commands, builds, callbacks.

@@ -39,30 +39,16 @@ impl Server {
         state: &[u8],
         contents: &Contents,
     ) -> Result<(), Immovable> {
-        if self.backend.has_objects() {
-            return Err(Immovable::Wrong("it is for an application without objects"));
-        }
         let objects = Objects::from_bytes(state)?;
-        let platforms = self.backend.platforms.iter();
-        let offered: Vec<Vec<_>> = platforms
-            .map(|platform| platform.devices.iter().map(|device| device.kind).collect())
-            .collect();
-        if offered != objects.offered {
-            return Err(Immovable::Has(
-                "it was offered other devices than there are here".to_owned(),
-            ));
-        }
-        // What is told of a context is told under the number that the application has for it.
-        let numbers: HashMap<u32, u32> = objects.contexts.made.iter().copied().collect();
-        for entry in &objects.log {
-            self.carry_out_entry(entry, &numbers)?;
-        }
-        self.wait_for_builds(0)?;
+        let contexts = &objects.contexts.made;
+        let numbers = self.make_objects(&objects.offered, &objects.log, contexts)?;
         contents::restore(self, &objects.contents, contents)?;
         for (mem, number) in &objects.destructors {
             self.restore_destructor(*mem, *number);
         }
         let events = self.restore_events(&objects.events)?;
+        // Before those are released that the application has released since an earlier round.
+        self.quota.level();
         self.renumber(&objects, &numbers)?;
         for (id, event) in events {
             if self.backend.events.put(id, Ok(event)).is_some() {
@@ -88,6 +74,31 @@ impl Server {
                 .deferred = Some(*code);
         }
         self.restore_maps(&objects)
+    }
+
+    /// Makes objects by a log, in a session that has none but those of earlier parts of it. The
+    /// application's numbers of contexts.
+    pub(super) fn make_objects(
+        &mut self,
+        offered: &[Vec<u64>],
+        log: &[Entry],
+        contexts: &[(u32, u32)],
+    ) -> Result<HashMap<u32, u32>, Immovable> {
+        if !self.is_prepared && self.backend.has_objects() {
+            return Err(Immovable::Wrong("it is for an application without objects"));
+        }
+        if self.offered_kinds() != offered {
+            return Err(Immovable::Has(
+                "it was offered other devices than there are here".to_owned(),
+            ));
+        }
+        // What is told of a context is told under the number that the application has for it.
+        let numbers = contexts.iter().copied().collect();
+        for entry in log {
+            self.carry_out_entry(entry, &numbers)?;
+        }
+        self.wait_for_builds(0)?;
+        Ok(numbers)
     }
 
     /// Carries out a call of the log.

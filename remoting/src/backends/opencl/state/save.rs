@@ -1,8 +1,14 @@
 //! From the records of objects to the log.
 
-use std::{collections::HashMap, hash::Hash, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use super::{Entry, Mapping, Names, Objects, Refused, SavedEvent, Status, contents};
+use super::{
+    Entry, Mapping, Names, Objects, Precopied, Refused, SavedEvent, Status, contents,
+    copies::Copies,
+};
 use crate::{
     apis::opencl::{
         calls::{
@@ -40,14 +46,15 @@ fn lost<T>(what: &str) -> Result<T, Immovable> {
     Err(Immovable::Has(what.to_owned()))
 }
 
-/// Numbers of objects that are known by their records.
+/// Numbers of objects that are known by their records, which are kept so that no two have the same
+/// address.
 #[derive(Debug)]
-struct Numbers<K> {
-    by_record: HashMap<K, u32>,
+struct Numbers<R> {
+    by_record: HashMap<usize, (u32, Arc<R>)>,
     next: u32,
 }
 
-impl<K: Eq + Hash> Numbers<K> {
+impl<R> Numbers<R> {
     fn from(next: u32) -> Self {
         Self {
             by_record: HashMap::new(),
@@ -56,14 +63,16 @@ impl<K: Eq + Hash> Numbers<K> {
     }
 
     /// The number of an object that is in the log.
-    fn known(&self, record: &K) -> Option<u32> {
-        self.by_record.get(record).copied()
+    fn known(&self, record: &Arc<R>) -> Option<u32> {
+        let known = self.by_record.get(&Arc::as_ptr(record).addr());
+        known.map(|(number, _)| *number)
     }
 
     /// A number for a new object.
-    fn give(&mut self, record: K) -> u32 {
+    fn give(&mut self, record: &Arc<R>) -> u32 {
         let number = self.anonymous();
-        self.by_record.insert(record, number);
+        let key = Arc::as_ptr(record).addr();
+        self.by_record.insert(key, (number, Arc::clone(record)));
         number
     }
 
@@ -74,33 +83,62 @@ impl<K: Eq + Hash> Numbers<K> {
     }
 }
 
-/// The log as far as it is written.
+/// Numbers of objects that nothing is made of: by their births.
+#[derive(Debug, Default)]
+struct Leaves(HashMap<u64, u32>);
+
+impl Leaves {
+    /// The number of an object, and whether it is new.
+    fn number(&mut self, birth: u64) -> (u32, bool) {
+        let next = self.0.len() as u32;
+        let number = *self.0.entry(birth).or_insert(next);
+        (number, number == next)
+    }
+}
+
+/// The log as far as it is written. It can be written in several parts, while the application makes
+/// and releases objects: what is in one is not in a later one.
 #[derive(Debug)]
 pub(super) struct Log {
+    /// What has not been taken by anybody.
     pub entries: Vec<Entry>,
     /// By the calls that have made them.
-    parts: Numbers<*const CreateSubDevices>,
-    contexts: Numbers<*const ContextRecord>,
-    mems: Numbers<*const MemRecord>,
-    programs: Numbers<*const ProgramRecord>,
-    queues: u32,
-    samplers: u32,
-    kernels: u32,
+    parts: Numbers<CreateSubDevices>,
+    contexts: Numbers<ContextRecord>,
+    mems: Numbers<MemRecord>,
+    programs: Numbers<ProgramRecord>,
+    queues: Leaves,
+    samplers: Leaves,
+    kernels: Leaves,
+    /// Buffers and images that something has needed since [`begin`](Self::begin).
+    needed: HashSet<u32>,
 }
 
 impl Log {
     /// `offered` devices are there without any call.
-    fn new(offered: u32) -> Self {
+    pub fn new(offered: u32) -> Self {
         Self {
             entries: Vec::new(),
             parts: Numbers::from(offered),
             contexts: Numbers::from(0),
             mems: Numbers::from(0),
             programs: Numbers::from(0),
-            queues: 0,
-            samplers: 0,
-            kernels: 0,
+            queues: Leaves::default(),
+            samplers: Leaves::default(),
+            kernels: Leaves::default(),
+            needed: HashSet::new(),
         }
+    }
+
+    /// Begins another part.
+    fn begin(&mut self) {
+        self.needed.clear();
+    }
+
+    /// The buffers and images of the log that nothing has needed in this part.
+    pub fn dropped(&self) -> Vec<u32> {
+        let all = 0..self.mems.next;
+        all.filter(|number| !self.needed.contains(number)).collect()
     }
 
     fn add<C: Call>(&mut self, call: &C) {
@@ -117,15 +155,14 @@ impl Log {
             DeviceRecord::Offered(id) => return Ok(*id),
             DeviceRecord::Part(part) => part,
         };
-        let key = Arc::as_ptr(&part.call);
-        let first = match self.parts.known(&key) {
+        let first = match self.parts.known(&part.call) {
             Some(first) => first,
             None => {
                 let Some(of) = &part.of else {
                     return lost("it has parts of devices that are themselves parts, too deep");
                 };
                 let device = self.device(of)?;
-                let first = self.parts.give(key);
+                let first = self.parts.give(&part.call);
                 let ids = (first..).map(DeviceId).take(part.call.ids.len()).collect();
                 self.parts.next = first + part.call.ids.len() as u32;
                 self.add(&CreateSubDevices {
@@ -144,12 +181,11 @@ impl Log {
     }
 
     pub fn context(&mut self, record: &Arc<ContextRecord>) -> Result<ContextId, Immovable> {
-        let key = Arc::as_ptr(record);
-        if let Some(known) = self.contexts.known(&key) {
+        if let Some(known) = self.contexts.known(record) {
             return Ok(ContextId(known));
         }
         let devices = self.devices(&record.devices)?;
-        let id = ContextId(self.contexts.give(key));
+        let id = ContextId(self.contexts.give(record));
         self.add(&calls::CreateContext {
             id,
             devices,
@@ -160,16 +196,18 @@ impl Log {
 
     /// The number of a buffer or image that is in the log.
     pub fn known_mem(&self, record: &Arc<MemRecord>) -> Option<u32> {
-        self.mems.known(&Arc::as_ptr(record))
+        self.mems.known(record)
     }
 
     pub fn mem(&mut self, record: &Arc<MemRecord>) -> Result<MemId, Immovable> {
+        let of = record.of.as_ref().map(|of| self.mem(of)).transpose()?;
         if let Some(known) = self.known_mem(record) {
+            self.needed.insert(known);
             return Ok(MemId(known));
         }
         let context = self.context(&record.context)?;
-        let of = record.of.as_ref().map(|of| self.mem(of)).transpose()?;
-        let id = MemId(self.mems.give(Arc::as_ptr(record)));
+        let id = MemId(self.mems.give(record));
+        self.needed.insert(id.0);
         match &record.call {
             MadeMem::Buffer(call) if call.svm.is_some() => {
                 return lost("it has buffers in shared virtual memory");
@@ -243,8 +281,7 @@ impl Log {
     }
 
     pub fn program(&mut self, record: &Arc<ProgramRecord>) -> Result<ProgramId, Immovable> {
-        let key = Arc::as_ptr(record);
-        if let Some(known) = self.programs.known(&key) {
+        if let Some(known) = self.programs.known(record) {
             return Ok(ProgramId(known));
         }
         if record.has_lost {
@@ -253,7 +290,7 @@ impl Log {
         let context = self.context(&record.context)?;
         let id = match &*record.origin {
             Origin::Created(call, devices) => {
-                let id = ProgramId(self.programs.give(key));
+                let id = ProgramId(self.programs.give(record));
                 self.created(id, context, call, devices)?;
                 id
             }
@@ -268,7 +305,7 @@ impl Log {
                 };
                 let inputs: Result<_, _> = inputs.iter().map(|one| self.program(one)).collect();
                 let (inputs, devices) = (inputs?, self.devices(devices)?);
-                let id = ProgramId(self.programs.give(key));
+                let id = ProgramId(self.programs.give(record));
                 self.add(&LinkProgram {
                     id,
                     context,
@@ -325,83 +362,126 @@ impl Log {
     }
 }
 
-/// The objects of a table by the application's numbers, and what `add` makes of each: its number in
-/// the log.
+/// The objects of a table by the application's numbers, and what `add` makes of each and of its
+/// birth: its number in the log.
 fn names<T>(
     table: &Table<T>,
-    mut add: impl FnMut(u32, &T) -> Result<u32, Immovable>,
+    mut add: impl FnMut(u64, &T) -> Result<u32, Immovable>,
 ) -> Result<Names, Immovable> {
     let (mut made, mut failed) = (Vec::new(), Vec::new());
     for (id, entry) in table.entries() {
         match entry {
-            Ok(object) => made.push((add(id, object)?, id)),
+            Ok(object) => made.push((add(table.birth(id), object)?, id)),
             Err(code) => failed.push((id, code)),
         }
     }
     Ok(Names { made, failed })
 }
 
+/// The numbers of all objects that others are made of, or that are made of others.
+pub(super) struct AllNames {
+    devices: Names,
+    pub contexts: Names,
+    queues: Names,
+    mems: Names,
+    samplers: Names,
+    programs: Names,
+    kernels: Names,
+}
+
 impl Server {
-    pub(in super::super) fn save_objects(
-        &mut self,
-        image: &mut Writer,
-    ) -> Result<Objects, Immovable> {
+    /// The kinds of the devices that are offered, by platform.
+    pub(super) fn offered_kinds(&self) -> Vec<Vec<u64>> {
+        let platforms = self.backend.platforms.iter();
+        platforms
+            .map(|platform| platform.devices.iter().map(|device| device.kind).collect())
+            .collect()
+    }
+
+    /// A log without entries.
+    pub(super) fn empty_log(&self) -> Log {
+        let platforms = self.backend.platforms.iter();
+        let count: usize = platforms.map(|platform| platform.devices.len()).sum();
+        Log::new(count as u32)
+    }
+
+    /// Writes to the log what is not in it.
+    pub(super) fn log_objects(&self, log: &mut Log) -> Result<AllNames, Immovable> {
         if !self.backend.svm.is_empty() {
             return lost("it has shared virtual memory");
         }
+        log.begin();
         let backend = &self.backend;
-        let platforms = backend.platforms.iter();
-        let offered: Vec<Vec<_>> = platforms
-            .map(|platform| platform.devices.iter().map(|device| device.kind).collect())
-            .collect();
-        let count: usize = offered.iter().map(Vec::len).sum();
-        let mut log = Log::new(count as u32);
-        // The records live as long as the objects, so that no two have the same address.
         let devices = names(&backend.devices, |_, device| {
             Ok(log.device(&device.record)?.0)
         })?;
         let contexts = names(&backend.contexts, |_, context| {
             Ok(log.context(&context.record)?.0)
         })?;
-        let queues = names(&backend.queues, |_, queue| {
+        let queues = names(&backend.queues, |birth, queue| {
             let device = log.device(&queue.device)?;
             let context = log.context(&queue.context)?;
-            let number = log.queues;
-            log.queues += 1;
-            log.add(&calls::CreateQueue {
-                id: calls::QueueId(number),
-                context,
-                device,
-                ..queue.made.clone()
-            });
+            let (number, is_new) = log.queues.number(birth);
+            if is_new {
+                log.add(&calls::CreateQueue {
+                    id: calls::QueueId(number),
+                    context,
+                    device,
+                    ..queue.made.clone()
+                });
+            }
             Ok(number)
         })?;
         let mems = names(&backend.mems, |_, mem| Ok(log.mem(&mem.record)?.0))?;
-        let samplers = names(&backend.samplers, |_, sampler| {
+        let samplers = names(&backend.samplers, |birth, sampler| {
             let context = log.context(&sampler.context)?;
-            let number = log.samplers;
-            log.samplers += 1;
-            log.add(&calls::CreateSampler {
-                id: SamplerId(number),
-                context,
-                ..sampler.made.clone()
-            });
+            let (number, is_new) = log.samplers.number(birth);
+            if is_new {
+                log.add(&calls::CreateSampler {
+                    id: SamplerId(number),
+                    context,
+                    ..sampler.made.clone()
+                });
+            }
             Ok(number)
         })?;
         let programs = names(&backend.programs, |_, program| {
             Ok(log.program(&program.record)?.0)
         })?;
-        let kernels = names(&backend.kernels, |_, kernel| {
+        let kernels = names(&backend.kernels, |birth, kernel| {
             let program = log.program(&kernel.program)?;
-            let number = log.kernels;
-            log.kernels += 1;
-            log.add(&CreateKernel {
-                id: calls::KernelId(number),
-                program,
-                name: kernel.name.clone(),
-            });
+            let (number, is_new) = log.kernels.number(birth);
+            if is_new {
+                log.add(&CreateKernel {
+                    id: calls::KernelId(number),
+                    program,
+                    name: kernel.name.clone(),
+                });
+            }
             Ok(number)
         })?;
+        Ok(AllNames {
+            devices,
+            contexts,
+            queues,
+            mems,
+            samplers,
+            programs,
+            kernels,
+        })
+    }
+
+    /// The state of a server that nothing is under way of, without what has been written before.
+    pub(in super::super) fn save_objects(
+        &mut self,
+        precopied: Option<Precopied>,
+        image: &mut Writer,
+    ) -> Result<Objects, Immovable> {
+        let (mut log, mut copies) = match precopied {
+            Some(known) => known.into_parts()?,
+            None => (self.empty_log(), Copies::default()),
+        };
+        let all = self.log_objects(&mut log)?;
         let (arguments, refused) = self.arguments()?;
         let (events, failed_events) = self.events(&mut log)?;
         let mut destructors = Vec::new();
@@ -414,17 +494,19 @@ impl Server {
         let deferred = queues_of
             .filter_map(|(id, queue)| Some((calls::QueueId(id), queue.ok()?.deferred?)))
             .collect();
-        let contents = contents::save(self, &log, image)?;
+        contents::sync(self)?;
+        let roots = contents::roots(self, &log)?;
+        let contents = copies.save(&self.backend.api, &roots, image)?;
         Ok(Objects {
-            offered,
+            offered: self.offered_kinds(),
             log: log.entries,
-            devices,
-            contexts,
-            queues,
-            mems,
-            samplers,
-            programs,
-            kernels,
+            devices: all.devices,
+            contexts: all.contexts,
+            queues: all.queues,
+            mems: all.mems,
+            samplers: all.samplers,
+            programs: all.programs,
+            kernels: all.kernels,
             failed_events,
             deferred,
             arguments,

@@ -1,4 +1,8 @@
-use std::{fs::File, sync::Arc};
+use std::{
+    fs::File,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    sync::Arc,
+};
 
 use proptest::prelude::*;
 
@@ -31,7 +35,7 @@ fn file() -> File {
 /// for ever.
 fn state(server: &mut Server) -> Result<Objects, String> {
     server.notices().unwrap();
-    let saved = server.save_objects(&mut Writer::new(file()));
+    let saved = server.save_objects(None, &mut Writer::new(file()));
     let mut objects = saved.map_err(|error| error.to_string())?;
     for event in &mut objects.events {
         if let Status::Over(_, times) = &mut event.status {
@@ -43,10 +47,28 @@ fn state(server: &mut Server) -> Result<Objects, String> {
 
 /// A new server with the state of another one.
 fn moved(server: &mut Server) -> Server {
+    let (new, ..) = testing::server();
+    with_rest(server, None, new)
+}
+
+/// What a round copies is made by a server. What the next one has to know; none if something cannot be
+/// made again.
+fn round(from: &mut Server, known: Option<Precopied>, to: &mut Server) -> Option<Precopied> {
+    from.notices().unwrap();
+    let image = file();
+    let writer = Writer::new(image.try_clone().unwrap());
+    let (known, copying) = from.precopy_objects(known, writer).ok()?;
+    copying().unwrap();
+    to.prepare(image, false).unwrap();
+    Some(known)
+}
+
+/// A server that has what rounds have copied, with the rest.
+fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> Server {
     server.notices().unwrap();
     let image = file();
     let mut writer = Writer::new(image.try_clone().unwrap());
-    let objects = server.save_objects(&mut writer).unwrap();
+    let objects = server.save_objects(known, &mut writer).unwrap();
     let mut bytes = Vec::new();
     objects.put(&mut bytes);
     writer
@@ -54,7 +76,6 @@ fn moved(server: &mut Server) -> Server {
         .unwrap();
     let (state, contents) =
         Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
-    let (mut new, ..) = testing::server();
     new.restore_objects(&state.0, &contents).unwrap();
     new
 }
@@ -256,6 +277,79 @@ proptest! {
 }
 
 proptest! {
+    /// Also if a part of its state is copied while it goes on.
+    #[test]
+    fn an_application_that_is_copied_while_it_goes_on_has_the_state_of_one_that_stays(
+        parts in prop::collection::vec(some_calls(), 2..5),
+        after in some_calls(),
+    ) {
+        let (mut stays, ..) = testing::server();
+        let (mut moves, ..) = testing::server();
+        let (mut new, ..) = testing::server();
+        let mut known = None;
+        for part in parts {
+            for (kind, a, b, c) in part {
+                carry_out(&mut stays, call(kind, a, b, c));
+                carry_out(&mut moves, call(kind, a, b, c));
+            }
+            prop_assume!(state(&mut stays).is_ok());
+            // The last round is the one before what follows.
+            known = round(&mut moves, known, &mut new);
+            prop_assert!(known.is_some());
+        }
+        for (kind, a, b, c) in &after {
+            carry_out(&mut stays, call(*kind, *a, *b, *c));
+            carry_out(&mut moves, call(*kind, *a, *b, *c));
+        }
+        let now = state(&mut stays);
+        prop_assume!(now.is_ok());
+        let mut moves = with_rest(&mut moves, known, new);
+        prop_assert_eq!(now, state(&mut moves));
+        for (kind, a, b, c) in after {
+            carry_out(&mut stays, call(kind, a, b, c));
+            carry_out(&mut moves, call(kind, a, b, c));
+        }
+        prop_assert_eq!(state(&mut stays), state(&mut moves));
+    }
+
+    /// Whatever a round says, and whatever comes after it.
+    #[test]
+    fn a_damaged_round_is_made_or_refused(
+        calls in some_calls(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
+    ) {
+        let (mut server, ..) = testing::server();
+        for (kind, a, b, c) in calls {
+            carry_out(&mut server, call(kind, a, b, c));
+        }
+        server.notices().unwrap();
+        let image = file();
+        let writer = Writer::new(image.try_clone().unwrap());
+        let Ok((known, copying)) = server.precopy_objects(None, writer) else {
+            return Ok(());
+        };
+        copying().unwrap();
+        let mut bytes = std::fs::read(format!("/proc/self/fd/{}", image.as_raw_fd())).unwrap();
+        for (at, value) in damage {
+            // Not what wrote it: another build's is refused as such.
+            let at = 16 + at.index(bytes.len() - 16);
+            bytes[at] = value;
+        }
+        image.write_all_at(&bytes, 0).unwrap();
+        let (mut again, ..) = testing::server_before(Api::typed());
+        if again.prepare(image, true).is_ok() {
+            let rest = file();
+            let mut writer = Writer::new(rest.try_clone().unwrap());
+            let objects = server.save_objects(Some(known), &mut writer).unwrap();
+            let mut bytes = Vec::new();
+            objects.put(&mut bytes);
+            checkpoint::write::<OpenClBackend>(rest.try_clone().unwrap(), &bytes).unwrap();
+            let _ = again.restore(rest, true);
+        }
+    }
+}
+
+proptest! {
     /// Whatever a saved state says: it is made again or refused, and the driver gets no handle of
     /// another kind.
     #[test]
@@ -270,7 +364,7 @@ proptest! {
         server.notices().unwrap();
         let image = file();
         let writer = &mut Writer::new(image.try_clone().unwrap());
-        let Ok(objects) = server.save_objects(writer) else {
+        let Ok(objects) = server.save_objects(None, writer) else {
             return Ok(());
         };
         let mut bytes = Vec::new();

@@ -1,0 +1,419 @@
+//! Contents of buffers and images that are copied to images, once or again and again: the second time
+//! only blocks of buffers that have changed.
+//!
+//! What has changed is seen by hashes, which the device computes of a copy that it keeps aside: so the
+//! hash is of the bytes that are sent, whatever the application's kernels do to the buffer meanwhile.
+//! Where the device's compiler makes no such kernel, everything has changed.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    hash::{BuildHasher, Hasher, RandomState},
+    ptr::{null, null_mut},
+    sync::Arc,
+};
+
+use super::{
+    Bytes,
+    contents::{Root, check},
+};
+use crate::{
+    backends::opencl::{
+        driver::{
+            api::{Api, Handle},
+            cl,
+        },
+        objects::made,
+    },
+    session::image::{Immovable, Writer},
+};
+
+/// What has changed in a part has changed as a whole, in bytes.
+const BLOCK: u64 = 64 << 10;
+/// Bytes that are copied aside at a time: a multiple of [`BLOCK`].
+const ASIDE: u64 = 16 << 20;
+/// Work-items that hash a block.
+const ITEMS: usize = 256;
+/// Hashes a block per work-group: each item takes each 256th word, and the items' results are put
+/// together pairwise. Every step is a bijection of each half of the result, for a given word as for a
+/// given result, so that one word that has changed is always seen.
+const SOURCE: &std::ffi::CStr = c"
+#define MIX(h, w) (rotate((h) ^ (w) * 0x9e3779b97f4a7c15UL, 29UL) * 0xbf58476d1ce4e5b9UL)
+kernel __attribute__((reqd_work_group_size(256, 1, 1)))
+void gantry_hash(global const ulong *words, global ulong2 *hashes, ulong bytes, ulong2 key) {
+    local ulong2 parts[256];
+    size_t item = get_local_id(0);
+    size_t word = get_group_id(0) * 8192 + item;
+    ulong2 hash = key + (ulong2)(item, item << 32);
+    for (int step = 0; step < 32; step++, word += 256) {
+        ulong value = 0;
+        if ((word + 1) * 8 <= bytes) {
+            value = words[word];
+        } else {
+            for (ulong at = word * 8; at < bytes; at++)
+                value = value << 8 | ((global const uchar *)words)[at];
+        }
+        hash.x = MIX(hash.x, value);
+        hash.y = MIX(hash.y + hash.x, value);
+    }
+    parts[item] = hash;
+    for (size_t count = 128; count; count /= 2) {
+        barrier(CLK_LOCAL_MEM_FENCE);
+        if (item < count) {
+            parts[item].x = MIX(parts[item].x, parts[item + count].x);
+            parts[item].y = MIX(parts[item].y, parts[item + count].y);
+        }
+    }
+    if (item == 0) hashes[get_group_id(0)] = parts[0];
+}";
+
+/// A block's hash.
+type Hash = [u64; 2];
+
+/// What contexts' copies need, and what has been copied.
+#[derive(Debug, Default)]
+pub(super) struct Copies {
+    contexts: HashMap<Handle, Copier>,
+    /// The hashes of blocks that were copied last, by the buffers' numbers in the log.
+    known: HashMap<u32, Vec<Hash>>,
+    /// The key of the hashes; none if nothing is copied twice.
+    key: Option<Hash>,
+}
+
+impl Copies {
+    /// For contents that are copied more than once.
+    pub fn repeated() -> Self {
+        // Random, as the standard library's are.
+        let word = || RandomState::new().build_hasher().finish();
+        Self {
+            key: Some([word(), word()]),
+            ..Self::default()
+        }
+    }
+
+    /// Copies to the image what has changed since the last time.
+    pub fn save(
+        &mut self,
+        api: &Arc<Api>,
+        roots: &[Root],
+        image: &mut Writer,
+    ) -> Result<Vec<Bytes>, Immovable> {
+        let mut saved = Vec::new();
+        for root in roots {
+            if !self.contexts.contains_key(&root.context) {
+                let copier = Copier::new(api, root, self.key)?;
+                self.contexts.insert(root.context, copier);
+            }
+            let Some(copier) = self.contexts.get_mut(&root.context) else {
+                continue;
+            };
+            match &mut copier.hasher {
+                Some(hasher) if root.is_plain() => {
+                    let known = self.known.entry(root.number).or_default();
+                    hasher.save(copier.queue, root, known, image, &mut saved)?;
+                }
+                _ => {
+                    let at = image.reserve(root.length)?;
+                    root.read(api, copier.queue, |from, bytes| {
+                        image.write(at + from, bytes)
+                    })?;
+                    saved.push(Bytes {
+                        mem: root.number,
+                        from: 0,
+                        at,
+                        length: root.length,
+                    });
+                }
+            }
+        }
+        Ok(saved)
+    }
+
+    /// Forgets buffers that are no more.
+    pub fn forget(&mut self, numbers: &[u32]) {
+        for number in numbers {
+            self.known.remove(number);
+        }
+    }
+}
+
+/// A queue for the copies of a context, which lives as long as this.
+#[derive(Debug)]
+struct Copier {
+    api: Arc<Api>,
+    context: Handle,
+    queue: Handle,
+    hasher: Option<Hashing>,
+}
+
+impl Copier {
+    fn new(api: &Arc<Api>, root: &Root, key: Option<Hash>) -> Result<Self, Immovable> {
+        let (context, device) = (root.context, root.device);
+        let mut code = 0;
+        let queue = cl!(api, clCreateCommandQueue(context, device, 0, &raw mut code));
+        let queue = made(queue, code).map_err(|code| Immovable::Refused {
+            what: "a queue for copies".to_owned(),
+            code,
+        })?;
+        cl!(api, clRetainContext(context));
+        let hasher = key.map(|key| Hashing::new(api, context, device, key));
+        let hasher = hasher.and_then(|made| {
+            made.inspect_err(|code| {
+                crate::note!(
+                    "gantry-accel: the driver makes no hashes of buffers (code {code}): all of their \
+                     contents are copied while an application that moves stands still"
+                );
+            })
+            .ok()
+        });
+        Ok(Self {
+            api: Arc::clone(api),
+            context,
+            queue,
+            hasher,
+        })
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        drop(self.hasher.take());
+        cl!(self.api, clReleaseCommandQueue(self.queue));
+        cl!(self.api, clReleaseContext(self.context));
+    }
+}
+
+/// What hashes blocks in a context.
+#[derive(Debug)]
+struct Hashing {
+    api: Arc<Api>,
+    program: Handle,
+    kernel: Handle,
+    /// Where blocks are copied to.
+    aside: Handle,
+    /// Where the device writes hashes.
+    hashes: Handle,
+    key: Hash,
+}
+
+impl Hashing {
+    /// The code of what fails.
+    fn new(api: &Arc<Api>, context: Handle, device: Handle, key: Hash) -> Result<Self, i32> {
+        // Zero is no handle: what has not been made is not released.
+        let mut hashing = Self {
+            api: Arc::clone(api),
+            program: 0,
+            kernel: 0,
+            aside: 0,
+            hashes: 0,
+            key,
+        };
+        let (mut code, source) = (0, SOURCE.as_ptr());
+        let (program, no_lengths) = (&raw mut code, null());
+        let program = cl!(
+            api,
+            clCreateProgramWithSource(context, 1, &raw const source, no_lengths, program)
+        );
+        hashing.program = made(program, code)?;
+        let options = c"".as_ptr();
+        let built = cl!(
+            api,
+            clBuildProgram(
+                hashing.program,
+                1,
+                &raw const device,
+                options,
+                None,
+                null_mut()
+            )
+        );
+        super::super::driver::outcome(built)?;
+        let name = c"gantry_hash".as_ptr();
+        let kernel = cl!(api, clCreateKernel(hashing.program, name, &raw mut code));
+        hashing.kernel = made(kernel, code)?;
+        let buffer = |size: u64| {
+            let mut code = 0;
+            let raw = cl!(
+                api,
+                clCreateBuffer(context, 0, size as usize, null_mut(), &raw mut code)
+            );
+            made(raw, code)
+        };
+        hashing.aside = buffer(ASIDE)?;
+        hashing.hashes = buffer(ASIDE / BLOCK * size_of::<Hash>() as u64)?;
+        hashing.set(0, &hashing.aside)?;
+        hashing.set(1, &hashing.hashes)?;
+        hashing.set(3, &hashing.key)?;
+        Ok(hashing)
+    }
+
+    fn set<T>(&self, index: u32, value: &T) -> Result<(), i32> {
+        let value: *const c_void = std::ptr::from_ref(value).cast();
+        let (kernel, size) = (self.kernel, size_of::<T>());
+        super::super::driver::outcome(cl!(self.api, clSetKernelArg(kernel, index, size, value)))
+    }
+
+    /// Copies to the image those blocks of a buffer whose hashes are not known.
+    fn save(
+        &self,
+        queue: Handle,
+        root: &Root,
+        known: &mut Vec<Hash>,
+        image: &mut Writer,
+        saved: &mut Vec<Bytes>,
+    ) -> Result<(), Immovable> {
+        let mut bytes = Vec::new();
+        let mut from = 0;
+        while from < root.length {
+            let length = ASIDE.min(root.length - from);
+            let hashes = self.hash(queue, root, from, length)?;
+            let first = (from / BLOCK) as usize;
+            for run in changed(&hashes, known.get(first..).unwrap_or_default()) {
+                let start = run.start as u64 * BLOCK;
+                let part = (run.end as u64 * BLOCK).min(length) - start;
+                bytes.resize(part as usize, 0);
+                self.read(queue, self.aside, start, &mut bytes)?;
+                let at = image.reserve(part)?;
+                image.write(at, &bytes)?;
+                saved.push(Bytes {
+                    mem: root.number,
+                    from: from + start,
+                    at,
+                    length: part,
+                });
+            }
+            // A buffer's length does not change: these are its next ones, or in the place of others.
+            known.splice(
+                first.min(known.len())..known.len().min(first + hashes.len()),
+                hashes,
+            );
+            from += length;
+        }
+        Ok(())
+    }
+
+    /// Copies a part of a buffer aside; the hashes of its blocks.
+    fn hash(
+        &self,
+        queue: Handle,
+        root: &Root,
+        from: u64,
+        length: u64,
+    ) -> Result<Vec<Hash>, Immovable> {
+        let copied = cl!(
+            self.api,
+            clEnqueueCopyBuffer(
+                queue,
+                root.mem,
+                self.aside,
+                from as usize,
+                0,
+                length as usize,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        check(copied, "copying a buffer")?;
+        let set = self.set(2, &length);
+        check(set.err().unwrap_or(0), "hashing a buffer")?;
+        let blocks = length.div_ceil(BLOCK) as usize;
+        let (all, group) = (blocks * ITEMS, ITEMS);
+        let enqueued = cl!(
+            self.api,
+            clEnqueueNDRangeKernel(
+                queue,
+                self.kernel,
+                1,
+                null(),
+                &raw const all,
+                &raw const group,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        check(enqueued, "hashing a buffer")?;
+        let mut bytes = vec![0; blocks * size_of::<Hash>()];
+        self.read(queue, self.hashes, 0, &mut bytes)?;
+        let words: Vec<_> = bytes
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| u64::from_ne_bytes(*word))
+            .collect();
+        Ok(words.as_chunks().0.to_vec())
+    }
+
+    fn read(
+        &self,
+        queue: Handle,
+        buffer: Handle,
+        from: u64,
+        to: &mut [u8],
+    ) -> Result<(), Immovable> {
+        let (length, pointer) = (to.len(), to.as_mut_ptr().cast());
+        let code = cl!(
+            self.api,
+            clEnqueueReadBuffer(
+                queue,
+                buffer,
+                1,
+                from as usize,
+                length,
+                pointer,
+                0,
+                null(),
+                null_mut()
+            )
+        );
+        check(code, "reading a buffer")
+    }
+}
+
+impl Drop for Hashing {
+    fn drop(&mut self) {
+        for buffer in [self.hashes, self.aside] {
+            if buffer != 0 {
+                cl!(self.api, clReleaseMemObject(buffer));
+            }
+        }
+        if self.kernel != 0 {
+            cl!(self.api, clReleaseKernel(self.kernel));
+        }
+        if self.program != 0 {
+            cl!(self.api, clReleaseProgram(self.program));
+        }
+    }
+}
+
+/// Runs of blocks whose hashes are not those that are known.
+fn changed(now: &[Hash], known: &[Hash]) -> Vec<std::ops::Range<usize>> {
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for (at, hash) in now.iter().enumerate() {
+        if known.get(at) == Some(hash) {
+            continue;
+        }
+        match runs.last_mut() {
+            Some(run) if run.end == at => run.end += 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_blocks_that_have_changed_are_found() {
+        let hash = |number: u64| [number, 0];
+        let now = [hash(1), hash(2), hash(3), hash(4), hash(5)];
+        assert_eq!(changed(&now, &now), []);
+        assert_eq!(changed(&now, &[]), [0..5]);
+        let known = [hash(1), hash(9), hash(9), hash(4)];
+        assert_eq!(changed(&now, &known), [1..3, 4..5]);
+    }
+}

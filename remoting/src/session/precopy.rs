@@ -1,0 +1,127 @@
+//! Pre-copy: what of a session's state can be copied while it serves, so that less is left to copy
+//! while it stands still.
+//!
+//! ```text
+//!   source          to                    destination
+//!   Precopy(0)      a file, while serving Prepare    makes the objects, writes the contents
+//!   Precopy(1) ...  what is new since     Prepare
+//!   Quiesce
+//!   SaveRest(2)     what is new since     Restore    the rest, and the objects' numbers
+//! ```
+//!
+//! The serving thread only looks at its records; contents are copied by a thread of their own. What a
+//! round has and a later one finds changed, or gone, the later one corrects. Rounds belong to who has
+//! asked for them: what one has had, a save for another one is not to leave out.
+
+use std::{fs::File, sync::mpsc, thread};
+
+use super::{
+    backend::Backend,
+    checkpoint::Ordered,
+    image::{Contents, Immovable, Writer},
+    server::Session,
+};
+use crate::{
+    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
+    wire::Blob,
+};
+
+/// Who moves an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asker {
+    /// The worker's pool.
+    Pool,
+    /// The machine whose slice the worker serves.
+    Machine,
+}
+
+/// Copies contents to a round's file: what takes long.
+pub type Copying = Box<dyn FnOnce() -> Result<(), Immovable> + Send>;
+
+/// What has been copied.
+#[derive(Debug)]
+pub(crate) struct Rounds<P> {
+    asker: Asker,
+    /// How many rounds there have been.
+    count: u32,
+    known: P,
+}
+
+impl<B: Backend> Session<B> {
+    /// Begins a round.
+    pub(crate) fn precopy(
+        &mut self,
+        file: File,
+        asker: Asker,
+        round: u32,
+        done: mpsc::Sender<Result<(), String>>,
+    ) {
+        let begun = self
+            .rounds_of(asker, round)
+            .and_then(|known| B::precopy(self, known, Writer::new(file)));
+        let started = begun.and_then(|(known, copying)| {
+            let answer = done.clone();
+            let work = move || Ordered::answer(&answer, said(copying()));
+            let builder = thread::Builder::new().name("precopy".to_owned());
+            builder.spawn(work)?;
+            self.precopied = Some(Rounds {
+                asker,
+                count: round + 1,
+                known,
+            });
+            Ok(())
+        });
+        if let Err(why) = started {
+            Ordered::answer(&done, said(Err(why)));
+        }
+    }
+
+    /// What has been copied by so many rounds for somebody: nothing by none.
+    fn rounds_of(&mut self, asker: Asker, count: u32) -> Result<Option<B::Precopied>, Immovable> {
+        let before = self.precopied.take();
+        if count == 0 {
+            return Ok(None);
+        }
+        let same = before.filter(|one| one.asker == asker && one.count == count);
+        let same = same.ok_or_else(|| Immovable::Has("it is moved by somebody else".to_owned()))?;
+        Ok(Some(same.known))
+    }
+
+    /// Saves what is new since so many rounds, of a session that is quiesced.
+    pub(crate) fn save_rest(
+        &mut self,
+        calls: &Receiver<Slice, Waker>,
+        file: File,
+        asker: Asker,
+        rounds: u32,
+    ) -> Result<(), Immovable> {
+        let known = self.rounds_of(asker, rounds)?;
+        self.save(calls, known, Writer::new(file))
+    }
+
+    /// Gives up what is kept for a save.
+    pub(crate) fn forget_rounds(&mut self, asker: Asker) {
+        if self.precopied.as_ref().is_some_and(|of| of.asker == asker) {
+            self.precopied = None;
+        }
+    }
+
+    /// Makes what a round has brought, in a new session: [`restore`](Self::restore) makes the rest.
+    /// `charged` as there.
+    ///
+    /// # Errors
+    /// It is damaged, or the driver does not make something. The session is to end.
+    pub fn prepare(&mut self, file: File, charged: bool) -> Result<(), Immovable> {
+        let (state, contents) = Contents::open::<B::Api, Blob>(file, B::STATE_SHAPE)?;
+        self.quota.inherit(charged);
+        let prepared = B::prepare(self, &state.0, &contents);
+        self.quota.inherit(false);
+        self.is_prepared = true;
+        prepared
+    }
+}
+
+/// An outcome as who has ordered hears of it.
+pub(crate) fn said(outcome: Result<(), Immovable>) -> Result<(), String> {
+    outcome.map_err(|error| base::Chain(&error).to_string())
+}

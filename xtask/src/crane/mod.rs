@@ -1,0 +1,154 @@
+//! What it costs that applications can be moved, and what a move costs them, beside what Crane's
+//! authors have published of theirs (SYSTOR 2017). Everything is a process of this machine: pools of
+//! workers before its OpenCL driver, and applications.
+//!
+//! - [`pauses`]: the application whose rounds are looked at; [`tracking`]: what an application costs
+//!   that is never moved; [`moves`]: what moves cost.
+
+mod moves;
+mod pauses;
+mod tracking;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
+
+use crate::{
+    bench::processors,
+    elsewhere::Elsewhere,
+    gpu_machine,
+    opencl::pool::{Pool, Way},
+    programs::{self, target},
+};
+
+/// What is built for a machine where nothing can be built.
+const BUILT: &[&str] = &[
+    "gantry-accel",
+    "libgantry_opencl.so",
+    "xtask",
+    "examples/opencl_figures",
+    "examples/opencl_pauses",
+];
+
+/// Options of `cargo xtask bench crane`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Options {
+    /// crane: how often one application is moved while its results, and what the pools have open, are
+    /// looked at.
+    #[arg(long, default_value_t = 200, value_name = "COUNT")]
+    moves: usize,
+}
+
+/// Measures and prints; or only builds what that needs.
+pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<()> {
+    if pack_only {
+        println!("everything is in {}", pack()?.display());
+        return Ok(());
+    }
+    let (release, vendors) = match elsewhere.programs() {
+        Some(given) => (
+            fs::canonicalize(given.built)?,
+            fs::canonicalize(given.vendors)?,
+        ),
+        None => {
+            packages::install(&[("x264", "x264"), ("clpeak", "clpeak")])?;
+            (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
+        }
+    };
+    let pools = [
+        Movable::start(&vendors, &release, "one")?,
+        Movable::start(&vendors, &release, "two")?,
+    ];
+    println!("Host: {}. Device: {}.\n", processors(), device(&vendors)?);
+    println!("| what | Crane | here |\n|---|---|---|");
+    tracking::rows(&pools[0])?;
+    moves::stops(&pools)?;
+    moves::rates(&pools[0])?;
+    moves::many(&pools, options.moves)
+}
+
+/// A row of the table.
+fn row(what: &str, crane: &str, here: &str) {
+    println!("| {what} | {crane} | {here} |");
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
+/// A pool whose applications can be moved.
+struct Movable {
+    pool: Pool,
+    control: PathBuf,
+}
+
+impl Movable {
+    fn start(vendors: &Path, release: &Path, name: &str) -> Result<Self> {
+        let control =
+            std::env::temp_dir().join(format!("gantry-crane-{name}-{}", std::process::id()));
+        let path = control.display().to_string();
+        let options = ["--control", &path];
+        let (vendors, release) = (vendors.to_owned(), release.to_owned());
+        let pool = Pool::before(vendors, Way::Rings, name, release, &options)?;
+        Ok(Self { pool, control })
+    }
+
+    /// Moves its only application to another worker, or to another pool.
+    fn move_all(&self, to: Option<&Self>) -> Result<()> {
+        let mut command = Command::new(self.pool.release.join("gantry-accel"));
+        command.arg("move").arg("--control").arg(&self.control);
+        command.arg("--all");
+        if let Some(to) = to {
+            command.args(["--to", &to.pool.address]);
+        }
+        let said = packages::output(&mut command)?;
+        ensure!(
+            said.matches(" moved ").count() == 1,
+            "no move of one application:\n{said}{}",
+            self.pool.log()?
+        );
+        Ok(())
+    }
+}
+
+impl Drop for Movable {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.control);
+    }
+}
+
+/// The device, as its driver or the system calls it.
+fn device(vendors: &Path) -> Result<String> {
+    let mut smi = Command::new("nvidia-smi");
+    smi.args(["--query-gpu=name,driver_version", "--format=csv,noheader"]);
+    if let Ok(output) = smi.output()
+        && output.status.success()
+    {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let names = fs::read_dir(vendors)?.filter_map(Result::ok);
+    let names: Vec<_> = names
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    Ok(format!("that of {}", names.join(", ")))
+}
+
+/// Builds everything into one folder.
+fn pack() -> Result<PathBuf> {
+    let folder = target().join("crane");
+    fs::create_dir_all(folder.join("examples"))?;
+    let release = programs::release()?;
+    packages::run(programs::cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
+    for name in BUILT {
+        gpu_machine::copy(&release.join(name), &folder.join(name))
+            .with_context(|| format!("packing {name}"))?;
+    }
+    Ok(folder)
+}

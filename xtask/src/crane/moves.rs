@@ -1,0 +1,224 @@
+//! What moves cost the application that is moved.
+
+use std::{
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+
+use super::{
+    Movable, median,
+    pauses::{Application, Rounds},
+    row,
+};
+
+/// Moves of each kind.
+const STOPS: usize = 9;
+/// MiB that change in a round: what a round takes is to be little beside a stop.
+const CHANGED: usize = 1;
+/// MiB of state, and what Crane's applications with as much of it stood still for when they left and
+/// when they arrived.
+const STATES: [(usize, &str, &str); 2] = [
+    (16, "0.10 s (x264)", "0.83 s (x264)"),
+    (256, "1.57 s (DeepCL)", "4.90 s (DeepCL)"),
+];
+
+fn start(pool: &Movable, size: usize) -> Result<Application> {
+    let program = pool.pool.release.join("examples/opencl_pauses");
+    let mut application = Application::start(pool.pool.remoted_for(300, program), size, CHANGED)?;
+    thread::sleep(Duration::from_millis(200));
+    application.rounds()?;
+    Ok(application)
+}
+
+/// How the rounds were around a move, and how many seconds the command took.
+fn around(
+    application: &mut Application,
+    from: &Movable,
+    to: Option<&Movable>,
+) -> Result<(Rounds, f64)> {
+    thread::sleep(Duration::from_millis(100));
+    application.rounds()?;
+    let start = Instant::now();
+    from.move_all(to)?;
+    let seconds = start.elapsed().as_secs_f64();
+    thread::sleep(Duration::from_millis(100));
+    Ok((application.rounds()?, seconds))
+}
+
+/// The application's stop, by its state.
+pub fn stops(pools: &[Movable; 2]) -> Result<()> {
+    let [one, two] = pools;
+    for (size, leaving, arriving) in STATES {
+        let mut application = start(one, size)?;
+        let ways = [
+            ("to another worker of its pool", leaving, vec![(one, None)]),
+            (
+                "to another pool, and back",
+                arriving,
+                vec![(one, Some(two)), (two, Some(one))],
+            ),
+        ];
+        for (way, crane, steps) in ways {
+            let (mut stops, mut all) = (Vec::new(), Vec::new());
+            for _ in 0..STOPS {
+                for (from, to) in &steps {
+                    let (rounds, seconds) = around(&mut application, from, *to)?;
+                    stops.push(rounds.stop());
+                    all.push(seconds);
+                }
+            }
+            let longest = stops.iter().copied().fold(0.0, f64::max);
+            row(
+                &format!("stop, {size} MiB of state, {way}"),
+                crane,
+                &format!(
+                    "{:.1} ms (longest of {} {longest:.1}); the command takes {:.2} s",
+                    median(stops.clone()),
+                    stops.len(),
+                    median(all)
+                ),
+            );
+        }
+        application.end()?;
+    }
+    Ok(())
+}
+
+/// The rate of an application from the beginning of a move to its end, and with a move every second.
+pub fn rates(pool: &Movable) -> Result<()> {
+    for (size, ..) in STATES {
+        let mut application = start(pool, size)?;
+        thread::sleep(Duration::from_secs(2));
+        let alone = application.rounds()?.rate();
+        let mut amid = Vec::new();
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(100));
+            application.rounds()?;
+            pool.move_all(None)?;
+            amid.push(application.rounds()?.rate());
+        }
+        application.rounds()?;
+        let until = Instant::now() + Duration::from_secs(5);
+        let mut moves = 0;
+        while Instant::now() < until {
+            let next = Instant::now() + Duration::from_secs(1);
+            pool.move_all(None)?;
+            moves += 1;
+            thread::sleep(next.saturating_duration_since(Instant::now()));
+        }
+        let often = application.rounds()?.rate();
+        application.end()?;
+        row(
+            &format!("rate, {size} MiB of state: amid a move; with {moves} moves in 5 s"),
+            "33 % (20.1 of 60 frames/s, x264 while RAM moves)",
+            &format!(
+                "{:.1} %; {:.1} % of {alone:.0} rounds/s",
+                100.0 * median(amid) / alone,
+                100.0 * often / alone
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// What a pool has open, and what it has of the device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Held {
+    descriptors: usize,
+    mappings: usize,
+    workers: usize,
+    /// KiB.
+    resident: u64,
+}
+
+impl Held {
+    fn by(pool: &Movable) -> Result<Self> {
+        let folder = format!("/proc/{}", pool.pool.id());
+        let status = fs::read_to_string(format!("{folder}/status"))?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let resident = resident.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        Ok(Self {
+            descriptors: fs::read_dir(format!("{folder}/fd"))?.count(),
+            mappings: fs::read_to_string(format!("{folder}/maps"))?
+                .lines()
+                .count(),
+            workers: pool.pool.workers()?.len(),
+            resident: resident.context("a pool without memory")?,
+        })
+    }
+
+    /// Once what ends has ended.
+    fn at_rest(pools: &[Movable; 2]) -> Result<[Self; 2]> {
+        thread::sleep(Duration::from_secs(2));
+        Ok([Self::by(&pools[0])?, Self::by(&pools[1])?])
+    }
+}
+
+/// MiB of the device that are in use, where that can be asked.
+fn device_memory() -> Option<u64> {
+    let mut smi = Command::new("nvidia-smi");
+    smi.args(["--query-gpu=memory.used", "--format=csv,noheader,nounits"]);
+    let output = smi.output().ok().filter(|output| output.status.success())?;
+    String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+}
+
+/// Many moves of one application: its results, and what is left behind.
+pub fn many(pools: &[Movable; 2], count: usize) -> Result<()> {
+    let [one, two] = pools;
+    // What a first move needs for good is there before.
+    let mut application = start(one, 16)?;
+    around(&mut application, one, None)?;
+    around(&mut application, one, Some(two))?;
+    around(&mut application, two, Some(one))?;
+    application.end()?;
+    let (before, memory) = (Held::at_rest(pools)?, device_memory());
+    let mut application = start(one, 16)?;
+    let steps = [(one, None), (one, Some(two)), (two, None), (two, Some(one))];
+    let begun = Instant::now();
+    let mut longest = 0.0f64;
+    for (from, to) in steps.into_iter().cycle().take(count) {
+        from.move_all(to)?;
+        longest = longest.max(application.rounds()?.stop());
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let said = application.end()?;
+    let (after, left) = (Held::at_rest(pools)?, device_memory());
+    let grown: Vec<_> = before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| {
+            format!(
+                "descriptors {} to {}, mappings {} to {}, workers {} to {}, resident {} to {} KiB",
+                before.descriptors,
+                after.descriptors,
+                before.mappings,
+                after.mappings,
+                before.workers,
+                after.workers,
+                before.resident,
+                after.resident
+            )
+        })
+        .collect();
+    let device = memory
+        .zip(left)
+        .map(|(before, after)| format!("; device memory {before} to {after} MiB"))
+        .unwrap_or_default();
+    row(
+        &format!("lost pages, wrong results, leaks in {count} moves"),
+        "not published",
+        &format!(
+            "0: {said}, in {seconds:.0} s, longest stop {longest:.1} ms; pools: {}{device}",
+            grown.join("; ")
+        ),
+    );
+    let stays = before.iter().zip(&after).all(|(before, after)| {
+        after.descriptors <= before.descriptors && after.workers <= before.workers
+    });
+    ensure!(stays, "a pool has more open than before: {grown:?}");
+    Ok(())
+}
