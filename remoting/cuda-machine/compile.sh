@@ -6,6 +6,7 @@ arch=$2
 common=$1/Common
 libraries=
 grep -q nvrtc CMakeLists.txt && libraries="-lnvrtc"
+grep -q nvJitLink CMakeLists.txt && libraries="$libraries -lnvJitLink"
 grep -q cublas CMakeLists.txt && libraries="$libraries -lcublas"
 grep -qE 'cuda_driver|libcuda|-lcuda' CMakeLists.txt && libraries="$libraries -lcuda"
 stubs=$(dirname "$(dirname "$(realpath "$(command -v nvcc)")")")/lib64/stubs

@@ -1,14 +1,23 @@
-"""A model of GPT-2's shape (124M parameters by default), trained for 20 steps with bf16 autocast, flash
-attention and fused AdamW, by algorithms that give the same each time."""
-import sys
+"""A model of GPT-2's shape (124M parameters by default), trained for 20 steps with autocast and fused AdamW,
+by algorithms that give the same each time."""
+import argparse
 import time
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-depth, width, heads, length, batch, words = (
-    (int(sys.argv[1]) if len(sys.argv) > 1 else 12), 768, 12, 256, 8, 50304)
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("depth", type=int, nargs="?", default=12)
+parser.add_argument("--attention", choices=["flash", "efficient", "math"], default="flash")
+parser.add_argument("--half", action="store_true", help="fp16 with scaled gradients, not bf16")
+parser.add_argument("--compile", action="store_true", help="by torch.compile")
+parser.add_argument("--graph", action="store_true", help="each step as one CUDA graph")
+options = parser.parse_args()
+depth, width, heads, length, batch, words = options.depth, 768, 12, 256, 8, 50304
+attention = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION,
+             "math": SDPBackend.MATH}[options.attention]
 torch.use_deterministic_algorithms(True)
 
 
@@ -41,17 +50,39 @@ class Model(nn.Module):
 torch.manual_seed(1)
 model = Model().to("cuda")
 tokens = torch.randint(0, words, (batch, length + 1)).to("cuda")
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True, capturable=options.graph)
+scaler = torch.amp.GradScaler("cuda", enabled=options.half)
+forward = torch.compile(model) if options.compile else model
 
 
 def train():
-    with torch.autocast("cuda", dtype=torch.bfloat16):
-        seen = model(tokens[:, :-1])
+    with sdpa_kernel(attention), torch.autocast("cuda", dtype=torch.float16 if options.half else torch.bfloat16):
+        seen = forward(tokens[:, :-1])
         loss = functional.cross_entropy(seen.reshape(-1, words), tokens[:, 1:].reshape(-1))
     optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
     return loss
+
+
+def captured():
+    """What runs all of a step by one launch."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = train()
+
+    def replay():
+        graph.replay()
+        return loss
+
+    return replay
 
 
 try:
@@ -59,6 +90,8 @@ try:
 except RuntimeError as error:
     print("# not by algorithms that give the same each time:", str(error).splitlines()[0])
     torch.use_deterministic_algorithms(False)
+if options.graph:
+    train = captured()
 for step in range(20):
     print("loss", step, repr(train().item()), flush=True)
 torch.cuda.synchronize()

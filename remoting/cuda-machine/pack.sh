@@ -31,7 +31,7 @@ cp "$(program remoting)" "$folder/tests/remoted"
 realpath "$target/debug/gantry-accel" > "$folder/tests/built"
 find "$folder" -type f \( -name 'gantry-accel' -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
-cp "$here/run.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
+cp "$here/run.sh" "$here/python.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
 cp "$here"/*.cu "$here"/*.py "$folder/programs/"
 if command -v strace > /dev/null; then
     mkdir -p "$folder/strace"

@@ -11,7 +11,11 @@
 #   torch      20 losses of three models, natively and through Gantry, compared
 #   figures    calls and copies by turns, medians
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
+#   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
+#              beside
 #   samples    NVIDIA's samples as far as they were packed: outputs compared
+#
+# GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3).
 #
 # On a machine without a GPU, GANTRY_DRIVER names a stand-in for libcuda.so.1.
 set -u
@@ -173,7 +177,7 @@ END
 chmod +x "$work/torch-native" "$work/torch-remoted"
 export work CUBLAS_WORKSPACE_CONFIG=:4096:8
 models="elementwise"
-[ ! -e "$work/guest/libcublas.so.13" ] || models="elementwise mlp gpt"
+[ ! -e "$work/guest/libcublas.so.13" ] || models=${GANTRY_MODELS-elementwise mlp gpt}
 if within 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tee -a "$log" | grep -q PyTorch; then
     for model in $models; do
         for which in native remoted; do
@@ -202,7 +206,7 @@ fi
 part "figures: by turns, medians of the rounds"
 for _ in $(seq 60); do [ -e "$work/compiled" ] && break; sleep 1; done
 mkdir "$work/figures"
-for round in 1 2 3; do
+for round in $(seq "${GANTRY_ROUNDS:-3}"); do
     for which in native gantry; do
         run=run-native; [ $which = native ] || run=run-remoted
         (within 25 "$work/$run" "$work/bin/figures" ${GANTRY_SMALL:-} > "$work/figures/$which.$round") 2>&1 | tail -2 | tee -a "$log"
@@ -225,6 +229,12 @@ if [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}" ]; then
         grep -E '^test .*FAILED|panicked at|^  (left|right):|^Gantry|^gantry' "$work/tests.$which" | head -40 | tee -a "$log"
     done
 fi
+
+part "python: beside the samples"
+export -f within left
+export here out work limit begin=$((begin - SECONDS))
+"$here/python.sh" > "$work/python.txt" 2>&1 &
+python=$!
 
 part "samples: outputs compared"
 if [ -d "$work/samples" ]; then
@@ -259,5 +269,8 @@ if [ -d "$work/samples" ]; then
     grep -vE '\| 0 \| 0 \| equal' "$out/samples.txt" | tee -a "$log"
     cat "$work"/differences.* >> "$out/samples.txt" 2>/dev/null
 fi
+part "python"
+wait $python
+tee -a "$log" < "$work/python.txt"
 part "done"
 tail -40 "$out/pool.txt" | sort | uniq -c | sort -rn | head -20 | tee -a "$log"
