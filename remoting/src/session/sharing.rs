@@ -98,6 +98,13 @@ impl<R, F: Copy> Sharing<R, F> {
         self.held_waits += usize::from(A::awaited(&call.request).is_some());
     }
 
+    /// Counts a call that the client waits for.
+    pub(crate) fn synchronous(&mut self) {
+        if let Some(turns) = &mut self.turns {
+            turns.synchronous();
+        }
+    }
+
     /// Counts a call that is no longer kept.
     fn forget<A: Api<Request = R>>(&mut self, call: &Held<R>) {
         self.held_bytes -= call.size;
@@ -310,10 +317,8 @@ impl<B: Backend> Session<B> {
             }
             self.sharing.metered = Some(kind);
         }
-        if let Some(turns) = &mut self.sharing.turns
-            && header.flags.has(Flags::ANSWER)
-        {
-            turns.synchronous();
+        if header.flags.has(Flags::ANSWER) {
+            self.sharing.synchronous();
         }
         let served = self.serve(header, call.request);
         // Not every call that needs the device submits a command, and not every one succeeds.

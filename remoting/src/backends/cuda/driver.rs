@@ -179,6 +179,11 @@ impl Api {
         }
     }
 
+    /// The context that is current in this thread, as far as is known.
+    pub(super) fn current(&self) -> usize {
+        CURRENT.get()
+    }
+
     /// Asks the driver which context is current: after calls that change that.
     pub(super) fn look(&self) {
         let mut current = null_mut();

@@ -459,6 +459,20 @@ impl Server {
         found.map(|(id, object)| (id, object.raw))
     }
 
+    /// Has the driver know the first part of the window as soon as there is a context: that takes some
+    /// milliseconds, of the much longer time that a context takes and not of the first wait's.
+    fn cover_start(&mut self, context: u32) {
+        let own = self.backend.api.current();
+        if self.enter(context).is_ok() {
+            let backend = &mut self.backend;
+            let start = self.window.data();
+            backend
+                .cover
+                .reach(&backend.api, &self.window, context, start, 1);
+        }
+        self.backend.api.enter(own);
+    }
+
     fn forget_context(&mut self, id: u32) {
         self.backend.memory.forget_context(id);
         self.backend.cover.forget(id);
@@ -489,6 +503,7 @@ impl Server {
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
                     (context.device, context.references) = (device, 0);
                 }
+                self.cover_start(object(0));
             }
             RELEASE | RESET => {
                 let count = self.backend.primary.entry(device).or_default();
@@ -508,6 +523,7 @@ impl Server {
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
                     context.device = device;
                 }
+                self.cover_start(object(0));
             }
             DESTROY => self.forget_context(object(0)),
             MODULE_UNLOAD | LIBRARY_UNLOAD => {

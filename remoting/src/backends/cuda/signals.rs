@@ -40,7 +40,12 @@ impl Server {
         // SAFETY: two words are there, aligned, in memory that stays as long as the session and that
         // both sides use by atomic operations alone.
         let (done, refused) = unsafe { (&*words, &*words.add(1)) };
-        match self.try_signal(call, words as CUdeviceptr) {
+        let given = self.try_signal(call, words as CUdeviceptr);
+        if given.is_ok() {
+            // The client waits, as for an answer; where it is refused, it asks for one.
+            self.sharing.synchronous();
+        }
+        match given {
             Ok(Given::Device) => {}
             Ok(Given::Idle) => done.store(call.value, Ordering::Release),
             Err(Refused::Now) => refused.store(call.value, Ordering::Release),
