@@ -180,6 +180,15 @@ fn allocate(size: usize, source: Source, what: What) -> Outcome<u64> {
     Ok(at)
 }
 
+/// What memory is that a stream allocates in its order.
+fn ordered(stream: u32) -> Outcome<What> {
+    let (link, context) = (connected()?, context::need()?);
+    Ok(match capturing(link, context, stream) {
+        true => What::OfGraph,
+        false => What::Pooled,
+    })
+}
+
 entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         let link = connected()?;
@@ -215,7 +224,7 @@ entry_points! {
 
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
-        put(dptr, allocate(bytesize, Source::Stream(stream), What::Pooled)?)
+        put(dptr, allocate(bytesize, Source::Stream(stream), ordered(stream)?)?)
     }
 
     fn cuMemAllocFromPoolAsync(
@@ -226,7 +235,7 @@ entry_points! {
     ) {
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
         let pool = handles::valid(Kind::Pool, pool as u64)?;
-        put(dptr, allocate(bytesize, Source::Pool(stream, pool), What::Pooled)?)
+        put(dptr, allocate(bytesize, Source::Pool(stream, pool), ordered(stream)?)?)
     }
 
     fn cuMemFree_v2(dptr: CUdeviceptr) {
@@ -252,11 +261,12 @@ entry_points! {
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
         let known = find(link, dptr).filter(|known| known.start == dptr && known.what.is_device());
         let known = known.ok_or(codes::INVALID_VALUE)?;
-        // Nobody waits for the worker's answer, which would be the same.
+        let free = Free { context, address: dptr, stream: Some(stream) };
         if capturing(link, context, stream) {
-            return Err(codes::NOT_SUPPORTED);
+            // A launch of the graph frees it, and another one allocates it again.
+            return link.ask(&free);
         }
-        link.post(&Free { context, address: dptr, stream: Some(stream) })?;
+        link.post(&free)?;
         forget_freed(link, &known);
         Ok(())
     }

@@ -788,17 +788,17 @@ fn what_is_freed_in_the_order_of_a_stream_is_charged_until_that_gets_there() {
 }
 
 #[test]
-fn a_stream_that_is_captured_allocates_and_frees_nothing() {
+fn what_a_captured_stream_allocates_is_charged_with_its_graph() {
     let mut client = Client::new();
     let context = client.context;
     let stream = client.stream();
-    let allocate = Allocate {
+    let half = Allocate {
         context,
-        size: 4096,
+        size: crate::library::MEMORY << 19,
         source: Source::Stream(stream),
     };
-    let address = client.ask(&allocate).unwrap();
-    let free = Free {
+    let address = client.ask(&half).unwrap();
+    let free = |address| Free {
         context,
         address,
         stream: Some(stream),
@@ -806,12 +806,28 @@ fn a_stream_that_is_captured_allocates_and_frees_nothing() {
     const RELAXED: u64 = 2;
     let begin = [u64::from(stream), RELAXED];
     client.forward("cuStreamBeginCapture_v2", &begin).unwrap();
-    assert_eq!(client.ask(&allocate), Err(codes::NOT_SUPPORTED));
-    assert_eq!(client.ask(&free), Err(codes::NOT_SUPPORTED));
-    let mut graph = 0u64;
-    let end = [u64::from(stream), &raw mut graph as u64];
-    client.forward("cuStreamEndCapture", &end).unwrap();
-    assert_eq!(client.ask(&free), Ok(()));
+    // Memory that no graph has allocated none frees.
+    assert_eq!(client.ask(&free(address)), Err(codes::INVALID_VALUE));
+    let captured = client.ask(&half).unwrap();
+    client.ask(&free(captured)).unwrap();
+    let mut place = 0u64;
+    let end = [u64::from(stream), &raw mut place as u64];
+    let Blob(made) = client.forward("cuStreamEndCapture", &end).unwrap();
+    let (_, graph) = <(u32, u32)>::from_bytes(&made).unwrap();
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    let (_, executable) = <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap();
+    let more = Allocate {
+        context,
+        size: 1 << 20,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&more), Err(codes::OUT_OF_MEMORY));
+    client
+        .forward("cuGraphExecDestroy", &[executable.into()])
+        .unwrap();
+    client.ask(&more).unwrap();
+    assert_eq!(client.ask(&free(address)), Ok(()));
 }
 
 #[test]

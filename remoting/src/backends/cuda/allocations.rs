@@ -1,13 +1,14 @@
 //! Device memory.
 
-use std::sync::Arc;
+use std::{ptr::null_mut, sync::Arc};
 
-use cuda_definition::driver::types::{CUmemoryPool, CUstream};
+use cuda_definition::driver::types::{CUmemoryPool, CUstream, CUstreamCaptureStatus};
 
 use super::{
     Server,
     driver::{cu, outcome},
     memory::Stretch,
+    nodes::MOST,
 };
 use crate::{
     apis::cuda::{
@@ -19,13 +20,33 @@ use crate::{
 };
 
 impl Server {
-    /// A stream for what allocates or frees in its order. While it is captured there is none: the graph would
-    /// do so with each launch, which nothing here would count.
-    fn uncaptured(&self, stream: u32) -> Result<CUstream, i32> {
+    /// A stream for what allocates or frees in its order, and the graph that it is captured to, if it is: that
+    /// does so with each launch.
+    fn ordered(&mut self, stream: u32) -> Result<(CUstream, Option<u32>), i32> {
         let stream = self.backend.objects.raw(Kind::Stream, stream)?;
-        match self.is_captured(stream) {
-            true => Err(codes::NOT_SUPPORTED),
-            false => Ok(stream as CUstream),
+        if !self.is_captured(stream) {
+            return Ok((stream as CUstream, None));
+        }
+        self.backend.objects.check_room()?;
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut graph = null_mut();
+        outcome(cu!(
+            self.backend.api,
+            cuStreamGetCaptureInfo_v2(
+                stream as CUstream,
+                &raw mut status,
+                null_mut(),
+                &raw mut graph,
+                null_mut(),
+                null_mut(),
+            )
+        ))?;
+        let objects = &mut self.backend.objects;
+        match objects.number(Kind::Graph, graph as usize, 0, 0) {
+            0 => Err(codes::INVALID_VALUE),
+            // One of a conditional node allocates nothing.
+            graph if objects.get(Kind::Graph, graph)?.owner != 0 => Err(codes::NOT_SUPPORTED),
+            graph => Ok((stream as CUstream, Some(graph))),
         }
     }
 
@@ -36,16 +57,19 @@ impl Server {
         }
         let charge = self.charge(call.size)?;
         let (mut at, size) = (0, call.size as usize);
+        let (stream, graph) = match call.source {
+            Source::Device() => (null_mut(), None),
+            Source::Stream(stream) | Source::Pool(stream, _) => self.ordered(stream)?,
+        };
+        if graph.is_some() && self.backend.memory.count() >= MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
         let objects = &self.backend.objects;
         let api = &self.backend.api;
         outcome(match call.source {
             Source::Device() => cu!(api, cuMemAlloc_v2(&raw mut at, size)),
-            Source::Stream(stream) => {
-                let stream = self.uncaptured(stream)?;
-                cu!(api, cuMemAllocAsync(&raw mut at, size, stream))
-            }
-            Source::Pool(stream, pool) => {
-                let stream = self.uncaptured(stream)?;
+            Source::Stream(_) => cu!(api, cuMemAllocAsync(&raw mut at, size, stream)),
+            Source::Pool(_, pool) => {
                 let pool = objects.get(Kind::Pool, pool)?.raw as CUmemoryPool;
                 cu!(
                     api,
@@ -53,6 +77,12 @@ impl Server {
                 )
             }
         })?;
+        if let Some(graph) = graph {
+            // That it could be charged: that is done for each executable graph.
+            let memory = &mut self.backend.memory;
+            memory.insert_of_graph(at, call.size, call.context, graph);
+            return Ok(at);
+        }
         // What comes of a pool outlives contexts.
         let context = match call.source {
             Source::Device() => call.context,
@@ -109,15 +139,24 @@ impl Server {
         }
         let stretch = self.backend.memory.get(call.address);
         let stretch = stretch.filter(|stretch| stretch.freed);
-        let is_kept = stretch.ok_or(codes::INVALID_VALUE)?.is_kept();
+        let stretch = stretch.ok_or(codes::INVALID_VALUE)?;
+        let (is_kept, is_of_graph) = (stretch.is_kept(), stretch.of_graph);
         let stream = match call.stream {
             None => {
                 outcome(cu!(self.backend.api, cuMemFree_v2(call.address)))?;
                 None
             }
             Some(stream) => {
-                let stream = self.uncaptured(stream)?;
+                let (stream, graph) = self.ordered(stream)?;
+                if graph.is_some() && !is_of_graph {
+                    return Err(codes::INVALID_VALUE);
+                }
                 outcome(cu!(self.backend.api, cuMemFreeAsync(call.address, stream)))?;
+                if let Some(graph) = graph {
+                    let memory = &mut self.backend.memory;
+                    memory.freed_by_graph(call.address, graph);
+                    return Ok(());
+                }
                 Some(stream as usize)
             }
         };

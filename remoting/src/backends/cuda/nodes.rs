@@ -15,7 +15,7 @@ use crate::apis::cuda::{
 };
 
 /// The most stretches of memory, those of graphs among them.
-const MOST: usize = 1 << 20;
+pub(super) const MOST: usize = 1 << 20;
 /// The most graphs of a conditional node.
 const MOST_GRAPHS: u32 = 1024;
 

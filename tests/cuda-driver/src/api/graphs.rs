@@ -13,7 +13,7 @@ use cuda_definition::driver::types::*;
 
 use super::{
     entry_points, modules, put,
-    streams::{host, submit},
+    streams::{self, host, submit},
     volumes,
 };
 use crate::driver::{
@@ -22,7 +22,7 @@ use crate::driver::{
     memory::{Kind, memory},
     module::Shape,
     objects::{self, Object},
-    stream::{Condition, Graph, Task},
+    stream::{Condition, Graph, Stream, Task},
 };
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
@@ -101,6 +101,39 @@ pub(super) fn freed(at: u64) {
 /// Memory that a graph allocates: here it is there as long as the graph is, and as long as a launch has
 /// left it allocated.
 struct Allocated(u64);
+
+/// Has a graph allocate memory with each launch: what a launch does for it.
+fn allocating(graph: &Graph, at: u64) -> Task {
+    graph.keep(at, Arc::new(Allocated(at)));
+    Arc::new(move |_: &_| {
+        left().insert(at);
+        Ok(())
+    })
+}
+
+/// What a launch does that frees memory of a graph.
+fn freeing(at: u64) -> Task {
+    Arc::new(move |_: &_| {
+        freed(at);
+        Ok(())
+    })
+}
+
+/// Has the graph that a stream is captured to, if it is, allocate memory.
+pub(super) fn capture_allocation(stream: &Stream, at: u64) {
+    if let Some(graph) = &*streams::capture(stream) {
+        graph.push(allocating(graph, at));
+    }
+}
+
+/// Has it free some. Whether the stream is captured.
+pub(super) fn capture_free(stream: &Stream, at: u64) -> bool {
+    let graph = streams::capture(stream);
+    graph
+        .as_ref()
+        .map(|graph| graph.push(freeing(at)))
+        .is_some()
+}
 
 impl Drop for Allocated {
     fn drop(&mut self) {
@@ -305,11 +338,7 @@ entry_points! {
         let context = context::current()?;
         params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, context.handle)?;
         let at = params.dptr;
-        graph.keep(at, Arc::new(Allocated(at)));
-        add_node(hGraph, phGraphNode, Arc::new(move |_: &_| {
-            left().insert(at);
-            Ok(())
-        }))
+        add_node(hGraph, phGraphNode, allocating(&graph, at))
     }
 
     fn cuGraphAddMemFreeNode(
@@ -321,10 +350,7 @@ entry_points! {
     ) {
         let known = memory().find(dptr).filter(|known| known.start == dptr);
         known.ok_or(INVALID)?;
-        add_node(hGraph, phGraphNode, Arc::new(move |_: &_| {
-            freed(dptr);
-            Ok(())
-        }))
+        add_node(hGraph, phGraphNode, freeing(dptr))
     }
 
     fn cuUserObjectCreate(

@@ -113,14 +113,18 @@ entry_points! {
 
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
         // The address is known at once; only who uses it too early makes a mistake.
-        context::current()?.stream(hStream)?;
-        put(dptr, allocate(bytesize, Kind::Device, 0)?)
+        let stream = context::current()?.stream(hStream)?;
+        let at = allocate(bytesize, Kind::Device, 0)?;
+        graphs::capture_allocation(&stream, at);
+        put(dptr, at)
     }
 
     fn cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
         known(pool)?;
-        context::current()?.stream(hStream)?;
-        put(dptr, allocate(bytesize, Kind::Device, 0)?)
+        let stream = context::current()?.stream(hStream)?;
+        let at = allocate(bytesize, Kind::Device, 0)?;
+        graphs::capture_allocation(&stream, at);
+        put(dptr, at)
     }
 
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
@@ -137,6 +141,9 @@ entry_points! {
         let stream = context.stream(hStream)?;
         let found = memory().find(dptr).filter(|found| found.start == dptr && found.kind == Kind::Device);
         found.ok_or(INVALID)?;
+        if graphs::capture_free(&stream, dptr) {
+            return Ok(());
+        }
         context.submit(&stream, std::sync::Arc::new(move |_: &_| {
             graphs::freed(dptr);
             memory().free(dptr, &[Kind::Device])

@@ -22,7 +22,7 @@ use crate::driver::{
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-fn capture(stream: &Stream) -> std::sync::MutexGuard<'_, Option<Arc<Graph>>> {
+pub(super) fn capture(stream: &Stream) -> std::sync::MutexGuard<'_, Option<Arc<Graph>>> {
     stream
         .capture
         .lock()

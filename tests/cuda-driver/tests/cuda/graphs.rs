@@ -292,6 +292,30 @@ fn a_graph_allocates_memory_and_gives_it_back() {
 }
 
 #[test]
+fn what_a_captured_stream_allocates_and_frees_its_graph_does_with_each_launch() {
+    let _context = context();
+    let to = device(&[0u32; 4]);
+    let (mut stream, mut graph, mut at) = (null_mut(), null_mut(), 0);
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    ok!(cuMemAllocAsync(&mut at, 16, stream));
+    ok!(cuMemsetD32Async(at, 9, 4, stream));
+    ok!(cuMemcpyDtoDAsync_v2(to, at, 16, stream));
+    ok!(cuMemFreeAsync(at, stream));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    let executable = instance(graph);
+    for _ in 0..3 {
+        run(executable);
+        assert_eq!(values::<u32>(to, 4), [9; 4]);
+        ok!(cuMemsetD32_v2(to, 0, 4));
+    }
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
 fn what_a_launch_leaves_allocated_outlives_its_graph() {
     let _context = context();
     let graph = graph();
