@@ -1,6 +1,7 @@
 """cuda.core and what it uses of cuda.bindings: NVRTC, nvJitLink and the driver. What kernels leave in memory."""
 import numpy
-from cuda.core import Device, LaunchConfig, Linker, LinkerOptions, Program, ProgramOptions, launch
+from cuda.core import (
+    Device, LaunchConfig, LegacyPinnedMemoryResource, Linker, LinkerOptions, Program, ProgramOptions, launch)
 
 code = r"""
 extern "C" __device__ float twice(float);
@@ -26,8 +27,6 @@ def mapped(buffer):
     return numpy.from_dlpack(buffer).view(numpy.float32)
 
 
-from cuda.core import LegacyPinnedMemoryResource
-
 pinned = LegacyPinnedMemoryResource()
 source, result = pinned.allocate(size), pinned.allocate(size)
 mapped(source)[:] = numpy.arange(count, dtype=numpy.float32) % 1000
@@ -42,4 +41,4 @@ start, end = (device.create_event() for _ in range(2))
 stream.record(start)
 stream.record(end)
 stream.sync()
-print("loss", 0, seen.sum(dtype=numpy.float64), kernel.attributes.num_regs(), device.name)
+print("loss", 0, seen.sum(dtype=numpy.float64), kernel.attributes.num_regs, device.name)

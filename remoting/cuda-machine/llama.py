@@ -5,6 +5,8 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+# cuDNN is not served yet, and PyTorch prefers its attention.
+torch.backends.cuda.enable_cudnn_sdp(False)
 config = LlamaConfig(
     vocab_size=32000, hidden_size=2048, intermediate_size=5632, num_hidden_layers=22,
     num_attention_heads=32, num_key_value_heads=4, max_position_embeddings=2048)

@@ -29,11 +29,9 @@ numba() {
     local which
     case "${GANTRY_PYTHON:-numba}" in *numba*) ;; *) return ;; esac
     python3 -c 'import numba_cuda, pytest, xdist' 2>&1 || return
-    local tests
-    tests=$(python3 -c 'import numba_cuda, os; print(os.path.dirname(numba_cuda.__file__))')/numba/cuda/tests
     for which in native remoted; do
-        (cd "$tests" && within "${GANTRY_NUMBA:-170}" "$work/torch-$which" -m pytest -p no:cacheprovider -v --tb=line -n 5 \
-            --ignore=benchmarks --ignore=cudasim . > "$out/python/numba.$which" 2>&1) &
+        (cd "$work" && within "${GANTRY_NUMBA:-170}" "$work/torch-$which" -m pytest -p no:cacheprovider -v --tb=line -n 5 \
+            -o consider_namespace_packages=true --benchmark-disable --pyargs numba.cuda.tests > "$out/python/numba.$which" 2>&1) &
     done
     wait
     for which in native remoted; do

@@ -15,7 +15,7 @@
 #              beside
 #   samples    NVIDIA's samples as far as they were packed: outputs compared
 #
-# GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3).
+# GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
 #
 # On a machine without a GPU, GANTRY_DRIVER names a stand-in for libcuda.so.1.
 set -u
@@ -215,7 +215,7 @@ done
 awk -F '\t' -v names="native gantry" -f "$here/medians.awk" "$work"/figures/* | tee -a "$log"
 
 part "tests: the programs that test the stand-in, on this driver and through Gantry"
-if [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}" ]; then
+if [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}${GANTRY_NO_TESTS:-}" ]; then
     cp -r "$here/tests" "$work/tests"
     # They look for the driver beside them, and for the pool where it was built.
     ln -sf "$(realpath "$driver")" "$work/tests/libgantry_cuda_driver.so"
@@ -232,8 +232,9 @@ fi
 
 part "python: beside the samples"
 export -f within left
-export here out work limit begin=$((begin - SECONDS))
-"$here/python.sh" > "$work/python.txt" 2>&1 &
+export here out work limit
+# Seconds count from the start of each shell.
+begin=$((begin - SECONDS)) "$here/python.sh" > "$work/python.txt" 2>&1 &
 python=$!
 
 part "samples: outputs compared"
