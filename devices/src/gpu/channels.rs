@@ -15,7 +15,7 @@ use gf100::{
         interrupts::{CommandError, Reason, unit},
     },
 };
-use gpu_mediator::gpu::wire::{MOST_BATCHES, MOST_ENTRIES, Request};
+use gpu_mediator::gpu::wire::{Event, MOST_BATCHES, MOST_ENTRIES, Request};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::{link::Link, memory::Vram, tables, tables::Tables, views::Views};
@@ -124,6 +124,17 @@ impl Bound {
     fn directory(&self) -> u32 {
         self.block.space.number
     }
+
+    /// The oldest submission is done; whether there was one.
+    fn complete(&mut self, world: &mut World) -> bool {
+        let Some(flight) = self.flights.pop_front() else {
+            return false;
+        };
+        self.done = flight.get;
+        self.show(flight.get, flight.end, world.vram);
+        world.happenings.push(Happening::NonStall);
+        true
+    }
 }
 
 impl Channel {
@@ -171,13 +182,22 @@ impl Channel {
     }
 
     fn unbind(&mut self, number: u8, instance: Option<Target>, world: &mut World) {
-        let Some(bound) = self.bound.take() else {
+        let Some(mut bound) = self.bound.take() else {
             return;
         };
         world.link.send(&Request::Unbind { channel: number });
         if !bound.flights.is_empty() {
             // What it may still write to is the guest's again after this.
             world.link.sync();
+            // What has come by now is of this binding: the next one must not hear of it.
+            for event in world.link.inbox.take_of(number) {
+                match event {
+                    Event::Done { .. } => {
+                        bound.complete(world);
+                    }
+                    other => self.end(number, other, instance, world),
+                }
+            }
         }
         // What was not done is submitted again if it is bound again.
         let Some(instance) = instance else { return };
@@ -204,21 +224,49 @@ impl Channel {
         self.pump(number, world);
     }
 
-    /// The oldest submission is done.
-    pub fn done(&mut self, number: u8, world: &mut World) {
-        let Some(bound) = &mut self.bound else { return };
-        let Some(flight) = bound.flights.pop_front() else {
-            return;
-        };
-        bound.done = flight.get;
-        bound.show(flight.get, flight.end, world.vram);
-        world.happenings.push(Happening::NonStall);
-        self.pump(number, world);
+    /// The mediator says something of it.
+    pub fn event(&mut self, number: u8, event: Event, world: &mut World) {
+        match event {
+            Event::Done { .. } => {
+                let bound = self.bound.as_mut();
+                if bound.is_some_and(|bound| bound.complete(world)) {
+                    self.pump(number, world);
+                }
+            }
+            other => self.end(number, other, self.entry.instance, world),
+        }
+    }
+
+    /// It has ended, as the mediator says.
+    fn end(&mut self, number: u8, event: Event, instance: Option<Target>, world: &mut World) {
+        match event {
+            Event::Fault {
+                unit,
+                reason,
+                write,
+                address,
+                ..
+            } => {
+                let fault = Fault {
+                    unit,
+                    instance: 0,
+                    address,
+                    write,
+                    reason: Reason::from_register(reason),
+                };
+                self.fault(fault, instance, world);
+            }
+            Event::Late { .. } => {
+                self.ended = true;
+                world.happenings.push(Happening::Timeout(number));
+            }
+            _ => {}
+        }
     }
 
     /// It has faulted.
-    pub fn fault(&mut self, mut fault: Fault, world: &mut World) {
-        let Some(instance) = self.entry.instance else {
+    fn fault(&mut self, mut fault: Fault, instance: Option<Target>, world: &mut World) {
+        let Some(instance) = instance else {
             return;
         };
         self.ended = true;
@@ -232,12 +280,6 @@ impl Channel {
         world.happenings.push(Happening::Fault(fault));
     }
 
-    /// It was too late.
-    pub fn late(&mut self, number: u8, world: &mut World) {
-        self.ended = true;
-        world.happenings.push(Happening::Timeout(number));
-    }
-
     /// The mediator is lost, and with it what engines had of the channel: it has ended. A channel that
     /// has not submitted anything yet goes on when there is a mediator again.
     pub fn lose(&mut self, world: &mut World) {
@@ -249,7 +291,7 @@ impl Channel {
                 write: false,
                 reason: Reason::NoChannel,
             };
-            self.fault(fault, world);
+            self.fault(fault, self.entry.instance, world);
         }
     }
 
@@ -301,7 +343,7 @@ impl Channel {
                         write: false,
                         reason: Reason::NoPage,
                     };
-                    self.fault(fault, world);
+                    self.fault(fault, Some(instance), world);
                     return;
                 }
             }

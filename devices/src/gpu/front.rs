@@ -15,8 +15,7 @@ use gf100::{
         userd::{self, Window},
     },
     registers::{
-        Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::Reason,
-        is_plain, is_quiet,
+        Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
     },
 };
 use gpu_mediator::gpu::wire::{Event, Request};
@@ -255,6 +254,12 @@ impl Front {
         self.lock().engines.link.drop();
     }
 
+    /// Whether something has come from the mediator that nobody has taken yet.
+    #[cfg(test)]
+    pub fn has_heard(&self, is: impl Fn(&Event) -> bool) -> bool {
+        self.lock().engines.link.inbox.has(is)
+    }
+
     /// Ends the threads.
     pub fn end(&self) {
         self.lock().engines.link.end();
@@ -394,26 +399,12 @@ impl Engines {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Done { channel } => {
-                self.with_channel(channel, |its, world| its.done(channel, world));
+            Event::Done { channel }
+            | Event::Fault { channel, .. }
+            | Event::Late { channel, .. } => {
+                self.with_channel(channel, |its, world| its.event(channel, event, world));
             }
             Event::NonStall => self.happenings.push(Happening::NonStall),
-            Event::Fault {
-                channel,
-                unit,
-                reason,
-                write,
-                address,
-            } => {
-                let fault = Fault {
-                    unit,
-                    instance: 0,
-                    address,
-                    write,
-                    reason: Reason::from_register(reason),
-                };
-                self.with_channel(channel, |its, world| its.fault(fault, world));
-            }
             Event::Command {
                 channel,
                 status,
@@ -429,9 +420,6 @@ impl Engines {
                     data,
                 };
                 self.happenings.push(Happening::Command(error));
-            }
-            Event::Late { channel, .. } => {
-                self.with_channel(channel, |its, world| its.late(channel, world));
             }
             Event::Welcome { .. } | Event::Synced { .. } => {}
         }

@@ -50,6 +50,26 @@ impl Inbox {
         self.events.lock_unpoisoned().pop_front()
     }
 
+    /// Takes what has come of a channel's work, in its order.
+    pub fn take_of(&self, channel: u8) -> Vec<Event> {
+        let mut events = self.events.lock_unpoisoned();
+        let is_its = |event: &Event| match event {
+            Event::Done { channel: its }
+            | Event::Fault { channel: its, .. }
+            | Event::Late { channel: its, .. } => *its == channel,
+            _ => false,
+        };
+        let (its, others) = events.drain(..).partition(is_its);
+        *events = others;
+        VecDeque::into(its)
+    }
+
+    /// Whether something waits to be taken.
+    #[cfg(test)]
+    pub fn has(&self, is: impl Fn(&Event) -> bool) -> bool {
+        self.events.lock_unpoisoned().iter().any(is)
+    }
+
     /// Whether the mediator is lost.
     pub fn is_lost(&self) -> bool {
         self.synced.lock_unpoisoned().lost

@@ -20,7 +20,10 @@ use gf100::{
         userd::{self, Window},
     },
 };
-use gpu_mediator::{gpu::server, policy::Name};
+use gpu_mediator::{
+    gpu::{server, wire::Event},
+    policy::Name,
+};
 use vm_memory::{FileOffset, GuestAddress, GuestRegionCollection, GuestRegionMmap, MmapRegion};
 
 use super::{
@@ -108,6 +111,19 @@ impl Guest {
     }
 
     fn with(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
+        let guest = Self::deaf(socket, change);
+        guest.listen();
+        guest
+    }
+
+    /// Takes what comes from the mediator from now on.
+    fn listen(&self) {
+        let worker = Arc::clone(&self.front);
+        std::thread::spawn(move || worker.work(None));
+    }
+
+    /// One whose front receives, and looks at nothing of that until it [listens](Self::listen).
+    fn deaf(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
         let file = sealed(RAM);
         let ram = Memory::shared(&file, 0, RAM as usize, Access::ReadWrite).unwrap();
         let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM as usize).unwrap();
@@ -129,8 +145,6 @@ impl Guest {
         let front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
         let front = Arc::new(front);
         std::thread::spawn(front.receiver().unwrap());
-        let worker = Arc::clone(&front);
-        std::thread::spawn(move || worker.work(None));
         let guest = Self {
             registers: Bar0(Arc::clone(&front)),
             bar1: Shown(Arc::clone(&front), 0),
@@ -333,6 +347,12 @@ impl Guest {
         unsafe { self.ram.start().add(at).cast::<u32>().read_volatile() }
     }
 
+    fn set_ram(&self, at: usize, word: u32) {
+        assert!(at + 4 <= self.ram.len());
+        // SAFETY: within the mapping and aligned.
+        unsafe { self.ram.start().add(at).cast::<u32>().write_volatile(word) };
+    }
+
     /// How far the ring was fetched, as the guest sees it.
     fn fetched(&self) -> u32 {
         let mut word = [0; 4];
@@ -396,6 +416,24 @@ fn a_driver_submits_and_hears_of_the_end() {
     wait("an interrupt", || guest.get(0x00_25a8) != 0);
     assert_eq!(guest.counter("doorbells"), 2);
     assert_eq!(guest.counter("syncs"), 1, "tables have not changed");
+}
+
+#[test]
+fn what_a_stopped_channel_has_done_is_not_done_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::deaf(&mediator(folder.path()), |_| {});
+    guest.release(RAM_VA, 1);
+    let is_done = |event: &Event| matches!(event, Event::Done { .. });
+    wait("the end", || guest.front.has_heard(is_done));
+    guest.set_ram(0, 0);
+    let enable = 0x00_3004 + CHANNEL * 8;
+    guest.set(enable, 0x001f_0000);
+    assert!(!guest.front.has_heard(is_done), "the next work's end");
+    guest.set(enable, 0x001f_0001);
+    guest.listen();
+    guest.release(RAM_VA + 4, 2);
+    wait("what comes next", || guest.ram(4) == 2);
+    assert_eq!(guest.ram(0), 0);
 }
 
 #[test]

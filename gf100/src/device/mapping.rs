@@ -46,7 +46,8 @@ fn map(
             at,
             len,
             libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_SHARED | libc::MAP_NORESERVE | flags,
+            // Huge pages are reserved now: one that is missing later would end this process.
+            libc::MAP_SHARED | flags,
             file.as_raw_fd(),
             offset,
         )

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs::File, io};
 use super::mapping::Mapping;
 
 /// Ranges that are lent at once, at most.
-const MAX_RANGES: usize = 4096;
+pub const MAX_RANGES: usize = 1 << 14;
 
 /// Memory by address, as the GPU sees it on its bus.
 #[derive(Default)]

@@ -23,7 +23,7 @@ use vfio_client::Failure;
 use super::{
     channel::Channel,
     memory::{DmaPage, Pages, PhysPage, Reserve, cannot_shrink},
-    partition::{PER_LARGE, Partition, RamRange},
+    partition::{PER_LARGE, Partition, RamRange, dma_pages},
     physical::Physical,
     space::{self, Quota, Refused, Spaces, Wanted},
     wire::{Event, Request, VERSION},
@@ -58,6 +58,8 @@ const INSTANCE: Wanted = Wanted {
     count: INSTANCE_PAGES,
     align: 1,
 };
+/// Pages of RAM's addresses on the GPU: all but the first large one.
+const ADDRESSES: std::ops::Range<u32> = PER_LARGE..1 << PAGE_NUMBER_BITS;
 /// Channels of all VMs, as the run list has room.
 const RUN_LIST_PAGES: u32 = 1;
 
@@ -85,6 +87,14 @@ pub enum Error {
     /// RAM that overlaps, or whose file can become shorter.
     #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink")]
     Ram(u32),
+    /// More RAM than the GPU can address of one VM.
+    #[error(
+        "it has more RAM than the {most} MiB that the GPU can address for so much VRAM: give it more"
+    )]
+    Window {
+        /// What it may have, in MiB.
+        most: u64,
+    },
     /// A second handshake.
     #[error("it sends a second handshake")]
     Handshake,
@@ -245,7 +255,7 @@ impl Mediator {
             // All but page 0 and the list, in whole large pages.
             reserved: first.saturating_sub(PER_LARGE),
             shared,
-            dma: Pages::new(PER_LARGE, (1 << PAGE_NUMBER_BITS) - PER_LARGE),
+            dma: Pages::new(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start),
             gpu,
             reserve,
             vms: BTreeMap::new(),
@@ -333,6 +343,15 @@ impl Mediator {
         let part = u64::from(self.reserved) * u64::from(count) / u64::from(self.shared.max(1));
         // The partition is a part of what is shared.
         part as u32 / PER_LARGE * PER_LARGE
+    }
+
+    /// Pages of RAM that the GPU addresses for a VM at most: as large a part of its addresses as of VRAM, so
+    /// that no VM takes another's.
+    fn window(&self, partition: &Partition) -> u32 {
+        let (_, count) = partition.pages();
+        let all = u64::from(ADDRESSES.end - ADDRESSES.start);
+        // The partition is a part of what is shared.
+        (all * u64::from(count) / u64::from(self.shared.max(1))) as u32
     }
 
     /// A VM's memory.
@@ -482,7 +501,15 @@ impl Mediator {
             }
             Request::Unbind { channel } => {
                 vm.dead.remove(&channel);
-                if let Some(bound) = vm.channels.remove(&channel) {
+                if let Some(mut bound) = vm.channels.remove(&channel) {
+                    if let Some(physical) = bound.physical {
+                        self.gpu.stop(physical)?;
+                    }
+                    // What has been carried out is not to be submitted again.
+                    for _ in 0..bound.completed(&self.reserve) {
+                        vm.figures.submissions += 1;
+                        vm.events.push_back(Event::Done { channel });
+                    }
                     self.release(vm, &bound)?;
                     if bound.physical.is_some() {
                         self.write_list()?;
@@ -522,6 +549,11 @@ impl Mediator {
         offset: u64,
         files: Vec<OwnedFd>,
     ) -> Result<(), Error> {
+        let (used, most) = (vm.partition.dma_pages(), self.window(&vm.partition));
+        if used.saturating_add(dma_pages(count)) > most {
+            let most = (u64::from(most) * PAGE) >> 20;
+            return Err(Error::Window { most });
+        }
         let file = files.into_iter().next().map(File::from);
         let file =
             file.filter(|file| cannot_shrink(file) && vm.partition.has_room_for(first, count));
@@ -828,9 +860,4 @@ impl Mediator {
         }
         Ok(())
     }
-}
-
-/// Pages of a window for so much RAM: whole large pages.
-fn dma_pages(count: u32) -> u32 {
-    count.next_multiple_of(PER_LARGE)
 }

@@ -27,6 +27,11 @@ pub struct RamRange {
     pub dma: DmaPage,
 }
 
+/// Pages of the GPU's addresses for so much RAM: whole large pages.
+pub fn dma_pages(count: u32) -> u32 {
+    count.next_multiple_of(PER_LARGE)
+}
+
 /// What a VM's pages are.
 pub struct Partition {
     first: PhysPage,
@@ -66,6 +71,11 @@ impl Partition {
     /// The RAM that the GPU can reach.
     pub fn ram(&self) -> &[RamRange] {
         &self.ram
+    }
+
+    /// Pages of the GPU's addresses that its RAM has.
+    pub fn dma_pages(&self) -> u32 {
+        self.ram.iter().map(|range| dma_pages(range.count)).sum()
     }
 
     /// Whether a range can be added: it overlaps no other.

@@ -22,7 +22,7 @@ use super::{
 use crate::{Moment, policy::Name};
 
 /// Fronts at a time, at most.
-const MOST_FRONTS: usize = 256;
+pub const MOST_FRONTS: usize = 256;
 /// Messages that a front has not taken, at most: it takes none any more then.
 const MOST_UNTAKEN: usize = 4096;
 /// Messages of one front that are taken before another's.

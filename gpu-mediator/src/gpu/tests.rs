@@ -19,7 +19,11 @@ use super::{
 };
 use crate::{Moment, policy::Name};
 use gf100::format::{Gfn, PAGE, Target};
-use std::{fs::File, os::fd::OwnedFd, time::Duration};
+use std::{
+    fs::File,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    time::Duration,
+};
 use wire::Event;
 
 const MIB: u64 = 1 << 20;
@@ -735,6 +739,94 @@ fn ram_that_can_vanish_is_refused() {
         "too short"
     );
     assert!(give(0x1000, sealed()).is_ok());
+}
+
+/// Bytes of the huge pages that the host has free, and one more.
+fn more_huge_pages_than_there_are() -> u64 {
+    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    let free = free.map_or(0, |text| text.trim().parse().expect("a number"));
+    (free + 1) * 2 * MIB
+}
+
+#[test]
+fn ram_of_huge_pages_that_the_host_does_not_have_is_refused_and_harms_nobody() {
+    let mut mediator = gpu("huge", Name::Fair, LONG);
+    let good = Guest::new(&mut mediator);
+    let bad = Guest::bare(&mut mediator);
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
+    // SAFETY: the name is a C string; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+    assert!(fd >= 0, "this kernel has no huge pages");
+    // SAFETY: made just now, owned by nobody else.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let len = more_huge_pages_than_there_are();
+    file.set_len(len).expect("nothing is taken yet");
+    // SAFETY: the descriptor is open; no pointers.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+    assert_eq!(sealed, 0);
+    let request = Request::Ram {
+        first: Gfn(0x1000),
+        count: (len / PAGE) as u32,
+        offset: 0,
+    };
+    let files = vec![OwnedFd::from(file)];
+    let given = mediator.request(bad.id, request, files, Moment::now());
+    assert!(matches!(given, Err(Error::Ram(_))), "{given:?}");
+    good.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    done(&mut mediator, &good, 1);
+}
+
+#[test]
+fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
+    let mut mediator = gpu("window", Name::Fair, LONG);
+    let greedy = Guest::bare(&mut mediator);
+    // Nothing of it takes memory.
+    let file = memory::sealed(c"ram", 1 << 40).expect("there is room");
+    let mut give = |first, count| {
+        let request = Request::Ram {
+            first: Gfn(first),
+            count,
+            offset: 0,
+        };
+        let files = vec![OwnedFd::from(file.try_clone().expect("there is room"))];
+        mediator.request(greedy.id, request, files, Moment::now())
+    };
+    let all = 1 << 28;
+    let refused = give(0x1000, all - 0x1000);
+    assert!(matches!(refused, Err(Error::Window { .. })), "{refused:?}");
+    // In pieces, for as long as there is room.
+    let given = (1..32).map(|nth| give(nth << 23, 1 << 23).is_ok());
+    let given = given.filter(|is_given| *is_given).count();
+    assert!(
+        (8..10).contains(&given),
+        "{given} of 32: two of seven parts"
+    );
+    let good = Guest::new(&mut mediator);
+    good.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    done(&mut mediator, &good, 1);
+}
+
+#[test]
+fn as_many_fronts_as_there_may_be_can_each_lend_as_many_ranges_as_they_may() {
+    let all = server::MOST_FRONTS * partition::MOST_RANGES;
+    assert!(all <= gf100::device::ram::MAX_RANGES);
+}
+
+#[test]
+fn what_a_channel_has_done_when_it_is_unbound_is_said() {
+    let mut mediator = gpu("unbound", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    mediator.tick(Moment::now()).expect("the GPU is there");
+    // Its interrupt is the last that a submission does.
+    let start = Instant::now();
+    while mediator.gpu().interrupt().read().is_err() {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let unbind = Request::Unbind { channel: 1 };
+    guest.ask(&mut mediator, unbind).expect("it is bound");
+    assert_eq!(mediator.event(guest.id), Some(Event::Done { channel: 1 }));
 }
 
 #[test]
