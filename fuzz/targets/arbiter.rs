@@ -22,11 +22,9 @@ use gantry_remoting::{
     turns::message::{Join, Word},
 };
 use gpu_mediator::{
-    arbiter::{
-        Arbiter,
-        status::{self, Status},
-    },
+    arbiter::Arbiter,
     policy::Name,
+    status::{self, Status},
 };
 use libfuzzer_sys::fuzz_target;
 

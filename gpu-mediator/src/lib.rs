@@ -21,6 +21,7 @@ pub mod metrics;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;
+pub mod status;
 #[cfg(feature = "top")]
 pub mod top;
 

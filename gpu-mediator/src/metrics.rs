@@ -5,7 +5,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::arbiter::status::{Client, Status};
+use crate::status::{Client, Status};
 
 /// A metric's name and help, and its value for a client.
 type Metric<'a> = (&'a str, &'a str, &'a dyn Fn(&Client) -> f64);

@@ -18,7 +18,7 @@ use ratatui::{
     widgets::{Cell, Row, Table},
 };
 
-use crate::arbiter::status::{self, Client, Status};
+use crate::status::{self, Client, Status};
 
 /// How often the figures are fetched.
 const PERIOD: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use gpu_mediator::arbiter::status::{self, Client};
+use gpu_mediator::status::{self, Client};
 use rustix::fs::XattrFlags;
 
 use crate::{

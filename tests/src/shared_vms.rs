@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use gpu_mediator::{arbiter::status::Client, simulator::WINDOW};
+use gpu_mediator::{simulator::WINDOW, status::Client};
 use serde_json::{Value, json};
 
 use crate::{

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, thread, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::report::Outcome;
-use gpu_mediator::{arbiter::status::Client, policy::Name};
+use gpu_mediator::{policy::Name, status::Client};
 
 use crate::{
     selected,

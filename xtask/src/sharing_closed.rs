@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
-use gpu_mediator::{arbiter::status::Client, simulator::fairness};
+use gpu_mediator::{simulator::fairness, status::Client};
 
 use crate::{
     shared_device::{Application, Load, Machine, Programs, wait_for},

@@ -12,8 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_mediator::{
-    arbiter::status::Client,
     simulator::{Outcome, WINDOW, fairness, picture},
+    status::Client,
 };
 
 use crate::{

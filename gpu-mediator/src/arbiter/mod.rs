@@ -10,21 +10,17 @@
 //! anything of an application ran in the worker: one that has been taken over changes neither.
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
-//! - [`status`]: what there is to see.
+//! - [`show`]: what there is to see.
 
 pub mod connection;
-pub mod status;
+mod show;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    fs,
     io::{self, ErrorKind},
     os::{
         fd::AsRawFd,
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
     path::{Path, PathBuf},
     sync::atomic::Ordering,
@@ -34,15 +30,15 @@ use std::{
 use connection::{Newcomer, Worker};
 use gantry_remoting::{
     descriptors::{self, Limit},
-    link::{closer::Closer, socket},
+    link::closer::Closer,
     turns::message::Word,
 };
-use status::Status;
 
 use crate::{
     Expected, Moment, Slice,
     policy::{ClientId, Name, NoWeight, Weight},
     scheduler::{Dispatch, Scheduler},
+    status,
 };
 
 /// How often the limit of run time is looked after.
@@ -189,14 +185,10 @@ pub struct Arbiter {
 
 /// Opens a socket that only this user reaches.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
-    let failed = |source| Error::Listen {
+    status::listen(path).map_err(|source| Error::Listen {
         path: path.to_owned(),
         source,
-    };
-    let listener = socket::listen(path).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    })
 }
 
 /// What helps when nobody can be accepted, if that is known.
@@ -895,56 +887,6 @@ impl Arbiter {
             && let Some(holder) = self.members.get(&turn.member)
         {
             holder.worker.set_contended(self.waited_for());
-        }
-    }
-
-    /// Shows the status to one reader.
-    fn show(&mut self) {
-        if let Some(stream) = self.accept_at(|arbiter| &arbiter.readers) {
-            // Who has gone does not want to know.
-            let _ = self.status(Moment::now()).send(&stream);
-        }
-    }
-
-    fn status(&self, now: Moment) -> Status {
-        let clients = self.vms.iter().map(|(&id, vm)| {
-            let figures = self.scheduler.figures(id, now).unwrap_or_default();
-            let workers = || self.members.values().filter(|member| member.vm == id);
-            let sum = |value: fn(&Worker) -> u64| -> u64 {
-                let values = workers().map(|member| value(&member.worker));
-                values.fold(0, u64::saturating_add)
-            };
-            // Of who has the device, what it has used in this turn is added.
-            let holds = self.scheduler.holder() == Some(id);
-            let running = self
-                .turn
-                .and_then(|turn| self.members.get(&turn.member).filter(|_| holds))
-                .map_or(0, |member| {
-                    let busy = member.worker.account().busy.load(Ordering::Relaxed);
-                    busy.saturating_sub(member.busy)
-                });
-            status::Client {
-                name: vm.name.clone(),
-                weight: vm.weight.get(),
-                workers: vm.workers,
-                device_time: (figures.device_time.as_nanos() as u64).saturating_add(running),
-                queueing_time: figures.queueing_time.as_nanos() as u64,
-                turns: figures.turns,
-                calls: vm
-                    .calls
-                    .saturating_add(sum(|worker| worker.account().calls.load(Ordering::Relaxed))),
-                synchronous_calls: vm.synchronous_calls.saturating_add(sum(|worker| {
-                    worker.account().synchronous.load(Ordering::Relaxed)
-                })),
-                memory: sum(|worker| worker.account().memory.load(Ordering::Relaxed)),
-                killed: vm.killed,
-                holds,
-            }
-        });
-        Status {
-            policy: self.policy.to_string(),
-            uptime: now.since(self.started).as_nanos() as u64,
-            clients: clients.collect(),
         }
     }
 }

@@ -2,6 +2,7 @@
 //! connections of this process, each with a process that does nothing.
 
 use std::{
+    fs,
     io::{Read, Write},
     os::unix::net::UnixStream,
     process::{Child, Command},

@@ -7,13 +7,13 @@ use std::{
 };
 
 use clap::{CommandFactory, Parser};
-use gpu_mediator::{arbiter::status, metrics, top};
+use gpu_mediator::{metrics, status, top};
 use manual::Manual;
 
 /// Where the installed unit has the arbiter listen (gantry-arbiter.service).
 const SOCKET: &str = "/run/gantry-arbiter/socket";
 
-/// Shows the clients of an arbiter, their parts of the device and how long they wait for it.
+/// Shows the clients of gantry-arbiter or gantry-gpu, their parts of the device and how long they wait for it.
 #[derive(Parser)]
 #[command(
     name = "gantry-top",
@@ -25,7 +25,7 @@ const SOCKET: &str = "/run/gantry-arbiter/socket";
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// The arbiter's socket; without it, that of the installed unit.
+    /// Its socket; without it, that of the arbiter's installed unit.
     #[arg(long, default_value = SOCKET, value_name = "PATH")]
     socket: PathBuf,
     /// Print the figures once, as Prometheus' text, and end.
@@ -57,8 +57,8 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             gantry_remoting::note!(
-                "gantry-top: cannot show the arbiter at {}: {error}; is gantry-arbiter running \
-                 with this --socket, and is this its user or root?",
+                "gantry-top: cannot show who shares a device at {}: {error}; is gantry-arbiter or gantry-gpu \
+                 running with this --socket, and is this its user or root?",
                 socket.display()
             );
             ExitCode::FAILURE

@@ -32,6 +32,7 @@ use crate::{
     Moment, Slice,
     policy::{ClientId, Name, NoWeight, Weight},
     scheduler::{Dispatch, Scheduler},
+    status::Client,
 };
 
 /// Smallest partition: what nouveau starts with.
@@ -108,6 +109,7 @@ pub enum Error {
 
 /// A virtual machine.
 struct Vm {
+    weight: Weight,
     partition: Partition,
     spaces: Spaces,
     channels: BTreeMap<u8, Channel>,
@@ -322,6 +324,7 @@ impl Mediator {
         let id = self.next;
         self.next += 1;
         let vm = Vm {
+            weight,
             partition,
             spaces: Spaces::new(Quota::new(shadows, limit)),
             channels: BTreeMap::new(),
@@ -367,6 +370,30 @@ impl Mediator {
             refused,
             ..vm.figures
         })
+    }
+
+    /// All VMs, and their use of the GPU.
+    pub fn clients(&self, now: Moment) -> Vec<Client> {
+        let client = |(id, vm): (&u32, &Vm)| {
+            let used = self
+                .scheduler
+                .figures(ClientId(*id), now)
+                .unwrap_or_default();
+            Client {
+                name: format!("virtual machine {id}"),
+                weight: vm.weight.get(),
+                workers: vm.channels.len(),
+                device_time: used.device_time.as_nanos() as u64,
+                queueing_time: used.queueing_time.as_nanos() as u64,
+                turns: used.turns,
+                calls: vm.figures.submissions,
+                synchronous_calls: 0,
+                memory: vm.partition.bytes(),
+                killed: vm.figures.ended,
+                holds: self.scheduler.holder() == Some(ClientId(*id)),
+            }
+        };
+        self.vms.iter().map(client).collect()
     }
 
     /// A VM's front is gone: all that it had is free.

@@ -68,6 +68,11 @@ impl Partition {
         (self.first, self.count)
     }
 
+    /// Bytes.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.count) * PAGE
+    }
+
     /// The RAM that the GPU can reach.
     pub fn ram(&self) -> &[RamRange] {
         &self.ram

@@ -4,7 +4,10 @@ use std::{
     collections::{BTreeMap, VecDeque},
     fs::File,
     io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::net::UnixListener,
+    },
     path::Path,
     time::Duration,
 };
@@ -19,7 +22,11 @@ use super::{
     physical,
     wire::{Event, Nonsense, Request, VERSION},
 };
-use crate::{Moment, policy::Name};
+use crate::{
+    Moment,
+    policy::Name,
+    status::{self, Status},
+};
 
 /// Fronts at a time, at most.
 pub const MOST_FRONTS: usize = 256;
@@ -84,6 +91,9 @@ pub struct Settings {
 pub struct Server {
     mediator: Mediator,
     listener: Listener,
+    readers: UnixListener,
+    policy: Name,
+    started: Moment,
     fronts: BTreeMap<RawFd, Front>,
 }
 
@@ -95,9 +105,15 @@ impl Server {
         let mediator = Mediator::new(gpu, settings.policy, settings.limit).map_err(Error::Start)?;
         let listener = Listener::bind(socket)
             .map_err(|source| Error::Listen(socket.display().to_string(), source))?;
+        let path = status::path(socket);
+        let readers = status::listen(&path)
+            .map_err(|source| Error::Listen(path.display().to_string(), source))?;
         Ok(Self {
             mediator,
             listener,
+            readers,
+            policy: settings.policy,
+            started: Moment::now(),
             fronts: BTreeMap::new(),
         })
     }
@@ -105,10 +121,16 @@ impl Server {
     /// Serves until the GPU is lost.
     pub fn run(&mut self) -> Result<(), Error> {
         loop {
-            let again = self.mediator.tick(Moment::now()).map_err(Error::Lost)?;
-            self.send_events();
-            self.wait(again)?;
+            self.step(None)?;
         }
+    }
+
+    /// Gives turns, sends what is to be sent, and serves what comes within `patience`, or at all.
+    pub fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
+        let again = self.mediator.tick(Moment::now()).map_err(Error::Lost)?;
+        self.send_events();
+        let waits = patience.into_iter().chain(again);
+        self.wait(waits.min())
     }
 
     fn wait(&mut self, again: Option<Duration>) -> Result<(), Error> {
@@ -131,6 +153,7 @@ impl Server {
                 revents: 0,
             },
         ];
+        entries.push(entry(self.readers.as_fd(), false));
         let fronts = self.fronts.values();
         entries.extend(fronts.map(|front| entry(front.packets.as_fd(), !front.outbox.is_empty())));
         base::poll::poll(&mut entries, again).map_err(Error::Wait)?;
@@ -140,7 +163,7 @@ impl Server {
         if entries[1].revents != 0 {
             self.mediator.interrupt().map_err(Error::Lost)?;
         }
-        for entry in &entries[3..] {
+        for entry in &entries[4..] {
             if entry.revents != 0 {
                 self.serve(entry.fd)?;
             }
@@ -148,7 +171,34 @@ impl Server {
         if entries[0].revents != 0 {
             self.accept();
         }
+        if entries[3].revents != 0 {
+            self.show();
+        }
         Ok(())
+    }
+
+    /// Shows the status to one reader.
+    fn show(&self) {
+        match self.readers.accept() {
+            // Who has gone does not want to know.
+            Ok((stream, _)) => drop(self.status(Moment::now()).send(&stream)),
+            Err(error) => self.could_not_accept("a reader", &error),
+        }
+    }
+
+    fn status(&self, now: Moment) -> Status {
+        Status {
+            policy: self.policy.to_string(),
+            uptime: now.since(self.started).as_nanos() as u64,
+            clients: self.mediator.clients(now),
+        }
+    }
+
+    fn could_not_accept(&self, whom: &str, error: &io::Error) {
+        if error.kind() != io::ErrorKind::WouldBlock {
+            warn!("cannot accept {whom}: {error}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     fn accept(&mut self) {
@@ -162,11 +212,7 @@ impl Server {
                 self.fronts.insert(front.packets.as_fd().as_raw_fd(), front);
             }
             Ok(_) => warn!("a front too many is turned away"),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => {
-                warn!("cannot accept a front: {error}");
-                std::thread::sleep(Duration::from_millis(10));
-            }
+            Err(error) => self.could_not_accept("a front", &error),
         }
     }
 

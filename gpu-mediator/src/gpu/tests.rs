@@ -851,3 +851,23 @@ fn whoever_uses_all_of_its_memory_for_tables_takes_nobody_elses() {
         good.bind(&mut mediator, channel).expect("there is room");
     }
 }
+
+#[test]
+fn whoever_asks_is_shown_who_has_used_the_gpu() {
+    let mut mediator = gpu("status", Name::Fair, LONG);
+    let (busy, idle) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    busy.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    done(&mut mediator, &busy, 1);
+    let clients = mediator.clients(Moment::now());
+    let its = |guest: &Guest| {
+        let name = format!("virtual machine {}", guest.id);
+        clients.iter().find(|client| client.name == name)
+    };
+    let (busy, idle) = (
+        its(&busy).expect("it is there"),
+        its(&idle).expect("it is there"),
+    );
+    assert_eq!((busy.calls, busy.turns, busy.memory), (1, 1, VRAM));
+    assert!(busy.device_time > 0, "{busy:?}");
+    assert_eq!((idle.calls, idle.turns, idle.device_time), (0, 0, 0));
+}

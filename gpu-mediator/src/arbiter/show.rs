@@ -1,0 +1,61 @@
+//! What the arbiter shows of itself.
+
+use std::sync::atomic::Ordering;
+
+use super::{Arbiter, Worker};
+use crate::{
+    Moment,
+    status::{self, Status},
+};
+
+impl Arbiter {
+    /// Shows the status to one reader.
+    pub(super) fn show(&mut self) {
+        if let Some(stream) = self.accept_at(|arbiter| &arbiter.readers) {
+            // Who has gone does not want to know.
+            let _ = self.status(Moment::now()).send(&stream);
+        }
+    }
+
+    pub(super) fn status(&self, now: Moment) -> Status {
+        let clients = self.vms.iter().map(|(&id, vm)| {
+            let figures = self.scheduler.figures(id, now).unwrap_or_default();
+            let workers = || self.members.values().filter(|member| member.vm == id);
+            let sum = |value: fn(&Worker) -> u64| -> u64 {
+                let values = workers().map(|member| value(&member.worker));
+                values.fold(0, u64::saturating_add)
+            };
+            // Of who has the device, what it has used in this turn is added.
+            let holds = self.scheduler.holder() == Some(id);
+            let running = self
+                .turn
+                .and_then(|turn| self.members.get(&turn.member).filter(|_| holds))
+                .map_or(0, |member| {
+                    let busy = member.worker.account().busy.load(Ordering::Relaxed);
+                    busy.saturating_sub(member.busy)
+                });
+            status::Client {
+                name: vm.name.clone(),
+                weight: vm.weight.get(),
+                workers: vm.workers,
+                device_time: (figures.device_time.as_nanos() as u64).saturating_add(running),
+                queueing_time: figures.queueing_time.as_nanos() as u64,
+                turns: figures.turns,
+                calls: vm
+                    .calls
+                    .saturating_add(sum(|worker| worker.account().calls.load(Ordering::Relaxed))),
+                synchronous_calls: vm.synchronous_calls.saturating_add(sum(|worker| {
+                    worker.account().synchronous.load(Ordering::Relaxed)
+                })),
+                memory: sum(|worker| worker.account().memory.load(Ordering::Relaxed)),
+                killed: vm.killed,
+                holds,
+            }
+        });
+        Status {
+            policy: self.policy.to_string(),
+            uptime: now.since(self.started).as_nanos() as u64,
+            clients: clients.collect(),
+        }
+    }
+}
