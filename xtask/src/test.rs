@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use gantry_tests::{
     report::Outcome,
-    rig::{self, Cache, Images, Rig, ScenarioResult, packages},
+    rig::{self, Cache, Images, Rig, ScenarioResult, images, packages},
 };
 
 use crate::{
@@ -29,6 +29,7 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("cpio", "cpio"),
     ("iasl", "acpica-tools"),
     ("lz4", "lz4"),
+    (images::DRM_DEVICE, "libdrm-tests"),
 ];
 
 /// Options of `cargo xtask test`.

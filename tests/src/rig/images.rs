@@ -98,6 +98,9 @@ pub const L2_GPU: &[&str] = &[
     "nouveau",
 ];
 
+/// Shows what libdrm knows of GPUs; of Debian's package `libdrm-tests`.
+pub const DRM_DEVICE: &str = "/usr/bin/drmdevice";
+
 /// The programs under test.
 pub struct Binaries {
     /// `gantry`.
@@ -249,6 +252,9 @@ impl Images {
                 &binaries.runner,
                 &l2,
             )?;
+            let guest = l2.with_extension("").with_extension("");
+            program(Path::new(DRM_DEVICE), &guest, "bin/drmdevice")?;
+            pack(&guest, &l2)?;
             fs::copy(&l2, images.join("l2-gpu.cpio.gz"))?;
             program(&binaries.gf100, &root, "bin/gantry-gf100")?;
             program(&binaries.gpu, &root, "bin/gantry-gpu")?;

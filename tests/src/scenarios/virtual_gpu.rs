@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use gpu_mediator::status::{self, Status};
 use serde_json::{Value, json};
 
 use super::{
@@ -68,6 +69,11 @@ fn start(context: &Context, program: &str, arguments: &[&str], socket: &Path) ->
 impl Mediated {
     /// Starts both, in the scenario's folder.
     pub fn start(context: &Context) -> Result<Self> {
+        Self::start_with(context, "fair")
+    }
+
+    /// Starts both, with a policy.
+    pub fn start_with(context: &Context, policy: &str) -> Result<Self> {
         let model = context.dir.join("model.sock");
         let socket = context.dir.join("gpu.sock");
         for socket in [&model, &socket] {
@@ -82,11 +88,18 @@ impl Mediated {
         started
             .children
             .push(start(context, "gantry-gf100", &gpu, &model)?);
-        let mediator = ["serve", "--model", &at, "--socket", &to, "-v"];
+        let mediator = [
+            "serve", "--model", &at, "--socket", &to, "--policy", policy, "-v",
+        ];
         started
             .children
             .push(start(context, "gantry-gpu", &mediator, &socket)?);
         Ok(started)
+    }
+
+    /// What the mediator shows of itself.
+    pub fn status(&self) -> Result<Status> {
+        status::read(&self.socket).context("gantry-gpu shows nothing of itself")
     }
 
     fn boot(&self, context: &Context, name: &str, words: &str) -> Result<(Gantry, Guest)> {
@@ -145,6 +158,11 @@ fn drives(context: &Context) -> Result<()> {
     ensure!(text.contains("MSI") && count > 0, "interrupts: {text}");
     let counters = gantry.ok("GET", "vm.counters", None)?;
     println!("nouveau's start and the copy test: {}", counters["gpu"]);
+    let clients = gpu.status()?.clients;
+    ensure!(
+        clients.len() == 1 && clients[0].calls > 0 && clients[0].device_time > 0,
+        "what the mediator shows: {clients:?}"
+    );
     does(&mut guest, "gpu-evict", "were kept")?;
     does(&mut guest, "gpu-channels 12", "channels have copied")?;
     for what in ["fault", "method"] {
@@ -210,6 +228,14 @@ fn together(context: &Context) -> Result<()> {
         let said = guest.run("cat /tmp/work")?;
         let works = said.matches("gpu works").count();
         ensure!(works == 3 && said.contains("were kept"), "it says: {said}");
+    }
+    for guest in [&mut first, &mut second] {
+        // libdrm's, as Debian ships it.
+        let said = guest.run("drmdevice")?;
+        ensure!(
+            said.contains("renderD128") && said.contains("10de") && said.contains("06d8"),
+            "drmdevice says: {said}"
+        );
     }
     let (text, count) = interrupts(&mut second)?;
     ensure!(!text.contains("MSI") && count > 0, "interrupts: {text}");
