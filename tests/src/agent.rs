@@ -25,7 +25,7 @@ const ANY_CID: u32 = u32::MAX;
 /// `edu-copy` has it copy until it goes, `edu-peers PATH PATH` has one write to the other;
 /// `edu-move PATH ADDRESS` moves its memory, `edu-poke PATH ADDRESS VALUE` has it write 32 bits;
 /// `pci-sleep PATH` puts a device to sleep and wakes it, `pci-reset PATH` resets it; `refuse-eject SLOT STATUS` answers to the
-/// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-submit COUNT`
+/// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-submit COUNT`, `gpu-load MIB SECONDS`
 /// and `gpu-misuse WHAT` use [a GPU](crate::nouveau), `gpu-attack` and `gpu-flush COUNT` one
 /// [without a driver](crate::raw_gpu); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
 /// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
@@ -67,6 +67,9 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, count] if command == "gpu-channels" => nouveau::channels(count.parse()?),
         [command, what] if command == "gpu-misuse" => nouveau::misuse(what),
         [command, count] if command == "gpu-submit" => nouveau::submits(count.parse()?),
+        [command, size, seconds] if command == "gpu-load" => {
+            nouveau::load(size.parse()?, seconds.parse()?)
+        }
         [command, count] if command == "gpu-flush" => raw_gpu::flushes(count.parse()?),
         [command] if command == "gpu-attack" => raw_gpu::attack(),
         [command] if command == "edu-msix" => edu::msix(),
@@ -83,7 +86,7 @@ pub fn run(args: &[String]) -> Result<()> {
              edu-poke PATH ADDRESS VALUE, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT, gpu-misuse WHAT, \
-             gpu-submit COUNT, gpu-flush COUNT, gpu-attack, \
+             gpu-submit COUNT, gpu-load MIB SECONDS, gpu-flush COUNT, gpu-attack, \
              tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }

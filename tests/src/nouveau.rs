@@ -605,6 +605,37 @@ pub fn submits(count: u32) -> Result<()> {
     Ok(())
 }
 
+/// For so many seconds, copies in submissions of so many MiB each: the next are submitted before the last are done.
+pub fn load(mebibytes: u32, seconds: u64) -> Result<()> {
+    const DEPTH: usize = 4;
+    let gpu = Gpu::open()?;
+    let channel = gpu.channel()?;
+    gpu.object(channel, COPY_CLASS)?;
+    let from = gpu.buffer(VRAM, BUFFER)?;
+    let to = gpu.buffer(VRAM, BUFFER)?;
+    let pushes = (0..DEPTH)
+        .map(|_| gpu.buffer(GART | MAPPABLE, 0x10000))
+        .collect::<Result<Vec<_>>>()?;
+    let mapped = pushes.iter().map(Buffer::map).collect::<Result<Vec<_>>>()?;
+    let mut words = bind(COPY, COPY_CLASS);
+    for _ in 0..mebibytes {
+        words.extend(copy(&from, &to));
+    }
+    let end = Instant::now() + Duration::from_secs(seconds);
+    let mut count = 0;
+    while Instant::now() < end {
+        let (push, words_at) = (&pushes[count % DEPTH], &mapped[count % DEPTH]);
+        push.wait()?;
+        gpu.submit(channel, words_at, &words, &[push, &from, &to])?;
+        count += 1;
+    }
+    for push in &pushes {
+        push.wait()?;
+    }
+    println!("{count} submissions are done");
+    Ok(())
+}
+
 /// Fills more buffers than VRAM has room for, and reads them again.
 pub fn evict() -> Result<()> {
     let gpu = Gpu::open()?;
