@@ -149,9 +149,119 @@ pub fn answers_of(source: &Peer<'_>, due: u32) {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
-    use std::{io, os::unix::net::UnixStream};
+    use std::{io, mem::discriminant, os::unix::net::UnixStream, thread};
 
     use super::*;
+    use crate::wire::Blob;
+
+    /// A worker that does what it is asked for, up to a command: then it refuses, or ends.
+    fn worker(
+        channel: UnixStream,
+        ends_at: Option<Command>,
+        refuses: bool,
+    ) -> thread::JoinHandle<Vec<Command>> {
+        thread::spawn(move || {
+            let mut asked = Vec::new();
+            while let Ok(Some((command, files))) = receive::<Command>(&channel) {
+                let same = |other: &Command| discriminant(other) == discriminant(&command);
+                let is_end = ends_at.as_ref().is_some_and(same);
+                let is_description = command == Command::Describe();
+                asked.push(command);
+                drop(files);
+                if is_end && !refuses {
+                    break;
+                }
+                let _ = match (is_end, is_description) {
+                    (true, _) => send(&channel, &refused(&io::Error::other("no")), &[]),
+                    (_, true) => {
+                        let served = Served {
+                            attachment: Blob::default(),
+                            window: 0,
+                            files: 0,
+                        };
+                        send(&channel, &Reply::Serves(served), &[])
+                    }
+                    _ => send(&channel, &Reply::Done(), &[]),
+                };
+            }
+            asked
+        })
+    }
+
+    /// Whether it moves from the one to the other, and what both were asked for.
+    fn moved(
+        at_source: Option<Command>,
+        at_destination: Option<Command>,
+        refuses: bool,
+    ) -> (bool, Vec<Command>, Vec<Command>) {
+        let ((to_source, source), (to_destination, destination)) =
+            (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
+        let workers = [
+            worker(source, at_source, refuses),
+            worker(destination, at_destination, refuses),
+        ];
+        let peer = |channel| Peer {
+            channel,
+            who: "the worker",
+        };
+        let (connection, _client) = UnixStream::pair().unwrap();
+        let moves = carry_over(
+            &peer(&to_source),
+            &peer(&to_destination),
+            connection.as_fd(),
+            Duration::from_millis(10),
+        );
+        drop((to_source, to_destination));
+        let [source, destination] = workers.map(|worker| worker.join().unwrap());
+        (moves.is_ok(), source, destination)
+    }
+
+    #[test]
+    fn an_application_stays_if_either_worker_refuses_or_ends_at_any_step() {
+        let (moves, source, _) = moved(None, None, false);
+        assert!(moves && source.last() == Some(&Command::Leave()));
+        for refuses in [true, false] {
+            for step in [
+                Command::Files(),
+                Command::Prepare(true),
+                Command::Restore(true),
+            ] {
+                let name = format!("{step:?} {refuses}");
+                let is_files = step == Command::Files();
+                let (moves, source, _) = moved(None, Some(step), refuses);
+                assert!(!moves, "{name}");
+                // One that was asked to stop, or to keep what it has copied, is to go on.
+                assert!(
+                    is_files || source.last() == Some(&Command::Resume()),
+                    "{name}"
+                );
+            }
+            for step in [Command::Quiesce(0), Command::SaveRest(0)] {
+                let name = format!("{step:?} {refuses}");
+                let (moves, _, destination) = moved(Some(step), None, refuses);
+                assert!(
+                    !moves && !destination.contains(&Command::Restore(true)),
+                    "{name}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_copied_while_it_serves_is_saved_while_it_stands_still() {
+        let (moves, source, destination) = moved(Some(Command::Precopy(0)), None, true);
+        assert!(
+            moves && source.contains(&Command::SaveRest(0)),
+            "{source:?}"
+        );
+        assert!(!destination.contains(&Command::Prepare(true)));
+    }
+
+    #[test]
+    fn a_source_that_ends_once_its_state_is_made_again_is_not_missed() {
+        let (moves, ..) = moved(Some(Command::Leave()), None, false);
+        assert!(moves);
+    }
 
     #[test]
     fn a_worker_in_a_long_call_goes_on_after_it_and_is_asked_again_when_it_has_answered() {

@@ -189,7 +189,7 @@ impl<B: Backend> Session<B> {
                     Ordered::answer(&done, Ok(()));
                 }
                 Order::Precopy(file, asker, round) if self.phase.serves() => {
-                    self.precopy(file, asker, round, done);
+                    self.precopy(file, asker, round, &done);
                 }
                 Order::Leave if matches!(self.phase, Phase::Quiesced) => {
                     Ordered::answer(&done, Ok(()));

@@ -54,7 +54,7 @@ impl<B: Backend> Session<B> {
         file: File,
         asker: Asker,
         round: u32,
-        done: mpsc::Sender<Result<(), String>>,
+        done: &mpsc::Sender<Result<(), String>>,
     ) {
         let begun = self
             .rounds_of(asker, round)
@@ -72,7 +72,7 @@ impl<B: Backend> Session<B> {
             Ok(())
         });
         if let Err(why) = started {
-            Ordered::answer(&done, said(Err(why)));
+            Ordered::answer(done, said(Err(why)));
         }
     }
 

@@ -24,6 +24,7 @@ use crate::{
     gpu_machine,
     opencl::pool::{Pool, Way},
     programs::{self, target},
+    progress::Step,
 };
 
 /// What is built for a machine where nothing can be built.
@@ -43,7 +44,22 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
+    /// crane: only this part: stops, rates, moves, kernels, programs (may be given again).
+    #[arg(long, value_name = "PART")]
+    part: Vec<String>,
 }
+
+/// What is measured by the two pools.
+type Part = fn(&[Movable; 2], &Options) -> Result<()>;
+
+/// All parts, by name: what nothing else has the figures of first.
+const PARTS: &[(&str, Part)] = &[
+    ("stops", |pools, _| moves::stops(pools)),
+    ("rates", |pools, _| moves::rates(&pools[0])),
+    ("moves", |pools, options| moves::many(pools, options.moves)),
+    ("kernels", |pools, _| tracking::kernels(&pools[0])),
+    ("programs", |pools, _| tracking::programs(&pools[0])),
+];
 
 /// Measures and prints; or only builds what that needs.
 pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<()> {
@@ -67,10 +83,21 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
     ];
     println!("Host: {}. Device: {}.\n", processors(), device(&vendors)?);
     println!("| what | Crane | here |\n|---|---|---|");
-    tracking::rows(&pools[0])?;
-    moves::stops(&pools)?;
-    moves::rates(&pools[0])?;
-    moves::many(&pools, options.moves)
+    let mut failed = Vec::new();
+    for (name, part) in PARTS {
+        if !options.part.is_empty() && !options.part.iter().any(|one| one == name) {
+            continue;
+        }
+        let step = Step::new(format!("measuring {name}"));
+        // One that fails leaves the others their figures.
+        if let Err(error) = part(&pools, options) {
+            row(name, "", "failed");
+            failed.push(format!("{name}: {error:#}"));
+        }
+        step.finish();
+    }
+    ensure!(failed.is_empty(), "{}", failed.join("\n"));
+    Ok(())
 }
 
 /// A row of the table.
@@ -102,7 +129,10 @@ impl Movable {
 
     /// Moves its only application to another worker, or to another pool.
     fn move_all(&self, to: Option<&Self>) -> Result<()> {
-        let mut command = Command::new(self.pool.release.join("gantry-accel"));
+        let mut command = Command::new("timeout");
+        command
+            .arg("60")
+            .arg(self.pool.release.join("gantry-accel"));
         command.arg("move").arg("--control").arg(&self.control);
         command.arg("--all");
         if let Some(to) = to {

@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Moves of each kind.
-const STOPS: usize = 9;
+const STOPS: usize = 5;
 /// MiB that change in a round: what a round takes is to be little beside a stop.
 const CHANGED: usize = 1;
 /// MiB of state, and what Crane's applications with as much of it stood still for when they left and

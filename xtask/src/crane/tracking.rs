@@ -15,9 +15,8 @@ const RUNS: usize = 3;
 /// Width, height and number of the pictures that x264 encodes.
 const VIDEO: (usize, usize, usize) = (1280, 720, 240);
 
-/// The rows.
-pub fn rows(pool: &Movable) -> Result<()> {
-    figures(pool)?;
+/// Programs that nobody here wrote.
+pub fn programs(pool: &Movable) -> Result<()> {
     match packages::is_there("clpeak") {
         true => clpeak(pool)?,
         false => row("clpeak", "", "left out: it is not there"),
@@ -51,8 +50,8 @@ fn both(
     let mut rates = BTreeMap::new();
     for _ in 0..RUNS {
         let sides = [
-            pool.pool.native_for(300, program),
-            pool.pool.remoted_for(300, program),
+            pool.pool.native_for(120, program),
+            pool.pool.remoted_for(120, program),
         ];
         for (side, command) in sides.into_iter().enumerate() {
             for (name, (value, is_rate)) in measure(command)? {
@@ -72,7 +71,7 @@ fn both(
 }
 
 /// Kernels of three lengths back to back, and a launch with its wait.
-fn figures(pool: &Movable) -> Result<()> {
+pub fn kernels(pool: &Movable) -> Result<()> {
     let program = pool.pool.release.join("examples/opencl_figures");
     let measure = |mut command: Command| {
         let text = packages::output(&mut command)?;
@@ -105,8 +104,6 @@ fn clpeak(pool: &Movable) -> Result<()> {
         let text = packages::output(command.args([
             "--global-bandwidth",
             "--compute-sp",
-            "--compute-integer",
-            "--transfer-bandwidth",
             "--kernel-latency",
         ]))?;
         let mut group = String::new();
@@ -127,14 +124,8 @@ fn clpeak(pool: &Movable) -> Result<()> {
         Ok(all)
     };
     let all = both(pool, measure, Path::new("clpeak"))?;
-    let is_copy = |name: &str| {
-        name.contains("ransfer")
-            || name.contains("emcpy")
-            || name.contains("enqueue")
-            || name.contains("atency")
-            || name.contains("memcpy")
-    };
-    let (copies, kernels): (Vec<_>, Vec<_>) = all.iter().partition(|(name, _)| is_copy(name));
+    let is_latency = |name: &str| name.contains("atency");
+    let (latencies, kernels): (Vec<_>, Vec<_>) = all.iter().partition(|(name, _)| is_latency(name));
     let mean = kernels.iter().map(|(_, added)| **added).sum::<f64>() / kernels.len() as f64;
     row(
         &format!(
@@ -144,7 +135,7 @@ fn clpeak(pool: &Movable) -> Result<()> {
         "5.25 % (mean of SHOC's level 1)",
         &format!("{mean:+.2} %"),
     );
-    for (name, added) in copies {
+    for (name, added) in latencies {
         row(
             &format!("the same: clpeak, {name}"),
             "",
