@@ -1,15 +1,17 @@
 //! Drives a VM by a client that others have made for Cloud Hypervisor, the crate
-//! `cloud-hypervisor-client`: `ch-client SOCKET CONFIGURATION FOLDER`. The crate's types, made from
+//! `cloud-hypervisor-client`: `ch-client SOCKET CONFIGURATION FOLDER`; or, as `ch-client SOCKET OTHER FOLDER
+//! migrate`, moves a VM to the Gantry whose API is at `OTHER`. The crate's types, made from
 //! Cloud Hypervisor's interface, say what answers have to look like.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
 use cloud_hypervisor_client::{
     SocketBasedApiClient,
     apis::{DefaultApi, Error},
     models::{
-        DiskConfig, RestoreConfig, VmConfig, VmRemoveDevice, VmResize, VmSnapshotConfig, VmState,
+        DiskConfig, ReceiveMigrationData, RestoreConfig, SendMigrationData, TimeoutStrategy,
+        VmConfig, VmRemoveDevice, VmResize, VmSnapshotConfig, VmState,
     },
     socket_based_api_client,
 };
@@ -83,15 +85,49 @@ async fn drive(client: &SocketBasedApiClient, config: VmConfig, folder: &Path) -
     Ok(())
 }
 
+/// Moves a VM, as its user would by Cloud Hypervisor: the source's VMM ends when the VM has left it.
+async fn migrate(
+    source: &SocketBasedApiClient,
+    destination: &SocketBasedApiClient,
+    folder: &Path,
+) -> Result<()> {
+    let path = folder.join("migration.sock");
+    let url = format!("unix:{}", path.display());
+    let wait = ReceiveMigrationData::new(url.clone());
+    let receiving = tokio::spawn(destination.vm_receive_migration_put(wait));
+    while !path.exists() {
+        ensure!(!receiving.is_finished(), "nobody waits");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let mut data = SendMigrationData::new(url);
+    data.downtime_ms = Some(1000);
+    data.timeout_s = Some(100);
+    data.timeout_strategy = Some(TimeoutStrategy::Cancel);
+    call!(source.vm_send_migration_put(data));
+    receiving.await?.context("vm_receive_migration_put")?;
+    expect(destination, VmState::Running).await
+}
+
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [socket, config, folder] = &arguments[..] else {
-        bail!("usage: ch-client SOCKET CONFIGURATION FOLDER");
-    };
-    let config: VmConfig = serde_json::from_slice(&fs::read(config)?)?;
-    let client = socket_based_api_client(socket);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    runtime.block_on(drive(&client, config, Path::new(folder)))
+    match &arguments[..] {
+        [socket, config, folder] => {
+            let config: VmConfig = serde_json::from_slice(&fs::read(config)?)?;
+            let client = socket_based_api_client(socket);
+            runtime.block_on(drive(&client, config, Path::new(folder)))
+        }
+        [socket, other, folder, migrate_it] if migrate_it == "migrate" => {
+            let (source, destination) = (
+                socket_based_api_client(socket),
+                socket_based_api_client(other),
+            );
+            runtime.block_on(migrate(&source, &destination, Path::new(folder)))
+        }
+        _ => bail!(
+            "usage: ch-client SOCKET CONFIGURATION FOLDER, or ch-client SOCKET OTHER FOLDER migrate"
+        ),
+    }
 }

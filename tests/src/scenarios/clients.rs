@@ -5,6 +5,7 @@
 //! client is there itself, unmodified: the crate `cloud-hypervisor-client`.
 
 use std::{
+    ffi::OsStr,
     io::{Read, Write},
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
@@ -25,6 +26,10 @@ pub const SCENARIOS: &[Entry] = &[
     (
         "clients: a client that others made for Cloud Hypervisor drives a guest",
         foreign_client,
+    ),
+    (
+        "clients: a client that others made for Cloud Hypervisor moves a guest to another VMM",
+        foreign_client_moves,
     ),
     (
         "clients: the requests of ch-remote get answers that it reads",
@@ -53,16 +58,45 @@ fn foreign_client(context: &Context) -> Result<()> {
     crate::gantry::merge(&mut config, more);
     let path = context.dir.join("config.json");
     std::fs::write(&path, config.to_string())?;
-    let output = Command::new("/bin/ch-client")
-        .args([&gantry.socket, &path, &context.dir])
-        .output()?;
+    run_foreign_client([&gantry.socket, &path, &context.dir].map(|path| path.as_os_str()))?;
+    gone_within(gantry, Duration::from_secs(20))
+}
+
+fn run_foreign_client<const N: usize>(arguments: [&OsStr; N]) -> Result<()> {
+    let output = Command::new("/bin/ch-client").args(arguments).output()?;
     ensure!(
         output.status.success(),
         "{}{}",
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr)
     );
-    gone_within(gantry, Duration::from_secs(20))
+    Ok(())
+}
+
+fn foreign_client_moves(context: &Context) -> Result<()> {
+    let kernel = halting_kernel(context)?;
+    let first = context.dir.join("first");
+    let second = context.dir.join("second");
+    std::fs::create_dir(&first)?;
+    std::fs::create_dir(&second)?;
+    let source = Gantry::start(&first, &[])?;
+    source.put(
+        "vm.create",
+        json!({
+            "cpus": {"boot_vcpus": 1, "max_vcpus": 1},
+            "memory": {"size": 64_u64 << 20},
+            "payload": {"kernel": kernel},
+            "serial": {"mode": "Null"},
+            "console": {"mode": "Off"},
+        }),
+    )?;
+    source.act("vm.boot")?;
+    let destination = Gantry::start(&second, &[])?;
+    let folder = context.dir.as_os_str();
+    let sockets = [source.socket.as_os_str(), destination.socket.as_os_str()];
+    run_foreign_client([sockets[0], sockets[1], folder, OsStr::new("migrate")])?;
+    ensure!(destination.state()? == "Running");
+    gone_within(source, Duration::from_secs(20))
 }
 
 /// Longest wait for an answer.
