@@ -130,7 +130,7 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(),
     if there.window.data() != link.window.data() || there.window.size() < link.window.size() {
         return Err(format!(
             "the window there has {} MiB, and this process's {}: serve windows of one size \
-             (gantry-accel --window)",
+             (gantry-accel --window, window= and shared= of --accel)",
             there.window.size() >> 20,
             link.window.size() >> 20
         ));
@@ -268,7 +268,7 @@ fn take_over<D: Carried>(
         let (file, offset) = opened
             .file
             .as_ref()
-            .ok_or("a gate has no window of its own")?;
+            .ok_or("the memory of the window there cannot be mapped once more")?;
         let weak = !there.is_file() && there.is_shared();
         if let Err(error) = link.window.replace(file, *offset, weak) {
             if let Error::Lost(_) = error {

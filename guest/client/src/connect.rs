@@ -53,8 +53,12 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
         .get_or_init(|| {
             let environment = Environment::of::<D>();
             let named = std::env::var(D::ADDRESS_VARIABLE).ok();
-            if let Some(link) = gate::open(named.as_deref(), &environment) {
-                return Some(link);
+            if let Some(way) = gate::way(named.as_deref()) {
+                let through = |way| Link::through_as(way, &environment);
+                match way.map_err(Into::into).and_then(through) {
+                    Ok(link) => return Some(link),
+                    Err(error) => gate::note::<D>(&error),
+                }
             }
             let named = named.filter(|name| name != gate::NAME);
             let path = named.as_deref().unwrap_or(D::SOCKET);
@@ -133,7 +137,7 @@ fn stream_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
 pub(crate) struct Opened {
     pub window: Arc<Window>,
     pub seat: Arc<Seat>,
-    /// The window's file, and where in it the window is. None behind a gate.
+    /// The window's file, and where in it the window is. None if nobody has it as a file.
     pub file: Option<(OwnedFd, u64)>,
     /// Where orders come from, beside the seat's connection.
     pub orders: Option<UnixStream>,
@@ -157,7 +161,9 @@ impl Opened {
         until: Option<Instant>,
         again: bool,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        if Address::is_meant(address) {
+        if let Some(way) = gate::way(Some(address)) {
+            Self::through::<D>(way?, environment)
+        } else if Address::is_meant(address) {
             Self::stream::<D>(address, environment, until)
         } else {
             Self::socket::<D>(Path::new(address), environment, until, again)
@@ -239,6 +245,23 @@ impl Opened {
                 Ok(Self::new::<D>(window, seat, Some((file, place.slice))))
             }
         }
+    }
+
+    /// Connects with a worker behind a gate, which this process's own CPU serves.
+    fn through<D: Driver>(
+        way: Box<dyn Delegate>,
+        environment: &Environment,
+    ) -> Result<Self, Box<dyn std::error::Error>> {
+        let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
+        let file = gate.memory();
+        let peer = Peer::Gate(EventFd::new()?);
+        let seat = Seat::new(Doorbell::Gate(gate), peer, None, environment);
+        Ok(Self {
+            window,
+            seat,
+            file,
+            orders: None,
+        })
     }
 
     /// Connects with a worker that is reached by a stream.
@@ -331,16 +354,7 @@ impl<D: Driver> Link<D> {
         way: Box<dyn Delegate>,
         environment: &Environment,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
-        let peer = Peer::Gate(EventFd::new()?);
-        let seat = Seat::new(Doorbell::Gate(gate), peer, None, environment);
-        let opened = Opened {
-            window,
-            seat,
-            file: None,
-            orders: None,
-        };
-        Self::over(opened, environment.clone())
+        Self::over(Opened::through::<D>(way, environment)?, environment.clone())
     }
 
     fn over(opened: Opened, environment: Environment) -> Result<Self, Box<dyn std::error::Error>> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gantry_remoting::link::{gate::Delegate, messages::Messages};
 
-use crate::{connect::Environment, driver::Driver, link::Link};
+use crate::driver::Driver;
 
 /// What the address is for who wants to hear why there is no gate. Without it, one is used
 /// where it is offered.
@@ -13,25 +13,25 @@ pub const NAME: &str = "gate";
 /// follows.
 const MESSAGES: &str = "messages:";
 
-/// A connection through a gate; none if there is no gate or something else is `wanted`. Says why
-/// there is none where one is offered or wanted.
-pub(crate) fn open<D: Driver>(wanted: Option<&str>, environment: &Environment) -> Option<Link<D>> {
-    let way = match wanted {
+/// The way through a gate; none if there is no gate or something else is `wanted`.
+pub(crate) fn way(wanted: Option<&str>) -> Option<Result<Box<dyn Delegate>, String>> {
+    match wanted {
         Some(name) if name.starts_with(MESSAGES) => {
             let path = Path::new(&name[MESSAGES.len()..]);
-            Messages::connect(path)
+            let way = Messages::connect(path)
                 .map(|way| Box::new(way) as Box<dyn Delegate>)
-                .map_err(|error| format!("{}: {error}", path.display()))
+                .map_err(|error| format!("{}: {error}", path.display()));
+            Some(way)
         }
-        None => pair(false)?,
-        Some(NAME) => pair(true)?,
-        Some(_) => return None,
-    };
-    way.and_then(|way| Link::through_as(way, environment).map_err(|error| error.to_string()))
-        .inspect_err(|error| {
-            base::note!("{}: not through the gate: {error}", D::NAME);
-        })
-        .ok()
+        None => pair(false),
+        Some(NAME) => pair(true),
+        Some(_) => None,
+    }
+}
+
+/// Says why there is no connection through a gate that is offered or wanted.
+pub(crate) fn note<D: Driver>(error: &dyn std::fmt::Display) {
+    base::note!("{}: not through the gate: {error}", D::NAME);
 }
 
 /// Pairs with the server that this virtual machine is offered; none if it is not offered one and

@@ -42,7 +42,7 @@ use crate::{
         port_bell::{Events, Waker},
         socket,
         stream::tls,
-        window,
+        window::{self, RING},
     },
     port::{self, Attachment, NoAttachment},
     session::{
@@ -430,8 +430,6 @@ fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The size of each ring's data in bytes.
-pub(super) const RING: u64 = 1 << 20;
 /// The longest sleep of a serving thread.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 

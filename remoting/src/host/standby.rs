@@ -18,7 +18,7 @@ use std::{
 use super::{
     compiled::owner::Owner,
     control::{self, Command, Reply, Served},
-    process::{self, Error, PATIENCE, RING, Worker},
+    process::{self, Error, PATIENCE, Worker},
 };
 use crate::{
     account::Account,
@@ -28,7 +28,7 @@ use crate::{
         endpoint::Receiver,
         port_bell::{Events, Waker},
         socket,
-        window::{Slice, Window},
+        window::{RING, Slice, Window},
     },
     port::{ATTACHMENT, Attachment},
     session::{

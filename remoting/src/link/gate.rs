@@ -18,6 +18,7 @@
 
 use std::{
     fmt,
+    os::fd::OwnedFd,
     ptr::NonNull,
     sync::{Arc, Mutex, OnceLock},
     thread,
@@ -28,7 +29,7 @@ use base::Unpoisoned;
 
 use super::{
     port_bell::nap,
-    window::{Impossible, Window},
+    window::{Impossible, RING, SMALLEST, Window},
 };
 use crate::wire::{
     Api,
@@ -48,8 +49,12 @@ pub const MORE: u64 = 1;
 /// A handler's result: the worker serves no more, and has said why in its log.
 pub const ENDED: u64 = 2;
 
-/// Bytes of each ring.
-pub const RING: u64 = 64 << 10;
+/// Bytes of each ring in so much shared memory: as in other windows where there is room, so that an
+/// application can go from one to the other.
+#[must_use]
+pub fn ring(shared: u64) -> u64 {
+    if shared < SMALLEST { 64 << 10 } else { RING }
+}
 
 /// How long an application that waits delegates without a pause.
 const SPIN: Duration = Duration::from_micros(200);
@@ -60,6 +65,11 @@ pub trait Delegate: fmt::Debug + Send {
     fn delegate(&self, handler: usize, first: u64, second: u64) -> Result<u64, Failed>;
     /// The memory that both sides see, page-aligned, for as long as this value.
     fn shared(&self) -> NonNull<[u8]>;
+    /// A file that has this memory, and where in it it begins: for a further mapping, at whose
+    /// addresses other memory can be put. None if there is none.
+    fn memory(&self) -> Option<(OwnedFd, u64)> {
+        None
+    }
 }
 
 /// Why a handler was not executed, or not to its end.
@@ -114,9 +124,15 @@ impl Gate {
         patience: Duration,
     ) -> Result<(Arc<Self>, Arc<Window>), Error> {
         let shared = way.shared();
-        // SAFETY: the trait's promise. The window lives as long as its users, who have the gate.
-        let window =
-            unsafe { Window::over(shared.as_ptr().cast(), shared.len() as u64, RING, false) }?;
+        let size = shared.len() as u64;
+        let own = way.memory();
+        let own =
+            own.and_then(|(file, at)| Window::map_at_offset(&file, at, size, ring(size)).ok());
+        let window = match own {
+            Some(window) => window,
+            // SAFETY: the trait's promise. The window lives as long as its users, who have the gate.
+            None => unsafe { Window::over(shared.as_ptr().cast(), size, ring(size), false) }?,
+        };
         let gate = Arc::new(Self {
             way: Mutex::new(way),
             ended: OnceLock::new(),
@@ -129,6 +145,11 @@ impl Gate {
             _ => return Err(Error::Ended),
         };
         Ok((gate, window))
+    }
+
+    /// See [`Delegate::memory`].
+    pub fn memory(&self) -> Option<(OwnedFd, u64)> {
+        self.way.lock_unpoisoned().memory()
     }
 
     /// One delegation; waits while the server is busy.

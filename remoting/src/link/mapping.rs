@@ -3,7 +3,10 @@
 use std::{
     fs::File,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd},
+        unix::fs::FileTypeExt,
+    },
     sync::{Arc, atomic::Ordering},
 };
 
@@ -76,13 +79,13 @@ pub fn create(size: u64) -> Result<OwnedFd, Error> {
 /// Maps a stretch of a file for reading and writing.
 pub(super) fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, Error> {
     let failed = |what, source| Error::System { what, size, source };
-    let actual = file
+    let file_of = file
         .try_clone()
         .and_then(|file| File::from(file).metadata())
-        .map_err(|source| failed("look at", source))?
-        .len();
-    let claimed = offset.saturating_add(size);
-    if actual < claimed {
+        .map_err(|source| failed("look at", source))?;
+    let (actual, claimed) = (file_of.len(), offset.saturating_add(size));
+    // A device has no length that the system tells.
+    if actual < claimed && !file_of.file_type().is_char_device() {
         return Err(Error::Truncated { actual, claimed });
     }
     Mapping::shared(file, offset, size as usize, Access::ReadWrite)
@@ -161,6 +164,16 @@ impl Window {
         ring: u64,
     ) -> Result<Arc<Self>, Error> {
         Self::new(file, offset, size, ring, true)
+    }
+
+    /// Maps a window that begins at `offset` of a file, or of a device that has memory.
+    pub fn map_at_offset(
+        file: &OwnedFd,
+        offset: u64,
+        size: u64,
+        ring: u64,
+    ) -> Result<Arc<Self>, Error> {
+        Self::new(file, offset, size, ring, false)
     }
 
     fn new(

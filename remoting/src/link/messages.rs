@@ -5,7 +5,10 @@
 
 use std::{
     io::{self, Read, Write},
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::Path,
     ptr::NonNull,
 };
@@ -28,6 +31,7 @@ const REQUEST: usize = 24;
 pub struct Messages {
     stream: UnixStream,
     shared: Mapping,
+    file: OwnedFd,
 }
 
 impl Messages {
@@ -37,9 +41,13 @@ impl Messages {
         let (_, files) = socket::receive(&stream, &mut [0])?;
         let refused =
             || io::Error::other("the server serves no more applications: its log says why");
-        let file = files.first().ok_or_else(refused)?;
-        let shared = mapping::map(file, 0, SHARED).map_err(io::Error::other)?;
-        Ok(Self { stream, shared })
+        let file = files.into_iter().next().ok_or_else(refused)?;
+        let shared = mapping::map(&file, 0, SHARED).map_err(io::Error::other)?;
+        Ok(Self {
+            stream,
+            shared,
+            file,
+        })
     }
 }
 
@@ -61,6 +69,10 @@ impl Delegate for Messages {
 
     fn shared(&self) -> NonNull<[u8]> {
         self.shared.bytes()
+    }
+
+    fn memory(&self) -> Option<(OwnedFd, u64)> {
+        Some((self.file.try_clone().ok()?, 0))
     }
 }
 

@@ -36,6 +36,9 @@ pub const SMALLEST: u64 = 8 << 20;
 /// The smallest window, in bytes.
 const LEAST: u64 = 512 << 10;
 
+/// Bytes of each ring in the windows of pools and ports.
+pub const RING: u64 = 1 << 20;
+
 /// Sizes that make no window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(

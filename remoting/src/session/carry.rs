@@ -43,23 +43,11 @@ impl<B: Backend> Session<B> {
     /// Saves the state once nothing is under way any more.
     pub(crate) fn save_state(&mut self, header: Header, patience: u64) -> Result<(), Error> {
         self.carried = None;
-        if let Err(why) = self.moves() {
-            return self.not_saved(header, base::Chain(&why).to_string());
-        }
         let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
         let whose = Whose::Client(header);
         self.phase = Phase::Draining { until, whose };
         self.backend.flush_all();
         Ok(())
-    }
-
-    /// Whether an application can come and leave.
-    fn moves(&self) -> Result<(), Immovable> {
-        if self.has_threads() {
-            return Ok(());
-        }
-        let why = "an application behind a gate cannot leave it yet, nor come there";
-        Err(Immovable::Has(why.to_owned()))
     }
 
     /// It cannot be saved.
@@ -149,7 +137,6 @@ impl<B: Backend> Session<B> {
     }
 
     fn write_part(&mut self, at: u64, from: &WindowRange) -> Result<(), Immovable> {
-        self.moves()?;
         let (place, length) = self.stretch(from)?;
         let end = at.checked_add(from.length);
         if end.is_none_or(|end| end > self.most_carried) {
@@ -188,9 +175,8 @@ impl<B: Backend> Session<B> {
     /// Makes the state again that the client has written. The session ends if that fails.
     pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
         let file: Option<File> = self.carried.take();
-        let restored = self
-            .moves()
-            .and_then(|()| file.ok_or(wrong("nothing was written")))
+        let restored = file
+            .ok_or(wrong("nothing was written"))
             .and_then(|file| self.restore(file, false));
         // The rings of this session go on as they are.
         self.start_at = None;

@@ -280,11 +280,6 @@ impl<B: Backend> Session<B> {
 
     /// What the session is still at, if anything.
     fn busy(&mut self) -> Result<Option<Busy>, Error> {
-        if self.passive.is_some() {
-            return Ok(Some(Busy::Never(Immovable::Has(
-                "it is served on its own processor, behind a gate".to_owned(),
-            ))));
-        }
         if !self.holds_nothing() {
             return Ok(Some(Busy::Still("calls wait for the device")));
         }

@@ -116,17 +116,25 @@ impl<B: Backend> Session<B> {
                 calls.leave();
                 return Ok(Drained::Empty);
             }
+            let serves = self.phase.serves();
             let next = match passive.kept.take() {
+                None if !serves => None,
                 None => match calls.poll(body)? {
                     Some(header) => Some((header, B::Api::decode(header.opcode, body)?)),
                     None => None,
                 },
                 kept => kept,
             };
+            // Until all that is under way has ended there is a wait, and then the state is saved.
             let idle = match next {
-                Some((_, ref request)) if cpu == Cpu::Caller && B::Api::compiles(request) => {
+                Some((_, ref request)) if cpu == Cpu::Caller && B::Api::needs_kernel(request) => {
                     passive.kept = next;
                     return Ok(Drained::Own);
+                }
+                None if !serves && cpu == Cpu::Caller => return Ok(Drained::Own),
+                None if !serves => {
+                    self.obey(calls)?;
+                    true
                 }
                 Some((header, request)) => {
                     self.serve(header, request)?;
@@ -137,7 +145,7 @@ impl<B: Backend> Session<B> {
             let noticed = self.notices()?;
             let waited = self.poll_waits()?;
             let passed = self.pass_on()?;
-            if idle && !(noticed || waited || passed) && calls.leave() {
+            if idle && self.phase.serves() && !(noticed || waited || passed) && calls.leave() {
                 return Ok(Drained::Empty);
             }
         }

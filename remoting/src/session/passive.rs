@@ -40,7 +40,7 @@ use super::{
 use crate::{
     link::{
         endpoint::Receiver,
-        gate::{self, RING},
+        gate,
         port_bell::Waker,
         window::{Slice, Window},
     },
@@ -104,15 +104,16 @@ impl<B: Backend> Passive<B> {
             }
         };
         let length = shared.len() as u64;
+        let ring = gate::ring(length);
         // SAFETY: the caller's promise.
-        let window = match unsafe { Window::over(shared.as_ptr().cast(), length, RING, false) } {
+        let window = match unsafe { Window::over(shared.as_ptr().cast(), length, ring, false) } {
             Ok(window) => window,
             Err(error) => {
                 not_served(&error);
                 return false;
             }
         };
-        let ours = Hello::answer(Spoken::of::<B::Api>(), Form::File, (length, RING));
+        let ours = Hello::answer(Spoken::of::<B::Api>(), Form::File, (length, ring));
         let hello = window.client_hello();
         // Also for an application of another build, so that it can name both versions.
         window.reply(&ours.to_bytes());

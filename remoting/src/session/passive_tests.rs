@@ -237,7 +237,15 @@ fn programs_are_built_on_the_own_cpu_and_without_a_thread() {
 fn what_does_not_fit_into_the_ring_of_answers_is_sent_when_there_is_room() {
     let pages = Pages::new();
     // SAFETY: the memory is dropped after the window.
-    let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
+    let window = unsafe {
+        Window::over(
+            pages.0.as_ptr(),
+            SIZE as u64,
+            gate::ring(SIZE as u64),
+            false,
+        )
+    }
+    .unwrap();
     let producer = Producer::new(window.answers(), Waker::Passive);
     let mut sender = Sender::new(producer, Duration::ZERO);
     let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Passive));
@@ -306,11 +314,23 @@ fn a_second_hello_and_calls_before_the_first_end_the_worker() {
 fn an_application_of_another_version_learns_both() {
     let pages = Pages::new();
     let mut passive = Passive::new(offer());
-    let ours = Hello::answer(Spoken::of::<OpenCl>(), Form::File, (SIZE as u64, RING));
+    let ours = Hello::answer(
+        Spoken::of::<OpenCl>(),
+        Form::File,
+        (SIZE as u64, gate::ring(SIZE as u64)),
+    );
     let mut theirs = Hello::client::<OpenCl>();
     theirs.version.number += 1;
     // SAFETY: the memory is dropped last.
-    let window = unsafe { Window::over(pages.0.as_ptr(), SIZE as u64, RING, false) }.unwrap();
+    let window = unsafe {
+        Window::over(
+            pages.0.as_ptr(),
+            SIZE as u64,
+            gate::ring(SIZE as u64),
+            false,
+        )
+    }
+    .unwrap();
     window.write_client_hello(&theirs.to_bytes());
     // SAFETY: as above.
     assert!(unsafe { passive.handshake(pages.bytes()) });
@@ -330,7 +350,7 @@ fn memory_that_is_too_small_for_rings_is_refused() {
 fn a_ring_that_makes_no_sense_ends_the_worker_for_its_application_only() {
     let client = Client::new();
     let header = Header {
-        length: RING as u32,
+        length: gate::ring(SIZE as u64) as u32,
         opcode: 1,
         flags: Flags::default(),
         sequence: 1,

@@ -124,6 +124,7 @@ pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// The event whose number a request gives up.
     fn released(request: &Self::Request) -> Option<EventId>;
 
-    /// Whether a request has the driver compile: it may take long and use the kernel.
-    fn compiles(request: &Self::Request) -> bool;
+    /// Whether a request has the driver compile, or the session carry its state: it may take long and
+    /// use the kernel.
+    fn needs_kernel(request: &Self::Request) -> bool;
 }

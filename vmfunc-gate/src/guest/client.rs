@@ -1,6 +1,7 @@
 //! A client's process.
 
 use std::{
+    fs::File,
     hint, mem,
     ptr::{NonNull, with_exposed_provenance_mut},
     thread,
@@ -9,7 +10,7 @@ use std::{
 
 use super::{
     Error, SHARED, WINDOW, failed, features,
-    place::{Port, Window},
+    place::{Port, Window, open_memory},
     slow_page,
 };
 use crate::{
@@ -125,6 +126,16 @@ impl Client {
         // SAFETY: not zero.
         let start = unsafe { NonNull::new_unchecked(with_exposed_provenance_mut(SHARED as usize)) };
         NonNull::slice_from_raw_parts(start, bytes)
+    }
+
+    /// The file that has the [shared](Self::shared) memory, and where in it that begins: for a further
+    /// mapping of it.
+    ///
+    /// # Errors
+    /// See [`Error::Guest`] and [`Error::Sysfs`].
+    pub fn memory(&self) -> Result<(File, u64), Error> {
+        let start = self.port.window_address()? + window::SHARED + SLOW_BYTES;
+        Ok((open_memory()?, start))
     }
 
     /// VM exits of this vCPU in the server so far, the host's interrupts not counted, modulo 2^32.

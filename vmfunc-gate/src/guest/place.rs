@@ -29,6 +29,19 @@ pub struct Port {
 // SAFETY: registers of a device, which are accessed as such from any thread.
 unsafe impl Send for Port {}
 
+/// The file that has the gate's pages, at their guest-physical addresses.
+pub fn open_memory() -> Result<fs::File, Error> {
+    let opened = fs::File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_CLOEXEC)
+        .open("/dev/mem");
+    opened.map_err(|source| Error::Guest {
+        what: "open /dev/mem, which has the gate's pages",
+        source,
+    })
+}
+
 impl Port {
     /// The first port of a role.
     pub fn find(role: Role) -> Result<Self, Error> {
@@ -94,15 +107,7 @@ impl Port {
     /// Puts the window where the trampoline expects it.
     pub fn map_window(&self, shared_pages: u64) -> Result<Window, Error> {
         let at_gpa = self.window_address()?;
-        let memory = fs::File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_CLOEXEC)
-            .open("/dev/mem")
-            .map_err(|source| Error::Guest {
-                what: "open /dev/mem, which has the gate's pages",
-                source,
-            })?;
+        let memory = open_memory()?;
         let length = (window::SHARED + shared_pages * window::PAGE) as usize;
         // SAFETY: nothing of this process is at that address, or the call fails.
         let at = unsafe {
@@ -122,7 +127,7 @@ impl Port {
     }
 
     /// Guest-physical address of BAR 2: the third line of the file says where it starts.
-    fn window_address(&self) -> Result<u64, Error> {
+    pub fn window_address(&self) -> Result<u64, Error> {
         let path = self.folder.join("resource");
         let unclear = || Error::Sysfs(format!("{}", path.display()));
         let text = fs::read_to_string(&path).map_err(|_| unclear())?;

@@ -138,6 +138,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         moves::between_pools,
     ),
     (
+        "opencl: a program computes the same while it goes behind a gate and comes back",
+        moves::behind_a_gate,
+    ),
+    (
         "opencl: who is killed while an application changes pools costs it an error at most",
         moves::between_killed,
     ),

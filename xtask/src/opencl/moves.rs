@@ -22,10 +22,15 @@ use super::{
 
 /// A pool whose applications can be moved, and the socket for that.
 fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
+    movable_with(pool, name, &[])
+}
+
+/// The same with further options.
+fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf)> {
     let control = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
     let _ = fs::remove_file(&control);
     let path = control.display().to_string();
-    let options = ["--control", &path];
+    let options = [&["--control", &path], more].concat();
     let pool = Pool::start(Way::Rings, name, pool.release.clone(), &options)?;
     Ok((pool, control))
 }
@@ -235,15 +240,32 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
 fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
     let far = Pool::start(Way::Tls, "far", pool.release.clone(), &[])?;
     let keys = far.folder.join("keys");
-    let mut child = first
-        .remoted("/usr/bin/python3")
+    let mut command = first.remoted("/usr/bin/python3");
+    command
         .arg(program("moving.py"))
         .args(["5", "unmapped"])
         .env("GANTRY_TLS_CA", keys.join("ca.pem"))
         .env("GANTRY_TLS_CERT", keys.join("guest.pem"))
-        .env("GANTRY_TLS_KEY", keys.join("guest.key"))
-        .stdout(Stdio::piped())
-        .spawn()?;
+        .env("GANTRY_TLS_KEY", keys.join("guest.key"));
+    there_and_back(command, first, control, &far)
+}
+
+pub fn behind_a_gate(pool: &Pool) -> Result<()> {
+    // No larger than what a gate shares.
+    let (first, control) = movable_with(pool, "before-a-gate", &["--window", "15"])?;
+    let release = pool.release.clone();
+    let gate = Pool::start(Way::Delegated, "gate", release, &["--own-cpu"])?;
+    let mut command = first.remoted("/usr/bin/python3");
+    command.arg(program("moving.py")).arg("5");
+    there_and_back(command, &first, &control, &gate)?;
+    let _ = fs::remove_file(&control);
+    Ok(())
+}
+
+/// Has an application that the first pool serves go to another one that has no control socket, and back,
+/// again and again.
+fn there_and_back(mut command: Command, first: &Pool, control: &Path, far: &Pool) -> Result<()> {
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
     await_running(&mut child)?;
     let mut said = send(first, control, "--all", &far.address)?;
     let line = packages::output(moving(first, control).arg("--list"))?;
@@ -260,7 +282,7 @@ fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
             said += &text;
             moves = said.matches(" moved to ").count();
             if to == &first.address && text.contains(" moved to ") {
-                alone |= is_left_by(&mut child, &far, &there)?;
+                alone |= is_left_by(&mut child, far, &there)?;
             }
         }
     }

@@ -121,7 +121,7 @@ impl Api for Cuda {
         None
     }
 
-    fn compiles(request: &Request) -> bool {
+    fn needs_kernel(request: &Request) -> bool {
         matches!(request, Request::Load(_))
     }
 }

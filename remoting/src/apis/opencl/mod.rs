@@ -135,10 +135,16 @@ impl Api for OpenCl {
         }
     }
 
-    fn compiles(request: &Request) -> bool {
+    fn needs_kernel(request: &Request) -> bool {
         matches!(
             request,
-            Request::BuildProgram(_) | Request::CompileProgram(_) | Request::LinkProgram(_)
+            Request::BuildProgram(_)
+                | Request::CompileProgram(_)
+                | Request::LinkProgram(_)
+                | Request::SaveState(_)
+                | Request::ReadState(_)
+                | Request::WriteState(_)
+                | Request::RestoreState(_)
         )
     }
 }
