@@ -47,7 +47,8 @@ static AGENT: LazyLock<PathBuf> = LazyLock::new(|| {
     let at = path.clone();
     let (listens, is_listening) = mpsc::channel();
     thread::spawn(move || {
-        let server = server::Server::new(&at, Some("none".to_owned()), None, None);
+        let seats = seats::Seats::new("", at.clone());
+        let server = server::Server::new(&at, Some("none".to_owned()), None, seats);
         let server = server.expect("it can listen");
         listens.send(()).expect("it is waited for");
         panic!("the agent has ended: {}", server.run())

@@ -83,6 +83,12 @@ pub mod registers {
     /// The first slice's owner; 4 bytes each. Takes a user's number and one before a slice is
     /// opened, for which it counts; none is said by zero.
     pub const OWNER: u64 = 0x1800;
+    /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere): its
+    /// bytes, and zeroes up to [`ADDRESS_SIZE`]. Whoever reads it reads the wish again afterwards: another
+    /// one has another address.
+    pub const ADDRESS: u64 = 0x1a00;
+    /// Bytes of an address.
+    pub const ADDRESS_SIZE: u64 = 256;
     /// The MSI-X table.
     pub const TABLE: u64 = 0x2000;
     /// The MSI-X pending bits.
@@ -132,6 +138,8 @@ pub enum Server {
     Local,
     /// The host's, by the port.
     Host,
+    /// Whoever is at the address in the [registers](registers::ADDRESS).
+    Elsewhere,
 }
 
 /// Where the host wishes the guest's applications to be served. As a number: who serves in the lower
@@ -150,6 +158,7 @@ impl Wish {
         let by = match self.by {
             Server::Local => 1,
             Server::Host => 2,
+            Server::Elsewhere => 3,
         };
         u32::from(self.number) << 8 | by
     }
@@ -160,6 +169,7 @@ impl Wish {
         let by = match by {
             1 => Server::Local,
             2 => Server::Host,
+            3 => Server::Elsewhere,
             _ => return None,
         };
         Some(Self { number: own, by })
@@ -496,7 +506,7 @@ mod tests {
 
     #[test]
     fn wishes_and_outcomes_survive_the_way_through_a_register() {
-        for by in [Server::Local, Server::Host] {
+        for by in [Server::Local, Server::Host, Server::Elsewhere] {
             let wish = Wish { number: 255, by };
             assert_eq!(Wish::from_number(wish.to_number()), Some(wish));
         }

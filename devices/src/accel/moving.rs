@@ -29,9 +29,9 @@ use gantry_remoting::link::{
     socket,
 };
 
-pub use gantry_remoting::port::{Outcome, OutcomeKind, Server};
+pub use gantry_remoting::port::{Outcome, OutcomeKind};
 
-pub use super::wish::Unknown;
+pub use super::wish::{Address, NoAddress, Seat, Unknown};
 use super::{
     attach::{Attach, Pool},
     lend::{Desk, Lent},
@@ -74,7 +74,7 @@ pub struct Moved {
 #[derive(Debug)]
 pub struct Seated {
     /// By whom applications were to be served.
-    pub by: Server,
+    pub by: Seat,
     /// What the guest says, or why it has said nothing.
     pub outcome: Result<Outcome, Unknown>,
 }
@@ -122,14 +122,14 @@ impl Handle {
     /// There is no thread.
     pub fn start_seats(
         &self,
-        by: Server,
+        by: Seat,
         patience: Duration,
         cancel: Cancel,
         done: impl FnOnce(Seated) + Send + 'static,
     ) -> io::Result<()> {
         let port = self.clone();
         let work = Box::new(move || {
-            let outcome = port.mailbox.ask(&port.slices, by, patience, &cancel);
+            let outcome = port.mailbox.ask(&port.slices, &by, patience, &cancel);
             done(Seated { by, outcome });
         });
         let name = format!("{}_mv", self.thread_name);

@@ -44,6 +44,9 @@ impl Registers {
             at::LINE => u32::from(self.line.is_wanted()),
             at::RUNG_LOW => self.line.take(0),
             at::RUNG_HIGH => self.line.take(1),
+            _ if (at::ADDRESS..at::ADDRESS + at::ADDRESS_SIZE).contains(&offset) => {
+                self.mailbox.address(offset - at::ADDRESS)
+            }
             _ => slice_at(offset).map_or(0, |slice| self.slices.number(slice)),
         }
     }
@@ -62,7 +65,7 @@ fn slice_at(offset: u64) -> Option<usize> {
 
 /// The slice whose owner is there.
 fn owner_at(offset: u64) -> Option<usize> {
-    slice_between(offset, at::OWNER, at::TABLE)
+    slice_between(offset, at::OWNER, at::ADDRESS)
 }
 
 impl BusDevice for Registers {

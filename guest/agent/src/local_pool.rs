@@ -43,6 +43,11 @@ impl LocalPool {
         }
     }
 
+    /// Whether there is a command that starts it.
+    pub fn is_configured(&self) -> bool {
+        !self.command.is_empty()
+    }
+
     /// Where it listens.
     pub fn socket(&self) -> &Path {
         &self.socket

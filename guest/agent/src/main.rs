@@ -98,7 +98,7 @@ struct Arguments {
     device: Option<String>,
     /// A pool of this guest's own, on a device that was passed through to it: gantry-accel serve and
     /// its options, without --socket and --window. It serves OpenCL applications until the host asks for
-    /// the device (gantry ctl move-accel --seat host): they go on with the port's workers then, while
+    /// the device (gantry ctl move-accel ID --to host): they go on with the port's workers then, while
     /// they run, and the pool ends.
     #[arg(long, value_name = "COMMAND")]
     local: Option<String>,
@@ -143,9 +143,9 @@ fn run() -> Result<(), Box<dyn Error>> {
         None => {
             survive::install();
             let group = arguments.group.as_deref();
-            let local = arguments.local.as_deref();
-            let local = local.map(|command| seats::Seats::new(command, arguments.socket.clone()));
-            let server = server::Server::new(&arguments.socket, arguments.device, group, local)?;
+            let local = arguments.local.as_deref().unwrap_or_default();
+            let seats = seats::Seats::new(local, arguments.socket.clone());
+            let server = server::Server::new(&arguments.socket, arguments.device, group, seats)?;
             tell_systemd();
             return Err(server.run().into());
         }

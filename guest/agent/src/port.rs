@@ -11,7 +11,7 @@ use base::{Access, Mapping};
 use gantry_remoting::{
     apis,
     link::window::{CLIENT_HELLO, REPLY},
-    port::{self, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
+    port::{self, Command, DOORBELL, Outcome, Server, SliceOffsets, State, Wish, registers},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
@@ -316,9 +316,20 @@ impl Port {
         Ok(reply)
     }
 
-    /// Where the host wishes applications to be served, if it does.
-    pub fn wish(&self) -> Option<Wish> {
-        Wish::from_number(self.registers.read(registers::WISH))
+    /// Where the host wishes applications to be served, if it does, and the address of whoever is to
+    /// serve them elsewhere.
+    pub fn wish(&self) -> Option<(Wish, String)> {
+        let read = || Wish::from_number(self.registers.read(registers::WISH));
+        let wish = read()?;
+        if wish.by != Server::Elsewhere {
+            return Some((wish, String::new()));
+        }
+        let words = (0..registers::ADDRESS_SIZE).step_by(4);
+        let bytes = words.flat_map(|at| self.registers.read(registers::ADDRESS + at).to_le_bytes());
+        let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+        let address = String::from_utf8(bytes).ok()?;
+        // The address may be another one's, of which the register of changes tells.
+        (read() == Some(wish)).then_some((wish, address))
     }
 
     /// Tells what has come of a wish.

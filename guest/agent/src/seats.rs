@@ -1,14 +1,16 @@
 //! Where this guest's applications are served: by a pool of this guest's own, on a device that was
-//! passed through to it, or by the host's, through the port.
+//! passed through to it, by the host's, through the port, or by whoever is at an address that the host
+//! names: another host's pool, or the server behind a gate.
 //!
 //! ```text
 //!   host ── wish ──> registers ──> agent ── orders ──> applications (which go by themselves)
 //!        <─ outcome ───────────────      ── starts, ends ──> gantry-accel on the device
 //! ```
 //!
-//! The agent keeps a connection to each application that its own pool serves, and those that the port
-//! serves have one anyway: orders go over these. Before the host is told that all are its own again,
-//! the pool has ended with all that it has started, so that nobody has the device's files open.
+//! The agent keeps a connection to each application that it has sent somewhere, and those that the port
+//! serves have one anyway: orders go over these. Before the host is told that all have left the pool, that
+//! has ended with all that it has started, so that nobody has the device's files open. An application
+//! that comes while others are served elsewhere is served by the port.
 
 use std::{
     io,
@@ -39,8 +41,8 @@ use crate::local_pool::LocalPool;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How often the agent looks while the pool is about to listen, or to end.
 pub const SOON: Duration = Duration::from_millis(20);
-/// Most applications that the pool serves; further ones are served by the port. Each costs a
-/// descriptor, of which a process has 1024.
+/// Most applications that are served elsewhere than by the port; further ones stay there. Each costs
+/// a descriptor, of which a process has 1024.
 const LED: usize = 512;
 /// Most of them of one user.
 const LED_OF_ONE_USER: usize = 128;
@@ -65,18 +67,31 @@ const LIMITS: Limits = Limits {
     end: Duration::from_secs(30),
 };
 
+/// Where an application is served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    /// By this guest's own pool.
+    Local,
+    /// By the port.
+    Port,
+    /// At an address that the host has named.
+    At(String),
+}
+
 /// An order that was not answered yet.
 struct Ordered {
-    to: Server,
+    to: Place,
     since: Instant,
     /// Whether it is not waited for any more. The answer may come still.
     late: bool,
 }
 
-/// An application that this guest's pool serves, or that is on its way.
+/// An application that is served elsewhere than by the port, or that is on its way.
 struct Led {
     lead: Lead,
     user: Option<u32>,
+    /// Where it was last known to be served.
+    at: Place,
     ordered: Option<Ordered>,
 }
 
@@ -90,6 +105,8 @@ impl Led {
 /// A wish of the host that is being carried out.
 struct Round {
     wish: Wish,
+    /// Where applications are to be served.
+    to: Place,
     /// The port that it came by.
     port: String,
     since: Instant,
@@ -107,25 +124,26 @@ struct Round {
     stay: u16,
 }
 
-/// This guest's own pool, and which applications it serves.
+/// This guest's own pool, and the applications that are served elsewhere than by the port.
 pub struct Seats {
     pool: LocalPool,
     /// Where the agent listens.
     own: PathBuf,
-    /// Whether the pool is to serve.
-    wanted: Server,
+    /// Whether the pool is to serve those that come.
+    wanted: bool,
     led: Vec<Led>,
     round: Option<Round>,
     limits: Limits,
 }
 
 impl Seats {
-    /// With a pool that is started so, beside an agent that listens there.
+    /// With a pool that is started so, beside an agent that listens there. There is none if the
+    /// command is empty.
     pub fn new(command: &str, own: PathBuf) -> Self {
         Self {
             pool: LocalPool::new(command, &own),
             own,
-            wanted: Server::Local,
+            wanted: true,
             led: Vec::new(),
             round: None,
             limits: LIMITS,
@@ -135,14 +153,19 @@ impl Seats {
     /// Starts the pool if it is to serve and does not run; its windows are as large as the host's
     /// (`window`, in bytes), so that applications can go there and back.
     pub fn start(&mut self, window: u64) {
-        if self.wanted == Server::Local {
+        if self.wanted {
             self.pool.start(window);
         }
     }
 
+    /// Whether this guest may have a pool of its own.
+    pub fn has_pool(&self) -> bool {
+        self.pool.is_configured()
+    }
+
     /// Whether the pool serves applications that come.
     pub fn serves(&mut self) -> bool {
-        self.wanted == Server::Local && self.pool.listens()
+        self.wanted && self.pool.listens()
     }
 
     /// Sends an application that has said hello to the pool, and keeps what leads to it. Whether it was
@@ -168,17 +191,24 @@ impl Seats {
         self.led.push(Led {
             lead,
             user,
+            at: Place::Local,
             ordered: None,
         });
         true
     }
 
     /// A new wish of the host, that came by a port; an earlier one is forgotten. What was ordered by it
-    /// is waited for before anything else is.
-    pub fn wish(&mut self, wish: Wish, port: &str) {
-        self.wanted = wish.by;
+    /// is waited for before anything else is. `address`: of whoever is to serve elsewhere.
+    pub fn wish(&mut self, wish: Wish, address: &str, port: &str) {
+        let to = match wish.by {
+            Server::Local => Place::Local,
+            Server::Host => Place::Port,
+            Server::Elsewhere => Place::At(address.to_owned()),
+        };
+        self.wanted = to == Place::Local;
         self.round = Some(Round {
             wish,
+            to,
             port: port.to_owned(),
             since: Instant::now(),
             renew: false,
@@ -196,14 +226,14 @@ impl Seats {
     /// waits for what comes of that.
     pub fn again(&mut self, served: bool) {
         let useless = self.pool.is_running() && !served;
-        if self.wanted == Server::Host || self.round.is_some() || useless {
+        if !self.wanted || !self.has_pool() || self.round.is_some() || useless {
             return;
         }
         let wish = Wish {
             number: 0,
             by: Server::Local,
         };
-        self.wish(wish, "");
+        self.wish(wish, "", "");
         let empty = self.led.is_empty() && self.pool.connections() == 0;
         if let Some(round) = &mut self.round {
             round.renew = empty;
@@ -211,52 +241,58 @@ impl Seats {
     }
 
     /// Gives what orders are due: how many stay where they are as they could not be given one.
-    fn give(&mut self, by: Server, served: &[&UnixStream]) -> u16 {
-        let to = match by {
-            Server::Local => self.pool.socket(),
-            Server::Host => self.own.as_path(),
+    fn give(&mut self, place: &Place, served: &[&UnixStream]) -> u16 {
+        let to = match place {
+            Place::Local => self.pool.socket().display().to_string(),
+            Place::Port => self.own.display().to_string(),
+            Place::At(address) => address.clone(),
         };
         let order = Order {
-            to: to.display().to_string(),
+            to,
             patience: PATIENCE,
         };
         let mut stay: u16 = 0;
         let ordered = || {
             Some(Ordered {
-                to: by,
+                to: place.clone(),
                 since: Instant::now(),
                 late: false,
             })
         };
-        match by {
-            Server::Local => {
-                for stream in served {
-                    let given = order.give(stream);
-                    let given = given.and_then(|lead| lead.be_nonblocking().map(|()| lead));
-                    match given {
-                        Ok(lead) => self.led.push(Led {
-                            lead,
-                            user: socket::user(stream).ok(),
-                            ordered: ordered(),
-                        }),
-                        Err(_) => stay = stay.saturating_add(1),
-                    }
-                }
+        self.led.retain_mut(|led| {
+            if led.at == *place {
+                return true;
             }
-            Server::Host => {
-                self.led.retain_mut(|led| {
-                    // Who has not answered the last one gets no further one.
-                    if led.ordered.is_some() {
-                        return true;
-                    }
-                    match led.lead.give(&order) {
-                        Ok(()) => led.ordered = ordered(),
-                        // It has ended, or follows somebody else.
-                        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return false,
-                        Err(_) => {}
-                    }
-                    true
-                });
+            // Who has not answered the last one gets no further one.
+            let given = match led.ordered {
+                None => led.lead.give(&order),
+                Some(_) => Err(io::ErrorKind::WouldBlock.into()),
+            };
+            match given {
+                Ok(()) => led.ordered = ordered(),
+                // It has ended, or follows somebody else.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return false,
+                Err(_) => stay = stay.saturating_add(1),
+            }
+            true
+        });
+        if *place == Place::Port {
+            return stay;
+        }
+        for stream in served {
+            let given = match self.led.len() < LED {
+                true => order.give(stream),
+                false => Err(io::ErrorKind::QuotaExceeded.into()),
+            };
+            let given = given.and_then(|lead| lead.be_nonblocking().map(|()| lead));
+            match given {
+                Ok(lead) => self.led.push(Led {
+                    lead,
+                    user: socket::user(stream).ok(),
+                    at: Place::Port,
+                    ordered: ordered(),
+                }),
+                Err(_) => stay = stay.saturating_add(1),
             }
         }
         stay
@@ -272,13 +308,13 @@ impl Seats {
         self.round.as_ref().map(|_| SOON)
     }
 
-    /// Hears what applications answer, and forgets those that have ended. Only who says that it has left
-    /// as it was told, or ends, has left the pool.
+    /// Hears what applications answer, and forgets those that have ended, or that the port serves: it
+    /// has them as clients. Only who says that it has left as it was told, or ends, has left the pool.
     pub fn heard(&mut self) {
         let (round, limit) = (&mut self.round, self.limits.answer);
-        let mut count = |to, good: bool| {
+        let mut count = |to: &Place, good: bool| {
             // Answers to an earlier wish's orders are no outcome of this one.
-            let counts = |round: &&mut Round| round.given && round.wish.by == to;
+            let counts = |round: &&mut Round| round.given && round.to == *to;
             if let Some(round) = round.as_mut().filter(counts) {
                 let counted = if good {
                     &mut round.moved
@@ -304,10 +340,12 @@ impl Seats {
                     base::note!("gantry-agent: an application stays where it is: {why}");
                 }
                 if !ordered.late {
-                    count(ordered.to, outcome.is_ok());
+                    count(&ordered.to, outcome.is_ok());
                 }
-                // By the port it is a client as any other.
-                if outcome.is_ok() != (ordered.to == Server::Local) {
+                if outcome.is_ok() {
+                    led.at = ordered.to;
+                }
+                if led.at == Place::Port {
                     return false;
                 }
             }
@@ -317,7 +355,7 @@ impl Seats {
             {
                 base::note!("gantry-agent: an application does not answer");
                 ordered.late = true;
-                count(ordered.to, false);
+                count(&ordered.to, false);
             }
             true
         });
@@ -337,33 +375,33 @@ impl Seats {
         if self.led.iter().any(Led::is_awaited) {
             return None;
         }
-        let by = self.round.as_ref()?.wish.by;
+        let to = self.round.as_ref()?.to.clone();
         if !given {
-            match by {
-                Server::Local => match self.ready(window) {
-                    Ok(true) if !coming => {}
-                    Ok(_) => return None,
+            if to == Place::Local {
+                match self.ready(window) {
+                    Ok(true) => {}
+                    Ok(false) => return None,
                     Err(kind) => return self.over(kind, 0),
-                },
-                Server::Host => {}
+                }
             }
-            let stay = self.give(by, served);
+            // Who is about to be served by the port is told when it is.
+            if to != Place::Port && coming {
+                return None;
+            }
+            let stay = self.give(&to, served);
             let round = self.round.as_mut()?;
             (round.given, round.stay) = (true, stay);
             if self.led.iter().any(Led::is_awaited) {
                 return None;
             }
         }
-        let stay = match by {
-            Server::Local => self.round.as_ref()?.stay,
-            Server::Host => self.led.len().try_into().unwrap_or(u16::MAX),
-        };
+        let stay = self.round.as_ref()?.stay;
         if stay > 0 {
             return self.stay(stay);
         }
-        match by {
-            Server::Local => self.done(),
-            Server::Host => self.end(),
+        match to {
+            Place::Local => self.done(),
+            Place::Port | Place::At(_) => self.end(),
         }
     }
 
@@ -435,9 +473,9 @@ impl Seats {
         self.over(OutcomeKind::Cannot, 0)
     }
 
-    /// Some stay: at the pool, they need it.
+    /// Some stay: at the pool if it runs, they need it.
     fn stay(&mut self, stay: u16) -> Option<(Outcome, String)> {
-        self.wanted = Server::Local;
+        self.wanted = self.wanted || self.pool.is_running();
         self.over(OutcomeKind::Stay, stay)
     }
 
@@ -484,6 +522,9 @@ mod tests {
                         sleep 1000 & : >\"$2\"; exec sleep 1000\n";
     /// One that somebody else listens for.
     const SILENT: &str = "exec sleep 1000\n";
+
+    /// Where applications go that are to be served elsewhere.
+    const ELSEWHERE: &str = "tls://gpu2.example:7070";
 
     struct Rig {
         seats: Seats,
@@ -539,7 +580,7 @@ mod tests {
         }
 
         fn wish(&mut self, number: u8, by: Server) {
-            self.seats.wish(Wish { number, by }, "port");
+            self.seats.wish(Wish { number, by }, ELSEWHERE, "port");
         }
 
         /// One look at it all.
@@ -616,6 +657,63 @@ mod tests {
         assert_eq!(order.to, local.display().to_string());
         order::answer(&orders, &Err("it is busy".to_owned()));
         assert_eq!(rig.over(&[&agent]), (OutcomeKind::Stay, 1));
+    }
+
+    #[test]
+    fn applications_of_pool_and_port_go_elsewhere_and_from_there_to_either() {
+        let mut rig = Rig::serving();
+        let pool = rig.pool();
+        let seated = rig.seat();
+        let (agent, application) = UnixStream::pair().unwrap();
+        rig.wish(1, Server::Elsewhere);
+        assert!(rig.look(&[&agent]).is_none() && !rig.seats.serves());
+        let (order, from_port) = ordered(&application);
+        assert_eq!(order.to, ELSEWHERE);
+        assert_eq!(Order::take(&seated).unwrap().to, ELSEWHERE);
+        order::answer(&seated, &Ok(()));
+        order::answer(&from_port, &Ok(()));
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 2));
+        assert!(!is_there(pool));
+        // Asked once more, all are there.
+        rig.wish(2, Server::Elsewhere);
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+        // One comes home to the port, the other stays where it is, and can be sent on.
+        rig.wish(3, Server::Host);
+        assert!(rig.look(&[]).is_none());
+        let own = rig.path("agent.sock").display().to_string();
+        assert_eq!(Order::take(&seated).unwrap().to, own);
+        assert_eq!(Order::take(&from_port).unwrap().to, own);
+        order::answer(&seated, &Ok(()));
+        order::answer(&from_port, &Err("it is busy".to_owned()));
+        assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
+        assert!(!rig.seats.serves());
+        rig.wish(4, Server::Local);
+        until(|| {
+            assert!(rig.look(&[]).is_none());
+            rig.seats.serves()
+        });
+        assert!(rig.look(&[]).is_none());
+        let local = rig.path("agent.local.sock").display().to_string();
+        assert_eq!(Order::take(&from_port).unwrap().to, local);
+        order::answer(&from_port, &Ok(()));
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
+        assert_eq!(rig.seats.led.len(), 1);
+    }
+
+    #[test]
+    fn an_agent_without_a_pool_sends_applications_elsewhere_and_nowhere_else() {
+        let mut rig = Rig::new(POOL);
+        rig.seats = Seats::new("", rig.path("agent.sock"));
+        let (agent, application) = UnixStream::pair().unwrap();
+        rig.wish(1, Server::Local);
+        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Cannot, 0));
+        rig.seats.again(true);
+        assert!(rig.seats.round.is_none());
+        rig.wish(2, Server::Elsewhere);
+        assert!(rig.look(&[&agent]).is_none());
+        let (_, orders) = ordered(&application);
+        order::answer(&orders, &Ok(()));
+        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
     }
 
     #[test]

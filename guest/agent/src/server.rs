@@ -138,8 +138,8 @@ pub struct Server {
     device: Option<String>,
     ports: Vec<Port>,
     clients: Vec<Client>,
-    /// This guest's own pool, if it has one.
-    seats: Option<Seats>,
+    /// Who serves applications, and this guest's own pool, if it has one.
+    seats: Seats,
     /// The last wish of each port that was carried out.
     wishes: HashMap<String, Wish>,
     /// Ports that could not be used and were complained about.
@@ -154,7 +154,7 @@ impl Server {
         path: &Path,
         device: Option<String>,
         group: Option<&str>,
-        seats: Option<Seats>,
+        seats: Seats,
     ) -> Result<Self, Error> {
         let listener = socket::listen(path).map_err(failed("listen on", path))?;
         socket::refuse_files(&listener);
@@ -184,9 +184,7 @@ impl Server {
         };
         server.look_for_ports();
         let window = server.window();
-        if let Some(seats) = &mut server.seats {
-            seats.start(window);
-        }
+        server.seats.start(window);
         let path = path.display();
         match server.ports.is_empty() {
             true => base::note!(
@@ -243,7 +241,7 @@ impl Server {
             if changed || asked || due || news != News::default() {
                 looked = Instant::now();
                 // By a new port there may be a wish, before there are applications.
-                if self.seats.is_some() && (news.added || self.lacks_port()) {
+                if self.seats.has_pool() && (news.added || self.lacks_port()) {
                     self.look_for_ports();
                 }
                 if self.look(changed) {
@@ -287,23 +285,17 @@ impl Server {
     /// Hears of the host's wishes, which count as changes.
     fn hear_wishes(&mut self) {
         for port in &self.ports {
-            let Some(wish) = port.wish() else {
+            let Some((wish, to)) = port.wish() else {
                 self.wishes.remove(&port.address);
                 continue;
             };
             if self.wishes.insert(port.address.clone(), wish) == Some(wish) {
                 continue;
             }
-            let kind = match &mut self.seats {
-                Some(seats) => {
-                    seats.wish(wish, &port.address);
-                    OutcomeKind::Begun
-                }
-                None => OutcomeKind::Cannot,
-            };
+            self.seats.wish(wish, &to, &port.address);
             port.tell(Outcome {
                 number: wish.number,
-                kind,
+                kind: OutcomeKind::Begun,
                 applications: 0,
             });
         }
@@ -312,9 +304,7 @@ impl Server {
     /// Goes on with who serves applications; `bound`: a device has got its driver.
     fn change_seats(&mut self, bound: bool) {
         let window = self.window();
-        let Some(seats) = &mut self.seats else {
-            return;
-        };
+        let seats = &mut self.seats;
         seats.heard();
         // Those of other APIs have nowhere to go.
         let ports = &self.ports;
@@ -352,10 +342,11 @@ impl Server {
             Step::Hello => Some(HELLO),
             Step::Served { .. } => None,
         };
-        let seats = self.seats.as_ref().and_then(Seats::next_look);
-        // Without interrupts nobody tells of a wish.
+        let seats = self.seats.next_look();
+        // Without interrupts nobody tells of a wish. An agent without a pool does not look for one, as
+        // each look is an exit.
         let silent = self.lacks_port() || self.ports.iter().any(|port| port.interrupts.is_none());
-        let silent = silent && self.seats.is_some();
+        let silent = silent && self.seats.has_pool();
         let seats = seats.or(silent.then_some(SELDOM));
         self.clients.iter().filter_map(next).chain(seats).min()
     }
@@ -383,7 +374,7 @@ impl Server {
             .iter()
             .filter_map(|port| port.interrupts.as_ref());
         polled.extend(interrupts.map(|interrupts| poll(interrupts.fd())));
-        polled.extend(self.seats.iter().flat_map(Seats::fds).map(poll));
+        polled.extend(self.seats.fds().map(poll));
         // SAFETY: the array is as long as is said.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
@@ -452,8 +443,7 @@ impl Server {
         }
         self.look_for_ports();
         let ports = &self.ports;
-        let mut seats = self.seats.as_mut();
-        seats = seats.and_then(|seats| seats.serves().then_some(seats));
+        let mut seats = self.seats.serves().then_some(&mut self.seats);
         self.clients.retain_mut(|client| {
             let Step::Queued(hello) = &client.step else {
                 return true;

@@ -13,6 +13,7 @@ pub fn fields() -> impl Iterator<Item = &'static str> {
 const OTHERS: &[&str] = &[
     "accel",
     "access",
+    "address",
     "affinity",
     "amx",
     "api",

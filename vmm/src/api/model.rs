@@ -192,6 +192,10 @@ pub struct VmMoveAccel {
     /// else is to be named with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<AccelSeat>,
+    /// Where they are served instead, as the guest's applications name it: `tls://HOST:PORT` for
+    /// another host's pool, or `gate`. Nothing else is to be named with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
     /// Milliseconds for which each may go on with what its device is at.
     #[serde(default = "drain_ms")]
     pub drain_ms: u64,

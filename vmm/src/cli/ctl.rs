@@ -159,9 +159,10 @@ pub enum Action {
         id: String,
         /// Socket of the pool that they move to; the port's own without it. Or who is to serve all of
         /// the guest's applications: its own pool on a device that was passed through to it (local;
-        /// see gantry-agent --local), or the host's (host). The guest does not use the device
+        /// see gantry-agent --local), the host's (host), another host's (tls://HOST:PORT), or the
+        /// server behind the guest's gate (gate). Unless it is local, the guest does not use the device
         /// any more then, which can be removed.
-        #[arg(long, value_name = "SOCKET|host|local")]
+        #[arg(long, value_name = "SOCKET|host|local|tls://HOST:PORT|gate")]
         to: Option<PathBuf>,
         /// Part of the names of the devices that they get there; the port's own without it.
         #[arg(long, value_name = "NAME")]
@@ -536,15 +537,18 @@ impl Action {
                 slice,
                 drain,
             } => {
-                let seat = to.as_deref().and_then(Path::to_str);
+                let text = to.as_deref().and_then(Path::to_str);
                 let seat =
-                    seat.and_then(|to| <AccelSeat as clap::ValueEnum>::from_str(to, false).ok());
+                    text.and_then(|to| <AccelSeat as clap::ValueEnum>::from_str(to, false).ok());
+                let address = text.filter(|to| to.contains("://") || *to == "gate");
+                let is_socket = seat.is_none() && address.is_none();
                 let body = VmMoveAccel {
                     id: id.clone(),
                     slice: *slice,
-                    socket: to.clone().filter(|_| seat.is_none()),
+                    socket: to.clone().filter(|_| is_socket),
                     device: device.clone(),
                     seat,
+                    address: address.map(str::to_owned),
                     drain_ms: *drain,
                 };
                 with_body("vm.move-accel", &body)

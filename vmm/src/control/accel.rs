@@ -8,7 +8,7 @@ use std::{mem, time::Duration};
 use base::Cancel;
 use devices::accel::{
     Pool,
-    moving::{Move, Moved, OutcomeKind, Seated, Server},
+    moving::{Address, Move, Moved, OutcomeKind, Seat, Seated},
 };
 
 use super::{Control, life::Life, migration::OVER};
@@ -58,6 +58,7 @@ impl Control {
 
     fn start_move(&mut self, request: VmMoveAccel) -> Result<(u64, Cancel), ApiError> {
         self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
+        let to = seat(&request)?;
         let id = request.id;
         if self.moves.contains_key(&id) {
             let message = format!("applications of {id:?} are being moved already");
@@ -83,15 +84,12 @@ impl Control {
         let no_thread = |error: std::io::Error| {
             ApiError::internal(&error).context("cannot start a thread that moves applications")
         };
-        if let Some(seat) = request.seat {
+        if let Some(by) = to {
             if request.slice.is_some() || request.socket.is_some() || request.device.is_some() {
-                let message = "seat is for all applications of the guest, and is named alone";
+                let message =
+                    "seat and address are for all applications of the guest, and named alone";
                 return Err(ApiError::message(Status::BadRequest, message));
             }
-            let by = match seat {
-                AccelSeat::Local => Server::Local,
-                AccelSeat::Host => Server::Host,
-            };
             let told = move |seated| sender.send(MachineEvent::AccelSeated { id, number, seated });
             let cancel = Cancel::default();
             let started = port.start_seats(by, SEATED, cancel.clone(), told);
@@ -140,10 +138,7 @@ impl Control {
         let Some(Moving { reply, .. }) = self.moves.remove(id) else {
             return;
         };
-        let whose = match seated.by {
-            Server::Local => "the guest's own pool",
-            Server::Host => "the port",
-        };
+        let whose = seated.by.to_string();
         let failed = |message: String| Err(ApiError::message(Status::Internal, message));
         let outcome = match seated.outcome {
             Ok(outcome) => outcome,
@@ -154,7 +149,7 @@ impl Control {
             OutcomeKind::Done => {
                 log::info!("{id:?}: applications are served by {whose} now; {count} have moved");
                 let moved = count.to_string();
-                let properties = [("id", id), ("applications", &moved), ("by", whose)];
+                let properties = [("id", id), ("applications", &moved), ("by", &whose)];
                 self.monitor.emit("vm", "accel-moved", &properties);
                 Ok(Response::MovedAccel(MovedAccel {
                     slices: Vec::new(),
@@ -166,8 +161,8 @@ impl Control {
             )),
             OutcomeKind::Cannot | OutcomeKind::Begun => {
                 let what = match seated.by {
-                    Server::Local => "it does not start",
-                    Server::Host => "what that has started does not end",
+                    Seat::Local => "it does not start",
+                    Seat::Host | Seat::At(_) => "what that has started does not end",
                 };
                 failed(format!(
                     "the guest has no pool of its own (gantry-agent --local), or {what}: its \
@@ -228,6 +223,21 @@ impl Control {
             }
         });
     }
+}
+
+/// Who is to serve all of the guest's applications, if the request is for that.
+fn seat(request: &VmMoveAccel) -> Result<Option<Seat>, ApiError> {
+    let wrong = |message: String| Err(ApiError::message(Status::BadRequest, message));
+    Ok(match (request.seat, &request.address) {
+        (None, None) => None,
+        (Some(AccelSeat::Local), None) => Some(Seat::Local),
+        (Some(AccelSeat::Host), None) => Some(Seat::Host),
+        (None, Some(address)) => match Address::new(address.clone()) {
+            Ok(address) => Some(Seat::At(address)),
+            Err(error) => return wrong(error.to_string()),
+        },
+        (Some(_), Some(_)) => return wrong("seat and address exclude each other".to_owned()),
+    })
 }
 
 /// The pool's part of the configuration of an accelerator.

@@ -25,7 +25,8 @@ fn agent(change: fn(&UnixListener)) -> (tempfile::TempDir, PathBuf) {
     let (ready, wait) = mpsc::channel();
     let at = path.clone();
     thread::spawn(move || {
-        let server = Server::new(&at, Some("none".to_owned()), None, None).unwrap();
+        let seats = Seats::new("", at.clone());
+        let server = Server::new(&at, Some("none".to_owned()), None, seats).unwrap();
         change(&server.listener);
         ready.send(()).unwrap();
         server.run();
@@ -133,7 +134,8 @@ fn where_the_kernel_can_it_refuses_files_for_the_agent() {
 fn who_connects_without_an_end_has_a_share_of_the_places() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
-    let mut server = Server::new(&path, Some("none".to_owned()), None, None).unwrap();
+    let seats = Seats::new("", path.clone());
+    let mut server = Server::new(&path, Some("none".to_owned()), None, seats).unwrap();
     let clients: Vec<_> = (0..WAITING)
         .map(|_| UnixStream::connect(&path).unwrap())
         .collect();
