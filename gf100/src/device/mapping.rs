@@ -32,40 +32,32 @@ pub fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
     Ok(file)
 }
 
-fn map(
-    at: *mut libc::c_void,
-    flags: libc::c_int,
-    file: &File,
-    offset: u64,
-    len: usize,
-) -> io::Result<NonNull<u8>> {
-    let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
-    // SAFETY: callers give no address, or one within a mapping of theirs with MAP_FIXED.
-    let address = unsafe {
-        libc::mmap(
-            at,
-            len,
-            libc::PROT_READ | libc::PROT_WRITE,
-            // Huge pages are reserved now: one that is missing later would end this process.
-            libc::MAP_SHARED | flags,
-            file.as_raw_fd(),
-            offset,
-        )
-    };
-    match NonNull::new(address.cast::<u8>()) {
-        Some(address) if address.as_ptr().cast() != libc::MAP_FAILED => Ok(address),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 impl Mapping {
     /// Maps `len` bytes of a file from `offset`, which it must have: reading behind its end would
     /// end this process.
     pub fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         has(file, offset, len)?;
         let len = usize::try_from(len).map_err(io::Error::other)?;
-        let address = map(std::ptr::null_mut(), 0, file, offset, len)?;
-        Ok(Self { address, len })
+        let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
+        // SAFETY: no address is given, so no mapping is replaced.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                // Huge pages are reserved now: one that is missing later would end this process.
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset,
+            )
+        };
+        match NonNull::new(address.cast::<u8>()) {
+            Some(start) if address != libc::MAP_FAILED => Ok(Self {
+                address: start,
+                len,
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Bytes.
@@ -79,15 +71,31 @@ impl Mapping {
     }
 
     /// Replaces `len` bytes from `at` by those of another file from `offset`. All are multiples of
-    /// the page size, and the bytes are within the mapping, or this fails.
+    /// the page size, and the bytes are within the mapping, or this fails and replaces nothing.
     pub fn replace(&mut self, at: u64, file: &File, offset: u64, len: u64) -> io::Result<()> {
-        has(file, offset, len)?;
-        if at.checked_add(len).is_none_or(|end| end > self.len as u64) || len == 0 {
+        if at.checked_add(len).is_none_or(|end| end > self.len as u64) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: within the mapping, checked above.
-        let address = unsafe { self.address.as_ptr().add(at as usize) };
-        map(address.cast(), libc::MAP_FIXED, file, offset, len as usize).map(drop)
+        // A mmap with MAP_FIXED that fails may leave a hole, which the next mapping of this process would
+        // fill. So the bytes are mapped elsewhere first, where they can fail, and then moved.
+        let new = Self::new(file, offset, len)?;
+        // SAFETY: the target is within this mapping, checked above; the source is `new`, which nobody
+        // else has.
+        let moved = unsafe {
+            libc::mremap(
+                new.address.as_ptr().cast(),
+                new.len,
+                new.len,
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+                self.address.as_ptr().add(at as usize),
+            )
+        };
+        if moved == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // It is part of this mapping now.
+        std::mem::forget(new);
+        Ok(())
     }
 
     fn slice(&self, at: u64, len: usize) -> Option<VolatileSlice<'_>> {
@@ -130,5 +138,51 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and not used after this.
         unsafe { libc::munmap(self.address.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of a huge page.
+    const HUGE: u64 = 2 << 20;
+
+    /// A file of more huge pages than the host has free.
+    fn huge_file() -> File {
+        let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+        let free = std::fs::read_to_string(free);
+        let free: u64 = free.map_or(0, |text| text.trim().parse().expect("a number"));
+        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        // SAFETY: the name is a C string; the result is checked.
+        let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
+        assert!(fd >= 0, "this kernel has no huge pages");
+        // SAFETY: made just now, owned by nobody else.
+        let file = unsafe { File::from_raw_fd(fd) };
+        file.set_len((free + 1) * HUGE).expect("no page is taken");
+        file
+    }
+
+    #[test]
+    fn bytes_that_cannot_be_replaced_are_still_there() {
+        let huge = huge_file();
+        let len = huge.metadata().expect("it is open").len();
+        let file = memory_file(c"home", len + HUGE).expect("there is room");
+        let mut mapping = Mapping::new(&file, 0, len + HUGE).expect("it has that much");
+        // Huge pages go to multiples of their size only.
+        let start = mapping.address.as_ptr() as u64;
+        let at = start.next_multiple_of(HUGE) - start;
+        assert!(mapping.write(at, &[7]));
+        let replaced = mapping.replace(at, &huge, 0, len);
+        assert_eq!(
+            replaced.expect_err("they are missing").raw_os_error(),
+            Some(libc::ENOMEM)
+        );
+        // What is mapped next does not take their place.
+        let next = Mapping::new(&file, HUGE, len).expect("it has that much");
+        assert!(next.write(0, &[8]));
+        let mut seen = [0];
+        assert!(mapping.read(at, &mut seen));
+        assert_eq!(seen, [7]);
     }
 }

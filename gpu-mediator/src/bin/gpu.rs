@@ -64,6 +64,9 @@ const EXAMPLES: &str = "Examples:
   gantry-gpu serve --model /run/gf100.sock --socket /run/gpu.sock
   gantry --kernel vmlinuz --memory size=1G,shared=on --gpu socket=/run/gpu.sock,vram=256M";
 
+/// What serving takes: fronts' files are looked at besides.
+const CALLS: &[&[libc::c_long]] = &[ONE_THREAD, &[libc::SYS_fstatfs]];
+
 /// A line each to the error output.
 struct Lines;
 
@@ -98,7 +101,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut server = Server::new(&serve.model, &serve.socket, settings)?;
     if !serve.no_sandbox {
-        confine(&[ONE_THREAD])?;
+        confine(CALLS)?;
     }
     log::info!("serving at {}", serve.socket.display());
     Ok(server.run()?)
@@ -114,7 +117,19 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
+    use gpu_mediator::gpu::memory::{is_safe_to_map, sealed};
+
     use super::*;
+
+    #[test]
+    fn a_confined_process_can_tell_whether_memory_is_safe_to_map() {
+        let file = sealed(c"ram", 4096).expect("there is room");
+        let confined = std::thread::spawn(move || {
+            confine(CALLS).expect("the kernel has both");
+            is_safe_to_map(&file)
+        });
+        assert!(confined.join().expect("it has not failed"));
+    }
 
     #[test]
     fn the_command_line_makes_sense() {

@@ -22,7 +22,7 @@ use vfio_client::Failure;
 
 use super::{
     channel::Channel,
-    memory::{DmaPage, Pages, PhysPage, Reserve, cannot_shrink},
+    memory::{DmaPage, Pages, PhysPage, Reserve, is_safe_to_map},
     partition::{PER_LARGE, Partition, RamRange, dma_pages},
     physical::Physical,
     space::{self, Quota, Refused, Spaces, Wanted},
@@ -85,8 +85,8 @@ pub enum Error {
         /// What is wanted, in MiB.
         wanted: u64,
     },
-    /// RAM that overlaps, or whose file can become shorter.
-    #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink")]
+    /// RAM that overlaps, or whose file can become shorter or has huge pages.
+    #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink or has huge pages")]
     Ram(u32),
     /// More RAM than the GPU can address of one VM.
     #[error(
@@ -583,7 +583,7 @@ impl Mediator {
         }
         let file = files.into_iter().next().map(File::from);
         let file =
-            file.filter(|file| cannot_shrink(file) && vm.partition.has_room_for(first, count));
+            file.filter(|file| is_safe_to_map(file) && vm.partition.has_room_for(first, count));
         let Some(file) = file else {
             return Err(Error::Ram(first.0));
         };

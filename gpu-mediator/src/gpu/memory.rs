@@ -10,6 +10,7 @@ use std::{
 
 use base::{Access, Mapping};
 use gf100::format::{PAGE, VramPage};
+use rustix::fs::SealFlags;
 
 /// A page of the physical GPU's memory. Only this crate makes them, of pages that it has taken.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -100,11 +101,16 @@ pub fn sealed(name: &CStr, len: u64) -> io::Result<File> {
     }
 }
 
-/// Whether a file cannot become shorter: whoever maps it may rely on it.
-pub fn cannot_shrink(file: &File) -> bool {
-    // SAFETY: the descriptor is open; no pointers.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    seals >= 0 && seals & libc::F_SEAL_SHRINK != 0
+/// `f_type` of files in memory that are not made of huge pages: `TMPFS_MAGIC` of linux/magic.h.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Whether the GPU's server can map a file that a front has, and never get SIGBUS: the file cannot become
+/// shorter, and is not made of huge pages. A seal against shrinking does not forbid to punch holes, and
+/// a huge page that was punched may be missing at the next access.
+pub fn is_safe_to_map(file: &File) -> bool {
+    let is_sealed =
+        rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
+    is_sealed && rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
 /// The mediator's own memory on the GPU: its first pages, which no partition has.
@@ -202,10 +208,21 @@ impl Reserve {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
+    use rustix::fs::{MemfdFlags, memfd_create};
 
     use super::*;
+
+    /// A file of so many bytes in huge pages, none of which is taken, that cannot shrink.
+    pub fn huge(len: u64) -> File {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+        let file = memfd_create("huge", flags).expect("this kernel has huge pages");
+        let file = File::from(file);
+        file.set_len(len).expect("no page is taken");
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).expect("it can be sealed");
+        file
+    }
 
     proptest! {
         #[test]
@@ -245,6 +262,16 @@ mod tests {
         reserve.give(page, 2);
         let again = reserve.take(2, 2).expect("they were given back");
         assert_eq!(reserve.get64(again.address()), 0, "as new");
-        assert!(cannot_shrink(reserve.file()));
+        assert!(is_safe_to_map(reserve.file()));
+    }
+
+    #[test]
+    fn a_file_that_can_shrink_or_has_huge_pages_is_not_safe_to_map() {
+        assert!(is_safe_to_map(
+            &sealed(c"ram", PAGE).expect("there is room")
+        ));
+        let loose = memfd_create("loose", MemfdFlags::CLOEXEC).expect("there is room");
+        assert!(!is_safe_to_map(&loose.into()));
+        assert!(!is_safe_to_map(&huge(2 << 20)));
     }
 }

@@ -5,7 +5,7 @@ use std::{fs::File, io};
 use gf100::format::{Gfn, LARGE, PAGE, Target, pte::Pte};
 
 use super::{
-    memory::{DmaPage, PhysPage, cannot_shrink, sealed},
+    memory::{DmaPage, PhysPage, is_safe_to_map, sealed},
     wire::Size,
 };
 
@@ -42,11 +42,11 @@ pub struct Partition {
 
 impl Partition {
     /// A partition of these pages, whose contents are those of a new file; or of the one that its
-    /// front has kept from another mediator, which cannot become shorter.
+    /// front has kept from another mediator, which must be safe to map.
     pub fn new(first: PhysPage, count: u32, kept: Option<File>) -> io::Result<Self> {
         let len = u64::from(count) * PAGE;
         let file = match kept {
-            Some(file) if cannot_shrink(&file) && file.metadata()?.len() >= len => file,
+            Some(file) if is_safe_to_map(&file) && file.metadata()?.len() >= len => file,
             Some(_) => return Err(io::ErrorKind::InvalidInput.into()),
             None => sealed(c"gantry-gpu-partition", len)?,
         };
@@ -191,6 +191,8 @@ mod tests {
         let loose = tempfile::tempfile().expect("there is room");
         loose.set_len(len).expect("there is room");
         assert!(made(loose).is_err());
+        let huge = super::super::memory::tests::huge(len.next_multiple_of(2 << 20));
+        assert!(made(huge).is_err());
     }
 
     #[test]

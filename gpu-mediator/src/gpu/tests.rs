@@ -19,11 +19,7 @@ use super::{
 };
 use crate::{Moment, policy::Name};
 use gf100::format::{Gfn, PAGE, Target};
-use std::{
-    fs::File,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    time::Duration,
-};
+use std::{fs::File, os::fd::OwnedFd, time::Duration};
 use wire::Event;
 
 const MIB: u64 = 1 << 20;
@@ -741,37 +737,22 @@ fn ram_that_can_vanish_is_refused() {
     assert!(give(0x1000, sealed()).is_ok());
 }
 
-/// Bytes of the huge pages that the host has free, and one more.
-fn more_huge_pages_than_there_are() -> u64 {
-    let free = std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
-    let free = free.map_or(0, |text| text.trim().parse().expect("a number"));
-    (free + 1) * 2 * MIB
-}
-
 #[test]
-fn ram_of_huge_pages_that_the_host_does_not_have_is_refused_and_harms_nobody() {
+fn memory_of_huge_pages_is_refused_and_harms_nobody() {
     let mut mediator = gpu("huge", Name::Fair, LONG);
     let good = Guest::new(&mut mediator);
     let bad = Guest::bare(&mut mediator);
-    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_HUGETLB;
-    // SAFETY: the name is a C string; the result is checked.
-    let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
-    assert!(fd >= 0, "this kernel has no huge pages");
-    // SAFETY: made just now, owned by nobody else.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-    let len = more_huge_pages_than_there_are();
-    file.set_len(len).expect("nothing is taken yet");
-    // SAFETY: the descriptor is open; no pointers.
-    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
-    assert_eq!(sealed, 0);
     let request = Request::Ram {
         first: Gfn(0x1000),
-        count: (len / PAGE) as u32,
+        count: (2 * MIB / PAGE) as u32,
         offset: 0,
     };
-    let files = vec![OwnedFd::from(file)];
+    let files = vec![OwnedFd::from(memory::tests::huge(2 * MIB))];
     let given = mediator.request(bad.id, request, files, Moment::now());
     assert!(matches!(given, Err(Error::Ram(_))), "{given:?}");
+    let kept = Some(memory::tests::huge(VRAM));
+    let joined = mediator.join(VRAM, 128, 1, kept, Moment::now());
+    assert!(matches!(joined, Err(Error::Memory(_))), "{joined:?}");
     good.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
     done(&mut mediator, &good, 1);
 }
