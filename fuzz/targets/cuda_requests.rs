@@ -6,13 +6,13 @@
 use gantry_remoting::{
     apis::cuda::{
         Cuda,
-        calls::Request,
         attributes::{LAYOUT, OPERATION, PREFERENCE, read},
+        calls::Request,
         forwarded::ALL,
         libraries::{Heuristic, Library, Matmul},
         plan::{Argument, LARGEST, Parameter, Plan, SCALAR},
     },
-    wire::{Wire, Api},
+    wire::{Api, Wire},
 };
 use libfuzzer_sys::fuzz_target;
 
@@ -37,11 +37,14 @@ fuzz_target!(|bytes: &[u8]| {
         2 => {
             let number = number % ALL.len() as u16;
             let plan = Plan::of(number);
-            assert!(plan.is_some(), "{} has no plan", ALL[usize::from(number)].symbol);
+            assert!(
+                plan.is_some(),
+                "{} has no plan",
+                ALL[usize::from(number)].symbol
+            );
             plan
         }
-        library => Library::numbered(library)
-            .and_then(|library| Plan::of_library(library, number)),
+        library => Library::numbered(library).and_then(|library| Plan::of_library(library, number)),
     };
     let Some(plan) = plan else {
         return;
