@@ -503,35 +503,6 @@ fn what_a_client_saves_is_no_more_than_a_worker_may_have_and_goes_with_its_last_
 }
 
 #[test]
-fn a_client_brings_no_state_behind_a_gate() {
-    let mut served = Served::new();
-    assert_eq!(served.write(0, 1), DONE);
-    served.server.passive = Some(Default::default());
-    let header = Header {
-        length: 0,
-        opcode: WriteState::OPCODE,
-        flags: Flags::ANSWER,
-        sequence: 1,
-    };
-    let from = served.place(8);
-    let write = Request::WriteState(WriteState { at: 1, from });
-    served.server.serve(header, write).unwrap();
-    let length = |served: &Served| {
-        served
-            .server
-            .carried
-            .as_ref()
-            .unwrap()
-            .metadata()
-            .unwrap()
-            .len()
-    };
-    assert_eq!(length(&served), 1);
-    let restore = Request::RestoreState(RestoreState {});
-    assert!(served.server.serve(header, restore).is_err());
-}
-
-#[test]
 fn what_a_client_brings_is_no_more_than_a_new_session_takes() {
     let mut new = Served::new();
     assert_ne!(new.read(0, 8), DONE, "nothing was saved");
