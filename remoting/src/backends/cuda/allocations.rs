@@ -51,8 +51,7 @@ impl Server {
     }
 
     pub(super) fn allocate(&mut self, call: &Allocate) -> Result<u64, i32> {
-        let raw = self.enter(call.context)?;
-        if raw == 0 {
+        if self.enter(call.context)? == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
         let charge = self.charge(call.size)?;
@@ -133,19 +132,15 @@ impl Server {
     }
 
     pub(super) fn free(&mut self, call: &Free) -> Result<(), i32> {
-        let raw = self.enter(call.context)?;
-        if raw == 0 {
+        if self.enter(call.context)? == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
         let stretch = self.backend.memory.get(call.address);
         let stretch = stretch.filter(|stretch| stretch.freed);
         let stretch = stretch.ok_or(codes::INVALID_VALUE)?;
         let (is_kept, is_of_graph) = (stretch.is_kept(), stretch.of_graph);
-        let stream = match call.stream {
-            None => {
-                outcome(cu!(self.backend.api, cuMemFree_v2(call.address)))?;
-                None
-            }
+        match call.stream {
+            None => outcome(cu!(self.backend.api, cuMemFree_v2(call.address)))?,
             Some(stream) => {
                 let (stream, graph) = self.ordered(stream)?;
                 if graph.is_some() && !is_of_graph {
@@ -157,12 +152,11 @@ impl Server {
                     memory.freed_by_graph(call.address, graph);
                     return Ok(());
                 }
-                Some(stream as usize)
             }
-        };
+        }
         let charge = self.backend.memory.freed(call.address);
         if let Some(charge) = charge.filter(|_| is_kept) {
-            self.charge_until_done(raw, stream, charge);
+            self.charge_until_done(call.context, call.stream, charge);
         }
         Ok(())
     }

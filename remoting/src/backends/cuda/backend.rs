@@ -129,6 +129,7 @@ impl CudaBackend {
     /// Whether functions of the client are pending, as far as is known.
     pub(super) fn has_pending(&mut self) -> bool {
         let api = &self.api;
+        let before = api.current();
         self.calling.retain(|fence| {
             let over = api.poll(*fence).is_over();
             if over {
@@ -136,6 +137,8 @@ impl CudaBackend {
             }
             !over
         });
+        // Looks at fences make their contexts current; the caller goes on in its own.
+        api.enter(before);
         self.pending.load(Ordering::Acquire) > 0 || !self.calling.is_empty()
     }
 }

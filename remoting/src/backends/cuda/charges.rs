@@ -38,9 +38,19 @@ pub(super) struct Kept {
 
 #[derive(Debug)]
 struct KeptCharge {
-    /// Behind the work that uses the memory, with a reference; none if that is done.
-    fence: Option<Fence>,
+    until: Until,
     charge: Arc<Charge>,
+}
+
+/// When the device does not use memory any more.
+#[derive(Clone, Copy, Debug)]
+enum Until {
+    /// Now.
+    Now,
+    /// When it has come to this fence, to which there is a reference.
+    Fence(Fence),
+    /// When this context is gone: nothing tells earlier.
+    Context(u32),
 }
 
 impl Server {
@@ -68,37 +78,57 @@ impl Server {
     }
 
     /// Returns a charge once a stream's work is done, or as soon as the driver has given the memory back if no
-    /// stream is named.
+    /// stream is named. `context` is the call's, which need not be the stream's.
     pub(super) fn charge_until_done(
         &mut self,
-        context: usize,
-        stream: Option<usize>,
+        context: u32,
+        stream: Option<u32>,
         charge: Arc<Charge>,
     ) {
         if self.quota.limit() == u64::MAX {
             return;
         }
-        let fence = stream.map(|stream| self.backend.api.fence(context, stream));
-        match fence.transpose() {
-            Ok(fence) => self.backend.kept.all.push(KeptCharge { fence, charge }),
-            // Nothing tells when the work is done: it is charged as long as there is this process.
-            Err(_) => std::mem::forget(charge),
-        }
+        let until = stream.map_or(Until::Now, |stream| self.behind(context, stream));
+        self.backend.kept.all.push(KeptCharge { until, charge });
         if self.backend.kept.all.len() >= FIRST_LOOK.max(2 * self.backend.kept.left) {
             self.return_charges();
         }
     }
 
+    /// When a stream's work is done.
+    fn behind(&mut self, context: u32, stream: u32) -> Until {
+        let backend = &self.backend;
+        let object = backend.objects.get(Kind::Stream, stream);
+        // The legacy stream is the current context's.
+        let context = object.map_or(context, |stream| stream.context);
+        let before = backend.api.current();
+        let fence = self.enter(context).and_then(|own| {
+            let raw = self.backend.objects.raw(Kind::Stream, stream)?;
+            self.backend.api.fence(own, raw)
+        });
+        self.backend.api.enter(before);
+        fence.map_or(Until::Context(context), Until::Fence)
+    }
+
     /// Returns charges of what the device does not use any more. Whether there were any.
     pub(super) fn return_charges(&mut self) -> bool {
-        let api = &self.backend.api;
+        let (api, objects) = (&self.backend.api, &self.backend.objects);
         let all = &mut self.backend.kept.all;
-        let is_over =
-            |kept: &mut KeptCharge| kept.fence.is_none_or(|fence| api.poll(fence).is_over());
+        let is_over = |kept: &mut KeptCharge| match kept.until {
+            Until::Now => true,
+            // A look that fails says nothing of the work.
+            Until::Fence(fence) => api.is_done_or_gone(fence),
+            Until::Context(context) => objects.get(Kind::Context, context).is_err(),
+        };
+        // Looks at fences make their contexts current; the caller goes on in its own.
+        let before = api.current();
         let over: Vec<KeptCharge> = all.extract_if(.., is_over).collect();
+        api.enter(before);
         self.backend.kept.left = all.len();
-        for fence in over.iter().filter_map(|kept| kept.fence) {
-            api.release(fence);
+        for kept in &over {
+            if let Until::Fence(fence) = kept.until {
+                api.release(fence);
+            }
         }
         if over.is_empty() {
             return false;

@@ -118,6 +118,12 @@ impl Api {
 }
 
 impl Api {
+    /// Whether the work before a fence is done, or its context, with all of its work, gone. Makes that
+    /// context current.
+    pub(super) fn is_done_or_gone(&self, fence: Fence) -> bool {
+        self.poll(fence) == Progress::Complete || self.fences_lock().slot(fence).context == 0
+    }
+
     /// Waits in the driver for a fence that is over.
     pub(super) fn wait_over(&self, fence: Fence) {
         // Under the lock: the context cannot go meanwhile.

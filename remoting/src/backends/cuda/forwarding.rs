@@ -25,6 +25,9 @@ use crate::{
 /// The most contexts at a time: each has memory of the device that no quota sees.
 const MOST_CONTEXTS: usize = 256;
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: u64 = 2;
+
 /// The most handles of graphs for conditional nodes.
 const MOST_CONDITIONALS: usize = 1 << 16;
 
@@ -220,6 +223,11 @@ impl Server {
                 Err(codes::OUT_OF_MEMORY)
             }
             TEXTURE_CREATE | SURFACE_CREATE => self.check_textures(),
+            // The driver refuses that; nothing of it has ended then.
+            DESTROY if self.is_primary(number(0) as u32) => Err(codes::INVALID_CONTEXT),
+            // With others the driver refuses this thread what it asks of fences meanwhile.
+            BEGIN_CAPTURE if number(1) != RELAXED => Err(codes::NOT_SUPPORTED),
+            BEGIN_CAPTURE_TO if number(5) != RELAXED => Err(codes::NOT_SUPPORTED),
             CREATE => {
                 let contexts = self.backend.objects.iter();
                 let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
@@ -447,6 +455,12 @@ impl Server {
         if let Some((_, raw)) = self.primary(device) {
             self.backend.api.fences_lock().forget(raw);
         }
+    }
+
+    /// Whether a context is a device's primary one.
+    fn is_primary(&self, context: u32) -> bool {
+        let context = self.backend.objects.get(Kind::Context, context);
+        context.is_ok_and(|context| context.references == 0)
     }
 
     /// Number and handle of a device's primary context, which is the one without references of its

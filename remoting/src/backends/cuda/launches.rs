@@ -201,7 +201,7 @@ impl Server {
                 && !self.is_captured(submitted.raw)
             {
                 self.backend.memory.launched(call.graph, &charge);
-                self.charge_until_done(submitted.context, Some(submitted.raw), charge);
+                self.charge_until_done(call.context, Some(call.stream), charge);
             }
             self.note_calling(submitted);
             Ok(submitted)

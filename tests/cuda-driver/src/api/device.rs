@@ -216,6 +216,9 @@ entry_points! {
 
     fn cuCtxDestroy_v2(ctx: CUcontext) {
         let context = objects::context(ctx)?;
+        if primary().0.as_ref().is_some_and(|primary| Arc::ptr_eq(primary, &context)) {
+            return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
+        }
         context.destroy();
         objects::remove(context.handle);
         if context::peek().is_some_and(|current| Arc::ptr_eq(&current, &context)) {

@@ -335,8 +335,8 @@ entry_points! {
     ) {
         let params = nodeParams.as_mut().ok_or(INVALID)?;
         let graph = objects::graph(hGraph)?;
-        let context = context::current()?;
-        params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, context.handle)?;
+        context::current()?;
+        params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, 0)?;
         let at = params.dptr;
         add_node(hGraph, phGraphNode, allocating(&graph, at))
     }

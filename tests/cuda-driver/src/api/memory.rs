@@ -114,7 +114,7 @@ entry_points! {
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
         // The address is known at once; only who uses it too early makes a mistake.
         let stream = context::current()?.stream(hStream)?;
-        let at = allocate(bytesize, Kind::Device, 0)?;
+        let at = memory().allocate(bytesize as u64, Kind::Device, 0, 0)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
@@ -122,7 +122,7 @@ entry_points! {
     fn cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
         known(pool)?;
         let stream = context::current()?.stream(hStream)?;
-        let at = allocate(bytesize, Kind::Device, 0)?;
+        let at = memory().allocate(bytesize as u64, Kind::Device, 0, 0)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
@@ -137,8 +137,10 @@ entry_points! {
     }
 
     fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
-        let context = context::current()?;
-        let stream = context.stream(hStream)?;
+        // Also of another context than the current one.
+        let current = context::current()?;
+        let stream = current.stream(hStream).or_else(|_| objects::stream(hStream))?;
+        let context = stream.context.upgrade().ok_or(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         let found = memory().find(dptr).filter(|found| found.start == dptr && found.kind == Kind::Device);
         found.ok_or(INVALID)?;
         if graphs::capture_free(&stream, dptr) {

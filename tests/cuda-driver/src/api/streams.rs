@@ -196,7 +196,11 @@ entry_points! {
 
     fn cuStreamQuery(hStream: CUstream) {
         let context = context::current()?;
-        match context.stream(hStream)?.mark().done() {
+        let stream = context.stream(hStream)?;
+        if let Some(graph) = &*capture(&stream) {
+            return graph.refuse();
+        }
+        match stream.mark().done() {
             true => context.check(),
             false => Err(CUresult::CUDA_ERROR_NOT_READY),
         }
@@ -318,6 +322,11 @@ entry_points! {
 
     fn cuEventQuery(hEvent: CUevent) {
         let context = context::current()?;
+        for stream in objects::streams() {
+            if let Some(graph) = capture(&stream).as_ref().filter(|graph| graph.is_global) {
+                return graph.refuse();
+            }
+        }
         match objects::event(hEvent)?.mark() {
             Some(mark) if !mark.done() => Err(CUresult::CUDA_ERROR_NOT_READY),
             _ => context.check(),
@@ -352,7 +361,7 @@ entry_points! {
         put(pMilliseconds, (ahead - behind) * 1000.0)
     }
 
-    fn cuStreamBeginCapture_v2(hStream: CUstream, _mode: CUstreamCaptureMode) {
+    fn cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) {
         let stream = context::current()?.stream(hStream)?;
         if stream.handle == 0 {
             return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -361,7 +370,8 @@ entry_points! {
         if capture.is_some() {
             return Err(CUresult::CUDA_ERROR_ILLEGAL_STATE);
         }
-        *capture = Some(Arc::new(Graph::new(objects::number())));
+        let is_global = mode == CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        *capture = Some(Arc::new(Graph::captured(objects::number(), is_global)));
         Ok(())
     }
 
@@ -374,6 +384,8 @@ entry_points! {
                 *capture = None;
             }
         }
+        offer(phGraph, std::ptr::null_mut());
+        graph.valid()?;
         put(phGraph, graph.handle as CUgraph)?;
         objects::insert(graph.handle, Object::Graph(graph));
         Ok(())
@@ -381,11 +393,8 @@ entry_points! {
 
     fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
         let stream = context::current()?.stream(hStream)?;
-        let active = capture(&stream).is_some();
-        put(captureStatus, match active {
-            true => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-            false => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-        })
+        let graph = capture(&stream).clone();
+        put(captureStatus, capture_status(graph.as_deref()))
     }
 
     fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
@@ -430,6 +439,14 @@ entry_points! {
     }
 }
 
+fn capture_status(graph: Option<&Graph>) -> CUstreamCaptureStatus {
+    match graph.map(Graph::valid) {
+        None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
+        Some(Ok(())) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
+        Some(Err(_)) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED,
+    }
+}
+
 /// # Safety
 /// Places for answers, or null.
 unsafe fn capture_info(
@@ -442,14 +459,12 @@ unsafe fn capture_info(
 ) -> Answer {
     let stream = context::current()?.stream(stream)?;
     let graph = capture(&stream).clone();
-    let active = match graph {
-        Some(_) => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE,
-        None => CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE,
-    };
-    let handle = graph.map_or(0, |graph| graph.handle);
+    let now = capture_status(graph.as_deref());
+    let valid = graph.filter(|graph| graph.valid().is_ok());
+    let handle = valid.map_or(0, |graph| graph.handle);
     // SAFETY: the caller's promise.
     unsafe {
-        put(status, active)?;
+        put(status, now)?;
         offer(id, handle);
         offer(into, handle as CUgraph);
         offer(dependencies, std::ptr::null());

@@ -15,6 +15,7 @@ use cuda_definition::driver::types::{CUresult, CUstream, cudaError_enum};
 
 use super::{
     Answer,
+    memory::memory,
     objects::{self, Object},
     stream::{Mark, Stream, Task},
 };
@@ -183,6 +184,7 @@ impl Context {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
         {
+            graph.valid()?;
             graph.push(task);
             return Ok(None);
         }
@@ -251,7 +253,7 @@ impl Context {
         }
     }
 
-    /// Ends all streams when their work is done.
+    /// Ends all streams when their work is done, and memory.
     pub fn destroy(&self) {
         let streams: Vec<_> = self
             .streams()
@@ -265,6 +267,7 @@ impl Context {
             objects::remove(stream.handle);
         }
         self.streams().per_thread.clear();
+        memory().end_context(self.handle);
         self.print();
         self.fail(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED);
     }

@@ -55,7 +55,7 @@ pub struct Allocation {
     pub size: u64,
     pub kind: Kind,
     pub flags: u32,
-    /// The context that it was made in.
+    /// The context that it was made in and goes with; 0 for memory of pools and graphs, which outlives it.
     pub context: u64,
     /// Numbers allocations.
     pub id: u64,
@@ -188,30 +188,18 @@ impl Memory {
             .get(&start)
             .copied()
             .filter(|allocation| kinds.contains(&allocation.kind));
-        let allocation = found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
-        state.all.remove(&start);
-        if allocation.kind.counted() {
-            state.used -= allocation.size;
-        }
-        state.publish();
-        if allocation.kind != Kind::Registered {
-            // Whole pages go back; the distance keeps neighbours off them unless pages are shared.
-            let (first, last) = (
-                start.next_multiple_of(4096),
-                (start + allocation.size) & !4095,
-            );
-            if last > first {
-                // SAFETY: pages of the arena that belong to nobody any more.
-                unsafe {
-                    libc::madvise(
-                        first as *mut _,
-                        (last - first) as usize,
-                        libc::MADV_DONTNEED,
-                    )
-                };
-            }
-        }
+        state.end(found.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?);
         Ok(())
+    }
+
+    /// Ends all allocations that go with a context, which has no work any more.
+    pub fn end_context(&self, context: u64) {
+        let mut state = self.state();
+        let all = state.all.values().copied();
+        let own: Vec<_> = all.filter(|one| one.context == context).collect();
+        for allocation in own {
+            state.end(allocation);
+        }
     }
 
     /// The allocation that an address is in.
@@ -237,6 +225,33 @@ impl State {
         }
         self.all.insert(allocation.start, allocation);
         self.publish();
+    }
+
+    fn end(&mut self, allocation: Allocation) {
+        let start = allocation.start;
+        self.all.remove(&start);
+        if allocation.kind.counted() {
+            self.used -= allocation.size;
+        }
+        self.publish();
+        if allocation.kind == Kind::Registered {
+            return;
+        }
+        // Whole pages go back; the distance keeps neighbours off them unless pages are shared.
+        let (first, last) = (
+            start.next_multiple_of(4096),
+            (start + allocation.size) & !4095,
+        );
+        if last > first {
+            // SAFETY: pages of the arena that belong to nobody any more.
+            unsafe {
+                libc::madvise(
+                    first as *mut _,
+                    (last - first) as usize,
+                    libc::MADV_DONTNEED,
+                )
+            };
+        }
     }
 
     fn publish(&mut self) {

@@ -3,7 +3,10 @@
 use std::{
     any::Any,
     collections::VecDeque,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, atomic::AtomicU32},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
     time::Instant,
 };
 
@@ -194,6 +197,10 @@ impl Event {
 #[derive(Default)]
 pub struct Graph {
     pub handle: u64,
+    /// How it is captured, if it is: calls that may disturb a global capture are refused to all threads.
+    pub is_global: bool,
+    /// It is being captured, which such a call has ended: no graph comes of it.
+    is_invalid: AtomicBool,
     nodes: Mutex<Vec<(u64, Task)>>,
     /// What is there as long as a graph has it, by handles.
     kept: Mutex<Vec<(u64, Kept)>>,
@@ -218,12 +225,36 @@ impl Graph {
         }
     }
 
+    /// One that is being captured.
+    pub fn captured(handle: u64, is_global: bool) -> Self {
+        Self {
+            handle,
+            is_global,
+            ..Self::default()
+        }
+    }
+
     /// One that does and keeps what another has so far.
     pub fn copy(handle: u64, of: &Self) -> Self {
         Self {
             handle,
             nodes: Mutex::new(of.all().clone()),
             kept: Mutex::new(of.kept().clone()),
+            ..Self::default()
+        }
+    }
+
+    /// A call has come that a capture to this graph does not allow.
+    pub fn refuse<T>(&self) -> Answer<T> {
+        self.is_invalid.store(true, Ordering::Release);
+        Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
+    }
+
+    /// Fails if a capture to this graph has become invalid.
+    pub fn valid(&self) -> Answer {
+        match self.is_invalid.load(Ordering::Acquire) {
+            true => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
+            false => Ok(()),
         }
     }
 

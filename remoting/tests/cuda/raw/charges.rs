@@ -1,0 +1,287 @@
+//! Charges for device memory: nothing that the device still has is free, and all that it has not is.
+
+use super::*;
+
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`
+const RELAXED: u64 = 2;
+
+#[test]
+fn what_a_launch_leaves_allocated_is_charged_until_it_is_freed() {
+    let mut client = Client::new();
+    let context = client.context;
+    let most = crate::library::MEMORY << 20;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let allocate = AddAllocNode {
+        context,
+        graph,
+        after: Vec::new(),
+        size: most / 4,
+    };
+    let (_, at) = client.ask(&allocate).unwrap();
+    let mut place = 0u64;
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    let (_, executable) = <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap();
+    let launch = LaunchGraph {
+        context,
+        stream: 0,
+        graph: executable,
+    };
+    client.ask(&launch).unwrap();
+    client.ask(&ContextSynchronize { context }).unwrap();
+    for (symbol, object) in [
+        ("cuGraphExecDestroy", executable),
+        ("cuGraphDestroy", graph),
+    ] {
+        client.forward(symbol, &[object.into()]).unwrap();
+    }
+    // The worker needs none of it to refuse.
+    let other = Allocate {
+        context,
+        size: most - most / 8,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&other), Err(codes::OUT_OF_MEMORY));
+    let free = Free {
+        context,
+        address: at,
+        stream: None,
+    };
+    assert_eq!(client.ask(&free), Ok(()));
+    assert_eq!(client.ask(&free), Err(codes::INVALID_VALUE));
+    client.ask(&other).unwrap();
+}
+
+/// Half of the quota, as memory of a graph that allocates and frees it: the executable graph.
+fn half_by_a_graph(client: &mut Client) -> (u32, u32) {
+    let context = client.context;
+    let graph = client.made("cuGraphCreate", &[0, 0]);
+    let allocate = AddAllocNode {
+        context,
+        graph,
+        after: Vec::new(),
+        size: crate::library::MEMORY << 19,
+    };
+    let (node, address) = client.ask(&allocate).unwrap();
+    let free = AddFreeNode {
+        context,
+        graph,
+        after: vec![node],
+        address,
+    };
+    client.ask(&free).unwrap();
+    let mut place = 0u64;
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    (graph, <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap().1)
+}
+
+#[test]
+fn a_graph_that_is_destroyed_while_it_runs_is_charged_until_it_ends() {
+    let mut client = Client::new();
+    let context = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let (graph, executable) = half_by_a_graph(&mut client);
+    client.launch(stream, spin, &parameters);
+    let launch = LaunchGraph {
+        context,
+        stream,
+        graph: executable,
+    };
+    client.post(&launch);
+    for (symbol, object) in [
+        ("cuGraphExecDestroy", executable),
+        ("cuGraphDestroy", graph),
+    ] {
+        client.forward(symbol, &[object.into()]).unwrap();
+    }
+    let most = Allocate {
+        context,
+        size: (crate::library::MEMORY << 20) * 3 / 4,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&most), Err(codes::OUT_OF_MEMORY));
+    until.store(1, Ordering::SeqCst);
+    client.ask(&StreamSynchronize { context, stream }).unwrap();
+    client.ask(&most).unwrap();
+}
+
+#[test]
+fn what_is_freed_in_the_order_of_a_stream_is_charged_until_that_gets_there() {
+    let mut client = Client::new();
+    let context = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let half = Allocate {
+        context,
+        size: crate::library::MEMORY << 19,
+        source: Source::Stream(stream),
+    };
+    let address = client.ask(&half).unwrap();
+    client.launch(stream, spin, &parameters);
+    client.post(&Free {
+        context,
+        address,
+        stream: Some(stream),
+    });
+    let most = Allocate {
+        context,
+        size: (crate::library::MEMORY << 20) * 3 / 4,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&most), Err(codes::OUT_OF_MEMORY));
+    // Who asks while the work is about to end gets it.
+    let ends = thread::spawn(|| {
+        thread::sleep(Duration::from_millis(100));
+        until.store(1, Ordering::SeqCst);
+    });
+    client.ask(&most).unwrap();
+    ends.join().unwrap();
+}
+
+#[test]
+fn what_a_captured_stream_allocates_is_charged_with_its_graph() {
+    let mut client = Client::new();
+    let context = client.context;
+    let stream = client.stream();
+    let half = Allocate {
+        context,
+        size: crate::library::MEMORY << 19,
+        source: Source::Stream(stream),
+    };
+    let address = client.ask(&half).unwrap();
+    let free = |address| Free {
+        context,
+        address,
+        stream: Some(stream),
+    };
+    let begin = [u64::from(stream), RELAXED];
+    client.forward("cuStreamBeginCapture_v2", &begin).unwrap();
+    // Memory that no graph has allocated none frees.
+    assert_eq!(client.ask(&free(address)), Err(codes::INVALID_VALUE));
+    let captured = client.ask(&half).unwrap();
+    client.ask(&free(captured)).unwrap();
+    let mut place = 0u64;
+    let end = [u64::from(stream), &raw mut place as u64];
+    let Blob(made) = client.forward("cuStreamEndCapture", &end).unwrap();
+    let (_, graph) = <(u32, u32)>::from_bytes(&made).unwrap();
+    let words = [&raw mut place as u64, graph.into(), 0];
+    let made = client.forward("cuGraphInstantiateWithFlags", &words);
+    let (_, executable) = <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap();
+    let more = Allocate {
+        context,
+        size: 1 << 20,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&more), Err(codes::OUT_OF_MEMORY));
+    client
+        .forward("cuGraphExecDestroy", &[executable.into()])
+        .unwrap();
+    client.ask(&more).unwrap();
+    assert_eq!(client.ask(&free(address)), Ok(()));
+}
+
+/// A quota's worth of memory, all but so small a part of it.
+fn all_but(part: u64) -> u64 {
+    let all = crate::library::MEMORY << 20;
+    all - all / part
+}
+
+impl Client {
+    /// Asks for device memory of the current context.
+    fn allocate(&mut self, size: u64, source: Source) -> Result<u64, i32> {
+        let context = self.context;
+        self.ask(&Allocate {
+            context,
+            size,
+            source,
+        })
+    }
+
+    /// Frees memory in the order of a stream.
+    fn free_in(&mut self, address: u64, stream: u32) -> Result<(), i32> {
+        let (context, stream) = (self.context, Some(stream));
+        self.ask(&Free {
+            context,
+            address,
+            stream,
+        })
+    }
+}
+
+#[test]
+fn memory_is_of_the_context_that_asks_whatever_another_one_has_to_give_back() {
+    let mut client = Client::new();
+    let stream = client.stream();
+    // The driver has four times the quota.
+    for round in 0..6 {
+        let address = client.allocate(all_but(8), Source::Stream(stream)).unwrap();
+        client.free_in(address, stream).unwrap();
+        let other = client.made("cuCtxCreate_v2", &[0, 0, 0]);
+        let context = std::mem::replace(&mut client.context, other);
+        let allocated = client.allocate(all_but(8), Source::Device());
+        assert!(allocated.is_ok(), "{allocated:?} in round {round}");
+        client.context = context;
+        client.forward("cuCtxDestroy_v2", &[other.into()]).unwrap();
+    }
+}
+
+#[test]
+fn what_is_freed_from_another_context_is_charged_until_its_stream_gets_there() {
+    let mut client = Client::new();
+    let stream = client.stream();
+    for _ in 0..3 {
+        let address = client.allocate(all_but(8), Source::Stream(stream)).unwrap();
+        let other = client.made("cuCtxCreate_v2", &[0, 0, 0]);
+        let context = std::mem::replace(&mut client.context, other);
+        client.free_in(address, stream).unwrap();
+        client.context = context;
+    }
+    client
+        .ask(&StreamSynchronize {
+            context: client.context,
+            stream,
+        })
+        .unwrap();
+    client.allocate(all_but(8), Source::Device()).unwrap();
+}
+
+#[test]
+fn a_primary_context_that_is_destroyed_is_charged_for_what_runs_in_it() {
+    let mut client = Client::new();
+    client.context = client.made("cuDevicePrimaryCtxRetain", &[0, 0]);
+    let primary = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let address = client.allocate(all_but(2), Source::Stream(stream)).unwrap();
+    client.launch(stream, spin, &parameters);
+    client.free_in(address, stream).unwrap();
+    let destroyed = client.forward("cuCtxDestroy_v2", &[primary.into()]);
+    assert_eq!(destroyed, Err(codes::INVALID_CONTEXT));
+    let allocated = client.allocate(all_but(4), Source::Device());
+    assert_eq!(allocated, Err(codes::OUT_OF_MEMORY));
+    until.store(1, Ordering::SeqCst);
+    client.allocate(all_but(4), Source::Device()).unwrap();
+}
+
+#[test]
+fn no_capture_keeps_the_worker_from_seeing_whether_work_is_done() {
+    let mut client = Client::new();
+    let captured = client.stream();
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let address = client.allocate(all_but(2), Source::Stream(stream)).unwrap();
+    client.launch(stream, spin, &parameters);
+    client.free_in(address, stream).unwrap();
+    let begun = [0, 1].map(|mode| {
+        let begin = [captured.into(), mode];
+        client.forward("cuStreamBeginCapture_v2", &begin)
+    });
+    let allocated = client.allocate(all_but(4), Source::Device());
+    assert_eq!(allocated, Err(codes::OUT_OF_MEMORY));
+    let refused = || Err(codes::NOT_SUPPORTED);
+    assert_eq!(begun, [refused(), refused()]);
+    until.store(1, Ordering::SeqCst);
+    client.allocate(all_but(4), Source::Device()).unwrap();
+}
