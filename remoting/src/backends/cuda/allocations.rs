@@ -2,7 +2,7 @@
 
 use std::{ptr::null_mut, sync::Arc};
 
-use cuda_definition::driver::types::{CUmemoryPool, CUstream, CUstreamCaptureStatus};
+use cuda_definition::driver::types::{CUmemoryPool, CUstream};
 
 use super::{
     Server,
@@ -28,21 +28,9 @@ impl Server {
             return Ok((stream as CUstream, None));
         }
         self.backend.objects.check_room()?;
-        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let mut graph = null_mut();
-        outcome(cu!(
-            self.backend.api,
-            cuStreamGetCaptureInfo_v2(
-                stream as CUstream,
-                &raw mut status,
-                null_mut(),
-                &raw mut graph,
-                null_mut(),
-                null_mut(),
-            )
-        ))?;
+        let graph = self.captured_to(stream)?;
         let objects = &mut self.backend.objects;
-        match objects.number(Kind::Graph, graph as usize, 0, 0) {
+        match objects.number(Kind::Graph, graph, 0, 0) {
             0 => Err(codes::INVALID_VALUE),
             // One of a conditional node allocates nothing.
             graph if objects.get(Kind::Graph, graph)?.owner != 0 => Err(codes::NOT_SUPPORTED),

@@ -9,18 +9,9 @@ use std::{
 };
 
 use super::{
-    charges::Kept,
-    cover::Cover,
-    driver::{Api, cu},
-    fences::Fence,
-    host_functions::News,
-    light::Algorithm,
-    linear,
-    memory::Memory,
-    objects::Objects,
-    printed::Printed,
-    textures::Texture,
-    waiting::PutOff,
+    captures::Captures, charges::Kept, cover::Cover, driver::Api, fences::Fence,
+    host_functions::News, light::Algorithm, linear, memory::Memory, objects::Objects,
+    printed::Printed, textures::Texture, waiting::PutOff,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
@@ -51,7 +42,7 @@ pub struct CudaBackend {
     /// How often each device's primary context is retained.
     pub(super) primary: HashMap<i32, u32>,
     /// Captures that are under way: fences are no part of them.
-    pub(super) captures: usize,
+    pub(super) captures: Captures,
     /// Handles of cuBLAS and cuBLASLt, by number.
     pub(super) linear: HashMap<u32, linear::State>,
     /// Algorithms that the client has been told of.
@@ -97,7 +88,7 @@ impl CudaBackend {
             kept: Kept::default(),
             cover: Cover::default(),
             primary: HashMap::new(),
-            captures: 0,
+            captures: Captures::default(),
             linear: HashMap::new(),
             algorithms: HashSet::new(),
             textures: HashSet::new(),
@@ -321,20 +312,6 @@ impl Server {
     pub(super) fn is_clients(&self, at: u64, size: u64) -> bool {
         self.backend.memory.holds(at, size)
             || self.window.offset_of(at as *const u8, size).is_some()
-    }
-
-    /// Whether a stream is being captured, so that nothing may be added to it.
-    pub(super) fn is_captured(&self, stream: usize) -> bool {
-        use cuda_definition::driver::types::{CUstream, CUstreamCaptureStatus as Status};
-        if self.backend.captures == 0 {
-            return false;
-        }
-        let mut status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
-        cu!(
-            self.backend.api,
-            cuStreamIsCapturing(stream as CUstream, &raw mut status)
-        );
-        status != Status::CU_STREAM_CAPTURE_STATUS_NONE
     }
 
     /// Whether this thread may wait in the driver.

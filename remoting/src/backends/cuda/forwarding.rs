@@ -170,7 +170,15 @@ impl Server {
         }
         // SAFETY: numbers are any, handles the driver's own, addresses of devices checked where they
         // are used at once, and arrays of the size that the definition says.
-        outcome(unsafe { self.backend.api.call(function, &words) })?;
+        let called = outcome(unsafe { self.backend.api.call(function, &words) });
+        if called.is_err()
+            && function == END_CAPTURE
+            && let Some(&stream) = words.first()
+            && !self.is_captured(stream as usize)
+        {
+            self.capture_failed(stream as usize);
+        }
+        called?;
         let answer = self.results(plan, &mut arguments, context)?;
         self.after(function, &arguments, &words, context, charge);
         Ok(Blob(answer))
@@ -487,6 +495,14 @@ impl Server {
         self.backend.api.enter(own);
     }
 
+    /// Forgets a graph or a node, and the graphs that go with it.
+    pub(super) fn forget_graph(&mut self, id: u32) {
+        self.backend.memory.forget_graph(id);
+        self.backend.objects.remove(id);
+        let (conditionals, objects) = (&mut self.backend.conditionals, &self.backend.objects);
+        conditionals.retain(|_, graph| objects.get(Kind::Graph, *graph).is_ok());
+    }
+
     fn forget_context(&mut self, id: u32) {
         self.backend.memory.forget_context(id);
         self.backend.cover.forget(id);
@@ -494,6 +510,7 @@ impl Server {
             .textures
             .retain(|texture| texture.context != id);
         self.backend.objects.remove(id);
+        self.end_captures_without_stream();
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);
         self.backend.api.look();
@@ -511,6 +528,7 @@ impl Server {
         let number = |place| word(arguments, place);
         let object = |place| number(place) as u32;
         let device = words.last().map_or(0, |word| *word as i32);
+        let handle = words.first().map_or(0, |word| *word as usize);
         match function {
             RETAIN => {
                 *self.backend.primary.entry(device).or_default() += 1;
@@ -551,16 +569,8 @@ impl Server {
             CONDITIONAL_CREATE => {
                 self.backend.conditionals.insert(number(0), object(1));
             }
-            GRAPH_DESTROY | NODE_DESTROY => {
-                if function == GRAPH_DESTROY {
-                    self.backend.memory.forget_graph(object(0));
-                }
-                self.backend.objects.remove(object(0));
-                // Also those of graphs that go with it.
-                let (conditionals, objects) =
-                    (&mut self.backend.conditionals, &self.backend.objects);
-                conditionals.retain(|_, graph| objects.get(Kind::Graph, *graph).is_ok());
-            }
+            // A node is no graph that allocates.
+            GRAPH_DESTROY | NODE_DESTROY => self.forget_graph(object(0)),
             EXECUTABLE_DESTROY => {
                 self.backend.memory.forget_graph(object(0));
                 let gone = self.backend.objects.remove(object(0));
@@ -571,6 +581,9 @@ impl Server {
                 }
             }
             STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
+                if function == STREAM_DESTROY {
+                    self.capture_failed(handle);
+                }
                 self.backend.objects.remove(object(0));
             }
             ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
@@ -629,8 +642,10 @@ impl Server {
                 self.backend.memory.insert(number(0), stretch);
             }
             UNMAP => self.backend.memory.remove_within(number(0), number(1)),
-            BEGIN_CAPTURE | BEGIN_CAPTURE_TO => self.backend.captures += 1,
-            END_CAPTURE => self.backend.captures = self.backend.captures.saturating_sub(1),
+            BEGIN_CAPTURE | BEGIN_CAPTURE_TO => {
+                self.capture_begun(handle, function == BEGIN_CAPTURE_TO);
+            }
+            END_CAPTURE => self.capture_ended(handle),
             _ => {}
         }
     }

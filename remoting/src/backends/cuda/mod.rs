@@ -18,6 +18,7 @@ pub mod driver;
 pub mod probe;
 
 mod allocations;
+mod captures;
 mod charges;
 mod copies;
 mod cover;

@@ -87,6 +87,11 @@ impl Objects {
         }
     }
 
+    /// The number of a handle of the driver, if it has one.
+    pub(super) fn known(&self, kind: Kind, raw: usize) -> Option<u32> {
+        self.by_raw.get(&(kind, raw)).copied()
+    }
+
     /// Whether there are streams beside the legacy one.
     pub(super) fn has_streams(&self) -> bool {
         self.streams > 0
@@ -124,7 +129,7 @@ impl Objects {
         if raw == 0 || kind == Kind::Stream && raw == LEGACY as usize {
             return raw as u32;
         }
-        if let Some(&known) = self.by_raw.get(&(kind, raw)) {
+        if let Some(known) = self.known(kind, raw) {
             return known;
         }
         let object = Object {

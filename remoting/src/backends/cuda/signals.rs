@@ -66,7 +66,7 @@ impl Server {
             false => backend.legacy != LegacyWork::Nobodys,
         };
         let knows_more = !backend.deferred.is_empty()
-            || backend.captures > 0
+            || backend.captures.is_any()
             || backend.has_pending()
             || self.expected > 0
             || waits_for_others;

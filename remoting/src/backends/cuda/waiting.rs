@@ -115,7 +115,7 @@ impl Server {
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
         let left = self.backend.left.contains(&context);
-        if left || self.backend.captures > 0 || self.stays(header) {
+        if left || self.backend.captures.is_any() || self.stays(header) {
             let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
             if waited.is_ok() {
                 self.backend.left.remove(&context);
@@ -197,7 +197,7 @@ impl Server {
             _ => return Some((header, request)),
         };
         let alone = header.flags.has(Flags::ALONE);
-        if alone || self.backend.captures > 0 || rounds >= MOST_ROUNDS {
+        if alone || self.backend.captures.is_any() || rounds >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {

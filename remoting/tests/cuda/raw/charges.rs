@@ -285,3 +285,42 @@ fn no_capture_keeps_the_worker_from_seeing_whether_work_is_done() {
     until.store(1, Ordering::SeqCst);
     client.allocate(all_but(4), Source::Device()).unwrap();
 }
+
+#[test]
+fn the_graph_of_a_capture_that_fails_goes_with_it() {
+    let mut client = Client::new();
+    let (offset, length) = (client.window.data(), 64);
+    for by_stream in [false, true] {
+        let stream = client.stream();
+        let begin = [stream.into(), RELAXED];
+        client.forward("cuStreamBeginCapture_v2", &begin).unwrap();
+        let address = client.allocate(4096, Source::Stream(stream)).unwrap();
+        let read = Read {
+            context: client.context,
+            stream: 0,
+            from: address,
+            to: WindowRange {
+                offset,
+                length,
+                stage: None,
+            },
+        };
+        assert_eq!(client.ask(&read), Ok(()));
+        if by_stream {
+            let destroyed = client.forward("cuStreamDestroy_v2", &[stream.into()]);
+            destroyed.unwrap();
+        } else {
+            let queried = client.forward("cuStreamQuery", &[stream.into()]);
+            assert_eq!(queried, Err(codes::STREAM_CAPTURE_UNSUPPORTED));
+            let mut place = 0u64;
+            let end = [stream.into(), &raw mut place as u64];
+            assert!(client.forward("cuStreamEndCapture", &end).is_err());
+        }
+        assert_eq!(client.ask(&read), Err(codes::INVALID_VALUE));
+        // Nothing is being captured any more.
+        let context = client.context;
+        client.ask(&ContextSynchronize { context }).unwrap();
+        let other = client.stream();
+        assert_eq!(client.signal(Some(other), 5), (5, 0));
+    }
+}
