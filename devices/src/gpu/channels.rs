@@ -181,10 +181,26 @@ impl Channel {
         }
     }
 
+    /// Leaves the mediator, and writes the ring's state for the next time.
     fn unbind(&mut self, number: u8, instance: Option<Target>, world: &mut World) {
-        let Some(mut bound) = self.bound.take() else {
+        let (Some(bound), Some(instance)) = (self.leave(number, instance, world), instance) else {
             return;
         };
+        // What was not done is submitted again if it is bound again.
+        let mut head = [0; ramfc::BYTES];
+        if world.read(instance, 0, &mut head) {
+            let mut ring = Ramfc::parse(&head);
+            ring.gp_get = bound.done;
+            ring.gp_put = bound.sent;
+            ring.encode(&mut head);
+            world.write(instance, 0, &head);
+        }
+    }
+
+    /// Leaves the mediator, if that knows it: nothing of it runs when this returns, and what the mediator
+    /// has said of it by then has happened. What it was.
+    fn leave(&mut self, number: u8, instance: Option<Target>, world: &mut World) -> Option<Bound> {
+        let mut bound = self.bound.take()?;
         world.link.send(&Request::Unbind { channel: number });
         if !bound.flights.is_empty() {
             // What it may still write to is the guest's again after this.
@@ -199,16 +215,7 @@ impl Channel {
                 }
             }
         }
-        // What was not done is submitted again if it is bound again.
-        let Some(instance) = instance else { return };
-        let mut head = [0; ramfc::BYTES];
-        if world.read(instance, 0, &mut head) {
-            let mut ring = Ramfc::parse(&head);
-            ring.gp_get = bound.done;
-            ring.gp_put = bound.sent;
-            ring.encode(&mut head);
-            world.write(instance, 0, &head);
-        }
+        Some(bound)
     }
 
     /// It is to leave the engines.
@@ -375,7 +382,11 @@ impl Channel {
             }
             return true;
         }
-        self.unbind(number, None, world);
+        // The guest has written another ring's state.
+        self.leave(number, Some(instance), world);
+        if self.ended {
+            return false;
+        }
         if block.space.aperture != Aperture::Vram || ring.userd + PAGE > world.vram.len() {
             return false;
         }

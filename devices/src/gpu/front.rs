@@ -12,7 +12,7 @@ use gf100::{
     format::{
         Gfn, PAGE, Target,
         instance::{BYTES, InstanceBlock},
-        userd::{self, Window},
+        userd::Window,
     },
     registers::{
         Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
@@ -481,13 +481,8 @@ impl Engines {
         if let Some(at) = self.in_bar(index, offset) {
             self.vram.write(at, data);
         }
-        let doorbell = match (index, self.user, data) {
-            (0, Some(window), [a, b, c, d]) => window
-                .channel(offset, CHANNELS)
-                .filter(|(_, at)| *at == userd::GP_PUT)
-                .map(|(channel, _)| (channel, u32::from_le_bytes([*a, *b, *c, *d]))),
-            _ => None,
-        };
+        let window = self.user.filter(|_| index == 0);
+        let doorbell = window.and_then(|window| window.doorbell(offset, data, CHANNELS));
         if let Some((channel, put)) = doorbell {
             self.counts.doorbells += 1;
             self.counts.bar_writes -= 1;

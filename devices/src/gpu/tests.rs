@@ -315,6 +315,12 @@ impl Guest {
 
     /// Submits a release of a word to an address.
     fn release(&self, to: u64, word: u32) {
+        self.prepare(to, word);
+        self.doorbell(self.put.get());
+    }
+
+    /// Writes such a release into the ring, and rings no doorbell.
+    fn prepare(&self, to: u64, word: u32) {
         let run = Header::Increasing(Run {
             subchannel: 0,
             address: 0x10,
@@ -338,7 +344,6 @@ impl Guest {
         };
         self.poke64(u64::from(RING) * PAGE + u64::from(put) * 8, entry.encode());
         self.put.set(put + 1);
-        self.doorbell(put + 1);
     }
 
     fn ram(&self, at: usize) -> u32 {
@@ -434,6 +439,38 @@ fn what_a_stopped_channel_has_done_is_not_done_again() {
     guest.release(RAM_VA + 4, 2);
     wait("what comes next", || guest.ram(4) == 2);
     assert_eq!(guest.ram(0), 0);
+}
+
+#[test]
+fn a_fault_that_is_heard_when_the_ring_is_changed_ends_the_channel() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::deaf(&mediator(folder.path()), |_| {});
+    let outside = Target::Vram(VramPage((VRAM / PAGE) as u32));
+    guest.map(SMALL, RAM_VA / PAGE, std::iter::once(outside));
+    guest.release(RAM_VA, 1);
+    let is_fault = |event: &Event| matches!(event, Event::Fault { .. });
+    wait("a fault", || guest.front.has_heard(is_fault));
+    // Another submission page: the channel is to be bound anew.
+    guest.instance(INSTANCE, CHANNEL + 1);
+    let messages = guest.counter("messages");
+    guest.doorbell(1);
+    assert_eq!(guest.counter("messages"), messages + 2, "it leaves only");
+    let [instance, low, high, _] = guest.take_fault();
+    assert_eq!(instance, INSTANCE);
+    assert_eq!(u64::from(high) << 32 | u64::from(low), RAM_VA);
+}
+
+#[test]
+fn a_put_pointer_within_a_longer_write_is_a_doorbell() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.works(1);
+    guest.prepare(RAM_VA, 2);
+    let at = u64::from(CHANNEL) * userd::STRIDE + userd::GP_GET;
+    let put = u64::from(guest.put.get()) << 32;
+    guest.bar1.write(at, &put.to_le_bytes());
+    wait("the word", || guest.ram(0) == 2);
+    assert_eq!(guest.counter("doorbells"), 2);
 }
 
 #[test]

@@ -13,10 +13,7 @@ use super::{
     vram::{BackError, Vram},
 };
 use crate::{
-    format::{
-        Target,
-        userd::{self, Window},
-    },
+    format::{Target, userd::Window},
     registers::{
         Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::unit,
     },
@@ -171,13 +168,8 @@ impl Gpu {
             self.bar_fault(bar, unit, bad);
             return false;
         }
-        let doorbell = match (bar, engines.window, data) {
-            (Bar::One, Some(window), [a, b, c, d]) => window
-                .channel(at, CHANNELS)
-                .filter(|(_, offset)| *offset == userd::GP_PUT)
-                .map(|(channel, _)| (channel, u32::from_le_bytes([*a, *b, *c, *d]))),
-            _ => None,
-        };
+        let window = engines.window.filter(|_| bar == Bar::One);
+        let doorbell = window.and_then(|window| window.doorbell(at, data, CHANNELS));
         if let Some((channel, put)) = doorbell {
             engines.fifo.submit(channel, put, &engines.memory);
             self.report();

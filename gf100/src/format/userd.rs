@@ -40,6 +40,15 @@ impl Window {
         let channel = u8::try_from(inside / STRIDE).ok()?;
         (channel < count).then_some((channel, inside % STRIDE))
     }
+
+    /// The channel, of `count`, whose [`GP_PUT`] lies wholly within a write at an offset in BAR 1, and its new
+    /// value.
+    pub fn doorbell(self, at: u64, data: &[u8], count: u8) -> Option<(u8, u32)> {
+        let (channel, offset) = self.channel(at, count)?;
+        let first = usize::try_from(GP_PUT.checked_sub(offset)?).ok()?;
+        let put = data.get(first..)?.first_chunk()?;
+        Some((channel, u32::from_le_bytes(*put)))
+    }
 }
 
 #[cfg(test)]
@@ -64,5 +73,25 @@ mod tests {
                 prop_assert!(channel < 128);
             }
         }
+    }
+
+    #[test]
+    fn a_doorbell_is_a_write_of_a_whole_put_pointer() {
+        let window = Window { start: 0x10_0000 };
+        let at = window.start + 5 * STRIDE;
+        let bytes = 0x0102_0304_0506_0708_u64.to_le_bytes();
+        let doorbell = |offset, len: usize| window.doorbell(at + offset, &bytes[..len], 128);
+        assert_eq!(doorbell(GP_PUT, 4), Some((5, 0x0506_0708)));
+        assert_eq!(doorbell(GP_PUT, 8), Some((5, 0x0506_0708)));
+        assert_eq!(doorbell(GP_PUT - 4, 8), Some((5, 0x0102_0304)));
+        for (offset, len) in [
+            (GP_PUT, 2),
+            (GP_PUT - 4, 4),
+            (GP_PUT - 4, 7),
+            (GP_PUT + 4, 4),
+        ] {
+            assert_eq!(doorbell(offset, len), None);
+        }
+        assert_eq!(window.doorbell(window.start - 4, &bytes, 128), None);
     }
 }
