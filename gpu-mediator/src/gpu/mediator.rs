@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fs::File,
     io,
+    ops::Range,
     os::fd::OwnedFd,
     time::Duration,
 };
@@ -60,7 +61,7 @@ const INSTANCE: Wanted = Wanted {
     align: 1,
 };
 /// Pages of RAM's addresses on the GPU: all but the first large one.
-const ADDRESSES: std::ops::Range<u32> = PER_LARGE..1 << PAGE_NUMBER_BITS;
+const ADDRESSES: Range<u32> = PER_LARGE..1 << PAGE_NUMBER_BITS;
 /// Channels of all VMs, as the run list has room.
 const RUN_LIST_PAGES: u32 = 1;
 
@@ -219,14 +220,14 @@ pub struct Mediator {
     gpu: Physical,
     reserve: Reserve,
     vram: Pages,
-    dma: Pages,
     vms: BTreeMap<u32, Vm>,
     /// Owner and virtual number by physical channel.
     owners: Vec<Option<(u32, u8)>>,
     list: PhysPage,
-    /// Pages for all VMs' shadows, and of all partitions.
+    /// Pages for all VMs' shadows.
     reserved: u32,
-    shared: u32,
+    /// Pages of all partitions.
+    shared: Range<u32>,
     scheduler: Scheduler,
     lengths: Lengths,
     turn: Option<Turn>,
@@ -251,13 +252,12 @@ impl Mediator {
         let list = reserve.take(RUN_LIST_PAGES, 1);
         let list = list.ok_or(Refused::Quota { limit: 0 })?;
         let first = (part / PAGE) as u32;
-        let shared = (all / PAGE) as u32 - first;
+        let shared = first..(all / PAGE) as u32;
         Ok(Self {
-            vram: Pages::new(first, shared),
+            vram: Pages::new(first, shared.end - first),
             // All but page 0 and the list, in whole large pages.
             reserved: first.saturating_sub(PER_LARGE),
             shared,
-            dma: Pages::new(ADDRESSES.start, ADDRESSES.end - ADDRESSES.start),
             gpu,
             reserve,
             vms: BTreeMap::new(),
@@ -343,18 +343,23 @@ impl Mediator {
     /// Pages that a VM may have of the mediator's memory, for shadows and channels: as large a part as
     /// of VRAM, so that no VM takes another's.
     fn shadows(&self, count: u32) -> u32 {
-        let part = u64::from(self.reserved) * u64::from(count) / u64::from(self.shared.max(1));
-        // The partition is a part of what is shared.
+        // The partition is a part of what is shared, which is not empty.
+        let part = u64::from(self.reserved) * u64::from(count) / self.shared.len() as u64;
         part as u32 / PER_LARGE * PER_LARGE
     }
 
-    /// Pages of RAM that the GPU addresses for a VM at most: as large a part of its addresses as of VRAM, so
-    /// that no VM takes another's.
-    fn window(&self, partition: &Partition) -> u32 {
-        let (_, count) = partition.pages();
-        let all = u64::from(ADDRESSES.end - ADDRESSES.start);
-        // The partition is a part of what is shared.
-        (all * u64::from(count) / u64::from(self.shared.max(1))) as u32
+    /// The addresses that the GPU has for a VM's RAM, whole large pages: as large a part of all addresses as
+    /// the partition is of VRAM, and at the same place, so that no VM takes another's.
+    fn window(&self, partition: &Partition) -> Range<u32> {
+        let (first, count) = partition.pages();
+        let all = (ADDRESSES.end - ADDRESSES.start) / PER_LARGE;
+        let at = |page: u32| {
+            // The partition is a part of what is shared, which is not empty.
+            let before = u64::from(page - self.shared.start);
+            let large = u64::from(all) * before / self.shared.len() as u64;
+            ADDRESSES.start + large as u32 * PER_LARGE
+        };
+        at(first.0)..at(first.0 + count)
     }
 
     /// A VM's memory.
@@ -416,7 +421,6 @@ impl Mediator {
         self.vram.give(first.0, count);
         for range in vm.partition.ram() {
             self.gpu.take_back(range.dma, range.count)?;
-            self.dma.give(range.dma.0, dma_pages(range.count));
         }
         info!("virtual machine {id} has gone: {:?}", vm.figures);
         Ok(())
@@ -576,9 +580,11 @@ impl Mediator {
         offset: u64,
         files: Vec<OwnedFd>,
     ) -> Result<(), Error> {
-        let (used, most) = (vm.partition.dma_pages(), self.window(&vm.partition));
-        if used.saturating_add(dma_pages(count)) > most {
-            let most = (u64::from(most) * PAGE) >> 20;
+        let window = self.window(&vm.partition);
+        // One range follows the other: none is taken back before all are.
+        let dma = DmaPage(window.start + vm.partition.dma_pages());
+        if dma_pages(count) > window.end - dma.0 {
+            let most = (window.len() as u64 * PAGE) >> 20;
             return Err(Error::Window { most });
         }
         let file = files.into_iter().next().map(File::from);
@@ -587,11 +593,8 @@ impl Mediator {
         let Some(file) = file else {
             return Err(Error::Ram(first.0));
         };
-        let taken = self.dma.take(dma_pages(count), PER_LARGE);
-        let dma = DmaPage(taken.ok_or(Error::Ram(first.0))?);
         // The server says no if the file is too short.
         if let Err(failure) = self.gpu.lend(dma, count, &file, offset) {
-            self.dma.give(dma.0, dma_pages(count));
             return Err(match failure.is_refusal() {
                 true => Error::Ram(first.0),
                 false => failure.into(),

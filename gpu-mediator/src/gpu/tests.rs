@@ -788,6 +788,38 @@ fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
 }
 
 #[test]
+fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
+    let mut mediator = gpu("gaps", Name::Fair, LONG);
+    // Nothing of it takes memory.
+    let file = memory::sealed(c"ram", 1 << 40).expect("there is room");
+    let give = |mediator: &mut Mediator, guest: &Guest, first, count| {
+        let request = Request::Ram {
+            first: Gfn(first),
+            count,
+            offset: 0,
+        };
+        let files = vec![OwnedFd::from(file.try_clone().expect("there is room"))];
+        let given = mediator.request(guest.id, request, files, Moment::now());
+        given.expect("it is within its part");
+    };
+    let (gone, stays) = (Guest::bare(&mut mediator), Guest::bare(&mut mediator));
+    // Half of all addresses, by turns.
+    for nth in 1..33 {
+        for guest in [&gone, &stays] {
+            give(&mut mediator, guest, nth << 21, 1 << 21);
+        }
+    }
+    mediator
+        .leave(gone.id, Moment::now())
+        .expect("the GPU is there");
+    // The part of each is more than 36 of 128.
+    for _ in 0..2 {
+        let guest = Guest::bare(&mut mediator);
+        give(&mut mediator, &guest, 1 << 21, 36 << 21);
+    }
+}
+
+#[test]
 fn as_many_fronts_as_there_may_be_can_each_lend_as_many_ranges_as_they_may() {
     let all = server::MOST_FRONTS * partition::MOST_RANGES;
     assert!(all <= gf100::device::ram::MAX_RANGES);
