@@ -32,6 +32,8 @@ use crate::{
 pub const MOST_FRONTS: usize = 256;
 /// Messages that a front has not taken, at most: it takes none any more then.
 const MOST_UNTAKEN: usize = 4096;
+/// How long a front may take to say Hello: until then it has a place for nothing.
+const HELLO: Duration = Duration::from_secs(5);
 /// Messages of one front that are taken before another's.
 const BURST: usize = 32;
 
@@ -74,6 +76,7 @@ enum Ending {
 
 struct Front {
     packets: Packets,
+    since: Moment,
     vm: Option<u32>,
     outbox: VecDeque<Vec<u8>>,
 }
@@ -129,7 +132,10 @@ impl Server {
     pub fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
         let again = self.mediator.tick(Moment::now()).map_err(Error::Lost)?;
         self.send_events();
-        let waits = patience.into_iter().chain(again);
+        let now = Moment::now();
+        let silent = self.fronts.values().filter(|front| front.vm.is_none());
+        let hello = silent.map(|front| HELLO.saturating_sub(now.since(front.since)));
+        let waits = patience.into_iter().chain(again).chain(hello);
         self.wait(waits.min())
     }
 
@@ -168,6 +174,7 @@ impl Server {
                 self.serve(entry.fd)?;
             }
         }
+        self.leave_silent(Moment::now());
         if entries[0].revents != 0 {
             self.accept();
         }
@@ -206,6 +213,7 @@ impl Server {
             Ok(packets) if self.fronts.len() < MOST_FRONTS => {
                 let front = Front {
                     vm: None,
+                    since: Moment::now(),
                     outbox: VecDeque::new(),
                     packets,
                 };
@@ -214,6 +222,17 @@ impl Server {
             Ok(_) => warn!("a front too many is turned away"),
             Err(error) => self.could_not_accept("a front", &error),
         }
+    }
+
+    /// Leaves those that have not said Hello in time: their places are others'.
+    fn leave_silent(&mut self, now: Moment) {
+        self.fronts.retain(|_, front| {
+            let stays = front.vm.is_some() || now.since(front.since) < HELLO;
+            if !stays {
+                warn!("a front is left: it has not said Hello in {HELLO:?}");
+            }
+            stays
+        });
     }
 
     fn serve(&mut self, fd: RawFd) -> Result<(), Error> {

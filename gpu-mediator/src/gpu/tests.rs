@@ -12,6 +12,7 @@ use gf100::{
 };
 
 use super::{
+    link::Packets,
     mediator::{Error, Mediator},
     physical::Physical,
     wire::{Directory, MOST_BATCHES, Request, Run, Size},
@@ -19,7 +20,11 @@ use super::{
 };
 use crate::{Moment, policy::Name};
 use gf100::format::{Gfn, PAGE, Target};
-use std::{fs::File, os::fd::OwnedFd, time::Duration};
+use std::{
+    fs::File,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::Duration,
+};
 use wire::Event;
 
 const MIB: u64 = 1 << 20;
@@ -28,12 +33,11 @@ const VRAM: u64 = 64 * MIB;
 const VRAM_VA: u64 = 0x1000_0000;
 const RAM_VA: u64 = 0x2000_0000;
 
-/// A GPU of its own for a test.
-fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
+/// The folder with the socket of a GPU's server, `gpu.sock`: one for each test.
+fn model(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gantry-gpu-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
-    let socket: PathBuf = folder.join("gpu.sock");
-    let path = socket.clone();
+    let path = folder.join("gpu.sock");
     std::thread::spawn(move || {
         let settings = Settings {
             vram: 256 * MIB,
@@ -42,15 +46,25 @@ fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
         };
         serve(&path, settings).map_err(|error| panic!("{error}"))
     });
+    folder
+}
+
+/// Connects to a server that starts: its socket may be there before anybody listens.
+fn connect<T, E: std::fmt::Debug>(mut to: impl FnMut() -> Result<T, E>) -> T {
     let start = Instant::now();
-    // Its socket may be there before anybody listens.
-    let physical = loop {
-        match Physical::connect(&socket) {
-            Ok(physical) => break physical,
+    loop {
+        match to() {
+            Ok(connected) => return connected,
             Err(error) => assert!(start.elapsed() < Duration::from_secs(10), "{error:?}"),
         }
         std::thread::sleep(Duration::from_millis(1));
-    };
+    }
+}
+
+/// A GPU of its own for a test.
+fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
+    let folder = model(name);
+    let physical = connect(|| Physical::connect(&folder.join("gpu.sock")));
     std::fs::remove_dir_all(folder).expect("it is ours");
     Mediator::new(physical, policy, limit).expect("it can be shared")
 }
@@ -817,6 +831,46 @@ fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
         let guest = Guest::bare(&mut mediator);
         give(&mut mediator, &guest, 1 << 21, 36 << 21);
     }
+}
+
+#[test]
+fn a_front_that_does_not_say_hello_loses_its_place() {
+    let folder = model("hello");
+    let socket = folder.join("fronts.sock");
+    let settings = server::Settings {
+        policy: Name::Fair,
+        limit: LONG,
+    };
+    let gpu = folder.join("gpu.sock");
+    let mut server = connect(|| server::Server::new(&gpu, &socket, settings));
+    std::thread::spawn(move || server.run());
+    let front = || Packets::connect(&socket).expect("it listens");
+    let (silent, good) = (front(), front());
+    let ask = |request: Request| {
+        good.send(&request.encode(), &[]).expect("it is taken");
+        let packet = good.receive().expect("it is served").expect("it is served");
+        Event::parse(&packet.bytes).expect("it makes sense")
+    };
+    let version = wire::VERSION;
+    let vram = VRAM;
+    let hello = Request::Hello {
+        version,
+        vram,
+        channels: 1,
+        weight: 1,
+    };
+    assert_eq!(ask(hello), Event::Welcome { version, vram });
+    let mut entry = [libc::pollfd {
+        fd: silent.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    base::poll::poll(&mut entry, Some(Duration::from_secs(20))).expect("it can be waited for");
+    assert_ne!(entry[0].revents, 0, "it keeps its place");
+    assert!(silent.receive().expect("it is closed").is_none());
+    let number = 7;
+    assert_eq!(ask(Request::Sync { number }), Event::Synced { number });
+    std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
 #[test]
