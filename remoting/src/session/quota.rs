@@ -113,6 +113,22 @@ impl Charge {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
+
+    /// Makes one of this and of another one of the same quota.
+    pub fn join(&mut self, mut other: Self) {
+        debug_assert!(Arc::ptr_eq(&self.quota, &other.quota));
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
+    /// Gives back what is more than so many bytes.
+    pub fn shrink(&mut self, bytes: u64) {
+        let rest = self.bytes.saturating_sub(bytes);
+        self.bytes -= rest;
+        drop(Self {
+            quota: Arc::clone(&self.quota),
+            bytes: rest,
+        });
+    }
 }
 
 impl Drop for Charge {
@@ -138,6 +154,22 @@ mod tests {
         quota.charge(60).unwrap();
         drop(second);
         assert!(quota.charge(u64::MAX).is_err());
+    }
+
+    #[test]
+    fn charges_are_joined_and_given_back_in_parts() {
+        let (_, file) = Account::create().unwrap();
+        let account = Account::map(&file).unwrap();
+        let quota = Quota::shared(100, Account::map(&file).unwrap(), 0);
+        let mut all = quota.charge(30).unwrap();
+        all.join(quota.charge(40).unwrap());
+        assert_eq!((all.bytes(), quota.used(), account.total()), (70, 70, 70));
+        all.shrink(80);
+        assert_eq!(all.bytes(), 70);
+        all.shrink(10);
+        assert_eq!((all.bytes(), quota.used(), account.total()), (10, 10, 10));
+        drop(all);
+        assert_eq!((quota.used(), account.total()), (0, 0));
     }
 
     #[test]

@@ -395,6 +395,16 @@ impl<B: Backend> Session<B> {
         }
     }
 
+    /// While a call waits in this thread for what the driver has: who waits for the device gets it when the
+    /// turn is over. Fences are looked at.
+    pub(crate) fn give_way_while_waiting(&mut self) {
+        if self.sharing.turns.is_some() {
+            self.sharing
+                .retire(&**self.backend.driver(), self.undecided);
+            self.give_way();
+        }
+    }
+
     /// Before the serving thread sleeps: lets go of a device that is not used, and has the thread
     /// woken when what is waited for completes.
     pub(crate) fn before_sleep(&mut self) {

@@ -3,16 +3,17 @@
 //! Memory that is freed in the order of a stream, or that belongs to a graph that is running, is in use after
 //! the client has let go of it; and the driver keeps what is freed to a pool, or by a graph, to give it out
 //! again. Such a charge is returned once the device has done the work and the driver has given the memory
-//! back, which it is asked to do when the quota would not suffice otherwise.
+//! back: it is asked now and then how much it keeps, and to keep nothing when the quota would not suffice
+//! otherwise.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use cuda_definition::driver::types::CUmemoryPool;
+use cuda_definition::driver::types::{CUgraphMem_attribute, CUmemPool_attribute, CUmemoryPool};
 
 use super::{Server, driver::cu, fences::Fence};
 use crate::{
@@ -31,9 +32,12 @@ const FIRST_LOOK: usize = 64;
 /// Charges for memory that the client has let go of.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    all: Vec<KeptCharge>,
+    /// Those for memory that may be in use.
+    used: Vec<KeptCharge>,
     /// How many there were after the last look.
     left: usize,
+    /// For memory that is in no use, of which pools and graphs may keep some.
+    unused: Option<Charge>,
 }
 
 #[derive(Debug)]
@@ -60,6 +64,7 @@ impl Server {
     /// The client has as much as it may have.
     pub(super) fn charge(&mut self, size: u64) -> Result<Arc<Charge>, i32> {
         let until = Instant::now() + LONGEST;
+        let context = self.backend.api.current();
         loop {
             if let Ok(charge) = self.quota.charge(size) {
                 return Ok(Arc::new(charge));
@@ -73,6 +78,8 @@ impl Server {
             if !waits || Instant::now() >= until || self.backend.has_pending() {
                 return Err(codes::OUT_OF_MEMORY);
             }
+            self.give_way_while_waiting();
+            self.backend.api.enter(context);
             thread::sleep(NAP);
         }
     }
@@ -89,9 +96,13 @@ impl Server {
             return;
         }
         let until = stream.map_or(Until::Now, |stream| self.behind(context, stream));
-        self.backend.kept.all.push(KeptCharge { until, charge });
-        if self.backend.kept.all.len() >= FIRST_LOOK.max(2 * self.backend.kept.left) {
-            self.return_charges();
+        self.backend.kept.used.push(KeptCharge { until, charge });
+        if self.backend.kept.used.len() >= FIRST_LOOK.max(2 * self.backend.kept.left) {
+            self.find_unused();
+            let kept = self.kept_by_driver();
+            if let (Some(unused), Some(kept)) = (&mut self.backend.kept.unused, kept) {
+                unused.shrink(kept);
+            }
         }
     }
 
@@ -110,11 +121,11 @@ impl Server {
         fence.map_or(Until::Context(context), Until::Fence)
     }
 
-    /// Returns charges of what the device does not use any more. Whether there were any.
-    pub(super) fn return_charges(&mut self) -> bool {
+    /// Looks which memory is not used any more.
+    fn find_unused(&mut self) {
         let (api, objects) = (&self.backend.api, &self.backend.objects);
-        let all = &mut self.backend.kept.all;
-        let is_over = |kept: &mut KeptCharge| match kept.until {
+        let kept = &mut self.backend.kept;
+        let is_over = |one: &mut KeptCharge| match one.until {
             Until::Now => true,
             // A look that fails says nothing of the work.
             Until::Fence(fence) => api.is_done_or_gone(fence),
@@ -122,24 +133,37 @@ impl Server {
         };
         // Looks at fences make their contexts current; the caller goes on in its own.
         let before = api.current();
-        let over: Vec<KeptCharge> = all.extract_if(.., is_over).collect();
+        let over: Vec<KeptCharge> = kept.used.extract_if(.., is_over).collect();
         api.enter(before);
-        self.backend.kept.left = all.len();
-        for kept in &over {
-            if let Until::Fence(fence) = kept.until {
+        kept.left = kept.used.len();
+        for KeptCharge { until, charge } in over {
+            if let Until::Fence(fence) = until {
                 api.release(fence);
             }
+            // Else an executable graph or another launch has it, too.
+            let Some(charge) = Arc::into_inner(charge) else {
+                continue;
+            };
+            match &mut kept.unused {
+                Some(unused) => unused.join(charge),
+                none => *none = Some(charge),
+            }
         }
-        if over.is_empty() {
-            return false;
-        }
-        // Before what it costs counts as free.
-        self.trim();
-        true
     }
 
-    /// Has the driver give back what pools and graphs do not use, of which it keeps some.
-    pub(super) fn trim(&self) {
+    /// Returns charges of what the device does not use any more. Whether there were any.
+    pub(super) fn return_charges(&mut self) -> bool {
+        self.find_unused();
+        let unused = self.backend.kept.unused.take();
+        if unused.is_some() {
+            // Before what it costs counts as free.
+            self.trim();
+        }
+        unused.is_some()
+    }
+
+    /// The client's devices and pools of memory.
+    fn pools(&self) -> (BTreeSet<i32>, BTreeSet<usize>) {
         let (api, objects) = (&self.backend.api, &self.backend.objects);
         let of = |kind| {
             objects
@@ -148,12 +172,45 @@ impl Server {
         };
         let devices: BTreeSet<i32> = of(Kind::Context).map(|(_, own)| own.device).collect();
         let mut pools: BTreeSet<usize> = of(Kind::Pool).map(|(_, pool)| pool.raw).collect();
-        for device in devices {
-            cu!(api, cuDeviceGraphMemTrim(device));
+        for &device in &devices {
             let mut pool: CUmemoryPool = std::ptr::null_mut();
             if cu!(api, cuDeviceGetDefaultMemPool(&raw mut pool, device)) == 0 {
                 pools.insert(pool as usize);
             }
+        }
+        (devices, pools)
+    }
+
+    /// How many bytes pools and graphs have, if the driver tells: what they keep is part of that. What of it
+    /// is allocated only it knows, as a pool that the client has destroyed may have some.
+    fn kept_by_driver(&self) -> Option<u64> {
+        let api = &self.backend.api;
+        let (devices, pools) = self.pools();
+        let of_pool = |pool: usize| {
+            let (pool, mut bytes) = (pool as CUmemoryPool, 0u64);
+            let reserved = CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT;
+            let to = (&raw mut bytes).cast();
+            let code = cu!(api, cuMemPoolGetAttribute(pool, reserved, to));
+            (code == 0).then_some(bytes)
+        };
+        let of_graphs = |device: i32| {
+            let mut bytes = 0u64;
+            let reserved = CUgraphMem_attribute::CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT;
+            let to = (&raw mut bytes).cast();
+            let code = cu!(api, cuDeviceGetGraphMemAttribute(device, reserved, to));
+            (code == 0).then_some(bytes)
+        };
+        let pools: u64 = pools.into_iter().map(of_pool).sum::<Option<_>>()?;
+        let graphs: u64 = devices.into_iter().map(of_graphs).sum::<Option<_>>()?;
+        Some(pools.saturating_add(graphs))
+    }
+
+    /// Has the driver give back what pools and graphs do not use, of which it keeps some.
+    fn trim(&self) {
+        let api = &self.backend.api;
+        let (devices, pools) = self.pools();
+        for device in devices {
+            cu!(api, cuDeviceGraphMemTrim(device));
         }
         for pool in pools {
             cu!(api, cuMemPoolTrimTo(pool as CUmemoryPool, 0));
@@ -162,7 +219,36 @@ impl Server {
 }
 
 impl Kept {
+    /// How many bytes are free as soon as the device has done its work: not those of charges that others
+    /// have, too.
     fn bytes(&self) -> u64 {
-        self.all.iter().map(|kept| kept.charge.bytes()).sum()
+        let mut all: HashMap<*const Charge, (&Arc<Charge>, usize)> = HashMap::new();
+        for KeptCharge { charge, .. } in &self.used {
+            all.entry(Arc::as_ptr(charge)).or_insert((charge, 0)).1 += 1;
+        }
+        let own = all.into_values();
+        let own = own.filter(|(charge, count)| Arc::strong_count(charge) == *count);
+        own.map(|(charge, _)| charge.bytes()).sum()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::session::quota::Quota;
+
+    #[test]
+    fn a_charge_of_several_launches_counts_once_and_not_while_its_graph_has_it() {
+        let charge = Arc::new(Quota::new(100).charge(40).unwrap());
+        let mut kept = Kept::default();
+        for _ in 0..3 {
+            kept.used.push(KeptCharge {
+                until: Until::Context(16),
+                charge: Arc::clone(&charge),
+            });
+        }
+        assert_eq!(kept.bytes(), 0);
+        drop(charge);
+        assert_eq!(kept.bytes(), 40);
     }
 }

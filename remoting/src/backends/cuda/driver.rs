@@ -77,7 +77,7 @@ functions! {
     cuStreamGetCaptureInfo_v2 cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v2
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
     cuGraphExecKernelNodeSetParams_v2 cuDeviceGraphMemTrim
-    cuDeviceGetDefaultMemPool cuMemPoolTrimTo
+    cuDeviceGetDefaultMemPool cuMemPoolTrimTo cuMemPoolGetAttribute cuDeviceGetGraphMemAttribute
 }
 
 /// The driver.

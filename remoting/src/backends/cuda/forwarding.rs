@@ -577,7 +577,6 @@ impl Server {
                 // Its launches have this, too, as long as they run.
                 if let Some(charge) = gone.and_then(|gone| gone.charge) {
                     self.charge_until_done(0, None, charge);
-                    self.return_charges();
                 }
             }
             STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {

@@ -324,3 +324,54 @@ fn the_graph_of_a_capture_that_fails_goes_with_it() {
         assert_eq!(client.signal(Some(other), 5), (5, 0));
     }
 }
+
+#[test]
+fn a_pool_keeps_what_the_program_has_it_keep_as_long_as_the_quota_suffices() {
+    let mut client = Client::new();
+    let stream = client.stream();
+    let pool = client.made("cuDeviceGetDefaultMemPool", &[0, 0]);
+    const THRESHOLD: u64 = 4;
+    const RESERVED: u64 = 5;
+    let mut most = u64::MAX;
+    let keep = [pool.into(), THRESHOLD, &raw mut most as u64];
+    client.forward("cuMemPoolSetAttribute", &keep).unwrap();
+    for size in std::iter::once(8 << 20).chain([1 << 20; 200]) {
+        let address = client.allocate(size, Source::Stream(stream)).unwrap();
+        client.free_in(address, stream).unwrap();
+        let context = client.context;
+        client.ask(&StreamSynchronize { context, stream }).unwrap();
+    }
+    let reserved = |client: &mut Client| {
+        let mut place = 0u64;
+        let words = [pool.into(), RESERVED, &raw mut place as u64];
+        let Blob(answer) = client.forward("cuMemPoolGetAttribute", &words).unwrap();
+        u64::from_le_bytes(*answer.last_chunk().unwrap())
+    };
+    assert_eq!(reserved(&mut client), 8 << 20);
+    client.allocate(all_but(256), Source::Device()).unwrap();
+    assert_eq!(reserved(&mut client), 0);
+}
+
+#[test]
+fn what_no_end_of_work_makes_room_for_is_refused_at_once() {
+    let mut client = Client::new();
+    let context = client.context;
+    let (stream, spin, until, parameters) = client.spin();
+    client.signal(Some(stream), 1);
+    let (_, graph) = half_by_a_graph(&mut client);
+    client.launch(stream, spin, &parameters);
+    for _ in 0..3 {
+        client.post(&LaunchGraph {
+            context,
+            stream,
+            graph,
+        });
+    }
+    let start = Instant::now();
+    let allocated = client.allocate(all_but(4), Source::Device());
+    assert_eq!(allocated, Err(codes::OUT_OF_MEMORY));
+    // The worker waits for a second where that may help.
+    let waited = start.elapsed();
+    assert!(waited < Duration::from_millis(500), "{waited:?}");
+    until.store(1, Ordering::SeqCst);
+}

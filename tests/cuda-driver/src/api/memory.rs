@@ -1,7 +1,7 @@
 //! Memory, and what a pointer is.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::LazyLock;
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 use cuda_definition::driver::types::*;
 
@@ -114,7 +114,7 @@ entry_points! {
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
         // The address is known at once; only who uses it too early makes a mistake.
         let stream = context::current()?.stream(hStream)?;
-        let at = memory().allocate(bytesize as u64, Kind::Device, 0, 0)?;
+        let at = Pool::allocate(bytesize)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
@@ -122,7 +122,7 @@ entry_points! {
     fn cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
         known(pool)?;
         let stream = context::current()?.stream(hStream)?;
-        let at = memory().allocate(bytesize as u64, Kind::Device, 0, 0)?;
+        let at = Pool::allocate(bytesize)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
@@ -232,20 +232,38 @@ entry_points! {
         put(pool, POOL as CUmemoryPool)
     }
 
-    fn cuMemPoolTrimTo(pool: CUmemoryPool, _minBytesToKeep: usize) {
-        known(pool)
+    fn cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) {
+        known(pool)?;
+        let mut pool = Pool::get();
+        pool.reserved = pool.reserved.min(minBytesToKeep as u64);
+        Ok(())
     }
 
-    fn cuMemPoolSetAttribute(pool: CUmemoryPool, _attr: CUmemPool_attribute, _value: *mut c_void) {
-        // Memory goes back at once, whatever is asked to be kept.
-        known(pool)
+    fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
+        known(pool)?;
+        if attr == CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
+            Pool::get().threshold = *value.cast::<u64>().as_ref().ok_or(INVALID)?;
+        }
+        Ok(())
     }
 
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
         known(pool)?;
         match attr.0 {
             1..=3 => put(value.cast::<c_int>(), 1),
-            4..=8 => put(value.cast::<u64>(), 0),
+            4 => put(value.cast::<u64>(), Pool::get().threshold),
+            5 => put(value.cast::<u64>(), Pool::get().reserved()),
+            7 => put(value.cast::<u64>(), memory().pooled()),
+            6 | 8 => put(value.cast::<u64>(), 0),
+            _ => Err(INVALID),
+        }
+    }
+
+    fn cuDeviceGetGraphMemAttribute(device: CUdevice, attr: CUgraphMem_attribute, value: *mut c_void) {
+        // Graphs' memory is the pool's here.
+        super::device(device)?;
+        match attr.0 {
+            0..=3 => put(value.cast::<u64>(), 0),
             _ => Err(INVALID),
         }
     }
@@ -253,6 +271,34 @@ entry_points! {
 
 /// The only pool.
 const POOL: u64 = 0x7b00_0000_0000;
+
+/// What the pool says that it keeps. It is a figure: memory goes back at once.
+struct Pool {
+    threshold: u64,
+    reserved: u64,
+}
+
+impl Pool {
+    fn get() -> MutexGuard<'static, Self> {
+        static ONE: Mutex<Pool> = Mutex::new(Pool {
+            threshold: 0,
+            reserved: 0,
+        });
+        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn allocate(size: usize) -> Answer<u64> {
+        let at = memory().allocate(size as u64, Kind::Device, 0, 0)?;
+        let mut pool = Self::get();
+        pool.reserved = pool.reserved();
+        Ok(at)
+    }
+
+    fn reserved(&self) -> u64 {
+        let kept = self.reserved.min(self.threshold);
+        kept.max(memory().pooled())
+    }
+}
 
 fn known(pool: CUmemoryPool) -> Answer {
     context::initialised()?;

@@ -121,6 +121,14 @@ impl Memory {
         (self.total - self.state().used, self.total)
     }
 
+    /// Bytes that are allocated from pools, or by graphs.
+    pub fn pooled(&self) -> u64 {
+        let state = self.state();
+        let all = state.all.values();
+        let pooled = all.filter(|one| one.context == 0);
+        pooled.map(|one| one.size).sum()
+    }
+
     /// Ranges that a kernel may use now.
     pub fn ranges(&self) -> Ranges {
         Arc::clone(&self.state().ranges)
