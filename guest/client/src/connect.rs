@@ -59,6 +59,10 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
                     Ok(link) => return Some(link),
                     Err(error) => gate::note::<D>(&error),
                 }
+                // Who named messages has named nothing else that could be tried.
+                if named.as_deref().is_some_and(|name| name != gate::NAME) {
+                    return None;
+                }
             }
             let named = named.filter(|name| name != gate::NAME);
             let path = named.as_deref().unwrap_or(D::SOCKET);
