@@ -120,22 +120,30 @@ impl Device for GpuConfig {
     }
 
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
-        if vm.memory.is_shared() {
+        let (with, advice) = if !vm.memory.is_shared() {
+            let advice = "start the VM with --memory shared=on";
+            ("memory that the GPU cannot reach", advice)
+        } else if vm.memory.has_huge_pages() {
+            // One that the guest has given back would end the GPU's server at its next use.
+            let advice = "start the VM with --memory hugepages=off";
+            ("memory of huge pages", advice)
+        } else {
             return Ok(());
-        }
-        let with = "memory that the GPU cannot reach";
-        let advice = "start the VM with --memory shared=on";
+        };
         Err(Problem::Conflict { with, advice }.at("socket"))
     }
 
     fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
-        check_shared_memory(vm)
+        check_shared_memory(vm)?;
+        self.validate_in(vm)
+            .map_err(|invalid| Refused(invalid.to_string()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::MemoryConfig;
 
     #[test]
     fn a_virtual_gpu_is_described_in_one_option() {
@@ -158,6 +166,23 @@ mod tests {
         ] {
             let config = GpuConfig::parse(&format!("socket=/s,{wrong}")).unwrap();
             assert_eq!(config.validate().unwrap_err().place(), key);
+        }
+    }
+
+    #[test]
+    fn memory_of_huge_pages_is_refused() {
+        let config = GpuConfig::parse("socket=/s").unwrap();
+        let with = |memory: &str| VmConfig {
+            memory: MemoryConfig::parse(memory).unwrap(),
+            ..VmConfig::default()
+        };
+        let valid = with("size=1G,shared=on");
+        assert_eq!(config.validate_in(&valid), Ok(()));
+        assert!(config.check_joins(&valid, true).is_ok());
+        for wrong in ["size=1G", "size=1G,shared=on,hugepages=on"] {
+            let wrong = with(wrong);
+            assert!(config.validate_in(&wrong).is_err());
+            assert!(config.check_joins(&wrong, true).is_err());
         }
     }
 }

@@ -252,6 +252,12 @@ impl MemoryConfig {
             })
     }
 
+    /// Whether any of it is made of huge pages.
+    pub fn has_huge_pages(&self) -> bool {
+        let mut zones = self.zones.iter().flatten();
+        (self.size > 0 && self.hugepages) || zones.any(|zone| zone.hugepages)
+    }
+
     /// Whether other processes can map all of it.
     pub fn is_shared(&self) -> bool {
         let mut zones = self.zones.iter().flatten();
