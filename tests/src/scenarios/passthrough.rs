@@ -104,11 +104,12 @@ fn nvme(context: &Context) -> Result<()> {
         gone(&gantry, "nvme")?;
         guest.run("test ! -e /dev/nvme0n1 -a ! -e /sys/bus/pci/devices/0000:00:0c.0")?;
     }
-    // Back in its clean state: the host's own driver takes it and finds the last pattern.
+    // Back in its clean state: the host's own driver takes it and finds the last pattern, as soon as
+    // it can read.
     sh(&format!(
         "echo > {0}/driver_override; echo {1} > {0}/driver/unbind; echo {1} > \
-         /sys/bus/pci/drivers_probe; for i in $(seq 30); do [ -e /dev/nvme0n1 ] || sleep 1; done; \
-         dd if=/dev/nvme0n1 bs=1M count=1 2>/dev/null | grep -q 2",
+         /sys/bus/pci/drivers_probe; for i in $(seq 30); do dd if=/dev/nvme0n1 bs=1M count=1 \
+         2>/dev/null | grep -q 2 && exit 0; sleep 1; done; exit 1",
         nvme.path.display(),
         nvme.address
     ))
