@@ -52,6 +52,16 @@ impl Pages {
     fn bytes(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.0, SIZE)
     }
+
+    /// A window over them.
+    ///
+    /// # Safety
+    /// The memory is dropped after the window.
+    unsafe fn window(&self) -> Arc<Window> {
+        let (start, size) = (self.0.as_ptr(), SIZE as u64);
+        // SAFETY: the caller's promise.
+        unsafe { Window::over(start, size, gate::ring(size), false) }.unwrap()
+    }
 }
 
 impl Drop for Pages {
@@ -237,15 +247,7 @@ fn programs_are_built_on_the_own_cpu_and_without_a_thread() {
 fn what_does_not_fit_into_the_ring_of_answers_is_sent_when_there_is_room() {
     let pages = Pages::new();
     // SAFETY: the memory is dropped after the window.
-    let window = unsafe {
-        Window::over(
-            pages.0.as_ptr(),
-            SIZE as u64,
-            gate::ring(SIZE as u64),
-            false,
-        )
-    }
-    .unwrap();
+    let window = unsafe { pages.window() };
     let producer = Producer::new(window.answers(), Waker::Passive);
     let mut sender = Sender::new(producer, Duration::ZERO);
     let mut receiver = Receiver::new(Consumer::new(window.answers(), Waker::Passive));
@@ -322,15 +324,7 @@ fn an_application_of_another_version_learns_both() {
     let mut theirs = Hello::client::<OpenCl>();
     theirs.version.number += 1;
     // SAFETY: the memory is dropped last.
-    let window = unsafe {
-        Window::over(
-            pages.0.as_ptr(),
-            SIZE as u64,
-            gate::ring(SIZE as u64),
-            false,
-        )
-    }
-    .unwrap();
+    let window = unsafe { pages.window() };
     window.write_client_hello(&theirs.to_bytes());
     // SAFETY: as above.
     assert!(unsafe { passive.handshake(pages.bytes()) });
