@@ -25,10 +25,11 @@ use crate::{
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
     host_device::{HostDevice, NVME},
     http, idle, moves,
+    rig::images::BESIDE,
 };
 
 /// Boots that are measured; the median counts.
-const BOOTS: usize = 5;
+const BOOTS: usize = 7;
 
 /// Starts of the process that are measured.
 const STARTS: usize = 15;
@@ -76,10 +77,10 @@ fn median(mut figures: Vec<f64>) -> f64 {
 }
 
 /// The command lines that boot the lean guest with a disk, and what they are called.
-fn contestants(disk: &Path) -> Vec<(&'static str, Command)> {
+fn contestants(disk: &Path) -> Result<Vec<(String, Command)>> {
     let disk = disk.display();
-    let gantry = |kernel| {
-        let mut command = Command::new(GANTRY);
+    let gantry = |program: &Path, kernel| {
+        let mut command = Command::new(program);
         command
             .args(["--kernel", kernel, "--initramfs", LEAN])
             .args(["--cmdline", LEAN_CMDLINE])
@@ -100,18 +101,33 @@ fn contestants(disk: &Path) -> Vec<(&'static str, Command)> {
             .args(["-append", LEAN_CMDLINE]);
         command
     };
-    vec![
-        ("gantry, bzImage", gantry(BZIMAGE)),
-        ("gantry, ELF (PVH)", gantry(VMLINUX)),
+    let mut all = vec![
         (
-            "QEMU microvm, bzImage",
-            qemu(
-                "microvm,pit=off,pic=off,rtc=off",
-                "virtio-blk-device,drive=d",
-            ),
+            "gantry, bzImage".to_owned(),
+            gantry(GANTRY.as_ref(), BZIMAGE),
         ),
-        ("QEMU q35, bzImage", qemu("q35", "virtio-blk-pci,drive=d")),
-    ]
+        (
+            "gantry, ELF (PVH)".to_owned(),
+            gantry(GANTRY.as_ref(), VMLINUX),
+        ),
+    ];
+    for vmm in fs::read_dir(BESIDE)? {
+        let vmm = vmm?;
+        let name = format!("{}, bzImage", vmm.file_name().to_string_lossy());
+        all.push((name, gantry(&vmm.path(), BZIMAGE)));
+    }
+    all.push((
+        "QEMU microvm, bzImage".to_owned(),
+        qemu(
+            "microvm,pit=off,pic=off,rtc=off",
+            "virtio-blk-device,drive=d",
+        ),
+    ));
+    all.push((
+        "QEMU q35, bzImage".to_owned(),
+        qemu("q35", "virtio-blk-pci,drive=d"),
+    ));
+    Ok(all)
 }
 
 /// Command line of the lean guest.
@@ -162,7 +178,7 @@ fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     fs::create_dir_all(dir)?;
     let disk = dir.join("disk.raw");
     fs::File::create(&disk)?.set_len(16 << 20)?;
-    let mut contestants = contestants(&disk);
+    let mut contestants = contestants(&disk)?;
     let mut figures: Vec<Vec<Boot>> = contestants.iter().map(|_| Vec::new()).collect();
     let _held = fill_memory(BOOT_MEMORY)?;
     for round in 1..=BOOTS {

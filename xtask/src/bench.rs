@@ -5,7 +5,11 @@ use std::path::Path;
 use anyhow::Result;
 use gantry_tests::{
     report::BENCH,
-    rig::{Board, Cache, Images, Rig, images::with_qemu, packages},
+    rig::{
+        Board, Cache, Images, Rig,
+        images::{Beside, with_others},
+        packages,
+    },
 };
 
 use crate::{
@@ -31,6 +35,10 @@ pub struct Options {
     /// figures; `gpu`: all of these but `fairness`, `gloop`, `cuda` and `crane`, for a machine with a GPU, its output kept;
     /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
+    /// boot: another VMM that boots the same guest by turns: an older gantry, or any that takes its options, such as
+    /// Cloud Hypervisor. Can be given more than once.
+    #[arg(long, value_name = "NAME=PROGRAM", value_parser = beside)]
+    beside: Vec<Beside>,
     #[command(flatten)]
     elsewhere: Elsewhere,
     #[command(flatten)]
@@ -77,13 +85,13 @@ pub fn run(options: &Options) -> Result<()> {
     let is_gpuvm = options.names == ["gpuvm"];
     match Board::Gpu.other_kernel().filter(|_| is_gpuvm) {
         Some(kernel) => images.add(kernel, &cache, &binaries)?,
-        None => images = with_qemu(&images)?,
+        None => images = with_others(&images, &options.beside)?,
     }
     step.finish();
     println!("{}", machine());
     println!("| what | figure |\n|---|---|");
     if options.names.is_empty() {
-        here(&binaries.gantry)?;
+        here(&binaries.gantry, &options.beside)?;
     }
     let rig = Rig {
         images,
@@ -97,12 +105,29 @@ pub fn run(options: &Options) -> Result<()> {
     rig.show_on(board, &order, |row| println!("{row}"))
 }
 
+/// Reads what a VMM beside this one is called, and where its program is.
+fn beside(text: &str) -> Result<Beside, String> {
+    let (name, program) = text
+        .split_once('=')
+        .filter(|(name, _)| !name.is_empty() && !name.contains('/'))
+        .ok_or("a name without '/', '=' and the program, such as before=/tmp/gantry")?;
+    let program = std::fs::canonicalize(program).map_err(|error| format!("{program}: {error}"))?;
+    Ok(Beside {
+        name: name.to_owned(),
+        program,
+    })
+}
+
 /// What is measured without the rig.
-fn here(gantry: &Path) -> Result<()> {
-    let size = std::fs::metadata(gantry)?.len();
-    println!("| release binary (KiB) | {} |", size >> 10);
-    let cpu_time = gantry_tests::bench::api_cpu_time(gantry, &std::env::temp_dir())?;
-    println!("| API answers: CPU time so far (ms) | {cpu_time:.1} |");
+fn here(gantry: &Path, beside: &[Beside]) -> Result<()> {
+    let this = ("gantry", gantry);
+    let others = beside.iter().map(|vmm| (&*vmm.name, &*vmm.program));
+    for (name, program) in std::iter::once(this).chain(others) {
+        let size = std::fs::metadata(program)?.len();
+        println!("| {name}: release binary (KiB) | {} |", size >> 10);
+        let cpu_time = gantry_tests::bench::api_cpu_time(program, &std::env::temp_dir())?;
+        println!("| {name}: API answers, CPU time so far (ms) | {cpu_time:.2} |");
+    }
     // Prints its own row, or says why it cannot.
     packages::output(cargo().args([
         "bench",

@@ -398,10 +398,22 @@ poweroff -f
     pack(root, archive)
 }
 
-/// L1's initial file system with QEMU and its firmware added, as the other VMM in comparisons.
-pub fn with_qemu(images: &Images) -> Result<Images> {
+/// Where L1 has the VMMs that are compared with this Gantry, in the root file system.
+pub const BESIDE: &str = "/bin/beside";
+
+/// Another VMM that is compared with this Gantry.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// How the table calls it.
+    pub name: String,
+    /// Its program, which takes Gantry's options.
+    pub program: PathBuf,
+}
+
+/// L1's initial file system with QEMU and its firmware added, and other VMMs, for comparisons.
+pub fn with_others(images: &Images, beside: &[Beside]) -> Result<Images> {
     let work = images.l1.parent().context("images are in no folder")?;
-    let root = work.join("qemu");
+    let root = work.join("others");
     if root.exists() {
         fs::remove_dir_all(&root)?;
     }
@@ -415,12 +427,20 @@ pub fn with_qemu(images: &Images) -> Result<Images> {
         fs::copy(file, firmware.join(name))
             .with_context(|| format!("QEMU's {} is missing", file.display()))?;
     }
-    let added = work.join("qemu.cpio.gz");
+    fs::create_dir_all(root.join(&BESIDE[1..]))?;
+    for vmm in beside {
+        program(
+            &vmm.program,
+            &root,
+            &format!("{}/{}", &BESIDE[1..], vmm.name),
+        )?;
+    }
+    let added = work.join("others.cpio.gz");
     pack(&root, &added)?;
     // The kernel unpacks one archive after the other.
     let mut bytes = fs::read(&images.l1)?;
     bytes.extend(fs::read(added)?);
-    let l1 = work.join("l1-qemu.cpio.gz");
+    let l1 = work.join("l1-others.cpio.gz");
     fs::write(&l1, bytes)?;
     Ok(Images {
         kernel: images.kernel.clone(),
