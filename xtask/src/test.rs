@@ -5,6 +5,7 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    thread,
 };
 
 use anyhow::{Context, Result, bail};
@@ -117,8 +118,11 @@ pub fn run(options: &Options) -> Result<()> {
     packages::install(gate::PROGRAMS)?;
     packages::install(fuzz::PROGRAMS)?;
     let mut count = Count::default();
+    let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
     if options.words.is_empty() {
         checks(&mut count)?;
+        // Unit tests leave a processor idle most of the time, and so does linking.
+        let build = is_whole.then(|| thread::spawn(programs::build));
         models(&mut count)?;
         unit_tests::run(
             |name| {
@@ -127,6 +131,8 @@ pub fn run(options: &Options) -> Result<()> {
             },
             |name, outcome| count.add(name, outcome, None),
         )?;
+        // If that failed, it fails once more where its programs are needed, and says why there.
+        let _ = build.map(thread::JoinHandle::join);
     }
     let words = match selection {
         // Without words, everything would be chosen.
@@ -216,7 +222,7 @@ fn checks(count: &mut Count) -> Result<()> {
         "warnings",
     ]);
     let result = outcome(clippy)?;
-    drop(step);
+    step.finish();
     count.add("check: clippy has nothing to say", &result, None);
     let step = Step::new("checking the fuzz targets");
     let mut fuzz = cargo();
@@ -225,11 +231,11 @@ fn checks(count: &mut Count) -> Result<()> {
         .args(["--manifest-path", "fuzz/Cargo.toml", "--target-dir"])
         .arg(target());
     let result = outcome(fuzz)?;
-    drop(step);
+    step.finish();
     count.add("check: the fuzz targets compile", &result, None);
     let step = Step::new("linting the gate's programs for bare metal");
     let bare = outcome(gate::lint())?;
-    drop(step);
+    step.finish();
     count.add(
         "check: the gate's programs for bare metal are formatted and clippy has nothing to say",
         &bare,
@@ -237,7 +243,7 @@ fn checks(count: &mut Count) -> Result<()> {
     );
     let step = Step::new("linting the guest of the ring's measurement");
     let guest = outcome(ring::lint())?;
-    drop(step);
+    step.finish();
     count.add(
         "check: the ring's guest is formatted and clippy has nothing to say",
         &guest,
@@ -312,7 +318,7 @@ fn advisories(deny: &Path) -> Result<Outcome> {
         .current_dir(root())
         .stdin(Stdio::null())
         .output()?;
-    drop(step);
+    step.finish();
     if !fetched.status.success() {
         return Ok(Outcome::Skipped(
             "the RustSec advisory database cannot be reached from here".to_owned(),
@@ -365,7 +371,7 @@ fn models(count: &mut Count) -> Result<()> {
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         let result = outcome(test)?;
-        drop(step);
+        step.finish();
         count.add(name, &result, None);
     }
     Ok(())

@@ -57,7 +57,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
         .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
         .output()?;
-    drop(step);
+    step.finish();
     if !built.status.success() {
         let said = String::from_utf8_lossy(&built.stderr).into_owned();
         report("unit tests build", &Outcome::Failed(vec![said]));
@@ -81,7 +81,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
         .current_dir(crate::programs::root())
         .stdin(Stdio::null())
         .output()?;
-    drop(step);
+    step.finish();
     tell("documentation", &output, &mut report);
     Ok(())
 }
