@@ -31,6 +31,7 @@
 )]
 
 pub mod agent;
+pub mod bare_kernel;
 pub mod bench;
 pub mod demo;
 pub mod edu;

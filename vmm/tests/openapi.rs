@@ -120,6 +120,7 @@ fn facts(property: &Value) -> Value {
 /// Keywords that say which values of its type a property may have.
 const BOUNDS: &[&str] = &[
     "additionalProperties",
+    "anyOf",
     "enum",
     "maxLength",
     "maximum",

@@ -1,8 +1,8 @@
 //! The REST API against its description: thousands of requests that it allows or forbids, made by
-//! Schemathesis and sent to a VMM without a VM. Neither KVM nor a virtual machine is needed.
+//! Schemathesis and sent to a VMM without a VM, and to one whose VM runs. That needs KVM, any.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::UnixStream,
@@ -12,8 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{
+    bare_kernel, http,
     report::Outcome,
     rig::{Cache, packages},
 };
@@ -51,6 +52,15 @@ const LEFT_OUT: &[&str] = &[
     "/vm.restore",
 ];
 
+/// Further paths that are left out while a VM runs: those that end it, or change this host.
+const LEFT_OUT_RUNNING: &[&str] = &[
+    "/vm.delete",
+    "/vm.shutdown",
+    "/vm.power-button",
+    "/vm.add-net",
+    "/vm.send-migration",
+];
+
 /// Paths whose bodies are refused by none but what the description states. The others have fields
 /// that depend on each other, or ask for what Gantry refuses as a whole; or a migration to be there.
 const STATED: &[&str] = &[
@@ -72,6 +82,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "api: answers to requests of all kinds are as the description says",
         answers,
+    ),
+    (
+        "api: answers are as the description says while a VM runs, too",
+        answers_running,
     ),
     ("api: what the description allows is understood", understood),
 ];
@@ -106,22 +120,34 @@ fn library() -> Result<PathBuf> {
     })
 }
 
-/// A VMM without a VM, whose files are in a folder of its own. It ends with the value.
+/// Whether there is a VM when requests come.
+#[derive(Clone, Copy, PartialEq)]
+enum Guest {
+    None,
+    Runs,
+}
+
+/// A VMM whose files are in a folder of its own. It ends with the value.
 struct Vmm {
     process: Child,
     socket: PathBuf,
 }
 
 impl Vmm {
-    fn start(folder: &Path) -> Result<Self> {
+    fn start(folder: &Path, guest: Guest) -> Result<Self> {
         if folder.exists() {
             fs::remove_dir_all(folder)?;
         }
         fs::create_dir_all(folder)?;
-        let log = fs::File::create(folder.join("log"))?;
-        let process = Command::new(programs::release()?.join("gantry"))
-            .args(["--api-socket", "api"])
-            .current_dir(folder)
+        let log = File::create(folder.join("log"))?;
+        let mut command = Command::new(programs::release()?.join("gantry"));
+        command.args(["--api-socket", "api"]).current_dir(folder);
+        if guest == Guest::Runs {
+            fs::write(folder.join("kernel"), bare_kernel::sleeping())?;
+            command.args(["--kernel", "kernel", "--memory", "size=64M"]);
+            command.args(["--serial", "off", "--console", "off"]);
+        }
+        let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -188,9 +214,9 @@ fn pass(from: &mut impl Read, to: &mut impl Write) {
 }
 
 /// Makes requests to a fresh VMM, with further arguments, and fails if any answer fails a check.
-fn request(name: &str, arguments: &[&str]) -> Result<()> {
+fn request(name: &str, guest: Guest, arguments: &[&str]) -> Result<()> {
     let library = library()?;
-    let mut vmm = Vmm::start(&target().join("api").join(name))?;
+    let mut vmm = Vmm::start(&target().join("api").join(name), guest)?;
     let url = format!("http://127.0.0.1:{}/api/v1", vmm.port()?);
     let output = Command::new(PYTHON)
         .args(["-m", "schemathesis.cli", "run"])
@@ -201,6 +227,10 @@ fn request(name: &str, arguments: &[&str]) -> Result<()> {
         .args(["--warnings", "off"])
         .args(arguments)
         .env("PYTHONPATH", library)
+        .env(
+            "SCHEMATHESIS_HOOKS",
+            root().join("xtask/src/described/nulls.py"),
+        )
         .current_dir(target().join("api"))
         .stdin(Stdio::null())
         .output()
@@ -216,6 +246,12 @@ fn request(name: &str, arguments: &[&str]) -> Result<()> {
         "{said}{}",
         String::from_utf8_lossy(&output.stderr)
     );
+    if guest == Guest::Runs {
+        let info = http::request(&vmm.socket, "GET", "vm.info", None)?;
+        let state = &info.body["state"];
+        let is_there = ["Running", "Paused"].iter().any(|one| state == one);
+        ensure!(is_there, "the VM was to run all the time, and is {state}");
+    }
     // Without requests nothing fails.
     ensure!(said.contains(" generated"), "no requests were made: {said}");
     Ok(())
@@ -223,15 +259,32 @@ fn request(name: &str, arguments: &[&str]) -> Result<()> {
 
 /// Statuses, types and contents of answers, and that nothing is taken that is forbidden.
 fn answers() -> Result<()> {
+    check_answers("answers", Guest::None, LEFT_OUT)
+}
+
+fn answers_running() -> Result<()> {
+    if File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_err()
+    {
+        bail!(selected::Skipped("/dev/kvm cannot be opened".to_owned()));
+    }
+    let left_out = [LEFT_OUT, LEFT_OUT_RUNNING].concat();
+    check_answers("answers-running", Guest::Runs, &left_out)
+}
+
+fn check_answers(name: &str, guest: Guest, left_out: &[&str]) -> Result<()> {
     let mut arguments = vec![
         "--checks",
         "status_code_conformance,content_type_conformance,response_schema_conformance,\
          negative_data_rejection",
     ];
-    for path in LEFT_OUT {
+    for path in left_out {
         arguments.extend(["--exclude-path", path]);
     }
-    request("answers", &arguments)
+    request(name, guest, &arguments)
 }
 
 fn understood() -> Result<()> {
@@ -239,5 +292,5 @@ fn understood() -> Result<()> {
     for path in STATED {
         arguments.extend(["--include-path", path]);
     }
-    request("understood", &arguments)
+    request("understood", Guest::None, &arguments)
 }

@@ -80,6 +80,10 @@ pub fn parse_with<T>(
     let mut unknown = Vec::new();
     // Both have been parsed or made from what was parsed, so neither fails.
     if let (Ok(sent), Ok(known)) = (serde_json::from_slice::<Value>(body), write(&parsed)) {
+        if let Some(place) = list_for_object(&sent, &known) {
+            let message = format!("the body of {path} has a list instead of an object{place}");
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
         unknown_fields(&sent, &known, "", &mut unknown);
     }
     if !unknown.is_empty() {
@@ -90,6 +94,32 @@ pub fn parse_with<T>(
         return Err(ApiError::message(Status::BadRequest, message));
     }
     Ok(parsed)
+}
+
+/// Where a list was sent and taken for an object's values in their order, which would be something
+/// else in another version: ` at PLACE`, or nothing for the body itself.
+fn list_for_object(sent: &Value, known: &Value) -> Option<String> {
+    let within = |step: String, sent, known| {
+        let place = list_for_object(sent, known)?;
+        let inner = place.strip_prefix(" at ").unwrap_or_default();
+        let dot = if inner.is_empty() || inner.starts_with('[') {
+            ""
+        } else {
+            "."
+        };
+        Some(format!(" at {step}{dot}{inner}"))
+    };
+    match (sent, known) {
+        (Value::Array(_), Value::Object(_)) => Some(String::new()),
+        (Value::Object(sent), Value::Object(known)) => sent
+            .iter()
+            .find_map(|(name, value)| within(name.clone(), value, known.get(name)?)),
+        (Value::Array(sent), Value::Array(known)) => {
+            let mut pairs = sent.iter().zip(known).enumerate();
+            pairs.find_map(|(index, (sent, known))| within(format!("[{index}]"), sent, known))
+        }
+        _ => None,
+    }
 }
 
 /// An unknown field for a message, with the known one that is nearest: one of the same object, or
@@ -217,6 +247,26 @@ mod tests {
         parse::<VmConfig>("vm.create", body.as_bytes())
             .unwrap_err()
             .to_string()
+    }
+
+    #[test]
+    fn a_list_is_no_object() {
+        let text = error(r#"{"payload":{},"cpus":[1,1]}"#);
+        assert!(
+            text.ends_with("a list instead of an object at cpus"),
+            "{text}"
+        );
+        let text = error(r#"{"payload":{},"numa":[{"guest_numa_id":0},[1]]}"#);
+        assert!(
+            text.contains("list instead of an object at numa[1]"),
+            "{text}"
+        );
+        let sent = parse::<crate::api::VmResize>("vm.resize", b"[null, null, null]");
+        let text = sent.unwrap_err().to_string();
+        assert!(
+            text.ends_with("vm.resize has a list instead of an object"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -67,7 +67,7 @@ pub struct DiskConfig {
     /// Its name, and where it is.
     #[serde(flatten)]
     pub common: CommonConfig,
-    /// Serial number, at most 20 bytes.
+    /// Serial number, at most 20 printable characters of ASCII.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
     /// Pinning of queues.
@@ -225,13 +225,13 @@ impl Device for DiskConfig {
         check::range("num_queues", self.num_queues, 1, Self::MAX_QUEUES)?;
         check::queue_size(self.queue_size)?;
         if let Some(serial) = &self.serial {
-            // virtio 1.2, 5.2.6.1.
-            let valid = serial.len() <= 20;
+            // An ASCII string (virtio 1.2, 5.2.6.1).
+            let printable = serial.bytes().all(|byte| (b' '..=b'~').contains(&byte));
             check::text(
                 "serial",
                 serial,
-                valid,
-                "a serial number of at most 20 bytes",
+                serial.len() <= 20 && printable,
+                "a serial number of at most 20 printable characters of ASCII",
             )?;
         }
         if self.rate_limit_group.is_some() && self.rate_limiter_config.is_some() {
