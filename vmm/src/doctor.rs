@@ -341,29 +341,50 @@ impl Host {
         self.service("arbiter", &["/run/gantry-arbiter/socket"], cure)
     }
 
-    /// What divides processors and memory among a pool's workers.
+    /// What divides memory and processes among a pool's workers.
     fn control_groups(&self) -> Finding {
-        const CONTROLLERS: &str = "/sys/fs/cgroup/cgroup.controllers";
+        const ROOT: &str = "/sys/fs/cgroup";
+        const UNIT: &str = "/sys/fs/cgroup/system.slice/gantry-accel.service";
         let subject = "control groups";
-        let Some(there) = self.read(CONTROLLERS) else {
+        let Some(there) = self.read(&format!("{ROOT}/cgroup.controllers")) else {
             let cure = "only for limits of an accelerator's workers: boot with \
                         systemd.unified_cgroup_hierarchy=1";
             let state = "there is no unified hierarchy (version 2)";
             return finding(subject, Verdict::Optional, state, cure);
         };
-        let names: Vec<_> = there.split_whitespace().collect();
-        let missing: Vec<_> = ["cpu", "memory", "pids"]
-            .into_iter()
-            .filter(|name| !names.contains(name))
-            .collect();
-        if missing.is_empty() {
-            let state =
-                "version 2, with cpu, memory and pids; the unit of gantry-accel delegates them";
-            return finding(subject, Verdict::Ready, state, "");
+        let lacks = |there: &str| {
+            let names: Vec<_> = there.split_whitespace().collect();
+            let lacking = ["memory", "pids"].into_iter();
+            lacking
+                .filter(|name| !names.contains(name))
+                .collect::<Vec<_>>()
+        };
+        let missing = lacks(&there);
+        if !missing.is_empty() {
+            let cure = "only for limits of an accelerator's workers: boot without cgroup_disable=";
+            let state = format!("version 2, without {}", missing.join(", "));
+            return finding(subject, Verdict::Optional, state, cure);
         }
-        let cure = "only for limits of an accelerator's workers: boot without cgroup_disable=";
-        let state = format!("version 2, without {}", missing.join(", "));
-        finding(subject, Verdict::Optional, state, cure)
+        // A pool that was given its group divides it before it takes anybody.
+        match self.read(&format!("{UNIT}/cgroup.subtree_control")) {
+            None => {
+                let state = "version 2, with memory and pids; gantry-accel.service has them \
+                             delegated when it runs";
+                finding(subject, Verdict::Ready, state, "")
+            }
+            Some(divided) if lacks(&divided).is_empty() => {
+                let state = "version 2; gantry-accel.service limits its workers' memory and \
+                             processes";
+                finding(subject, Verdict::Ready, state, "")
+            }
+            Some(_) => {
+                let state = "version 2; nothing is delegated to gantry-accel.service, whose \
+                             workers have no limits";
+                let cure = "only for limits of an accelerator's workers: give its unit \
+                            Delegate=memory pids";
+                finding(subject, Verdict::Optional, state, cure)
+            }
+        }
     }
 
     /// The transport of accelerators that needs a kernel module and an Intel CPU.
@@ -598,6 +619,16 @@ mod tests {
             half.control_groups().state,
             "version 2, without memory, pids"
         );
+        for (divided, verdict) in [("memory pids\n", Verdict::Ready), ("\n", Verdict::Optional)] {
+            let (_dir, running) = host(&[
+                ("sys/fs/cgroup/cgroup.controllers", "memory pids\n"),
+                (
+                    "sys/fs/cgroup/system.slice/gantry-accel.service/cgroup.subtree_control",
+                    divided,
+                ),
+            ]);
+            assert_eq!(running.control_groups().verdict, verdict);
+        }
     }
 
     #[test]

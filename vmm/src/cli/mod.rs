@@ -7,6 +7,7 @@ mod devices;
 mod find;
 mod short;
 mod top;
+mod unknown;
 mod values;
 mod vm;
 
@@ -163,14 +164,24 @@ impl Cli {
     /// Parses the arguments of the process; ends it if they ask for help or are wrong.
     pub fn from_process() -> Self {
         let name = std::env::args_os().next().unwrap_or_default();
-        let matches = short::of(command(&name)).get_matches();
+        let mut command = short::of(command(&name));
+        let words: Vec<_> = std::env::args_os().collect();
+        let matches = command
+            .try_get_matches_from_mut(&words)
+            .unwrap_or_else(|error| {
+                let words = words.iter().filter_map(|word| word.to_str());
+                unknown::explain(error, &mut command, words).exit()
+            });
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// Parses arguments, the first of which is the name of the program.
     pub fn from_arguments(arguments: &[&str]) -> Result<Self, clap::Error> {
         let name = arguments.first().copied().unwrap_or_default();
-        let matches = command(name.as_ref()).try_get_matches_from(arguments)?;
+        let mut command = command(name.as_ref());
+        let matches = command
+            .try_get_matches_from_mut(arguments)
+            .map_err(|error| unknown::explain(error, &mut command, arguments.iter().copied()))?;
         Self::from_arg_matches(&matches)
     }
 

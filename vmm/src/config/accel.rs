@@ -447,6 +447,21 @@ mod tests {
     }
 
     #[test]
+    fn a_running_vm_gets_no_accelerator_that_nobody_serves() {
+        let config = AccelConfig::parse("socket=/nowhere/pool").unwrap();
+        let vm = VmConfig::default();
+        let Err(Refused(why)) = config.check_joins(&vm, true) else {
+            panic!("nobody listens there");
+        };
+        assert!(
+            why.contains("no pool listens on /nowhere/pool")
+                && why.contains("gantry-accel serve --socket /nowhere/pool"),
+            "{why}"
+        );
+        assert!(config.check_joins(&vm, false).is_ok());
+    }
+
+    #[test]
     fn settings_of_the_other_transport_are_refused() {
         let config = AccelConfig::parse("transport=gate,server=/s,shared=64K,id=a").unwrap();
         let gate = GateConfig {

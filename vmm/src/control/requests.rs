@@ -1,8 +1,8 @@
 //! What each API call does.
 
 use std::{
-    collections::BTreeMap, error::Error as StdError, mem, os::fd::OwnedFd, path::Path, sync::Arc,
-    time::Instant,
+    collections::BTreeMap, error::Error as StdError, fs, mem, os::fd::OwnedFd, path::Path,
+    sync::Arc, time::Instant,
 };
 
 use super::{
@@ -16,7 +16,7 @@ use crate::{
         Request, Response, RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig,
         VmState, VmmPingResponse,
     },
-    config::{Device, Refused, TapFd, VmConfig},
+    config::{Device, FileAccess, Refused, TapFd, VmConfig},
     machine::{
         Machine, consoles,
         error::MachineError,
@@ -456,10 +456,14 @@ impl Control {
         }
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
-            Life::Created(vm) | Life::Shutdown(vm) => change(vm, |vm| {
-                vm.put_device(device);
-                Ok(())
-            }),
+            Life::Created(vm) | Life::Shutdown(vm) => {
+                // A slip in a name is told to who made it, and not to who boots the VM.
+                check_files(&*device)?;
+                change(vm, |vm| {
+                    vm.put_device(device);
+                    Ok(())
+                })
+            }
             Life::Live {
                 config: vm,
                 machine,
@@ -565,6 +569,20 @@ pub(super) fn assign_fds(
                     ),
                 ));
             }
+        }
+    }
+    Ok(())
+}
+
+/// That what a device reads and writes is there.
+fn check_files(device: &dyn Device) -> Result<(), ApiError> {
+    for file in device.files() {
+        if file.access == FileAccess::Create {
+            continue;
+        }
+        if let Err(error) = fs::metadata(&file.path) {
+            let why = format!("cannot find {}: {error}", file.path.display());
+            return Err(ApiError::message(Status::BadRequest, why));
         }
     }
     Ok(())

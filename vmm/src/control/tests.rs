@@ -111,12 +111,15 @@ fn a_vm_that_is_switched_off_cannot_become_one_that_could_not_be_built() {
     assert!(error.contains("cpus.max_vcpus"), "{error}");
     let error = refused(&mut control, "vm.resize", &json!({"desired_balloon": 4096}));
     assert!(error.contains("balloon"), "{error}");
-    let elsewhere = json!({"path": "/d", "pci_segment": 5});
+    let elsewhere = json!({"path": "/dev/null", "pci_segment": 5});
     let error = refused(&mut control, "vm.add-disk", &elsewhere);
     assert!(error.contains("disks[0].pci_segment"), "{error}");
-    let limited = json!({"path": "/d", "rate_limit_group": "none"});
+    let limited = json!({"path": "/dev/null", "rate_limit_group": "none"});
     let error = refused(&mut control, "vm.add-disk", &limited);
     assert!(error.contains("rate limit group"), "{error}");
+    let nowhere = json!({"path": "/nowhere/disk.raw"});
+    let error = refused(&mut control, "vm.add-disk", &nowhere);
+    assert!(error.contains("cannot find /nowhere/disk.raw"), "{error}");
     assert_eq!(control.life.config().cloned(), before);
     let more = json!({"desired_vcpus": 2, "desired_ram": 2_u64 << 30});
     ask(&mut control, "vm.resize", &more, Vec::new()).unwrap();
