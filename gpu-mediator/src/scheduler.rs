@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     Expected, Moment, Slice,
-    policy::{ClientId, Next, Policy, Rank, Weight},
+    policy::{ClientId, Comes, Next, Policy, Rank, Weight},
 };
 
 /// More synchronous calls than this in [`INTERACTIVE_TIME`] of its turns make a client one whose
@@ -206,12 +206,16 @@ impl Scheduler {
         }
         client.waits_since = Some(now);
         let in_time = (client.away.take()).is_some_and(|away| now <= away.owed);
-        let kept = in_time || self.last == Some(id);
+        let comes = match in_time {
+            true => Comes::Back,
+            false if self.last == Some(id) => Comes::Again,
+            false => Comes::Anew,
+        };
         self.waiting += 1;
         if self.holder.is_none() {
             self.wasted_since.get_or_insert(now);
         }
-        self.policy.want(id, kept, now);
+        self.policy.want(id, comes, now);
     }
 
     /// Until when the holder keeps the device, which has been charged until now and is between two

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Rank, Weight, periods_over};
+use super::{ClientId, Comes, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, and the most that a client can save.
@@ -68,7 +68,7 @@ impl Policy for Band {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, _: bool, now: Moment) {
+    fn want(&mut self, id: ClientId, _: Comes, now: Moment) {
         self.give(now);
         if self.clients.contains_key(&id) {
             self.waiting.push_back(id);
@@ -164,8 +164,8 @@ mod tests {
         fn leave(&mut self, client: ClientId, now: Moment) {
             self.0.lock().unwrap().leave(client, now);
         }
-        fn want(&mut self, client: ClientId, kept: bool, now: Moment) {
-            self.0.lock().unwrap().want(client, kept, now);
+        fn want(&mut self, client: ClientId, comes: Comes, now: Moment) {
+            self.0.lock().unwrap().want(client, comes, now);
         }
         fn rank(&self, client: ClientId) -> Rank {
             self.0.lock().unwrap().rank(client)

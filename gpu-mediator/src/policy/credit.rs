@@ -11,12 +11,14 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Rank, Weight, periods_over};
+use super::{ClientId, Comes, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
 /// How often credit is given out, the most that a client can have or owe, and a turn.
 const PERIOD: Duration = Duration::from_millis(30);
 const LIMIT: i64 = PERIOD.as_nanos() as i64;
+/// Less than this of a turn is not gone on with.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Priority {
@@ -34,11 +36,18 @@ struct Client {
     /// Nanoseconds of the device.
     credit: i64,
     boost: bool,
+    /// What it has not used of its last turn.
+    left: Duration,
     /// Whether it takes part: it does from its first want on, until it has saved up too much.
     active: bool,
 }
 
 impl Client {
+    /// Whether enough is left of its turn for another one.
+    fn goes_on(&self) -> bool {
+        self.left >= SHORTEST
+    }
+
     fn priority(&self) -> Priority {
         match self.credit {
             ..0 => Priority::Over,
@@ -89,6 +98,7 @@ impl Policy for Credit {
             weight,
             credit: 0,
             boost: false,
+            left: Duration::ZERO,
             active: false,
         };
         self.clients.insert(client, new);
@@ -100,24 +110,31 @@ impl Policy for Credit {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, kept: bool, now: Moment) {
+    fn want(&mut self, id: ClientId, comes: Comes, now: Moment) {
         self.give(now);
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
         client.active = true;
-        client.boost = !kept && self.last != Some(id);
-        self.waiting.push_back(id);
+        client.boost = comes == Comes::Anew && self.last != Some(id);
+        if comes == Comes::Back && client.goes_on() {
+            self.waiting.push_front(id);
+        } else {
+            client.left = Duration::ZERO;
+            self.waiting.push_back(id);
+        }
     }
 
-    /// Within a priority clients take turns, and who is away is the last.
+    /// Within a priority clients take turns: who is away before its turn is over goes on with it, and
+    /// otherwise is the last.
     fn rank(&self, id: ClientId) -> Rank {
         let priority = |id| self.clients.get(id).map(Client::priority);
         let Some(first) = self.waiting.iter().filter_map(priority).min() else {
             return Rank::First;
         };
-        match priority(&id) {
-            Some(own) if own < first.max(Priority::Under) => Rank::Owed,
+        match self.clients.get(&id) {
+            Some(client) if client.priority() < first.max(Priority::Under) => Rank::Owed,
+            Some(client) if client.priority() <= first && client.goes_on() => Rank::First,
             _ => Rank::Behind,
         }
     }
@@ -126,9 +143,10 @@ impl Policy for Credit {
         self.waiting.retain(|waiting| *waiting != client);
     }
 
-    fn charge(&mut self, client: ClientId, used: Duration, now: Moment) {
+    fn charge(&mut self, client: ClientId, time: Duration, now: Moment) {
         if let Some(client) = self.clients.get_mut(&client) {
-            let used = i64::try_from(used.as_nanos()).unwrap_or(i64::MAX);
+            let used = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
+            client.left = client.left.saturating_sub(time);
             client.credit = client.credit.saturating_sub(used).max(-LIMIT);
         }
         self.give(now);
@@ -149,9 +167,14 @@ impl Policy for Credit {
             return Next::Nobody;
         };
         self.last = Some(client);
+        let mut turn = PERIOD;
         if let Some(client) = self.clients.get_mut(&client) {
             client.boost = false;
+            if !client.goes_on() {
+                client.left = PERIOD;
+            }
+            turn = client.left;
         }
-        Next::Turn(client, Slice::Time(PERIOD))
+        Next::Turn(client, Slice::Time(turn))
     }
 }

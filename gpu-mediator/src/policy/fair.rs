@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use super::{ClientId, Next, Policy, Rank, Weight};
+use super::{ClientId, Comes, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
 /// A turn on devices that cannot be interrupted: short, since its end is late anyway.
@@ -101,7 +101,7 @@ impl Policy for Fair {
         self.clients.remove(&client);
     }
 
-    fn want(&mut self, id: ClientId, kept: bool, now: Moment) {
+    fn want(&mut self, id: ClientId, comes: Comes, now: Moment) {
         if self
             .idle_since
             .take()
@@ -113,10 +113,9 @@ impl Policy for Fair {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let owed = if kept {
-            self.turn * OWED
-        } else {
-            Duration::ZERO
+        let owed = match comes {
+            Comes::Back | Comes::Again => self.turn * OWED,
+            Comes::Anew => Duration::ZERO,
         };
         client.tag = client.tag.max(self.now.before(owed, client.weight));
         self.place += 1;

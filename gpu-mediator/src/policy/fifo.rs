@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, time::Duration};
 
-use super::{ClientId, Next, Policy, Rank, Weight};
+use super::{ClientId, Comes, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
 /// First come, first served; weights mean nothing.
@@ -18,7 +18,7 @@ impl Policy for Fifo {
         self.unwant(client);
     }
 
-    fn want(&mut self, client: ClientId, _: bool, _: Moment) {
+    fn want(&mut self, client: ClientId, _: Comes, _: Moment) {
         self.waiting.push_back(client);
     }
 

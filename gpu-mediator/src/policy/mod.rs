@@ -90,6 +90,17 @@ pub enum Next {
     Nobody,
 }
 
+/// How a client comes to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Comes {
+    /// It has wanted nothing.
+    Anew,
+    /// It was away between two batches for a moment only: it is owed what it was owed before.
+    Back,
+    /// Its turn is just over, and it has more to do.
+    Again,
+}
+
 /// Where a client that does not wait would be among those who do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
@@ -108,9 +119,8 @@ pub trait Policy: fmt::Debug + Send {
     fn join(&mut self, client: ClientId, weight: Weight, now: Moment);
     /// The client is gone, whether it waits or not.
     fn leave(&mut self, client: ClientId, now: Moment);
-    /// The client waits for the device from now on. `kept` says that it has been away between two
-    /// batches for a moment only: it is owed what it was owed before.
-    fn want(&mut self, client: ClientId, kept: bool, now: Moment);
+    /// The client waits for the device from now on.
+    fn want(&mut self, client: ClientId, comes: Comes, now: Moment);
     /// Where a client that does not wait would be if it did. While nobody waits, that is nowhere
     /// behind.
     fn rank(&self, client: ClientId) -> Rank;

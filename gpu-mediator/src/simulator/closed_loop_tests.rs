@@ -1,15 +1,17 @@
 //! Applications that wait for their results, and think in between: whether weights hold for them.
 //!
-//! Wanted is what [`Outcome::ideal`] says: parts by weight, nobody more than it uses alone. How far
-//! that can be reached is a matter of the kernels: while an application thinks, others' kernels have
-//! the device, cannot be interrupted and may end too late for it.
+//! Two things are asked of each row. What clients are charged for, which is their kernels and what the
+//! device is kept for them, is by weight. And the kernels that they get done are what [`Outcome::ideal`]
+//! says, parts by weight and nobody more than it uses alone, or at least what each does alone in its part of
+//! the time: which of both depends on whether others' kernels fit into its pauses.
 
 use super::*;
 
 const TIME: Duration = Duration::from_secs(5);
 /// What an application needs to begin its next batch: it wakes up, looks and enqueues.
 const AT_ONCE: Duration = Duration::from_micros(80);
-const WEIGHTED: [Name; 2] = [Name::Fair, Name::FairPreemptive];
+/// The policies that know weights.
+const WEIGHTED: [Name; 4] = [Name::Fair, Name::FairPreemptive, Name::Credit, Name::Band];
 
 /// Kernels of so many microseconds, and how many of them are waited for together.
 type Batch = (u32, u64);
@@ -41,8 +43,15 @@ fn experiment(clients: &[(u32, Program)]) -> Experiment {
     }
 }
 
+/// A name, weights and programs, and how far from the weights what clients are charged for may be.
+type Clients = (String, Vec<(u32, Program)>, f64);
+
 /// What came out, and what it is compared with.
 struct Row {
+    /// Parts by weight.
+    parts: Vec<f64>,
+    /// Parts of what all were charged for.
+    charged: Vec<f64>,
     got: Vec<f64>,
     wanted: Vec<f64>,
     /// What each would use of its part of the time, alone.
@@ -50,50 +59,79 @@ struct Row {
     outcome: Outcome,
 }
 
-fn row(clients: &[(u32, Program)], policy: Name) -> Row {
+impl Row {
+    /// What all used, by what they would use alone, one after the other.
+    fn used(&self) -> f64 {
+        self.got.iter().sum::<f64>() / self.least.iter().sum::<f64>()
+    }
+}
+
+fn row(clients: &[(u32, Program)], arbiter: impl Into<Arbiter>) -> Row {
     let experiment = experiment(clients);
     // As real ones: none stops in the middle of a kernel.
     let costs = Costs {
         interrupts: false,
         ..Costs::default()
     };
-    let outcome = experiment.run(policy, costs, TIME, 1);
-    let weights: Vec<u32> = clients.iter().map(|client| client.0).collect();
-    let total = f64::from(weights.iter().sum::<u32>());
-    let least = weights.iter().zip(&outcome.alone);
+    let outcome = experiment.run(arbiter, costs, TIME, 1);
+    let total: u32 = clients.iter().map(|client| client.0).sum();
+    let parts = clients
+        .iter()
+        .map(|client| f64::from(client.0) / f64::from(total));
+    let parts: Vec<f64> = parts.collect();
+    let given: f64 = outcome.charged.iter().sum();
     Row {
+        charged: outcome.charged.iter().map(|time| time / given).collect(),
         got: outcome.got(windows(TIME)),
         wanted: outcome.ideal.clone(),
-        least: least
-            .map(|(&weight, alone)| alone * f64::from(weight) / total)
+        least: parts
+            .iter()
+            .zip(&outcome.alone)
+            .map(|(part, alone)| part * alone)
             .collect(),
+        parts,
         outcome,
     }
 }
 
-/// What is wrong with a row: a share that is neither wanted nor what its application would make of its
-/// part of the time alone, nor between them; or a device that is less used than so.
+/// What is wrong with a row.
 fn wrong(what: &str, policy: Name, clients: &[(u32, Program)], tolerance: f64) -> Option<String> {
-    let Row {
-        got, wanted, least, ..
-    } = row(clients, policy);
-    let off = (0..got.len()).any(|client| {
-        let (least, most) = (least[client].min(wanted[client]), wanted[client]);
-        !(least - tolerance..=most + tolerance).contains(&got[client])
+    let row = row(clients, policy);
+    let off = (0..clients.len()).any(|client| {
+        let (least, wanted) = (row.least[client], row.wanted[client]);
+        let work = least.min(wanted) - tolerance..=least.max(wanted) + tolerance;
+        // One request at a time, as Band gives the device to equals, costs those with short ones.
+        let little = policy == Name::Band && clients.len() > 2;
+        (row.charged[client] - row.parts[client]).abs() > tolerance
+            || !(work.contains(&row.got[client]) || little && row.got[client] < least)
     });
-    let used = got.iter().sum::<f64>() / least.iter().sum::<f64>();
-    (off || used < 0.97).then(|| {
+    let enough = match policy {
+        Name::Band if clients.len() > 2 => 0.75,
+        _ => 0.97,
+    };
+    let used = row.used();
+    let Row {
+        charged,
+        got,
+        wanted,
+        least,
+        ..
+    } = row;
+    (off || used < enough).then(|| {
         format!(
-            "{policy}, {what}: {got:.3?}, wanted {wanted:.3?}, alone {least:.3?}, used {used:.3}"
+            "{policy}, {what}: charged {charged:.3?}, got {got:.3?}, wanted {wanted:.3?}, alone \
+             {least:.3?}, used {used:.3}"
         )
     })
 }
 
 /// The rows of two applications that were measured on an H100, with what is tolerated of each: a
 /// switch costs more of a batch that is shorter than a millisecond.
-fn measured() -> Vec<(&'static str, Vec<(u32, Program)>, f64)> {
+fn measured() -> Vec<Clients> {
     let sync = |batch| sync(batch, AT_ONCE);
-    let row = |what, one, other, tolerance| (what, vec![(1, one), (3, other)], tolerance);
+    let row = |what: &str, one, other, tolerance| {
+        (what.to_owned(), vec![(1, one), (3, other)], tolerance)
+    };
     vec![
         row(
             "4 x 5 ms ahead; the same",
@@ -140,29 +178,72 @@ fn measured() -> Vec<(&'static str, Vec<(u32, Program)>, f64)> {
     ]
 }
 
-/// What is wrong with rows under all policies that know weights.
-fn all_wrong(rows: &[(String, Vec<(u32, Program)>, f64)]) -> Vec<String> {
-    let policies = WEIGHTED.into_iter();
-    policies
-        .flat_map(|policy| {
-            rows.iter().filter_map(move |(what, clients, tolerance)| {
-                wrong(what, policy, clients, *tolerance)
-            })
-        })
-        .collect()
+/// What is wrong with rows under all policies that know weights. By [`Name::Credit`] weights hold less
+/// well, since it forgives what goes beyond 30 ms of credit or debt, and halves the credit of who lets it
+/// pile up, as one does in whose pauses others have the device: `credit` is tolerated of it.
+fn all_wrong(rows: &[Clients], credit: f64) -> Vec<String> {
+    let all = WEIGHTED
+        .iter()
+        .flat_map(|&policy| rows.iter().map(move |row| (policy, row)));
+    let wrong = all.filter_map(|(policy, (what, clients, tolerance))| {
+        let tolerance = match policy {
+            Name::Credit => tolerance.max(credit),
+            _ => *tolerance,
+        };
+        wrong(what, policy, clients, tolerance)
+    });
+    wrong.collect()
 }
 
 #[test]
 fn two_applications_that_wait_for_their_results_get_parts_by_weight() {
-    let rows: Vec<_> = (measured().into_iter())
-        .map(|(what, clients, tolerance)| (what.to_owned(), clients, tolerance))
-        .collect();
-    let wrong = all_wrong(&rows);
+    let wrong = all_wrong(&measured(), 0.03);
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 #[test]
 fn weights_hold_whatever_the_time_between_two_batches() {
+    let wrong = all_wrong(&with_pauses(), 0.2);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn weights_hold_among_three_and_six_applications() {
+    let wrong = all_wrong(&three_and_six(), 0.04);
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn without_anticipation_the_length_of_batches_decides_and_not_the_weights() {
+    let long = || sync(FOUR_LONG, AT_ONCE);
+    let short = || sync(MANY_SHORT, AT_ONCE);
+    // What is got with weights 1 and 3. An H100 gave 0.48 and 0.53, 0.51 and 0.51, 0.33 and 0.66 for the
+    // first three; 0.72 and 0.28, 0.75 and 0.25 for the next two.
+    for (policy, one, other, expected) in [
+        (Name::FairPreemptive, long(), long(), [0.5, 0.5]),
+        (Name::Credit, long(), long(), [0.5, 0.5]),
+        (Name::Fair, long(), long(), [0.33, 0.66]),
+        (Name::FairPreemptive, long(), short(), [0.75, 0.24]),
+        (Name::Credit, long(), short(), [0.75, 0.24]),
+        (Name::Fair, long(), short(), [0.43, 0.55]),
+        (Name::Band, long(), short(), [0.43, 0.55]),
+    ] {
+        let arbiter = Arbiter {
+            policy,
+            longest_pause: Duration::ZERO,
+        };
+        let got = row(&[(1, one), (3, other)], arbiter).got;
+        for (got, expected) in got.iter().zip(expected) {
+            assert!(
+                (got - expected).abs() < 0.02,
+                "{policy}: {got}, not {expected}"
+            );
+        }
+    }
+}
+
+/// Two applications that think for so long between two batches.
+fn with_pauses() -> Vec<Clients> {
     let mut rows = Vec::new();
     for micros in [100, 500, 1_000, 2_000, 5_000] {
         let think = Duration::from_micros(micros);
@@ -193,12 +274,10 @@ fn weights_hold_whatever_the_time_between_two_batches() {
             rows.push((what, vec![(1, one), (3, other)], tolerance));
         }
     }
-    let wrong = all_wrong(&rows);
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    rows
 }
 
-#[test]
-fn weights_hold_among_three_and_six_applications() {
+fn three_and_six() -> Vec<Clients> {
     let mut rows = Vec::new();
     let varied = |batch, micros| Program {
         varies: Duration::from_micros(micros),
@@ -237,8 +316,7 @@ fn weights_hold_among_three_and_six_applications() {
             rows.push((format!("{what} {kind}"), clients.collect(), 0.02));
         }
     }
-    let wrong = all_wrong(&rows);
-    assert!(wrong.is_empty(), "{wrong:#?}");
+    rows
 }
 
 #[test]

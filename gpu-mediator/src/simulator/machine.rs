@@ -12,7 +12,7 @@ use gantry_remoting::turns::{
 };
 
 use super::{
-    Costs, Vm,
+    Arbiter, Costs, Vm,
     program::{Program, Request},
 };
 use crate::{
@@ -107,6 +107,16 @@ struct Device {
     last: Option<usize>,
 }
 
+/// What a client has had.
+pub(super) struct Had {
+    /// Kernel time done in each window.
+    pub done: Vec<Duration>,
+    /// The time of the device that it was charged for.
+    pub charged: Duration,
+    /// What its batches took beyond their kernels.
+    pub delays: Vec<Duration>,
+}
+
 pub(super) struct Machine {
     now: Moment,
     sequence: u64,
@@ -120,8 +130,15 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub(super) fn new(vms: &[Vm], policy: Name, costs: Costs, window: Duration, seed: u64) -> Self {
-        let mut scheduler = Scheduler::new(policy.make());
+    pub(super) fn new(
+        vms: &[Vm],
+        arbiter: Arbiter,
+        costs: Costs,
+        window: Duration,
+        seed: u64,
+    ) -> Self {
+        let mut scheduler = Scheduler::new(arbiter.policy.make());
+        scheduler.set_longest_pause(arbiter.longest_pause);
         let workers = vms
             .iter()
             .enumerate()
@@ -156,7 +173,7 @@ impl Machine {
             sequence: 0,
             events: BinaryHeap::new(),
             scheduler,
-            preemptive: policy == Name::FairPreemptive && costs.interrupts,
+            preemptive: arbiter.policy == Name::FairPreemptive && costs.interrupts,
             costs,
             workers,
             device: Device::default(),
@@ -164,9 +181,8 @@ impl Machine {
         }
     }
 
-    /// Runs to `end`; of each client, the kernel time done in each window, and what its batches took
-    /// beyond their kernels.
-    pub(super) fn run(mut self, end: Moment) -> Vec<(Vec<Duration>, Vec<Duration>)> {
+    /// Runs to `end`.
+    pub(super) fn run(mut self, end: Moment) -> Vec<Had> {
         for index in 0..self.workers.len() {
             for _ in 0..self.workers[index].program.in_flight {
                 self.at(Duration::ZERO, Event::Call(index));
@@ -179,10 +195,16 @@ impl Machine {
             self.now = moment;
             self.handle(event);
         }
-        self.workers
-            .into_iter()
-            .map(|worker| (worker.done, worker.delays))
-            .collect()
+        let scheduler = &self.scheduler;
+        let had = self.workers.into_iter().enumerate().map(|(index, worker)| {
+            let figures = scheduler.figures(ClientId(index as u32), end);
+            Had {
+                done: worker.done,
+                charged: figures.unwrap_or_default().device_time,
+                delays: worker.delays,
+            }
+        });
+        had.collect()
     }
 
     fn at(&mut self, after: Duration, event: Event) {

@@ -14,9 +14,10 @@ mod program;
 
 use std::time::Duration;
 
+use machine::Had;
 pub use program::{Lengths, Program};
 
-use crate::{Moment, policy::Name};
+use crate::{Moment, policy::Name, scheduler::LONGEST_PAUSE};
 
 /// What things cost besides the kernels themselves.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +55,25 @@ impl Default for Costs {
     }
 }
 
+/// Who gives turns.
+#[derive(Clone, Copy, Debug)]
+pub struct Arbiter {
+    /// In which order.
+    pub policy: Name,
+    /// The longest pause between two batches that is waited for
+    /// ([`Scheduler::set_longest_pause`](crate::scheduler::Scheduler::set_longest_pause)).
+    pub longest_pause: Duration,
+}
+
+impl From<Name> for Arbiter {
+    fn from(policy: Name) -> Self {
+        Self {
+            policy,
+            longest_pause: LONGEST_PAUSE,
+        }
+    }
+}
+
 /// A simulated virtual machine.
 #[derive(Clone, Debug)]
 pub struct Vm {
@@ -84,6 +104,9 @@ pub struct Outcome {
     pub shares: Vec<Vec<f64>>,
     /// What each client uses of the device when nobody else wants it.
     pub alone: Vec<f64>,
+    /// What part of the time each client was charged for: its kernels, what was kept for it in its
+    /// pauses, and the ways to it and back.
+    pub charged: Vec<f64>,
     /// What each batch of each client took beyond its kernels, the shortest first.
     pub delays: Vec<Vec<Duration>>,
 }
@@ -169,7 +192,14 @@ impl Experiment {
     }
 
     /// Runs it for `time` of the simulated clock.
-    pub fn run(&self, policy: Name, costs: Costs, time: Duration, seed: u64) -> Outcome {
+    pub fn run(
+        &self,
+        arbiter: impl Into<Arbiter>,
+        costs: Costs,
+        time: Duration,
+        seed: u64,
+    ) -> Outcome {
+        let arbiter = arbiter.into();
         let wants: Vec<f64> = self
             .vms
             .iter()
@@ -183,40 +213,39 @@ impl Experiment {
                 };
                 let time = Duration::from_secs(2).max(time / 10);
                 let alone = std::slice::from_ref(vm);
-                let got = simulate(alone, Name::Fair, free, time, seed).0;
-                got[0].iter().sum::<f64>() / got[0].len().max(1) as f64
+                let got = &simulate(alone, Name::Fair.into(), free, time, seed)[0].done;
+                share(got.iter().sum(), WINDOW * got.len().max(1) as u32)
             })
             .collect();
         let weights: Vec<u32> = self.vms.iter().map(|vm| vm.weight).collect();
-        let (shares, delays) = simulate(&self.vms, policy, costs, time, seed);
-        Outcome {
+        let mut outcome = Outcome {
             ideal: fairness::ideal(&weights, &wants),
-            shares,
             alone: wants,
-            delays,
+            ..Outcome::default()
+        };
+        for had in simulate(&self.vms, arbiter, costs, time, seed) {
+            let windows = had.done.into_iter().map(|done| share(done, WINDOW));
+            outcome.shares.push(windows.collect());
+            outcome.charged.push(share(had.charged, time));
+            outcome.delays.push(had.delays);
         }
+        outcome
     }
 }
 
-/// Shares of the device by client and window, and delays of batches by client, the shortest first.
-fn simulate(
-    vms: &[Vm],
-    policy: Name,
-    costs: Costs,
-    time: Duration,
-    seed: u64,
-) -> (Vec<Vec<f64>>, Vec<Vec<Duration>>) {
-    let machine = machine::Machine::new(vms, policy, costs, WINDOW, seed);
-    let share = |done: Duration| done.as_secs_f64() / WINDOW.as_secs_f64();
-    machine
-        .run(Moment::START + time)
-        .into_iter()
-        .map(|(mut done, mut delays)| {
-            done.resize(windows(time), Duration::ZERO);
-            delays.sort_unstable();
-            (done.into_iter().map(share).collect(), delays)
-        })
-        .unzip()
+fn share(part: Duration, whole: Duration) -> f64 {
+    part.as_secs_f64() / whole.as_secs_f64()
+}
+
+/// What each client has had in whole windows.
+fn simulate(vms: &[Vm], arbiter: Arbiter, costs: Costs, time: Duration, seed: u64) -> Vec<Had> {
+    let machine = machine::Machine::new(vms, arbiter, costs, WINDOW, seed);
+    let mut had = machine.run(Moment::START + time);
+    for had in &mut had {
+        had.done.resize(windows(time), Duration::ZERO);
+        had.delays.sort_unstable();
+    }
+    had
 }
 
 #[cfg(test)]
