@@ -5,7 +5,7 @@
 //! transfer wakes the first sleeping copy thread, which wakes the next. The calling thread takes back
 //! a share that no copy thread has begun when its own is done, so that a late wake-up delays nothing.
 //! A copy thread that is preempted in the middle of a share does delay the copy: all are then unused
-//! for a while ([`PAUSE`]).
+//! for as long as that took, and for twice as long each time that it soon comes to it again ([`Pause`]).
 
 use std::{
     cell::{Cell, UnsafeCell},
@@ -38,9 +38,8 @@ const POLL: Duration = Duration::from_micros(200);
 
 /// A copy thread that needs so much longer than the caller for the same length was preempted.
 const LATE: Duration = Duration::from_micros(500);
-/// How long no copy thread is used then: another thread's time slice is some milliseconds, few of
-/// which should be lost.
-const PAUSE: Duration = Duration::from_millis(50);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(50);
 
 const IDLE: u32 = 0;
 const OFFERED: u32 = 1;
@@ -149,7 +148,7 @@ impl CopyThread {
     }
 
     fn offer(&self, share: Share) {
-        // SAFETY: `state` is IDLE, and only the caller, who holds `paused_until`, changes that.
+        // SAFETY: `state` is IDLE, and only the caller, who holds `pause`, changes that.
         unsafe { *self.share.get() = share };
         self.state.store(OFFERED, Ordering::Release);
     }
@@ -182,10 +181,38 @@ fn serve(threads: &[CopyThread], number: usize) {
     }
 }
 
+/// When copy threads are not used, because one was preempted.
+///
+/// Where that is rare, they gain more in a few milliseconds than was lost; where processors are few, each
+/// delay is soon followed by the next.
+#[derive(Debug)]
+struct Pause {
+    until: Instant,
+    length: Duration,
+}
+
+impl Pause {
+    fn none() -> Self {
+        Self {
+            until: Instant::now(),
+            length: Duration::ZERO,
+        }
+    }
+
+    /// A copy thread has delayed a copy by so long, until now.
+    fn delayed(&mut self, now: Instant, by: Duration) {
+        // Used for no longer than they were not.
+        let soon = now.saturating_duration_since(self.until) <= self.length;
+        let length = if soon { by.max(2 * self.length) } else { by };
+        self.length = length.min(LONGEST_PAUSE);
+        self.until = now + self.length;
+    }
+}
+
 struct CopyThreads {
     threads: Arc<[CopyThread]>,
-    /// Until when no copy thread is used. Held by the caller whose copy they share.
-    paused_until: Mutex<Instant>,
+    /// Held by the caller whose copy they share.
+    pause: Mutex<Pause>,
 }
 
 impl CopyThreads {
@@ -204,13 +231,13 @@ impl CopyThreads {
         }
         Self {
             threads,
-            paused_until: Mutex::new(Instant::now()),
+            pause: Mutex::new(Pause::none()),
         }
     }
 
     /// Wakes those that sleep, unless they are paused.
     fn wake(&self, now: Instant) {
-        if self.paused_until.try_lock().is_ok_and(|until| now < *until) {
+        if self.pause.try_lock().is_ok_and(|pause| now < pause.until) {
             return;
         }
         if let Some(first) = self.threads.iter().find(|thread| thread.sleeps()) {
@@ -218,11 +245,11 @@ impl CopyThreads {
         }
     }
 
-    fn copy(&self, whole: Share, paused_until: &mut Instant) {
+    fn copy(&self, whole: Share, pause: &mut Pause) {
         let start = Instant::now();
         let mut awake = [const { None }; MOST];
         let mut count = 0;
-        let used = start >= *paused_until;
+        let used = start >= pause.until;
         for thread in self
             .threads
             .iter()
@@ -250,8 +277,9 @@ impl CopyThreads {
         let own = Instant::now();
         awake.iter().flatten().for_each(|thread| thread.finish());
         let end = Instant::now();
-        if end - own > own - start + LATE {
-            *paused_until = end + PAUSE;
+        let late = (end - own).saturating_sub(own - start);
+        if late > LATE {
+            pause.delayed(end, late);
         }
     }
 }
@@ -299,9 +327,9 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) 
         ..alone
     };
     // A caller that finds them in use copies alone.
-    match threads.paused_until.try_lock() {
-        Ok(mut until) => threads.copy(whole, &mut until),
-        Err(TryLockError::Poisoned(until)) => threads.copy(whole, &mut until.into_inner()),
+    match threads.pause.try_lock() {
+        Ok(mut pause) => threads.copy(whole, &mut pause),
+        Err(TryLockError::Poisoned(pause)) => threads.copy(whole, &mut pause.into_inner()),
         Err(TryLockError::WouldBlock) => alone.copy(),
     }
 }
@@ -333,7 +361,7 @@ mod tests {
     fn threads_of(threads: Vec<CopyThread>) -> CopyThreads {
         CopyThreads {
             threads: threads.into(),
-            paused_until: Mutex::new(Instant::now()),
+            pause: Mutex::new(Pause::none()),
         }
     }
 
@@ -346,7 +374,7 @@ mod tests {
             length: from.len(),
             streams: true,
         };
-        threads.copy(whole, &mut threads.paused_until.lock().unwrap());
+        threads.copy(whole, &mut threads.pause.lock().unwrap());
         assert!(from == to);
     }
 
@@ -385,6 +413,23 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_is_as_long_as_the_delay_and_longer_where_delays_come_one_after_the_other() {
+        let millis = Duration::from_millis;
+        let mut pause = Pause::none();
+        let mut now = pause.until + millis(1000);
+        pause.delayed(now, millis(1));
+        assert_eq!(pause.until, now + millis(1));
+        for length in [2, 4, 8, 16, 32, 50, 50] {
+            now = pause.until + pause.length;
+            pause.delayed(now, millis(1));
+            assert_eq!(pause.length, millis(length));
+        }
+        now = pause.until + pause.length + millis(1);
+        pause.delayed(now, millis(3));
+        assert_eq!(pause.length, millis(3));
+    }
+
+    #[test]
     fn after_a_copy_thread_was_preempted_none_is_used_for_a_while() {
         let threads = threads_of(vec![awake()]);
         let (thread, begun) = (&threads.threads[0], Instant::now());
@@ -406,7 +451,7 @@ mod tests {
                 copies(&threads, 256 << 10);
             }
         });
-        let pause = |until| std::mem::replace(&mut *threads.paused_until.lock().unwrap(), until);
+        let pause = |until| std::mem::replace(&mut threads.pause.lock().unwrap().until, until);
         let now = Instant::now();
         assert!(pause(now + Duration::from_secs(1000)) > begun);
         copies(&threads, 4096);

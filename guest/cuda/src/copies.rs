@@ -11,7 +11,7 @@ use gantry_remoting::{
         calls::{Copy, CopyRows, Read, StreamSynchronize, Write},
         codes,
     },
-    wire::messages::WindowRange,
+    wire::messages::{StageId, WindowRange},
 };
 
 use crate::{
@@ -31,6 +31,11 @@ const UNCUT: usize = 256 << 10;
 pub const LARGEST_PIECE: usize = 2 << 20;
 /// How many pieces of a copy to the host are under way: their stages stay in the caches.
 const PIECES: usize = 6;
+/// The most pieces of a copy to the device that are under way. A copy of any size goes through so much of
+/// the window: more would have to be mapped and made known to the driver first.
+const AHEAD: usize = 8;
+/// Of those, so many are waited for at a time: the worker is asked once for all.
+const BATCH: usize = 4;
 
 /// Where and how a copy goes.
 #[derive(Clone, Copy, Debug)]
@@ -114,10 +119,17 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         return Ok(());
     }
     copy_threads::prepare(size as u64);
+    let mut under_way = VecDeque::with_capacity(AHEAD);
     for (at, length) in pieces(size) {
+        if under_way.len() == AHEAD {
+            // The worker tells of all that are done before it answers.
+            let newest: Option<StageId> = under_way.drain(..BATCH).next_back();
+            newest.map_or(Ok(()), |stage| link.wait_released(stage))?;
+        }
         let memory = HostRegion::flat(from.wrapping_add(at).cast_mut(), length);
         // SAFETY: the caller's memory, as the API wants it.
         let place = unsafe { link.stage_copy(&memory)? };
+        under_way.extend(place.stage);
         let call = call(to + at as u64, place);
         if order.wait && at + length == size {
             // Streams that do not wait for this one are not to be earlier.

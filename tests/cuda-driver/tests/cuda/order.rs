@@ -113,6 +113,38 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
 }
 
 #[test]
+fn copies_that_are_longer_than_what_is_under_way_of_them_arrive_whole() {
+    let _context = context();
+    // Not a multiple of any part.
+    let numbers: Vec<u32> = (0..(9 << 20) + 77)
+        .map(|n: u32| n.wrapping_mul(31))
+        .collect();
+    let (mut stream, bytes) = (null_mut(), size_of_val(&numbers[..]));
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mut at = 0;
+    ok!(cuMemAlloc_v2(&mut at, bytes));
+    let mut back = vec![0u32; numbers.len()];
+    for asynchronous in [true, false] {
+        // The other stream does not wait for it.
+        ok!(cuMemsetD32_v2(at, 0, numbers.len()));
+        ok!(cuCtxSynchronize());
+        back.fill(0);
+        let (from, to) = (numbers.as_ptr().cast(), back.as_mut_ptr().cast());
+        if asynchronous {
+            ok!(cuMemcpyHtoDAsync_v2(at, from, bytes, stream));
+            ok!(cuMemcpyDtoHAsync_v2(to, at, bytes, stream));
+            ok!(cuStreamSynchronize(stream));
+        } else {
+            ok!(cuMemcpyHtoD_v2(at, from, bytes));
+            ok!(cuMemcpyDtoH_v2(to, at, bytes));
+        }
+        assert!(back == numbers);
+    }
+    ok!(cuMemFree_v2(at));
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
 fn pageable_memory_is_read_before_a_copy_returns_and_pinned_memory_later() {
     let _context = context();
     let (module, words, stream) = (module(ORDER), pinned(2), stream(NON_BLOCKING));
