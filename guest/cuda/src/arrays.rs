@@ -14,13 +14,14 @@ use gantry_remoting::{
 };
 
 use crate::{
+    capture::capturing,
     copies::{LARGEST_PIECE, Order, is_device},
     entry::{Outcome, connected, entry_points},
     forward::forward,
     handles,
     link::Link,
     paged::{Paged, Rows},
-    streams::{capturing, exact},
+    streams::exact,
 };
 
 /// One end of a copy.

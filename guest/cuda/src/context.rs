@@ -12,10 +12,11 @@ use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{Kind, calls::ContextSynchronize, codes};
 
 use crate::{
+    capture,
     entry::{Outcome, connected, entry_points, put},
     forward::forward,
     handles, signals,
-    streams::{self, exact},
+    streams::exact,
 };
 
 /// A list of a thread, which is there as long as the thread is: programs unregister their images and free
@@ -293,7 +294,7 @@ entry_points! {
     fn cuCtxSynchronize() {
         let link = connected()?;
         let context = need()?;
-        if !streams::captures() && signals::wait(link, context, None) {
+        if !capture::captures() && signals::wait(link, context, None) {
             return Ok(());
         }
         exact(link, context, 0, link.ask(&ContextSynchronize { context }))

@@ -16,13 +16,14 @@ use gantry_remoting::{
 
 use crate::{
     arrays::Volume,
+    capture::capturing,
     context,
     entry::{Outcome, connected, entry_points},
     handles,
     link::Link,
     memory::find,
     paged::{self, Paged, Rows},
-    streams::{capturing, exact},
+    streams::exact,
 };
 
 /// Larger copies of ordinary memory are cut into pieces.
@@ -112,11 +113,11 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         };
     }
     if capturing(link, context, stream) {
-        let capture = paged::capture_for_copy(handles::handle(Kind::Stream, stream))?;
+        let stream = handles::handle(Kind::Stream, stream);
+        paged::capture_for_copy(stream)?;
         let (paged, place) = Paged::new(link, flat(from as u64, size), false)?;
         link.ask(&call(to, place))?;
-        paged::captured(capture, paged);
-        return Ok(());
+        return paged::captured(stream, paged);
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(AHEAD);
@@ -159,11 +160,11 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         };
     }
     if capturing(link, context, stream) {
-        let capture = paged::capture_for_copy(handles::handle(Kind::Stream, stream))?;
+        let stream = handles::handle(Kind::Stream, stream);
+        paged::capture_for_copy(stream)?;
         let (paged, place) = Paged::new(link, flat(to as u64, size), true)?;
         link.ask(&call(from, place))?;
-        paged::captured(capture, paged);
-        return Ok(());
+        return paged::captured(stream, paged);
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(PIECES);

@@ -231,7 +231,7 @@ entry_points! {
     fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
         forward("cuGraphClone", &[phGraphClone as u64, originalGraph as u64])?;
         let clone = handles::valid(Kind::Graph, phGraphClone.read() as u64)?;
-        paged::include(handles::valid(Kind::Graph, originalGraph as u64)?, clone);
+        paged::cloned(handles::valid(Kind::Graph, originalGraph as u64)?, clone);
         Ok(())
     }
 

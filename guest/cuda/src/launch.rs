@@ -19,11 +19,11 @@ use gantry_remoting::{
 };
 
 use crate::{
+    capture::capturing,
     context,
     entry::{Outcome, connected, entry_points, offer, put},
     handles,
     link::Link,
-    streams::capturing,
 };
 
 /// Dynamic shared memory that every kernel may have.

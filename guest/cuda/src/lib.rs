@@ -9,8 +9,9 @@
 //!
 //! - `generated`: an entry point for each public symbol; what is not served says so, once by name
 //! - `forward`: those whose parameters travel by the API's definition
-//! - `nodes`: graphs' nodes that call, allocate, or decide
+//! - `capture`: captures of streams; `nodes`: graphs' nodes that call, allocate, or decide
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
+//! - `landing`: what functions of such graphs look at
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
@@ -22,6 +23,7 @@
 
 mod answers;
 mod arrays;
+mod capture;
 mod context;
 mod copies;
 mod device;
@@ -32,6 +34,7 @@ mod generated;
 mod graphs;
 mod handles;
 mod host_memory;
+mod landing;
 mod launch;
 mod libraries;
 mod link;

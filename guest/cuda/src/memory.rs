@@ -11,11 +11,11 @@ use gantry_remoting::apis::cuda::{
 };
 
 use crate::{
+    capture::capturing,
     context,
     entry::{Outcome, connected, entry_points, offer, put},
     handles, host_memory,
     link::{self, Link},
-    streams::capturing,
 };
 
 /// What memory is.

@@ -18,7 +18,7 @@ use crate::{
     handles,
     link::Link,
     memory::What,
-    paged,
+    paged::{self, Call},
     streams::lasting_function,
 };
 
@@ -82,6 +82,8 @@ unsafe fn set_host(
         done,
     });
     set.inspect_err(|_| link.cancel_callback(number))?;
+    let function = number;
+    paged::calls_instead(executable, Call { function, node });
     if executable == 0 {
         tell(node, told);
     }
@@ -155,7 +157,7 @@ entry_points! {
         let (number, done, told) = function(link, params)?;
         let added = link.ask(&AddHostNode { context, graph, after, number, done });
         let added = added.inspect_err(|_| link.cancel_callback(number))?;
-        paged::calls_function(graph);
+        paged::calls_function(graph, Call { function: number, node: added });
         tell(added, told);
         put(phGraphNode, handles::handle(Kind::Node, added) as CUgraphNode)
     }

@@ -1,7 +1,8 @@
 //! Graphs whose nodes copy from or to memory of the program that is not pinned: each such node has a
 //! place in the window, which is filled before each launch and emptied behind it, in the order of the
-//! stream. What would change such a node where it is not known which it is, is refused; so is such a node in
-//! a graph of a conditional node, of which nothing tells whether it runs.
+//! stream, and before functions of the graph that come behind it ([`landing`]). What would change such a node
+//! where it is not known which it is, is refused; so is such a node in a graph of a conditional node, of which
+//! nothing tells whether it runs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -15,12 +16,14 @@ use gantry_remoting::{
 };
 
 use crate::{
+    capture::{self, capturing},
     context,
     entry::{Outcome, connected},
     forward::forward,
     handles,
+    landing::{self, Before, Launch},
     link::Link,
-    streams::{capturing, host_function},
+    streams::host_function,
 };
 
 /// Rows of the program's memory, which lie in the window without gaps.
@@ -58,7 +61,7 @@ pub struct Paged {
     /// Where that is in the program.
     there: u64,
     to_host: bool,
-    /// The node's number; 0 if that is not known: it has been captured, or is a clone's or a child's.
+    /// The node's number; 0 if that is not known: it is a child's.
     node: u32,
 }
 
@@ -90,6 +93,16 @@ impl Paged {
         Ok((paged, range))
     }
 
+    /// Whether it is to the program's memory.
+    pub fn is_to_host(&self) -> bool {
+        self.to_host
+    }
+
+    /// Which node it is; 0 if that is not known.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+
     /// The program's bytes that it may touch: first, and one after the last.
     fn extent(&self) -> (u64, u64) {
         let Rows {
@@ -106,7 +119,7 @@ impl Paged {
     ///
     /// # Safety
     /// The program's memory is there, as it promises for each launch.
-    unsafe fn carry(&self) {
+    pub unsafe fn carry(&self) {
         let Rows {
             at,
             size: [width, count, planes],
@@ -138,8 +151,10 @@ struct All {
     captures: HashMap<u64, Vec<Paged>>,
     /// The graphs of all nodes that copy.
     nodes: HashMap<u32, u32>,
-    /// Graphs, executable graphs and captures that call functions of the program.
-    calling: HashSet<Calling>,
+    /// What graphs, executable graphs and captures call.
+    calls: HashMap<Calling, Vec<Call>>,
+    /// What functions of executable graphs look at.
+    before: HashMap<u32, Arc<Before>>,
     /// Graphs of conditional nodes: the graph and the number of each one's node.
     bodies: HashMap<u32, (u32, u32)>,
     /// Captures to such graphs.
@@ -154,21 +169,35 @@ enum Calling {
     Capture(u64),
 }
 
+/// A function of the program that a graph calls.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    /// The connection's number of it.
+    pub function: u64,
+    /// The node's number; 0 if that is not known: it is a child's or in a conditional node.
+    pub node: u32,
+}
+
 impl All {
-    /// What is made of something calls functions if that does.
-    fn calls_as(&mut self, of: Calling, made: Calling) {
-        if self.calling.contains(&of) {
-            self.calls(made);
-        }
+    fn calls_of(&self, one: Calling) -> Vec<Call> {
+        self.calls.get(&one).cloned().unwrap_or_default()
     }
 
     /// It calls functions, and so do the graphs that have it in a conditional node.
-    fn calls(&mut self, mut one: Calling) {
-        while self.calling.insert(one)
-            && let Calling::Graph(graph) = one
-            && let Some((within, _)) = self.bodies.get(&graph)
-        {
+    fn add_calls(&mut self, mut one: Calling, mut calls: Vec<Call>) {
+        if calls.is_empty() {
+            return;
+        }
+        loop {
+            self.calls.entry(one).or_default().extend_from_slice(&calls);
+            let Calling::Graph(graph) = one else {
+                return;
+            };
+            let Some((within, _)) = self.bodies.get(&graph) else {
+                return;
+            };
             one = Calling::Graph(*within);
+            calls.iter_mut().for_each(|call| call.node = 0);
         }
     }
 
@@ -183,7 +212,7 @@ impl All {
     /// Forgets a graph, and those of its conditional nodes.
     fn forget(&mut self, graph: u32) {
         self.graphs.remove(&graph);
-        self.calling.remove(&Calling::Graph(graph));
+        self.calls.remove(&Calling::Graph(graph));
         self.nodes.retain(|_, of| *of != graph);
         self.bodies.remove(&graph);
         self.forget_bodies(|within, _| within == graph);
@@ -340,12 +369,24 @@ pub fn may_exchange(executable: u32, child: u32) -> Outcome {
 
 /// An executable graph has been made of a graph, or changed to it.
 pub fn instantiate(graph: u32, executable: u32) {
+    let Some((copies, calls)) = all().and_then(|all| {
+        let all = all.as_ref()?;
+        let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
+        Some((copies, all.calls_of(Calling::Graph(graph))))
+    }) else {
+        return;
+    };
+    // Asks the worker, and so not under the lock.
+    let before = landing::before(graph, &calls, &copies);
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
     {
-        let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
         all.executables.insert(executable, copies);
-        all.calls_as(Calling::Graph(graph), Calling::Executable(executable));
+        all.calls.insert(Calling::Executable(executable), calls);
+        match before {
+            Some(before) => all.before.insert(executable, Arc::new(before)),
+            None => all.before.remove(&executable),
+        };
     }
 }
 
@@ -355,7 +396,8 @@ pub fn ended(executable: u32) {
         && let Some(all) = all.as_mut()
     {
         all.executables.remove(&executable);
-        all.calling.remove(&Calling::Executable(executable));
+        all.calls.remove(&Calling::Executable(executable));
+        all.before.remove(&executable);
     }
 }
 
@@ -383,11 +425,54 @@ pub fn include(graph: u32, within: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
     {
-        all.calls_as(Calling::Graph(graph), Calling::Graph(within));
+        let mut calls = all.calls_of(Calling::Graph(graph));
+        calls.iter_mut().for_each(|call| call.node = 0);
+        all.add_calls(Calling::Graph(within), calls);
         let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
         let copies = copies.into_iter().map(|one| Paged { node: 0, ..one });
         all.graphs.entry(within).or_default().extend(copies);
     }
+}
+
+/// A graph has been cloned.
+pub fn cloned(graph: u32, clone: u32) {
+    let Some((mut copies, mut calls)) = all().and_then(|all| {
+        let all = all.as_ref()?;
+        let copies = all.graphs.get(&graph).cloned().unwrap_or_default();
+        Some((copies, all.calls_of(Calling::Graph(graph))))
+    }) else {
+        return;
+    };
+    let nodes = copies.iter_mut().map(|one| &mut one.node);
+    for node in nodes.chain(calls.iter_mut().map(|call| &mut call.node)) {
+        *node = in_clone(*node, clone);
+    }
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        for one in copies.iter().filter(|one| one.node != 0) {
+            all.nodes.insert(one.node, clone);
+        }
+        all.graphs.insert(clone, copies);
+        all.add_calls(Calling::Graph(clone), calls);
+    }
+}
+
+/// The node of a clone that stands for a node; 0 if that is not known.
+fn in_clone(node: u32, clone: u32) -> u32 {
+    if node == 0 {
+        return 0;
+    }
+    let mut found = 0u64;
+    let words = [
+        &raw mut found as u64,
+        handles::handle(Kind::Node, node),
+        handles::handle(Kind::Graph, clone),
+    ];
+    // SAFETY: the pointer is to a local.
+    let asked = unsafe { forward("cuGraphNodeFindInClone", &words) };
+    let number = asked.and_then(|()| handles::valid(Kind::Node, found));
+    number.unwrap_or(0)
 }
 
 /// A graph has been destroyed.
@@ -401,11 +486,17 @@ pub fn forget(graph: u32) {
 
 /// The number of the capture that a stream takes part in.
 fn capture(stream: u64) -> Outcome<u64> {
-    let (mut status, mut id) = (0u32, 0u64);
-    let words = [stream, &raw mut status as u64, &raw mut id as u64, 0, 0, 0];
-    // SAFETY: pointers are to locals.
-    unsafe { forward("cuStreamGetCaptureInfo_v2", &words)? };
-    Ok(id)
+    Ok(capture::state(connected()?, stream)?.id)
+}
+
+/// The capture that a stream takes part in, and the node that was captured of it last; 0 if it is not one.
+fn captured_last(stream: u64) -> Outcome<(u64, u32)> {
+    let state = capture::state(connected()?, stream)?;
+    let node = match state.after[..] {
+        [node] => node,
+        _ => 0,
+    };
+    Ok((state.id, node))
 }
 
 /// What is captured of a stream goes to this graph.
@@ -423,45 +514,67 @@ pub fn captures_to(stream: u64, graph: u32) -> Outcome {
     Ok(())
 }
 
-/// The capture in which a stream can copy.
+/// That a stream that is being captured can copy.
 ///
 /// # Errors
 /// It is not being captured, or to a conditional node's graph.
-pub fn capture_for_copy(stream: u64) -> Outcome<u64> {
+pub fn capture_for_copy(stream: u64) -> Outcome {
     let id = capture(stream)?;
     let all = all();
     let all = all.as_ref().and_then(|all| all.as_ref());
     match all.is_some_and(|all| all.to_bodies.contains(&id)) {
         true => Err(codes::NOT_SUPPORTED),
-        false => Ok(id),
+        false => Ok(()),
     }
 }
 
-/// A capture copies so.
-pub fn captured(capture: u64, paged: Paged) {
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    let all = all.get_or_insert_default();
-    all.captures.entry(capture).or_default().push(paged);
-}
-
-/// A stream that is being captured calls a function of the program.
+/// A stream that is being captured has just copied so.
 ///
 /// # Errors
-/// It is not.
-pub fn captured_call(stream: u64) -> Outcome {
-    let id = capture(stream)?;
-    calls(Calling::Capture(id));
+/// It is not being captured.
+pub fn captured(stream: u64, paged: Paged) -> Outcome {
+    let (capture, node) = captured_last(stream)?;
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    let copies = all.captures.entry(capture).or_default();
+    copies.push(Paged { node, ..paged });
+    Ok(())
+}
+
+/// A stream that is being captured has just called a function of the program.
+///
+/// # Errors
+/// It is not being captured.
+pub fn captured_call(stream: u64, function: u64) -> Outcome {
+    let (capture, node) = captured_last(stream)?;
+    calls(Calling::Capture(capture), Call { function, node });
     Ok(())
 }
 
 /// A graph calls a function of the program.
-pub fn calls_function(graph: u32) {
-    calls(Calling::Graph(graph));
+pub fn calls_function(graph: u32, call: Call) {
+    calls(Calling::Graph(graph), call);
 }
 
-fn calls(one: Calling) {
+fn calls(one: Calling, call: Call) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_default().calls(one);
+    all.get_or_insert_default().add_calls(one, vec![call]);
+}
+
+/// The function of a node, in an executable graph or (with none) in its graph, is another one.
+pub fn calls_instead(executable: u32, call: Call) {
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        let changed = all.calls.iter_mut().filter(|(one, _)| match executable {
+            0 => matches!(one, Calling::Graph(_)),
+            executable => **one == Calling::Executable(executable),
+        });
+        for (_, calls) in changed {
+            let same = calls.iter_mut().filter(|one| one.node == call.node);
+            same.for_each(|one| one.function = call.function);
+        }
+    }
 }
 
 /// Ends a stream's capture, by which a graph is made, or one that was there gets more nodes.
@@ -479,11 +592,14 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
         && let Some(id) = id
     {
         let copies = all.captures.remove(&id).unwrap_or_default();
+        let calls = all.calls.remove(&Calling::Capture(id)).unwrap_or_default();
         if let Ok(graph) = graph {
-            all.calls_as(Calling::Capture(id), Calling::Graph(graph));
+            all.add_calls(Calling::Graph(graph), calls);
+            for one in copies.iter().filter(|one| one.node != 0) {
+                all.nodes.insert(one.node, graph);
+            }
             all.graphs.entry(graph).or_default().extend(copies);
         }
-        all.calling.remove(&Calling::Capture(id));
         all.to_bodies.remove(&id);
     }
     graph.map(drop)
@@ -501,48 +617,44 @@ fn overlap(back: &[Paged], there: &[Paged]) -> bool {
 }
 
 /// Launches an executable graph: what it copies from the program is read when the stream has got so far,
-/// what it copies to it is there behind it.
+/// what it copies to it is there behind it, and when a function is called that comes behind the copy.
 ///
 /// # Errors
 /// The launch's; the stream is being captured, or the graph reads what it writes, or calls a function that
-/// may.
+/// may come behind a copy, of which nothing is known.
 pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcome) -> Outcome {
-    let (copies, calls) = all()
+    let (copies, calls, before) = all()
         .and_then(|all| {
             let all = all.as_ref()?;
-            let calls = all.calling.contains(&Calling::Executable(executable));
-            Some((all.executables.get(&executable).cloned()?, calls))
+            let copies = all.executables.get(&executable).cloned()?;
+            let calls = all.calls_of(Calling::Executable(executable));
+            Some((copies, calls, all.before.get(&executable).cloned()))
         })
         .unwrap_or_default();
     if copies.is_empty() {
         return launch();
     }
     let (back, there): (Vec<_>, Vec<_>) = copies.into_iter().partition(|one| one.to_host);
-    // A function in the graph would look at what is copied only behind it.
-    if calls && !back.is_empty() {
-        return Err(codes::NOT_SUPPORTED);
-    }
     let link = connected()?;
     let number = handles::valid(Kind::Stream, stream as u64)?;
     if overlap(&back, &there) || capturing(link, context::need()?, number) {
         return Err(codes::NOT_SUPPORTED);
     }
-    if !there.is_empty() {
-        let there = there.clone();
+    let launched = Launch::new(back, &calls, before.as_deref())?;
+    if !there.is_empty() || launched.has_functions() {
+        let (there, launched) = (there.clone(), launched.clone());
         host_function(stream, move || {
             for one in &there {
                 // SAFETY: the program's memory is there until the launch's work is done.
                 unsafe { one.carry() };
             }
+            launched.begin();
         })?;
     }
     launch()?;
     // All places are this launch's until it has ended, also if the graph has gone by then.
     host_function(stream, move || {
         drop(there);
-        for one in &back {
-            // SAFETY: as above.
-            unsafe { one.carry() };
-        }
+        launched.end();
     })
 }

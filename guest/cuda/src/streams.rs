@@ -4,8 +4,8 @@ use std::{
     collections::VecDeque,
     ffi::{c_uint, c_void},
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicU32, AtomicUsize, Ordering},
+        Arc, Mutex, OnceLock,
+        atomic::{AtomicU32, Ordering},
     },
 };
 
@@ -18,34 +18,14 @@ use gantry_remoting::apis::cuda::{
 };
 
 use crate::{
+    capture::{captures, capturing},
     context,
-    entry::{Outcome, connected, entry_points, offer, put},
+    entry::{Outcome, connected, entry_points},
     forward::forward,
-    handles,
+    handles, landing,
     link::Link,
     paged, signals,
 };
-
-/// Captures that this process has begun and not ended.
-static CAPTURES: AtomicUsize = AtomicUsize::new(0);
-
-/// Whether anything is being captured.
-pub fn captures() -> bool {
-    CAPTURES.load(Ordering::Relaxed) > 0
-}
-
-/// Whether a stream is being captured; one atomic load if none is.
-pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
-    let _ = link;
-    if !captures() || stream == 0 {
-        return false;
-    }
-    let mut status = 0u32;
-    let stream = handles::handle(Kind::Stream, stream);
-    // SAFETY: the pointer is to a local.
-    let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
-    asked.is_ok() && status != 0
-}
 
 /// The result of a wait: where work has failed, the driver says how.
 pub fn exact(link: &Link, context: u32, stream: u32, waited: Outcome) -> Outcome {
@@ -116,15 +96,22 @@ pub fn lasting_function(
     }
     let (done, word) = free.pop().ok_or(codes::OUT_OF_MEMORY)?;
     drop(free);
+    let own = Arc::new(OnceLock::new());
+    let known = Arc::clone(&own);
     let number = link.register_lasting_callback(Arc::new(move |status| {
         if status == codes::FUNCTION_GONE {
             LASTING.lock_unpoisoned().push((done, word));
             return false;
         }
+        // The worker has the number only after this side.
+        if let Some(number) = known.get() {
+            landing::before_call(*number);
+        }
         call();
         word.store(RETURNED, Ordering::Release);
         true
     }));
+    let _ = own.set(number);
     Ok((number, done))
 }
 
@@ -143,7 +130,7 @@ fn captured_function(
         lasting: true,
     });
     captured.inspect_err(|_| link.cancel_callback(number))?;
-    paged::captured_call(handles::handle(Kind::Stream, stream))
+    paged::captured_call(handles::handle(Kind::Stream, stream), number)
 }
 
 /// Has a function of the program called in the order of a stream.
@@ -241,112 +228,5 @@ entry_points! {
             // SAFETY: the program's function, and what it wants.
             unsafe { callback(stream as CUstream, CUresult::CUDA_SUCCESS, data as *mut c_void) };
         })
-    }
-
-    fn cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) {
-        // The worker's one thread is no measure of what this one may do.
-        let _ = mode;
-        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
-        forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn cuStreamBeginCaptureToGraph(
-        hStream: CUstream,
-        hGraph: CUgraph,
-        dependencies: *const CUgraphNode,
-        dependencyData: *const CUgraphEdgeData,
-        numDependencies: usize,
-        mode: CUstreamCaptureMode,
-    ) {
-        let _ = mode;
-        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
-        forward("cuStreamBeginCaptureToGraph", &[
-            hStream as u64,
-            hGraph as u64,
-            dependencies as u64,
-            dependencyData as u64,
-            numDependencies as u64,
-            relaxed.into(),
-        ])?;
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
-        paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
-    }
-
-    // Libraries ask before much of what they do: the worker is asked where something is captured at all.
-    fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
-        if !captures() {
-            connected()?;
-            context::need()?;
-            handles::valid(Kind::Stream, hStream as u64)?;
-            return put(captureStatus, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
-        }
-        forward("cuStreamIsCapturing", &[hStream as u64, captureStatus as u64])
-    }
-
-    fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
-        paged::end(hStream as u64, || {
-            // Who captures to a graph that was there need not be told of it.
-            let mut graph = 0u64;
-            forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
-            offer(phGraph, graph as CUgraph);
-            // None where nothing has been captured.
-            handles::valid(Kind::Graph, graph)
-        })?;
-        let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
-        Ok(())
-    }
-
-    fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
-        thread_local!(static MODE: std::cell::Cell<CUstreamCaptureMode> =
-            const { std::cell::Cell::new(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) });
-        connected()?;
-        let new = mode.as_ref().ok_or(codes::INVALID_VALUE)?;
-        put(mode, MODE.replace(*new))
-    }
-
-    fn cuStreamGetCaptureInfo_v2(
-        hStream: CUstream,
-        captureStatus_out: *mut CUstreamCaptureStatus,
-        id_out: *mut cuuint64_t,
-        graph_out: *mut CUgraph,
-        dependencies_out: *mut *const CUgraphNode,
-        numDependencies_out: *mut usize,
-    ) {
-        if !captures() {
-            connected()?;
-            return put(captureStatus_out, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
-        }
-        // Nodes that a stream waits for are not told.
-        if !dependencies_out.is_null() {
-            return Err(codes::NOT_SUPPORTED);
-        }
-        forward("cuStreamGetCaptureInfo_v2", &[
-            hStream as u64,
-            captureStatus_out as u64,
-            id_out as u64,
-            graph_out as u64,
-            0,
-            numDependencies_out as u64,
-        ])
-    }
-
-    fn cuStreamGetCaptureInfo_v3(
-        hStream: CUstream,
-        captureStatus_out: *mut CUstreamCaptureStatus,
-        id_out: *mut cuuint64_t,
-        graph_out: *mut CUgraph,
-        dependencies_out: *mut *const CUgraphNode,
-        edgeData_out: *mut *const CUgraphEdgeData,
-        numDependencies_out: *mut usize,
-    ) {
-        if !edgeData_out.is_null() {
-            put(edgeData_out, std::ptr::null())?;
-        }
-        match cuStreamGetCaptureInfo_v2(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out) {
-            CUresult::CUDA_SUCCESS => Ok(()),
-            error => Err(error.0.cast_signed()),
-        }
     }
 }

@@ -15,9 +15,9 @@ use gantry_remoting::{
         Cuda, NEVER,
         calls::{
             AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
-            ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch, LaunchGraph, Load,
-            Post, Read, SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start,
-            StreamSynchronize,
+            CaptureInfo, ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch,
+            LaunchGraph, Load, Post, Read, SetCopyNode, SetHostNode, Shape, Side, Signal, Source,
+            Start, StreamSynchronize,
         },
         codes,
         forwarded::number,
@@ -686,4 +686,28 @@ fn graphs_of_nodes_go_with_these_and_not_before() {
         done: client.window.data() + 64,
     };
     assert_eq!(client.ask(&add), Err(codes::INVALID_HANDLE));
+}
+
+#[test]
+fn what_a_capture_depends_on_is_told_of_the_client_s_own_streams_and_goes_with_them() {
+    let mut client = Client::new();
+    let (context, stream) = (client.context, client.stream());
+    let look = |client: &mut Client, stream| client.ask(&CaptureInfo { context, stream });
+    for forged in [stream + 1, context, u32::MAX] {
+        assert_eq!(look(&mut client, forged), Err(codes::INVALID_HANDLE));
+    }
+    let idle = look(&mut client, stream).unwrap();
+    assert_eq!((idle.status, idle.graph, idle.after), (0, 0, Vec::new()));
+    let begin = [stream.into(), 2];
+    client.forward("cuStreamBeginCapture_v2", &begin).unwrap();
+    let first = look(&mut client, stream).unwrap();
+    assert_eq!((first.status, first.after), (1, Vec::new()));
+    let graph = [first.graph.into()];
+    // No graph comes of a capture whose stream goes.
+    client
+        .forward("cuStreamDestroy_v2", &[stream.into()])
+        .unwrap();
+    assert_eq!(look(&mut client, stream), Err(codes::INVALID_HANDLE));
+    let destroyed = client.forward("cuGraphDestroy", &graph);
+    assert_eq!(destroyed, Err(codes::INVALID_HANDLE));
 }

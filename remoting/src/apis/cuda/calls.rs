@@ -61,6 +61,20 @@ wire! {
         threads: i32,
     }
 
+    /// A stream's capture.
+    struct Captured {
+        /// A `CUstreamCaptureStatus`: what follows is of an active one alone.
+        status: u32,
+        /// Its number.
+        id: u64,
+        /// The graph that it makes.
+        graph: u32,
+        /// The nodes that come before what is captured next.
+        after: Vec<u32>,
+        /// A `CUgraphEdgeData` of 8 bytes for each.
+        edges: Blob,
+    }
+
     /// How many threads.
     struct Shape {
         /// Blocks.
@@ -498,6 +512,8 @@ calls! {
         /// How many graphs of its own.
         size: u32,
     } -> (u32, Vec<u32>);
+    /// `cuStreamGetCaptureInfo`.
+    55 CaptureInfo { /** The current context. */ context: u32, /** Which. */ stream: u32, } -> Captured;
 }
 
 wire! {

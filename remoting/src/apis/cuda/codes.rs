@@ -20,6 +20,8 @@ pub const INVALID_CONTEXT: i32 = 201;
 pub const FILE_NOT_FOUND: i32 = 301;
 /// A handle is none.
 pub const INVALID_HANDLE: i32 = 400;
+/// What was asked for does not hold all that there is to tell.
+pub const LOSSY_QUERY: i32 = 402;
 /// Something was not found.
 pub const NOT_FOUND: i32 = 500;
 /// Work has not completed.

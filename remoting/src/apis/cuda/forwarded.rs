@@ -35,6 +35,29 @@ const EDGES_DATA: &[(&str, &str)] = &[
     ("to", "In(numDependencies)"),
     ("edgeData", "In(numDependencies)"),
 ];
+/// What a graph has of them.
+const ALL_EDGES: &[(&str, &str)] = &[
+    ("from", "Out(*numEdges)"),
+    ("to", "Out(*numEdges)"),
+    ("numEdges", "InOut(1)"),
+];
+const ALL_EDGES_DATA: &[(&str, &str)] = &[
+    ("from", "Out(*numEdges)"),
+    ("to", "Out(*numEdges)"),
+    ("edgeData", "Out(*numEdges)"),
+    ("numEdges", "InOut(1)"),
+];
+/// What a node has of them.
+const BEFORE: &[(&str, &str)] = &[
+    ("dependencies", "Out(*numDependencies)"),
+    ("edgeData", "Out(*numDependencies)"),
+    ("numDependencies", "InOut(1)"),
+];
+const BEHIND: &[(&str, &str)] = &[
+    ("dependentNodes", "Out(*numDependentNodes)"),
+    ("edgeData", "Out(*numDependentNodes)"),
+    ("numDependentNodes", "InOut(1)"),
+];
 
 /// All of them.
 pub const ALL: &[Forwarded] = &[
@@ -150,10 +173,16 @@ pub const ALL: &[Forwarded] = &[
     plain("cuStreamBeginCaptureToGraph"),
     plain("cuStreamEndCapture"),
     plain("cuStreamIsCapturing"),
-    ruled("cuStreamGetCaptureInfo_v2", &[("dependencies_out", "Null")]),
     ruled(
         "cuStreamUpdateCaptureDependencies",
         &[("dependencies", "In(numDependencies)")],
+    ),
+    ruled(
+        "cuStreamUpdateCaptureDependencies_v2",
+        &[
+            ("dependencies", "In(numDependencies)"),
+            ("dependencyData", "In(numDependencies)"),
+        ],
     ),
     plain("cuGraphCreate"),
     plain("cuGraphDestroy"),
@@ -178,6 +207,12 @@ pub const ALL: &[Forwarded] = &[
         "cuGraphGetRootNodes",
         &[("rootNodes", "Out(*numRootNodes)")],
     ),
+    ruled("cuGraphGetEdges", ALL_EDGES),
+    ruled("cuGraphGetEdges_v2", ALL_EDGES_DATA),
+    ruled("cuGraphNodeGetDependencies", BEFORE),
+    ruled("cuGraphNodeGetDependencies_v2", BEFORE),
+    ruled("cuGraphNodeGetDependentNodes", BEHIND),
+    ruled("cuGraphNodeGetDependentNodes_v2", BEHIND),
     ruled("cuGraphAddDependencies", EDGES),
     ruled("cuGraphAddDependencies_v2", EDGES_DATA),
     ruled("cuGraphRemoveDependencies", EDGES),

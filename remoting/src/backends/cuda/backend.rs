@@ -474,6 +474,7 @@ impl Server {
             Request::AddAllocNode(call) => answered!(&call, add_alloc_node),
             Request::AddFreeNode(call) => answered!(&call, add_free_node),
             Request::AddConditionalNode(call) => answered!(&call, add_conditional_node),
+            Request::CaptureInfo(call) => answered!(&call, capture_info),
             Request::Clusters(call) => answered!(&call, clusters),
             Request::HostFunction(call) => answered!(&call, host_function),
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,

@@ -5,13 +5,23 @@
 
 use std::{collections::HashMap, ptr::null_mut};
 
-use cuda_definition::driver::types::{CUstream, CUstreamCaptureStatus as Status};
+use cuda_definition::driver::types::{CUgraphEdgeData, CUstream, CUstreamCaptureStatus as Status};
 
 use super::{
     Server,
     driver::{cu, outcome},
 };
-use crate::apis::cuda::Kind;
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{CaptureInfo, Captured},
+        codes,
+    },
+    wire::Blob,
+};
+
+/// The most nodes that come before what is captured next.
+const MOST: usize = 64 << 10;
 
 /// Captures by the driver's handles of the streams in which they have begun.
 #[derive(Debug, Default)]
@@ -65,6 +75,71 @@ impl Server {
             )
         ))?;
         Ok(graph as usize)
+    }
+
+    /// What the client is told of a capture.
+    pub(super) fn capture_info(&mut self, call: &CaptureInfo) -> Result<Captured, i32> {
+        self.enter(call.context)?;
+        let stream = self.backend.objects.raw(Kind::Stream, call.stream)? as CUstream;
+        let (mut status, mut id) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, 0);
+        let (mut graph, mut count) = (null_mut(), 0);
+        let (mut nodes, mut edges) = (std::ptr::null(), std::ptr::null::<CUgraphEdgeData>());
+        let api = &self.backend.api;
+        let mut code = cu!(
+            api,
+            cuStreamGetCaptureInfo_v3(
+                stream,
+                &raw mut status,
+                &raw mut id,
+                &raw mut graph,
+                &raw mut nodes,
+                &raw mut edges,
+                &raw mut count,
+            )
+        );
+        if code == codes::NOT_SUPPORTED {
+            // Of a driver that knows no other edges than those without data.
+            code = cu!(
+                api,
+                cuStreamGetCaptureInfo_v2(
+                    stream,
+                    &raw mut status,
+                    &raw mut id,
+                    &raw mut graph,
+                    &raw mut nodes,
+                    &raw mut count,
+                )
+            );
+        }
+        outcome(code)?;
+        let mut captured = Captured {
+            status: status.0,
+            id: 0,
+            graph: 0,
+            after: Vec::new(),
+            edges: Blob(Vec::new()),
+        };
+        if status != Status::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+            return Ok(captured);
+        }
+        if count > MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        let objects = &mut self.backend.objects;
+        objects.check_room()?;
+        (captured.id, captured.graph) = (id, objects.number(Kind::Graph, graph as usize, 0, 0));
+        for index in 0..count {
+            objects.check_room()?;
+            // SAFETY: the driver's arrays of so many, until its next call that has to do with the stream.
+            let (node, edge) = unsafe {
+                let edge = (!edges.is_null()).then(|| edges.add(index).cast::<[u8; 8]>().read());
+                (nodes.add(index).read(), edge.unwrap_or_default())
+            };
+            let number = objects.number(Kind::Node, node as usize, 0, captured.graph);
+            captured.after.push(number);
+            captured.edges.0.extend_from_slice(&edge);
+        }
+        Ok(captured)
     }
 
     /// A capture has begun, to a graph that was there before or to a new one.

@@ -74,7 +74,7 @@ functions! {
     cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
     cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
     cuUserObjectCreate cuUserObjectRelease cuGraphRetainUserObject cuGraphReleaseUserObject
-    cuStreamGetCaptureInfo_v2 cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v2
+    cuStreamGetCaptureInfo_v2 cuStreamGetCaptureInfo_v3 cuGraphAddMemAllocNode cuGraphAddMemFreeNode cuGraphAddNode_v2
     cuGraphLaunch cuGraphAddKernelNode_v2 cuGraphKernelNodeSetParams_v2
     cuGraphExecKernelNodeSetParams_v2 cuDeviceGraphMemTrim
     cuDeviceGetDefaultMemPool cuMemPoolTrimTo cuMemPoolGetAttribute cuDeviceGetGraphMemAttribute

@@ -373,9 +373,16 @@ impl Server {
         });
         let owner = match kind {
             // A node found in a clone is that graph's, which comes last.
-            Kind::Function | Kind::Kernel | Kind::Node | Kind::Module | Kind::Array => {
-                owners.next_back()
-            }
+            Kind::Function | Kind::Kernel | Kind::Module | Kind::Array => owners.next_back(),
+            // One found by its neighbour is of the same graph.
+            Kind::Node => owners.next_back().or_else(|| {
+                let node = arguments.iter().find_map(|argument| match argument {
+                    Argument::Object(Kind::Node, id) => Some(*id),
+                    _ => None,
+                });
+                let node = self.backend.objects.get(Kind::Node, node?).ok()?;
+                Some(node.owner)
+            }),
             // A child's.
             Kind::Graph => arguments.iter().find_map(|argument| match argument {
                 Argument::Object(Kind::Node, id) => Some(*id),

@@ -140,6 +140,10 @@ impl Server {
             return;
         };
         let (context, raw) = (object.context, object.raw as CUstream);
+        // One that takes part in a capture has no work, and a question would end the capture.
+        if self.is_captured(object.raw) {
+            return;
+        }
         if cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY {
             self.backend.left.insert(context);
         }

@@ -28,7 +28,7 @@ use crate::driver::{
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 fn add_node(graph: CUgraph, node: *mut CUgraphNode, task: Task) -> Answer {
-    let added = objects::graph(graph)?.push(task);
+    let added = objects::any_graph(graph)?.push(task);
     // SAFETY: the caller has room for it.
     unsafe { put(node, added as CUgraphNode) }
 }
@@ -158,6 +158,18 @@ impl Drop for UserObject {
     }
 }
 
+/// Writes handles, as many as there is room for, and nothing behind them.
+///
+/// # Safety
+/// There is so much room.
+unsafe fn list(to: *mut CUgraphNode, room: usize, all: &[u64]) {
+    for index in 0..room {
+        let node = all.get(index).copied().unwrap_or(0);
+        // SAFETY: the caller's promise.
+        unsafe { to.add(index).write(node as CUgraphNode) };
+    }
+}
+
 fn run(nodes: &[Task], context: &Arc<Context>) -> Answer {
     nodes.iter().try_for_each(|node| node(context))
 }
@@ -236,8 +248,13 @@ entry_points! {
     fn cuGraphClone(phGraphClone: *mut CUgraph, originalGraph: CUgraph) {
         let original = objects::graph(originalGraph)?;
         let handle = objects::number();
-        objects::insert(handle, Object::Graph(Arc::new(Graph::copy(handle, &original))));
+        objects::insert(handle, Object::Graph(Arc::new(Graph::clone_of(handle, &original))));
         put(phGraphClone, handle as CUgraph)
+    }
+
+    fn cuGraphNodeFindInClone(phNode: *mut CUgraphNode, hOriginalNode: CUgraphNode, hClonedGraph: CUgraph) {
+        let found = objects::graph(hClonedGraph)?.in_clone(hOriginalNode as u64).ok_or(INVALID)?;
+        put(phNode, found as CUgraphNode)
     }
 
     fn cuGraphAddEmptyNode(
@@ -250,10 +267,36 @@ entry_points! {
     }
 
     fn cuGraphGetNodes(hGraph: CUgraph, nodes: *mut CUgraphNode, numNodes: *mut usize) {
-        if !nodes.is_null() {
-            return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
+        let all = objects::graph(hGraph)?.handles();
+        if nodes.is_null() {
+            return put(numNodes, all.len());
         }
-        put(numNodes, objects::graph(hGraph)?.nodes().len())
+        let room = numNodes.as_mut().ok_or(INVALID)?;
+        list(nodes, *room, &all);
+        *room = all.len().min(*room);
+        Ok(())
+    }
+
+    fn cuGraphGetEdges_v2(
+        hGraph: CUgraph,
+        from: *mut CUgraphNode,
+        to: *mut CUgraphNode,
+        edgeData: *mut CUgraphEdgeData,
+        numEdges: *mut usize,
+    ) {
+        let all = objects::graph(hGraph)?.handles();
+        let count = all.len().saturating_sub(1);
+        if from.is_null() || to.is_null() {
+            return put(numEdges, count);
+        }
+        let room = numEdges.as_mut().ok_or(INVALID)?;
+        list(from, *room, &all[..count]);
+        list(to, *room, &all[all.len() - count..]);
+        if !edgeData.is_null() {
+            edgeData.write_bytes(0, *room);
+        }
+        *room = count.min(*room);
+        Ok(())
     }
 
     fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, _flags: c_ulonglong) {
@@ -401,7 +444,7 @@ entry_points! {
         defaultLaunchValue: c_uint,
         flags: c_uint,
     ) {
-        objects::graph(hGraph)?;
+        objects::any_graph(hGraph)?;
         let handle = objects::number();
         objects::insert(handle, Object::Condition(Arc::new(Condition {
             value: AtomicU32::new(defaultLaunchValue),

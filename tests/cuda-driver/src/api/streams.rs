@@ -429,6 +429,23 @@ entry_points! {
         capture_info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out)
     }
 
+    // What is captured comes behind all that has been, as those have to that a program adds by itself.
+    fn cuStreamUpdateCaptureDependencies_v2(
+        hStream: CUstream,
+        dependencies: *mut CUgraphNode,
+        _dependencyData: *const CUgraphEdgeData,
+        numDependencies: usize,
+        _flags: c_uint,
+    ) {
+        let stream = context::current()?.stream(hStream)?;
+        let graph = capture(&stream).clone().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
+        let all = graph.handles();
+        match (0..numDependencies).all(|index| all.contains(&(dependencies.add(index).read() as u64))) {
+            true => Ok(()),
+            false => Err(INVALID),
+        }
+    }
+
     fn cuStreamGetDevice(hStream: CUstream, device: *mut CUdevice) {
         context::current()?.stream(hStream)?;
         put(device, 0)
@@ -461,14 +478,20 @@ unsafe fn capture_info(
     let graph = capture(&stream).clone();
     let now = capture_status(graph.as_deref());
     let valid = graph.filter(|graph| graph.valid().is_ok());
-    let handle = valid.map_or(0, |graph| graph.handle);
+    let handle = valid.as_ref().map_or(0, |graph| graph.handle);
+    // There as long as the process, one for each question: programs look at it when they like.
+    let last = valid.and_then(|graph| graph.handles().pop());
+    let (nodes, length) = match last {
+        Some(node) => (Box::leak(Box::new(node)) as *const u64, 1),
+        None => (std::ptr::null(), 0),
+    };
     // SAFETY: the caller's promise.
     unsafe {
         put(status, now)?;
         offer(id, handle);
         offer(into, handle as CUgraph);
-        offer(dependencies, std::ptr::null());
-        offer(count, 0);
+        offer(dependencies, nodes.cast());
+        offer(count, length);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{
         Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -202,6 +202,8 @@ pub struct Graph {
     /// It is being captured, which such a call has ended: no graph comes of it.
     is_invalid: AtomicBool,
     nodes: Mutex<Vec<(u64, Task)>>,
+    /// Of a clone: the other graph's nodes and its own that stand for them.
+    cloned: HashMap<u64, u64>,
     /// What is there as long as a graph has it, by handles.
     kept: Mutex<Vec<(u64, Kept)>>,
 }
@@ -244,6 +246,29 @@ impl Graph {
         }
     }
 
+    /// One that does and keeps what another has so far, in nodes of its own.
+    pub fn clone_of(handle: u64, of: &Self) -> Self {
+        let mut cloned = HashMap::new();
+        let nodes = of.all().clone().into_iter().map(|(node, task)| {
+            let own = objects::number();
+            cloned.insert(node, own);
+            (own, task)
+        });
+        let nodes = Mutex::new(nodes.collect());
+        Self {
+            handle,
+            nodes,
+            kept: Mutex::new(of.kept().clone()),
+            cloned,
+            ..Self::default()
+        }
+    }
+
+    /// The node of a clone that stands for another graph's.
+    pub fn in_clone(&self, node: u64) -> Option<u64> {
+        self.cloned.get(&node).copied()
+    }
+
     /// A call has come that a capture to this graph does not allow.
     pub fn refuse<T>(&self) -> Answer<T> {
         self.is_invalid.store(true, Ordering::Release);
@@ -278,6 +303,11 @@ impl Graph {
         let mut all = self.all();
         let found = all.iter_mut().find(|(one, _)| *one == node);
         found.map(|(_, work)| *work = task).is_some()
+    }
+
+    /// All nodes so far. Each comes behind the one before.
+    pub fn handles(&self) -> Vec<u64> {
+        self.all().iter().map(|(node, _)| *node).collect()
     }
 
     /// Keeps something.

@@ -244,6 +244,193 @@ fn functions_that_are_captured_are_called_with_each_launch() {
 }
 
 #[test]
+fn a_stream_that_has_joined_a_capture_goes_before_the_capture_ends() {
+    let _context = context();
+    let to = device(&[0u32; 2]);
+    let (mut stream, mut other, mut graph) = (null_mut(), null_mut(), null_mut());
+    let [mut forked, mut joined] = [null_mut(); 2];
+    ok!(cuStreamCreate(&mut stream, 1));
+    ok!(cuStreamCreate(&mut other, 1));
+    ok!(cuEventCreate(&mut forked, 2));
+    ok!(cuEventCreate(&mut joined, 2));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    ok!(cuEventRecord(forked, stream));
+    ok!(cuStreamWaitEvent(other, forked, 0));
+    ok!(cuMemsetD32Async(to, 3, 1, other));
+    ok!(cuEventRecord(joined, other));
+    ok!(cuStreamWaitEvent(stream, joined, 0));
+    ok!(cuStreamDestroy_v2(other));
+    ok!(cuMemsetD32Async(to + 4, 4, 1, stream));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    let executable = instance(graph);
+    run(executable);
+    assert_eq!(values::<u32>(to, 2), [3, 4]);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuEventDestroy_v2(forked));
+    ok!(cuEventDestroy_v2(joined));
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+/// A copy to memory of the program that is not pinned.
+fn copy_back(to: &AtomicU32, from: CUdeviceptr) -> CUDA_MEMCPY3D {
+    let mut copy = copy(0, from, 4);
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    copy.dstHost = std::ptr::from_ref(to).cast_mut().cast();
+    copy
+}
+
+#[test]
+fn a_function_of_a_graph_sees_what_the_graph_has_copied_to_the_program_and_may_change_it() {
+    let _context = context();
+    let (from, result) = (device(&[0u32]), number(0));
+    let graph = graph();
+    let filled = add_fill(graph, &[], &fill(from, 21, 1));
+    let copied = add_copy(graph, &[filled], &copy_back(result, from));
+    let doubled = add_function(graph, &[copied], &function(double, result));
+    let executable = instance(graph);
+    for _ in 0..3 {
+        run(executable);
+        assert_eq!(result.load(Ordering::SeqCst), 42);
+    }
+    // So does what is made of a clone, and with another function.
+    let mut clone = null_mut();
+    ok!(cuGraphClone(&mut clone, graph));
+    let cloned = instance(clone);
+    result.store(0, Ordering::SeqCst);
+    ok!(cuGraphLaunch(executable, null_mut()));
+    ok!(cuGraphLaunch(cloned, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(result.load(Ordering::SeqCst), 42);
+    ok!(cuGraphExecHostNodeSetParams(
+        executable,
+        doubled,
+        &function(increase, result)
+    ));
+    run(executable);
+    assert_eq!(result.load(Ordering::SeqCst), 22);
+    for executable in [executable, cloned] {
+        ok!(cuGraphExecDestroy(executable));
+    }
+    for graph in [graph, clone] {
+        ok!(cuGraphDestroy(graph));
+    }
+}
+
+#[test]
+fn a_captured_function_sees_what_was_captured_before_it() {
+    let _context = context();
+    let (from, result) = (device(&[0u32]), number(0));
+    let (mut stream, mut graph) = (null_mut(), null_mut());
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    ok!(cuMemsetD32Async(from, 4, 1, stream));
+    let to = std::ptr::from_ref(result).cast_mut().cast();
+    ok!(cuMemcpyDtoHAsync_v2(to, from, 4, stream));
+    let call = function(double, result);
+    ok!(cuLaunchHostFunc(stream, call.r#fn, call.userData));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    let executable = instance(graph);
+    for _ in 0..3 {
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(result.load(Ordering::SeqCst), 8);
+    }
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_program_adds_nodes_of_its_own_to_what_it_captures() {
+    let _context = context();
+    let to = device(&[0u32; 3]);
+    let (mut stream, mut graph, mut within) = (null_mut(), null_mut(), null_mut());
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    let (mut nodes, mut edges, mut count) = (null(), null(), 0);
+    let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    ok!(cuStreamGetCaptureInfo_v3(
+        stream,
+        &mut status,
+        null_mut(),
+        null_mut(),
+        null_mut(),
+        null_mut(),
+        null_mut()
+    ));
+    assert_eq!(status, none);
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    let mut look = || {
+        let mut id = 0;
+        ok!(cuStreamGetCaptureInfo_v3(
+            stream,
+            &mut status,
+            &mut id,
+            &mut within,
+            &mut nodes,
+            &mut edges,
+            &mut count
+        ));
+        assert_eq!(
+            status,
+            CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        );
+        assert!(edges.is_null() && id != 0);
+        // SAFETY: as many are there until something else is asked of the stream.
+        let all: Vec<_> = (0..count)
+            .map(|index| unsafe { nodes.add(index).read() })
+            .collect();
+        (within, all)
+    };
+    let (made, first) = look();
+    assert!(!made.is_null() && first.is_empty());
+    ok!(cuMemsetD32Async(to, 1, 1, stream));
+    let (same, after) = look();
+    assert_eq!((same, after.len()), (made, 1));
+    // A node of the program's, behind what was captured; what is captured next comes behind it.
+    let mut own = add_fill(made, &after, &fill(to + 4, 2, 1));
+    ok!(cuStreamUpdateCaptureDependencies_v2(
+        stream,
+        &mut own,
+        null(),
+        1,
+        1
+    ));
+    assert_eq!(look(), (made, vec![own]));
+    ok!(cuMemcpyDtoDAsync_v2(to + 8, to + 4, 4, stream));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    assert_eq!(graph, made);
+    let mut edges = 0;
+    ok!(cuGraphGetEdges_v2(
+        graph,
+        null_mut(),
+        null_mut(),
+        null_mut(),
+        &mut edges
+    ));
+    assert_eq!(edges, 2);
+    let [mut from, mut into] = [[null_mut(); 2]; 2];
+    ok!(cuGraphGetEdges_v2(
+        graph,
+        from.as_mut_ptr(),
+        into.as_mut_ptr(),
+        null_mut(),
+        &mut edges
+    ));
+    assert_eq!((from[0], into[0], from[1]), (after[0], own, own));
+    let executable = instance(graph);
+    run(executable);
+    assert_eq!(values::<u32>(to, 3), [1, 2, 2]);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
 fn a_graph_allocates_memory_and_gives_it_back() {
     let _context = context();
     let to = device(&[0u32; 4]);

@@ -1,0 +1,243 @@
+//! Captures of streams: their beginning and end, and what programs ask of them.
+
+use std::{
+    collections::HashMap,
+    ptr::null,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{
+    Kind,
+    calls::{CaptureInfo, Captured},
+    codes,
+};
+
+use crate::{
+    context,
+    entry::{Outcome, connected, entry_points, offer, put},
+    forward::forward,
+    handles,
+    link::Link,
+    paged,
+};
+
+/// Captures that this process has begun and not ended.
+static CAPTURES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether anything is being captured.
+pub fn captures() -> bool {
+    CAPTURES.load(Ordering::Relaxed) > 0
+}
+
+/// Whether a stream is being captured; one atomic load if none is.
+pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
+    let _ = link;
+    if !captures() || stream == 0 {
+        return false;
+    }
+    let mut status = 0u32;
+    let stream = handles::handle(Kind::Stream, stream);
+    // SAFETY: the pointer is to a local.
+    let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
+    asked.is_ok() && status != 0
+}
+
+/// What is known of a stream's capture.
+///
+/// # Errors
+/// It is no stream; the driver's.
+pub fn state(link: &Link, stream: u64) -> Outcome<Captured> {
+    let context = context::need()?;
+    let stream = handles::valid(Kind::Stream, stream)?;
+    link.ask(&CaptureInfo { context, stream })
+}
+
+/// Bytes of an edge's data.
+const EDGE: usize = size_of::<CUgraphEdgeData>();
+
+/// What comes before what is captured next: arrays at which a program may look.
+struct Told {
+    nodes: Box<[u64]>,
+    edges: Box<[u8]>,
+}
+
+/// By the streams' handles, until a program asks again or the capture ends.
+static TOLD: Mutex<Option<HashMap<u64, Told>>> = Mutex::new(None);
+
+/// Places for what a program wants to know of a capture, or null.
+struct Wanted {
+    status: *mut CUstreamCaptureStatus,
+    id: *mut cuuint64_t,
+    graph: *mut CUgraph,
+    nodes: *mut *const CUgraphNode,
+    edges: *mut *const CUgraphEdgeData,
+    count: *mut usize,
+}
+
+impl Wanted {
+    /// # Safety
+    /// They are places, or null.
+    unsafe fn tell(&self, stream: CUstream) -> Outcome {
+        let link = connected()?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            if !captures() {
+                let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+                return put(self.status, none);
+            }
+            let known = state(link, stream as u64)?;
+            let status = CUstreamCaptureStatus_enum(known.status);
+            put(self.status, status)?;
+            if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
+                return Ok(());
+            }
+            offer(self.id, known.id);
+            offer(
+                self.graph,
+                handles::handle(Kind::Graph, known.graph) as CUgraph,
+            );
+            offer(self.count, known.after.len());
+            // Who does not look at edges' data is not to miss any.
+            let is_plain = known.edges.0.iter().all(|byte| *byte == 0);
+            if !self.nodes.is_null() && self.edges.is_null() && !is_plain {
+                return Err(codes::LOSSY_QUERY);
+            }
+            let nodes = known.after.iter();
+            let told = Told {
+                nodes: nodes
+                    .map(|node| handles::handle(Kind::Node, *node))
+                    .collect(),
+                edges: known.edges.0.into_boxed_slice(),
+            };
+            if told.edges.len() != EDGE * told.nodes.len() {
+                return Err(codes::UNKNOWN);
+            }
+            let edges = if is_plain {
+                null()
+            } else {
+                told.edges.as_ptr()
+            };
+            offer(self.nodes, told.nodes.as_ptr().cast());
+            offer(self.edges, edges.cast());
+            let mut all = TOLD.lock_unpoisoned();
+            all.get_or_insert_default().insert(stream as u64, told);
+        }
+        Ok(())
+    }
+}
+
+fn forget(stream: CUstream) {
+    if let Some(all) = TOLD.lock_unpoisoned().as_mut() {
+        all.remove(&(stream as u64));
+    }
+}
+
+entry_points! {
+    fn cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) {
+        // The worker's one thread is no measure of what this one may do.
+        let _ = mode;
+        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn cuStreamBeginCaptureToGraph(
+        hStream: CUstream,
+        hGraph: CUgraph,
+        dependencies: *const CUgraphNode,
+        dependencyData: *const CUgraphEdgeData,
+        numDependencies: usize,
+        mode: CUstreamCaptureMode,
+    ) {
+        let _ = mode;
+        let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        forward("cuStreamBeginCaptureToGraph", &[
+            hStream as u64,
+            hGraph as u64,
+            dependencies as u64,
+            dependencyData as u64,
+            numDependencies as u64,
+            relaxed.into(),
+        ])?;
+        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
+    }
+
+    // Libraries ask before much of what they do: the worker is asked where something is captured at all.
+    fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
+        if !captures() {
+            connected()?;
+            context::need()?;
+            handles::valid(Kind::Stream, hStream as u64)?;
+            return put(captureStatus, CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE);
+        }
+        forward("cuStreamIsCapturing", &[hStream as u64, captureStatus as u64])
+    }
+
+    fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
+        paged::end(hStream as u64, || {
+            // Who captures to a graph that was there need not be told of it.
+            let mut graph = 0u64;
+            forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
+            offer(phGraph, graph as CUgraph);
+            // None where nothing has been captured.
+            handles::valid(Kind::Graph, graph)
+        })?;
+        forget(hStream);
+        let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+        Ok(())
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+        thread_local!(static MODE: std::cell::Cell<CUstreamCaptureMode> =
+            const { std::cell::Cell::new(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL) });
+        connected()?;
+        let new = mode.as_ref().ok_or(codes::INVALID_VALUE)?;
+        put(mode, MODE.replace(*new))
+    }
+
+    fn cuStreamGetCaptureInfo_v2(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        numDependencies_out: *mut usize,
+    ) {
+        let wanted = Wanted {
+            status: captureStatus_out,
+            id: id_out,
+            graph: graph_out,
+            nodes: dependencies_out,
+            edges: std::ptr::null_mut(),
+            count: numDependencies_out,
+        };
+        wanted.tell(hStream)
+    }
+
+    fn cuStreamGetCaptureInfo_v3(
+        hStream: CUstream,
+        captureStatus_out: *mut CUstreamCaptureStatus,
+        id_out: *mut cuuint64_t,
+        graph_out: *mut CUgraph,
+        dependencies_out: *mut *const CUgraphNode,
+        edgeData_out: *mut *const CUgraphEdgeData,
+        numDependencies_out: *mut usize,
+    ) {
+        let wanted = Wanted {
+            status: captureStatus_out,
+            id: id_out,
+            graph: graph_out,
+            nodes: dependencies_out,
+            edges: edgeData_out,
+            count: numDependencies_out,
+        };
+        wanted.tell(hStream)
+    }
+}
