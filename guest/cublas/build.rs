@@ -98,7 +98,7 @@ fn main() {
     ] {
         writeln!(
             text,
-            "mod {module} {{\n    use super::*;\n    use cuda_definition::{module}::types::*;"
+            "pub mod {module} {{\n    use super::*;\n    use cuda_definition::{module}::types::*;"
         )
         .expect("a string can be written to");
         write(&mut text, entries, module, &by_hand);

@@ -12,7 +12,7 @@
 //! - `interface`: the driver's connection; `call`: how calls are carried; `learned`: which have succeeded
 //! - `scalars`: how long numbers are whose type a parameter says
 //! - `handles`, `copies`: cuBLAS's entry points that are written by hand; `descriptors`, `light`:
-//!   cuBLASLt's; `names`: what both say of themselves
+//!   cuBLASLt's; `xt`: products of matrices in the host's memory; `names`: what both say of themselves
 
 // Entry points are called as in C, with its names; what a pointer has to be is said by the API.
 #![allow(non_snake_case, clippy::too_many_arguments)]
@@ -27,3 +27,4 @@ mod learned;
 mod light;
 mod names;
 mod scalars;
+mod xt;
