@@ -29,6 +29,7 @@ const CRATES: &[&str] = &[
     "gantry-cuda-driver",
     "gantry-cuda",
     "gantry-nvml",
+    "gantry-cuda-run",
     "gantry-opencl",
     "gantry-agent",
     "gf100",

@@ -10,6 +10,7 @@
 //! - `server`: the socket and its clients; `removals`: news of devices that come and go.
 //! - `local_pool`: a pool of this guest's own, on a device that was passed through; `seats`:
 //!   applications that change between it and the port.
+//! - `adopt`: Gantry's CUDA libraries in a virtual environment of Python's.
 //! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
@@ -23,6 +24,7 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr))]
 
+mod adopt;
 mod carried;
 mod file_error;
 mod interrupts;
@@ -76,6 +78,7 @@ const EXAMPLES: &str = "Examples:
   gantry-agent install               OpenCL for the programs of this machine, from now on
   gantry-agent install --root /mnt   the same in an image, from its next boot on
   gantry-agent uninstall             none of it any more
+  gantry-agent adopt ~/venv          Gantry's CUDA libraries in a virtual environment
   gantry-agent --group render        what the installed unit runs";
 
 /// Gives applications their slices of Gantry's accelerator ports.
@@ -128,6 +131,20 @@ enum Other {
         #[arg(long, default_value = "/", value_name = "DIR")]
         root: PathBuf,
     },
+    /// Put links to Gantry's CUDA libraries in the place of those in a virtual environment of Python's.
+    ///
+    /// What is replaced stays beside the links, and --undo brings it back. Can be done again, after packages
+    /// have been updated. Nothing outside of the environment is touched.
+    Adopt {
+        /// The environment: a folder with a file pyvenv.cfg.
+        environment: PathBuf,
+        /// Where Gantry's libraries are: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13.
+        #[arg(long, default_value = adopt::LIBRARIES, value_name = "DIR")]
+        libraries: PathBuf,
+        /// Take the links back.
+        #[arg(long, conflicts_with = "libraries")]
+        undo: bool,
+    },
     /// What the program prints about itself.
     #[command(flatten)]
     Manual(Manual),
@@ -139,6 +156,16 @@ fn run() -> Result<(), Box<dyn Error>> {
     match arguments.other {
         Some(Other::Install { root, driver_only }) => setup::install(&root, driver_only, out)?,
         Some(Other::Uninstall { root }) => setup::uninstall(&root, out)?,
+        Some(Other::Adopt {
+            environment,
+            undo: true,
+            ..
+        }) => adopt::undo(&environment, out)?,
+        Some(Other::Adopt {
+            environment,
+            libraries,
+            ..
+        }) => adopt::adopt(&environment, &libraries, out)?,
         Some(Other::Manual(manual)) => manual.write(Arguments::command(), out)?,
         None => {
             survive::install();
@@ -203,6 +230,8 @@ mod tests {
             "--socket",
             "--group render install",
             "uninstall --driver-only",
+            "adopt",
+            "adopt venv --undo --libraries x",
         ] {
             assert_eq!(ask(line).unwrap_err().exit_code(), 2, "{line}");
         }

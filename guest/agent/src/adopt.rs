@@ -1,0 +1,448 @@
+//! `adopt`: a virtual environment of Python's whose CUDA libraries are Gantry's, and back.
+//!
+//! Packages name the folders of their libraries by themselves, and those go before all that a user can say to
+//! the loader. So a link stands in the place of each library that Gantry has, and what was there lies beside it
+//! under another name. These names are the only record: whenever it is broken off it can be done again, or undone.
+
+use std::{
+    fmt,
+    fs::{self, DirEntry},
+    io::{self, ErrorKind, Write},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{MetadataExt, symlink},
+    },
+    path::{Path, PathBuf},
+};
+
+use crate::file_error::{FileError, failed};
+
+/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
+pub const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
+/// The libraries that packages bring and Gantry has. Those of other major versions are not replaced.
+const REPLACED: [&str; 3] = ["libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"];
+/// The driver, which the loader has to find by itself.
+const DRIVER: &str = "libcuda.so.1";
+/// What is added to the name of a library that a link stands for.
+const BEFORE: &str = ".before-gantry";
+/// Folders deeper than this have no libraries of a package.
+const DEEPEST: usize = 12;
+
+/// Why an environment is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A file.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No environment.
+    #[error(
+        "{} is no virtual environment of Python's: it has no pyvenv.cfg (`python3 -m venv {}` makes one)",
+        .0.display(), .0.display()
+    )]
+    NoEnvironment(PathBuf),
+    /// No libraries.
+    #[error(
+        "{} has no {library}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries \
+         names their folder",
+        folder.display()
+    )]
+    NoLibrary {
+        /// Where they should be.
+        folder: PathBuf,
+        /// Which is missing.
+        library: &'static str,
+    },
+    /// Nothing to replace.
+    #[error(
+        "{} has none of {}: install its packages first, for CUDA 13",
+        .0.display(), REPLACED.join(", ")
+    )]
+    NothingThere(PathBuf),
+    /// What has been done cannot be said.
+    #[error("cannot write to the standard output")]
+    Say(#[source] io::Error),
+}
+
+/// What has become of a library.
+#[derive(Debug, PartialEq, Eq)]
+enum Done {
+    Linked(PathBuf),
+    Unchanged(PathBuf),
+    Restored(PathBuf),
+    /// It has come after the link, which is gone, and so is what the link stood for.
+    Newer(PathBuf),
+    /// Its package is gone.
+    Gone(PathBuf),
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Linked(path) => write!(f, "linked {}", path.display()),
+            Self::Unchanged(path) => write!(f, "{} is linked", path.display()),
+            Self::Restored(path) => write!(f, "restored {}", path.display()),
+            Self::Newer(path) => write!(
+                f,
+                "{} has been replaced since: left as it is",
+                path.display()
+            ),
+            Self::Gone(path) => write!(f, "{} has been uninstalled since", path.display()),
+        }
+    }
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(ending);
+    path.with_file_name(name)
+}
+
+/// The library of Gantry's that a file's name asks for: vendored ones have a hash in theirs.
+fn wanted(name: &[u8]) -> Option<&'static str> {
+    REPLACED.into_iter().find(|library| {
+        let (start, end) = library.split_once('.').unwrap_or((library, ""));
+        let rest = name.strip_prefix(start.as_bytes());
+        let Some(rest) = rest.and_then(|rest| rest.strip_suffix(end.as_bytes())) else {
+            return false;
+        };
+        let Some(hash) = rest.strip_suffix(b".") else {
+            return false;
+        };
+        let is_hash = |hash: &[u8]| !hash.is_empty() && hash.iter().all(u8::is_ascii_hexdigit);
+        hash.is_empty() || hash.strip_prefix(b"-").is_some_and(is_hash)
+    })
+}
+
+/// Looks at each file below a folder. Links to folders are not followed: they may lead out of it, or in circles.
+fn visit(
+    folder: &Path,
+    depth: usize,
+    look: &mut impl FnMut(&DirEntry) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let entries = fs::read_dir(folder).map_err(failed("read", folder))?;
+    let entries: Result<Vec<_>, _> = entries.collect();
+    let mut entries = entries.map_err(failed("read", folder))?;
+    entries.sort_by_key(DirEntry::file_name);
+    for entry in entries {
+        let kind = entry.file_type();
+        if !kind.map_err(failed("look at", &entry.path()))?.is_dir() {
+            look(&entry)?;
+        } else if depth < DEEPEST {
+            visit(&entry.path(), depth + 1, look)?;
+        }
+    }
+    Ok(())
+}
+
+/// Puts a link where it replaces in one step what is there, which stays beside it.
+fn link(path: &Path, to: &Path) -> Result<Done, FileError> {
+    let found = fs::symlink_metadata(path).map_err(failed("look at", path))?;
+    let before = beside(path, BEFORE);
+    if !found.is_symlink() {
+        // A second name for it; one of an older version that was there is gone.
+        let new = beside(path, ".new-gantry");
+        remove(&new)?;
+        fs::hard_link(path, &new).map_err(failed("give a second name to", path))?;
+        fs::rename(&new, &before).map_err(failed("make", &before))?;
+        // Two names of one file are not renamed to each other.
+        remove(&new)?;
+    } else if fs::read_link(path).is_ok_and(|there| there == to) {
+        return Ok(Done::Unchanged(path.to_owned()));
+    } else if !before.exists() {
+        // Somebody else's link.
+        fs::rename(path, &before).map_err(failed("rename", path))?;
+    }
+    let new = beside(path, ".new-gantry");
+    remove(&new)?;
+    symlink(to, &new).map_err(failed("make the link", &new))?;
+    fs::rename(&new, path).map_err(failed("replace", path))?;
+    Ok(Done::Linked(path.to_owned()))
+}
+
+fn remove(path: &Path) -> Result<(), FileError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        result => result.map_err(failed("remove", path)),
+    }
+}
+
+/// Takes a link back, by the name of what it stands for.
+fn restore(before: &Path) -> Result<Done, FileError> {
+    let bytes = before.as_os_str().as_bytes();
+    let path = bytes.strip_suffix(BEFORE.as_bytes()).unwrap_or(bytes);
+    let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
+    match fs::symlink_metadata(&path) {
+        Ok(found) if found.is_symlink() => {
+            fs::rename(before, &path).map_err(failed("restore", &path))?;
+            Ok(Done::Restored(path))
+        }
+        Ok(found) => {
+            let own = fs::symlink_metadata(before).map_err(failed("look at", before))?;
+            remove(before)?;
+            // Broken off before there was a link.
+            let same = (found.dev(), found.ino()) == (own.dev(), own.ino());
+            Ok(if same {
+                Done::Restored(path)
+            } else {
+                Done::Newer(path)
+            })
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            remove(before)?;
+            Ok(Done::Gone(path))
+        }
+        Err(error) => Err(failed("look at", &path)(error)),
+    }
+}
+
+fn say(out: &mut dyn Write, line: &dyn fmt::Display) -> Result<(), Error> {
+    writeln!(out, "{line}").map_err(Error::Say)
+}
+
+/// Whether the loader finds Gantry's driver, as far as its cache says.
+fn loader_finds(driver: &Path) -> bool {
+    let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
+    let found = |path: &[u8]| {
+        let path = Path::new(std::ffi::OsStr::from_bytes(path));
+        path.file_name().is_some_and(|name| name == DRIVER)
+            && fs::canonicalize(path).ok() == fs::canonicalize(driver).ok()
+    };
+    cache.split(|byte| *byte == 0).any(found)
+}
+
+/// The folder of an environment's packages, all versions of Python together.
+fn environment(folder: &Path) -> Result<PathBuf, Error> {
+    let folder = fs::canonicalize(folder).map_err(failed("find", folder))?;
+    match folder.join("pyvenv.cfg").is_file() {
+        true => Ok(folder.join("lib")),
+        false => Err(Error::NoEnvironment(folder)),
+    }
+}
+
+/// Puts links to Gantry's CUDA libraries into an environment. Says what it does.
+pub fn adopt(folder: &Path, libraries: &Path, out: &mut dyn Write) -> Result<(), Error> {
+    let packages = environment(folder)?;
+    let libraries = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
+    for library in [DRIVER].into_iter().chain(REPLACED) {
+        if !libraries.join(library).is_file() {
+            let folder = libraries;
+            return Err(Error::NoLibrary { folder, library });
+        }
+    }
+    let mut count = 0;
+    visit(&packages, 0, &mut |entry| {
+        if let Some(library) = wanted(entry.file_name().as_bytes()) {
+            count += 1;
+            say(out, &link(&entry.path(), &libraries.join(library))?)?;
+        }
+        Ok(())
+    })?;
+    if count == 0 {
+        return Err(Error::NothingThere(folder.to_owned()));
+    }
+    let driver = libraries.join(DRIVER);
+    if !loader_finds(&driver) {
+        let hint = format!(
+            "the loader does not find {} by itself: write {} to /etc/ld.so.conf.d/gantry-cuda.conf and run \
+             ldconfig, or set LD_LIBRARY_PATH",
+            driver.display(),
+            libraries.display()
+        );
+        say(out, &hint)?;
+    }
+    Ok(())
+}
+
+/// Takes all links back. Says what it does.
+pub fn undo(folder: &Path, out: &mut dyn Write) -> Result<(), Error> {
+    let packages = environment(folder)?;
+    let mut count = 0;
+    visit(&packages, 0, &mut |entry| {
+        if entry.file_name().as_bytes().ends_with(BEFORE.as_bytes()) {
+            count += 1;
+            say(out, &restore(&entry.path())?)?;
+        }
+        Ok(())
+    })?;
+    if count == 0 {
+        say(out, &"nothing is linked there")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    struct Rig(TempDir);
+
+    impl Rig {
+        /// An environment with packages, and Gantry's libraries.
+        fn new() -> Self {
+            let rig = Self(TempDir::new().unwrap());
+            fs::create_dir_all(rig.packages().join("nvidia/cu13/lib")).unwrap();
+            fs::create_dir_all(rig.packages().join("torchvision.libs")).unwrap();
+            fs::write(rig.environment().join("pyvenv.cfg"), "home = /usr/bin\n").unwrap();
+            for name in rig.theirs() {
+                fs::write(&name, "theirs").unwrap();
+            }
+            fs::write(
+                rig.packages().join("nvidia/cu13/lib/libcudart.so.12"),
+                "old",
+            )
+            .unwrap();
+            fs::create_dir(rig.libraries()).unwrap();
+            for library in [DRIVER].into_iter().chain(REPLACED) {
+                fs::write(rig.libraries().join(library), "Gantry's").unwrap();
+            }
+            rig
+        }
+
+        fn environment(&self) -> PathBuf {
+            self.0.path().join("venv")
+        }
+
+        fn packages(&self) -> PathBuf {
+            self.environment().join("lib/python3.12/site-packages")
+        }
+
+        fn libraries(&self) -> PathBuf {
+            self.0.path().join("gantry-cuda")
+        }
+
+        fn theirs(&self) -> Vec<PathBuf> {
+            let own = REPLACED.map(|library| format!("nvidia/cu13/lib/{library}"));
+            let vendored = "torchvision.libs/libcudart-c3a75b33.so.13".to_owned();
+            let all = own.into_iter().chain([vendored]);
+            all.map(|name| self.packages().join(name)).collect()
+        }
+
+        fn adopt(&self) -> String {
+            let mut said = Vec::new();
+            adopt(&self.environment(), &self.libraries(), &mut said).unwrap();
+            String::from_utf8(said).unwrap()
+        }
+
+        fn undo(&self) -> String {
+            let mut said = Vec::new();
+            undo(&self.environment(), &mut said).unwrap();
+            String::from_utf8(said).unwrap()
+        }
+
+        fn contents(&self) -> Vec<String> {
+            let read = |path: &PathBuf| fs::read_to_string(path).unwrap();
+            self.theirs().iter().map(read).collect()
+        }
+
+        fn count(&self) -> usize {
+            let mut count = 0;
+            visit(&self.environment(), 0, &mut |_| {
+                count += 1;
+                Ok(())
+            })
+            .unwrap();
+            count
+        }
+    }
+
+    #[test]
+    fn an_environment_has_gantrys_libraries_until_they_are_taken_back() {
+        let rig = Rig::new();
+        let before = rig.count();
+        let said = rig.adopt();
+        assert_eq!(said.matches("linked ").count(), 4, "{said}");
+        assert!(said.contains("ldconfig"), "{said}");
+        assert!(rig.contents().iter().all(|text| text == "Gantry's"));
+        let again = rig.adopt();
+        assert_eq!(again.matches(" is linked").count(), 4, "{again}");
+        let old = rig.packages().join("nvidia/cu13/lib/libcudart.so.12");
+        assert_eq!(fs::read_to_string(old).unwrap(), "old");
+        let said = rig.undo();
+        assert_eq!(said.matches("restored ").count(), 4, "{said}");
+        assert!(rig.contents().iter().all(|text| text == "theirs"));
+        assert_eq!(rig.count(), before);
+        assert_eq!(rig.undo(), "nothing is linked there\n");
+    }
+
+    #[test]
+    fn what_packages_have_brought_since_is_kept() {
+        let rig = Rig::new();
+        rig.adopt();
+        let [updated, removed] = [&rig.theirs()[0], &rig.theirs()[1]];
+        fs::remove_file(updated).unwrap();
+        fs::write(updated, "newer").unwrap();
+        fs::remove_file(removed).unwrap();
+        let said = rig.undo();
+        assert!(said.contains("has been replaced since"), "{said}");
+        assert!(said.contains("has been uninstalled since"), "{said}");
+        assert_eq!(fs::read_to_string(updated).unwrap(), "newer");
+        assert!(!removed.exists() && !beside(removed, BEFORE).exists());
+        fs::write(removed, "theirs").unwrap();
+        // An update is adopted, too, and comes back.
+        rig.adopt();
+        assert!(rig.contents().iter().all(|text| text == "Gantry's"));
+        rig.undo();
+        assert_eq!(fs::read_to_string(updated).unwrap(), "newer");
+    }
+
+    #[test]
+    fn what_was_broken_off_is_completed_or_undone() {
+        let rig = Rig::new();
+        let first = &rig.theirs()[0];
+        // Before there was a link.
+        fs::hard_link(first, beside(first, BEFORE)).unwrap();
+        rig.undo();
+        assert_eq!(fs::read_to_string(first).unwrap(), "theirs");
+        assert!(!beside(first, BEFORE).exists());
+        fs::hard_link(first, beside(first, BEFORE)).unwrap();
+        symlink("/nowhere", beside(first, ".new-gantry")).unwrap();
+        rig.adopt();
+        assert!(rig.contents().iter().all(|text| text == "Gantry's"));
+        rig.undo();
+        assert!(rig.contents().iter().all(|text| text == "theirs"));
+    }
+
+    #[test]
+    fn what_is_no_environment_or_has_nothing_to_replace_is_left_alone() {
+        let rig = Rig::new();
+        let mut out = Vec::new();
+        let refused = adopt(&rig.packages(), &rig.libraries(), &mut out).unwrap_err();
+        assert!(refused.to_string().contains("no pyvenv.cfg"), "{refused}");
+        let refused = undo(&rig.packages(), &mut out).unwrap_err();
+        assert!(refused.to_string().contains("no pyvenv.cfg"), "{refused}");
+        fs::remove_file(rig.libraries().join(DRIVER)).unwrap();
+        let refused = adopt(&rig.environment(), &rig.libraries(), &mut out).unwrap_err();
+        assert!(
+            refused.to_string().contains("has no libcuda.so.1"),
+            "{refused}"
+        );
+        assert!(out.is_empty() && rig.contents().iter().all(|text| text == "theirs"));
+        fs::write(rig.libraries().join(DRIVER), "Gantry's").unwrap();
+        for name in rig.theirs() {
+            fs::remove_file(name).unwrap();
+        }
+        let refused = adopt(&rig.environment(), &rig.libraries(), &mut out).unwrap_err();
+        assert!(
+            refused.to_string().contains("install its packages"),
+            "{refused}"
+        );
+    }
+
+    #[test]
+    fn names_ask_for_a_library_with_or_without_a_hash() {
+        for (name, library) in [
+            ("libcudart.so.13", Some("libcudart.so.13")),
+            ("libcudart-0f3a.so.13", Some("libcudart.so.13")),
+            ("libcublasLt.so.13", Some("libcublasLt.so.13")),
+            ("libcudart-x.so.13", None),
+            ("libcudart.so.13.before-gantry", None),
+            ("libcudart.so.12", None),
+            ("libcublas2.so.13", None),
+        ] {
+            assert_eq!(wanted(name.as_bytes()), library, "{name}");
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! `gantry-cuda run PROGRAM`: runs a program with Gantry's CUDA libraries, whatever it brings itself. Nothing is
+//! changed but the program's environment; see the auditor in `lib.rs`.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use clap::{CommandFactory, Parser, Subcommand};
+use gantry_cuda_audit::VARIABLE;
+use manual::Manual;
+
+/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
+const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
+/// The auditor.
+const AUDITOR: &str = "libgantry_cuda_audit.so";
+/// What the folder has to have beside it.
+const NEEDED: [&str; 2] = ["libcuda.so.1", "libcudart.so.13"];
+/// The most of a program that is looked at.
+const HEAD: u64 = 1 << 16;
+
+const EXAMPLES: &str = "Examples:
+  gantry-cuda run python3 train.py           PyTorch of any environment, without changing it
+  gantry-cuda run --libraries DIR ./program  with the libraries of another folder";
+
+/// Runs programs with Gantry's CUDA libraries.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry-cuda",
+    version,
+    after_help = EXAMPLES,
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// Run a program and all that it starts with Gantry's libcuda, libcudart, libcublas and libcublasLt in the place
+    /// of those that it would find.
+    Run {
+        /// Where Gantry's libraries are.
+        #[arg(long, default_value = LIBRARIES, value_name = "DIR")]
+        libraries: PathBuf,
+        /// The program, and its arguments.
+        #[arg(
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            required = true,
+            value_name = "PROGRAM"
+        )]
+        program: Vec<OsString>,
+    },
+    /// What the program prints about itself.
+    #[command(flatten)]
+    Manual(Manual),
+}
+
+/// Why a program is not run.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(
+        "{} has no {file}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries names \
+         their folder",
+        folder.display()
+    )]
+    NoLibrary { folder: PathBuf, file: &'static str },
+    #[error("there is no program {}", .0.display())]
+    NoProgram(PathBuf),
+    #[error(
+        "{} is statically linked: it loads no libraries that could be others",
+        .0.display()
+    )]
+    Static(PathBuf),
+    #[error("cannot run {}", program.display())]
+    Run { program: PathBuf, source: io::Error },
+    #[error("cannot write to the standard output")]
+    Say(#[source] io::Error),
+}
+
+/// Where a program is, as the shell would find it.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|folder| folder.join(program))
+        .find(|file| {
+            fs::metadata(file)
+                .is_ok_and(|data| data.is_file() && data.permissions().mode() & 0o111 != 0)
+        })
+}
+
+/// Whether these are the first bytes of a program of this machine's kind that names no loader.
+fn is_static(head: &[u8]) -> bool {
+    const INTERPRETER: u32 = 3;
+    let at = |place: usize, bytes: usize| {
+        let part = head.get(place..place.checked_add(bytes)?)?;
+        let mut word = [0; 8];
+        word[..bytes].copy_from_slice(part);
+        Some(u64::from_le_bytes(word))
+    };
+    if !head.starts_with(b"\x7fELF\x02\x01") {
+        return false;
+    }
+    let headers = || {
+        Some((
+            at(32, 8)? as usize,
+            at(54, 2)? as usize,
+            at(56, 2)? as usize,
+        ))
+    };
+    let Some((start, size, count)) = headers() else {
+        return false;
+    };
+    // What cannot be seen is not said.
+    let kinds = (0..count).map(|index| at(start.checked_add(index * size)?, 4));
+    let kinds: Option<Vec<u64>> = kinds.collect();
+    kinds.is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
+}
+
+fn head(path: &Path) -> io::Result<Vec<u8>> {
+    use std::io::Read;
+    let mut head = Vec::new();
+    fs::File::open(path)?.take(HEAD).read_to_end(&mut head)?;
+    Ok(head)
+}
+
+/// A list of paths with one more before all others.
+fn first(path: &Path, variable: &str) -> OsString {
+    let mut list = path.as_os_str().to_owned();
+    if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+/// Becomes the program.
+fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
+    let folder = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
+    for file in NEEDED.into_iter().chain([AUDITOR]) {
+        if !folder.join(file).is_file() {
+            return Err(Error::NoLibrary { folder, file });
+        }
+    }
+    let (name, arguments) = program
+        .split_first()
+        .ok_or(Error::NoProgram(PathBuf::new()))?;
+    let path = find(name).filter(|path| path.exists());
+    let path = path.ok_or_else(|| Error::NoProgram(name.into()))?;
+    // What cannot be read can be run all the same.
+    if head(&path).is_ok_and(|head| is_static(&head)) {
+        return Err(Error::Static(path));
+    }
+    let source = Command::new(&path)
+        .arg0(name)
+        .args(arguments)
+        .env("LD_AUDIT", first(&folder.join(AUDITOR), "LD_AUDIT"))
+        .env("LD_LIBRARY_PATH", first(&folder, "LD_LIBRARY_PATH"))
+        .env(VARIABLE, &folder)
+        .exec();
+    Err(Error::Run {
+        program: path,
+        source,
+    })
+}
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().what {
+        What::Run { libraries, program } => become_program(&libraries, &program),
+        What::Manual(manual) => manual
+            .write(Arguments::command(), &mut io::stdout())
+            .map_err(Error::Say),
+    };
+    let Err(error) = outcome else {
+        return ExitCode::SUCCESS;
+    };
+    base::note::error("gantry-cuda", &error);
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        Arguments::command().debug_assert();
+        let line = "gantry-cuda run --libraries x python3 --version -c y";
+        let asked = Arguments::try_parse_from(line.split(' ')).unwrap();
+        let What::Run { libraries, program } = asked.what else {
+            panic!("it does not run anything");
+        };
+        assert_eq!((libraries, program.len()), (PathBuf::from("x"), 4));
+        let nothing = Arguments::try_parse_from(["gantry-cuda", "run"]).unwrap_err();
+        assert_eq!(nothing.exit_code(), 2);
+    }
+
+    #[test]
+    fn programs_that_name_no_loader_are_told_from_others() {
+        let own = head(&env::current_exe().unwrap()).unwrap();
+        assert!(!is_static(&own));
+        let mut changed = own.clone();
+        let (start, size) = (usize::from(own[32]), usize::from(own[54]));
+        for index in 0..usize::from(own[56]) {
+            changed[start + index * size] &= !3;
+        }
+        assert!(is_static(&changed));
+        assert!(!is_static(&own[..60]));
+        assert!(!is_static(b"#!/bin/sh\n"));
+        // Headers beyond the end, and where sums would wrap.
+        changed[32..40].copy_from_slice(&[0xff; 8]);
+        assert!(!is_static(&changed));
+    }
+}
