@@ -214,6 +214,12 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
         }
     }
 
+    /// Has the processor fetch the next message while this one is carried out.
+    #[inline]
+    pub fn fetch_next(&self) {
+        self.ring.fetch_next();
+    }
+
     /// Sleeps until a message may be there or `awake` says that there is something else to do;
     /// at most for the bell's patience.
     pub fn sleep(&self, awake: impl Fn() -> bool) {

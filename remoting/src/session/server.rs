@@ -278,6 +278,7 @@ impl<B: Backend> Session<B> {
                 break;
             };
             busy = true;
+            calls.fetch_next();
             let request = B::Api::decode(header.opcode, body)?;
             self.serve_in_turn(header, request, body.len())?;
         }

@@ -28,11 +28,16 @@ pub(super) fn is_plain(attribute: u32) -> bool {
     matches!(attribute, 0..=6 | 8..=11 | 14 | 16)
 }
 
+/// So many parameters, of so many words together, take no allocation.
+const USUAL: usize = 24;
+
 /// A kernel's parameters for the driver: an address each.
 struct Parameters {
-    each: Vec<*mut c_void>,
-    /// What they point into.
-    _bytes: Vec<u64>,
+    few: [*mut c_void; USUAL],
+    words: [u64; USUAL],
+    /// Of a kernel that takes more, instead of those: addresses, and what they point into.
+    many: Option<(Vec<*mut c_void>, Vec<u64>)>,
+    count: usize,
 }
 
 impl Parameters {
@@ -41,28 +46,42 @@ impl Parameters {
         if sent.0.len() != layout.size as usize {
             return Err(codes::INVALID_VALUE);
         }
-        let mut bytes = vec![0u64; sent.0.len().div_ceil(8).max(1)];
-        for (word, part) in bytes.iter_mut().zip(sent.0.chunks(8)) {
+        let (count, words) = (layout.parameters.len(), sent.0.len().div_ceil(8));
+        let many =
+            (count > USUAL || words > USUAL).then(|| (vec![null_mut(); count], vec![0u64; words]));
+        let mut parameters = Self {
+            few: [null_mut(); USUAL],
+            words: [0; USUAL],
+            many,
+            count,
+        };
+        let (_, words) = parameters.parts();
+        for (word, part) in words.iter_mut().zip(sent.0.chunks(8)) {
             let mut eight = [0; 8];
             eight[..part.len()].copy_from_slice(part);
             *word = u64::from_le_bytes(eight);
         }
-        // Where the memory is does not change when its owner moves.
-        let start = bytes.as_mut_ptr().cast::<u8>();
-        let each = layout.parameters.iter();
-        let each = each.map(|(offset, _)| start.wrapping_add(*offset as usize).cast());
-        Ok(Self {
-            each: each.collect(),
-            _bytes: bytes,
-        })
+        Ok(parameters)
     }
 
-    /// For drivers' `kernelParams`; null for a kernel that takes none.
-    fn each(&mut self) -> *mut *mut c_void {
-        if self.each.is_empty() {
+    fn parts(&mut self) -> (&mut [*mut c_void], &mut [u64]) {
+        match &mut self.many {
+            Some((each, words)) => (each, words),
+            None => (&mut self.few, &mut self.words),
+        }
+    }
+
+    /// For drivers' `kernelParams`, as long as this stays where it is; null for a kernel that takes none.
+    fn each(&mut self, layout: &Layout) -> *mut *mut c_void {
+        if self.count == 0 {
             return null_mut();
         }
-        self.each.as_mut_ptr()
+        let (each, words) = self.parts();
+        let start = words.as_mut_ptr().cast::<u8>();
+        for (place, (offset, _)) in each.iter_mut().zip(&layout.parameters) {
+            *place = start.wrapping_add(*offset as usize).cast();
+        }
+        each.as_mut_ptr()
     }
 }
 
@@ -123,10 +142,10 @@ impl Server {
                 let config = &raw const config;
                 cu!(
                     api,
-                    cuLaunchKernelEx(config, function, parameters.each(), null_mut())
+                    cuLaunchKernelEx(config, function, parameters.each(&layout), null_mut())
                 )
             } else if call.cooperative {
-                let each = parameters.each();
+                let each = parameters.each(&layout);
                 cu!(
                     api,
                     cuLaunchCooperativeKernel(
@@ -143,7 +162,7 @@ impl Server {
                     )
                 )
             } else {
-                let each = parameters.each();
+                let each = parameters.each(&layout);
                 cu!(
                     api,
                     cuLaunchKernel(
@@ -216,11 +235,12 @@ impl Server {
         function: u32,
         shape: &Shape,
         parameters: &Blob,
-    ) -> Result<(CUDA_KERNEL_NODE_PARAMS, Parameters), i32> {
+    ) -> Result<(CUDA_KERNEL_NODE_PARAMS, Box<Parameters>), i32> {
         self.enter(context)?;
         let layout = self.layout(function)?;
         self.backend.prints |= layout.prints;
-        let mut parameters = Parameters::new(&layout, parameters)?;
+        // Where it is does not change when its owner moves.
+        let mut parameters = Box::new(Parameters::new(&layout, parameters)?);
         let object = self.backend.objects.get(Kind::Function, function)?;
         let is_kernel = object.kind == Kind::Kernel;
         let node = CUDA_KERNEL_NODE_PARAMS {
@@ -236,7 +256,7 @@ impl Server {
             blockDimY: shape.block[1],
             blockDimZ: shape.block[2],
             sharedMemBytes: shape.shared,
-            kernelParams: parameters.each(),
+            kernelParams: parameters.each(&layout),
             extra: null_mut(),
             kern: if is_kernel {
                 object.raw as CUkernel
