@@ -1,7 +1,8 @@
 #!/bin/bash
 # Puts everything that run.sh needs into a folder, for a machine with an NVIDIA GPU where nothing of this
 # repository can be built: `pack.sh FOLDER [SAMPLES]`. SAMPLES is a checkout of NVIDIA's cuda-samples, of
-# which those that samples.txt names are taken along, as sources. Builds release programs with Cargo.
+# which those that samples.txt names are taken along, as sources. GANTRY_WHEELS is a folder of Python packages that
+# the machine may lack (filecheck, of which some of Numba's tests make use). Builds release programs with Cargo.
 set -eu
 here=$(dirname "$(realpath "$0")")
 root=$(realpath "$here/../..")
@@ -10,12 +11,15 @@ samples=${2:-}
 target=${CARGO_TARGET_DIR:-$root/target}
 mkdir -p "$folder"
 folder=$(realpath "$folder")
-rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"
+rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"* "$folder/wheels"
 mkdir -p "$folder/guest" "$folder/programs" "$folder/tests"
 cd "$root"
 cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
 cp "$target/release/gantry-accel" "$folder/gantry-accel"
 cp "$target/release/libgantry_cuda.so" "$folder/guest/"
+cargo build --release --quiet -p gantry-cuda-run
+cp "$target/release/gantry-cuda" "$folder/"
+cp "$target/release/libgantry_cuda_audit.so" "$folder/guest/"
 guest/cudart/link.sh "$target/release/libgantry_cudart.a" "$folder/guest"
 if [ -e guest/cublas/link.sh ]; then
     cargo build --release --quiet -p gantry-cublas
@@ -29,7 +33,7 @@ program() {
 cp "$(program tests/cuda-driver)" "$folder/tests/native"
 cp "$(program remoting)" "$folder/tests/remoted"
 realpath "$target/debug/gantry-accel" > "$folder/tests/built"
-find "$folder" -type f \( -name 'gantry-accel' -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
+find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
 cp "$here/run.sh" "$here/python.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
 cp "$here"/*.cu "$here"/*.py "$folder/programs/"
@@ -45,5 +49,11 @@ if [ -n "$samples" ]; then
     while read -r name; do
         cp -r "$samples"/Samples/*/"$name" "$folder/samples/"
     done < "$here/samples.txt"
+    tar -czf "$folder/samples.tar.gz" -C "$folder" samples
+    rm -r "$folder/samples"
+fi
+if [ -n "${GANTRY_WHEELS:-}" ]; then
+    mkdir -p "$folder/wheels"
+    cp "$GANTRY_WHEELS"/*.whl "$folder/wheels/"
 fi
 du -sh "$folder"

@@ -4,6 +4,9 @@
 # itself: `numba`, or some of the names below.
 set -u
 mkdir -p "$out/python"
+# Packages that the machine may lack.
+for wheel in "$here"/wheels/*.whl; do [ ! -e "$wheel" ] || PYTHONPATH=$wheel:${PYTHONPATH:-}; done
+export PYTHONPATH=${PYTHONPATH:-}
 # What begins with `loss` is compared.
 compare() {
     local name=$1 which both=()
@@ -25,28 +28,30 @@ compare() {
         for which in native remoted; do tail -4 "$out/python/$name.$which.err" | cut -c1-300 | sed "s/^/    $which: /"; done
     fi
 }
-numba() {
-    local which
-    case "${GANTRY_PYTHON:-numba}" in *numba*) ;; *) return ;; esac
-    python3 -c 'import numba_cuda, pytest, xdist' 2>&1 || return
+# The tests of a package by unittest, a process for each file: a fault ends no more than that. pytest takes
+# Numba's files for those of the package `cuda`.
+units() {
+    local name=$1 package=$2 which
+    case "${GANTRY_PYTHON:-$name}" in *"$name"*) ;; *) return ;; esac
+    "$work/torch-native" "$here/programs/units.py" --list "$package" > "$work/$name.files" 2> "$work/$name.err" ||
+        { echo "$name: no tests: $(tail -1 "$work/$name.err")"; return; }
     for which in native remoted; do
-        (cd "$work" && within "${GANTRY_NUMBA:-170}" "$work/torch-$which" -m pytest -p no:cacheprovider -v --tb=line -n 5 \
-            -o consider_namespace_packages=true --benchmark-disable --pyargs numba.cuda.tests > "$out/python/numba.$which" 2>&1) &
+        within "${GANTRY_UNITS:-240}" xargs -P "${GANTRY_UNIT_JOBS:-5}" -I FILE \
+            timeout -k 3 100 "$work/torch-$which" "$here/programs/units.py" FILE \
+            < "$work/$name.files" > "$out/python/$name.$which" 2> "$out/python/$name.$which.err" &
     done
     wait
+    local passed="$work/$name.passed"
     for which in native remoted; do
-        # With several processes: `[gw1] [ 3%] PASSED cudapy/test_x.py::Class::test`.
-        grep -oE '(PASSED|FAILED|ERROR|SKIPPED|XFAIL) +[^ ]+::.*' "$out/python/numba.$which" | sed 's/ *$//' | sort -u > "$work/numba.$which"
-        echo "numba $which: $(cut -d' ' -f1 "$work/numba.$which" | sort | uniq -c | tr '\n' ' ')"
+        echo "$name $which: of $(wc -l < "$work/$name.files") files: $(cut -d' ' -f1 "$out/python/$name.$which" | grep -xE 'PASSED|FAILED|ERROR|SKIPPED' | sort | uniq -c | tr '\n' ' ')"
+        grep ^PASSED "$out/python/$name.$which" | cut -d' ' -f2 | sort -u > "$passed.$which"
     done
-    local passed both
-    passed=$(grep ^PASSED "$work/numba.native" | cut -d' ' -f2-)
-    both=$(comm -12 <(grep ^PASSED "$work/numba.native" | sort) <(grep ^PASSED "$work/numba.remoted" | sort) | wc -l)
-    echo "numba: natively passed $(grep -c . <<< "$passed"), through Gantry, too: $both; passed there and not here:"
-    grep -E '^(FAILED|ERROR)' "$work/numba.remoted" | cut -d' ' -f2- | grep -Fx -f <(echo "$passed") | head -60
-    grep -E '^(/|E |.*Error)' "$out/python/numba.remoted" | sort | uniq -c | sort -rn | head -30 | cut -c1-240
+    echo "$name: natively passed $(wc -l < "$passed.native"), through Gantry, too: $(comm -12 "$passed.native" "$passed.remoted" | wc -l); passed there and not here:"
+    comm -23 "$passed.native" "$passed.remoted" | head -80
+    grep -hE '^(FAILED|ERROR) ' "$out/python/$name.remoted" | grep -F -f <(comm -23 "$passed.native" "$passed.remoted") |
+        cut -d' ' -f3- | sort | uniq -c | sort -rn | head -30 | cut -c1-240
 }
-numba > "$work/numba.txt" 2>&1 &
+units numba numba.cuda.tests > "$work/numba.txt" 2>&1 &
 programs=$here/programs
 compare gpt-efficient "$programs/gpt.py" 12 --attention efficient
 compare llama "$programs/llama.py"

@@ -8,14 +8,15 @@
 #
 #   probe      the driver in a confined worker, and if it does not start, without which part it does
 #   vectorAdd  one program, natively and through Gantry; all that follows goes on with what worked
+#   figures    calls and copies by turns, medians; nothing else runs meanwhile
 #   torch      20 losses of three models, natively and through Gantry, compared
-#   figures    calls and copies by turns, medians
+#   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
 #   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
 #              beside
-#   samples    NVIDIA's samples as far as they were packed: outputs compared
+#   samples    NVIDIA's samples as far as they were packed: compiled, and outputs compared
 #
-# GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
+# GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
 #
 # On a machine without a GPU, GANTRY_DRIVER names a stand-in for libcuda.so.1.
 set -u
@@ -100,16 +101,15 @@ nvcc --version 2>/dev/null | tail -2 | head -1 | tee -a "$log"
 ls -l /dev/nvidia* 2>/dev/null | tee -a "$log"
 
 
-compile_all() {
+compile() {
     cd "$work" || exit
     nvcc $arch -O2 -cudart shared -o bin/figures "$here/programs/figures.cu" > bin/figures.log 2>&1
-    [ ! -d "$here/samples" ] || cp -r "$here/samples" "$work/samples"
+    [ ! -e "$here/samples.tar.gz" ] || tar -xzf "$here/samples.tar.gz" -C "$work"
     "$here/compile.sh" "$work/samples" "$arch" vectorAdd
-    ls "$work/samples" 2>/dev/null | grep -v '^Common$' | xargs -P "${GANTRY_JOBS:-12}" -n 1 "$here/compile.sh" "$work/samples" "$arch"
     touch "$work/compiled"
 }
 export arch
-compile_all < /dev/null > /dev/null 2>&1 &
+compile < /dev/null > /dev/null 2>&1 &
 
 part "probe: the driver in a worker as confined as any"
 without=
@@ -159,6 +159,38 @@ for try in "$without" arena landlock seccomp seccomp,landlock,arena,memory,capab
 done
 [ -n "$works" ] || say "nothing works through Gantry"
 
+# Native and Gantry by turns, with these arguments: `by_turns NAME ROUNDS ARGUMENTS`.
+by_turns() {
+    local name=$1 rounds=$2 round which run
+    shift 2
+    mkdir "$work/$name"
+    for round in $(seq "$rounds"); do
+        for which in native gantry; do
+            run=run-native; [ $which = native ] || run=run-remoted
+            (within 25 "$work/$run" "$work/bin/figures" "$@" > "$work/$name/$which.$round") 2>&1 | tail -2 | tee -a "$log"
+        done
+    done
+    awk -F '\t' -v names="native gantry" -f "$here/medians.awk" "$work/$name"/* | tee -a "$log"
+}
+
+part "figures: by turns, medians of the rounds"
+say "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+by_turns figures "${GANTRY_ROUNDS:-3}" ${GANTRY_SMALL:-}
+say "load behind: $(cut -d' ' -f1-3 /proc/loadavg)"
+if [ -z "${GANTRY_SMALL:-}" ]; then
+    part "copies alone: the first, and then as above"
+    by_turns copies 3 copies
+    part "copies beside busy processes, one for each second processor"
+    busy=()
+    for _ in $(seq $(($(nproc) / 2))); do
+        (while :; do :; done) &
+        busy+=($!)
+    done
+    by_turns busy 3 copies
+    kill "${busy[@]}"
+    wait "${busy[@]}" 2> /dev/null
+fi
+
 part "torch: losses of 20 steps"
 # Libraries of Python packages have paths of their own, which go before LD_LIBRARY_PATH.
 preload=$work/guest/libcuda.so.1:$work/guest/libcudart.so.13
@@ -176,6 +208,7 @@ exec python3 "\$@"
 END
 chmod +x "$work/torch-native" "$work/torch-remoted"
 export work CUBLAS_WORKSPACE_CONFIG=:4096:8
+first_result='import torch; print((torch.ones(3, device="cuda") + 1).sum().item())'
 models="elementwise"
 [ ! -e "$work/guest/libcublas.so.13" ] || models=${GANTRY_MODELS-elementwise mlp gpt}
 if within 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tee -a "$log" | grep -q PyTorch; then
@@ -203,16 +236,20 @@ else
     say "no PyTorch here"
 fi
 
-part "figures: by turns, medians of the rounds"
-for _ in $(seq 60); do [ -e "$work/compiled" ] && break; sleep 1; done
-mkdir "$work/figures"
-for round in $(seq "${GANTRY_ROUNDS:-3}"); do
-    for which in native gantry; do
-        run=run-native; [ $which = native ] || run=run-remoted
-        (within 25 "$work/$run" "$work/bin/figures" ${GANTRY_SMALL:-} > "$work/figures/$which.$round") 2>&1 | tail -2 | tee -a "$log"
+if [ -e "$work/elementwise.native" ] && [ -x "$here/gantry-cuda" ]; then
+    part "run: the same by gantry-cuda run, and from a program's start to its first result, by turns"
+    run() { GANTRY_CUDA=$work/cuda.sock within 60 "$here/gantry-cuda" run --libraries "$work/guest" "$@"; }
+    run python3 "$here/programs/elementwise.py" > "$work/elementwise.run" 2> "$work/elementwise.err"
+    say "gantry-cuda run: status $?, $(grep -c ^loss "$work/elementwise.run") losses, $(cmp <(grep ^loss "$work/elementwise.native") <(grep ^loss "$work/elementwise.run") && echo equal)"
+    tail -2 "$work/elementwise.err" | cut -c1-300 | tee -a "$log"
+    for _ in 1 2 3; do
+        for which in native remoted run; do
+            start_of=$(date +%s%N)
+            if [ $which = run ]; then run python3 -c "$first_result"; else within 60 "$work/torch-$which" -c "$first_result"; fi > /dev/null 2>&1
+            say "start to first result, $which: status $?, $((($(date +%s%N) - start_of) / 1000000)) ms"
+        done
     done
-done
-awk -F '\t' -v names="native gantry" -f "$here/medians.awk" "$work"/figures/* | tee -a "$log"
+fi
 
 part "tests: the programs that test the stand-in, on this driver and through Gantry"
 if [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}${GANTRY_NO_TESTS:-}" ]; then
@@ -239,9 +276,10 @@ python=$!
 
 part "samples: outputs compared"
 if [ -d "$work/samples" ]; then
-    ls "$work/samples" | grep -v '^Common$' > "$work/names"
+    ls "$work/samples" | grep -v '^Common$' | { [ -z "${GANTRY_SAMPLES:-}" ] && cat || grep -wE "${GANTRY_SAMPLES// /|}"; } > "$work/names"
     sample() {
         cd "$work/samples/$1" || exit
+        [ -x program ] || timeout -k 3 120 "$here/compile.sh" "$work/samples" "$arch" "$1"
         [ -x program ] || { echo "$1 | not built | |"; exit; }
         for which in native remoted; do
             timeout -k 3 45 "$work/run-$which" ./program < /dev/null > "$which.out" 2> "$which.err"
@@ -264,7 +302,7 @@ if [ -d "$work/samples" ]; then
     }
     export -f sample
     rest=$(left)
-    timeout -k 3 "$rest" xargs -P "${GANTRY_JOBS:-8}" -I NAME bash -c 'sample NAME' < "$work/names" > "$work/table"
+    timeout -k 3 "$rest" xargs -P "${GANTRY_JOBS:-12}" -I NAME bash -c 'sample NAME' < "$work/names" > "$work/table"
     sort "$work/table" > "$out/samples.txt"
     say "of $(wc -l < "$work/names"): $(wc -l < "$out/samples.txt") ran; natively without error $(grep -c '| 0 | [0-9]* |' "$out/samples.txt"); through Gantry, too, and equal $(grep -cE '\| 0 \| 0 \| equal' "$out/samples.txt")"
     grep -vE '\| 0 \| 0 \| equal' "$out/samples.txt" | tee -a "$log"
@@ -273,5 +311,7 @@ fi
 part "python"
 wait $python
 tee -a "$log" < "$work/python.txt"
+# Few files come back from some machines.
+tar -czf "$out/python.tar.gz" -C "$out" python && rm -r "$out/python"
 part "done"
 tail -40 "$out/pool.txt" | sort | uniq -c | sort -rn | head -20 | tee -a "$log"
