@@ -31,7 +31,7 @@ const WAKING: u64 = 1 << 20;
 const STREAMING: usize = 3;
 /// Copy threads at most. Half of the processors have one each: the others are for the application's other
 /// threads, and for a worker that is on this machine.
-const MOST: usize = 3;
+const MOST: usize = 6;
 /// How long a copy thread polls for its next share. A transfer that follows another in this time
 /// follows it closely.
 const POLL: Duration = Duration::from_micros(200);
