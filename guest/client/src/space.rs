@@ -31,6 +31,17 @@ impl Space {
         Some(offset)
     }
 
+    /// The same, as near to the end as there is room.
+    pub fn take_last(&mut self, length: u64) -> Option<u64> {
+        let length = rounded(length)?;
+        let (&offset, &free) = self.0.iter().rev().find(|(_, free)| **free >= length)?;
+        match free - length {
+            0 => self.0.remove(&offset),
+            left => self.0.insert(offset, left),
+        };
+        Some(offset + free - length)
+    }
+
     /// What is not free from `start` to `end`: where each stretch begins and ends.
     pub fn taken(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut taken = Vec::new();
@@ -91,6 +102,20 @@ mod tests {
         space.give(2 * GRAIN, 13 * GRAIN);
         assert_eq!(space.take(16 * GRAIN), Some(0));
         assert_eq!(space.take(1), None);
+    }
+
+    #[test]
+    fn space_is_taken_from_both_ends_and_meets() {
+        let mut space = Space::new(0, 8 * GRAIN);
+        assert_eq!(space.take_last(3 * GRAIN), Some(5 * GRAIN));
+        assert_eq!(space.take(2 * GRAIN), Some(0));
+        assert_eq!(space.take_last(1), Some(4 * GRAIN));
+        assert_eq!(space.take_last(3 * GRAIN), None);
+        assert_eq!(space.take_last(2 * GRAIN), Some(2 * GRAIN));
+        space.give(4 * GRAIN, 1);
+        space.give(5 * GRAIN, 3 * GRAIN);
+        assert_eq!(space.take_last(4 * GRAIN), Some(4 * GRAIN));
+        assert_eq!(space.take_last(u64::MAX), None);
     }
 
     #[test]

@@ -125,6 +125,9 @@ struct Stage {
     keeps_space: bool,
 }
 
+/// How space is taken.
+type Take = fn(&mut Stages, &Window, u64) -> Option<u64>;
+
 /// The space of the window's data, and what uses it.
 #[derive(Debug, Default)]
 pub struct Stages {
@@ -173,6 +176,15 @@ impl Stages {
             let from = self.populated.max(window.data());
             window.populate(from, end - from);
             self.populated = end;
+        }
+        Some(offset)
+    }
+
+    /// Space at the end, if there is some, and its memory.
+    fn take_last(&mut self, window: &Window, length: u64) -> Option<u64> {
+        let offset = self.space.take_last(length)?;
+        if offset + length > self.populated {
+            window.populate(offset, length);
         }
         Some(offset)
     }
@@ -252,10 +264,14 @@ impl<D: Driver> Link<D> {
 
     /// Space in the window that the worker sees for good, if there is some.
     pub fn reserve_shared(&self, length: u64) -> Option<u64> {
+        self.reserve_in_common(length, Stages::take)
+    }
+
+    fn reserve_in_common(&self, length: u64, take: Take) -> Option<u64> {
         if !self.is_shared() {
             return None;
         }
-        let offset = self.reserve(length).ok()?;
+        let offset = self.reserve_by(length, take).ok()?;
         // Another worker may have come meanwhile. From here on none comes that does not share the
         // window, as a part of it is in use.
         if self.is_shared() {
@@ -313,11 +329,15 @@ impl<D: Driver> Link<D> {
 
     /// Space in the window; waits for commands that use it if there is none.
     pub fn reserve(&self, length: u64) -> Result<u64, D::Status> {
+        self.reserve_by(length, Stages::take)
+    }
+
+    fn reserve_by(&self, length: u64, take: Take) -> Result<u64, D::Status> {
         let mut retries = 0;
         loop {
             let oldest = {
                 let mut stages = self.stages.lock_unpoisoned();
-                if let Some(offset) = stages.take(&self.window, length) {
+                if let Some(offset) = take(&mut stages, &self.window, length) {
                     return Ok(offset);
                 }
                 stages.oldest()
@@ -350,6 +370,11 @@ impl<D: Driver> Link<D> {
             self.ask(&D::await_stage(stage))?;
         }
         Ok(())
+    }
+
+    /// The same for what stays in use for long: at the window's end, where what commands go through is not.
+    pub fn reserve_lasting(&self, length: u64) -> Option<u64> {
+        self.reserve_in_common(length, Stages::take_last)
     }
 
     /// Gives space back.

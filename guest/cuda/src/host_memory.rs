@@ -22,9 +22,53 @@ use crate::{
 
 /// `CU_MEMHOSTALLOC_PORTABLE` and its like: all that there are.
 const FLAGS: u32 = 0x7;
+/// Places that are tried for memory which the device knows in one part.
+const PLACES: usize = 4;
 
 fn layout(size: u64) -> Outcome<Layout> {
     Layout::from_size_align(size as usize, 4096).map_err(|_| codes::OUT_OF_MEMORY)
+}
+
+/// A stretch of the window that the device knows, in one part if that can be: where it is, and its address on the
+/// device.
+fn pinned(link: &Link, context: u32, length: u64) -> Outcome<(u64, u64)> {
+    let mut tried = Vec::new();
+    let found = loop {
+        let whole = tried.len() < PLACES;
+        let Some(offset) = link.reserve_lasting(length) else {
+            // Those that were tried are free again: one of them has to do.
+            match tried.pop() {
+                Some(offset) => break pin(link, context, offset, length, false),
+                None => break Err(codes::OUT_OF_MEMORY),
+            }
+        };
+        match pin(link, context, offset, length, whole) {
+            Err(codes::NOT_SUPPORTED) if whole => tried.push(offset),
+            found => break found,
+        }
+    };
+    for offset in tried {
+        link.free(offset, length);
+    }
+    found
+}
+
+fn pin(link: &Link, context: u32, offset: u64, length: u64, whole: bool) -> Outcome<(u64, u64)> {
+    let pinned = link.ask(&Pin {
+        context,
+        offset,
+        length,
+        whole,
+    });
+    match pinned {
+        Ok(device) => Ok((offset, device)),
+        // It is tried again.
+        Err(codes::NOT_SUPPORTED) if whole => Err(codes::NOT_SUPPORTED),
+        Err(code) => {
+            link.free(offset, length);
+            Err(code)
+        }
+    }
 }
 
 fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
@@ -47,19 +91,7 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
         memory.insert(at, length, what, flags, 0);
         return Ok(at);
     }
-    let offset = link.reserve_shared(length).ok_or(codes::OUT_OF_MEMORY)?;
-    let pinned = link.ask(&Pin {
-        context,
-        offset,
-        length,
-    });
-    let device = match pinned {
-        Ok(device) => device,
-        Err(code) => {
-            link.free(offset, length);
-            return Err(code);
-        }
-    };
+    let (offset, device) = pinned(link, context, length)?;
     let at = link.pointer(offset, length)?;
     // SAFETY: reserved just now, for nobody else.
     unsafe { at.write_bytes(0, size) };

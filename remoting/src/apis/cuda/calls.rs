@@ -172,6 +172,9 @@ calls! {
         offset: u64,
         /// Bytes.
         length: u64,
+        /// Refused (`CUDA_ERROR_NOT_SUPPORTED`) where the driver would know it in parts only: nodes of graphs can
+        /// copy to and from no such memory.
+        whole: bool,
     } -> u64;
     /// Copies from the window to the device.
     25 Write {

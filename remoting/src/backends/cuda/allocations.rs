@@ -6,6 +6,7 @@ use cuda_definition::driver::types::{CUmemoryPool, CUstream};
 
 use super::{
     Server,
+    cover::Extent,
     driver::{cu, outcome},
     memory::Stretch,
     nodes::MOST,
@@ -169,10 +170,18 @@ impl Server {
         let at = self.window.at(call.offset, call.length);
         let at = at.ok_or(codes::INVALID_VALUE)?;
         let backend = &mut self.backend;
-        let (offset, length) = (call.offset, call.length);
-        let known = backend
-            .cover
-            .reach(&backend.api, &self.window, call.context, offset, length);
+        let stretch = (call.offset, call.length);
+        // What is in use of it another way cannot be in one part any more.
+        if call.whole && backend.cover.splits(&self.window, call.offset, call.length) {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        let known = backend.cover.reach(
+            &backend.api,
+            &self.window,
+            call.context,
+            stretch,
+            Extent::Exact,
+        );
         if !known {
             return Err(codes::OUT_OF_MEMORY);
         }

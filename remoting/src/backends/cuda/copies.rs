@@ -7,6 +7,7 @@ use cuda_definition::driver::types::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 use super::{
     Server,
     backend::Submitted,
+    cover::Extent,
     driver::{cu, outcome},
 };
 use crate::{
@@ -46,9 +47,10 @@ impl Server {
             return Err(codes::INVALID_VALUE);
         }
         let backend = &mut self.backend;
+        let stretch = (offset, length);
         backend
             .cover
-            .reach(&backend.api, &self.window, context, offset, length);
+            .reach(&backend.api, &self.window, context, stretch, Extent::Ahead);
         let stream = submitted.raw as CUstream;
         for (at, size) in backend.cover.parts(&self.window, offset, length) {
             let done = at - offset;

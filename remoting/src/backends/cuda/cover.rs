@@ -1,98 +1,218 @@
-//! The cover: which part of the window the driver knows as host memory.
+//! The cover: which parts of the window the driver knows as host memory.
 //!
-//! Registering takes time for every page and holds it in RAM: the cover grows with what is used, by
-//! as much as there was before. Copies are cut where two registrations meet.
+//! Registering takes time for every page and holds it in RAM: what copies go through is registered as far ahead
+//! as there is already, and pinned memory, which lies elsewhere, as far as it goes. Copies are cut where two parts
+//! meet; a node of a graph cannot be.
 
-use std::ffi::c_void;
+use std::{collections::BTreeMap, ffi::c_void};
 
 use super::driver::{Api, cu};
 use crate::{apis::cuda::codes, link::window::Window};
 
-/// Size of the first registration in bytes; all are multiples of it.
-const GRAIN: u64 = 8 << 20;
+/// Parts begin and end at multiples of this, in bytes, unless they meet another one: so there are not many.
+const GRAIN: u64 = 2 << 20;
+/// The least that is registered for copies.
+const LEAST: u64 = 8 << 20;
 /// It does not grow ahead of its use by more than this, in bytes.
 const AHEAD: u64 = 256 << 20;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const FLAGS: u32 = 1 | 2;
 
+/// How much is registered where something is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// As far as it goes.
+    Exact,
+    /// As much again as there is.
+    Ahead,
+}
+
 /// What is registered.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
-    /// Where registrations end, counted from the start of the data.
-    ends: Vec<u64>,
+    /// Ends of parts by their beginnings, counted from the start of the data.
+    parts: BTreeMap<u64, u64>,
+    /// How many bytes they have.
+    size: u64,
     /// The context that they were made in.
     context: u32,
     refused: bool,
 }
 
 impl Cover {
-    /// Has the driver know the window up to the end of a stretch of its data. One comparison if it
-    /// does. Whether it knows it.
+    /// The part that a place is in.
+    fn part(&self, at: u64) -> Option<(u64, u64)> {
+        let (start, end) = self.parts.range(..=at).next_back()?;
+        (at < *end).then_some((*start, *end))
+    }
+
+    /// What is to be registered next so that all of a stretch is: none if it is.
+    fn missing(&self, (start, end): (u64, u64), extent: Extent, all: u64) -> Option<(u64, u64)> {
+        let mut at = start;
+        while let Some((_, until)) = self.part(at) {
+            at = until;
+        }
+        if at >= end {
+            return None;
+        }
+        let before = self
+            .parts
+            .range(..=at)
+            .next_back()
+            .map_or(0, |(_, end)| *end);
+        let behind = self
+            .parts
+            .range(at..)
+            .next()
+            .map_or(all, |(start, _)| *start);
+        let from = (at / GRAIN * GRAIN).max(before);
+        let ahead = match extent {
+            Extent::Exact => 0,
+            Extent::Ahead => self.size.clamp(LEAST, AHEAD),
+        };
+        let to = end.max(from + ahead).next_multiple_of(GRAIN);
+        Some((from, to.min(behind)))
+    }
+
+    /// Has the driver know all of a stretch of the window's data. One look if it does. Whether it knows it.
     pub(super) fn reach(
         &mut self,
         api: &Api,
         window: &Window,
         context: u32,
-        offset: u64,
-        length: u64,
+        (offset, length): (u64, u64),
+        extent: Extent,
     ) -> bool {
+        let all = window.size() - window.data();
+        let start = offset.saturating_sub(window.data());
         let end = (offset + length).saturating_sub(window.data());
-        let until = self.ends.last().copied().unwrap_or(0);
-        if end <= until || self.refused {
-            return end <= until;
+        while let Some((from, to)) = self.missing((start, end), extent, all) {
+            let pointer = window.at(window.data() + from, to - from);
+            let Some(pointer) = pointer.filter(|_| !self.refused) else {
+                return false;
+            };
+            let (pointer, size) = (pointer.cast::<c_void>(), (to - from) as usize);
+            match cu!(api, cuMemHostRegister_v2(pointer, size, FLAGS)) {
+                0 | codes::HOST_MEMORY_ALREADY_REGISTERED => self.add(from, to, context),
+                code => {
+                    // Copies are slower then, and kernels cannot use it.
+                    self.refused = true;
+                    crate::note!(
+                        "gantry-accel: the driver does not register more than {} MiB of the window \
+                         (code {code}): copies beyond are slower",
+                        self.size >> 20
+                    );
+                }
+            }
         }
-        let next = (until + until.clamp(GRAIN, AHEAD))
-            .max(end.next_multiple_of(GRAIN))
-            .min(window.size() - window.data());
-        let size = next - until;
-        let Some(pointer) = window.at(window.data() + until, size) else {
-            return false;
-        };
-        let pointer = pointer.cast::<c_void>();
-        match cu!(api, cuMemHostRegister_v2(pointer, size as usize, FLAGS)) {
-            0 | codes::HOST_MEMORY_ALREADY_REGISTERED => {
-                self.ends.push(next);
-                self.context = context;
-                true
-            }
-            code => {
-                // Copies are slower then, and kernels cannot use it.
-                self.refused = true;
-                crate::note!(
-                    "gantry-accel: the driver does not register more than {} MiB of the window \
-                     (code {code}): copies beyond are slower",
-                    until >> 20
-                );
-                false
-            }
+        true
+    }
+
+    fn add(&mut self, from: u64, to: u64, context: u32) {
+        self.parts.insert(from, to);
+        self.size += to - from;
+        self.context = context;
+    }
+
+    /// Whether a stretch of the window's data lies in two parts, or would if the driver knew all of it.
+    pub(super) fn splits(&self, window: &Window, offset: u64, length: u64) -> bool {
+        let start = offset.saturating_sub(window.data());
+        self.split(start, start + length)
+    }
+
+    fn split(&self, start: u64, end: u64) -> bool {
+        match self.part(start) {
+            Some((_, until)) => until < end,
+            None => self.parts.range(start..end).next().is_some(),
         }
     }
 
     /// A context has gone, and what was registered in it.
     pub(super) fn forget(&mut self, context: u32) {
         if self.context == context {
-            self.ends.clear();
+            self.parts.clear();
+            self.size = 0;
         }
     }
 
-    /// A stretch of the window's data, cut where two registrations meet.
+    /// A stretch of the window's data, cut where two parts meet.
     pub(super) fn parts(
         &self,
         window: &Window,
         offset: u64,
         length: u64,
     ) -> impl Iterator<Item = (u64, u64)> {
-        let (start, end) = (window.data(), offset + length);
-        let cuts = self.ends.iter().map(move |cut| start + cut);
-        let mut cuts = cuts
-            .filter(move |cut| (offset + 1..end).contains(cut))
-            .chain([end]);
+        let (first, end) = (window.data(), offset + length);
         let mut at = offset;
         std::iter::from_fn(move || {
-            let next = cuts.next()?;
-            let part = (at, next - at);
-            at = next;
+            if at >= end {
+                return None;
+            }
+            let place = at.saturating_sub(first);
+            let until = match self.part(place) {
+                Some((_, until)) => first + until,
+                // What the driver does not know, up to what it knows.
+                None => self
+                    .parts
+                    .range(place..)
+                    .next()
+                    .map_or(end, |(next, _)| first + next),
+            };
+            let part = (at, until.min(end) - at);
+            at += part.1;
             Some(part)
         })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const ALL: u64 = 2048 * MIB;
+
+    impl Cover {
+        /// Registers as `reach` does, with a driver that takes everything.
+        fn grow(&mut self, start: u64, end: u64, extent: Extent) {
+            while let Some((from, to)) = self.missing((start, end), extent, ALL) {
+                self.add(from, to, 1);
+            }
+        }
+
+        fn all(&self) -> Vec<(u64, u64)> {
+            let parts = self.parts.iter();
+            parts.map(|(start, end)| (start / MIB, end / MIB)).collect()
+        }
+    }
+
+    #[test]
+    fn what_copies_go_through_grows_ahead_and_pinned_memory_is_registered_as_it_is() {
+        let mut cover = Cover::default();
+        cover.grow(0, 1, Extent::Ahead);
+        assert_eq!(cover.all(), [(0, 8)]);
+        // Pinned memory at the other end, whose size is no multiple of anything.
+        cover.grow(ALL - 65 * MIB - 4096, ALL, Extent::Exact);
+        assert_eq!(cover.all(), [(0, 8), (1982, 2048)]);
+        assert_eq!(cover.part(ALL - 1), Some((1982 * MIB, ALL)));
+        cover.grow(7 * MIB, 9 * MIB, Extent::Ahead);
+        assert_eq!(cover.all(), [(0, 8), (8, 82), (1982, 2048)]);
+        // Nothing is registered twice.
+        cover.grow(80 * MIB, ALL, Extent::Ahead);
+        assert_eq!(cover.all(), [(0, 8), (8, 82), (82, 1982), (1982, 2048)]);
+        cover.grow(0, ALL, Extent::Exact);
+        assert_eq!(cover.parts.len(), 4);
+        assert_eq!(cover.size, ALL);
+    }
+
+    #[test]
+    fn a_stretch_is_split_where_parts_meet_and_where_one_would_begin() {
+        let mut cover = Cover::default();
+        cover.grow(0, 1, Extent::Ahead);
+        assert!(!cover.split(0, 8 * MIB) && !cover.split(8 * MIB, 90 * MIB));
+        assert!(cover.split(4096, 64 * MIB));
+        cover.grow(16 * MIB, 32 * MIB, Extent::Exact);
+        assert!(cover.split(9 * MIB, 17 * MIB) && !cover.split(9 * MIB, 16 * MIB));
+        assert!(!cover.split(17 * MIB, 32 * MIB) && cover.split(17 * MIB, 33 * MIB));
     }
 }

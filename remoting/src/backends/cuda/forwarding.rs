@@ -9,8 +9,8 @@ use cuda_definition::driver::types::{
 };
 
 use super::{
-    Server, backend::is_legacy, driver::outcome, launches::is_plain, memory::Stretch,
-    textures::Texture,
+    Server, backend::is_legacy, cover::Extent, driver::outcome, launches::is_plain,
+    memory::Stretch, textures::Texture,
 };
 use crate::{
     apis::cuda::{
@@ -495,9 +495,13 @@ impl Server {
         if self.enter(context).is_ok() {
             let backend = &mut self.backend;
             let start = self.window.data();
-            backend
-                .cover
-                .reach(&backend.api, &self.window, context, start, 1);
+            backend.cover.reach(
+                &backend.api,
+                &self.window,
+                context,
+                (start, 1),
+                Extent::Ahead,
+            );
         }
         self.backend.api.enter(own);
     }

@@ -12,6 +12,7 @@ use cuda_definition::driver::types::{CUdeviceptr, CUstream};
 use super::{
     Server,
     backend::{LegacyWork, is_legacy},
+    cover::Extent,
     driver::cu,
 };
 use crate::apis::cuda::{LEGACY, NEVER, calls::Signal, codes};
@@ -79,9 +80,13 @@ impl Server {
         self.backend.legacy = before;
         let submitted = submitted.map_err(|_| Refused::Now)?;
         let backend = &mut self.backend;
-        let known = backend
-            .cover
-            .reach(&backend.api, &self.window, call.context, call.words, 8);
+        let known = backend.cover.reach(
+            &backend.api,
+            &self.window,
+            call.context,
+            (call.words, 8),
+            Extent::Ahead,
+        );
         if !known {
             return Err(Refused::Always);
         }

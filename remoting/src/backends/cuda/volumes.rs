@@ -7,6 +7,7 @@ use cuda_definition::driver::types::*;
 use super::{
     Server,
     backend::Submitted,
+    cover::Extent,
     driver::{cu, outcome},
 };
 use crate::{
@@ -90,9 +91,13 @@ impl Server {
                 let here = self.window.at(offset, length);
                 let here = here.ok_or(codes::INVALID_VALUE)?;
                 let backend = &mut self.backend;
-                backend
-                    .cover
-                    .reach(&backend.api, &self.window, context, offset, length);
+                backend.cover.reach(
+                    &backend.api,
+                    &self.window,
+                    context,
+                    (offset, length),
+                    Extent::Ahead,
+                );
                 end.kind = CUmemorytype::CU_MEMORYTYPE_HOST;
                 end.at = here as u64;
                 end.pitch = (size[0] as usize, size[1] as usize);

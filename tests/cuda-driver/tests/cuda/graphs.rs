@@ -319,6 +319,45 @@ fn a_function_of_a_graph_sees_what_the_graph_has_copied_to_the_program_and_may_c
 }
 
 #[test]
+fn nodes_copy_pinned_memory_of_any_size() {
+    let _context = context();
+    // A wait, which has the device know a part of what is pinned later or not.
+    ok!(cuCtxSynchronize());
+    let mut kept = Vec::new();
+    for megabytes in [1usize, 20, 33, 5] {
+        let words = (megabytes << 20) / 4;
+        let (mut host, to) = (null_mut(), device(&vec![0u32; words]));
+        ok!(cuMemHostAlloc(&mut host, 4 * words, 0));
+        let numbers = host.cast::<u32>();
+        for index in 0..words {
+            // SAFETY: so many are there.
+            unsafe { numbers.add(index).write(index as u32 ^ megabytes as u32) };
+        }
+        let graph = graph();
+        let mut there = copy(to, 0, 4 * words);
+        there.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+        there.srcHost = host;
+        add_copy(graph, &[], &there);
+        let executable = instance(graph);
+        run(executable);
+        let back: Vec<u32> = values(to, words);
+        let is_right = |(index, word): (usize, &u32)| *word == index as u32 ^ megabytes as u32;
+        assert!(back.iter().enumerate().all(is_right), "{megabytes} MiB");
+        ok!(cuGraphExecDestroy(executable));
+        ok!(cuGraphDestroy(graph));
+        ok!(cuMemFree_v2(to));
+        kept.push(host);
+        // Some is given back in between, and used again with other bounds.
+        if megabytes == 20 {
+            ok!(cuMemFreeHost(kept.remove(0)));
+        }
+    }
+    for host in kept {
+        ok!(cuMemFreeHost(host));
+    }
+}
+
+#[test]
 fn a_captured_function_sees_what_was_captured_before_it() {
     let _context = context();
     let (from, result) = (device(&[0u32]), number(0));
