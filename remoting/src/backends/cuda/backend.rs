@@ -60,6 +60,8 @@ pub struct CudaBackend {
     /// Contexts of which a stream was destroyed before its work was done: nothing but a wait for the
     /// whole context tells when that is.
     pub(super) left: HashSet<u32>,
+    /// The driver's stream to which the last request has given a kernel.
+    pub(super) launched: Option<usize>,
     /// Whether a kernel that may print has been given to the driver, or to a graph.
     pub(super) prints: bool,
     /// How many functions of the client graphs may have.
@@ -97,6 +99,7 @@ impl CudaBackend {
             printed: None,
             legacy: LegacyWork::default(),
             left: HashSet::new(),
+            launched: None,
             prints: false,
             lasting: Arc::default(),
             calling: Vec::new(),
@@ -428,6 +431,9 @@ impl Server {
                 let outcome = self.$method($call);
                 self.answer(header, &outcome)?;
             }};
+        }
+        if !matches!(request, Request::Signal(_)) {
+            self.backend.launched = None;
         }
         match request {
             Request::Start(_) => {

@@ -180,6 +180,7 @@ impl Server {
                     )
                 )
             })?;
+            self.backend.launched = Some(submitted.raw);
             Ok(submitted)
         })();
         self.conclude_launch(header, call.context, metered, outcome)

@@ -91,10 +91,13 @@ impl Server {
             return Err(Refused::Always);
         }
         let stream = submitted.raw as CUstream;
-        match cu!(backend.api, cuStreamQuery(stream)) {
-            0 => return Ok(Given::Idle),
-            codes::NOT_READY => {}
-            _ => return Err(Refused::Now),
+        // One that has just been given a kernel need not be asked whether it has work.
+        if backend.launched.take() != Some(submitted.raw) {
+            match cu!(backend.api, cuStreamQuery(stream)) {
+                0 => return Ok(Given::Idle),
+                codes::NOT_READY => {}
+                _ => return Err(Refused::Now),
+            }
         }
         match cu!(
             backend.api,
