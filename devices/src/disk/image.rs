@@ -15,7 +15,7 @@ use super::{
     SECTOR,
     geometry::{self, Geometry},
     io::{self as disk_io, AsyncIo},
-    lock::{self, LockGranularity},
+    lock::{self, LockGranularity, Scope},
     pool::{Blocking, Pool},
     qcow2::Qcow2Image,
     raw::{BlockingRaw, can_fallocate, discard_mode, zero_mode},
@@ -302,6 +302,7 @@ struct Lock {
     size: u64,
     read_only: bool,
     granularity: LockGranularity,
+    scope: Scope,
 }
 
 impl Lock {
@@ -350,6 +351,7 @@ impl Disk {
         }
         let file_size = geometry::size(&mut lock_file).map_err(inspect("measure"))?;
         let lock = Lock {
+            scope: Scope::of(&lock_file),
             file: lock_file,
             size: file_size,
             read_only: options.read_only,
@@ -439,6 +441,11 @@ impl Disk {
     /// [`DiskError::Locked`] if somebody else has it.
     pub fn lock(&self) -> Result<(), DiskError> {
         self.lock.take(&self.path)
+    }
+
+    /// Who hears of the lock.
+    pub fn lock_scope(&self) -> Scope {
+        self.lock.scope
     }
 
     /// Gives the lock up, for the host that the VM moves to. Nothing may be written from now on

@@ -3,7 +3,11 @@
 //! They are open-file-description locks: the kernel drops them with the descriptor, however the
 //! process ends, and they work between two disks of one process.
 
-use std::{fs::File, io, os::fd::AsRawFd};
+use std::{
+    fs::{self, File},
+    io,
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +20,52 @@ pub enum LockGranularity {
     ByteRange,
     /// The whole file, however it grows.
     Full,
+}
+
+/// Who hears of a lock.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Scope {
+    /// Processes of this kernel: the lock of a block device, and of a file whose file system keeps locks to
+    /// itself, whoever else writes to the same storage.
+    Host,
+    /// Every host that reaches the file: its file system has the locks where all of them ask.
+    Hosts,
+}
+
+impl Scope {
+    /// That of locks of a file.
+    pub fn of(file: &File) -> Self {
+        let device = match file.metadata() {
+            Ok(metadata) if metadata.is_file() => metadata.dev(),
+            _ => return Self::Host,
+        };
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let (major, minor) = (libc::major(device), libc::minor(device));
+        match mounts.lines().any(|line| shares(line, major, minor)) {
+            true => Self::Hosts,
+            false => Self::Host,
+        }
+    }
+}
+
+/// Whether a line of `mountinfo` (proc(5)) is about that device, and its file system is one whose hosts
+/// share locks. One that is not known here does not count: FUSE and 9p depend on a daemon's options.
+fn shares(line: &str, major: u32, minor: u32) -> bool {
+    let Some((mount, superblock)) = line.split_once(" - ") else {
+        return false;
+    };
+    let mut superblock = superblock.split(' ');
+    let kind = superblock.next().unwrap_or_default();
+    let mut options = superblock.nth(1).unwrap_or_default().split(',');
+    mount.split(' ').nth(2) == Some(&format!("{major}:{minor}"))
+        && match kind {
+            "nfs" | "nfs4" => {
+                !options.any(|one| ["nolock", "local_lock=all", "local_lock=posix"].contains(&one))
+            }
+            "gfs2" => !options.any(|one| ["localflocks", "lockproto=lock_nolock"].contains(&one)),
+            "ceph" => true,
+            _ => false,
+        }
 }
 
 /// Takes an exclusive lock, or a shared one if `read_only`; does not wait.
@@ -52,5 +102,44 @@ fn set(file: &File, kind: libc::c_int, size: u64, granularity: LockGranularity) 
     match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &request) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_heard_of_by_other_hosts_only_where_the_file_system_asks_them() {
+        let line = |kind: &str, options: &str| {
+            format!(
+                "61 25 0:52 / /srv/images rw,relatime shared:31 - {kind} a:/images rw,{options}"
+            )
+        };
+        for (kind, options, expected) in [
+            ("nfs4", "vers=4.2,local_lock=none,addr=10.0.0.1", true),
+            ("nfs", "vers=3,local_lock=none", true),
+            ("nfs", "vers=3,nolock,local_lock=all", false),
+            ("nfs", "vers=3,local_lock=posix", false),
+            ("nfs", "vers=3,local_lock=flock", true),
+            ("ceph", "acl", true),
+            ("gfs2", "relatime", true),
+            ("gfs2", "localflocks", false),
+            ("xfs", "attr2", false),
+            ("fuse.sshfs", "user_id=0", false),
+        ] {
+            let line = line(kind, options);
+            assert_eq!(shares(&line, 0, 52), expected, "{line}");
+            assert!(!shares(&line, 0, 53) && !shares(&line, 52, 0), "{line}");
+        }
+        assert!(!shares("61 25 0:52 / /srv", 0, 52) && !shares("", 0, 0));
+    }
+
+    #[test]
+    fn files_of_this_host_and_devices_have_locks_that_no_other_host_hears_of() {
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(Scope::of(&file), Scope::Host);
+        let device = File::open("/dev/null").unwrap();
+        assert_eq!(Scope::of(&device), Scope::Host);
     }
 }

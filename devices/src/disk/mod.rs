@@ -21,7 +21,7 @@ mod uring;
 
 pub use image::{Disk, DiskError, DiskOptions, ImageType};
 pub use io::{AsyncIo, Buffers, Finished, Io, Operation};
-pub use lock::LockGranularity;
+pub use lock::{LockGranularity, Scope};
 
 /// Bytes in a sector, the unit of offsets and lengths in virtio-blk.
 pub const SECTOR: u64 = 512;

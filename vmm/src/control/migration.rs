@@ -21,6 +21,7 @@ use std::{
 use base::{Cancel, Chain};
 use devices::{
     accel::saved::{Standing, Stopped},
+    disk::Scope,
     thread::{ThreadRole, ThreadSpawner},
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -45,7 +46,7 @@ use crate::{
         connection::{Address, Connection, STALL},
         files::{FileUse, GivenFile},
         lanes::{Body, MOST},
-        offer::{Moment, Offer, OfferedRegion},
+        offer::{HostId, Moment, Offer, OfferedRegion},
         progress::{Direction, MigrationInfo, Phase, Progress},
         source::{FIXED, Outcome, Owner, Paused, Retaken, Source, Wishes},
         tunnel::Tls,
@@ -69,6 +70,8 @@ pub struct Migrations {
     /// What became of the last one.
     last: Option<MigrationInfo>,
     next: u64,
+    /// This host; read before files may be hidden.
+    host: Option<HostId>,
 }
 
 /// The migration that goes on.
@@ -113,6 +116,7 @@ impl Migrations {
             job: Job::None,
             last: None,
             next: 0,
+            host: HostId::read(),
         })
     }
 
@@ -344,15 +348,19 @@ impl Owner for Leaving {
         })
     }
 
-    fn retake(&mut self) -> Retaken {
-        let retaken = self.on_machine(|machine| {
-            Ok(match machine.take_locks() {
-                Err(error) => {
-                    log::warn!("the locks are not to be had: {}", Chain(&error));
-                    Retaken::Denied
-                }
-                Ok(()) if machine.has_exclusive_lock() => Retaken::Held,
-                Ok(()) => Retaken::Silent,
+    fn retake(&mut self, among: Scope) -> Retaken {
+        let retaken = self.on_machine(move |machine| {
+            let telling = machine.exclusive_disks(among);
+            let Err(error) = machine.take_locks() else {
+                return Ok(match telling.is_empty() {
+                    true => Retaken::Silent,
+                    false => Retaken::Held,
+                });
+            };
+            log::warn!("the locks are not to be had: {}", Chain(&error));
+            Ok(match error {
+                MachineError::Device { id, .. } if telling.contains(&id) => Retaken::Denied,
+                _ => Retaken::Silent,
             })
         });
         // Without the control thread there is no machine that could run.
@@ -537,6 +545,7 @@ impl Control {
             local: request.local,
             // Counted when they are sent.
             files: 0,
+            host: self.migrations.host.clone(),
         };
         let mut wishes = wishes(request);
         wishes.fixed = fixed;

@@ -18,6 +18,7 @@ use devices::{
     accel::moving,
     bus::Bus,
     console::ConsoleOutput,
+    disk::Scope,
     doorbell::Doorbells,
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
@@ -655,9 +656,10 @@ impl Devices {
             })
     }
 
-    /// Whether a disk is locked exclusively while the machine has it: its lock tells who may run.
-    pub fn has_exclusive_disk(&self) -> bool {
-        self.disks().any(|(_, disk)| disk.is_exclusive())
+    /// The disks whose locks tell who may run the machine: they are exclusive, as far as `among` goes.
+    pub fn exclusive_disks(&self, among: Scope) -> impl Iterator<Item = &String> {
+        let disks = self.disks();
+        disks.filter_map(move |(id, disk)| disk.is_exclusive(among).then_some(id))
     }
 
     /// Takes the locks of all disks, or none.

@@ -1,6 +1,9 @@
 //! Machines that leave for another host, or come from one.
 
-use ::devices::memory::{GuestMemory, GuestRegion};
+use ::devices::{
+    disk::Scope,
+    memory::{GuestMemory, GuestRegion},
+};
 use hypervisor::{CpuNeeds, DirtyLog, Vm};
 use std::{fs::File, sync::Arc, time::Duration};
 
@@ -192,8 +195,8 @@ impl Machine {
         self.unlocked
     }
 
-    /// Whether a lock says who may run the machine.
-    pub fn has_exclusive_lock(&self) -> bool {
-        self.devices.has_exclusive_disk()
+    /// The disks whose locks tell who may run the machine, as far as `among` goes.
+    pub fn exclusive_disks(&self, among: Scope) -> Vec<String> {
+        self.devices.exclusive_disks(among).cloned().collect()
     }
 }

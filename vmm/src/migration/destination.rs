@@ -10,9 +10,9 @@ use super::{
     connection::{Connection, STALL},
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
-    lanes::{self, Body, Memory},
+    lanes::{self, Body, Memory, Token},
     listener::Listener,
-    offer::{Departure, Moment, Offer},
+    offer::{Departure, HostId, Moment, Offer, Prepared},
     pages::{Arriving, Region},
     progress::{Direction, Phase as Shown, Progress},
 };
@@ -34,6 +34,8 @@ const MOST_MS: u64 = 10_000;
 pub trait Host: Send {
     /// Every reason why the offer cannot be taken; empty if it can.
     fn examine(&mut self, offer: &Offer) -> Vec<String>;
+    /// Whether that is the host on which this is, too.
+    fn is_here(&self, host: &HostId) -> bool;
     /// Makes a machine with memory, of the files if there are any.
     fn prepare(
         &mut self,
@@ -197,6 +199,10 @@ impl<'a> Destination<'a> {
             self.connection.stall = WORKERS;
         }
         let count = offer.lanes;
+        let same_host = offer
+            .host
+            .as_ref()
+            .is_some_and(|host| self.host.is_here(host));
         self.show(Shown::Prepare, "preparing the memory");
         let memory = if self.dry_run {
             Vec::new()
@@ -209,10 +215,16 @@ impl<'a> Destination<'a> {
             self.host.prepare(offer, files).map_err(Error::Machine)?
         };
         let memory = Memory::new(Arriving::new(memory));
-        match count {
-            _ if self.dry_run => self.connection.send(Kind::Prepared, 0, &[])?,
-            0 => self.connection.send(Kind::Prepared, 0, &[])?,
-            count => self.lanes(count, &memory, listener)?,
+        let token = match count {
+            _ if self.dry_run => None,
+            0 => None,
+            _ => Some(lanes::token()?),
+        };
+        let prepared = Prepared { token, same_host };
+        self.connection
+            .send(Kind::Prepared, 0, &prepared.encode())?;
+        if let Some(token) = token {
+            self.lanes(count, token, &memory, listener)?;
         }
         Ok(Phase::Rounds(memory))
     }
@@ -221,12 +233,11 @@ impl<'a> Destination<'a> {
     fn lanes(
         &mut self,
         count: u32,
+        token: Token,
         memory: &Memory,
         listener: Option<&mut Listener>,
     ) -> Result<()> {
         let listener = listener.ok_or_else(|| protocol("there is nothing to connect to"))?;
-        let token = lanes::token()?;
-        self.connection.send(Kind::Prepared, 0, &token)?;
         let end = Instant::now() + lanes::JOIN;
         for _ in 0..count {
             let mut connection = listener.accept_lane(&token, end, &self.progress)?;

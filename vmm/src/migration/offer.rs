@@ -1,11 +1,18 @@
 //! What the source offers.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    fs,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use hypervisor::CpuNeeds;
 use serde::{Deserialize, Serialize};
 
-use super::{OLDEST_PROTOCOL, PROTOCOL, lanes::MOST};
+use super::{
+    OLDEST_PROTOCOL, PROTOCOL, Result,
+    frame::protocol,
+    lanes::{MOST, TOKEN, Token},
+};
 use crate::{
     config::{AccelVia, VmConfig},
     snapshot::state_file,
@@ -53,6 +60,58 @@ pub struct Offer {
     /// How many connections carry its memory beside this one, which does if there are none.
     #[serde(default)]
     pub lanes: u32,
+    /// The host that it leaves, if the destination is to say whether it is there, too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostId>,
+}
+
+/// Which kernel a program runs on, and since which boot: two that have the same one have locks in common.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct HostId(String);
+
+impl HostId {
+    /// This host's, if it may be read.
+    pub fn read() -> Option<Self> {
+        let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+        Some(Self(id.trim().to_owned()))
+    }
+}
+
+/// The answer to an offer that is taken.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Prepared {
+    /// By which further connections are known, if the offer has some.
+    pub token: Option<Token>,
+    /// Both sides are on one host. An older destination does not say so, and is not asked by an older source.
+    pub same_host: bool,
+}
+
+impl Prepared {
+    /// What follows the token if both sides are on one host.
+    const SAME_HOST: u8 = 1;
+
+    /// The contents of the frame. Without [`Offer::host`] nothing but the token may be in it.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut contents: Vec<u8> = self.token.iter().flatten().copied().collect();
+        contents.extend(self.same_host.then_some(Self::SAME_HOST));
+        contents
+    }
+
+    /// What is in contents that may be anything, of an answer to an offer with so many connections.
+    pub fn decode(contents: &[u8], lanes: u32) -> Result<Self> {
+        let (token, rest) = match lanes {
+            0 => (None, contents),
+            _ => {
+                let parts = contents.split_first_chunk::<TOKEN>();
+                let (token, rest) = parts.ok_or_else(|| protocol("it has named no token"))?;
+                (Some(*token), rest)
+            }
+        };
+        Ok(Self {
+            token,
+            same_host: rest == [Self::SAME_HOST],
+        })
+    }
 }
 
 impl Offer {

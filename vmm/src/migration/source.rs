@@ -7,13 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use devices::disk::Scope;
+
 use super::{
     Error, Result, archive,
     connection::Connection,
     files::GivenFile,
-    frame::{Kind, protocol},
+    frame::Kind,
     lanes::{Body, Lanes},
-    offer::{Departure, Moment, Offer},
+    offer::{Departure, Moment, Offer, Prepared},
     pages::Departing,
     progress::{Phase as Shown, Progress},
     tunnel::Tls,
@@ -58,8 +60,8 @@ pub trait Owner: Send {
     fn resume(&mut self);
     /// Gives the disk locks up. After an error it has them all.
     fn release(&mut self) -> std::result::Result<(), String>;
-    /// Takes them back.
-    fn retake(&mut self) -> Retaken;
+    /// Takes them back from a destination that is `among` those that hear of them, or not.
+    fn retake(&mut self, among: Scope) -> Retaken;
     /// Waits until a client says who has the machine: true if it runs at the destination.
     fn ask(&mut self) -> bool;
     /// The machine runs elsewhere.
@@ -79,11 +81,11 @@ pub struct Paused {
 /// What came of taking disk locks back.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Retaken {
-    /// All are held, and one of them is exclusive: nobody else runs the machine.
+    /// All are held, and one of them is exclusive wherever the destination is: nobody else runs the machine.
     Held,
-    /// Somebody else has one.
+    /// Somebody else has such a one.
     Denied,
-    /// No lock is exclusive: they say nothing.
+    /// There is none, as with block devices that two hosts share: they say nothing.
     Silent,
 }
 
@@ -240,6 +242,8 @@ pub struct Source<'a> {
     quiesced: Option<u32>,
     /// The machine stands still since then, with its locks.
     paused: Option<Instant>,
+    /// Who has to hear of a lock that tells who runs the machine.
+    among: Scope,
     /// GO may have left.
     went: bool,
 }
@@ -266,6 +270,7 @@ impl<'a> Source<'a> {
             contents: Vec::new(),
             quiesced: None,
             paused: None,
+            among: Scope::Hosts,
             went: false,
         }
     }
@@ -329,6 +334,10 @@ impl<'a> Source<'a> {
 
     fn prepare(&mut self) -> Result<Phase> {
         self.show(Shown::Prepare, "preparing the memory");
+        let prepared = Prepared::decode(&self.contents, self.offer.lanes)?;
+        if prepared.same_host {
+            self.among = Scope::Host;
+        }
         if self.offer.local {
             let sizes = self.offer.regions.iter().map(|region| region.len);
             let total = sizes.fold(0, u64::saturating_add);
@@ -336,9 +345,7 @@ impl<'a> Source<'a> {
             return Ok(Phase::Quiesce(None));
         }
         let mut memory = self.owner.watch(self.pagemap.take())?;
-        if self.offer.lanes > 0 {
-            let token = self.contents[..].try_into();
-            let token = token.map_err(|_| protocol("it has named no token"))?;
+        if let Some(token) = prepared.token {
             let (url, tls) = &self.wishes.to;
             let owner = &mut *self.owner;
             memory.set_lanes(Lanes::open(
@@ -532,7 +539,7 @@ impl<'a> Source<'a> {
                 "the connection broke between GO and RUNNING: {}",
                 base::Chain(&error)
             );
-            let moved = match self.owner.retake() {
+            let moved = match self.owner.retake(self.among) {
                 Retaken::Held => false,
                 Retaken::Denied => true,
                 Retaken::Silent => {
@@ -544,7 +551,7 @@ impl<'a> Source<'a> {
                 self.owner.gone();
                 return Outcome::Moved;
             }
-        } else if self.went && self.owner.retake() == Retaken::Denied {
+        } else if self.went && self.owner.retake(self.among) == Retaken::Denied {
             // The destination does not run it, and somebody else has a disk.
             log::error!("a disk of the VM is in use elsewhere: it stays paused");
             self.owner.throttle(0);

@@ -19,7 +19,7 @@ use std::{
 
 use devices::{
     accel::saved::image,
-    disk::{LockGranularity, lock},
+    disk::{LockGranularity, Scope, lock},
 };
 
 use super::{
@@ -28,7 +28,7 @@ use super::{
     files::{FileUse, GivenFile},
     frame::{HEADER, Header, Kind},
     listener::Listener,
-    offer::{Moment, Offer},
+    offer::{HostId, Moment, Offer, Prepared},
     pages::{Departing, Region},
     progress::{Direction, Phase, Progress},
     source::{Outcome, Owner, Paused, Retaken, Source, Wishes},
@@ -146,8 +146,9 @@ impl Owner for Here {
         Ok(())
     }
 
-    fn retake(&mut self) -> Retaken {
+    fn retake(&mut self, among: Scope) -> Retaken {
         match &self.disk {
+            Some(disk) if Scope::of(&disk.0) < among => Retaken::Silent,
             None => Retaken::Silent,
             Some(disk) if disk.lock() => Retaken::Held,
             Some(_) => Retaken::Denied,
@@ -169,6 +170,7 @@ const ARCHIVE: [(u64, &[u8; 3]); 3] = [
 ];
 
 struct There {
+    same_host: bool,
     regions: Vec<Arc<Mapping>>,
     files: Vec<GivenFile>,
     disk: Option<Disk>,
@@ -194,6 +196,10 @@ impl Host for There {
             Some("examine") => vec!["no such CPU".to_owned(), "no such disk".to_owned()],
             _ => Vec::new(),
         }
+    }
+
+    fn is_here(&self, host: &HostId) -> bool {
+        self.same_host && HostId::read().as_ref() == Some(host)
     }
 
     fn prepare(
@@ -323,6 +329,8 @@ struct Setup {
     fault: Fault,
     at: Kind,
     with_disk: bool,
+    /// Otherwise both have a disk of their own, as far as locks go.
+    same_host: bool,
     source_fails: Option<&'static str>,
     destination_fails: Option<&'static str>,
     /// How long workers of either side take; nobody else may be silent for so long.
@@ -338,6 +346,7 @@ impl Default for Setup {
             fault: Fault::None,
             at: Kind::Offer,
             with_disk: true,
+            same_host: true,
             source_fails: None,
             destination_fails: None,
             slow: Duration::ZERO,
@@ -381,6 +390,7 @@ fn offer() -> Offer {
         local: false,
         files: 0,
         lanes: 0,
+        host: HostId::read(),
     }
 }
 
@@ -402,10 +412,9 @@ fn migrate(setup: &Setup) -> Case {
     let (source_end, source_wire) = UnixStream::pair().unwrap();
     let (destination_end, destination_wire) = UnixStream::pair().unwrap();
     let silent = AtomicBool::new(false);
-    let file = tempfile::NamedTempFile::new().unwrap();
-    file.as_file().set_len(4096).unwrap();
-    let disk = || setup.with_disk.then(|| Disk::open(file.path()));
-    let held = disk();
+    let files = [(); 2].map(|()| tempfile::NamedTempFile::new().unwrap());
+    let disk = |host: usize| setup.with_disk.then(|| Disk::open(files[host].path()));
+    let held = disk(0);
     assert!(held.as_ref().is_none_or(Disk::lock));
 
     let regions = [region(0), region(1 << 32)];
@@ -433,9 +442,10 @@ fn migrate(setup: &Setup) -> Case {
         decision: setup.decision,
     };
     let mut there = There {
+        same_host: setup.same_host,
         regions: Vec::new(),
         files: Vec::new(),
-        disk: disk(),
+        disk: disk(usize::from(!setup.same_host)),
         running: Arc::clone(&destination_runs),
         fail: setup.destination_fails,
         slow: setup.slow,
@@ -626,6 +636,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     let began = std::time::Instant::now();
     let received = thread::spawn(move || {
         let mut there = There {
+            same_host: true,
             regions: Vec::new(),
             files: Vec::new(),
             disk: None,
@@ -756,6 +767,59 @@ fn without_a_lock_a_client_decides_who_runs() {
         assert_eq!(case.source_runs, !decision);
         assert_eq!(matches!(case.outcome, Outcome::Moved), decision);
     }
+}
+
+#[test]
+fn a_lock_that_the_other_host_does_not_hear_of_lets_neither_run_beside_the_other() {
+    for at in [Kind::Go, Kind::Running] {
+        for decision in [false, true] {
+            let case = migrate(&Setup {
+                fault: Fault::Cut,
+                at,
+                same_host: false,
+                decision,
+                ..Setup::default()
+            });
+            let what = format!("{decision} at {at:?}: {:?}", case.outcome);
+            assert_eq!(case.phase, Phase::Undecided, "{what}");
+            assert_eq!(case.source_runs, !decision, "{what}");
+            assert_eq!(case.destination_runs, at == Kind::Running, "{what}");
+        }
+    }
+    // What the destination says itself needs no witness.
+    let case = migrate(&Setup {
+        same_host: false,
+        destination_fails: Some("take_locks"),
+        ..Setup::default()
+    });
+    assert!(
+        case.source_runs && !case.destination_runs,
+        "{:?}",
+        case.outcome
+    );
+}
+
+#[test]
+fn an_older_side_is_taken_for_one_on_another_host() {
+    let token = Some([7; lanes::TOKEN]);
+    for (token, lanes) in [(None, 0), (token, 2)] {
+        for same_host in [false, true] {
+            let prepared = Prepared { token, same_host };
+            let contents = prepared.encode();
+            assert_eq!(Prepared::decode(&contents, lanes).unwrap(), prepared);
+        }
+        // Only the token, and nothing.
+        let older: Vec<u8> = token.iter().flatten().copied().collect();
+        let decoded = Prepared::decode(&older, lanes).unwrap();
+        assert!(!decoded.same_host && decoded.token == token);
+    }
+    assert!(Prepared::decode(&[7; lanes::TOKEN - 1], 2).is_err());
+    // An older source does not say where it is, and hears nothing that it does not know.
+    let moved = migrate(&Setup {
+        change: |offer| offer.host = None,
+        ..Setup::default()
+    });
+    assert!(matches!(moved.outcome, Outcome::Moved));
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::{
     shared::{ID_LEN, Shared},
 };
 use crate::{
-    disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR},
+    disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR, Scope},
     lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestMemory,
     thread::{ThreadRole, ThreadSpawner},
@@ -117,9 +117,10 @@ impl Handle {
         self.shared.with_disk(|disk| disk.flush())
     }
 
-    /// Whether the image is locked exclusively while it is in use.
-    pub fn is_exclusive(&self) -> bool {
-        !self.shared.read_only
+    /// Whether the image is locked exclusively while it is in use, as far as `among` hears of locks: then
+    /// whoever has the lock is the only one there who has the disk.
+    pub fn is_exclusive(&self, among: Scope) -> bool {
+        !self.shared.read_only && self.shared.with_disk(|disk| disk.lock_scope()) >= among
     }
 
     /// Size of the disk in bytes.

@@ -24,7 +24,7 @@ use crate::{
         files::{FileUse, GivenFile},
         lanes::Body,
         listener::Listener,
-        offer::{Moment, Offer},
+        offer::{HostId, Moment, Offer},
         pages::Region,
         progress::{Direction, Phase, Progress},
     },
@@ -36,6 +36,8 @@ struct Coming {
     number: u64,
     /// Ends a wait for workers.
     cancel: Cancel,
+    /// This host.
+    host: Option<HostId>,
 }
 
 impl Coming {
@@ -75,6 +77,10 @@ impl Receives for Coming {
             .control
             .ask(move |control| control.reasons_to_refuse(&examined));
         answer.unwrap_or_else(|| vec!["the destination's VMM ends".to_owned()])
+    }
+
+    fn is_here(&self, host: &HostId) -> bool {
+        self.host.as_ref() == Some(host)
     }
 
     fn prepare(&mut self, offer: Offer, files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
@@ -177,6 +183,7 @@ impl Control {
             control: self.migrations.on_control().map_err(host)?,
             number,
             cancel: progress.cancellation(),
+            host: self.migrations.host.clone(),
         };
         let of_thread = progress.clone();
         self.start_thread(move || {
