@@ -1,14 +1,17 @@
 //! What runs in L2 besides busybox: sockets between guest and host, a driver in user space.
 
 use std::{
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::TcpStream,
-    os::fd::{FromRawFd, OwnedFd},
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
 };
 
 use anyhow::{Context, Result, bail};
 
-use crate::{edu, edu_vfio, exits, nouveau, pci, raw_gpu};
+use crate::{edu, edu_vfio, exits, memory_checker, nouveau, pci, raw_gpu};
 
 /// The host's context id.
 const HOST_CID: u32 = 2;
@@ -28,7 +31,9 @@ const ANY_CID: u32 = u32::MAX;
 /// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-submit COUNT`, `gpu-load MIB SECONDS`
 /// and `gpu-misuse WHAT` use [a GPU](crate::nouveau), `gpu-attack` and `gpu-flush COUNT` one
 /// [without a driver](crate::raw_gpu); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
-/// many seconds that took; `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
+/// many seconds that took; `check-memory MIB RATE` [checks](crate::memory_checker) memory, of which it writes so many
+/// MiB a second; `ask PATH LINE` writes a line to a Unix socket and prints the line that is answered;
+/// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
     match args {
@@ -46,6 +51,9 @@ pub fn run(args: &[String]) -> Result<()> {
         }
         [command, path, count] if command == "read-blocks" => {
             exits::read_blocks(path, count.parse()?)
+        }
+        [command, mib, rate] if command == "check-memory" => {
+            memory_checker::run(mib.parse()?, rate.parse()?)
         }
         [command] if command == "edu-copy" => edu::copy(),
         [command] if command == "edu-check" => edu::check(None),
@@ -76,6 +84,7 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, address] if command == "edu-write-outside" => {
             edu::write_outside(number(address)?)
         }
+        [command, path, line] if command == "ask" => ask(path, line),
         [command, address, mib] if command == "tcp-send" => tcp_send(address, mib.parse()?),
         [command, address] if command == "tcp-receive" => {
             drain(&mut TcpStream::connect(address)?).map(|_| ())
@@ -87,7 +96,7 @@ pub fn run(args: &[String]) -> Result<()> {
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT, gpu-misuse WHAT, \
              gpu-submit COUNT, gpu-load MIB SECONDS, gpu-flush COUNT, gpu-attack, \
-             tcp-send ADDRESS MIB, tcp-receive ADDRESS"
+             check-memory MIB RATE, ask PATH LINE, tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }
 }
@@ -95,6 +104,15 @@ pub fn run(args: &[String]) -> Result<()> {
 /// A number in hexadecimal digits.
 fn number(text: &str) -> Result<u64> {
     Ok(u64::from_str_radix(text.trim_start_matches("0x"), 16)?)
+}
+
+fn ask(path: &str, line: &str) -> Result<()> {
+    let mut stream = UnixStream::connect(path)?;
+    writeln!(stream, "{line}")?;
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer)?;
+    print!("{answer}");
+    Ok(())
 }
 
 fn tcp_send(address: &str, mib: usize) -> Result<()> {

@@ -127,7 +127,12 @@ impl Gantry {
 
     /// As [`Gantry::start`], of another binary.
     pub fn start_binary(dir: &Path, binary: &Path) -> Result<Self> {
-        Self::spawn_binary(dir, &[], None, binary)?.answering()
+        Self::start_by(dir, Command::new(binary))
+    }
+
+    /// As [`Gantry::start`], by a command that starts it with the arguments that follow.
+    pub fn start_by(dir: &Path, command: Command) -> Result<Self> {
+        Self::spawn_command(dir, &[], command)?.answering()
     }
 
     /// As [`Gantry::start`], for a user that has access to KVM and to `dir`.
@@ -149,16 +154,19 @@ impl Gantry {
     }
 
     fn spawn_by(dir: &Path, args: &[&str], user: Option<User>) -> Result<Self> {
-        Self::spawn_binary(dir, args, user, Path::new(GANTRY))
+        let mut command = Command::new(GANTRY);
+        if let Some(user) = user {
+            user.run(&mut command);
+        }
+        Self::spawn_command(dir, args, command)
     }
 
-    fn spawn_binary(dir: &Path, args: &[&str], user: Option<User>, binary: &Path) -> Result<Self> {
+    fn spawn_command(dir: &Path, args: &[&str], mut command: Command) -> Result<Self> {
         let socket = dir.join("api.sock");
         let log = File::options()
             .create(true)
             .append(true)
             .open(dir.join("gantry.log"))?;
-        let mut command = Command::new(binary);
         command
             .arg("--api-socket")
             .arg(&socket)
@@ -167,9 +175,6 @@ impl Gantry {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        if let Some(user) = user {
-            user.run(&mut command);
-        }
         let child = command.spawn().context("cannot start gantry")?;
         Ok(Self {
             child,

@@ -14,6 +14,7 @@
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
 //! - [`scenarios`]: what is tested, one file per topic; runs in L1.
 //! - [`opencl`]: a host with OpenCL; [`shared_vms`]: guests that share its device by weight.
+//! - [`beside`]: a second host, for VMs that move.
 //! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
@@ -21,6 +22,7 @@
 //! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: a GPU without a driver, attacked;
 //!   [`gpuvm`]: what a virtual GPU costs.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
+//! - [`memory_checker`]: writes memory at a set rate, and looks whether it stays as it was written.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
 //! - [`ring`]: on any host with KVM: calls over an accelerator's rings, from ring 3 of a guest.
@@ -33,6 +35,7 @@
 pub mod agent;
 pub mod bare_kernel;
 pub mod bench;
+pub mod beside;
 pub mod demo;
 pub mod edu;
 pub mod edu_server;
@@ -46,6 +49,7 @@ pub mod host_device;
 pub mod http;
 pub mod idle;
 pub mod liar;
+pub mod memory_checker;
 pub mod moves;
 pub mod net;
 pub mod nouveau;

@@ -17,6 +17,9 @@ pub const BENCH: &str = "--bench";
 /// seconds and the guests' weights follow.
 pub const SHARING: &str = "--sharing";
 
+/// The order to take orders of another L1 from now on, instead of the name of a scenario.
+pub const BESIDE: &str = "--beside";
+
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {

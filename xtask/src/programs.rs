@@ -42,6 +42,7 @@ const PACKAGES: &[&str] = &[
     "gantry-opencl",
     "gantry-remoting",
     "gantry-tests",
+    "gantry-tunnel",
     "gf100",
     "gpu-mediator",
     "vmfunc-gate-rig",
@@ -74,6 +75,7 @@ pub fn build() -> Result<Binaries> {
         gpu: release.join("gantry-gpu"),
         runner: release.join("runner"),
         client: release.join("ch-client"),
+        tunnel: release.join("gantry-tunnel"),
         opencl: Programs {
             pool: release.join("gantry-accel"),
             arbiter: release.join("gantry-arbiter"),

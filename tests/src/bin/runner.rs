@@ -4,6 +4,7 @@
 //! - `runner scenario NAME PORT` is started by it for each scenario: a scenario that hangs or dies
 //!   takes nothing else with it.
 //! - `runner edu-server SOCKET` serves a device to a VM.
+//! - `runner beside PROGRAM ARGUMENTS` runs a program on the other one of two hosts.
 
 use std::{
     fs,
@@ -18,8 +19,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use gantry_tests::{
-    agent, edu_server,
-    report::{BENCH, DEMO, Outcome, Report, SHARING},
+    agent, beside, edu_server,
+    report::{BENCH, BESIDE, DEMO, Outcome, Report, SHARING},
     scenarios::{self, Context, Scenario},
     shared_vms,
 };
@@ -43,8 +44,10 @@ fn main() -> Result<()> {
         ["serve", port] => serve(port),
         ["edu-server", socket] => edu_server::serve(Path::new(socket)),
         ["scenario", name, port] => scenario(name, &mut Port::open(port)?),
+        ["beside", ref program @ ..] => std::process::exit(beside::run(program)?),
         _ => bail!(
-            "usage: runner serve PORT, runner scenario NAME PORT, or runner edu-server SOCKET"
+            "usage: runner serve PORT, runner scenario NAME PORT, runner edu-server SOCKET, or \
+             runner beside PROGRAM ARGUMENTS"
         ),
     }
 }
@@ -82,6 +85,7 @@ fn serve(port: &str) -> Result<()> {
         match order.as_str() {
             // Sent for its interrupt alone.
             "" => {}
+            BESIDE => beside::serve()?,
             DEMO => {
                 let outcome = outcome(demo(&mut out));
                 out.finished(&order, outcome, start);
@@ -211,7 +215,9 @@ fn share(order: &str, out: &mut Port) -> Result<()> {
 fn send_logs(out: &mut Port) {
     let dir = Path::new(DIR);
     let mut logs = vec![dir.join("gantry.log")];
-    logs.extend(["restored", "second", "again"].map(|sub| dir.join(sub).join("gantry.log")));
+    logs.extend(
+        ["restored", "second", "again", "0", "1", "2"].map(|sub| dir.join(sub).join("gantry.log")),
+    );
     for path in logs {
         let Ok(text) = fs::read_to_string(&path) else {
             continue;

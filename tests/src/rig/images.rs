@@ -15,7 +15,10 @@ use super::{
     packages::{Cache, Kernel, output, run},
     systemd, vendors,
 };
-use crate::guest::{READY, STATUS};
+use crate::{
+    beside,
+    guest::{READY, STATUS},
+};
 
 /// Modules that L1 loads, in order.
 const L1_MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd", "tun"];
@@ -41,6 +44,10 @@ const L1_EXTRA: &[&str] = &[
     "virtio_pci_modern_dev",
     "virtio_pci",
     "virtio_blk",
+    // For networks between two L1s.
+    "failover",
+    "net_failover",
+    "virtio_net",
 ];
 
 /// Modules that L2 loads at start, in order.
@@ -113,6 +120,8 @@ pub struct Binaries {
     pub runner: PathBuf,
     /// `ch-client`.
     pub client: PathBuf,
+    /// `gantry-tunnel`.
+    pub tunnel: PathBuf,
     /// For guests and hosts with accelerators.
     pub opencl: opencl::Programs,
 }
@@ -198,6 +207,8 @@ impl Images {
             fs::copy(work.join(guest), images.join(guest))?;
         }
         opencl::host_keys(work, &images.join("keys"))?;
+        program(&binaries.tunnel, &root, "bin/gantry-tunnel")?;
+        beside::keys(&images.join("tls"))?;
         run(Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2"])
             .arg(images.join("empty.qcow2"))

@@ -1,11 +1,16 @@
-//! L1: Debian's kernel in QEMU, on an emulated processor with AMD-V.
+//! L1: Debian's kernel in QEMU, on an emulated processor with AMD-V; or two of them, joined by networks and
+//! by a disk that both have.
 //!
 //! One processor each: QEMU's emulation loses a second one now and then, and two machines side by
 //! side use two cores better than one machine with two processors.
 
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd, RawFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
     path::{Path, PathBuf},
     process::{Child, ChildStdin, Command, Stdio},
     sync::mpsc,
@@ -16,10 +21,16 @@ use std::{
 use anyhow::{Context, Result};
 
 use super::images::{Images, OtherKernel};
-use crate::report::Report;
+use crate::{
+    beside::{LUN, NETWORKS, Number},
+    report::{BESIDE, Report},
+};
 
 /// Bytes of L1's NVMe disk.
 const NVME_SIZE: u64 = 128 << 20;
+
+/// Bytes of the disk that two L1s have in common.
+const LUN_SIZE: u64 = 64 << 20;
 
 /// Bytes of the disk of the controller that has virtual functions.
 const FUNCTIONS_SIZE: u64 = 32 << 20;
@@ -40,13 +51,15 @@ pub enum Board {
     Iommufd,
     /// Intel's as well, under a kernel that guests can have, too: it has drivers for GPUs.
     Gpu,
+    /// Intel's as well, twice: [`beside`](crate::beside) says what they have in common.
+    TwoHosts,
 }
 
 impl Board {
     /// What it needs instead of the usual kernel.
     pub fn other_kernel(self) -> Option<OtherKernel> {
         match self {
-            Self::Intel | Self::Intel39 => None,
+            Self::Intel | Self::Intel39 | Self::TwoHosts => None,
             Self::Amd | Self::Virtio => Some(OtherKernel::AnyIommu),
             Self::Iommufd => Some(OtherKernel::Iommufd),
             Self::Gpu => Some(OtherKernel::Gpu),
@@ -56,7 +69,7 @@ impl Board {
     /// QEMU's arguments for its IOMMU.
     fn iommu(self) -> [&'static str; 2] {
         match self {
-            Self::Intel | Self::Iommufd | Self::Gpu => {
+            Self::Intel | Self::Iommufd | Self::Gpu | Self::TwoHosts => {
                 ["-device", "intel-iommu,intremap=on,aw-bits=48"]
             }
             Self::Intel39 => ["-device", "intel-iommu,intremap=on,aw-bits=39"],
@@ -91,6 +104,73 @@ pub struct L1 {
     orders: ChildStdin,
     lines: mpsc::Receiver<String>,
     console: PathBuf,
+    /// The other one of two.
+    beside: Option<Box<Self>>,
+}
+
+/// What joins two L1s.
+struct Joint {
+    /// This one's ends of the networks.
+    ends: Vec<OwnedFd>,
+    /// Which of both it is.
+    number: Number,
+    /// The file of the disk.
+    lun: PathBuf,
+}
+
+impl Joint {
+    /// For both.
+    fn new(work: &Path, number: usize) -> Result<[Self; 2]> {
+        let lun = work.join(format!("l1-{number}-lun.raw"));
+        fs::File::create(&lun)?.set_len(LUN_SIZE)?;
+        let joint = |number| Self {
+            ends: Vec::new(),
+            number,
+            lun: lun.clone(),
+        };
+        let mut both = [joint(Number::First), joint(Number::Second)];
+        for _ in 0..NETWORKS {
+            let (one, other) = UnixStream::pair()?;
+            both[0].ends.push(one.into());
+            both[1].ends.push(other.into());
+        }
+        Ok(both)
+    }
+
+    /// Gives QEMU the devices.
+    fn add_to(self, qemu: &mut Command) {
+        for (network, end) in self.ends.iter().enumerate() {
+            let mac = self.number.mac(network);
+            qemu.arg("-netdev")
+                .arg(format!("socket,id=net{network},fd={}", end.as_raw_fd()))
+                .arg("-device")
+                .arg(format!(
+                    "virtio-net-pci,netdev=net{network},mac={mac},romfile="
+                ));
+        }
+        // Both write to it, which QEMU would refuse.
+        qemu.arg("-drive")
+            .arg(format!(
+                "file={},if=none,id=lun,format=raw,file.locking=off",
+                self.lun.display()
+            ))
+            .arg("-device")
+            .arg(format!("virtio-blk-pci,drive=lun,serial={LUN}"));
+        let ends: Vec<RawFd> = self.ends.iter().map(AsRawFd::as_raw_fd).collect();
+        let keep = move || {
+            // They are open until QEMU is started: the command owns them.
+            let _ = &self.ends;
+            for &end in &ends {
+                // SAFETY: a system call without pointers.
+                if unsafe { libc::fcntl(end, libc::F_SETFD, 0) } < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        };
+        // SAFETY: it makes system calls, and allocates nothing.
+        unsafe { qemu.pre_exec(keep) };
+    }
 }
 
 /// What L1 says next.
@@ -104,6 +184,18 @@ pub enum Line {
 impl L1 {
     /// Boots the L1 of this number, which tells its console's file from those of others.
     pub fn boot(images: &Images, board: Board, number: usize) -> Result<Self> {
+        if board != Board::TwoHosts {
+            return Self::boot_one(images, board, &number.to_string(), None);
+        }
+        let work = images.l1.parent().context("images are in no folder")?;
+        let [first, second] = Joint::new(work, number)?;
+        let beside = Self::boot_one(images, board, &format!("{number}-beside"), Some(second))?;
+        let mut l1 = Self::boot_one(images, board, &number.to_string(), Some(first))?;
+        l1.beside = Some(Box::new(beside));
+        Ok(l1)
+    }
+
+    fn boot_one(images: &Images, board: Board, name: &str, joint: Option<Joint>) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
         let (kernel, initrd) = match board.other_kernel() {
             None => (&images.kernel, &images.l1),
@@ -113,10 +205,11 @@ impl L1 {
                 (&other.kernel, &other.l1)
             }
         };
-        let console = work.join(format!("l1-{number}-console.log"));
-        let disk = work.join(format!("l1-{number}-nvme.raw"));
+        let console = work.join(format!("l1-{name}-console.log"));
+        let disk = work.join(format!("l1-{name}-nvme.raw"));
         fs::File::create(&disk)?.set_len(NVME_SIZE)?;
-        let mut qemu = Command::new("qemu-system-x86_64")
+        let mut command = Command::new("qemu-system-x86_64");
+        command
             .args([
                 "-machine",
                 "q35,kernel-irqchip=off",
@@ -139,7 +232,7 @@ impl L1 {
                 images.pocl.display()
             ))
             .args(["-device", "virtio-blk-pci,drive=pocl"])
-            .args(more_devices(board, work, number)?)
+            .args(more_devices(board, work, name)?)
             .args([
                 "-nodefaults",
                 "-no-user-config",
@@ -164,9 +257,11 @@ impl L1 {
             ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .context("cannot start qemu-system-x86_64")?;
+            .stderr(Stdio::inherit());
+        if let Some(joint) = joint {
+            joint.add_to(&mut command);
+        }
+        let mut qemu = command.spawn().context("cannot start qemu-system-x86_64")?;
         let stdout = qemu.stdout.take().context("QEMU has no output")?;
         let orders = qemu.stdin.take().context("QEMU has no input")?;
         let (sender, lines) = mpsc::channel();
@@ -192,6 +287,7 @@ impl L1 {
             orders,
             lines,
             console,
+            beside: None,
         })
     }
 
@@ -206,6 +302,9 @@ impl L1 {
     pub fn next(&mut self, silence: Duration) -> Result<Line> {
         let mut heard = Instant::now();
         loop {
+            if let Some(beside) = &mut self.beside {
+                beside.attend();
+            }
             match self.lines.recv_timeout(NUDGE) {
                 Ok(line) => {
                     if let Some(report) = Report::parse(&line) {
@@ -225,6 +324,17 @@ impl L1 {
         }
     }
 
+    /// Has the other host take orders of the first one as soon as it can, and keeps it awake.
+    fn attend(&mut self) {
+        while let Ok(line) = self.lines.try_recv() {
+            if Report::parse(&line) == Some(Report::Ready) {
+                // Once QEMU has ended, the first one does not reach it.
+                let _ = self.order(BESIDE);
+            }
+        }
+        self.nudge();
+    }
+
     /// Interrupts L1 with an order to do nothing.
     fn nudge(&mut self) {
         // Once QEMU has ended, its output tells.
@@ -236,7 +346,12 @@ impl L1 {
         let bytes = fs::read(&self.console).unwrap_or_default();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let lines: Vec<_> = text.lines().map(|line| format!("L1: {line}")).collect();
-        lines[lines.len().saturating_sub(60)..].to_vec()
+        let mut tail = lines[lines.len().saturating_sub(60)..].to_vec();
+        if let Some(beside) = &self.beside {
+            tail.push("the other host:".to_owned());
+            tail.extend(beside.console_tail());
+        }
+        tail
     }
 }
 
@@ -244,7 +359,7 @@ impl L1 {
 const ROM_SIZE: usize = 8 << 10;
 
 /// What is not tested on every board, in high slots: the others stay where they are.
-fn more_devices(board: Board, work: &Path, number: usize) -> Result<Vec<String>> {
+fn more_devices(board: Board, work: &Path, name: &str) -> Result<Vec<String>> {
     if !matches!(board, Board::Intel | Board::Iommufd) {
         return Ok(Vec::new());
     }
@@ -277,7 +392,7 @@ fn more_devices(board: Board, work: &Path, number: usize) -> Result<Vec<String>>
         "virtio-rng-pci,bus=atsport,iommu_platform=on,disable-legacy=on,aer=on,ats=on".to_owned(),
     ];
     // One that has virtual functions, with a disk that all of its functions share.
-    let disk = work.join(format!("l1-{number}-functions.raw"));
+    let disk = work.join(format!("l1-{name}-functions.raw"));
     fs::File::create(&disk)?.set_len(FUNCTIONS_SIZE)?;
     let drive = format!("file={},if=none,id=functions,format=raw", disk.display());
     let functions = [

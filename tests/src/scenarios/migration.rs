@@ -44,10 +44,10 @@ const MOVE: Duration = Duration::from_secs(120);
 
 /// A Gantry that waits for a VM.
 pub(crate) struct Waiting {
-    gantry: Gantry,
+    pub(crate) gantry: Gantry,
     /// Where.
     pub(crate) url: String,
-    answer: thread::JoinHandle<Result<http::Answer>>,
+    pub(crate) answer: thread::JoinHandle<Result<http::Answer>>,
 }
 
 /// Starts a Gantry in a folder of its own that waits for a VM whose serial port is at `serial`.
@@ -70,12 +70,26 @@ fn wait_by(
 ) -> Result<Waiting> {
     let path = dir.join("migration.sock");
     let url = format!("unix:{}", path.display());
+    let how = json!({"receiver_url": url});
+    receive(gantry, how, serial, renames, || Ok(path.exists()))
+}
+
+/// Has a Gantry wait for a VM as `how` says, until somebody listens.
+pub(crate) fn receive(
+    gantry: Gantry,
+    how: Value,
+    serial: &Path,
+    renames: &[(&Path, &Path)],
+    listens: impl Fn() -> Result<bool>,
+) -> Result<Waiting> {
     let all = [(serial, &*gantry.serial)];
     let all = all.iter().chain(renames);
     let renames: Vec<_> = all
         .map(|(from, to)| json!({"from": from, "to": to}))
         .collect();
-    let body = json!({"receiver_url": url, "renames": renames});
+    let url = how["receiver_url"].as_str().unwrap_or_default().to_owned();
+    let mut body = json!({"renames": renames});
+    crate::gantry::merge(&mut body, how);
     let socket = gantry.socket.clone();
     let answer = thread::spawn(move || {
         http::request(
@@ -86,7 +100,7 @@ fn wait_by(
         )
     });
     let deadline = Instant::now() + Duration::from_secs(10);
-    while !path.exists() {
+    while !listens()? {
         ensure!(Instant::now() < deadline, "nobody waits: {}", gantry.log());
         thread::sleep(Duration::from_millis(20));
     }

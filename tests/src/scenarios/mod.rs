@@ -34,6 +34,7 @@ mod small_devices;
 mod snapshots;
 mod streams;
 mod ten_minutes;
+mod two_hosts;
 pub(crate) mod virtual_gpu;
 mod virtual_iommu;
 
@@ -107,6 +108,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
     .chain(on(Board::Gpu, gf100::SCENARIOS))
     .chain(on(Board::Gpu, virtual_gpu::SCENARIOS))
+    .chain(on(Board::TwoHosts, two_hosts::SCENARIOS))
     .collect()
 }
 
