@@ -9,7 +9,7 @@ use clap::Parser;
 #[command(version)]
 struct Arguments {
     /// Where VMMs ask for tunnels.
-    #[arg(long, value_name = "PATH", default_value = "/run/gantry/tunnel.sock")]
+    #[arg(long, value_name = "PATH", default_value = "/run/gantry-tunnel/socket")]
     socket: PathBuf,
 }
 

@@ -188,7 +188,7 @@ impl Images {
             &l2,
         )?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
-        systemd::guest(&binaries.opencl, work)?;
+        systemd::guest(&binaries.opencl, &binaries.tunnel, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
         let root = work.join("l1");
         start(&root, &busybox)?;

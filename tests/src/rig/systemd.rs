@@ -9,6 +9,8 @@ use std::{
 
 use anyhow::{Context, Result};
 
+use crate::beside;
+
 use super::{
     images::{commands, pack, program, script},
     opencl::Programs,
@@ -57,8 +59,8 @@ exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
 ";
 
 /// What a guest with systemd has beside the other files of L2 and what
-/// [`opencl::guest`](super::opencl::guest) adds: init, units, and the worker pool.
-pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
+/// [`opencl::guest`](super::opencl::guest) adds: init, units, and what they run.
+pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
     let root = work.join("l2-systemd");
     if root.exists() {
@@ -84,6 +86,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     for unit in [
         "remoting/gantry-accel.service",
         "gpu-mediator/gantry-arbiter.service",
+        "tunnel/gantry-tunnel.service",
         // Not where systemd looks: the pool runs without it first.
         "remoting/gantry-accel.service.d/arbiter.conf",
     ] {
@@ -93,6 +96,8 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     }
     program(&programs.pool, &root, "usr/sbin/gantry-accel")?;
     program(&programs.arbiter, &root, "usr/sbin/gantry-arbiter")?;
+    program(tunnel, &root, "usr/sbin/gantry-tunnel")?;
+    beside::keys(&root.join("etc/gantry/tls"))?;
     fs::write(root.join("etc/systemd/system/console.service"), CONSOLE)?;
     symlink("../console.service", wanted.join("console.service"))?;
     script(

@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "services: systemd runs agent, pool and arbiter as their units say, and again when they are killed",
+    "services: systemd runs agent, pool, arbiter and tunnel as their units say, and again when they are killed",
     units,
 )];
 
@@ -35,10 +35,16 @@ fn units(context: &Context) -> Result<()> {
     // What has been started listens.
     let list = guest.run("clinfo -l 2>&1")?;
     ensure!(list.contains("Device #0"), "{list}");
-    for unit in ["gantry-agent", "gantry-accel", "gantry-arbiter"] {
+    for unit in [
+        "gantry-agent",
+        "gantry-accel",
+        "gantry-arbiter",
+        "gantry-tunnel",
+    ] {
         let found = guest.run(&format!("systemd-analyze verify {unit}.service 2>&1"))?;
         ensure!(found.is_empty(), "{found}");
     }
+    encrypted_by_tunnel(&mut guest)?;
     served_by_agent(&mut guest)?;
     guest.run("systemctl --no-ask-password disable --now gantry-agent 2>&1")?;
     served_by_pool(&mut guest)?;
@@ -70,6 +76,30 @@ fn finds_a_device(guest: &mut Guest) -> Result<()> {
 /// What `stat` says of the socket.
 fn socket(guest: &mut Guest) -> Result<String> {
     guest.run("stat -c '%A %U %G' /run/gantry/opencl.sock")
+}
+
+/// The tunnel reads root's keys, has none of root's rights, and serves nobody but root.
+fn encrypted_by_tunnel(guest: &mut Guest) -> Result<()> {
+    guest.run(
+        "chmod 600 /etc/gantry/tls/1/*; systemctl --no-ask-password enable --now gantry-tunnel 2>&1",
+    )?;
+    // An answer: it has read the keys, and listens at that port.
+    const ASK: &str = "agent ask /run/gantry-tunnel/socket \
+         '{\"listen\":{\"at\":\"127.0.0.1:4444\",\"tls_dir\":\"/etc/gantry/tls/1\"}}' 2>&1";
+    guest.eventually(ASK, |answer| answer == "\"ready\"")?;
+    let shown = guest.run("stat -c '%A %U' /run/gantry-tunnel /run/gantry-tunnel/socket")?;
+    ensure!(shown == "drwx------ root\nsrw------- root", "{shown}");
+    let process = main_process(guest, "gantry-tunnel")?;
+    let status = guest.run(&format!("cat /proc/{process}/status"))?;
+    ensure!(
+        status.contains("NoNewPrivs:\t1")
+            && status.contains("CapEff:\t0000000000000000")
+            && status.contains("CapBnd:\t0000000000000000"),
+        "{status}"
+    );
+    killed(guest, "gantry-tunnel")?;
+    guest.eventually(ASK, |answer| answer == "\"ready\"")?;
+    Ok(())
 }
 
 fn served_by_agent(guest: &mut Guest) -> Result<()> {

@@ -65,7 +65,7 @@ pub struct SendMigration {
     /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry/tunnel.sock` if absent.
+    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry-tunnel/socket` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<PathBuf>,
     /// When memory moves.
@@ -153,7 +153,7 @@ pub struct ReceiveMigration {
     /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry/tunnel.sock` if absent.
+    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry-tunnel/socket` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<PathBuf>,
     /// When memory moves.

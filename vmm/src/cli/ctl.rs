@@ -238,7 +238,7 @@ pub enum Action {
         /// Directory with certificates and keys, for TLS over TCP.
         #[arg(long, value_name = "DIR")]
         tls_dir: Option<PathBuf>,
-        /// Socket of the gantry-tunnel that reads them; /run/gantry/tunnel.sock if absent.
+        /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
         #[arg(long, value_name = "PATH", requires = "tls_dir")]
         tunnel: Option<PathBuf>,
     },
@@ -252,7 +252,7 @@ pub enum Action {
         /// Directory with certificates and keys, for TLS over TCP.
         #[arg(long, value_name = "DIR")]
         tls_dir: Option<PathBuf>,
-        /// Socket of the gantry-tunnel that reads them; /run/gantry/tunnel.sock if absent.
+        /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
         #[arg(long, value_name = "PATH", requires = "tls_dir")]
         tunnel: Option<PathBuf>,
     },

@@ -778,7 +778,7 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
 /// How a migration is encrypted, if it is.
 fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
     /// Where the tunnel serves, unless said otherwise.
-    const TUNNEL: &str = "/run/gantry/tunnel.sock";
+    const TUNNEL: &str = "/run/gantry-tunnel/socket";
     Some(Tls {
         dir: dir?.clone(),
         tunnel: tunnel.cloned().unwrap_or_else(|| TUNNEL.into()),
