@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use vm_memory::{VolatileMemoryError, VolatileSlice, WriteVolatile};
+
 use super::{
     Error, Result,
     frame::{HEADER, Header, Kind, protocol},
@@ -95,6 +97,18 @@ impl Stream {
             Self::Unix(stream) | Self::Tunnel(stream) => stream.read(bytes),
             Self::Tcp(stream) => stream.read(bytes),
         }
+    }
+
+    /// Writes memory that somebody else may be changing.
+    fn write_memory(&mut self, memory: &VolatileSlice<'_>) -> io::Result<usize> {
+        let written = match self {
+            Self::Unix(stream) | Self::Tunnel(stream) => stream.write_volatile(memory),
+            Self::Tcp(stream) => stream.write_volatile(memory),
+        };
+        written.map_err(|error| match error {
+            VolatileMemoryError::IOError(error) => error,
+            error => io::Error::other(error),
+        })
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
@@ -231,6 +245,31 @@ impl Connection {
         self.write_all(contents)
     }
 
+    /// Sends a frame of pages that begins with `head`, and goes on with memory that the guest may be changing:
+    /// without a checksum, where it [would not be checked](Self::keeps_bytes).
+    pub fn send_memory(
+        &mut self,
+        round: u32,
+        head: &[u8],
+        memory: &[VolatileSlice<'_>],
+    ) -> Result<()> {
+        let length = head.len() + memory.iter().map(VolatileSlice::len).sum::<usize>();
+        self.keep_pace(length)?;
+        self.write_all(&Header::unchecked(Kind::Pages, round, length).encode())?;
+        self.write_all(head)?;
+        let mut since = Instant::now();
+        for slice in memory {
+            let mut done = 0;
+            while done < slice.len() {
+                // Cannot fail: it is within the slice.
+                let rest = slice.offset(done).map_err(|_| protocol("no such memory"))?;
+                let written = self.stream.write_memory(&rest);
+                done += self.judge(written, &mut since)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends a frame about a file, and the file with it.
     pub fn send_file(&mut self, contents: &[u8], file: BorrowedFd<'_>) -> Result<()> {
         self.write_all(&Header::of(Kind::File, 0, contents, true).encode())?;
@@ -311,12 +350,17 @@ impl Connection {
     }
 
     fn receive_contents(&mut self, header: Header, contents: &mut Vec<u8>) -> Result<()> {
-        contents.clear();
-        while contents.len() < header.length {
+        // What a frame before has left is written over, and need not be zero.
+        contents.truncate(header.length);
+        let mut filled = 0;
+        while filled < header.length {
             // What arrives is what takes memory, not what was said.
-            let from = contents.len();
-            contents.resize(header.length.min(from + STEP), 0);
-            self.read_exact(&mut contents[from..])?;
+            let end = header.length.min(filled + STEP);
+            if contents.len() < end {
+                contents.resize(end, 0);
+            }
+            self.read_exact(&mut contents[filled..end])?;
+            filled = end;
         }
         header.check(contents)
     }

@@ -99,6 +99,11 @@ impl Lanes {
         Ok(lanes)
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.orders.is_empty()
+    }
+
     /// Whose turn it is to carry pages; `None`: the first connection's, which the destination would give
     /// up if it were silent for a whole round.
     pub fn turn(&mut self) -> Option<usize> {

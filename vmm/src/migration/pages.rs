@@ -3,6 +3,7 @@
 use std::{fs::File, ops::Range, os::unix::fs::FileExt, sync::Arc};
 
 use hypervisor::{DirtyLog, dirty_log::BLOCK_PAGES};
+use vm_memory::{VolatileMemory, VolatileSlice};
 
 use super::{
     Error, Result,
@@ -45,6 +46,25 @@ impl Region {
     /// Pages of 4 KiB.
     fn pages(&self) -> u64 {
         self.mapping.size() as u64 / PAGE
+    }
+
+    /// Some pages, which the guest may be writing.
+    fn slice(&self, page: u64, pages: u32) -> VolatileSlice<'_> {
+        let len = pages as usize * PAGE as usize;
+        // SAFETY: the pages are within the mapping, which lives as long as `self`; whoever has a slice does
+        // not take its bytes for memory that nobody changes.
+        unsafe {
+            let address = self.mapping.address().add((page * PAGE) as usize);
+            VolatileSlice::new(address, len)
+        }
+    }
+
+    /// Whether a page is zero now. Whoever writes it afterwards marks it.
+    fn is_zero(&self, page: u64) -> bool {
+        let page = self.slice(page, 1);
+        let words = page.get_array_ref::<u64>(0, PAGE as usize / 8);
+        // Cannot fail: a page has so many words.
+        words.is_ok_and(|words| (0..words.len()).all(|word| words.load(word) == 0))
     }
 
     /// Copies a page out; the guest may be writing it.
@@ -90,7 +110,10 @@ pub struct Departing {
 #[derive(Default)]
 struct Batch {
     runs: Vec<Run>,
-    data: Vec<u8>,
+    /// Bytes of the pages that are not zero.
+    bytes: usize,
+    /// Those pages, if they cannot be sent from where they are: they go by another thread, or with a checksum.
+    copied: Option<Vec<u8>>,
 }
 
 impl Departing {
@@ -200,7 +223,11 @@ impl Departing {
         connection: &mut Connection,
         progress: &Progress,
     ) -> Result<u64> {
-        let mut batch = Batch::default();
+        let copies = !connection.keeps_bytes() || !self.lanes.is_empty();
+        let mut batch = Batch {
+            copied: copies.then(Vec::new),
+            ..Batch::default()
+        };
         let mut sent = 0;
         for index in 0..self.regions.len() {
             let watched = &mut self.regions[index];
@@ -234,26 +261,66 @@ impl Departing {
                     }
                     let region = &self.regions[index].region;
                     if batch.add(region, page) {
-                        sent += batch.send(
-                            round,
-                            (connection, &mut self.lanes),
-                            &mut self.contents,
-                            progress,
-                        )?;
+                        sent += self.send_batch(&mut batch, round, connection, progress)?;
                     }
                 }
             }
         }
-        sent += batch.send(
-            round,
-            (connection, &mut self.lanes),
-            &mut self.contents,
-            progress,
-        )?;
+        sent += self.send_batch(&mut batch, round, connection, progress)?;
         self.lanes.barrier(round)?;
         connection.send(Kind::Barrier, round, &[])?;
         connection.receive(&[Kind::Barrier], &mut self.contents)?;
         Ok(sent)
+    }
+
+    /// Sends a gathered frame, if there is anything in it, and returns the bytes of its pages.
+    fn send_batch(
+        &mut self,
+        batch: &mut Batch,
+        round: u32,
+        connection: &mut Connection,
+        progress: &Progress,
+    ) -> Result<u64> {
+        if batch.runs.is_empty() {
+            return Ok(0);
+        }
+        let data = batch.copied.as_deref().unwrap_or_default();
+        encode_pages(&batch.runs, data, &mut self.contents);
+        match self.lanes.turn() {
+            Some(lane) => {
+                connection.keep_pace(self.contents.len())?;
+                self.lanes.send(lane, round, &self.contents)?;
+            }
+            None if batch.copied.is_some() => {
+                connection.send(Kind::Pages, round, &self.contents)?;
+            }
+            None => {
+                let runs = batch.runs.iter().filter(|run| !run.zero);
+                let memory: Vec<_> = runs.filter_map(|run| self.slice(run)).collect();
+                connection.send_memory(round, &self.contents, &memory)?;
+            }
+        }
+        let bytes = batch.bytes as u64;
+        let zeroes = batch.runs.iter().filter(|run| run.zero);
+        let zeroes: u64 = zeroes.map(|run| u64::from(run.pages)).sum();
+        progress.update(|info| {
+            info.sent_bytes += bytes;
+            info.zero_pages += zeroes;
+            info.remaining_bytes = info.remaining_bytes.saturating_sub(bytes + zeroes * PAGE);
+        });
+        batch.clear();
+        Ok(bytes)
+    }
+
+    /// The memory of a run, which is within a region.
+    fn slice(&self, run: &Run) -> Option<VolatileSlice<'_>> {
+        let regions = self.regions.iter().map(|watched| &watched.region);
+        let mut regions = regions.filter(|region| region.guest <= run.guest);
+        let region = regions.find(|region| {
+            let len = region.mapping.size() as u64;
+            run.guest - region.guest < len
+        })?;
+        Some(region.slice((run.guest - region.guest) / PAGE, run.pages))
     }
 
     /// Which of the pages were ever touched; `None` if nobody knows. Those that were not are zero
@@ -357,15 +424,28 @@ impl Drop for Departing {
 impl Batch {
     /// Adds a page; true if the frame is full.
     fn add(&mut self, region: &Region, page: u64) -> bool {
-        let from = self.data.len();
-        region.copy_page(page, &mut self.data);
-        let zero = is_zero(&self.data[from..]);
-        if zero {
-            self.data.truncate(from);
+        let zero = match &mut self.copied {
+            None => region.is_zero(page),
+            Some(data) => {
+                let from = data.len();
+                region.copy_page(page, data);
+                let zero = is_zero(&data[from..]);
+                if zero {
+                    data.truncate(from);
+                }
+                zero
+            }
+        };
+        if !zero {
+            self.bytes += PAGE as usize;
         }
         let guest = region.guest + page * PAGE;
         match self.runs.last_mut() {
-            Some(run) if run.zero == zero && run.guest + u64::from(run.pages) * PAGE == guest => {
+            Some(run)
+                if run.zero == zero
+                    && page > 0
+                    && run.guest + u64::from(run.pages) * PAGE == guest =>
+            {
                 run.pages += 1;
             }
             _ => self.runs.push(Run {
@@ -374,39 +454,15 @@ impl Batch {
                 zero,
             }),
         }
-        self.data.len() == MAX_PAGES || self.runs.len() == MAX_RUNS
+        self.bytes == MAX_PAGES || self.runs.len() == MAX_RUNS
     }
 
-    /// Sends what there is and returns the bytes of pages.
-    fn send(
-        &mut self,
-        round: u32,
-        (connection, lanes): (&mut Connection, &mut Lanes),
-        contents: &mut Vec<u8>,
-        progress: &Progress,
-    ) -> Result<u64> {
-        if self.runs.is_empty() {
-            return Ok(0);
-        }
-        encode_pages(&self.runs, &self.data, contents);
-        match lanes.turn() {
-            None => connection.send(Kind::Pages, round, contents)?,
-            Some(lane) => {
-                connection.keep_pace(contents.len())?;
-                lanes.send(lane, round, contents)?;
-            }
-        }
-        let bytes = self.data.len() as u64;
-        let zeroes = self.runs.iter().filter(|run| run.zero);
-        let zeroes: u64 = zeroes.map(|run| u64::from(run.pages)).sum();
-        progress.update(|info| {
-            info.sent_bytes += bytes;
-            info.zero_pages += zeroes;
-            info.remaining_bytes = info.remaining_bytes.saturating_sub(bytes + zeroes * PAGE);
-        });
+    fn clear(&mut self) {
         self.runs.clear();
-        self.data.clear();
-        Ok(bytes)
+        self.bytes = 0;
+        if let Some(data) = &mut self.copied {
+            data.clear();
+        }
     }
 }
 
@@ -514,4 +570,31 @@ impl Hash {
 
 fn is_zero(page: &[u8]) -> bool {
     page.chunks_exact(16).all(|part| part == [0; 16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_where_its_region_does() {
+        let len = 4 * PAGE;
+        let regions = [0, len].map(|guest| Region::unused(guest, len).unwrap());
+        for copied in [None, Some(Vec::new())] {
+            let mut batch = Batch {
+                copied,
+                ..Batch::default()
+            };
+            for region in &regions {
+                assert!((0..4).all(|page| !batch.add(region, page)));
+            }
+            let runs: Vec<_> = batch
+                .runs
+                .iter()
+                .map(|run| (run.guest, run.pages))
+                .collect();
+            assert_eq!(runs, [(0, 4), (len, 4)]);
+            assert!(batch.runs.iter().all(|run| run.zero) && batch.bytes == 0);
+        }
+    }
 }
