@@ -1,5 +1,6 @@
 //! What a move of an idle guest between two Gantrys of one host takes, beside a plain copy of the
-//! same bytes in the same run; and how long it stands still when its memory is handed over.
+//! same bytes in the same run; how long it stands still when its memory is handed over; and how much a
+//! guest that writes memory is slowed down while a round runs.
 
 use std::{
     fs,
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     gantry::Gantry,
+    guest::Guest,
     scenarios::migration::{phase_until, wait_in},
 };
 
@@ -24,6 +26,14 @@ const MOVES: usize = 3;
 const STEADY_AFTER: Duration = Duration::from_secs(5);
 /// Bytes that are copied at once.
 const CHUNK: usize = 1 << 20;
+/// MiB a second that the link has of which a guest writes a tenth, and MiB of its memory that go over it
+/// in the first round beside what an idle one has.
+const LINK: usize = 20;
+const FILLED: usize = 96;
+/// MiB that its program checks.
+const CHECKED: usize = 16;
+/// How long its rate is measured: less than the first round takes.
+const WHILE: Duration = Duration::from_secs(6);
 
 /// Measures moves, and hands on a row for each figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
@@ -70,6 +80,114 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         "the same, from the request to the end (ms)",
         format!("{:.0}", figure(&handed, "elapsed_ms")),
     );
+    slow_down(row)
+}
+
+/// What a guest's program has done, and what its vCPU has used up for that.
+#[derive(Clone, Copy)]
+struct Done {
+    /// Pages that it has looked at, and milliseconds that it has run, by its own clock.
+    pages: f64,
+    at: f64,
+    /// Milliseconds of processor time.
+    vcpu: f64,
+}
+
+impl Done {
+    fn read(gantry: &Gantry, guest: &mut Guest) -> Result<Self> {
+        // What it has said last: "PAGES pages looked at in MS ms, ...".
+        let said = guest.run("tail -n 1 /tmp/checks")?;
+        let numbers: Vec<f64> = said
+            .split(' ')
+            .filter_map(|word| word.parse().ok())
+            .collect();
+        let [pages, at, _] = numbers[..] else {
+            anyhow::bail!("the memory checker says {said:?}");
+        };
+        Ok(Self {
+            pages,
+            at,
+            vcpu: vcpu_time(gantry.pid())?,
+        })
+    }
+
+    /// Pages a second that were looked at since, and for each second of processor time.
+    fn since(self, before: Self) -> [f64; 2] {
+        let pages = self.pages - before.pages;
+        [self.at - before.at, self.vcpu - before.vcpu].map(|ms| pages * 1e3 / ms)
+    }
+}
+
+/// Milliseconds for which the vCPU of a process has run.
+fn vcpu_time(pid: u32) -> Result<f64> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?.path();
+        if fs::read_to_string(task.join("comm"))?.starts_with("vcpu") {
+            let text = fs::read_to_string(task.join("schedstat"))?;
+            let time = text.split(' ').next().unwrap_or_default();
+            return Ok(time.parse::<f64>()? / 1e6);
+        }
+    }
+    anyhow::bail!("process {pid} has no vCPU")
+}
+
+/// The rate of a guest's memory checker, which writes a tenth of what the link takes, alone and while the
+/// first round of memory goes over the link.
+fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = Path::new("/tmp/bench-slow-down");
+    let first = dir.join("0");
+    fs::create_dir_all(&first)?;
+    let (gantry, mut guest) = Gantry::boot(&first, json!({}))?;
+    guest.run(&format!(
+        "dd if=/dev/urandom of=/fill bs=1M count={FILLED} 2>/dev/null; \
+         agent check-memory {CHECKED} {} > /tmp/checks 2>&1 & true",
+        LINK / 10
+    ))?;
+    guest.eventually("tail -n 1 /tmp/checks", |said| said.contains(" pages "))?;
+    thread::sleep(STEADY_AFTER);
+    let mut during = || -> Result<[f64; 2]> {
+        let before = Done::read(&gantry, &mut guest)?;
+        thread::sleep(WHILE);
+        Ok(Done::read(&gantry, &mut guest)?.since(before))
+    };
+    let alone = during()?;
+    let waiting = wait_in(&dir.join("1"), &gantry.serial)?;
+    gantry.put(
+        "vm.send-migration",
+        json!({
+            "destination_url": waiting.url, "bandwidth": LINK << 20, "downtime_ms": 1,
+            "max_throttle": 0, "preserve_source": true,
+        }),
+    )?;
+    phase_until(&gantry, &["Rounds", "Failed"])?;
+    let moving = during()?;
+    let info = gantry.ok("GET", "vm.migration", None)?;
+    ensure!(
+        info["phase"] == "Rounds" && info["rounds"] == 1,
+        "the round ended too soon: {info}"
+    );
+    gantry.act("vm.cancel-migration")?;
+    phase_until(&gantry, &["Failed"])?;
+    let after = during()?;
+    let shown = |[wall, own]: [f64; 2]| format!("{wall:.0}; {own:.0}");
+    row(
+        &format!(
+            "memory checker that writes {} MiB a second: pages a second; and a second of its vCPU",
+            LINK / 10
+        ),
+        shown(alone),
+    );
+    row(
+        &format!("the same, while a round goes over a link of {LINK} MiB a second"),
+        shown(moving),
+    );
+    row("the same, after it was cancelled", shown(after));
+    let lost = |at: usize| 100.0 - moving[at] * 200.0 / (alone[at] + after[at]);
+    row(
+        "slower while a round runs (%); for each second of its vCPU (%)",
+        format!("{:.1}; {:.1}", lost(0), lost(1)),
+    );
+    fs::remove_dir_all(dir)?;
     Ok(())
 }
 

@@ -25,7 +25,8 @@ use crate::{
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot, net, passthrough, idle.
+    /// Only these measurements of the nested rig: boot, process, snapshot, net, migration,
+    /// passthrough, idle.
     /// Or one of these, alone: `fairness`: how fairly schedulers share an accelerator, in virtual
     /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
