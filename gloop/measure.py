@@ -4,11 +4,13 @@
 `cargo xtask bench gloop --pack` builds the folder in which this lies, with all that it starts.
 """
 
+import argparse
 import json
 import os
 import random
 import re
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -34,11 +36,14 @@ def command(words, limit):
     say(f"\n$ {shown(words)}")
     start = time.monotonic()
     try:
-        ended = subprocess.run(words, timeout=limit, stdin=subprocess.DEVNULL, text=True,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        output, code = ended.stdout, ended.returncode
-    except subprocess.TimeoutExpired as late:
-        output, code = (late.stdout or b"").decode(), "none: it took too long"
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, text=True, start_new_session=True,
+                                   stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        try:
+            output, code = process.communicate(timeout=limit)[0], process.returncode
+        except subprocess.TimeoutExpired:
+            # With all that it has started.
+            os.killpg(process.pid, signal.SIGKILL)
+            output, code = process.communicate()[0], "none: it took too long"
     except OSError as missing:
         output, code = str(missing), "none"
     say(output.rstrip())
@@ -313,36 +318,67 @@ def mps():
     del os.environ["CUDA_MPS_PIPE_DIRECTORY"]
 
 
-def main():
-    begun = time.monotonic()
-    command(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv"], 20)
-    only = sys.argv[1:]
-    parts = [
+def shares(options, policy, seconds, limit, *more):
+    """Applications of OpenCL by weight, with what `cargo xtask bench gpu --pack` has built."""
+    command([os.path.join(options.gpu, "xtask"), "bench", "sharing", "--built", options.gpu,
+             "--vendors", options.vendors, "--pictures", tempfile.gettempdir(),
+             "--policy", policy, "--seconds", str(seconds), *more], limit)
+
+
+def parts(options):
+    sharing = [
+        ("closed", lambda: [shares(options, policy, 2, 110, "--closed")
+                            for policy in ["fair", "fair-preemptive"]]),
+        ("backlogged", lambda: shares(options, "fair-preemptive", 25, 100)),
+        ("others", lambda: shares(options, "credit,band", 2, 80, "--closed", "--mixes", "5")),
+    ]
+    closed, backlogged, others = sharing if options.gpu else [(name, None) for name, _ in sharing]
+    return [
         ("bench", lambda: command([EATERS, "bench", "--cubins", HERE], 90)),
-        ("check", lambda: command([EATERS, "check", "--cubins", HERE, "--stops", "10000",
-                                   "--seconds", "25"], 120)),
+        closed,
         ("sharing", lambda: [
             alone(["throttle", "lavamd", "tpacf"]),
             say("\n## Shared"),
-            in_turns([("throttle", 1), ("lavamd", 1)], 12),
-            in_turns([("throttle", 1), ("lavamd", 3)], 12),
-            in_turns([("throttle", 1), ("lavamd", 1)], 7, "fair"),
-            in_turns([("throttle", 1), ("tpacf", 2), ("lavamd", 4)], 10),
-            by_driver(["throttle", "lavamd"], 5, "Time slices of the driver"),
+            in_turns([("throttle", 1), ("lavamd", 1)], 9),
+            in_turns([("throttle", 1), ("lavamd", 3)], 9),
+            in_turns([("throttle", 1), ("lavamd", 1)], 6, "fair"),
+            in_turns([("throttle", 1), ("tpacf", 2), ("lavamd", 4)], 8),
+            by_driver(["throttle", "lavamd"], 4, "Time slices of the driver"),
         ]),
-        ("hostile", hostile),
-        ("killed", killed),
-        ("c", in_c),
+        ("check", lambda: command([EATERS, "check", "--cubins", HERE, "--stops", "10000",
+                                   "--seconds", "15"], 100)),
+        backlogged,
         ("servers", lambda: [
             "tpacf" in ALONE or alone(["tpacf"]),
-            say("\n## Servers"), servers(1), servers(3, "fair"), servers(3, "fair-preemptive"), servers(3),
-            servers(1, think=20), servers(3, "fair", 20), servers(3, None, 20),
+            say("\n## Servers"), servers(1), servers(3, "fair"), servers(3),
+            servers(3, "fair", 20), servers(3, None, 20),
             servers(3, "fair", 20, "tpacf"), servers(3, None, 20, "tpacf"),
         ]),
         ("mps", mps),
+        ("killed", killed),
+        ("hostile", hostile),
+        ("c", in_c),
+        others,
     ]
-    for name, part in parts:
-        if only and name not in only:
+
+
+def main():
+    words = argparse.ArgumentParser(description=__doc__)
+    words.add_argument("--gpu", metavar="FOLDER", help="what `cargo xtask bench gpu --pack` has made: "
+                       "shares of applications of OpenCL are measured, too")
+    words.add_argument("--vendors", metavar="FOLDER", default="/etc/OpenCL/vendors",
+                       help="where the .icd file of the driver is (%(default)s)")
+    words.add_argument("--until", metavar="SECONDS", type=float, default=float("inf"),
+                       help="no part begins later than so long after the begin")
+    words.add_argument("parts", metavar="PART", nargs="*", help="only these")
+    options = words.parse_args()
+    begun = time.monotonic()
+    command(["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.mem", "--format=csv"], 20)
+    for name, part in parts(options):
+        if part is None or options.parts and name not in options.parts:
+            continue
+        if time.monotonic() - begun > options.until:
+            say(f"\n({name} is left out: there is no time for it)")
             continue
         try:
             part()

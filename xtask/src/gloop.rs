@@ -1,12 +1,8 @@
 //! GLoop: what can be checked of it without a GPU, and its figures on a machine with one.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf, process::Command};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use gantry_tests::{
     report::Outcome,
     rig::{Cache, packages},
@@ -14,7 +10,7 @@ use gantry_tests::{
 
 use crate::{
     gloop_turns,
-    programs::{cargo, root, target},
+    programs::{cargo, copy, root, target},
     progress::Step,
     selected,
 };
@@ -165,11 +161,4 @@ fn build() -> Result<PathBuf> {
     packages::output(compile.arg(nvrtc()?).arg("--into").arg(&folder))?;
     step.finish();
     Ok(folder)
-}
-
-/// Also over a program that is running, which cannot be written to.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let _ = fs::remove_file(to);
-    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
-    Ok(())
 }

@@ -15,9 +15,9 @@ use crate::{
     bench::processors,
     elsewhere::{Elsewhere, takes_results},
     opencl,
-    programs::{self, cargo, root, target},
+    programs::{self, cargo, copy, root, target},
     progress::Step,
-    ring, sharing_figures,
+    ring, sharing_figures, sharing_hashcat,
 };
 
 /// What is built for the part that is no guest, and what measures.
@@ -232,18 +232,12 @@ fn pack() -> Result<PathBuf> {
     for (from, name) in built.chain(scripts) {
         copy(&from, &folder.join(name))?;
     }
+    sharing_hashcat::pack(&folder.join("hashcat"))?;
     for entry in fs::read_dir(&guest)? {
         let entry = entry?;
         copy(&entry.path(), &folder.join(entry.file_name()))?;
     }
     Ok(folder)
-}
-
-/// Copies a file, also over a program that is running, which cannot be written to.
-pub fn copy(from: &Path, to: &Path) -> Result<()> {
-    let _ = fs::remove_file(to);
-    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 //! - [`gloop`]: kernels that give the GPU back by themselves.
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
-//!   [`sharing_closed`]: and if they wait for their results; [`shared_device`]: the processes for both.
+//!   [`sharing_closed`]: and if they wait for their results; [`sharing_hashcat`]: a real program of those; [`shared_device`]: the processes for both.
 //! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates; [`changed`]: which
 //!   of them a change can affect.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
@@ -41,6 +41,7 @@ mod shared_device;
 mod sharing;
 mod sharing_closed;
 mod sharing_figures;
+mod sharing_hashcat;
 mod sharing_vms;
 mod test;
 mod unit_tests;

@@ -26,6 +26,13 @@ pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// Copies a file, also over a program that is running, which cannot be written to.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
+    Ok(())
+}
+
 /// Cargo, as it runs this program.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

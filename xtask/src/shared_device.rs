@@ -249,11 +249,16 @@ impl Machine {
     /// Starts any application of a client, for so many seconds; zero: until it is told to end.
     pub fn run(&self, client: usize, load: &Load, seconds: u64) -> Result<Application> {
         let mut command = load.command(&self.built, seconds);
+        command.args(self.iteration.map(|nanos| nanos.to_string()));
+        self.environment(client, &mut command);
+        Application::ready(&mut command)
+    }
+
+    /// Has a program of a client use the device through Gantry.
+    pub fn environment(&self, client: usize, command: &mut Command) {
         command
-            .args(self.iteration.map(|nanos| nanos.to_string()))
             .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
             .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")));
-        Application::ready(&mut command)
     }
 
     /// Starts another arbiter, in the place of one that has ended.

@@ -1,14 +1,18 @@
 //! Whether weights hold for applications that wait for their results: closed loops of weights 1 and 3,
 //! and more, on a real device.
 
-use std::process::{Command, Stdio};
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+};
 
 use anyhow::{Context, Result};
-use gpu_mediator::{simulator::fairness, status::Client};
+use gpu_mediator::{policy::Name, simulator::fairness, status::Client};
 
 use crate::{
     shared_device::{Application, Load, Machine, Programs, wait_for},
     sharing_figures::Options,
+    sharing_hashcat,
 };
 
 /// For how many seconds an application runs alone.
@@ -123,44 +127,126 @@ fn has_pyopencl() -> bool {
 }
 
 /// Measures the rows, and prints a table.
-pub fn run(programs: Programs, options: &Options) -> Result<()> {
+pub fn run(programs: Programs, options: &Options, policies: &[Name]) -> Result<()> {
     let foreigners = has_pyopencl();
     let seconds = options.seconds.min(LONGEST);
-    println!(
-        "Applications that wait for their results, policy {}, {seconds} s",
-        options.policy
-    );
     if !foreigners {
         println!("(without pyopencl, which python3 does not have here)");
     }
+    let hashcat = sharing_hashcat::find(programs.built);
+    if hashcat.is_none() {
+        println!("(without hashcat, which is not installed here: Debian's package of that name)");
+    }
+    let mut known = Known::default();
+    for policy in policies {
+        println!("\nApplications that wait for their results, policy {policy}, {seconds} s");
+        table(
+            programs,
+            options,
+            &policy.to_string(),
+            seconds,
+            foreigners,
+            &mut known,
+        )?;
+        if let Some(hashcat) = &hashcat
+            && options.mixes.is_none()
+        {
+            let row = beside_hashcat(programs, &policy.to_string(), seconds, hashcat, &mut known);
+            match row {
+                Ok(row) => println!("| {row} |"),
+                // It takes not every device; the other rows stand.
+                Err(error) => println!("\n(without hashcat: {error:#})"),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What applications do alone, natively.
+#[derive(Default)]
+struct Known {
+    /// The part of the time that their kernels take by themselves.
+    parts: Vec<(Load, f64)>,
+    /// hashcat's passwords a second.
+    hashcat: Option<f64>,
+    /// Nanoseconds that an iteration of a kernel takes.
+    iteration: Option<f64>,
+}
+
+impl Known {
+    fn part(&mut self, programs: Programs, load: &Load) -> Result<f64> {
+        if let Some((_, part)) = self.parts.iter().find(|(known, _)| known == load) {
+            return Ok(*part);
+        }
+        let mut application = programs.native(load, ALONE, self.iteration)?;
+        self.iteration.get_or_insert(application.iteration);
+        application.go()?;
+        let part = result(&mut application)?.0.min(1.0);
+        self.parts.push((load.clone(), part));
+        Ok(part)
+    }
+}
+
+/// Prints a policy's table.
+fn table(
+    programs: Programs,
+    options: &Options,
+    policy: &str,
+    seconds: u64,
+    foreigners: bool,
+    known: &mut Known,
+) -> Result<()> {
     println!(
         "\n| weight: application | wanted | got | of the device, as the arbiter counts | used by what \
          they use by turns, alone | P99 of a batch, ms |\n|---|---|---|---|---|---|"
     );
-    let mut known: Vec<(Load, f64)> = Vec::new();
-    let mut iteration = None;
-    for row in rows(foreigners) {
-        let mut alone = Vec::new();
-        for (_, load) in &row {
-            let part = match known.iter().find(|(known, _)| known == load) {
-                Some((_, part)) => *part,
-                None => {
-                    let mut application = programs.native(load, ALONE, iteration)?;
-                    iteration.get_or_insert(application.iteration);
-                    application.go()?;
-                    let part = result(&mut application)?.0.min(1.0);
-                    known.push((load.clone(), part));
-                    part
-                }
-            };
-            alone.push(part);
-        }
+    let mixes = options.mixes.unwrap_or(usize::MAX);
+    for row in rows(foreigners).into_iter().take(mixes) {
+        let parts = row.iter().map(|(_, load)| known.part(programs, load));
+        let alone = parts.collect::<Result<Vec<f64>>>()?;
         println!(
             "| {} |",
-            measure(programs, &options.policy, seconds, &row, &alone, iteration)?
+            measure(programs, policy, seconds, &row, &alone, known.iteration)?
         );
     }
     Ok(())
+}
+
+/// hashcat beside an application that always has kernels ready, as a row.
+fn beside_hashcat(
+    programs: Programs,
+    policy: &str,
+    seconds: u64,
+    hashcat: &Path,
+    known: &mut Known,
+) -> Result<String> {
+    let hog = ahead(FOUR_LONG);
+    let alone = [known.part(programs, &hog)?, 1.0];
+    let rate = match known.hashcat {
+        Some(rate) => rate,
+        None => sharing_hashcat::alone(programs, hashcat, ALONE)?,
+    };
+    known.hashcat = Some(rate);
+    let program = (hashcat, rate);
+    let shared =
+        sharing_hashcat::measure(programs, policy, seconds, program, &hog, known.iteration)?;
+    let total = f64::from(sharing_hashcat::WEIGHTS.iter().sum::<u32>());
+    let parts = sharing_hashcat::WEIGHTS.map(|weight| f64::from(weight) / total);
+    let by_turns: f64 = parts
+        .iter()
+        .zip(alone)
+        .map(|(part, alone)| part * alone)
+        .sum();
+    Ok(format!(
+        "1: {}; 3: hashcat (MD5, {:.1} billion passwords a second alone) | {:.2?} | {:.3?} | {:.3?} | \
+         {:.3} | -, -",
+        name(&hog),
+        rate / 1e9,
+        fairness::ideal(&sharing_hashcat::WEIGHTS, &alone),
+        [shared.hog, shared.hashcat],
+        shared.had,
+        (shared.hog + shared.hashcat) / by_turns
+    ))
 }
 
 fn measure(

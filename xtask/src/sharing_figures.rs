@@ -12,6 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gpu_mediator::{
+    policy::Name,
     simulator::{Outcome, WINDOW, fairness, picture},
     status::Client,
 };
@@ -33,8 +34,8 @@ const LONGEST_ALONE: u64 = 6;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// sharing: the arbiter's policy.
-    #[arg(long, default_value = "fair", value_name = "NAME")]
+    /// sharing: the arbiter's policy; with --closed several, one after the other.
+    #[arg(long, default_value = "fair", value_name = "NAME,...")]
     pub policy: String,
     /// sharing: for how many seconds each experiment is measured.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
@@ -54,6 +55,24 @@ pub struct Options {
     /// applications that always have kernels ready.
     #[arg(long, conflicts_with = "vms")]
     closed: bool,
+    /// sharing: of --closed only the first so many mixes.
+    #[arg(long, value_name = "COUNT", requires = "closed")]
+    pub mixes: Option<usize>,
+}
+
+impl Options {
+    /// The policies by name.
+    pub fn policies(&self) -> Result<Vec<Name>> {
+        let names = self.policy.split(',');
+        let policies = names.map(|name| name.parse().context("--policy"));
+        let policies: Vec<Name> = policies.collect::<Result<_>>()?;
+        ensure!(
+            self.closed || policies.len() == 1,
+            "--policy {}: one at a time, several with --closed only",
+            self.policy
+        );
+        Ok(policies)
+    }
 }
 
 /// Which kernels a client of so many has.
@@ -69,6 +88,7 @@ const EXPERIMENTS: &[(&str, Kernels)] = &[
 /// Measures, prints a table and draws pictures.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     takes_results(&options.pictures, "--pictures")?;
+    let policies = options.policies()?;
     let weights = &options.weights;
     ensure!(
         (1..=LENGTHS.len()).contains(&weights.len()) && !weights.contains(&0),
@@ -87,7 +107,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
         }
     };
     if options.closed {
-        return sharing_closed::run(programs, options);
+        return sharing_closed::run(programs, options, &policies);
     }
     println!(
         "Weights {weights:?}, kernels of {LENGTHS:?} us, policy {}, {} s\n",

@@ -21,7 +21,6 @@ use gantry_tests::rig::packages;
 use crate::{
     bench::processors,
     elsewhere::Elsewhere,
-    gpu_machine,
     opencl::pool::{Pool, Way},
     programs::{self, target},
     progress::Step,
@@ -177,7 +176,7 @@ fn pack() -> Result<PathBuf> {
     let release = programs::release()?;
     packages::run(programs::cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
     for name in BUILT {
-        gpu_machine::copy(&release.join(name), &folder.join(name))
+        programs::copy(&release.join(name), &folder.join(name))
             .with_context(|| format!("packing {name}"))?;
     }
     Ok(folder)
