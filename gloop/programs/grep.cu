@@ -60,6 +60,23 @@ extern "C" __global__ void __launch_bounds__(256) vanilla(Search search, char* l
     line(lines + (file * search.word_count + word) * RECORD, file, word, counts[word]);
 }
 
+// One word, in all files.
+extern "C" __global__ void __launch_bounds__(256) split(Search search, u32 word) {
+  const u32 file = blockIdx.x;
+  const u64 size = search.offsets[file + 1] - search.offsets[file];
+  count(search.text + search.offsets[file], size, size, search.words + word * WORD,
+        search.counts + file * search.word_count + word);
+}
+
+// What they have counted.
+extern "C" __global__ void __launch_bounds__(256) split_lines(Search search, char* lines) {
+  const u32 file = blockIdx.x;
+  for (u32 word = threadIdx.x; word < search.word_count; word += blockDim.x) {
+    const u32 which = file * search.word_count + word;
+    line(lines + which * RECORD, file, word, search.counts[which]);
+  }
+}
+
 // A file under way.
 struct At {
   i64 file;

@@ -1,5 +1,6 @@
 // Approximate image matching: for each of many images, the first one in some databases that is
-// similar to it. The GPU opens and reads the databases, and writes what it has found.
+// similar to it. The GPU opens and reads the databases, and writes what it has found. All blocks look through
+// the same databases: whoever reads a page of one leaves it in the device's memory for the others.
 #include <gloop/gloop.cuh>
 
 using gloop::i64;
@@ -18,19 +19,30 @@ struct Found {
   u32 database, image;
 };
 
+// Pages of the databases that some block has read. Zeros at the begin, and again at the end.
+struct Cache {
+  char* pages;       // of all databases, one after the other
+  u32* ready;        // of each page: how many images it has, and 1; 0 as long as it is not read
+  u32* files;        // of each database: what the host calls it, and 1; 0 as long as it is not open
+  u32* next;         // what is to be read or opened next: the databases, then the pages
+  u32* ended;        // blocks that need nothing more
+  const u32* first;  // of each database: its first page; and the end
+};
+
 struct Match {
   const char* paths;    // of the databases
   const char* queries;  // the path of the images that are looked for
   const char* output;   // the path of the output: a Found for each of them
-  char* buffers;        // for each physical block: an image that is looked for, and a page
+  char* buffers;        // for each physical block: an image that is looked for, and a Found
   u32 databases;
-  u32 page;             // bytes of a database that are read at a time
+  u32 blocks;           // logical ones
   u32 limit;            // how much two images differ at most that are similar
   // What the other versions have in memory.
   const u32* wanted;    // images
   const u32* images;    // of all databases
   const u32* first;     // the first image of each database, and the end
   Found* found;
+  Cache cache;
 };
 
 // The sum of squared differences.
@@ -78,53 +90,108 @@ extern "C" __global__ void __launch_bounds__(256) split(Match match, u32 databas
   if (gloop::leader() && image != NONE) match.found[blockIdx.x] = Found{database, first + image};
 }
 
-// A database that is being read.
-struct At {
-  i64 file;
-  u32 database;
-  u32 image;  // the next one
-};
+constexpr u32 PAGE = 64;  // images
+constexpr u32 ROOM = 16;  // bytes for a Found
+
+// What one thread knows, told to all.
+template <class F>
+__device__ __forceinline__ u32 told(F f) {
+  __shared__ u32 value;
+  __syncthreads();
+  if (gloop::leader()) value = f();
+  __syncthreads();
+  return value;
+}
 
 __device__ __forceinline__ char* wanted_at(const Match& match) {
-  return match.buffers + static_cast<u64>(blockIdx.x) * (IMAGE + match.page);
+  return match.buffers + static_cast<u64>(blockIdx.x) * (IMAGE + ROOM);
+}
+
+__device__ __forceinline__ u32 database_of(const Match& match, u32 page) {
+  u32 database = 0;
+  while (page >= match.cache.first[database + 1]) ++database;
+  return database;
+}
+
+// The last block leaves everything as it was.
+__device__ __noinline__ void clean(Loop& loop, Match match, u32 database) {
+  const Cache& cache = match.cache;
+  if (database < match.databases) {
+    // 0 is closed as well, as an error.
+    return gloop::fs::close(loop, static_cast<i64>(cache.files[database]) - 1, [=](Loop& loop, i64) { clean(loop, match, database + 1); });
+  }
+  for (u32 i = threadIdx.x; i < cache.first[match.databases]; i += blockDim.x) cache.ready[i] = 0;
+  for (u32 i = threadIdx.x; i < match.databases; i += blockDim.x) cache.files[i] = 0;
+  if (gloop::leader()) *cache.next = *cache.ended = 0;
 }
 
 __device__ __noinline__ void report(Loop& loop, Match match, Found found) {
   gloop::fs::open(loop, match.output, gloop::fs::READ_WRITE, [=](Loop& loop, i64 output) {
-    // The page is free: all that it held has been looked at.
     Found* room = reinterpret_cast<Found*>(wanted_at(match) + IMAGE);
     if (gloop::leader()) *room = found;
     __syncthreads();
     gloop::fs::write(loop, output, loop.block() * sizeof(Found), sizeof(Found), room, [=](Loop& loop, i64) {
-      gloop::fs::close(loop, output, [](Loop&, i64) {});
+      gloop::fs::close(loop, output, [=](Loop& loop, i64) {
+        const u32 ended = told([&] { return atomicAdd(match.cache.ended, 1) + 1; });
+        if (ended == match.blocks) clean(loop, match, 0);
+      });
     });
   });
 }
 
-__device__ __forceinline__ void next_database(Loop& loop, Match match, u32 database);
+__device__ __forceinline__ void next_page(Loop& loop, Match match, u32 page);
 
-__device__ __forceinline__ void next_page(Loop& loop, Match match, At at) {
-  gloop::fs::read(
-      loop, at.file, static_cast<u64>(at.image) * IMAGE, match.page, wanted_at(match) + IMAGE,
-      [=](Loop& loop, i64 got) {
-        const u32 count = got > 0 ? static_cast<u32>(got) / IMAGE : 0;
-        const u32* wanted = reinterpret_cast<const u32*>(wanted_at(match));
-        const u32 image = first_similar(wanted, wanted + WORDS, count, match.limit);
-        At next = at;
-        next.image += count;
-        if (image == NONE && count != 0) return next_page(loop, match, next);
-        gloop::fs::close(loop, at.file, [=](Loop& loop, i64) {
-          if (image != NONE) report(loop, match, Found{at.database, at.image + image});
-          else next_database(loop, match, at.database + 1);
-        });
-      });
+// Reads page `which` for all, and goes on with `page`.
+__device__ __noinline__ void load(Loop& loop, Match match, u32 which, u32 page) {
+  const u32 database = database_of(match, which);
+  const u32 file = told([&] { return gloop::ptx::load_device(match.cache.files + database); });
+  if (file == 0) return loop.post([=](Loop& loop) { load(loop, match, which, page); });
+  const u64 offset = static_cast<u64>(which - match.cache.first[database]) * PAGE * IMAGE;
+  char* to = match.cache.pages + static_cast<u64>(which) * PAGE * IMAGE;
+  gloop::fs::read(loop, file - 1, offset, PAGE * IMAGE, to, [=](Loop& loop, i64 got) {
+    const u32 images = got > 0 ? static_cast<u32>(got) / IMAGE : 0;
+    __threadfence();
+    __syncthreads();
+    if (gloop::leader()) gloop::ptx::store_device(match.cache.ready + which, images + 1);
+    next_page(loop, match, page);
+  });
 }
 
-__device__ __noinline__ void next_database(Loop& loop, Match match, u32 database) {
-  if (database == match.databases) return report(loop, match, Found{NONE, NONE});
+__device__ __noinline__ void open_database(Loop& loop, Match match, u32 database, u32 page) {
   gloop::fs::open(loop, match.paths + database * PATH, gloop::fs::READ_ONLY, [=](Loop& loop, i64 file) {
-    if (file >= 0) next_page(loop, match, At{file, database, 0});
+    // Of a file that cannot be opened no page can be read.
+    const u32 known = file < 0 ? NONE : static_cast<u32>(file) + 1;
+    if (gloop::leader()) gloop::ptx::store_device(match.cache.files + database, known);
+    next_page(loop, match, page);
   });
+}
+
+// Looks through the pages from `page` on. Where one is not there yet, reads one that nobody reads.
+__device__ __forceinline__ void next_page(Loop& loop, Match match, u32 page) {
+  const Cache& cache = match.cache;
+  const u32 pages = cache.first[match.databases];
+  for (; page < pages; ++page) {
+    const u32 images = told([&] { return gloop::ptx::load_device(cache.ready + page); });
+    if (images == 0) {
+      const u32 all = match.databases + pages;
+      const u32 which =
+          told([&] { return gloop::ptx::load_device(cache.next) < all ? atomicAdd(cache.next, 1) : all; });
+      if (which < match.databases) return open_database(loop, match, which, page);
+      if (which < all) return load(loop, match, which - match.databases, page);
+      if (gloop::leader()) gloop::ptx::sleep(500);
+      return loop.post([=](Loop& loop) { next_page(loop, match, page); });
+    }
+    __threadfence();
+    const u32* wanted = reinterpret_cast<const u32*>(wanted_at(match));
+    const char* here = cache.pages + static_cast<u64>(page) * PAGE * IMAGE;
+    const u32 image = first_similar(wanted, reinterpret_cast<const u32*>(here), images - 1, match.limit);
+    if (image != NONE) {
+      const u32 database = database_of(match, page);
+      return report(loop, match, Found{database, (page - cache.first[database]) * PAGE + image});
+    }
+    if (loop.post_if_needed([=](Loop& loop) { next_page(loop, match, page + 1); })) return;
+  }
+  report(loop, match, Found{NONE, NONE});
 }
 
 extern "C" __global__ void __launch_bounds__(256) looped(gloop::Ctl ctl, Match match) {
@@ -132,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(256) looped(gloop::Ctl ctl, Match m
     gloop::fs::open(loop, match.queries, gloop::fs::READ_ONLY, [=](Loop& loop, i64 file) {
       if (file < 0) return;
       gloop::fs::read(loop, file, loop.block() * IMAGE, IMAGE, wanted_at(match), [=](Loop& loop, i64) {
-        gloop::fs::close(loop, file, [=](Loop& loop, i64) { next_database(loop, match, 0); });
+        gloop::fs::close(loop, file, [=](Loop& loop, i64) { next_page(loop, match, 0); });
       });
     });
   });

@@ -9,9 +9,12 @@ use std::{
     sync::Arc,
 };
 
+mod freed;
 mod grants;
 
 pub use grants::GrantPage;
+
+use freed::Freed;
 
 use crate::{layout::Ctl, memory::Memory};
 
@@ -171,6 +174,7 @@ pub struct Gpu {
     context: Handle,
     /// Copies of ours do not wait for kernels on other streams.
     copies: Handle,
+    freed: Freed,
     /// Its name.
     pub name: String,
     /// Its multiprocessors.
@@ -224,6 +228,7 @@ impl Gpu {
             device,
             context,
             copies,
+            freed: Freed::default(),
             name,
             processors,
             clock,
@@ -236,6 +241,25 @@ impl Gpu {
         // SAFETY: the context is live.
         unsafe { self.api.set_current(self.context) }?;
         Ok(&self.api)
+    }
+
+    /// A kernel begins that ends when it is told to.
+    pub(crate) fn kernel_begins(&self) {
+        self.freed.begins();
+    }
+
+    /// One of these has ended.
+    pub(crate) fn kernel_ends(&self) {
+        let memory = self.freed.ends();
+        if memory.is_empty() {
+            return;
+        }
+        if let Ok(api) = self.api() {
+            for at in memory {
+                // SAFETY: its owner is gone, and so is what used it.
+                let _ = unsafe { api.free(at) };
+            }
+        }
     }
 
     /// Loads code: a cubin, a fatbin, or PTX with a zero at its end.
@@ -500,8 +524,11 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
+    /// While a job runs the memory is kept until none does: the driver frees nothing beside a kernel.
     fn drop(&mut self) {
-        if let Ok(api) = self.gpu.api() {
+        if self.gpu.freed.free(self.at)
+            && let Ok(api) = self.gpu.api()
+        {
             // SAFETY: who uses it has ended, or waits for this.
             let _ = unsafe { api.free(self.at) };
         }

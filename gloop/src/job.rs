@@ -414,6 +414,7 @@ impl Job {
             Some(&self.ctl),
             &self.args,
         )?;
+        self.gpu.kernel_begins();
         self.service.stay_awake(true);
         self.state = State::Running;
         Ok(())
@@ -529,6 +530,7 @@ impl Job {
         if self.state != State::Running {
             return Ok(self.state);
         }
+        self.gpu.kernel_ends();
         self.service.stay_awake(false);
         self.state = State::Ready;
         // What the device has written: read once.
@@ -599,7 +601,9 @@ impl Resumable for Job {
 impl Drop for Job {
     fn drop(&mut self) {
         // A kernel that does not stop is waited for by the driver, as natively.
-        let _ = self.suspend();
+        if self.suspend().is_err() && self.state == State::Running {
+            self.gpu.kernel_ends();
+        }
         let _ = self.service.remove(self.number);
     }
 }

@@ -19,6 +19,8 @@ use crate::{
 
 /// Each figure is the median of so many runs.
 const RUNS: usize = 5;
+/// Threads that read files where a kernel does not.
+const READERS: usize = 8;
 
 fn median(mut times: Vec<f64>) -> f64 {
     times.sort_by(f64::total_cmp);
@@ -264,13 +266,22 @@ fn stops(bed: &Bed) -> Result<()> {
 
 fn grep(bed: &Bed) -> Result<()> {
     let program = Grep::new(528, 1 << 20, 32)?;
-    let native = seconds(|| program.vanilla(bed))?;
+    let native = seconds(|| program.vanilla(bed, 1))?;
+    let together = seconds(|| program.vanilla(bed, READERS))?;
+    let split = seconds(|| program.split(bed))?;
     let (mut job, memory) = program.job(bed)?;
     memory[0].clear()?;
     let looped = looped(&mut job)?;
     row(
-        "grep, 528 files of 1 MiB, 32 words (ms; files are read by host or kernel)",
-        &format!("{:.1}", native * 1e3),
+        &format!(
+            "grep, 528 files of 1 MiB, 32 words (ms; files are read by host or kernel; split {:.1})",
+            split * 1e3
+        ),
+        &format!(
+            "{:.1}; {:.1} if {READERS} threads read",
+            native * 1e3,
+            together * 1e3
+        ),
         &format!("{:.1} ({:.2} times)", looped * 1e3, looped / native),
         "1.08 times",
         "1.02 times",
@@ -281,10 +292,14 @@ fn grep(bed: &Bed) -> Result<()> {
 fn img(bed: &Bed) -> Result<()> {
     let program = Images::new(528, 3, 4000)?;
     let native = seconds(|| program.vanilla(bed))?;
+    let split = seconds(|| program.split(bed, 100))?;
     let (mut job, _memory) = program.job(bed)?;
     let looped = looped(&mut job)?;
     row(
-        "img, 528 images among 12,000 (ms; databases are read by host or kernel)",
+        &format!(
+            "img, 528 images among 12,000 (ms; databases are read by host or kernel; split {:.1})",
+            split * 1e3
+        ),
         &format!("{:.1}", native * 1e3),
         &format!("{:.1} ({:.2} times)", looped * 1e3, looped / native),
         "3.88 to 5.68 times of GPUfs",
@@ -340,13 +355,17 @@ fn free(bed: &Bed) -> Result<()> {
     let mut job = bed
         .runtime
         .prepare(&kernel, grid, Args::new().with(steps))?;
-    let mut times = Vec::new();
+    let (mut times, mut drops) = (Vec::new(), Vec::new());
     for _ in 0..200 {
         job.resume()?;
-        let memory = {
+        let (memory, other) = {
             std::thread::sleep(Duration::from_micros(300));
-            bed.runtime.gpu().allocate(1 << 20)?
+            let gpu = bed.runtime.gpu();
+            (gpu.allocate(1 << 20)?, gpu.allocate(1 << 20)?)
         };
+        let start = Instant::now();
+        drop(other);
+        drops.push(start.elapsed().as_secs_f64() * 1e3);
         let start = Instant::now();
         job.suspend()?;
         drop(memory);
@@ -361,6 +380,17 @@ fn free(bed: &Bed) -> Result<()> {
             "{:.3} / {:.3}",
             percentile(&mut times, 0.5),
             percentile(&mut times, 0.99)
+        ),
+        "",
+        "1",
+    );
+    row(
+        "a buffer dropped beside an eater that goes on, freed when it stops (ms, median/P99)",
+        "never returns",
+        &format!(
+            "{:.4} / {:.4}",
+            percentile(&mut drops, 0.5),
+            percentile(&mut drops, 0.99)
         ),
         "",
         "1",

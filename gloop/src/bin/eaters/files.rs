@@ -45,7 +45,7 @@ pub fn packed<'a>(texts: impl Iterator<Item = &'a [u8]>, each: usize) -> Result<
     Ok(packed)
 }
 
-/// Files, words, and both versions.
+/// Files, words, and the versions.
 pub struct Grep {
     folder: PathBuf,
     files: Vec<PathBuf>,
@@ -97,16 +97,20 @@ impl Grep {
             .allocate(self.files.len() * self.words.len() * 4)?)
     }
 
-    /// Reads all files, computes, and writes the output; how long that took.
-    pub fn vanilla(&self, bed: &Bed) -> Result<Duration> {
+    /// Reads all files by so many threads, has kernels compute, and writes the output; how long that took.
+    fn natively(
+        &self,
+        bed: &Bed,
+        readers: usize,
+        count: impl FnOnce(Search, &Buffer) -> Result<()>,
+    ) -> Result<Duration> {
         let gpu = bed.runtime.gpu();
         let words = packed(self.words.iter().map(String::as_bytes), WORD)?;
-        let kernel = bed.kernel("grep", "vanilla")?;
         let start = Instant::now();
         let mut text = Vec::new();
         let mut offsets = vec![0u64];
-        for file in &self.files {
-            text.extend(fs::read(file)?);
+        for file in self.read(readers)? {
+            text.extend(file);
             offsets.push(text.len() as u64);
         }
         let (text, offsets, words) = (
@@ -127,10 +131,53 @@ impl Grep {
             text: text.at(),
             offsets: offsets.at(),
         };
-        let args = Args::new().with(search).with(lines.at());
-        bed.native(&kernel, self.files.len() as u32, 256, &args)?;
+        count(search, &lines)?;
+        bed.stream.wait()?;
         fs::write(&self.output, lines.download::<u8>()?)?;
         Ok(start.elapsed())
+    }
+
+    /// All files' contents.
+    fn read(&self, readers: usize) -> Result<Vec<Vec<u8>>> {
+        let each = self.files.len().div_ceil(readers);
+        let contents = std::thread::scope(|scope| {
+            let read =
+                |files: &[PathBuf]| files.iter().map(fs::read).collect::<Result<Vec<_>, _>>();
+            let parts: Vec<_> = (self.files.chunks(each))
+                .map(|files| scope.spawn(move || read(files)))
+                .collect();
+            let parts = parts.into_iter().map(std::thread::ScopedJoinHandle::join);
+            parts.collect::<Result<Vec<_>, _>>()
+        });
+        let contents = contents.map_err(|_| anyhow::anyhow!("a reader has panicked"))?;
+        let parts: Vec<_> = contents.into_iter().collect::<Result<_, _>>()?;
+        Ok(parts.into_iter().flatten().collect())
+    }
+
+    pub fn vanilla(&self, bed: &Bed, readers: usize) -> Result<Duration> {
+        let kernel = bed.kernel("grep", "vanilla")?;
+        self.natively(bed, readers, |search, lines| {
+            let args = Args::new().with(search).with(lines.at());
+            bed.native(&kernel, self.files.len() as u32, 256, &args)?;
+            Ok(())
+        })
+    }
+
+    /// A kernel for each word.
+    pub fn split(&self, bed: &Bed) -> Result<Duration> {
+        let (count, lines_of) = (
+            bed.kernel("grep", "split")?,
+            bed.kernel("grep", "split_lines")?,
+        );
+        let files = self.files.len() as u32;
+        self.natively(bed, 1, |search, lines| {
+            for word in 0..search.word_count {
+                let args = Args::new().with(search).with(word);
+                bed.stream.launch(&count, files, 256, 0, None, &args)?;
+            }
+            let args = Args::new().with(search).with(lines.at());
+            Ok(bed.stream.launch(&lines_of, files, 256, 0, None, &args)?)
+        })
     }
 
     /// The loop, and the memory that it works on.
@@ -182,7 +229,7 @@ impl Drop for Grep {
 
 pub fn grep(bed: &Bed, stops: &mut Stops) -> Result<()> {
     let program = Grep::new(64, 1 << 20, 16)?;
-    program.vanilla(bed)?;
+    program.vanilla(bed, 1)?;
     let expected = program.output()?;
     // Counted by the host as well, for one word of one file.
     let word = program.words[0].as_bytes();
@@ -195,6 +242,8 @@ pub fn grep(bed: &Bed, stops: &mut Stops) -> Result<()> {
         expected.starts_with(format!("00000000 0000 {count:08x} \n").as_bytes()),
         "the vanilla version counts wrong"
     );
+    program.split(bed)?;
+    ensure!(program.output()? == expected, "the split version differs");
     let (mut job, memory) = program.job(bed)?;
     loop {
         memory[0].clear()?;

@@ -27,17 +27,33 @@ struct Match {
     output: Address,
     buffers: Address,
     databases: u32,
-    page: u32,
+    blocks: u32,
     limit: u32,
     wanted: Address,
     images: Address,
     first: Address,
     found: Address,
+    cache: Cache,
+}
+
+/// Where blocks leave the pages that they have read, for the others.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Cache {
+    pages: Address,
+    ready: Address,
+    files: Address,
+    next: Address,
+    ended: Address,
+    first: Address,
 }
 
 const PATH: usize = 256;
 const IMAGE: usize = 1024;
-const PAGE: u32 = 64 << 10;
+/// As many images are read at a time.
+const PAGE: usize = 64;
+/// Bytes for what a block has found.
+const ROOM: usize = 16;
 /// A pixel of a similar image differs by at most 3.
 const LIMIT: u32 = IMAGE as u32 * 9;
 
@@ -126,12 +142,13 @@ impl Images {
             output: 0,
             buffers: 0,
             databases: self.databases.len() as u32,
-            page: 0,
+            blocks: 0,
             limit: LIMIT,
             wanted: wanted.at(),
             images: images.at(),
             first: firsts.at(),
             found: found.at(),
+            cache: Cache::default(),
         };
         look(program, &first)?;
         bed.stream.wait()?;
@@ -178,28 +195,51 @@ impl Images {
             .iter()
             .map(|path| path.as_os_str().as_bytes());
         let paths = gpu.upload(&packed(paths, PATH)?)?;
-        let buffers = gpu.allocate(self.wanted * (IMAGE + PAGE as usize))?;
+        let buffers = gpu.allocate(self.wanted * (IMAGE + ROOM))?;
+        let mut first = vec![0u32];
+        let mut count = 0;
+        for path in &self.databases {
+            let images = fs::metadata(path)?.len() as usize / IMAGE;
+            count += images.div_ceil(PAGE);
+            first.push(count as u32);
+        }
+        let (pages, first) = (gpu.allocate(count * PAGE * IMAGE)?, gpu.upload(&first)?);
+        // Counters, which pages are there, and files: all begin with zeros.
+        let (ready, files) = (
+            gpu.allocate((count + 2) * 4)?,
+            gpu.allocate(self.databases.len() * 4)?,
+        );
+        let cache = Cache {
+            pages: pages.at(),
+            next: ready.at(),
+            ended: ready.at() + 4,
+            ready: ready.at() + 8,
+            files: files.at(),
+            first: first.at(),
+        };
         let program = Match {
             paths: paths.at(),
             queries: queries.at(),
             output: output.at(),
             buffers: buffers.at(),
             databases: self.databases.len() as u32,
-            page: PAGE,
+            blocks: self.wanted as u32,
             limit: LIMIT,
             wanted: 0,
             images: 0,
             first: 0,
             found: 0,
+            cache,
         };
         let kernel = bed.kernel("img", "looped")?;
         let grid = Grid::logical(self.wanted as u32)
             .threads(256)
-            .pages(2, PAGE);
+            .pages(2, (PAGE * IMAGE) as u32);
         let job = bed
             .runtime
             .prepare(&kernel, grid, Args::new().with(program))?;
-        Ok((job, vec![paths, queries, output, buffers]))
+        let memory = vec![paths, queries, output, buffers, pages, first, ready, files];
+        Ok((job, memory))
     }
 
     /// What was written, which is then removed.

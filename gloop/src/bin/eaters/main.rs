@@ -1,6 +1,7 @@
 //! The eaters: programs that keep a GPU for themselves, written for GLoop, each in three versions
 //! from one source (`gloop/programs/`): vanilla, split into many short kernels, and as a loop. Their
-//! outputs are compared, also after many random stops, and what GLoop costs is measured.
+//! outputs are compared, also after many random stops, and what GLoop costs is measured. Echo has its loop
+//! alone, since it computes nothing: what comes back is compared with what was sent.
 
 mod bed;
 mod compile;

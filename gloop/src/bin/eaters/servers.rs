@@ -140,7 +140,7 @@ fn matrices(number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// What the vanilla kernel makes of them.
+/// What the vanilla kernel makes of them, and the split one alike.
 fn product(bed: &Bed, matrices: &[u8]) -> Result<Vec<u8>> {
     let gpu = bed.runtime.gpu();
     let (a, b) = (
@@ -150,7 +150,16 @@ fn product(bed: &Bed, matrices: &[u8]) -> Result<Vec<u8>> {
     let c = gpu.allocate(MATRIX)?;
     let args = Args::new().with(a.at()).with(b.at()).with(c.at());
     bed.native(&bed.kernel("matmul", "vanilla")?, 256, 256, &args)?;
-    Ok(c.download()?)
+    let product = c.download()?;
+    c.clear()?;
+    let split = bed.kernel("matmul", "split")?;
+    for row in 0..16u32 {
+        let args = Args::new().with(a.at()).with(b.at()).with(c.at()).with(row);
+        bed.stream.launch(&split, 16, 256, 0, None, &args)?;
+    }
+    bed.stream.wait()?;
+    ensure!(product == c.download::<u8>()?, "the split version differs");
+    Ok(product)
 }
 
 /// The matrix server, its clients' times as they say them.
