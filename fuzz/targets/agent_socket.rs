@@ -21,6 +21,9 @@ use libfuzzer_sys::fuzz_target;
 #[path = "../../guest/agent/src/file_error.rs"]
 mod file_error;
 #[allow(dead_code)]
+#[path = "../../guest/agent/src/holders.rs"]
+mod holders;
+#[allow(dead_code)]
 #[path = "../../guest/agent/src/interrupts.rs"]
 mod interrupts;
 #[allow(dead_code)]
@@ -38,6 +41,9 @@ mod seats;
 #[allow(dead_code)]
 #[path = "../../guest/agent/src/server.rs"]
 mod server;
+#[allow(dead_code)]
+#[path = "../../guest/agent/src/tracked.rs"]
+mod tracked;
 
 /// Connections at a time: fewer than one user may have.
 const CONNECTIONS: usize = 8;

@@ -83,12 +83,18 @@ pub mod registers {
     /// The first slice's owner; 4 bytes each. Takes a user's number and one before a slice is
     /// opened, for which it counts; none is said by zero.
     pub const OWNER: u64 = 0x1800;
-    /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere): its
-    /// bytes, and zeroes up to [`ADDRESS_SIZE`]. Whoever reads it reads the wish again afterwards: another
+    /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere), or the
+    /// devices that one for [`Server::Away`](super::Server::Away) is about: its bytes, and zeroes up to
+    /// [`ADDRESS_SIZE`]. Whoever reads it reads the wish again afterwards: another
     /// one has another address.
     pub const ADDRESS: u64 = 0x1a00;
     /// Bytes of an address.
     pub const ADDRESS_SIZE: u64 = 256;
+    /// Takes why an [`Outcome`](super::Outcome) is as it is: a text and a zero, or [`REASON_SIZE`] bytes of
+    /// text, before the outcome.
+    pub const REASON: u64 = 0x1b00;
+    /// Bytes of a reason.
+    pub const REASON_SIZE: u64 = 256;
     /// The MSI-X table.
     pub const TABLE: u64 = 0x2000;
     /// The MSI-X pending bits.
@@ -140,6 +146,10 @@ pub enum Server {
     Host,
     /// Whoever is at the address in the [registers](registers::ADDRESS).
     Elsewhere,
+    /// The host's, by the port, while devices of the guest are away, and its own pool again when they have
+    /// their drivers back. Their PCI addresses are in the [registers](registers::ADDRESS), with commas
+    /// between them.
+    Away,
 }
 
 /// Where the host wishes the guest's applications to be served. As a number: who serves in the lower
@@ -159,6 +169,7 @@ impl Wish {
             Server::Local => 1,
             Server::Host => 2,
             Server::Elsewhere => 3,
+            Server::Away => 4,
         };
         u32::from(self.number) << 8 | by
     }
@@ -170,6 +181,7 @@ impl Wish {
             1 => Server::Local,
             2 => Server::Host,
             3 => Server::Elsewhere,
+            4 => Server::Away,
             _ => return None,
         };
         Some(Self { number: own, by })
@@ -184,7 +196,7 @@ pub struct Outcome {
     pub number: u8,
     /// What.
     pub kind: OutcomeKind,
-    /// How many applications have moved, or stay.
+    /// How many applications have moved, or stay; or processes that use a device.
     pub applications: u16,
 }
 
@@ -199,6 +211,9 @@ pub enum OutcomeKind {
     Cannot,
     /// It has begun; another outcome follows.
     Begun,
+    /// So many processes beside the guest's own pool have a device open that is to leave; the reason names
+    /// some of them.
+    InUse,
 }
 
 impl Outcome {
@@ -209,6 +224,7 @@ impl Outcome {
             OutcomeKind::Stay => 2,
             OutcomeKind::Cannot => 3,
             OutcomeKind::Begun => 4,
+            OutcomeKind::InUse => 5,
         };
         u32::from(self.applications) << 16 | u32::from(self.number) << 8 | kind
     }
@@ -221,6 +237,7 @@ impl Outcome {
             2 => OutcomeKind::Stay,
             3 => OutcomeKind::Cannot,
             4 => OutcomeKind::Begun,
+            5 => OutcomeKind::InUse,
             _ => return None,
         };
         Some(Self {

@@ -26,6 +26,7 @@ use crate::{
     host_device::{HostDevice, NVME},
     http, idle, moves,
     rig::images::BESIDE,
+    scenarios::passthrough_tracked,
 };
 
 /// Boots that are measured; the median counts.
@@ -51,8 +52,11 @@ const ALL: &[Measurement] = &[
     ("idle", idle::measure),
 ];
 
-/// What is only measured by name, on a board of its own.
-const NAMED: &[Measurement] = &[("gpuvm", gpuvm::measure)];
+/// What is only measured by name: on a board of its own, or as it takes long.
+const NAMED: &[Measurement] = &[
+    ("gpuvm", gpuvm::measure),
+    ("seats", passthrough_tracked::measure),
+];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was
 /// measured, and the figure.

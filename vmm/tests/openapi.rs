@@ -500,6 +500,10 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("TpmConfig", Samples::check::<config::TpmConfig>),
         ("RtcConfig", Samples::check::<config::RtcConfig>),
         ("AccelMigration", Samples::check::<api::AccelMigration>),
+        (
+            "PassthroughMigration",
+            Samples::check::<api::PassthroughMigration>,
+        ),
         ("MigrationMode", Samples::check::<api::MigrationMode>),
         (
             "ReceiveMigrationData",

@@ -34,6 +34,8 @@ pub struct Options {
     /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `cuda`: CUDA natively
     /// and through Gantry; `crane`: what it costs that applications can be moved, and to be moved, beside Crane's
     /// figures; `gpu`: all of these but `fairness`, `gloop`, `cuda` and `crane`, for a machine with a GPU, its output kept;
+    /// `seats`: a guest's program leaves its own device and comes back 25 times, and moves with its VM, in the
+    /// nested rig;
     /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
     /// boot: another VMM that boots the same guest by turns: an older gantry, or any that takes its options, such as

@@ -31,7 +31,7 @@ use gantry_remoting::link::{
 
 pub use gantry_remoting::port::{Outcome, OutcomeKind};
 
-pub use super::wish::{Address, NoAddress, Seat, Unknown};
+pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
 use super::{
     attach::{Attach, Pool},
     lend::{Desk, Lent},
@@ -76,7 +76,7 @@ pub struct Seated {
     /// By whom applications were to be served.
     pub by: Seat,
     /// What the guest says, or why it has said nothing.
-    pub outcome: Result<Outcome, Unknown>,
+    pub outcome: Result<Answer, Unknown>,
 }
 
 /// Reaches a port to move its applications.
@@ -129,11 +129,30 @@ impl Handle {
     ) -> io::Result<()> {
         let port = self.clone();
         let work = Box::new(move || {
-            let outcome = port.mailbox.ask(&port.slices, &by, patience, &cancel);
+            let outcome = port.ask_seats(&by, patience, &cancel);
             done(Seated { by, outcome });
         });
         let name = format!("{}_mv", self.thread_name);
         self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
+    }
+
+    /// As [`start_seats`](Self::start_seats), in this thread.
+    ///
+    /// # Errors
+    /// Nobody knows what has come of it.
+    pub fn ask_seats(
+        &self,
+        by: &Seat,
+        patience: Duration,
+        cancel: &Cancel,
+    ) -> Result<Answer, Unknown> {
+        self.mailbox.ask(&self.slices, by, patience, cancel)
+    }
+
+    /// Takes back what was asked for last, whether it was carried out or not: an agent that starts later
+    /// does not do it.
+    pub fn withdraw_seats(&self) {
+        self.mailbox.withdraw();
     }
 
     /// Where workers of new applications come from.

@@ -98,6 +98,10 @@ impl BusDevice for Registers {
         } else if offset == at::LINE {
             self.line.want(u32::from_le_bytes(bytes) != 0);
             self.slices.wake();
+        } else if let Some(at) = offset.checked_sub(at::REASON)
+            && at < at::REASON_SIZE
+        {
+            self.mailbox.explain(at, bytes);
         } else if let Some(slice) = slice_at(offset) {
             self.slices.command(slice, u32::from_le_bytes(bytes));
         } else if let Some(slice) = owner_at(offset) {

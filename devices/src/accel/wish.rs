@@ -15,7 +15,10 @@ use std::{
 };
 
 use base::{Cancel, Unpoisoned};
-use gantry_remoting::port::{Outcome, OutcomeKind, Server, Wish, registers::ADDRESS_SIZE};
+use gantry_remoting::port::{
+    Outcome, OutcomeKind, Server, Wish,
+    registers::{ADDRESS_SIZE, REASON_SIZE},
+};
 
 use super::slices::Slices;
 
@@ -54,6 +57,9 @@ pub enum Seat {
     Host,
     /// Whoever the guest's applications reach at this address.
     At(Address),
+    /// The host's, by the port, until these devices of the guest are back: their PCI addresses there, with
+    /// commas between them.
+    Away(Address),
 }
 
 impl Seat {
@@ -62,6 +68,7 @@ impl Seat {
             Self::Local => Server::Local,
             Self::Host => Server::Host,
             Self::At(_) => Server::Elsewhere,
+            Self::Away(_) => Server::Away,
         }
     }
 }
@@ -70,10 +77,19 @@ impl fmt::Display for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Local => f.write_str("the guest's own pool"),
-            Self::Host => f.write_str("the port"),
+            Self::Host | Self::Away(_) => f.write_str("the port"),
             Self::At(Address(address)) => f.write_str(address),
         }
     }
+}
+
+/// What has come of a wish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What.
+    pub outcome: Outcome,
+    /// Why, in the guest's words: one line, empty if it says nothing.
+    pub reason: String,
 }
 
 /// Why nobody knows what has come of a wish.
@@ -105,7 +121,9 @@ struct State {
     address: String,
     /// Whether the agent has heard it.
     begun: bool,
-    outcome: Option<Outcome>,
+    /// The reason of an outcome that is yet to come.
+    reason: [u8; REASON_SIZE as usize],
+    answer: Option<Answer>,
 }
 
 /// Wish and outcome.
@@ -122,7 +140,8 @@ impl Default for Mailbox {
             wish: None,
             address: String::new(),
             begun: false,
-            outcome: None,
+            reason: [0; _],
+            answer: None,
         };
         Self {
             state: Mutex::new(state),
@@ -154,6 +173,18 @@ impl Mailbox {
         self.told.notify_all();
     }
 
+    /// Four bytes of what the guest gives as the reason of the outcome that follows, from this one on. Who
+    /// writes beside the words of the register is not heard.
+    pub fn explain(&self, from: u64, bytes: [u8; 4]) {
+        let mut state = self.state.lock_unpoisoned();
+        let (words, _) = state.reason.as_chunks_mut();
+        if let Some(word) = words.get_mut((from / 4) as usize)
+            && from.is_multiple_of(4)
+        {
+            *word = bytes;
+        }
+    }
+
     /// What the guest says has come of a wish.
     pub fn tell(&self, number: u32) {
         let Some(outcome) = Outcome::from_number(number) else {
@@ -161,12 +192,15 @@ impl Mailbox {
         };
         let mut state = self.state.lock_unpoisoned();
         // Of another one, or once more: nobody waits for it.
-        if state.outcome.is_some() || state.wish.is_none_or(|wish| wish.number != outcome.number) {
+        if state.answer.is_some() || state.wish.is_none_or(|wish| wish.number != outcome.number) {
             return;
         }
         match outcome.kind {
             OutcomeKind::Begun => state.begun = true,
-            _ => state.outcome = Some(outcome),
+            _ => {
+                let reason = line(&std::mem::replace(&mut state.reason, [0; _]));
+                state.answer = Some(Answer { outcome, reason });
+            }
         }
         self.told.notify_all();
     }
@@ -183,7 +217,7 @@ impl Mailbox {
         seat: &Seat,
         patience: Duration,
         cancel: &Cancel,
-    ) -> Result<Outcome, Unknown> {
+    ) -> Result<Answer, Unknown> {
         let until = Instant::now() + patience;
         let soon = Instant::now() + patience.min(SOON);
         let mut state = self.state.lock_unpoisoned();
@@ -194,10 +228,10 @@ impl Mailbox {
         };
         state.wish = Some(wish);
         state.address.clear();
-        if let Seat::At(Address(address)) = seat {
+        if let Seat::At(Address(address)) | Seat::Away(Address(address)) = seat {
             state.address.clone_from(address);
         }
-        (state.begun, state.outcome) = (false, None);
+        (state.begun, state.reason, state.answer) = (false, [0; _], None);
         // Who waits for an earlier one.
         self.told.notify_all();
         slices.tell();
@@ -207,11 +241,11 @@ impl Mailbox {
                 Some(_) => return Err(Unknown::Replaced),
                 None => return Err(Unknown::Gone),
             }
-            if let Some(outcome) = state.outcome {
-                if outcome.kind != OutcomeKind::Done {
+            if let Some(answer) = state.answer.clone() {
+                if answer.outcome.kind != OutcomeKind::Done {
                     state.wish = None;
                 }
-                return Ok(outcome);
+                return Ok(answer);
             }
             let until = if state.begun { until } else { soon };
             let left = until.saturating_duration_since(Instant::now());
@@ -238,6 +272,14 @@ impl Mailbox {
     }
 }
 
+/// A line of text of what a guest has written, up to the first zero.
+fn line(bytes: &[u8]) -> String {
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(text);
+    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.collect::<String>().trim().to_owned()
+}
+
 #[cfg(test)]
 mod tests {
     use std::{sync::Arc, thread};
@@ -252,6 +294,11 @@ mod tests {
             kind: OutcomeKind::Done,
             applications: 2,
         }
+    }
+
+    fn said(outcome: Outcome, reason: &str) -> Answer {
+        let reason = reason.to_owned();
+        Answer { outcome, reason }
     }
 
     #[test]
@@ -285,8 +332,51 @@ mod tests {
             mailbox.tell(outcome(number).to_number());
             // For an agent that comes later.
             assert_eq!(Wish::from_number(mailbox.wish()), Some(wish));
-            assert_eq!(asking.join().unwrap(), Ok(outcome(number)));
+            assert_eq!(asking.join().unwrap(), Ok(said(outcome(number), "")));
         }
+    }
+
+    #[test]
+    fn a_reason_is_a_line_of_text_whatever_the_guest_writes() {
+        let mailbox = Arc::new(Mailbox::default());
+        let slices = Arc::new(Slices::new(1).unwrap());
+        let cancel = Cancel::default();
+        let devices = Address::new("0000:00:09.0".to_owned()).unwrap();
+        let ask = |number: &mut u8| {
+            let seat = Seat::Away(devices.clone());
+            let (asking, now) = asking(&mailbox, &slices, &cancel, seat);
+            *number = now;
+            asking
+        };
+        let in_use = |number| Outcome {
+            kind: OutcomeKind::InUse,
+            ..outcome(number)
+        };
+        let mut number = 0;
+        let first = ask(&mut number);
+        assert_eq!(mailbox.address(8), u32::from_le_bytes(*b"09.0"));
+        for (at, word) in [
+            (0, *b"a\nb\xff"),
+            (4, *b" \0cd"),
+            (256, *b"efgh"),
+            (2, *b"ijkl"),
+        ] {
+            mailbox.explain(at, word);
+        }
+        mailbox.tell(in_use(number).to_number());
+        assert_eq!(
+            first.join().unwrap(),
+            Ok(said(in_use(number), "a b\u{fffd}"))
+        );
+        // All of the register, and nothing of it for the next one.
+        let second = ask(&mut number);
+        (0..u64::from(u16::MAX)).for_each(|at| mailbox.explain(at, *b"xxxx"));
+        mailbox.tell(in_use(number).to_number());
+        let reason = second.join().unwrap().unwrap().reason;
+        assert_eq!(reason, "x".repeat(REASON_SIZE as usize));
+        let third = ask(&mut number);
+        mailbox.tell(in_use(number).to_number());
+        assert_eq!(third.join().unwrap(), Ok(said(in_use(number), "")));
     }
 
     #[test]
@@ -312,7 +402,7 @@ mod tests {
         slices: &Arc<Slices>,
         cancel: &Cancel,
         seat: Seat,
-    ) -> (thread::JoinHandle<Result<Outcome, Unknown>>, u8) {
+    ) -> (thread::JoinHandle<Result<Answer, Unknown>>, u8) {
         let asking = thread::spawn({
             let (mailbox, slices) = (Arc::clone(mailbox), Arc::clone(slices));
             let cancel = cancel.clone();
@@ -366,7 +456,7 @@ mod tests {
             ..outcome(number)
         };
         mailbox.tell(stay.to_number());
-        assert_eq!(second.join().unwrap(), Ok(stay));
+        assert_eq!(second.join().unwrap(), Ok(said(stay, "")));
         assert_eq!(mailbox.wish(), 0);
         let (third, _) = asking(&mailbox, &slices, &cancel, Seat::Local);
         mailbox.withdraw();

@@ -62,7 +62,7 @@ impl LocalPool {
     /// How many are connected with it, those that are waiting included, as far as the system says: it
     /// says nothing of those in other network namespaces.
     pub fn connections(&self) -> usize {
-        connections(&self.socket)
+        in_table(&self.socket, is_connection)
     }
 
     /// Its process, if one was started and is not known to have ended.
@@ -160,6 +160,10 @@ impl LocalPool {
             return false;
         }
         if !self.open {
+            // Whoever connects in between is refused.
+            if in_table(&self.socket, is_about_to_listen) > 0 {
+                return false;
+            }
             if let Err(error) = self.admit() {
                 base::note!("gantry-agent: nobody can connect with this guest's own pool: {error}");
                 self.end();
@@ -197,30 +201,36 @@ fn ended_child(which: libc::pid_t) -> libc::pid_t {
     unsafe { libc::waitpid(which, std::ptr::null_mut(), libc::WNOHANG) }
 }
 
-/// As [`LocalPool::connections`], of whoever listens at a path.
-fn connections(path: &Path) -> usize {
+/// The state of a socket that is connected with nobody (SS_UNCONNECTED), in the system's table.
+const UNCONNECTED: &str = "01";
+
+/// How many sockets of a path the system's table has that are such.
+fn in_table(path: &Path, is_such: fn(&str, &str) -> bool) -> usize {
     let Some(path) = path.to_str() else { return 0 };
     let table = fs::read("/proc/self/net/unix").unwrap_or_default();
     let table = String::from_utf8_lossy(&table);
-    table
-        .lines()
-        .filter(|line| is_connection(line, path))
-        .count()
+    table.lines().filter(|line| is_such(line, path)).count()
 }
 
-/// Whether a line of the system's table is about one: `address: count protocol flags type state inode
-/// path`.
-fn is_connection(line: &str, path: &str) -> bool {
+/// Flags and state of a line of the system's table, if it is of this path: `address: count protocol flags
+/// type state inode path`.
+fn of_path<'a>(line: &'a str, path: &str) -> Option<(&'a str, &'a str)> {
     let mut rest = line;
     let mut fields = [""; 7];
     for field in &mut fields {
-        let Some((text, other)) = rest.trim_start().split_once(' ') else {
-            return false;
-        };
-        (*field, rest) = (text, other);
+        (*field, rest) = rest.trim_start().split_once(' ')?;
     }
-    // Of those that listen the flags say so.
-    rest == path && fields[3] == "00000000"
+    (rest == path).then_some((fields[3], fields[5]))
+}
+
+/// Whether a line is about one that is connected. Of those that listen the flags say so.
+fn is_connection(line: &str, path: &str) -> bool {
+    matches!(of_path(line, path), Some(("00000000", state)) if state != UNCONNECTED)
+}
+
+/// Whether a line is about one that has its path, and does not listen yet.
+fn is_about_to_listen(line: &str, path: &str) -> bool {
+    of_path(line, path) == Some(("00000000", UNCONNECTED))
 }
 
 #[cfg(test)]
@@ -235,6 +245,9 @@ mod tests {
         assert!(!is_connection(connection, "/run/a"));
         let listener = "0000000000000000: 00000002 00000000 00010000 0001 01 12345 /run/a b";
         assert!(!is_connection(listener, "/run/a b"));
+        let bound = listener.replace("00010000", "00000000");
+        assert!(is_about_to_listen(&bound, "/run/a b") && !is_connection(&bound, "/run/a b"));
+        assert!(!is_about_to_listen(listener, "/run/a b"));
         for other in ["", "Num RefCount", "0: 1 2 00000000 4 5 6"] {
             assert!(!is_connection(other, ""), "{other}");
         }

@@ -9,7 +9,8 @@
 //!   waits for long is woken by them.
 //! - `server`: the socket and its clients; `removals`: news of devices that come and go.
 //! - `local_pool`: a pool of this guest's own, on a device that was passed through; `seats`:
-//!   applications that change between it and the port.
+//!   applications that change between it and the port; `tracked`: devices that leave and come back;
+//!   `holders`: who else uses them.
 //! - `adopt`: Gantry's CUDA libraries in a virtual environment of Python's.
 //! - `file_error`: what could not be done with a file.
 //! - `survive`: a device that goes away under a mapping does not end the agent.
@@ -27,6 +28,7 @@
 mod adopt;
 mod carried;
 mod file_error;
+mod holders;
 mod interrupts;
 mod local_pool;
 mod place;
@@ -36,6 +38,7 @@ mod seats;
 mod server;
 mod setup;
 mod survive;
+mod tracked;
 
 use std::{
     error::Error,

@@ -317,11 +317,11 @@ impl Port {
     }
 
     /// Where the host wishes applications to be served, if it does, and the address of whoever is to
-    /// serve them elsewhere.
+    /// serve them elsewhere, or of devices that are to leave.
     pub fn wish(&self) -> Option<(Wish, String)> {
         let read = || Wish::from_number(self.registers.read(registers::WISH));
         let wish = read()?;
-        if wish.by != Server::Elsewhere {
+        if !matches!(wish.by, Server::Elsewhere | Server::Away) {
             return Some((wish, String::new()));
         }
         let words = (0..registers::ADDRESS_SIZE).step_by(4);
@@ -332,8 +332,16 @@ impl Port {
         (read() == Some(wish)).then_some((wish, address))
     }
 
-    /// Tells what has come of a wish.
-    pub fn tell(&self, outcome: Outcome) {
+    /// Tells what has come of a wish, and why, as far as there is room.
+    pub fn tell(&self, outcome: Outcome, reason: &str) {
+        let end = reason.floor_char_boundary(registers::REASON_SIZE as usize);
+        let mut at = registers::REASON;
+        for word in reason.as_bytes()[..end].chunks(4) {
+            let mut bytes = [0; 4];
+            bytes[..word.len()].copy_from_slice(word);
+            self.registers.write(at, u32::from_le_bytes(bytes));
+            at += 4;
+        }
         self.registers
             .write(registers::OUTCOME, outcome.to_number());
     }

@@ -11,6 +11,10 @@
 //! serves have one anyway: orders go over these. Before the host is told that all have left the pool, that
 //! has ended with all that it has started, so that nobody has the device's files open. An application
 //! that comes while others are served elsewhere is served by the port.
+//!
+//! Where the host is about to take devices away (a wish for [`Server::Away`]), the agent says who else
+//! uses them, and moves nobody if somebody does. When all have come back, and have their drivers, it brings
+//! applications back to the pool by itself, whatever host the guest is on by then.
 
 use std::{
     io,
@@ -35,7 +39,11 @@ use gantry_remoting::{
     },
 };
 
-use crate::local_pool::LocalPool;
+use crate::{
+    holders::{self, Holder},
+    local_pool::LocalPool,
+    tracked::Tracked,
+};
 
 /// How long an application may take until nothing is under way, and all is unmapped.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -48,6 +56,10 @@ const LED: usize = 512;
 const LED_OF_ONE_USER: usize = 128;
 /// Most answers of an application that are heard at a time: one is due.
 const ANSWERS: usize = 16;
+/// Where the kernel shows PCI functions.
+const PCI: &str = "/sys/bus/pci/devices";
+/// Most processes that use a device and are named.
+const NAMED: usize = 3;
 /// Which API's applications the pool serves: those that can change.
 pub const API: ApiId = ApiId::OpenCl;
 
@@ -102,6 +114,27 @@ impl Led {
     }
 }
 
+/// Who serves applications that come.
+enum Serves {
+    /// The pool, if it listens.
+    Pool,
+    /// The port.
+    Port,
+    /// The port, until these devices are back.
+    PortUntilBack(Tracked),
+}
+
+/// What has come of a wish.
+#[derive(Debug)]
+pub struct Told {
+    /// What.
+    pub outcome: Outcome,
+    /// Why, if there is something to say.
+    pub reason: String,
+    /// The port that the wish came by.
+    pub port: String,
+}
+
 /// A wish of the host that is being carried out.
 struct Round {
     wish: Wish,
@@ -122,6 +155,10 @@ struct Round {
     ending: Option<Instant>,
     moved: u16,
     stay: u16,
+    /// Why the first one stays.
+    reason: String,
+    /// Who uses devices that are to leave: nobody is moved.
+    holders: Vec<Holder>,
 }
 
 /// This guest's own pool, and the applications that are served elsewhere than by the port.
@@ -129,11 +166,16 @@ pub struct Seats {
     pool: LocalPool,
     /// Where the agent listens.
     own: PathBuf,
-    /// Whether the pool is to serve those that come.
-    wanted: bool,
+    serves: Serves,
     led: Vec<Led>,
     round: Option<Round>,
+    /// A device has got its driver, which is yet to be looked at.
+    bound: bool,
     limits: Limits,
+    /// Where the kernel shows PCI functions.
+    pci: PathBuf,
+    /// The process whose pool it is: what that has started is not told of.
+    owner: u32,
 }
 
 impl Seats {
@@ -143,19 +185,27 @@ impl Seats {
         Self {
             pool: LocalPool::new(command, &own),
             own,
-            wanted: true,
+            serves: Serves::Pool,
             led: Vec::new(),
             round: None,
+            bound: false,
             limits: LIMITS,
+            pci: PCI.into(),
+            owner: std::process::id(),
         }
     }
 
     /// Starts the pool if it is to serve and does not run; its windows are as large as the host's
     /// (`window`, in bytes), so that applications can go there and back.
     pub fn start(&mut self, window: u64) {
-        if self.wanted {
+        if self.wants_pool() {
             self.pool.start(window);
         }
+    }
+
+    /// Whether the pool is to serve applications that come.
+    fn wants_pool(&self) -> bool {
+        matches!(self.serves, Serves::Pool)
     }
 
     /// Whether this guest may have a pool of its own.
@@ -165,7 +215,7 @@ impl Seats {
 
     /// Whether the pool serves applications that come.
     pub fn serves(&mut self) -> bool {
-        self.wanted && self.pool.listens()
+        self.wants_pool() && self.pool.listens()
     }
 
     /// Sends an application that has said hello to the pool, and keeps what leads to it. Whether it was
@@ -198,14 +248,24 @@ impl Seats {
     }
 
     /// A new wish of the host, that came by a port; an earlier one is forgotten. What was ordered by it
-    /// is waited for before anything else is. `address`: of whoever is to serve elsewhere.
+    /// is waited for before anything else is. `address`: of whoever is to serve elsewhere, or of devices
+    /// that are to leave.
     pub fn wish(&mut self, wish: Wish, address: &str, port: &str) {
-        let to = match wish.by {
-            Server::Local => Place::Local,
-            Server::Host => Place::Port,
-            Server::Elsewhere => Place::At(address.to_owned()),
+        let mut holders = Vec::new();
+        let (to, serves) = match wish.by {
+            Server::Local => (Place::Local, Serves::Pool),
+            Server::Host => (Place::Port, Serves::Port),
+            Server::Elsewhere => (Place::At(address.to_owned()), Serves::Port),
+            Server::Away => {
+                let devices = Tracked::of(self.pci.clone(), address);
+                holders = holders::of(&devices, self.owner);
+                (Place::Port, Serves::PortUntilBack(devices))
+            }
         };
-        self.wanted = to == Place::Local;
+        if holders.is_empty() {
+            self.serves = serves;
+        }
+        self.bound = false;
         self.round = Some(Round {
             wish,
             to,
@@ -218,15 +278,26 @@ impl Seats {
             ending: None,
             moved: 0,
             stay: 0,
+            reason: String::new(),
+            holders,
         });
     }
 
     /// A device has got its driver: if the pool is to serve and does not, or somebody is `served` by the
-    /// host, the pool looks for devices once more, and who is served by the host comes to it. Nobody
-    /// waits for what comes of that.
+    /// host, the pool looks for devices once more, and who is served by the host comes to it. So they do
+    /// if all devices are back that have left. Nobody waits for what comes of that.
     pub fn again(&mut self, served: bool) {
-        let useless = self.pool.is_running() && !served;
-        if !self.wanted || !self.has_pool() || self.round.is_some() || useless {
+        if self.round.is_some() {
+            self.bound = true;
+            return;
+        }
+        self.bound = false;
+        let due = match &mut self.serves {
+            Serves::Pool => !self.pool.is_running() || served,
+            Serves::Port => false,
+            Serves::PortUntilBack(devices) => devices.are_back(),
+        };
+        if !due || !self.has_pool() {
             return;
         }
         let wish = Wish {
@@ -305,21 +376,25 @@ impl Seats {
 
     /// How soon to look again, if anything is expected.
     pub fn next_look(&self) -> Option<Duration> {
-        self.round.as_ref().map(|_| SOON)
+        (self.round.is_some() || self.bound).then_some(SOON)
     }
 
     /// Hears what applications answer, and forgets those that have ended, or that the port serves: it
     /// has them as clients. Only who says that it has left as it was told, or ends, has left the pool.
     pub fn heard(&mut self) {
         let (round, limit) = (&mut self.round, self.limits.answer);
-        let mut count = |to: &Place, good: bool| {
+        let mut count = |to: &Place, stays: Option<&str>| {
             // Answers to an earlier wish's orders are no outcome of this one.
             let counts = |round: &&mut Round| round.given && round.to == *to;
             if let Some(round) = round.as_mut().filter(counts) {
-                let counted = if good {
-                    &mut round.moved
-                } else {
-                    &mut round.stay
+                let counted = match stays {
+                    None => &mut round.moved,
+                    Some(why) => {
+                        if round.reason.is_empty() {
+                            why.clone_into(&mut round.reason);
+                        }
+                        &mut round.stay
+                    }
                 };
                 *counted = counted.saturating_add(1);
             }
@@ -340,7 +415,7 @@ impl Seats {
                     base::note!("gantry-agent: an application stays where it is: {why}");
                 }
                 if !ordered.late {
-                    count(&ordered.to, outcome.is_ok());
+                    count(&ordered.to, outcome.as_ref().err().map(String::as_str));
                 }
                 if outcome.is_ok() {
                     led.at = ordered.to;
@@ -355,7 +430,7 @@ impl Seats {
             {
                 base::note!("gantry-agent: an application does not answer");
                 ordered.late = true;
-                count(&ordered.to, false);
+                count(&ordered.to, Some("an application does not answer"));
             }
             true
         });
@@ -364,13 +439,16 @@ impl Seats {
     /// Goes on with a wish: what is to be told of it, if all is done or can go no further, and by
     /// which port. `served` as for orders; `window` as for the pool; `coming`: whether the port is
     /// about to serve somebody.
-    pub fn step(
-        &mut self,
-        served: &[&UnixStream],
-        window: u64,
-        coming: bool,
-    ) -> Option<(Outcome, String)> {
-        let given = self.round.as_ref()?.given;
+    pub fn step(&mut self, served: &[&UnixStream], window: u64, coming: bool) -> Option<Told> {
+        if self.bound {
+            self.again(!served.is_empty());
+        }
+        let round = self.round.as_mut()?;
+        if !round.holders.is_empty() {
+            let holders = std::mem::take(&mut round.holders);
+            return self.in_use(&holders);
+        }
+        let given = round.given;
         // Nobody is told to go elsewhere while it is on its way.
         if self.led.iter().any(Led::is_awaited) {
             return None;
@@ -439,7 +517,7 @@ impl Seats {
     }
 
     /// Ends the pool, which all have left that are known of, if nobody else is connected with it.
-    fn end(&mut self) -> Option<(Outcome, String)> {
+    fn end(&mut self) -> Option<Told> {
         let round = self.round.as_mut()?;
         let ending = match round.ending {
             Some(ending) => ending,
@@ -461,7 +539,15 @@ impl Seats {
             }
         };
         if self.pool.end() {
-            return self.done();
+            // Who has opened a device meanwhile.
+            let holders = match &self.serves {
+                Serves::PortUntilBack(devices) => holders::of(devices, self.owner),
+                Serves::Pool | Serves::Port => Vec::new(),
+            };
+            return match holders.is_empty() {
+                true => self.done(),
+                false => self.in_use(&holders),
+            };
         }
         if ending.elapsed() <= self.limits.end {
             return None;
@@ -474,395 +560,50 @@ impl Seats {
     }
 
     /// Some stay: at the pool if it runs, they need it.
-    fn stay(&mut self, stay: u16) -> Option<(Outcome, String)> {
-        self.wanted = self.wanted || self.pool.is_running();
+    fn stay(&mut self, stay: u16) -> Option<Told> {
+        if self.pool.is_running() {
+            self.serves = Serves::Pool;
+        }
         self.over(OutcomeKind::Stay, stay)
     }
 
-    fn done(&mut self) -> Option<(Outcome, String)> {
-        let moved = self.round.as_ref()?.moved;
+    /// Others use a device that is to leave.
+    fn in_use(&mut self, holders: &[Holder]) -> Option<Told> {
+        let named = holders.iter().take(NAMED).map(ToString::to_string);
+        let named: Vec<_> = named.collect();
+        self.round.as_mut()?.reason = named.join(", ");
+        let count = holders.len().try_into().unwrap_or(u16::MAX);
+        self.over(OutcomeKind::InUse, count)
+    }
+
+    fn done(&mut self) -> Option<Told> {
+        let round = self.round.as_ref()?;
+        let (moved, took) = (round.moved, round.since.elapsed().as_millis());
+        // Nobody has asked for it.
+        if round.port.is_empty() && moved > 0 {
+            base::note!(
+                "gantry-agent: {moved} applications have come back to this guest's own pool, {took} ms \
+                 after its device had its driver"
+            );
+        }
         self.over(OutcomeKind::Done, moved)
     }
 
-    fn over(&mut self, kind: OutcomeKind, applications: u16) -> Option<(Outcome, String)> {
+    fn over(&mut self, kind: OutcomeKind, applications: u16) -> Option<Told> {
         let round = self.round.take()?;
         let outcome = Outcome {
             number: round.wish.number,
             kind,
             applications,
         };
-        Some((outcome, round.port))
+        Some(Told {
+            outcome,
+            reason: round.reason,
+            port: round.port,
+        })
     }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
-    use std::{
-        fs,
-        os::unix::{
-            fs::{MetadataExt, PermissionsExt},
-            net::UnixListener,
-        },
-        path::Path,
-        sync::{Mutex, MutexGuard, PoisonError},
-        thread,
-    };
-
-    use gantry_remoting::{
-        apis::{cuda::Cuda, opencl::OpenCl},
-        link::order::ORDER,
-    };
-
-    use super::*;
-
-    const WINDOW: u64 = 64 << 20;
-    /// A pool that listens and serves nobody, and leaves a process behind.
-    const POOL: &str = "[ \"$1 $3 $4\" = '--socket --window 64' ] || exit 1\n\
-                        sleep 1000 & : >\"$2\"; exec sleep 1000\n";
-    /// One that somebody else listens for.
-    const SILENT: &str = "exec sleep 1000\n";
-
-    /// Where applications go that are to be served elsewhere.
-    const ELSEWHERE: &str = "tls://gpu2.example:7070";
-
-    struct Rig {
-        seats: Seats,
-        folder: tempfile::TempDir,
-        /// All children of the process are waited for.
-        _alone: MutexGuard<'static, ()>,
-    }
-
-    impl Rig {
-        fn new(pool: &str) -> Self {
-            static ALONE: Mutex<()> = Mutex::new(());
-            let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-            let folder = tempfile::tempdir().unwrap();
-            let script = folder.path().join("pool.sh");
-            fs::write(&script, pool).unwrap();
-            let own = folder.path().join("agent.sock");
-            fs::write(&own, "").unwrap();
-            fs::set_permissions(&own, fs::Permissions::from_mode(0o660)).unwrap();
-            let command = format!("sh {}", script.display());
-            Self {
-                seats: Seats::new(&command, own),
-                folder,
-                _alone: alone,
-            }
-        }
-
-        /// With a pool that serves.
-        fn serving() -> Self {
-            let mut rig = Self::new(POOL);
-            rig.seats.start(WINDOW);
-            until(|| rig.seats.serves());
-            rig
-        }
-
-        fn path(&self, name: &str) -> PathBuf {
-            self.folder.path().join(name)
-        }
-
-        /// An application that the pool serves: where its orders come from.
-        fn seat(&mut self) -> UnixStream {
-            let (agent, application) = UnixStream::pair().unwrap();
-            assert!(
-                self.seats
-                    .seat(&agent, &Hello::client::<OpenCl>().to_bytes())
-            );
-            drop(agent);
-            let (bytes, files) = socket::receive_hello(&application).unwrap();
-            let hello = Hello::check(&bytes, &apis::ALL).unwrap();
-            assert_eq!(hello.form, Form::Elsewhere);
-            let (to, orders) = order::redirected(&application, files).unwrap();
-            assert_eq!(to, self.path("agent.local.sock").display().to_string());
-            orders
-        }
-
-        fn wish(&mut self, number: u8, by: Server) {
-            self.seats.wish(Wish { number, by }, ELSEWHERE, "port");
-        }
-
-        /// One look at it all.
-        fn look(&mut self, served: &[&UnixStream]) -> Option<(Outcome, String)> {
-            self.seats.heard();
-            self.seats.step(served, WINDOW, false)
-        }
-
-        fn over(&mut self, served: &[&UnixStream]) -> (OutcomeKind, u16) {
-            let mut over = None;
-            until(|| {
-                over = self.look(served);
-                over.is_some()
-            });
-            let (outcome, port) = over.unwrap();
-            assert_eq!(port, "port");
-            (outcome.kind, outcome.applications)
-        }
-
-        fn pool(&self) -> u32 {
-            self.seats.pool.id().unwrap()
-        }
-    }
-
-    fn until(mut done: impl FnMut() -> bool) {
-        let limit = Instant::now() + Duration::from_secs(60);
-        while !done() {
-            assert!(Instant::now() < limit);
-            thread::sleep(SOON);
-        }
-    }
-
-    fn is_there(process: u32) -> bool {
-        Path::new(&format!("/proc/{process}")).exists()
-    }
-
-    /// The order that has come over the connection of a client of the port.
-    fn ordered(connection: &UnixStream) -> (Order, UnixStream) {
-        let mut byte = [0];
-        let (_, mut files) = socket::receive(connection, &mut byte).unwrap();
-        assert_eq!(byte, [ORDER]);
-        let orders = UnixStream::from(files.remove(0));
-        (Order::take(&orders).unwrap(), orders)
-    }
-
-    #[test]
-    fn applications_go_to_the_host_and_back_and_the_pool_ends_between() {
-        let mut rig = Rig::serving();
-        let pool = rig.pool();
-        let local = rig.path("agent.local.sock");
-        // Who may connect with the agent may connect with it.
-        let mode = fs::metadata(&local).unwrap().mode();
-        assert_eq!(mode & 0o777, 0o660);
-        let application = rig.seat();
-        // To the host: as it says that it has moved, the pool ends, and all that it has started.
-        rig.wish(1, Server::Host);
-        assert!(rig.look(&[]).is_none() && !rig.seats.serves());
-        let order = Order::take(&application).unwrap();
-        assert_eq!(order.to, rig.path("agent.sock").display().to_string());
-        assert!(rig.look(&[]).is_none() && is_there(pool));
-        order::answer(&application, &Ok(()));
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
-        assert!(!is_there(pool));
-        // Back, by the connection that the port's clients have. One stays, and is told of.
-        let (agent, application) = UnixStream::pair().unwrap();
-        rig.wish(2, Server::Local);
-        // Who is on its way to the port is waited for.
-        until(|| {
-            assert!(rig.seats.step(&[], WINDOW, true).is_none());
-            rig.seats.serves()
-        });
-        assert!(rig.look(&[&agent]).is_none());
-        let (order, orders) = ordered(&application);
-        assert_eq!(order.to, local.display().to_string());
-        order::answer(&orders, &Err("it is busy".to_owned()));
-        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Stay, 1));
-    }
-
-    #[test]
-    fn applications_of_pool_and_port_go_elsewhere_and_from_there_to_either() {
-        let mut rig = Rig::serving();
-        let pool = rig.pool();
-        let seated = rig.seat();
-        let (agent, application) = UnixStream::pair().unwrap();
-        rig.wish(1, Server::Elsewhere);
-        assert!(rig.look(&[&agent]).is_none() && !rig.seats.serves());
-        let (order, from_port) = ordered(&application);
-        assert_eq!(order.to, ELSEWHERE);
-        assert_eq!(Order::take(&seated).unwrap().to, ELSEWHERE);
-        order::answer(&seated, &Ok(()));
-        order::answer(&from_port, &Ok(()));
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 2));
-        assert!(!is_there(pool));
-        // Asked once more, all are there.
-        rig.wish(2, Server::Elsewhere);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-        // One comes home to the port, the other stays where it is, and can be sent on.
-        rig.wish(3, Server::Host);
-        assert!(rig.look(&[]).is_none());
-        let own = rig.path("agent.sock").display().to_string();
-        assert_eq!(Order::take(&seated).unwrap().to, own);
-        assert_eq!(Order::take(&from_port).unwrap().to, own);
-        order::answer(&seated, &Ok(()));
-        order::answer(&from_port, &Err("it is busy".to_owned()));
-        assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
-        assert!(!rig.seats.serves());
-        rig.wish(4, Server::Local);
-        until(|| {
-            assert!(rig.look(&[]).is_none());
-            rig.seats.serves()
-        });
-        assert!(rig.look(&[]).is_none());
-        let local = rig.path("agent.local.sock").display().to_string();
-        assert_eq!(Order::take(&from_port).unwrap().to, local);
-        order::answer(&from_port, &Ok(()));
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
-        assert_eq!(rig.seats.led.len(), 1);
-    }
-
-    #[test]
-    fn an_agent_without_a_pool_sends_applications_elsewhere_and_nowhere_else() {
-        let mut rig = Rig::new(POOL);
-        rig.seats = Seats::new("", rig.path("agent.sock"));
-        let (agent, application) = UnixStream::pair().unwrap();
-        rig.wish(1, Server::Local);
-        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Cannot, 0));
-        rig.seats.again(true);
-        assert!(rig.seats.round.is_none());
-        rig.wish(2, Server::Elsewhere);
-        assert!(rig.look(&[&agent]).is_none());
-        let (_, orders) = ordered(&application);
-        order::answer(&orders, &Ok(()));
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
-    }
-
-    #[test]
-    fn an_application_whose_way_back_is_not_over_is_not_taken_for_one_that_has_left() {
-        let mut rig = Rig::serving();
-        let pool = rig.pool();
-        let (agent, application) = UnixStream::pair().unwrap();
-        rig.wish(1, Server::Local);
-        assert!(rig.look(&[&agent]).is_none());
-        let (_, orders) = ordered(&application);
-        // It has no further order until it has answered, by which it is in the pool.
-        rig.wish(2, Server::Host);
-        assert!(rig.look(&[]).is_none());
-        order::answer(&orders, &Ok(()));
-        assert!(rig.look(&[]).is_none() && is_there(pool));
-        let order = Order::take(&orders).unwrap();
-        assert_eq!(order.to, rig.path("agent.sock").display().to_string());
-        // The other way round: it is at the host, and comes back as a client of the port.
-        rig.wish(3, Server::Local);
-        assert!(rig.look(&[&agent]).is_none());
-        order::answer(&orders, &Ok(()));
-        assert!(rig.look(&[&agent]).is_none());
-        let (_, orders) = ordered(&application);
-        order::answer(&orders, &Ok(()));
-        assert_eq!(rig.over(&[&agent]), (OutcomeKind::Done, 1));
-        assert!(is_there(pool));
-    }
-
-    #[test]
-    fn who_answers_late_or_unasked_is_still_known_to_be_in_the_pool() {
-        let mut rig = Rig::serving();
-        let pool = rig.pool();
-        let application = rig.seat();
-        order::answer(&application, &Ok(()));
-        rig.seats.heard();
-        assert_eq!(rig.seats.led.len(), 1);
-        rig.seats.limits.answer = Duration::ZERO;
-        for number in 1..3 {
-            rig.wish(number, Server::Host);
-            assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
-            assert!(is_there(pool));
-        }
-        // It was told once. What follows the answer is none.
-        Order::take(&application).unwrap();
-        order::answer(&application, &Ok(()));
-        order::answer(&application, &Ok(()));
-        rig.seats.heard();
-        assert!(rig.seats.led.is_empty());
-        application.set_nonblocking(true).unwrap();
-        assert!(Order::take(&application).is_err());
-        rig.wish(3, Server::Host);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-        assert!(!is_there(pool));
-    }
-
-    #[test]
-    fn a_pool_that_serves_somebody_unknown_goes_on() {
-        let mut rig = Rig::new(SILENT);
-        let path = rig.path("agent.local.sock");
-        rig.seats.limits.end = Duration::from_millis(100);
-        rig.seats.start(WINDOW);
-        let listener = UnixListener::bind(&path).unwrap();
-        let pool = rig.pool();
-        assert_eq!(rig.seats.pool.connections(), 0);
-        let waiting = UnixStream::connect(&path).unwrap();
-        let (served, _) = listener.accept().unwrap();
-        let other = UnixStream::connect(&path).unwrap();
-        rig.wish(1, Server::Host);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 2));
-        assert!(is_there(pool) && rig.seats.serves());
-        drop((served, waiting, listener, other));
-        rig.wish(2, Server::Host);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-        assert!(!is_there(pool));
-    }
-
-    #[test]
-    fn who_connects_without_an_end_and_who_has_another_api_is_not_seated() {
-        let mut rig = Rig::serving();
-        let (agent, _application) = UnixStream::pair().unwrap();
-        let hello = Hello::client::<Cuda>().to_bytes();
-        assert!(!rig.seats.seat(&agent, &hello) && !rig.seats.seat(&agent, &[0; hello::SIZE]));
-        let seated: Vec<_> = (0..LED_OF_ONE_USER).map(|_| rig.seat()).collect();
-        let hello = Hello::client::<OpenCl>().to_bytes();
-        assert!(!rig.seats.seat(&agent, &hello));
-        for led in &mut rig.seats.led {
-            led.user = None;
-        }
-        assert!(rig.seats.seat(&agent, &hello));
-        drop(seated);
-        rig.seats.heard();
-        assert_eq!(rig.seats.led.len(), 1);
-    }
-
-    #[test]
-    fn a_pool_that_has_ended_serves_nobody_until_a_device_comes() {
-        let mut rig = Rig::serving();
-        let pool = rig.pool();
-        // Nobody would come to it.
-        rig.seats.again(false);
-        assert!(rig.seats.round.is_none());
-        // SAFETY: a plain call on a child that was not waited for.
-        unsafe { libc::kill(pool as libc::pid_t, libc::SIGKILL) };
-        until(|| !rig.seats.serves());
-        assert!(!rig.path("agent.local.sock").exists());
-        rig.seats.again(false);
-        let mut over = None;
-        until(|| {
-            over = rig.look(&[]);
-            over.is_some()
-        });
-        let (outcome, port) = over.unwrap();
-        assert_eq!((outcome.kind, port.as_str()), (OutcomeKind::Done, ""));
-        assert!(rig.seats.serves() && rig.pool() != pool);
-    }
-
-    #[test]
-    fn a_pool_that_does_not_start_is_tried_once() {
-        let mut rig = Rig::new("echo >>\"${0%/*}/starts\"\n");
-        rig.wish(1, Server::Local);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
-        let starts = fs::read_to_string(rig.path("starts")).unwrap();
-        assert_eq!(starts.lines().count(), 1);
-        rig.seats.pool = LocalPool::new("/nonexistent/gantry-accel", &rig.path("agent.sock"));
-        rig.wish(2, Server::Local);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
-    }
-
-    #[test]
-    fn what_does_not_end_with_the_pool_is_waited_for_and_told_of() {
-        // Of another process group.
-        let mut rig =
-            Rig::new("setsid sleep 1000 & echo $! >\"$2.left\"; : >\"$2\"; exec sleep 1000\n");
-        rig.seats.limits.end = Duration::from_millis(100);
-        rig.wish(1, Server::Local);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-        let left = fs::read_to_string(rig.path("agent.local.sock.left")).unwrap();
-        let left: libc::pid_t = left.trim().parse().unwrap();
-        let group = || {
-            // SAFETY: a plain call.
-            unsafe { libc::getpgid(left) }
-        };
-        until(|| group() == left);
-        rig.wish(2, Server::Host);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
-        // SAFETY: a plain call on what this test has started, and was not waited for.
-        unsafe { libc::kill(left, libc::SIGKILL) };
-        rig.seats.limits.end = Duration::from_secs(60);
-        rig.wish(3, Server::Host);
-        assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-    }
-}
+mod tests;

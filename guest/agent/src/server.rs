@@ -293,11 +293,12 @@ impl Server {
                 continue;
             }
             self.seats.wish(wish, &to, &port.address);
-            port.tell(Outcome {
+            let begun = Outcome {
                 number: wish.number,
                 kind: OutcomeKind::Begun,
                 applications: 0,
-            });
+            };
+            port.tell(begun, "");
         }
     }
 
@@ -324,10 +325,10 @@ impl Server {
         if bound {
             seats.again(!served.is_empty());
         }
-        if let Some((outcome, address)) = seats.step(&served, window, coming)
-            && let Some(port) = self.ports.iter().find(|port| port.address == address)
+        if let Some(told) = seats.step(&served, window, coming)
+            && let Some(port) = self.ports.iter().find(|port| port.address == told.port)
         {
-            port.tell(outcome);
+            port.tell(told.outcome, &told.reason);
         }
     }
 

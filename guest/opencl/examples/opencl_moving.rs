@@ -1,5 +1,6 @@
 //! Computes round after round until a file is there whose path is the argument, and compares each with
-//! what it computes itself: says how many rounds there have been, and at last that all were right.
+//! what it computes itself: says how many rounds there have been, and how long the longest took since it
+//! said so last; and at the end that all were right.
 //!
 //! What goes on from round to round is in a buffer of the device's, in one that is in the window, and in
 //! a kernel's argument: whoever serves it must have all three.
@@ -9,6 +10,7 @@ use std::{
     io::{Write, stdout},
     path::Path,
     ptr::{null, null_mut},
+    time::{Duration, Instant},
 };
 
 use device::{Device, check, cl};
@@ -51,7 +53,9 @@ fn main() -> Result<(), String> {
     let (mut a, mut b) = (vec![0u32; ITEMS], vec![0u32; ITEMS]);
     let mut seen = vec![0u32; ITEMS];
     let mut round = 0u32;
+    let mut longest = Duration::ZERO;
     while !Path::new(&stop).exists() {
+        let began = Instant::now();
         round += 1;
         // Not in each round: the argument is to survive, too.
         let key = round / 8 + 1;
@@ -77,8 +81,10 @@ fn main() -> Result<(), String> {
                 return Err(format!("round {round} is wrong"));
             }
         }
+        longest = longest.max(began.elapsed());
         if round.is_multiple_of(TOLD) {
-            tell(&format!("round {round}"))?;
+            let longest = std::mem::take(&mut longest).as_millis();
+            tell(&format!("round {round}, the longest took {longest} ms"))?;
         }
     }
     tell(&format!("all {round} rounds were right"))

@@ -44,6 +44,7 @@ const MOVE: Duration = Duration::from_secs(120);
 
 /// A Gantry that waits for a VM.
 pub(crate) struct Waiting {
+    /// The process.
     pub(crate) gantry: Gantry,
     /// Where.
     pub(crate) url: String,

@@ -24,7 +24,7 @@ mod passthrough_move;
 mod passthrough_resets;
 mod passthrough_state;
 mod passthrough_topology;
-mod passthrough_tracked;
+pub(crate) mod passthrough_tracked;
 mod passthrough_unprivileged;
 mod passthrough_user;
 mod process;

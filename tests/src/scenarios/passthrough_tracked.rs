@@ -1,32 +1,38 @@
 //! A program of a guest changes between the guest's own pool, on a device that is passed through, and the
-//! host's, while it runs: the device leaves and comes back meanwhile.
+//! host's, while it runs: the device leaves and comes back meanwhile, and the VM moves without it.
 //!
-//! What stands in for the device's driver is PoCL in the guest, in a pool that holds `edu`'s file.
+//! What stands in for the device's driver is PoCL in the guest, in a pool that holds `edu`'s file, and the
+//! kernel's driver for unknown devices, which has a node in /dev.
 
-use std::fs;
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
-use anyhow::{Result, ensure};
-use serde_json::json;
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
     accelerator::{accel, counter},
     hotplug::gone,
+    migration::{self, phase_until},
 };
 use crate::{
     gantry::Gantry,
     guest::Guest,
     host_device::{EDU, HostDevice},
-    opencl::{self, DISK, Pool, ROOT, load_uio},
+    opencl::{self, DISK, Pool, ROOT, load_uio, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "passthrough: a program goes to the host's device while its own one leaves, and comes back",
-    seats,
+    "passthrough: a VM moves while a program computes on its device, which leaves and comes back",
+    moves,
 )];
 
-/// Times that the device leaves and comes back.
-const ROUNDS: usize = 2;
+/// Times that the program leaves its device and comes back where that is measured.
+const MEASURED: usize = 25;
 
 /// Has the guest's agent run PoCL as the driver of its device: the pool, and whatever it starts, has the
 /// device's file.
@@ -53,74 +59,336 @@ fn start_agent(guest: &mut Guest, size: u64) -> Result<()> {
 /// How many have the device's file.
 const HOLDERS: &str = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c resource0; true";
 
-fn seats(context: &Context) -> Result<()> {
-    let pool = Pool::start(&context.dir)?;
-    let edu = HostDevice::take(EDU, 0)?;
-    // For the guest, as a disk.
-    let program = fs::read("/bin/gantry-accel")?;
-    let path = context.dir.join("gantry-accel.raw");
-    let mut padded = program.clone();
-    padded.resize(program.len().next_multiple_of(512), 0);
-    fs::write(&path, padded)?;
-    let plugged = json!({"path": edu.path, "id": "edu"});
-    let more = json!({
-        "memory": {"size": 640 << 20},
-        "payload": {"initramfs": opencl::guest_files(&context.dir)?},
-        "disks": [
-            {"path": DISK, "readonly": true, "image_type": "Raw"},
-            {"path": path, "readonly": true, "image_type": "Raw"},
-        ],
-        "accels": [accel(&pool)],
-        "devices": [plugged],
-    });
-    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    load_uio(&mut guest)?;
-    start_agent(&mut guest, program.len() as u64)?;
-    guest.run("(opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true")?;
-    let goes_on = |guest: &mut Guest| -> Result<()> {
-        let before = guest.run("grep -c round /tmp/moving; true")?;
-        let said = guest.eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
-            now.lines().next() != Some(before.trim()) || now.contains("ended")
-        })?;
+/// A guest whose program computes on its device.
+struct Computing {
+    gantry: Gantry,
+    guest: Guest,
+    /// The device, as it is plugged.
+    device: Value,
+    /// What the host serves applications with.
+    _pool: Pool,
+}
+
+impl Computing {
+    fn start(dir: &Path) -> Result<Self> {
+        let pool = Pool::start(dir)?;
+        let edu = HostDevice::take(EDU, 0)?;
+        // For the guest, as a disk.
+        let program = fs::read("/bin/gantry-accel")?;
+        let path = dir.join("gantry-accel.raw");
+        let mut padded = program.clone();
+        padded.resize(program.len().next_multiple_of(512), 0);
+        fs::write(&path, padded)?;
+        let device = json!({"path": edu.path, "id": "edu", "tracked": "a"});
+        let more = json!({
+            "memory": {"size": 640 << 20},
+            "payload": {"initramfs": opencl::guest_files(dir)?},
+            "disks": [
+                {"path": DISK, "readonly": true, "image_type": "Raw"},
+                {"path": path, "readonly": true, "image_type": "Raw"},
+            ],
+            "accels": [accel(&pool)],
+            "devices": [device],
+        });
+        let (gantry, mut guest) = Gantry::boot(dir, more)?;
+        load_uio(&mut guest)?;
+        guest.run("echo 1234 11e8 >/sys/bus/pci/drivers/uio_pci_generic/new_id")?;
+        start_agent(&mut guest, program.len() as u64)?;
+        guest.run(
+            "(opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
+        )?;
+        let mut computing = Self {
+            gantry,
+            guest,
+            device,
+            _pool: pool,
+        };
+        computing.goes_on()?;
+        ensure!(
+            counter(&computing.gantry, "workers_started")? == 0,
+            "the host serves it"
+        );
+        Ok(computing)
+    }
+
+    /// It computes something new.
+    fn goes_on(&mut self) -> Result<()> {
+        let before = self.guest.run("grep -c round /tmp/moving; true")?;
+        let said = self
+            .guest
+            .eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
+                now.lines().next() != Some(before.trim()) || now.contains("ended")
+            })?;
         ensure!(!said.contains("ended"), "{said}");
         Ok(())
-    };
-    goes_on(&mut guest)?;
-    ensure!(
-        counter(&gantry, "workers_started")? == 0,
-        "the host serves it"
-    );
-    for round in 0..ROUNDS {
-        ensure!(guest.run(HOLDERS)?.trim() != "0", "nobody has the device");
-        let moved = gantry.put("vm.move-accel", json!({"id": "a", "seat": "Host"}));
+    }
+
+    /// How many times it has told of its rounds.
+    fn told(&mut self) -> Result<u64> {
+        Ok(self.guest.run("wc -l </tmp/moving")?.trim().parse()?)
+    }
+
+    /// Milliseconds of the longest of its rounds since it had told so often.
+    fn longest_since(&mut self, told: u64) -> Result<u64> {
+        self.goes_on()?;
+        let longest = self.guest.run(&format!(
+            "awk 'NR > {told} && $6 + 0 > x {{ x = $6 }} END {{ print x + 0 }}' /tmp/moving"
+        ))?;
+        Ok(longest.trim().parse()?)
+    }
+
+    /// Who serves it now, and whether anybody has the device.
+    fn is_local(&mut self) -> Result<()> {
+        until("the host's slices are free", || {
+            Ok(counter(&self.gantry, "slices_in_use")? == 0)
+        })?;
+        ensure!(
+            self.guest.run(HOLDERS)?.trim() != "0",
+            "nobody has the device"
+        );
+        self.goes_on()
+    }
+
+    fn goes(&mut self, seat: &str) -> Result<()> {
+        let moved = self
+            .gantry
+            .put("vm.move-accel", json!({"id": "a", "seat": seat}));
         let moved = moved.or_else(|error| {
-            let log = guest.run("cat /tmp/agent.log; cat /tmp/moving; ps; true")?;
+            let log = self
+                .guest
+                .run("cat /tmp/agent.log; tail /tmp/moving; ps; true")?;
             Err(error.context(log))
         })?;
-        ensure!(moved["applications"] == 1, "round {round}: {moved}");
-        ensure!(counter(&gantry, "slices_in_use")? == 1);
-        let holders = guest.run(HOLDERS)?;
+        ensure!(moved["applications"] == 1, "{seat}: {moved}");
+        Ok(())
+    }
+
+    /// The program leaves the device for the host's, the device leaves and comes back, and the program,
+    /// too. How long the program's changes have taken.
+    fn round(&mut self) -> Result<[Duration; 2]> {
+        self.is_local()?;
+        let began = Instant::now();
+        self.goes("Host")?;
+        let left = began.elapsed();
+        ensure!(counter(&self.gantry, "slices_in_use")? == 1);
+        let holders = self.guest.run(HOLDERS)?;
         ensure!(holders.trim() == "0", "{holders} still have the device");
-        gantry.put("vm.remove-device", json!({"id": "edu"}))?;
-        gone(&gantry, "edu")?;
-        goes_on(&mut guest)?;
-        gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
-        guest.eventually(
+        self.gantry.put("vm.remove-device", json!({"id": "edu"}))?;
+        gone(&self.gantry, "edu")?;
+        self.goes_on()?;
+        self.gantry.put("vm.add-device", self.device.clone())?;
+        self.guest.eventually(
             "cat /sys/bus/pci/devices/*/device | grep -c 0x11e8",
             |count| count.trim() == "1",
         )?;
-        let moved = gantry.put("vm.move-accel", json!({"id": "a", "seat": "Local"}))?;
-        ensure!(moved["applications"] == 1, "round {round}: {moved}");
-        goes_on(&mut guest)?;
+        let began = Instant::now();
+        self.goes("Local")?;
+        self.goes_on()?;
+        Ok([left, began.elapsed()])
     }
-    opencl::until("the host's slices are free", || {
-        Ok(counter(&gantry, "slices_in_use")? == 0)
-    })?;
-    guest.run("touch /tmp/stop")?;
-    let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
-    ensure!(
-        end.contains("rounds were right") && end.contains("ended 0"),
-        "{end}"
-    );
+
+    /// All that it has computed is right.
+    fn ends(mut self) -> Result<()> {
+        self.guest.run("touch /tmp/stop")?;
+        let end = self
+            .guest
+            .eventually("tail -n 2 /tmp/moving", |text| text.contains("ended"))?;
+        ensure!(
+            end.contains("rounds were right") && end.contains("ended 0"),
+            "{end}"
+        );
+        Ok(())
+    }
+
+    /// As it is now, somebody has the device, or the destination dies: it stays.
+    fn stays(&mut self, dir: &Path) -> Result<()> {
+        let mut waiting = migration::wait_in(dir, &self.gantry.serial)?;
+        let send = |passthrough: &str| json!({"destination_url": waiting.url, "passthrough": passthrough, "bandwidth": 4 << 20});
+        for (passthrough, words) in [
+            ("Refuse", "passthrough=Remote"),
+            ("Park", "is not supported"),
+        ] {
+            let body = Some(send(passthrough));
+            self.gantry.refused("vm.send-migration", body, 400, words)?;
+        }
+        let port = Some(json!({"id": "a"}));
+        self.gantry
+            .refused("vm.remove-device", port, 400, "tracks physical device")?;
+        self.guest.run(
+            "u=$(ls $(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))/uio) && \
+             { sleep 1000 8</dev/$u & echo $! >/tmp/holder; }",
+        )?;
+        self.gantry.put("vm.send-migration", send("Remote"))?;
+        let info = phase_until(&self.gantry, &["Completed", "Failed"])?;
+        let said = info["error"].to_string();
+        ensure!(
+            said.contains("PID") && said.contains(") has /dev/uio"),
+            "{info}"
+        );
+        self.is_local()?;
+        self.guest.run("kill $(cat /tmp/holder)")?;
+        // The destination has been asked, and waits still.
+        self.gantry.put("vm.send-migration", send("Remote"))?;
+        let info = phase_until(&self.gantry, &["Rounds", "Completed", "Failed"])?;
+        ensure!(info["phase"] == "Rounds", "{info}");
+        ensure!(counter(&self.gantry, "slices_in_use")? == 1);
+        gone(&self.gantry, "edu")?;
+        waiting.gantry.kill()?;
+        phase_until(&self.gantry, &["Failed"])?;
+        self.is_local()
+    }
+
+    /// It goes to another Gantry with its VM, and comes back to the device that is plugged there. `returned`:
+    /// how often the agent has brought it back by itself before.
+    fn moves(mut self, dir: &Path, returned: usize) -> Result<(Self, Timeline)> {
+        let waiting = migration::wait_in(dir, &self.gantry.serial)?;
+        let told = self.told()?;
+        let mut timeline = Timeline::new();
+        self.gantry.put(
+            "vm.send-migration",
+            json!({
+                "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
+                "passthrough": "Remote",
+            }),
+        )?;
+        let info = timeline.phases(&self.gantry)?;
+        ensure!(
+            info["phase"] == "Completed",
+            "{info}\n{}",
+            self.gantry.log()
+        );
+        let there = waiting.arrived()?;
+        let mut source = std::mem::replace(&mut self.gantry, there);
+        source.act("vmm.shutdown")?;
+        source.wait_exit(Duration::from_secs(10))?;
+        self.guest = Guest::connect(&self.gantry.serial)?;
+        let away = self.longest_since(told)?;
+        ensure!(counter(&self.gantry, "slices_in_use")? == 1);
+        let told = self.told()?;
+        self.gantry.put("vm.add-device", self.device.clone())?;
+        timeline.step("plugged in there");
+        until("the host's slices are free", || {
+            Ok(counter(&self.gantry, "slices_in_use")? == 0)
+        })?;
+        timeline.step("local again");
+        self.is_local()?;
+        let back = self.longest_since(told)?;
+        let agent = self
+            .guest
+            .eventually("grep 'come back' /tmp/agent.log; true", |said| {
+                said.lines().count() == returned + 1
+            })?;
+        timeline.agent = agent.lines().last().unwrap_or_default().to_owned();
+        timeline.longest = [away, back];
+        timeline.stood = info["downtime_ms"].to_string();
+        Ok((self, timeline))
+    }
+}
+
+/// When what was seen, from the beginning of a migration.
+struct Timeline {
+    began: Instant,
+    steps: Vec<(String, Duration)>,
+    /// Milliseconds for which the VM stood still.
+    stood: String,
+    /// The longest rounds of the program until it had arrived, and from then on, in milliseconds.
+    longest: [u64; 2],
+    /// What the agent says of the program's return.
+    agent: String,
+}
+
+impl Timeline {
+    fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            steps: Vec::new(),
+            stood: String::new(),
+            longest: [0; 2],
+            agent: String::new(),
+        }
+    }
+
+    fn step(&mut self, what: &str) {
+        if self.steps.last().is_none_or(|(last, _)| last != what) {
+            self.steps.push((what.to_owned(), self.began.elapsed()));
+        }
+    }
+
+    /// Notes the phases of a migration until it is over.
+    fn phases(&mut self, gantry: &Gantry) -> Result<Value> {
+        loop {
+            let info = gantry.ok("GET", "vm.migration", None)?;
+            let phase = info["phase"].as_str().context("no phase")?;
+            self.step(phase);
+            if ["Completed", "Failed"].contains(&phase) {
+                return Ok(info);
+            }
+            ensure!(
+                self.began.elapsed() < Duration::from_secs(120),
+                "it does not end: {info}"
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Rows of a table, beside what Crane's authors have published (SYSTOR 2017, 6.4 and 6.5).
+    fn rows(&self, row: &mut dyn FnMut(&str, String)) {
+        for (what, at) in &self.steps {
+            row(
+                &format!("a move, from its beginning (ms): {what}"),
+                at.as_millis().to_string(),
+            );
+        }
+        row("the VM stood still (ms)", self.stood.clone());
+        let [away, back] = self.longest;
+        row(
+            "the program's longest round until it has arrived (ms; Crane with 16 MiB: stops 100)",
+            away.to_string(),
+        );
+        row(
+            "the same until it is on the device again (ms; Crane with 16 MiB: stops 830)",
+            back.to_string(),
+        );
+        row(
+            "its return, as the agent says (Crane waits 10 s for the driver)",
+            self.agent.clone(),
+        );
+    }
+}
+
+fn moves(context: &Context) -> Result<()> {
+    let mut computing = Computing::start(&context.dir)?;
+    computing.round()?;
+    computing.stays(&context.dir.join("second"))?;
+    // It has come back when the destination had died.
+    let (computing, _) = computing.moves(&context.dir.join("again"), 1)?;
+    computing.ends()
+}
+
+/// Has the program leave its device and come back many times, and move with its VM, and hands on a row for
+/// each figure.
+pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let dir = Path::new("/tmp/bench-seats");
+    fs::create_dir_all(dir)?;
+    let mut computing = Computing::start(dir)?;
+    let mut times = Vec::new();
+    for _ in 0..MEASURED {
+        times.push(computing.round()?);
+    }
+    let (computing, timeline) = computing.moves(&dir.join("there"), 0)?;
+    computing.ends()?;
+    timeline.rows(row);
+    for (at, what) in ["to the host's pool", "to the device"]
+        .into_iter()
+        .enumerate()
+    {
+        let mut times: Vec<_> = times.iter().map(|times| times[at].as_millis()).collect();
+        times.sort_unstable();
+        row(
+            &format!("change {what} (ms; median and longest of {MEASURED})"),
+            format!("{}, {}", times[times.len() / 2], times[times.len() - 1]),
+        );
+    }
+    row("wrong results", "0".to_owned());
     Ok(())
 }

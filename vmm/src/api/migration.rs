@@ -39,6 +39,23 @@ pub enum AccelMigration {
     Move,
 }
 
+/// What becomes of physical devices (`--device`), which belong to the host.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
+pub enum PassthroughMigration {
+    /// A VM that has one does not move.
+    #[default]
+    Refuse,
+    /// Applications on devices that are tracked go on with the host's pool, by the accelerator that tracks
+    /// each, and move with the VM; the guest is asked to give the devices up. All is as before if the VM
+    /// stays.
+    Remote,
+    /// Applications would stand still until the VM has a device again. Not supported yet.
+    Park,
+    /// The guest is asked to give the devices up, and applications lose them. It has them again if the VM
+    /// stays.
+    Detach,
+}
+
 /// Moves the VM to another Gantry.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SendMigration {
@@ -90,6 +107,9 @@ pub struct SendMigration {
     /// What becomes of accelerators.
     #[serde(default)]
     pub accel: AccelMigration,
+    /// What becomes of physical devices. `Remote` has accelerators' applications move.
+    #[serde(default)]
+    pub passthrough: PassthroughMigration,
 }
 
 fn max_throttle() -> u8 {
@@ -132,6 +152,15 @@ impl SendMigration {
             bandwidth: None,
             max_throttle: max_throttle(),
             accel: AccelMigration::default(),
+            passthrough: PassthroughMigration::default(),
+        }
+    }
+
+    /// What becomes of accelerators, by the wish for physical devices, too.
+    pub fn accel(&self) -> AccelMigration {
+        match (self.passthrough, self.accel) {
+            (PassthroughMigration::Remote, AccelMigration::Refuse) => AccelMigration::Move,
+            (_, accel) => accel,
         }
     }
 }

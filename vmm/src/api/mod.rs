@@ -32,8 +32,8 @@ pub use fields::fields;
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
 pub use listener::{ApiSocket, ListenError, Listener};
 pub use migration::{
-    AccelMigration, MigrationMode, ReceiveMigration, Rename, ResolveMigration, RunsAt,
-    SendMigration, TimeoutStrategy,
+    AccelMigration, MigrationMode, PassthroughMigration, ReceiveMigration, Rename,
+    ResolveMigration, RunsAt, SendMigration, TimeoutStrategy,
 };
 pub use model::{
     AccelInSnapshot, AccelSeat, DeviceNode, MemoryRestoreMode, MovedAccel, OnFailure,

@@ -20,10 +20,10 @@ use super::{
 };
 use crate::{
     api::{
-        AccelInSnapshot, AccelMigration, AccelSeat, OnFailure, ReceiveMigration, Rename,
-        ResolveMigration, RestoreConfig, RunsAt, SendMigration, TimeoutStrategy, VmCoredumpData,
-        VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig,
-        VmSwapDevice,
+        AccelInSnapshot, AccelMigration, AccelSeat, OnFailure, PassthroughMigration,
+        ReceiveMigration, Rename, ResolveMigration, RestoreConfig, RunsAt, SendMigration,
+        TimeoutStrategy, VmCoredumpData, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk,
+        VmResizeZone, VmSnapshotConfig, VmSwapDevice,
         model::{DRAIN_MS, to_url},
     },
     config::{self, syntax},
@@ -235,6 +235,10 @@ pub enum Action {
         /// What becomes of accelerators: a VM that has one stays, or gives them up first.
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelMigration,
+        /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
+        /// and applications on those with tracked=ACCEL go on meanwhile (remote) or lose them (detach).
+        #[arg(long, value_enum, default_value = "refuse")]
+        passthrough: PassthroughMigration,
         /// Directory with certificates and keys, for TLS over TCP.
         #[arg(long, value_name = "DIR")]
         tls_dir: Option<PathBuf>,
@@ -585,6 +589,7 @@ impl Action {
                 max_throttle,
                 connections,
                 accel,
+                passthrough,
                 tls_dir,
                 tunnel,
             } => {
@@ -599,6 +604,7 @@ impl Action {
                     max_throttle: *max_throttle,
                     connections: *connections,
                     accel: *accel,
+                    passthrough: *passthrough,
                     tls_dir: tls_dir.clone(),
                     tunnel: tunnel.clone(),
                     dry_run: *dry_run,

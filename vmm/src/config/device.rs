@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    AccelApi, HasCommonConfig, VmConfig,
     check::{self, Invalid, Placement, Problem, is_zero},
     common::{CommonConfig, has_common_config},
-    kind::{Configured, Device, HotPlug},
+    kind::{Configured, Device, HotPlug, Refused},
     syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, SyntaxProblem, ValueType, parse},
 };
 
@@ -34,6 +35,10 @@ pub struct DeviceConfig {
     /// The root port behind which it sits, in the only slot there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+    /// The accelerator whose port the applications on this device go through when it leaves the VM, and come
+    /// back from when it is there again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tracked: Option<String>,
     /// GPUDirect clique.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x_nv_gpudirect_clique: Option<u8>,
@@ -73,6 +78,7 @@ pub fn host_device(text: &str) -> Option<String> {
 const KEYS: &[Key] = &[
     Key::new("path", ValueType::Text),
     Key::new("iommu_segment", ValueType::Number),
+    Key::new("tracked", ValueType::Text),
     Key::new("x_nv_gpudirect_clique", ValueType::Number),
     Key::new("x_exclude_mmap_bars", ValueType::Numbers),
 ];
@@ -81,7 +87,7 @@ has_common_config!(DeviceConfig);
 
 impl Configured for DeviceConfig {
     const HELP: &'static str = "Physical devices: ADDRESS or path=FOLDER,id=NAME,pci_device_id=N, \
-        pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,x_exclude_mmap_bars=[N,N]";
+        pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,tracked=ACCEL,x_exclude_mmap_bars=[N,N]";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Give the VM a physical device",
@@ -167,8 +173,36 @@ impl Device for DeviceConfig {
         }
     }
 
-    fn cannot_move(&self) -> Option<&'static str> {
-        Some("physical device")
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        self.check_tracked(vm)
+            .map_err(|problem| problem.at("tracked"))
+    }
+
+    fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        self.check_tracked(vm)
+            .map_err(|problem| Refused(format!("tracked: {problem}")))
+    }
+}
+
+impl DeviceConfig {
+    /// Applications can go from the device to the accelerator that it names.
+    fn check_tracked(&self, vm: &VmConfig) -> Result<(), Problem> {
+        let Some(name) = &self.tracked else {
+            return Ok(());
+        };
+        let mut accels = vm.accels.iter().flatten();
+        let named = accels.find(|accel| accel.common().id.as_ref() == Some(name));
+        let Some(accel) = named else {
+            let (what, name) = ("accelerator (--accel id=NAME)", name.clone());
+            return Err(Problem::Unknown { what, name });
+        };
+        let advice = "name an accelerator for OpenCL that a pool serves";
+        let with = match accel.api {
+            _ if accel.is_gate() => "an accelerator behind a gate",
+            AccelApi::Cuda => "an accelerator for CUDA, whose applications stay where they are",
+            AccelApi::Opencl => return Ok(()),
+        };
+        Err(Problem::Conflict { with, advice })
     }
 }
 
@@ -201,6 +235,36 @@ mod tests {
             "/sys/bus/mdev/devices/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
         );
         assert_eq!(path("path=gpu"), "gpu", "a path as any other");
+    }
+
+    #[test]
+    fn only_an_accelerator_whose_applications_can_change_tracks_a_device() {
+        use crate::config::AccelConfig;
+
+        let device = DeviceConfig::parse("01:00.0,tracked=a").unwrap();
+        let accel = |text: &str| Some(vec![AccelConfig::parse(text).unwrap()]);
+        let with = |accels| VmConfig {
+            accels,
+            ..VmConfig::default()
+        };
+        assert!(device.validate_in(&with(accel("id=a"))).is_ok());
+        for (accels, words) in [
+            (None, "there is no accelerator"),
+            (accel("id=b"), "'a'"),
+            (accel("id=a,api=cuda"), "CUDA"),
+            (accel("id=a,transport=gate,server=/s"), "gate"),
+        ] {
+            let vm = with(accels);
+            let said = device.validate_in(&vm).unwrap_err().to_string();
+            assert!(
+                said.starts_with("tracked: ") && said.contains(words),
+                "{said}"
+            );
+            let Err(Refused(said)) = device.check_joins(&vm, true) else {
+                panic!("{vm:?} takes it");
+            };
+            assert!(said.contains(words), "{said}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use arch::layout::{MAX_PCI_BUSES, MAX_ROOT_PORTS};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Device, HotplugMethod, VmConfig,
+    Device, DeviceConfig, HotplugMethod, VmConfig,
     check::{self, Invalid, Placement, Problem},
     syntax::{Key, SyntaxError, ValueType, parse},
 };
@@ -376,6 +376,19 @@ impl VmConfig {
             }
         }
         self.validate_parents(&placements)
+    }
+
+    /// The physical devices whose applications go through the port of an accelerator.
+    pub fn tracked_by<'a>(&'a self, accel: &'a str) -> impl Iterator<Item = &'a DeviceConfig> {
+        let devices = self.devices.iter().flatten();
+        devices.filter(move |device| device.tracked.as_deref() == Some(accel))
+    }
+
+    /// An accelerator is gone, and tracks nothing any more.
+    pub fn untrack(&mut self, accel: &str) {
+        for device in self.devices.iter_mut().flatten() {
+            device.tracked.take_if(|tracked| tracked == accel);
+        }
     }
 
     /// Whether a device has that name.

@@ -8,7 +8,7 @@ use std::{mem, time::Duration};
 use base::Cancel;
 use devices::accel::{
     Pool,
-    moving::{Address, Move, Moved, OutcomeKind, Seat, Seated},
+    moving::{Address, Answer, Move, Moved, OutcomeKind, Seat, Seated, Unknown},
 };
 
 use super::{Control, life::Life, migration::OVER};
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long a guest's agent may take to have applications served by others: each copies its state.
-const SEATED: Duration = Duration::from_secs(660);
+pub(super) const SEATED: Duration = Duration::from_secs(660);
 
 /// Applications of an accelerator that change their workers.
 pub(super) struct Moving {
@@ -130,7 +130,7 @@ impl Control {
     }
 
     /// What the guest's agent has done about who serves its applications.
-    pub(super) fn accel_seated(&mut self, id: &str, number: u64, seated: &Seated) {
+    pub(super) fn accel_seated(&mut self, id: &str, number: u64, seated: Seated) {
         let moving = self.moves.get(id);
         if moving.is_none_or(|moving| moving.number != number) {
             return;
@@ -138,38 +138,24 @@ impl Control {
         let Some(Moving { reply, .. }) = self.moves.remove(id) else {
             return;
         };
-        let whose = seated.by.to_string();
-        let failed = |message: String| Err(ApiError::message(Status::Internal, message));
-        let outcome = match seated.outcome {
-            Ok(outcome) => outcome,
-            Err(unknown) => return reply.send(failed(unknown.to_string())),
-        };
-        let count = outcome.applications;
-        reply.send(match outcome.kind {
-            OutcomeKind::Done => {
-                log::info!("{id:?}: applications are served by {whose} now; {count} have moved");
-                let moved = count.to_string();
-                let properties = [("id", id), ("applications", &moved), ("by", &whose)];
-                self.monitor.emit("vm", "accel-moved", &properties);
+        reply.send(match applications_served(&seated.by, seated.outcome) {
+            Ok(count) => {
+                self.tell_accel_moved(id, count, &seated.by);
                 Ok(Response::MovedAccel(MovedAccel {
                     slices: Vec::new(),
                     applications: Some(count),
                 }))
             }
-            OutcomeKind::Stay => failed(format!(
-                "{count} of the guest's applications do not go to {whose}: its agent's log says why"
-            )),
-            OutcomeKind::Cannot | OutcomeKind::Begun => {
-                let what = match seated.by {
-                    Seat::Local => "it does not start",
-                    Seat::Host | Seat::At(_) => "what that has started does not end",
-                };
-                failed(format!(
-                    "the guest has no pool of its own (gantry-agent --local), or {what}: its \
-                     agent's log says why"
-                ))
-            }
+            Err(why) => Err(ApiError::message(Status::Internal, why)),
         });
+    }
+
+    /// All applications of the guest are served so now, and so many of them have moved.
+    pub(super) fn tell_accel_moved(&mut self, id: &str, count: u16, by: &Seat) {
+        log::info!("{id:?}: applications are served by {by} now; {count} have moved");
+        let (moved, by) = (count.to_string(), by.to_string());
+        let properties = [("id", id), ("applications", &moved), ("by", &by)];
+        self.monitor.emit("vm", "accel-moved", &properties);
     }
 
     /// The end of a move.
@@ -223,6 +209,36 @@ impl Control {
             }
         });
     }
+}
+
+/// How many of the guest's applications have moved, if all are served so now.
+pub(super) fn applications_served(
+    by: &Seat,
+    answer: Result<Answer, Unknown>,
+) -> Result<u16, String> {
+    let Answer { outcome, reason } = answer.map_err(|unknown| unknown.to_string())?;
+    let count = outcome.applications;
+    let why = match reason.is_empty() {
+        true => "its agent's log says why",
+        false => &reason,
+    };
+    Err(match outcome.kind {
+        OutcomeKind::Done => return Ok(count),
+        OutcomeKind::Stay => {
+            format!("{count} of the guest's applications do not go to {by}: {why}")
+        }
+        OutcomeKind::InUse => format!(
+            "{count} processes of the guest use the device beside its own pool, and have to let go of it \
+             first: {why}"
+        ),
+        OutcomeKind::Cannot | OutcomeKind::Begun => {
+            let what = match by {
+                Seat::Local => "it does not start",
+                Seat::Host | Seat::At(_) | Seat::Away(_) => "what that has started does not end",
+            };
+            format!("the guest has no pool of its own (gantry-agent --local), or {what}: {why}")
+        }
+    })
 }
 
 /// Who is to serve all of the guest's applications, if the request is for that.

@@ -4,7 +4,7 @@
 //! the control thread: what the migration needs of it is a piece of work that the control thread
 //! does between requests, while the other thread waits.
 //!
-//! - [`arrival`]: VMs that come; [`detach`]: accelerators that leave a VM before it goes.
+//! - [`arrival`]: VMs that come; [`detach`]: devices that leave a VM before it goes.
 
 mod arrival;
 mod detach;
@@ -26,6 +26,7 @@ use devices::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
+use self::detach::{Leaves, Plan};
 use super::{
     Control, ExitReason,
     applications::Workers,
@@ -37,18 +38,18 @@ use crate::{
         AccelMigration, ApiError, MigrationMode, ReceiveMigration, Reply, Request,
         ResolveMigration, Response, RunsAt, SendMigration, Status, TimeoutStrategy,
     },
-    config::{AccelConfig, AccelVia, VmConfig},
+    config::{AccelVia, VmConfig},
     machine::{
         Machine, applications, error::MachineError, handover::Belongings, moving::MovingRegion,
     },
     migration::{
         self,
-        connection::{Address, Connection, STALL},
+        connection::{Address, STALL},
         files::{FileUse, GivenFile},
         lanes::{Body, MOST},
         offer::{HostId, Moment, Offer, OfferedRegion},
         progress::{Direction, MigrationInfo, Phase, Progress},
-        source::{FIXED, Outcome, Owner, Paused, Retaken, Source, Wishes},
+        source::{FIXED, Outcome, Owner, Paused, Retaken, Wishes},
         tunnel::Tls,
     },
     seccomp::Spawner,
@@ -83,8 +84,8 @@ pub(super) enum Job {
         /// True if the VM runs at the destination.
         decision: mpsc::Sender<bool>,
         preserve: bool,
-        /// Accelerators that the VM had, and gets back if it stays.
-        detached: Vec<AccelConfig>,
+        /// What was taken from the VM, which gets it back if it stays.
+        leaves: Leaves,
     },
     Incoming {
         number: u64,
@@ -434,7 +435,10 @@ impl Control {
             log::warn!("the migration is cancelled");
             progress.cancel();
             self.migrations.last = Some(progress.info());
-            self.migrations.job = Job::None;
+            if let Job::Outgoing { leaves, .. } = mem::replace(&mut self.migrations.job, Job::None)
+            {
+                self.keep_for_next_boot(&leaves);
+            }
         }
     }
 
@@ -495,25 +499,30 @@ impl Control {
         else {
             return Err(self.not_live());
         };
+        let was_paused = *run == RunState::Paused;
+        let mut reasons = Vec::new();
         let mut offered_config = config.clone();
-        let mut detaches = false;
-        if request.accel == AccelMigration::Detach {
-            // They will have left.
-            detaches = offered_config.accels.take().is_some_and(|a| !a.is_empty());
+        let leaves = Leaves::take_from(&mut offered_config, machine, request, &mut reasons);
+        if was_paused && !leaves.is_empty() && reasons.is_empty() {
+            reasons.push(
+                "the VM is paused, so that its guest cannot give devices up: resume it first \
+                 (vm.resume)"
+                    .to_owned(),
+            );
         }
-        let applications = match request.accel {
+        let applications = match request.accel() {
             AccelMigration::Move => Applications::Go,
             AccelMigration::Detach | AccelMigration::Refuse => Applications::Stay,
         };
         let has_applications =
             matches!(applications, Applications::Go) && !machine.devices().ports().is_empty();
         let mut judged = offered_config.clone();
-        if request.accel == AccelMigration::Move {
+        if request.accel() == AccelMigration::Move {
             // Workers of a pool can be left; a process of another VM cannot.
             let accels = judged.accels.iter_mut();
             accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
         }
-        let mut reasons = machine.reasons_to_stay(&judged);
+        reasons.extend(machine.reasons_to_stay(&judged));
         if request.local {
             reasons.extend(machine.reasons_not_to_share());
         }
@@ -521,11 +530,9 @@ impl Control {
             let error = migration::Error::Stays(reasons);
             return Err(ApiError::new(Status::BadRequest, &error));
         }
-        let was_paused = *run == RunState::Paused;
         let cpu = machine.cpu_needs().map_err(|error| failed(&error))?;
         let regions = machine.moving_ram();
         let fixed = machine.last_move().unwrap_or(FIXED);
-        let detaches = detaches && !request.dry_run;
         // One carries all.
         let lanes = match request.connections {
             1 => 0,
@@ -550,8 +557,10 @@ impl Control {
         let mut wishes = wishes(request);
         wishes.fixed = fixed;
         let url = request.destination_url.clone();
-        let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
-        wishes.to = (url.clone(), tls.clone());
+        wishes.to = (
+            url.clone(),
+            tls(request.tls_dir.as_ref(), request.tunnel.as_ref()),
+        );
         let progress = Progress::new(Direction::Outgoing, &url);
         let (decision, decided) = mpsc::channel();
         let number = self.migrations.number();
@@ -565,22 +574,19 @@ impl Control {
             local: request.local,
             decision: decided,
         };
-        // Landlock may hide it; then every page is looked at.
-        let pagemap = File::open("/proc/self/pagemap").ok();
+        let plan = Plan {
+            offer,
+            wishes,
+            // Landlock may hide it; then every page is looked at.
+            pagemap: File::open("/proc/self/pagemap").ok(),
+            leaves: match request.dry_run {
+                true => Leaves::default(),
+                false => leaves,
+            },
+        };
         let of_thread = progress.clone();
         self.start_thread(move || {
-            let ready = match detaches {
-                true => leaving.detach(&of_thread),
-                false => Ok(()),
-            };
-            let outcome =
-                match ready.and_then(|()| Connection::connect(&url, tls.as_ref(), &of_thread)) {
-                    Ok(connection) => {
-                        let shown = of_thread.clone();
-                        Source::new(connection, &mut leaving, offer, wishes, shown, pagemap).run()
-                    }
-                    Err(error) => Outcome::Stayed(error),
-                };
+            let outcome = leaving.go(plan, &of_thread);
             // Whoever hears of the end may ask for something else.
             leaving.applications = Applications::Stay;
             leaving
@@ -592,7 +598,7 @@ impl Control {
             progress,
             decision,
             preserve: request.preserve_source,
-            detached: Vec::new(),
+            leaves: Leaves::default(),
         };
         self.monitor.emit("vm", "migration-started", &[]);
         Ok(Response::Empty)
@@ -637,7 +643,7 @@ impl Control {
         let Job::Outgoing {
             progress,
             preserve,
-            detached,
+            leaves,
             ..
         } = mem::replace(&mut self.migrations.job, Job::None)
         else {
@@ -666,7 +672,7 @@ impl Control {
                     *run = RunState::Paused;
                 }
                 end(&progress, Phase::Failed, Some(error));
-                self.attach_again(detached);
+                self.bring_back(&leaves);
                 "migration-failed"
             }
         };
@@ -745,6 +751,7 @@ fn wishes(request: &SendMigration) -> Wishes {
 /// What is asked for and cannot be had.
 fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     let bad = |message: String| Err(ApiError::message(Status::BadRequest, message));
+    detach::check(request)?;
     if let Err(error) = Address::parse(&request.destination_url) {
         return Err(ApiError::new(Status::BadRequest, &error));
     }

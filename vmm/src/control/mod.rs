@@ -303,7 +303,7 @@ impl Control {
             MachineEvent::Gate { id, event } => self.gate(&id, event),
             MachineEvent::AccelMoved { id, number, moved } => self.accel_moved(&id, number, moved),
             MachineEvent::AccelSeated { id, number, seated } => {
-                self.accel_seated(&id, number, &seated);
+                self.accel_seated(&id, number, seated);
             }
             MachineEvent::PeersChanged => {
                 if let Some(machine) = self.life.machine_mut() {

@@ -24,7 +24,7 @@ use vmm_sys_util::timerfd::TimerFd;
 use super::{Control, Life, requests::failed};
 use crate::{
     api::{ApiError, OnFailure, Response, Status, VmRemoveDevice, VmSwapDevice},
-    config::{CommonConfig, DeviceConfig, VmConfig},
+    config::{Device, DeviceConfig, VmConfig},
     events::EventMonitor,
     machine::{alarms::Alarm, error::MachineError},
 };
@@ -33,7 +33,7 @@ use crate::{
 enum Next {
     Nothing,
     /// The same device: it was to stay, or another one of its slot is swapped.
-    Same(DeviceConfig),
+    Same(Box<dyn Device>),
     /// Another one in its place.
     Other {
         old: DeviceConfig,
@@ -43,25 +43,26 @@ enum Next {
 }
 
 impl Next {
-    /// What is tried, one after the other until it works: the event that says so, and the path of
-    /// the device. All of them are like the one that has gone.
-    fn attempts(self) -> Option<(DeviceConfig, Vec<(&'static str, Option<PathBuf>)>)> {
+    /// What is tried, one after the other until it works, and the event that says so.
+    fn attempts(self) -> Vec<(&'static str, Box<dyn Device>)> {
         match self {
-            Self::Nothing => None,
-            Self::Same(device) => {
-                let path = device.path.clone();
-                Some((device, vec![("device-added", path)]))
-            }
+            Self::Nothing => Vec::new(),
+            Self::Same(device) => vec![("device-added", device)],
             Self::Other {
                 old,
                 new,
                 on_failure,
             } => {
-                let mut attempts = vec![("device-swapped", Some(new))];
+                let other = DeviceConfig {
+                    path: Some(new),
+                    ..old.clone()
+                };
+                let mut attempts: Vec<(_, Box<dyn Device>)> =
+                    vec![("device-swapped", Box::new(other))];
                 if on_failure == OnFailure::Restore {
-                    attempts.push(("device-swap-undone", old.path.clone()));
+                    attempts.push(("device-swap-undone", Box::new(old)));
                 }
-                Some((old, attempts))
+                attempts
             }
         }
     }
@@ -116,13 +117,12 @@ impl Removals {
         self.arm();
     }
 
-    /// Nobody waits for a removal any more. The guest gets a physical device back if it gives it up
-    /// after all.
-    fn keep(&mut self, id: &str, device: Option<&DeviceConfig>) {
+    /// Nobody waits for a removal any more. The guest gets the device back if it gives it up after all.
+    fn keep(&mut self, id: &str, device: Box<dyn Device>) {
         if let Some(removal) = self.pending.get_mut(id) {
             removal.deadline = None;
             removal.overdue = true;
-            removal.next = device.map_or(Next::Nothing, |device| Next::Same(device.clone()));
+            removal.next = Next::Same(device);
         }
         self.arm();
     }
@@ -196,7 +196,7 @@ impl Removals {
                 removal.overdue = true;
                 // The old device was to stay: a guest that gives it up after all gets it back.
                 removal.next = match mem::replace(&mut removal.next, Next::Nothing) {
-                    Next::Other { old, .. } => Next::Same(old),
+                    Next::Other { old, .. } => Next::Same(Box::new(old)),
                     other => other,
                 };
             }
@@ -266,26 +266,56 @@ impl Control {
     }
 
     /// Nobody waits for a removal or a swap any more; a guest that gives the device up all the same
-    /// gets it back if it is a physical one.
+    /// gets it back.
     fn cancel_removal(&mut self, id: &str) -> Result<Response, ApiError> {
         if self.removals.state(id).is_none() {
             let message = format!("{id:?} is not on its way out: there is nothing to cancel");
             return Err(ApiError::message(Status::BadRequest, message));
         }
-        if let Life::Live {
-            machine, config, ..
-        } = &mut self.life
-        {
-            for id in machine.keep_device(id).map_err(|e| failed(&e))? {
-                let mut devices = config.devices.iter().flatten();
-                let device = devices.find(|device| device.common.id.as_ref() == Some(&id));
-                self.removals.keep(&id, device);
+        if let Life::Live { machine, .. } = &mut self.life {
+            let stay = machine.keep_device(id).map_err(|e| failed(&e))?;
+            for id in stay {
+                self.keep(&id);
                 log::info!("device {id:?} stays: its removal was cancelled");
                 self.monitor
                     .emit("vm", "device-removal-cancelled", &[("id", &id)]);
             }
         }
         Ok(Response::Empty)
+    }
+
+    /// Whether a device is there. If the guest was asked for it, it stays all the same.
+    pub(super) fn keep(&mut self, id: &str) -> bool {
+        let Life::Live {
+            machine, config, ..
+        } = &mut self.life
+        else {
+            return false;
+        };
+        let all = config.all_devices().into_iter().map(|(_, device)| device);
+        let mut named = all.filter(|device| device.common().id.as_deref() == Some(id));
+        let Some(device) = named.next() else {
+            return false;
+        };
+        if self.removals.pending.contains_key(id) {
+            if let Err(error) = machine.keep_device(id) {
+                log::warn!("the guest is still asked for {id:?}: {}", Chain(&error));
+            }
+            self.removals.keep(id, device.boxed());
+        }
+        true
+    }
+
+    /// An accelerator that tracks devices does not go before them.
+    pub(super) fn refuse_if_tracking(&self, id: &str) -> Result<(), ApiError> {
+        let config = self.life.config();
+        let mut devices = config.into_iter().flat_map(|config| config.tracked_by(id));
+        let Some(device) = devices.next() else {
+            return Ok(());
+        };
+        let device = device.common.id.as_deref().unwrap_or_default();
+        let message = format!("{id:?} tracks physical device {device:?}: remove that first");
+        Err(ApiError::message(Status::BadRequest, message))
     }
 
     /// The guest will not give up what is in a slot.
@@ -381,7 +411,7 @@ impl Control {
                 );
                 return Err(ApiError::message(Status::BadRequest, message));
             };
-            leaving.push((other, Next::Same(device.clone())));
+            leaving.push((other, Next::Same(Box::new(device.clone()))));
         }
         machine.remove_device(id).map_err(|e| failed(&e))?;
         let limit = Duration::from_secs(request.timeout);
@@ -487,50 +517,38 @@ impl Control {
             log::info!("device {id:?} has been removed");
             self.monitor.emit("vm", "device-removed", &[("id", &id)]);
             let next = self.removals.pending.remove(&id);
-            let next = next.and_then(|removal| removal.next.attempts());
-            coming.extend(next.map(|(device, attempts)| (id, device, attempts)));
+            let attempts = next.map_or_else(Vec::new, |removal| removal.next.attempts());
+            match attempts.is_empty() {
+                true => config.untrack(&id),
+                false => coming.push((id, attempts)),
+            }
         }
         self.removals.arm();
         let is_swap = !coming.is_empty();
         // Function 0 last: with it, the guest looks for the others.
-        for (id, device, attempts) in coming {
-            // The slot behind a root port is the only one there.
-            let pci_device_id = device.parent.is_none().then_some(slot.device);
-            let device = DeviceConfig {
-                common: CommonConfig {
-                    pci_device_id,
-                    ..device.common
-                },
-                ..device
-            };
-            self.plug_one_of(&id, &device, attempts);
+        for (id, attempts) in coming {
+            self.plug_one_of(&id, slot, attempts);
         }
         if is_swap {
             self.check_visible(slot);
         }
     }
 
-    /// Plugs in the first device that can be had of those like `device`.
-    fn plug_one_of(
-        &mut self,
-        id: &str,
-        device: &DeviceConfig,
-        attempts: Vec<(&'static str, Option<PathBuf>)>,
-    ) {
+    /// Plugs the first device that can be had into a slot.
+    fn plug_one_of(&mut self, id: &str, slot: Bdf, attempts: Vec<(&'static str, Box<dyn Device>)>) {
         let Life::Live {
             config, machine, ..
         } = &mut self.life
         else {
             return;
         };
-        for (event, path) in attempts {
-            let mut device = DeviceConfig {
-                path,
-                ..device.clone()
-            };
-            match machine.add_device(&mut device) {
+        for (event, mut device) in attempts {
+            // The slot behind a root port is the only one there.
+            let is_behind_port = device.placement().parent.is_some();
+            device.common_mut().pci_device_id = (!is_behind_port).then_some(slot.device);
+            match machine.add_device(&mut *device) {
                 Ok(_) => {
-                    config.devices.get_or_insert_default().push(device);
+                    config.put_device(device);
                     log::info!("device {id:?}: {event}");
                     self.monitor.emit("vm", event, &[("id", id)]);
                     return;
@@ -585,6 +603,24 @@ mod tests {
         removals.insert("gpu", None, swap());
         removals.pending.get_mut("gpu").unwrap().overdue = true;
         assert!(!removals.torn_out("gpu"));
+        assert!(removals.pending.is_empty());
+    }
+
+    #[test]
+    fn a_device_of_any_kind_that_was_to_stay_is_plugged_in_again() {
+        let mut removals = Removals::new().unwrap();
+        let accel = crate::config::AccelConfig::default();
+        removals.insert("a", Some(Duration::ZERO), Next::Nothing);
+        assert_eq!(removals.take_overdue(), ["a"]);
+        removals.keep("a", Box::new(accel.clone()));
+        assert_eq!(removals.state("a"), None, "nobody waits for it");
+        let next = removals.pending.remove("a").unwrap().next;
+        let [("device-added", device)] = &next.attempts()[..] else {
+            panic!("it is lost");
+        };
+        assert!(device.equals(&accel));
+        // One that nobody was asked for is not on its way.
+        removals.keep("b", Box::new(accel));
         assert!(removals.pending.is_empty());
     }
 

@@ -76,7 +76,10 @@ impl Handler for Control {
                 machine.resize_zone(config, &resize.id, resize.desired_ram)
             }),
             Request::VmAdd(device) => self.add(device),
-            Request::VmRemoveDevice(device) => self.remove(&device),
+            Request::VmRemoveDevice(device) => {
+                self.refuse_if_tracking(&device.id)?;
+                self.remove(&device)
+            }
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSnapshot(snapshot) => {
                 let saving = self.begin_snapshot(&snapshot)?;

@@ -57,6 +57,24 @@ fn refused(control: &mut Control, path: &str, body: &serde_json::Value) -> Strin
     error.to_string()
 }
 
+#[test]
+fn an_accelerator_does_not_go_before_the_devices_that_it_tracks() {
+    let mut control = created(json!({"accels": [{"id": "a"}]}));
+    let add = |tracked| json!({"path": "/nowhere", "id": "gpu", "tracked": tracked});
+    let said = refused(&mut control, "vm.add-device", &add("b"));
+    assert!(said.contains("there is no accelerator"), "{said}");
+    ask(&mut control, "vm.add-device", &add("a"), Vec::new()).unwrap();
+    let remove = |id| json!({"id": id});
+    let said = refused(&mut control, "vm.remove-device", &remove("a"));
+    assert!(
+        said.contains("tracks physical device \"gpu\": remove that first"),
+        "{said}"
+    );
+    for id in ["gpu", "a"] {
+        ask(&mut control, "vm.remove-device", &remove(id), Vec::new()).unwrap();
+    }
+}
+
 /// A descriptor, and whether all copies of it have been closed.
 fn descriptor() -> (OwnedFd, impl FnMut() -> bool) {
     let (reader, writer) = std::io::pipe().unwrap();

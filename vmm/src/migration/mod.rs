@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source                                   destination
+//!   Seats, Detach   what stays here leaves the guest, if the destination would take it so
 //!   Offer     versions, configuration ─────> refuses with all reasons, or
 //!   Prepare                           <───── has a machine with memory
 //!   Rounds    pages, a barrier each   ─────> memory

@@ -14,6 +14,10 @@ pub enum Phase {
     /// Nothing was agreed yet.
     #[default]
     Offer,
+    /// The guest's applications go from its own devices to the host's pool.
+    Seats,
+    /// The guest gives up what stays here.
+    Detach,
     /// The destination makes a machine.
     Prepare,
     /// Memory moves while the VM runs.

@@ -1,21 +1,40 @@
-//! Accelerators that leave a VM before it goes to another host (`accel=Detach`).
+//! What leaves a VM before it goes to another host, and comes back if the VM stays: accelerators
+//! (`accel=Detach`), and devices of the host (`passthrough=Remote` or `Detach`).
 //!
-//! The guest is asked to give them up, as by `vm.remove-device`. If the VM stays after all, it gets
-//! them back.
+//! ```text
+//!   a question   would the destination take the VM without it?        nothing has changed
+//!   Seats        applications go from the devices to the host's pool  they come back
+//!   Detach       the guest gives up what leaves, as by                it gets all of it back
+//!                vm.remove-device
+//! ```
 
 use std::{
+    fs::File,
     thread,
     time::{Duration, Instant},
 };
 
+use base::Cancel;
+use devices::accel::moving::{self, Address, Seat};
+
 use super::{
-    super::{Control, life::Life},
+    super::{Control, accel, life::Life},
     Job, Leaving, OVER,
 };
 use crate::{
-    api::{Handler, Request, VmRemoveDevice},
-    config::AccelConfig,
-    migration::{Error, Result, progress::Progress},
+    api::{
+        AccelMigration, ApiError, Handler, PassthroughMigration, Request, SendMigration, Status,
+        VmRemoveDevice,
+    },
+    config::{AccelConfig, Device, DeviceConfig, HasCommonConfig, VmConfig},
+    machine::{Machine, kinds::Handle},
+    migration::{
+        Error, Result,
+        connection::Connection,
+        offer::Offer,
+        progress::{Phase, Progress},
+        source::{Outcome, Source, Wishes},
+    },
 };
 
 /// How long the guest may take.
@@ -32,60 +51,288 @@ enum Gone {
     Not(String),
 }
 
+/// What leaves.
+#[derive(Clone, Default)]
+pub(in super::super) struct Leaves {
+    physical: Vec<DeviceConfig>,
+    accels: Vec<AccelConfig>,
+    seats: Vec<Seats>,
+}
+
+/// Applications on devices that an accelerator tracks, which leave them.
+#[derive(Clone)]
+struct Seats {
+    /// The accelerator.
+    id: String,
+    port: moving::Handle,
+    /// The names of the devices.
+    devices: Vec<String>,
+    /// Where applications are to be served meanwhile.
+    away: Seat,
+}
+
+/// A migration that is about to begin.
+pub(super) struct Plan {
+    pub(super) offer: Offer,
+    pub(super) wishes: Wishes,
+    pub(super) pagemap: Option<File>,
+    pub(super) leaves: Leaves,
+}
+
+fn name(device: &impl HasCommonConfig) -> String {
+    device.common().id.clone().unwrap_or_default()
+}
+
+/// Whether these wishes can be fulfilled together.
+pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError> {
+    let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
+    match (request.passthrough, request.accel) {
+        (PassthroughMigration::Park, _) => bad(
+            "passthrough=Park is not supported: use Remote, with which applications go on with the \
+             host's pool, or Detach",
+        ),
+        (PassthroughMigration::Remote, AccelMigration::Detach) => bad(
+            "passthrough=Remote needs the accelerators that accel=Detach takes away: leave accel out",
+        ),
+        _ => Ok(()),
+    }
+}
+
+impl Leaves {
+    /// Takes what is to leave out of the configuration of a VM that is to move; reasons why something
+    /// cannot leave are added.
+    pub(super) fn take_from(
+        config: &mut VmConfig,
+        machine: &Machine,
+        request: &SendMigration,
+        reasons: &mut Vec<String>,
+    ) -> Self {
+        let accels = match request.accel {
+            AccelMigration::Detach => config.accels.take().unwrap_or_default(),
+            AccelMigration::Refuse | AccelMigration::Move => Vec::new(),
+        };
+        let physical = config.devices.take().unwrap_or_default();
+        for device in &physical {
+            reasons.extend(obstacle(device, request.passthrough));
+        }
+        let seats = match request.passthrough {
+            PassthroughMigration::Remote => seats(&physical, machine, reasons),
+            _ => Vec::new(),
+        };
+        Self {
+            physical,
+            accels,
+            seats,
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.physical.is_empty() && self.accels.is_empty()
+    }
+
+    /// All of it, that first which names another.
+    fn devices(&self) -> Vec<Box<dyn Device>> {
+        let physical = self
+            .physical
+            .iter()
+            .map(|device| Box::new(device.clone()) as _);
+        let accels = self.accels.iter().map(|accel| Box::new(accel.clone()) as _);
+        physical.chain(accels).collect()
+    }
+}
+
+/// Why a device cannot leave, if it cannot.
+fn obstacle(device: &DeviceConfig, wish: PassthroughMigration) -> Option<String> {
+    let id = name(device);
+    match (wish, &device.tracked) {
+        (PassthroughMigration::Refuse | PassthroughMigration::Park, None) => Some(format!(
+            "physical device {id:?} cannot move: remove it first (vm.remove-device), or have the guest \
+             give it up for the move (passthrough=Detach)"
+        )),
+        (PassthroughMigration::Refuse | PassthroughMigration::Park, Some(accel)) => Some(format!(
+            "physical device {id:?} cannot move: have its applications go on by {accel:?} meanwhile \
+             (passthrough=Remote), or remove it first (vm.remove-device)"
+        )),
+        (PassthroughMigration::Remote, None) => Some(format!(
+            "no accelerator tracks physical device {id:?} (tracked=ACCEL), so that its applications \
+             would lose it: remove it first (vm.remove-device), or use passthrough=Detach"
+        )),
+        (PassthroughMigration::Remote, Some(_)) | (PassthroughMigration::Detach, _) => None,
+    }
+}
+
+/// The applications of each accelerator that tracks some of these devices.
+fn seats(physical: &[DeviceConfig], machine: &Machine, reasons: &mut Vec<String>) -> Vec<Seats> {
+    let mut trackers: Vec<_> = physical
+        .iter()
+        .filter_map(|it| it.tracked.clone())
+        .collect();
+    trackers.sort();
+    trackers.dedup();
+    let mut all = Vec::new();
+    for id in trackers {
+        let tracked = physical
+            .iter()
+            .filter(|it| it.tracked.as_ref() == Some(&id));
+        let devices: Vec<_> = tracked.map(name).collect();
+        let plugged = machine.devices();
+        let Some(Handle::Accel(port)) = plugged.get(&id).map(|plugged| &plugged.handle) else {
+            reasons.push(format!(
+                "accelerator {id:?}, which tracks {devices:?}, is not plugged in: add it (vm.add-accel)"
+            ));
+            continue;
+        };
+        let places = devices.iter().filter_map(|device| plugged.get(device));
+        let places: Vec<_> = places.map(|device| device.bdf.to_string()).collect();
+        match Address::new(places.join(",")) {
+            Ok(address) => all.push(Seats {
+                id,
+                port: port.clone(),
+                devices,
+                away: Seat::Away(address),
+            }),
+            Err(_) => reasons.push(format!(
+                "{id:?} tracks more devices than a guest can be told of at once: {devices:?}"
+            )),
+        }
+    }
+    all
+}
+
 impl Leaving {
-    /// Has the guest give all accelerators up, and waits until it has.
-    pub(super) fn detach(&self, progress: &Progress) -> Result<()> {
-        let number = self.number;
+    /// Moves the machine, without what leaves it first.
+    pub(super) fn go(&mut self, plan: Plan, progress: &Progress) -> Outcome {
+        let Plan {
+            offer,
+            wishes,
+            mut pagemap,
+            leaves,
+        } = plan;
+        if !leaves.is_empty() {
+            // A move that the destination would refuse costs the guest nothing.
+            let question = Offer {
+                dry_run: true,
+                ..offer.clone()
+            };
+            match self.talk(question, wishes.clone(), None, progress) {
+                Outcome::Acceptable => {}
+                other => return other,
+            }
+            if let Err(error) = self.take_away(&leaves, progress) {
+                return Outcome::Stayed(error);
+            }
+        }
+        self.talk(offer, wishes, pagemap.take(), progress)
+    }
+
+    fn talk(
+        &mut self,
+        offer: Offer,
+        wishes: Wishes,
+        pagemap: Option<File>,
+        progress: &Progress,
+    ) -> Outcome {
+        let (url, tls) = &wishes.to;
+        match Connection::connect(url, tls.as_ref(), progress) {
+            Ok(connection) => {
+                let shown = progress.clone();
+                Source::new(connection, self, offer, wishes, shown, pagemap).run()
+            }
+            Err(error) => Outcome::Stayed(error),
+        }
+    }
+
+    /// Has the guest give up all that leaves, and waits until it has.
+    fn take_away(&self, leaves: &Leaves, progress: &Progress) -> Result<()> {
+        let (number, noted) = (self.number, leaves.clone());
         let over = || Error::Machine(OVER.to_owned());
-        let asked = self
-            .control
-            .ask(move |control| control.ask_for_accels(number));
-        asked.ok_or_else(over)?.map_err(Error::Machine)?;
+        let work = move |control: &mut Control| control.note_leaves(number, noted);
+        let noted = self.control.ask(work).ok_or_else(over)?;
+        noted.map_err(Error::Machine)?;
+        for seats in &leaves.seats {
+            progress.update(|info| info.phase = Phase::Seats);
+            self.leave_seats(seats, progress)?;
+        }
+        progress.update(|info| info.phase = Phase::Detach);
+        let work = move |control: &mut Control| control.ask_for_leaves(number);
+        let asked = self.control.ask(work).ok_or_else(over)?;
+        asked.map_err(Error::Machine)?;
         // The control thread counts, too; this is for one that does not.
         let deadline = Instant::now() + PATIENCE + Duration::from_secs(5);
         loop {
             if progress.is_cancelled() {
                 return Err(Error::Cancelled);
             }
-            match self.control.ask(|control| control.have_accels_gone()) {
+            match self.control.ask(|control| control.have_leaves_gone()) {
                 None => return Err(over()),
                 Some(Gone::All) => return Ok(()),
                 Some(Gone::Some) if Instant::now() < deadline => thread::sleep(LOOK),
                 Some(Gone::Some) => {
-                    return Err(Error::Stays(vec!["accelerators have not left".to_owned()]));
+                    return Err(Error::Stays(vec!["devices have not left".to_owned()]));
                 }
                 Some(Gone::Not(id)) => {
                     return Err(Error::Stays(vec![format!(
-                        "the guest does not give accelerator {id:?} up: see what uses it there, or \
-                         take it away without asking (vm.remove-device with force)"
+                        "the guest does not give {id:?} up: see what uses it there, or take it away \
+                         without asking (vm.remove-device with force)"
                     )]));
                 }
             }
         }
     }
+
+    /// Has applications go from the guest's own devices to the host's pool, and waits until nobody uses
+    /// the devices.
+    fn leave_seats(&self, seats: &Seats, progress: &Progress) -> Result<()> {
+        let answer = seats
+            .port
+            .ask_seats(&seats.away, accel::SEATED, &self.cancel);
+        if progress.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let id = seats.id.clone();
+        match accel::applications_served(&seats.away, answer) {
+            Ok(count) => {
+                let away = seats.away.clone();
+                self.control
+                    .ask(move |control| control.tell_accel_moved(&id, count, &away));
+                Ok(())
+            }
+            Err(why) => Err(Error::Stays(vec![format!("{id:?}: {why}")])),
+        }
+    }
 }
 
 impl Control {
-    fn accels(&self) -> Vec<AccelConfig> {
-        let config = self.life.config();
-        let accels = config.and_then(|config| config.accels.as_ref());
-        accels.cloned().unwrap_or_default()
+    /// From here on what ends a migration brings this back.
+    fn note_leaves(&mut self, of: u64, all: Leaves) -> std::result::Result<(), String> {
+        match &mut self.migrations.job {
+            Job::Outgoing { number, leaves, .. } if *number == of => {
+                *leaves = all;
+                Ok(())
+            }
+            _ => Err(OVER.to_owned()),
+        }
     }
 
-    /// Asks the guest for its accelerators, and remembers them.
-    fn ask_for_accels(&mut self, number: u64) -> std::result::Result<(), String> {
-        let accels = self.accels();
-        match &mut self.migrations.job {
-            Job::Outgoing {
-                number: of,
-                detached,
-                ..
-            } if *of == number => detached.clone_from(&accels),
-            _ => return Err(OVER.to_owned()),
+    /// The names of what leaves by the migration that goes on.
+    fn leaving_names(&self) -> Vec<String> {
+        let Job::Outgoing { leaves, .. } = &self.migrations.job else {
+            return Vec::new();
+        };
+        let devices = leaves.devices().into_iter();
+        devices
+            .filter_map(|device| device.common().id.clone())
+            .collect()
+    }
+
+    /// Asks the guest for what leaves.
+    fn ask_for_leaves(&mut self, of: u64) -> std::result::Result<(), String> {
+        if !self.migrations.is_current(of) {
+            return Err(OVER.to_owned());
         }
-        for accel in accels {
+        for id in self.leaving_names() {
             let request = VmRemoveDevice {
-                id: accel.common.id.unwrap_or_default(),
+                id,
                 timeout: Some(PATIENCE.as_secs()),
                 ..Default::default()
             };
@@ -97,11 +344,13 @@ impl Control {
         Ok(())
     }
 
-    fn have_accels_gone(&self) -> Gone {
-        let accels = self.accels();
-        let ids = accels.into_iter().filter_map(|accel| accel.common.id);
+    fn have_leaves_gone(&self) -> Gone {
         let mut gone = Gone::All;
-        for id in ids {
+        for id in self.leaving_names() {
+            let config = self.life.config();
+            if config.is_none_or(|config| !config.has_device(&id)) {
+                continue;
+            }
             if self.removals.state(&id).is_none() {
                 return Gone::Not(id);
             }
@@ -110,30 +359,117 @@ impl Control {
         gone
     }
 
-    /// The VM stays: it gets back what was taken from it.
-    pub(super) fn attach_again(&mut self, detached: Vec<AccelConfig>) {
-        if !matches!(self.life, Life::Live { .. }) {
+    /// The VM stays: it gets back what was taken from it, and applications go back to it.
+    pub(super) fn bring_back(&mut self, leaves: &Leaves) {
+        let Life::Live { config, .. } = &self.life else {
             return;
-        }
-        let present = self.accels();
-        for accel in detached {
-            let id = accel.common.id.clone().unwrap_or_default();
-            let is_there = |other: &AccelConfig| other.common.id == accel.common.id;
-            let done = if !present.iter().any(is_there) {
-                self.handle(Request::VmAdd(Box::new(accel))).map(drop)
-            } else if self.removals.state(&id).is_some() {
-                let request = VmRemoveDevice {
-                    id: id.clone(),
-                    cancel: true,
-                    ..Default::default()
-                };
-                self.remove(&request).map(drop)
-            } else {
-                Ok(())
-            };
-            if let Err(error) = done {
-                log::error!("the VM stays, and does not get accelerator {id:?} back: {error}");
+        };
+        let stays = |id: &String| config.has_device(id);
+        // Those whose devices come anew are brought back by the guest's agent, when these have drivers.
+        let seats = leaves.seats.iter().map(|seats| {
+            let stayed = seats.devices.iter().any(stays);
+            (seats.clone(), stayed)
+        });
+        let seats: Vec<_> = seats.collect();
+        // Accelerators first: devices name them.
+        for device in leaves.devices().into_iter().rev() {
+            let id = device.common().id.clone().unwrap_or_default();
+            if self.keep(&id) {
+                continue;
+            }
+            if let Err(error) = self.handle(Request::VmAdd(device)) {
+                log::error!("the VM stays, and does not get {id:?} back: {error}");
             }
         }
+        for (seats, stayed) in seats {
+            // An agent that starts later does nothing.
+            seats.port.withdraw_seats();
+            if stayed {
+                seats.come_back();
+            }
+        }
+    }
+
+    /// The guest starts anew: its next machine has what this one was asked for.
+    pub(super) fn keep_for_next_boot(&mut self, leaves: &Leaves) {
+        for device in leaves.devices() {
+            let id = device.common().id.clone().unwrap_or_default();
+            let Life::Live { config, .. } = &mut self.life else {
+                return;
+            };
+            if config.has_device(&id) {
+                self.keep(&id);
+            } else {
+                config.put_device(device);
+            }
+        }
+    }
+}
+
+impl Seats {
+    /// Has applications go back to the devices, which are still there.
+    fn come_back(self) {
+        let id = self.id;
+        let done = move |seated: moving::Seated| {
+            if let Err(why) = accel::applications_served(&seated.by, seated.outcome) {
+                log::warn!("{id:?}: after a migration that failed: {why}");
+            }
+        };
+        let started = self
+            .port
+            .start_seats(Seat::Local, accel::SEATED, Cancel::default(), done);
+        if let Err(error) = started {
+            log::error!("no thread has applications go back to their device: {error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_cannot_leave_says_what_to_do_instead() {
+        use PassthroughMigration as Wish;
+
+        let device = |text| <DeviceConfig as crate::config::Configured>::parse(text).unwrap();
+        let plain = device("01:00.0,id=nic");
+        let tracked = device("01:00.0,id=gpu,tracked=a");
+        for (device, wish, advice) in [
+            (&plain, Wish::Refuse, Some("passthrough=Detach")),
+            (&tracked, Wish::Refuse, Some("passthrough=Remote")),
+            (&plain, Wish::Remote, Some("tracked=ACCEL")),
+            (&tracked, Wish::Remote, None),
+            (&plain, Wish::Detach, None),
+            (&tracked, Wish::Detach, None),
+        ] {
+            let said = obstacle(device, wish);
+            assert_eq!(said.is_some(), advice.is_some(), "{said:?}");
+            let said = said.unwrap_or_default();
+            assert!(said.contains(advice.unwrap_or_default()), "{said}");
+        }
+    }
+
+    #[test]
+    fn wishes_that_exclude_each_other_are_refused() {
+        use AccelMigration as Accel;
+        use PassthroughMigration as Wish;
+
+        let request = |passthrough, accel| SendMigration {
+            passthrough,
+            accel,
+            ..SendMigration::to("unix:/x")
+        };
+        for (passthrough, accel, word) in [
+            (Wish::Park, Accel::Move, "not supported"),
+            (Wish::Remote, Accel::Detach, "accel=Detach"),
+        ] {
+            let error = check(&request(passthrough, accel)).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+        let remote = request(Wish::Remote, Accel::Refuse);
+        assert!(check(&remote).is_ok());
+        assert_eq!(remote.accel(), Accel::Move);
+        assert_eq!(request(Wish::Detach, Accel::Refuse).accel(), Accel::Refuse);
     }
 }

@@ -1,0 +1,272 @@
+//! Who has files of a device open: its driver does not let go of it as long as somebody does.
+
+use std::{
+    collections::BTreeSet,
+    fmt, fs,
+    os::unix::fs::{FileTypeExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use crate::tracked::Tracked;
+
+const PROC: &str = "/proc";
+/// Most generations of processes that are followed upwards.
+const GENERATIONS: usize = 64;
+
+/// A process that has a file of a device open, or mapped.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Holder {
+    process: u32,
+    name: String,
+    file: String,
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (process, name, file) = (self.process, &self.name, &self.file);
+        write!(f, "PID {process} ({name}) has {file} open")
+    }
+}
+
+/// The files of devices.
+#[derive(Debug, Default)]
+struct Files {
+    /// Those in the devices' folders in sysfs, by file system and number.
+    inodes: BTreeSet<(u64, u64)>,
+    /// Where these folders are.
+    folders: Vec<PathBuf>,
+    /// The drivers' numbers, whose nodes the kernel shows at no device.
+    majors: BTreeSet<u32>,
+}
+
+/// Who has files of these devices open, or has mapped those in sysfs: a file each of any process but `own`
+/// and those that it has started.
+pub fn of(devices: &Tracked, own: u32) -> Vec<Holder> {
+    let files = Files::of(devices.folders());
+    find(Path::new(PROC), &files, own)
+}
+
+fn find(proc: &Path, files: &Files, own: u32) -> Vec<Holder> {
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let mut hidden = 0;
+    let mut holders = Vec::new();
+    for process in processes {
+        let folder = proc.join(process.to_string());
+        let open = match files.open_in(&folder) {
+            Ok(open) => open,
+            Err(error) => {
+                // It may have ended.
+                hidden += u32::from(error.kind() == std::io::ErrorKind::PermissionDenied);
+                continue;
+            }
+        };
+        if let Some(file) = open.or_else(|| files.mapped_in(&folder))
+            && !descends(proc, process, own)
+        {
+            let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
+            holders.push(Holder {
+                process,
+                name: name.trim().to_owned(),
+                file,
+            });
+        }
+    }
+    if hidden > 0 {
+        base::note!(
+            "gantry-agent: what {hidden} processes have open is hidden from the agent, which lacks \
+             CAP_SYS_PTRACE: one that has the device open is not told of"
+        );
+    }
+    holders.sort_by_key(|holder| holder.process);
+    holders
+}
+
+/// Whether a process is this one, or was started by it, or by one that was.
+fn descends(proc: &Path, process: u32, from: u32) -> bool {
+    let mut at = process;
+    for _ in 0..GENERATIONS {
+        match at {
+            _ if at == from => return true,
+            0 | 1 => return false,
+            _ => {}
+        }
+        // The name is in parentheses, and may have any.
+        let stat = fs::read_to_string(proc.join(at.to_string()).join("stat")).unwrap_or_default();
+        let rest = stat.rsplit(") ").next().unwrap_or_default();
+        let parent = rest.split(' ').nth(1).and_then(|text| text.parse().ok());
+        let Some(parent) = parent else { return false };
+        at = parent;
+    }
+    false
+}
+
+impl Files {
+    fn of(folders: impl Iterator<Item = PathBuf>) -> Self {
+        let mut files = Self::default();
+        let numbers = fs::read_to_string(Path::new(PROC).join("devices")).unwrap_or_default();
+        // One that is gone has no files.
+        for folder in folders.filter_map(|folder| fs::canonicalize(folder).ok()) {
+            for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+                if let Ok(found) = entry.metadata()
+                    && found.is_file()
+                {
+                    files.inodes.insert((found.dev(), found.ino()));
+                }
+            }
+            if let Ok(driver) = fs::read_link(folder.join("driver"))
+                && let Some(name) = driver.file_name().and_then(|name| name.to_str())
+            {
+                files.majors.extend(majors(&numbers, name));
+            }
+            files.folders.push(folder);
+        }
+        files
+    }
+
+    /// One of them that a process has open.
+    fn open_in(&self, process: &Path) -> std::io::Result<Option<String>> {
+        for entry in fs::read_dir(process.join("fd"))?.flatten() {
+            let Ok(target) = fs::read_link(entry.path()) else {
+                continue;
+            };
+            // Other file systems may not answer when they are asked for more.
+            let name = target.to_string_lossy();
+            if !name.contains("/dev/") && !name.contains("/devices/pci") {
+                continue;
+            }
+            if let Ok(found) = fs::metadata(entry.path())
+                && self.contains(&found)
+            {
+                return Ok(Some(name.into_owned()));
+            }
+        }
+        Ok(None)
+    }
+
+    fn contains(&self, found: &fs::Metadata) -> bool {
+        let kind = found.file_type();
+        let class = match (kind.is_char_device(), kind.is_block_device()) {
+            (true, _) => "char",
+            (_, true) => "block",
+            _ => return self.inodes.contains(&(found.dev(), found.ino())),
+        };
+        let (major, minor) = (libc::major(found.rdev()), libc::minor(found.rdev()));
+        match fs::canonicalize(format!("/sys/dev/{class}/{major}:{minor}")) {
+            Ok(at) => self.folders.iter().any(|folder| at.starts_with(folder)),
+            Err(_) => class == "char" && self.majors.contains(&major),
+        }
+    }
+
+    /// One of sysfs that a process has mapped: `range access offset device inode path`. It may have been
+    /// closed.
+    fn mapped_in(&self, process: &Path) -> Option<String> {
+        let maps = fs::read(process.join("maps")).ok()?;
+        String::from_utf8_lossy(&maps).lines().find_map(|line| {
+            let mut fields = line.split_whitespace();
+            let (device, inode) = (fields.nth(3)?, fields.next()?);
+            let (major, minor) = device.split_once(':')?;
+            let number = |text| u32::from_str_radix(text, 16).ok();
+            let device = libc::makedev(number(major)?, number(minor)?);
+            let file = (device, inode.parse().ok()?);
+            self.inodes.contains(&file).then(|| {
+                let path: Vec<_> = fields.collect();
+                path.join(" ")
+            })
+        })
+    }
+}
+
+/// The numbers of character devices that belong to a driver, or to a part of it (nvidia, nvidia-uvm), of
+/// the kernel's list.
+fn majors(list: &str, driver: &str) -> impl Iterator<Item = u32> {
+    let lines = list.lines().take_while(|line| !line.starts_with("Block"));
+    let named = lines.filter_map(|line| line.trim().split_once(' '));
+    let own = named.filter(move |(_, name)| name.trim().starts_with(driver));
+    own.filter_map(|(number, _)| number.parse().ok())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{self, Child, Command, Stdio},
+    };
+
+    use super::*;
+
+    /// A process that has a file open and says so.
+    struct Open(Child);
+
+    impl Open {
+        fn file(path: &Path) -> Self {
+            let mut child = Command::new("sh")
+                .args(["-c", "exec 9<\"$0\" && echo open && exec sleep 1000"])
+                .arg(path)
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut line = String::new();
+            let stdout = child.stdout.take().unwrap();
+            BufReader::new(stdout).read_line(&mut line).unwrap();
+            assert_eq!(line, "open\n");
+            Self(child)
+        }
+    }
+
+    impl Drop for Open {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn whoever_has_a_file_of_the_device_open_is_named_but_what_the_agent_has_started_is_not() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("devices/pci0000:00/0000:00:09.0");
+        fs::create_dir_all(&device).unwrap();
+        let file = device.join("resource0");
+        for path in [&file, &device.with_extension("other")] {
+            fs::write(path, "").unwrap();
+        }
+        let files = Files::of([device.clone(), root.path().join("gone")].into_iter());
+        let nobody = u32::MAX;
+        assert_eq!(find(Path::new(PROC), &files, nobody), []);
+        let _other = Open::file(&device.with_extension("other"));
+        let open = Open::file(&file);
+        let holders = find(Path::new(PROC), &files, nobody);
+        let expected = format!("PID {} (sleep) has {} open", open.0.id(), file.display());
+        let said: Vec<_> = holders.iter().map(ToString::to_string).collect();
+        assert_eq!(said, [expected]);
+        assert_eq!(find(Path::new(PROC), &files, process::id()), []);
+        assert!(descends(Path::new(PROC), open.0.id(), process::id()));
+        assert!(!descends(Path::new(PROC), process::id(), open.0.id()));
+        drop(open);
+        assert_eq!(find(Path::new(PROC), &files, nobody), []);
+    }
+
+    #[test]
+    fn a_file_that_is_mapped_and_closed_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("resource0");
+        fs::write(&file, [0; 4096]).unwrap();
+        let files = Files::of([root.path().to_owned()].into_iter());
+        let own = Path::new(PROC).join("self");
+        assert_eq!(files.mapped_in(&own), None);
+        let opened = fs::OpenOptions::new().read(true).write(true).open(&file);
+        let mapping =
+            base::Mapping::shared(opened.unwrap(), 0, 4096, base::Access::ReadWrite).unwrap();
+        assert_eq!(files.mapped_in(&own), Some(file.display().to_string()));
+        drop(mapping);
+        assert_eq!(files.mapped_in(&own), None);
+    }
+
+    #[test]
+    fn a_drivers_numbers_are_those_of_all_its_parts() {
+        let list = "Character devices:\n  1 mem\n195 nvidia\n508 nvidia-uvm\n226 drm\n\n\
+                    Block devices:\n259 nvidia-block\n";
+        assert_eq!(majors(list, "nvidia").collect::<Vec<_>>(), [195, 508]);
+    }
+}

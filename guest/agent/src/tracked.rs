@@ -1,0 +1,146 @@
+//! Devices of this guest that leave it and come back, as its kernel shows them.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
+
+/// Most devices that are looked at; the text that names them has room for fewer.
+const MOST: usize = 32;
+
+/// A device that is to come back.
+#[derive(Debug)]
+struct Device {
+    address: String,
+    /// Vendor and device; none if the guest did not have it when the agent heard of it.
+    model: Option<[String; 2]>,
+}
+
+/// Devices that are to come back.
+#[derive(Debug)]
+pub struct Tracked {
+    pci: PathBuf,
+    missing: Vec<Device>,
+    /// The functions that there were when they were about to leave. One that comes later differs from all of
+    /// them, at the same address, too.
+    before: BTreeSet<(String, u64)>,
+}
+
+impl Tracked {
+    /// Those at these addresses, with commas between them. `pci`: where the kernel shows PCI functions.
+    pub fn of(pci: PathBuf, addresses: &str) -> Self {
+        let missing = addresses.split(',').take(MOST).map(|address| Device {
+            address: address.to_owned(),
+            model: model(&pci.join(address)),
+        });
+        Self {
+            missing: missing.collect(),
+            before: functions(&pci).collect(),
+            pci,
+        }
+    }
+
+    /// Their folders.
+    pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
+        self.missing
+            .iter()
+            .map(|device| self.pci.join(&device.address))
+    }
+
+    /// Whether all are back, and have drivers: there is a new function for each, of the same model, or at
+    /// the same address. Those that are back are not looked for again.
+    pub fn are_back(&mut self) -> bool {
+        let (pci, before) = (&self.pci, &mut self.before);
+        self.missing.retain(|device| {
+            let back = functions(pci).find(|(address, inode)| {
+                let folder = pci.join(address);
+                let alike = match &device.model {
+                    Some(known) => model(&folder).as_ref() == Some(known),
+                    None => *address == device.address,
+                };
+                alike
+                    && !before.contains(&(address.clone(), *inode))
+                    && folder.join("driver").exists()
+            });
+            // Two of a model are two.
+            back.map(|function| before.insert(function)).is_none()
+        });
+        self.missing.is_empty()
+    }
+}
+
+/// All functions, by address, and what tells one from a later one there.
+fn functions(pci: &Path) -> impl Iterator<Item = (String, u64)> {
+    let entries = fs::read_dir(pci).into_iter().flatten().flatten();
+    entries.filter_map(|entry| {
+        let inode = fs::metadata(entry.path()).ok()?.ino();
+        Some((entry.file_name().into_string().ok()?, inode))
+    })
+}
+
+fn model(folder: &Path) -> Option<[String; 2]> {
+    let read = |name| fs::read_to_string(folder.join(name)).ok();
+    Some([read("vendor")?, read("device")?])
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// As the kernel shows a function. What was there before keeps its number as long as `old` is there.
+    fn plug(pci: &Path, address: &str, device: &str, has_driver: bool) {
+        let folder = pci.join(address);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("vendor"), "0x10de\n").unwrap();
+        fs::write(folder.join("device"), device).unwrap();
+        if has_driver {
+            bind(pci, address);
+        }
+    }
+
+    fn bind(pci: &Path, address: &str) {
+        fs::create_dir(pci.join(address).join("driver")).unwrap();
+    }
+
+    #[test]
+    fn a_device_is_back_when_a_new_one_of_its_model_has_a_driver() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pci, old) = (folder.path().join("pci"), folder.path().join("old"));
+        fs::create_dir(&pci).unwrap();
+        // Another one of the model stays.
+        for address in ["0000:00:05.0", "0000:00:09.0"] {
+            plug(&pci, address, "gpu", true);
+        }
+        let mut tracked = Tracked::of(pci.clone(), "0000:00:09.0");
+        let folders: Vec<_> = tracked.folders().collect();
+        assert_eq!(folders, [pci.join("0000:00:09.0")]);
+        assert!(!tracked.are_back());
+        fs::rename(pci.join("0000:00:09.0"), &old).unwrap();
+        assert!(!tracked.are_back());
+        plug(&pci, "0000:00:08.0", "disk", true);
+        // Elsewhere than it was, which is as good.
+        plug(&pci, "0000:00:0a.0", "gpu", false);
+        assert!(!tracked.are_back());
+        bind(&pci, "0000:00:0a.0");
+        assert!(tracked.are_back());
+    }
+
+    #[test]
+    fn all_are_waited_for_and_one_that_was_not_there_is_known_by_its_address() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pci, old) = (folder.path().join("pci"), folder.path().join("old"));
+        fs::create_dir(&pci).unwrap();
+        plug(&pci, "0000:00:09.0", "gpu", true);
+        let mut tracked = Tracked::of(pci.clone(), "0000:00:09.0,0000:00:0a.0");
+        fs::rename(pci.join("0000:00:09.0"), &old).unwrap();
+        plug(&pci, "0000:00:09.0", "gpu", true);
+        assert!(!tracked.are_back());
+        plug(&pci, "0000:00:0b.0", "gpu", true);
+        assert!(!tracked.are_back());
+        plug(&pci, "0000:00:0a.0", "other", true);
+        assert!(tracked.are_back());
+    }
+}
