@@ -359,8 +359,9 @@ impl Owner for Leaving {
                 });
             };
             log::warn!("the locks are not to be had: {}", Chain(&error));
-            Ok(match error {
-                MachineError::Device { id, .. } if telling.contains(&id) => Retaken::Denied,
+            Ok(match error.taken_disk() {
+                Some(id) if telling.iter().any(|telling| telling == id) => Retaken::Denied,
+                // Also when storage does not say who has the lock: it may be out of reach for both.
                 _ => Retaken::Silent,
             })
         });

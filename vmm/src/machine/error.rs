@@ -10,6 +10,7 @@ use devices::{
     acpi::{CpuHotplugError, MemoryHotplugError},
     bus::BusError,
     console::ConsoleError,
+    disk::DiskError,
     legacy::SerialRestoreError,
     pci::{LifecycleError, PciError},
     virtio::pci::VirtioPciError,
@@ -296,4 +297,45 @@ pub enum MachineError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl MachineError {
+    /// The disk whose lock somebody else has, if that is what failed.
+    pub fn taken_disk(&self) -> Option<&str> {
+        let Self::Device { id, source, .. } = self else {
+            return None;
+        };
+        let DeviceError::Device(error) = &**source else {
+            return None;
+        };
+        matches!(
+            error.downcast_ref(),
+            Some(devices::virtio::blk::Error::Disk(DiskError::Locked { .. }))
+        )
+        .then_some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_cannot_be_asked_for_is_nobodys() {
+        let error = |source| MachineError::Device {
+            kind: "disk",
+            id: "disk0".to_owned(),
+            source: Box::new(DeviceError::of(devices::virtio::blk::Error::Disk(source))),
+        };
+        let locked = DiskError::Locked {
+            path: "/d".into(),
+            read_only: false,
+        };
+        assert_eq!(error(locked).taken_disk(), Some("disk0"));
+        let unreachable = DiskError::Lock {
+            path: "/d".into(),
+            source: io::Error::from_raw_os_error(libc::ENOLCK),
+        };
+        assert_eq!(error(unreachable).taken_disk(), None);
+    }
 }
