@@ -4,14 +4,17 @@
 //!   port to        | command                        | then
 //!   ---------------|--------------------------------|------------------------------------------
 //!   new worker     | attachment, which takes it up  | its driver is open
+//!   old worker     | Precopy                        | what is new is in a file; it serves meanwhile
+//!   new worker     | Prepare                        | that is made; further rounds follow
 //!   old worker     | Quiesce                        | calls wait in the ring
-//!   old worker     | Save                           | its state is in a file in memory
+//!   old worker     | SaveRest                       | what is new since is in a file
 //!   new worker     | Restore                        | all is made again
-//!   old worker     | (its connection is shut down)  | its pool has seen it end
+//!   old worker     | Leave                          | it does not look at the ring any more
 //!   new worker     | Go                             | it serves the ring where it was left
+//!   old worker     | (its connection is shut down)  | its pool has seen it end
 //! ```
 //!
-//! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker ends leaves
+//! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker leaves leaves
 //! the application with it. Applications move one after the other, so that each stands still for its own
 //! move only; all of them have one deadline.
 
@@ -26,6 +29,7 @@ use std::{
 use base::{Cancel, Chain, Patience, Unpoisoned};
 use gantry_remoting::link::{
     control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SOON},
+    rounds::precopy,
     socket,
 };
 
@@ -232,15 +236,36 @@ impl Handle {
             who: NEW,
         };
         new.answer(&patience.at_most(SOON))?;
+        let rounds = precopy(
+            &mut |command, files, patience| {
+                lent.send(command, files)?;
+                lent.answer(patience)
+            },
+            &new,
+            patience,
+        )?;
         quiesce(&mut lent, drain)?;
         lent.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
-        let image = save(&mut lent, patience)?;
+        let image = save(&mut lent, &Command::SaveRest(rounds), patience)?;
         new.ask(&Command::Restore(true), &[image.as_fd()], patience)?;
         drop(image);
-        // Who has seen it end does not stop half-way.
-        lent.end(&Patience::within(SOON))?;
+        // From here on it does not stop half-way. Who has left need not have ended before another one
+        // serves; with any other answer its end is waited for.
+        let soon = Patience::within(SOON);
+        let left = lent.send(&Command::Leave(), &[]);
+        let has_left = left.and_then(|()| lent.answer(&soon)).is_ok();
+        if !has_left {
+            lent.end(&Patience::within(SOON))?;
+        }
         // The answer is that it serves.
-        new.send(&Command::Go(), &[])?;
+        if let Err(error) = new.send(&Command::Go(), &[]) {
+            lent.leave();
+            return Err(error);
+        }
+        if has_left && let Err(error) = lent.end(&Patience::within(SOON)) {
+            let (name, slice) = (&self.thread_name, lent.slice);
+            log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
+        }
         lent.replace(stream);
         Ok(())
     }
@@ -357,10 +382,14 @@ pub(super) fn quiesce(worker: &mut Lent, drain: Duration) -> Result<(), NotMoved
     worker.send(&Command::Quiesce(drain), &[])
 }
 
-/// Has a worker that has stopped save its application's state.
-pub(super) fn save(worker: &mut Lent, patience: &Patience) -> Result<File, NotMoved> {
+/// Has a worker that has stopped save its application's state, or the rest of it, by this command.
+pub(super) fn save(
+    worker: &mut Lent,
+    command: &Command,
+    patience: &Patience,
+) -> Result<File, NotMoved> {
     let image = control::image().map_err(NotMoved::File)?;
-    worker.send(&Command::Save(), &[image.as_fd()])?;
+    worker.send(command, &[image.as_fd()])?;
     worker.answer(patience)?;
     Ok(image)
 }

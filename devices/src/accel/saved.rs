@@ -14,7 +14,10 @@ use std::{
 
 use base::{Chain, Patience};
 pub use gantry_remoting::link::control::image;
-use gantry_remoting::{link::control::AFTER_DRAIN, port::State};
+use gantry_remoting::{
+    link::control::{AFTER_DRAIN, Command},
+    port::State,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -291,7 +294,7 @@ impl Standing {
                     // To save takes long, and nobody would have it.
                     return Err(Error::Stays(reasons));
                 }
-                let image = match save(lent, &self.patience) {
+                let image = match save(lent, &Command::Save(), &self.patience) {
                     Ok(image) => archive.add(&image, &self.patience)?,
                     Err(why) => {
                         let named = named(&port.id, lent.slice as u32);

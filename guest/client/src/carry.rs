@@ -1,17 +1,18 @@
 //! This process leaves the worker that serves it for another one, which may be anywhere: another
-//! process of this machine, the host's, or another host's. The application's calls wait meanwhile.
+//! process of this machine, the host's, or another host's.
 //!
 //! ```text
 //!   1  a connection with the other worker is made                            nothing has changed
-//!   2  no call is sent: who sends holds the lock                             calls wait
-//!   3  the worker saves, its image is read and written there, part by part
-//!   4  nobody reads answers or writes to the window
-//!   5  what is in use of the window is copied; the other worker restores
-//!   6  the other window's memory is mapped in the place of this one's, the rings' ends, doorbell
+//!   2  in rounds, what is new of the state is copied, and made there         all goes on
+//!   3  no call is sent: who sends holds the lock                             calls wait
+//!   4  the worker saves the rest, its image is read and written there, part by part
+//!   5  nobody reads answers or writes to the window
+//!   6  what is in use of the window is copied; the other worker restores
+//!   7  the other window's memory is mapped in the place of this one's, the rings' ends, doorbell
 //!      and connection are the other's                                        the worker is left
 //! ```
 //!
-//! The window keeps its addresses. Until 6 a failure costs nothing but the time: the worker still
+//! The window keeps its addresses. Until 7 a failure costs nothing but the time: the worker still
 //! serves, and all goes on with it. After it the old connection is closed, by which that worker ends;
 //! what is in its rings by then nobody waits for, as every call before the save was carried out, and
 //! answered or saved as one that waits.
@@ -25,7 +26,7 @@
 
 use std::{
     os::unix::net::UnixStream,
-    sync::mpsc,
+    sync::{MutexGuard, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -36,6 +37,7 @@ use gantry_remoting::{
         control::{LONG, SOON},
         mapping::Error,
         order::Order,
+        rounds::Rounds,
     },
     wire::{
         Blob,
@@ -50,20 +52,27 @@ use crate::{
     stage::HostRegion,
 };
 
-/// How often is looked whether the application has unmapped what it has.
+/// How often is looked for what has come or changed.
 const LOOK: Duration = Duration::from_micros(100);
 /// How many bytes of an image are carried at a time, at most.
 const PART: u64 = 4 << 20;
+/// The same while the application goes on: its calls wait while the worker copies a part.
+const SMALL_PART: u64 = 512 << 10;
 
 /// A driver whose state can be carried from one worker to another.
 pub trait Carried: Driver {
-    /// The call that saves the state: how many bytes it has; or none, and why not.
-    fn save(patience: u64) -> impl Call<Answer = (u64, Blob)>;
+    /// The call that saves what is new since the last round, while others are carried out: how many
+    /// bytes the image has; or none, and why not.
+    fn precopy(round: u32) -> impl Call<Answer = (u64, Blob)>;
+    /// The call that saves what is new since so many rounds: the answer is the same.
+    fn save(patience: u64, rounds: u32) -> impl Call<Answer = (u64, Blob)>;
     /// The call that reads a part of it.
     fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob>;
     /// The call that writes a part of it.
     fn write(at: u64, from: WindowRange) -> impl Call<Answer = Blob>;
-    /// The call that makes the state again.
+    /// The call that makes what a round has.
+    fn prepare() -> impl Call<Answer = Blob>;
+    /// The call that makes the rest of the state.
     fn restore() -> impl Call<Answer = Blob>;
     /// Why the window cannot get other memory now, if something is in the way. Nothing gets in the way
     /// while no call can be sent.
@@ -114,12 +123,20 @@ fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, 
                 .map_err(|error| format!("it cannot connect with {to}: {error}"))
         });
         while !opening.is_finished() {
-            link.try_read_pending();
+            hear(link);
             thread::sleep(LOOK);
         }
         let panicked = |_| Err(format!("it cannot connect with {to}"));
         opening.join().unwrap_or_else(panicked)
     })
+}
+
+/// Reads what the worker says that no call waits for. Nothing is in the way of threads that wait if
+/// nothing of the kind is expected.
+fn hear<D: Driver>(link: &Link<D>) {
+    if link.expects() || D::expects_messages(&link.state) {
+        link.try_read_pending();
+    }
 }
 
 fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(), String> {
@@ -136,22 +153,34 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(),
         ));
     }
     there.be_deaf(true);
+    let both = Both {
+        link,
+        there: &there,
+        end: Instant::now() + LONG,
+    };
+    // The rounds have time of their own.
+    let patience = until.saturating_duration_since(Instant::now());
     // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
-    carry(link, &there, opened, until)
+    let outcome = both
+        .precopy()
+        .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));
+    if outcome.is_err() {
+        both.give_up();
+    }
+    outcome
 }
 
-fn carry<D: Carried>(
-    link: &Link<D>,
-    there: &Link<D>,
-    opened: &Opened,
+/// Waits for the lock under which calls are sent, and until nothing is in the way.
+fn hold<'a, D: Driver>(
+    link: &'a Link<D>,
     until: Instant,
-) -> Result<(), String> {
-    let mut outgoing = loop {
+    in_the_way: impl Fn() -> Option<&'static str>,
+) -> Result<MutexGuard<'a, Outgoing>, String> {
+    loop {
         // Who has it may wait for a worker that waits for somebody to read.
         let why = if let Ok(outgoing) = link.outgoing.try_lock() {
-            let heap = || link.stages.lock_unpoisoned().pinned();
-            match D::pinned(&link.state).or_else(heap) {
-                None => break outgoing,
+            match in_the_way() {
+                None => return Ok(outgoing),
                 Some(why) => why,
             }
         } else {
@@ -166,84 +195,184 @@ fn carry<D: Carried>(
             return Err(gone(OLD)(()));
         }
         thread::sleep(LOOK);
-    };
+    }
+}
+
+/// The connections with both workers.
+struct Both<'a, D: Driver> {
+    /// That with the one that serves.
+    link: &'a Link<D>,
+    /// That with the one that is to serve.
+    there: &'a Link<D>,
+    /// By when all is to be answered.
+    end: Instant,
+}
+
+impl<D: Carried> Both<'_, D> {
+    /// Asks the worker that serves: `held` by who holds up all other calls, else beside them.
+    fn ask<C: Call>(&self, held: Option<&mut Outgoing>, call: &C) -> Result<C::Answer, String> {
+        let answer = match held {
+            Some(outgoing) => self.link.ask_by(outgoing, call),
+            None => {
+                let mut outgoing = hold(self.link, self.end, || None)?;
+                let sent = self.link.send_beside(&mut outgoing, call);
+                drop(outgoing);
+                sent.and_then(|sequence| self.look_for::<C>(self.link, sequence))
+            }
+        };
+        answer.map_err(gone(OLD))
+    }
+
+    /// Asks the other one, which has so long to answer.
+    fn ask_there<C: Call>(
+        &self,
+        is_held: bool,
+        call: &C,
+        patience: Duration,
+    ) -> Result<C::Answer, String> {
+        let there = self.there;
+        there.expire(self.end.min(Instant::now() + patience));
+        let answer = if is_held {
+            there.ask(call)
+        } else {
+            let sent = there.send_beside(&mut there.outgoing.lock_unpoisoned(), call);
+            sent.and_then(|sequence| self.look_for::<C>(there, sequence))
+        };
+        answer.map_err(gone(NEW))
+    }
+
+    /// Waits for an answer without being in the way of the application's threads, and hears what else
+    /// the worker says that serves.
+    fn look_for<C: Call>(&self, of: &Link<D>, sequence: u64) -> Result<C::Answer, D::Status> {
+        loop {
+            if let Some(answer) = of.answered::<C>(sequence) {
+                return answer;
+            }
+            if Instant::now() >= self.end {
+                return Err(D::WORKER_LOST);
+            }
+            hear(self.link);
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Has the other worker make what can be copied while the application goes on. How many rounds there
+    /// were: none if this worker copies nothing now.
+    fn precopy(&self) -> Result<u32, String> {
+        let mut rounds = Rounds::default();
+        loop {
+            let (length, why) = self.ask(None, &D::precopy(rounds.count()))?;
+            match refusal(why) {
+                // It is asked for the whole once it stands still, and says again what is in the way.
+                Err(_) if rounds.count() == 0 => return Ok(0),
+                copied => copied?,
+            }
+            self.copy_image(None, length)?;
+            refusal(self.ask_there(false, &D::prepare(), LONG)?)?;
+            if !rounds.another(length) {
+                return Ok(rounds.count());
+            }
+        }
+    }
+
+    /// Has the worker that serves keep nothing. If it has ended, that is noticed.
+    fn give_up(&self) {
+        let none = WindowRange {
+            offset: self.link.window.data(),
+            length: 0,
+            stage: None,
+        };
+        let end = Instant::now() + SOON;
+        let _ = Both { end, ..*self }.ask(None, &D::read(0, none));
+    }
+
+    /// Room in a window for a part of so many bytes at most: where, and how many.
+    fn room(&self, window: &Link<D>, most: u64, is_held: bool) -> Option<(u64, u64)> {
+        loop {
+            let room = window.reserve_part(most);
+            // The application gives some back.
+            if room.is_some() || is_held || Instant::now() >= self.end {
+                return room;
+            }
+            hear(self.link);
+            thread::sleep(LOOK);
+        }
+    }
+
+    /// Carries the image over, through both windows.
+    fn copy_image(&self, mut held: Option<&mut Outgoing>, length: u64) -> Result<(), String> {
+        let Self { link, there, .. } = *self;
+        let is_held = held.is_some();
+        let largest = if is_held { PART } else { SMALL_PART };
+        let mut bytes = vec![0; largest.min(length) as usize];
+        let mut at = 0;
+        while at < length {
+            let most = largest.min(length - at);
+            let (offset, part) = self
+                .room(link, most, is_held)
+                .ok_or("its window has no room for its state")?;
+            let memory = HostRegion::flat(bytes.as_mut_ptr(), part as usize);
+            // SAFETY: the bytes live until the worker has released the stage, which is checked below,
+            // or is not heard of any more.
+            let to = unsafe { link.stage_into(offset, part, memory) };
+            let stage = to.stage;
+            let read = self.ask(held.as_deref_mut(), &D::read(at, to));
+            let landed = stage.is_some_and(|stage| !link.is_pending(stage));
+            if !landed {
+                // Nobody knows when.
+                std::mem::forget(std::mem::take(&mut bytes));
+            }
+            refusal(read?)?;
+            if !landed {
+                return Err(gone(OLD)(()));
+            }
+            let (offset, _) = there
+                .reserve_part(part)
+                .filter(|(_, room)| *room == part)
+                .ok_or("the window there has no room for its state")?;
+            // SAFETY: both have so many bytes.
+            unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
+            let from = there.stage(offset, part);
+            refusal(self.ask_there(is_held, &D::write(at, from), SOON)?)?;
+            at += part;
+        }
+        Ok(())
+    }
+}
+
+/// Carries the rest over, once nothing is in the way, which lasts no longer than until then.
+fn carry<D: Carried>(
+    both: &Both<'_, D>,
+    opened: &Opened,
+    rounds: u32,
+    until: Instant,
+) -> Result<(), String> {
+    let Both { link, there, .. } = *both;
+    let heap = || link.stages.lock_unpoisoned().pinned();
+    let mut outgoing = hold(link, until, || D::pinned(&link.state).or_else(heap))?;
     let left = until.saturating_duration_since(Instant::now());
-    let saved = link.ask_by(&mut outgoing, &D::save(left.as_millis() as u64));
-    let (length, why) = saved.map_err(gone(OLD))?;
+    let save = D::save(left.as_millis() as u64, rounds);
+    let (length, why) = both.ask(Some(&mut outgoing), &save)?;
     refusal(why)?;
     let in_use = !link
         .stages
         .lock_unpoisoned()
         .in_use(&link.window)
         .is_empty();
-    let outcome = match in_use && !there.is_shared() {
-        true => Err(NOT_SHARED.to_owned()),
-        false => copy_image(link, &mut outgoing, there, length)
-            .and_then(|()| take_over(link, &mut outgoing, there, opened)),
-    };
-    if outcome.is_err() {
-        // Gives the image up. If the worker has ended, that is noticed.
-        let none = WindowRange {
-            offset: link.window.data(),
-            length: 0,
-            stage: None,
-        };
-        let _ = link.ask_by(&mut outgoing, &D::read(0, none));
+    if in_use && !there.is_shared() {
+        return Err(NOT_SHARED.to_owned());
     }
-    outcome
-}
-
-/// Carries the image over, through both windows.
-fn copy_image<D: Carried>(
-    link: &Link<D>,
-    outgoing: &mut Outgoing,
-    there: &Link<D>,
-    length: u64,
-) -> Result<(), String> {
-    let mut bytes = vec![0; PART.min(length) as usize];
-    let mut at = 0;
-    while at < length {
-        let most = PART.min(length - at);
-        let (offset, part) = link
-            .reserve_part(most)
-            .ok_or("its window has no room for its state")?;
-        let memory = HostRegion::flat(bytes.as_mut_ptr(), part as usize);
-        // SAFETY: the bytes live until the worker has released the stage, which is checked below,
-        // or is not heard of any more.
-        let to = unsafe { link.stage_into(offset, part, memory) };
-        let stage = to.stage;
-        let read = link.ask_by(outgoing, &D::read(at, to));
-        let landed = stage.is_some_and(|stage| !link.is_pending(stage));
-        if !landed {
-            // Nobody knows when.
-            std::mem::forget(std::mem::take(&mut bytes));
-        }
-        refusal(read.map_err(gone(OLD))?)?;
-        if !landed {
-            return Err(gone(OLD)(()));
-        }
-        let (offset, room) = there
-            .reserve_part(part)
-            .filter(|(_, room)| *room == part)
-            .ok_or("the window there has no room for its state")?;
-        debug_assert_eq!(room, part);
-        // SAFETY: both have so many bytes.
-        unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
-        let from = there.stage(offset, part);
-        let written = there.ask_within(&D::write(at, from), SOON);
-        refusal(written.map_err(gone(NEW))?)?;
-        at += part;
-    }
-    Ok(())
+    both.copy_image(Some(&mut outgoing), length)?;
+    take_over(both, &mut outgoing, opened)
 }
 
 /// Has the other worker go on where this one has stopped, with the window's contents and addresses.
 fn take_over<D: Carried>(
-    link: &Link<D>,
+    both: &Both<'_, D>,
     outgoing: &mut Outgoing,
-    there: &Link<D>,
     opened: &Opened,
 ) -> Result<(), String> {
+    let Both { link, there, .. } = *both;
     let mut reader = link.hold_readers().ok_or_else(|| gone(OLD)(()))?;
     let outcome = (|| {
         let writers = link.writers.write_unpoisoned();
@@ -263,8 +392,7 @@ fn take_over<D: Carried>(
             // and no thread of this process does, which has no pointers to mapped memory.
             unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
         }
-        let restored = there.ask_within(&D::restore(), LONG);
-        refusal(restored.map_err(gone(NEW))?)?;
+        refusal(both.ask_there(true, &D::restore(), LONG)?)?;
         let (file, offset) = opened
             .file
             .as_ref()

@@ -192,14 +192,9 @@ impl<D: Driver> Link<D> {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
-    /// Sends a call to a worker that no listener looks after, and waits so long for its answer.
-    pub(crate) fn ask_within<C: Call>(
-        &self,
-        call: &C,
-        patience: Duration,
-    ) -> Result<C::Answer, D::Status> {
-        *self.deadline.lock_unpoisoned() = Some(Instant::now() + patience);
-        self.ask(call)
+    /// Has a worker that no listener looks after count as one that has ended, unless it has answered by then.
+    pub(crate) fn expire(&self, deadline: Instant) {
+        *self.deadline.lock_unpoisoned() = Some(deadline);
     }
 
     /// For how long a waiting call polls before it sleeps.
@@ -340,14 +335,36 @@ impl<D: Driver> Link<D> {
         self.answer::<C>(sequence)
     }
 
+    /// Sends a call for who does not wait among the application's threads, but looks for its
+    /// [answer](Self::answered). Its number.
+    pub(crate) fn send_beside<C: Call>(
+        &self,
+        outgoing: &mut Outgoing,
+        call: &C,
+    ) -> Result<u64, D::Status> {
+        self.send_by(outgoing, call, Flags::ANSWER, false)
+    }
+
+    /// The answer to a call of this number, if it has come. Reads what is there unless another thread
+    /// reads, and keeps none from reading.
+    pub(crate) fn answered<C: Call>(&self, sequence: u64) -> Option<Result<C::Answer, D::Status>> {
+        self.try_read_pending();
+        let body = self.incoming.lock_unpoisoned().answers.remove(&sequence);
+        match body {
+            Some(body) => Some(Self::decoded::<C>(&body)),
+            None => (!self.still_alive()).then_some(Err(D::WORKER_LOST)),
+        }
+    }
+
+    fn decoded<C: Call>(body: &[u8]) -> Result<C::Answer, D::Status> {
+        match Result::<C::Answer, i32>::from_bytes(body) {
+            Ok(answer) => answer.map_err(D::Status::from),
+            Err(_) => Err(D::WORKER_LOST),
+        }
+    }
+
     fn answer<C: Call>(&self, sequence: u64) -> Result<C::Answer, D::Status> {
-        self.wait(
-            sequence,
-            |body| match Result::<C::Answer, i32>::from_bytes(body) {
-                Ok(answer) => answer.map_err(D::Status::from),
-                Err(_) => Err(D::WORKER_LOST),
-            },
-        )
+        self.wait(sequence, Self::decoded::<C>)
     }
 
     /// Waits for an answer. One of the waiting threads reads for all of them.

@@ -21,8 +21,8 @@ use gantry_client::{
 use gantry_remoting::{
     apis::opencl::{
         calls::{
-            self, Await, Call, ContextId, ReadState, RestoreState, SaveState, StageId, WindowRange,
-            WriteState,
+            self, Await, Call, ContextId, PrecopyState, PrepareState, ReadState, RestoreState,
+            SaveState, StageId, WindowRange, WriteState,
         },
         codes,
     },
@@ -117,8 +117,12 @@ impl Driver for OpenCl {
 }
 
 impl Carried for OpenCl {
-    fn save(patience: u64) -> impl Call<Answer = (u64, Blob)> {
-        SaveState { patience }
+    fn precopy(round: u32) -> impl Call<Answer = (u64, Blob)> {
+        PrecopyState { round }
+    }
+
+    fn save(patience: u64, rounds: u32) -> impl Call<Answer = (u64, Blob)> {
+        SaveState { patience, rounds }
     }
 
     fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob> {
@@ -127,6 +131,10 @@ impl Carried for OpenCl {
 
     fn write(at: u64, from: WindowRange) -> impl Call<Answer = Blob> {
         WriteState { at, from }
+    }
+
+    fn prepare() -> impl Call<Answer = Blob> {
+        PrepareState {}
     }
 
     fn restore() -> impl Call<Answer = Blob> {

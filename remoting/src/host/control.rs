@@ -16,8 +16,8 @@
 //! | source | `Leave` | | at once; it is killed then |
 //! | destination | `Go` | | once it serves |
 //!
-//! `Precopy` and `Prepare` come in rounds, as long as each has much less to copy than the one before: the
-//! application stands still from `Quiesce` to `Go` alone.
+//! `Precopy` and `Prepare` come in [rounds](crate::link::rounds): the application stands still from
+//! `Quiesce` to `Go` alone.
 //!
 //! If anything fails before the source is killed, it is told to `Resume`, and the destination is
 //! killed. The application sees nothing but a pause: its window is the same file, and the pool keeps
@@ -25,19 +25,17 @@
 
 use std::{
     io::ErrorKind,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     time::Duration,
 };
 
 use base::Patience;
 
-use crate::link::control::{self, AFTER_DRAIN, LONG, SOON};
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
-
-/// The most rounds.
-const MOST_ROUNDS: u32 = 5;
-/// So few bytes, in a round, are as soon copied while the application stands still.
-const FEW: u64 = 1 << 20;
+use crate::link::{
+    control::{self, AFTER_DRAIN, LONG, SOON},
+    rounds::precopy,
+};
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
 /// `connection` is the application's.
@@ -91,34 +89,6 @@ pub fn carry_over(
         }
     })();
     outcome.map_err(|why| stays(source, due, why, &Patience::within(SOON)))
-}
-
-/// Asks the source for something.
-type Ask<'a> = dyn FnMut(&Command, &[BorrowedFd<'_>], &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved>
-    + 'a;
-
-/// Copies what can be copied while the source serves. How many rounds there were: none if the source
-/// has something that cannot be copied now, which may have passed once it has stopped.
-fn precopy(
-    ask: &mut Ask<'_>,
-    destination: &Peer<'_>,
-    patience: &Patience,
-) -> Result<u32, NotMoved> {
-    let mut last = u64::MAX;
-    for round in 0..MOST_ROUNDS {
-        let image = control::image().map_err(NotMoved::File)?;
-        match ask(&Command::Precopy(round), &[image.as_fd()], patience) {
-            Err(NotMoved::Refused(_)) if round == 0 => return Ok(0),
-            answer => answer?,
-        };
-        destination.ask(&Command::Prepare(true), &[image.as_fd()], patience)?;
-        let bytes = image.metadata().map_err(NotMoved::File)?.len();
-        if bytes < FEW || bytes > last / 2 {
-            return Ok(round + 1);
-        }
-        last = bytes;
-    }
-    Ok(MOST_ROUNDS)
 }
 
 /// Has a worker go on that was asked to stop, and waits until it has said so, but not for ever.

@@ -219,7 +219,7 @@ impl Pool<'_> {
             .moves
             .start(number, channels, connection, drain, asker.clone());
         if let Err(error) = begun {
-            worker.end(None, &self.remover, &self.closer);
+            worker.end_aside(&self.remover, &self.closer);
             return Err(error);
         }
         serving.destination = Some(Destination {
@@ -248,7 +248,7 @@ impl Pool<'_> {
             asker.tell(&format!("process {process} has ended meanwhile"));
         }
         if outcome.is_err() || serving.phase == Phase::Ending {
-            destination.worker.end(None, &self.remover, &self.closer);
+            destination.worker.end_aside(&self.remover, &self.closer);
             // The end of the source is looked for again from now on.
             return;
         }
@@ -266,6 +266,6 @@ impl Pool<'_> {
         let number = serving.worker.number;
         self.sweeper.serves(number, folder, &serving.connection);
         self.sweeper.ended(source.number);
-        source.end(None, &self.remover, &self.closer);
+        source.end_aside(&self.remover, &self.closer);
     }
 }

@@ -87,6 +87,31 @@ impl Worker {
         closer.close((connection, self.channel));
         let _ = remover.send(self.remains);
     }
+
+    /// Kills it, and leaves the rest to a thread: a driver may take long to end, and nobody waits for that.
+    pub fn end_aside(self, remover: &Sender<Remains>, closer: &Closer) {
+        self.kill();
+        closer.close(Killed {
+            worker: Some(self),
+            remover: remover.clone(),
+            closer: closer.clone(),
+        });
+    }
+}
+
+/// A worker that was killed: it is waited for as this is dropped.
+struct Killed {
+    worker: Option<Worker>,
+    remover: Sender<Remains>,
+    closer: Closer,
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.end(None, &self.remover, &self.closer);
+        }
+    }
 }
 
 /// Waits for processes of a worker that has ended, as far as they are this process's own children and

@@ -29,6 +29,8 @@ pub mod order;
 pub mod port_bell;
 pub mod ring;
 #[cfg(feature = "std")]
+pub mod rounds;
+#[cfg(feature = "std")]
 pub mod socket;
 #[cfg(feature = "stream")]
 pub mod stream;

@@ -3,18 +3,25 @@
 //!
 //! ```text
 //!   client to the worker that it leaves       client to the one that it comes to
-//!     SaveState       waits, saves              WriteState ...   into an empty image
-//!     ReadState ...   parts of the image        RestoreState     makes all again
+//!     PrecopyState    a round, while it serves
+//!     ReadState ...   parts of the image        WriteState ...   into an empty image
+//!                                               PrepareState     makes what the round has
+//!     ... further rounds                        ...
+//!     SaveState       waits, saves the rest
+//!     ReadState ...   parts of the image        WriteState ...   into an empty image
+//!                                               RestoreState     makes the rest
 //! ```
 //!
 //! Each answer is why something was not done, and empty if it was. The first worker still serves: if
 //! the second one does not come to be, the client goes on with the first. A client can write any image,
-//! which is trusted no more than its calls are, and no longer than [`Session::most_carried`] says.
+//! which is trusted no more than its calls are, and no longer than [`Session::most_carried`] says. A
+//! worker that has made a round's objects takes no other calls before it has made all.
 
 use std::{
     fs::File,
     os::unix::fs::FileExt,
     ptr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +29,8 @@ use super::{
     backend::Backend,
     checkpoint::{Phase, Whose},
     image::{self, Immovable, Writer},
+    notice::Notice,
+    precopy::Asker,
     server::{Error, Session},
 };
 use crate::{
@@ -34,17 +43,90 @@ const LONGEST: u64 = 600_000;
 /// The longest part of an image, in bytes: it is copied by this process's own memory.
 const PART: u64 = 4 << 20;
 
+/// A state that the client carries elsewhere, or brings.
+#[derive(Debug, Default)]
+pub(crate) enum Carried {
+    #[default]
+    Nothing,
+    /// A round is being copied.
+    Due,
+    /// An image.
+    Image(File),
+}
+
+impl Carried {
+    /// Whether a round is being copied.
+    pub fn is_due(&self) -> bool {
+        matches!(self, Self::Due)
+    }
+
+    /// Takes the image, if there is one.
+    fn take(&mut self) -> Option<File> {
+        match std::mem::take(self) {
+            Self::Image(file) => Some(file),
+            other => {
+                *self = other;
+                None
+            }
+        }
+    }
+}
+
 /// Why an image is not read or written.
 fn wrong(what: &'static str) -> Immovable {
     Immovable::Wrong(what)
 }
 
 impl<B: Backend> Session<B> {
-    /// Saves the state once nothing is under way any more.
-    pub(crate) fn save_state(&mut self, header: Header, patience: u64) -> Result<(), Error> {
-        self.carried = None;
+    /// Begins to copy what is new since the last round. It is answered when that is in an image.
+    pub(crate) fn precopy_state(&mut self, header: Header, round: u32) -> Result<(), Error> {
+        match self.begin_carried_round(header, round) {
+            Ok(()) => Ok(()),
+            Err(error) => self.not_saved(header, base::Chain(&error).to_string()),
+        }
+    }
+
+    fn begin_carried_round(&mut self, header: Header, round: u32) -> Result<(), Immovable> {
+        if self.carried.is_due() {
+            return Err(Immovable::Has("its state is being copied".to_owned()));
+        }
+        self.carried = Carried::Nothing;
+        if !self.has_threads() {
+            return Err(Immovable::Has(
+                "behind a gate nothing is copied while it is served".to_owned(),
+            ));
+        }
+        let file = image::create()?;
+        let image = Writer::within(file.try_clone()?, self.most_carried);
+        let board = Arc::clone(&self.board);
+        let tell = move |copied: Result<(), Immovable>| {
+            board.leave(Notice::Copied(header, copied.map(|()| file)));
+        };
+        self.begin_round(Asker::Client, round, image, tell)?;
+        self.carried = Carried::Due;
+        Ok(())
+    }
+
+    /// A round has been copied, or not.
+    pub(crate) fn copied(
+        &mut self,
+        header: Header,
+        copied: Result<File, Immovable>,
+    ) -> Result<(), Error> {
+        self.carried = Carried::Nothing;
+        self.answer_saved(header, copied)
+    }
+
+    /// Saves the state, but for what so many rounds have of it, once nothing is under way any more.
+    pub(crate) fn save_state(
+        &mut self,
+        header: Header,
+        patience: u64,
+        rounds: u32,
+    ) -> Result<(), Error> {
+        self.carried.take();
         let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
-        let whose = Whose::Client(header);
+        let whose = Whose::Client(header, rounds);
         self.phase = Phase::Draining { until, whose };
         self.backend.flush_all();
         Ok(())
@@ -60,18 +142,30 @@ impl<B: Backend> Session<B> {
         &mut self,
         calls: &Receiver<Slice, Waker>,
         header: Header,
+        rounds: u32,
     ) -> Result<(), Error> {
         // What the client is told now the other worker does not tell it again.
         self.tell_released()?;
         let saved = (|| {
-            let file = image::create().map_err(std::io::Error::other)?;
+            let known = self.rounds_of(Asker::Client, rounds)?;
+            let file = image::create()?;
             let writer = Writer::within(file.try_clone()?, self.most_carried);
-            self.save(calls, None, writer)?;
-            Ok::<_, Immovable>((file.metadata()?.len(), file))
+            self.save(calls, known, writer)?;
+            Ok(file)
         })();
+        self.answer_saved(header, saved)
+    }
+
+    /// Answers with what has come of saving the state, or a part of it.
+    fn answer_saved(
+        &mut self,
+        header: Header,
+        saved: Result<File, Immovable>,
+    ) -> Result<(), Error> {
+        let saved = saved.and_then(|file| Ok((file.metadata()?.len(), file)));
         match saved {
             Ok((length, file)) => {
-                self.carried = Some(file);
+                self.carried = Carried::Image(file);
                 Ok(self.answer(header, &Ok((length, Blob::default())))?)
             }
             Err(error) => self.not_saved(header, base::Chain(&error).to_string()),
@@ -92,8 +186,8 @@ impl<B: Backend> Session<B> {
         Ok(self.answer(header, &Ok(Blob(why.into_bytes())))?)
     }
 
-    /// Reads a part of the saved image into the window; the last one, or one of no bytes, gives the
-    /// image up.
+    /// Reads a part of the saved image into the window; the last one gives the image up, and one of no
+    /// bytes all that is kept for the client.
     pub(crate) fn read_state(
         &mut self,
         header: Header,
@@ -101,7 +195,8 @@ impl<B: Backend> Session<B> {
         to: &WindowRange,
     ) -> Result<(), Error> {
         if to.length == 0 {
-            self.carried = None;
+            self.carried.take();
+            self.forget_rounds(Asker::Client);
         }
         let outcome = self.read_part(at, to);
         self.answer_carried(header, Some(to), outcome)
@@ -112,7 +207,9 @@ impl<B: Backend> Session<B> {
             return Ok(());
         }
         let (place, length) = self.stretch(to)?;
-        let file = self.carried.as_ref().ok_or(wrong("nothing was saved"))?;
+        let Carried::Image(file) = &self.carried else {
+            return Err(wrong("nothing was saved"));
+        };
         let mut bytes = vec![0; length];
         file.read_exact_at(&mut bytes, at)?;
         // SAFETY: as many bytes of the window as were read; whoever looks there meanwhile sees any
@@ -120,12 +217,12 @@ impl<B: Backend> Session<B> {
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, length) };
         // It is as much memory as the application has.
         if at.saturating_add(to.length) == file.metadata()?.len() {
-            self.carried = None;
+            self.carried.take();
         }
         Ok(())
     }
 
-    /// Writes a part of the image that is to be restored from the window.
+    /// Writes a part of the image that is to be made again from the window.
     pub(crate) fn write_state(
         &mut self,
         header: Header,
@@ -138,6 +235,9 @@ impl<B: Backend> Session<B> {
 
     fn write_part(&mut self, at: u64, from: &WindowRange) -> Result<(), Immovable> {
         let (place, length) = self.stretch(from)?;
+        if self.carried.is_due() {
+            return Err(wrong("its own state is being copied"));
+        }
         let end = at.checked_add(from.length);
         if end.is_none_or(|end| end > self.most_carried) {
             return Err(Immovable::Has(format!(
@@ -152,10 +252,10 @@ impl<B: Backend> Session<B> {
         unsafe { ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), length) };
         let file = match self.carried.take() {
             Some(file) => file,
-            None => image::create().map_err(std::io::Error::other)?,
+            None => image::create()?,
         };
         let written = file.write_all_at(&bytes, at);
-        self.carried = Some(file);
+        self.carried = Carried::Image(file);
         Ok(written?)
     }
 
@@ -172,19 +272,34 @@ impl<B: Backend> Session<B> {
         ))
     }
 
+    /// Makes what a round has that the client has written. The session ends if that fails.
+    pub(crate) fn prepare_state(&mut self, header: Header) -> Result<(), Error> {
+        let file = self.carried.take();
+        let prepared = file
+            .ok_or(wrong("nothing was written"))
+            .and_then(|file| self.prepare(file, false));
+        self.answer_brought(header, prepared)
+    }
+
     /// Makes the state again that the client has written. The session ends if that fails.
     pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
-        let file: Option<File> = self.carried.take();
+        let file = self.carried.take();
         let restored = file
             .ok_or(wrong("nothing was written"))
             .and_then(|file| self.restore(file, false));
         // The rings of this session go on as they are.
         self.start_at = None;
-        let failed = restored.is_err();
-        self.answer_carried(header, None, restored)?;
-        if failed {
-            return Err(Error::Elsewhere);
+        self.answer_brought(header, restored)
+    }
+
+    /// Answers with what has come of a state that the client brings: without it there is nothing to
+    /// serve.
+    fn answer_brought(&mut self, header: Header, made: Result<(), Immovable>) -> Result<(), Error> {
+        let failed = made.is_err();
+        self.answer_carried(header, None, made)?;
+        match failed {
+            true => Err(Error::Elsewhere),
+            false => Ok(()),
         }
-        Ok(())
     }
 }

@@ -81,8 +81,8 @@ pub(crate) enum Whose {
     /// The control thread, which has more to say.
     Control(mpsc::Sender<Result<(), String>>),
     /// The client, which waits for the answer to this call: it carries its state elsewhere by itself
-    /// ([`carry`](super::carry)).
-    Client(Header),
+    /// ([`carry`](super::carry)), after so many rounds.
+    Client(Header, u32),
 }
 
 /// Whether calls are taken.
@@ -237,9 +237,9 @@ impl<B: Backend> Session<B> {
                         self.phase = Phase::Quiesced;
                         Ordered::answer(&done, Ok(()));
                     }
-                    Whose::Client(header) => {
+                    Whose::Client(header, rounds) => {
                         self.phase = Phase::Serving;
-                        self.save_for_client(calls, header)?;
+                        self.save_for_client(calls, header, rounds)?;
                     }
                 }
                 return Ok(());
@@ -255,7 +255,7 @@ impl<B: Backend> Session<B> {
         self.phase = Phase::Serving;
         match whose {
             Whose::Control(done) => Ordered::answer(&done, Err(failed)),
-            Whose::Client(header) => self.not_saved(header, failed)?,
+            Whose::Client(header, _) => self.not_saved(header, failed)?,
         }
         Ok(())
     }
@@ -279,12 +279,15 @@ impl<B: Backend> Session<B> {
     }
 
     /// What the session is still at, if anything.
-    fn busy(&mut self) -> Result<Option<Busy>, Error> {
+    pub(crate) fn busy(&mut self) -> Result<Option<Busy>, Error> {
         if !self.holds_nothing() {
             return Ok(Some(Busy::Still("calls wait for the device")));
         }
         if self.board.any() {
             return Ok(Some(Busy::Still("callbacks are due")));
+        }
+        if self.carried.is_due() {
+            return Ok(Some(Busy::Still("its client copies its state")));
         }
         self.retire_stages();
         if self.has_stages() {
@@ -363,6 +366,7 @@ impl<B: Backend> Session<B> {
         let restored = B::restore(self, &core.backend.0, &contents);
         self.quota.inherit(false);
         restored?;
+        self.is_prepared = false;
         if core.read >= MOST_LINES || core.written >= MOST_LINES {
             return Err(Immovable::Wrong("rings that have passed on too much"));
         }

@@ -16,7 +16,7 @@
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
 pub mod backend;
-mod carry;
+pub(crate) mod carry;
 pub mod checkpoint;
 pub mod drain;
 pub mod image;

@@ -1,14 +1,18 @@
 //! What the driver's own threads and the worker's build threads tell the serving thread.
 
-use std::sync::{
-    Arc, Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    fs::File,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use super::checkpoint::Ordered;
+use super::{checkpoint::Ordered, image::Immovable};
 use crate::{
     link::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
     turns::message::OtherArbiter,
+    wire::Header,
 };
 
 /// Something that happened outside of the serving thread.
@@ -22,6 +26,8 @@ pub enum Notice<N> {
     Backend(N),
     /// The process's control thread wants something.
     Control(Ordered),
+    /// A round of the state is in this file, or why not; for the client, by the call that has asked.
+    Copied(Header, Result<File, Immovable>),
     /// The device is shared by an arbiter that this worker does not understand.
     Apart(OtherArbiter),
 }

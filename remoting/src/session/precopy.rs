@@ -33,6 +33,8 @@ pub enum Asker {
     Pool,
     /// The machine whose slice the worker serves.
     Machine,
+    /// The application's own driver, by [calls](super::carry).
+    Client,
 }
 
 /// Copies contents to a round's file: what takes long.
@@ -48,7 +50,7 @@ pub(crate) struct Rounds<P> {
 }
 
 impl<B: Backend> Session<B> {
-    /// Begins a round.
+    /// Begins a round, as the control thread has ordered.
     pub(crate) fn precopy(
         &mut self,
         file: File,
@@ -56,28 +58,44 @@ impl<B: Backend> Session<B> {
         round: u32,
         done: &mpsc::Sender<Result<(), String>>,
     ) {
-        let begun = self
-            .rounds_of(asker, round)
-            .and_then(|known| B::precopy(self, known, Writer::new(file)));
-        let started = begun.and_then(|(known, copying)| {
-            let answer = done.clone();
-            let work = move || Ordered::answer(&answer, said(copying()));
-            let builder = thread::Builder::new().name("precopy".to_owned());
-            builder.spawn(work)?;
-            self.precopied = Some(Rounds {
-                asker,
-                count: round + 1,
-                known,
-            });
-            Ok(())
-        });
-        if let Err(why) = started {
+        let answer = done.clone();
+        let tell = move |copied| Ordered::answer(&answer, said(copied));
+        if let Err(why) = self.begin_round(asker, round, Writer::new(file), tell) {
             Ordered::answer(done, said(Err(why)));
         }
     }
 
+    /// Begins a round. What has come of it is told by another thread.
+    ///
+    /// # Errors
+    /// It has not begun, and nobody is told anything.
+    pub(super) fn begin_round(
+        &mut self,
+        asker: Asker,
+        round: u32,
+        image: Writer,
+        tell: impl FnOnce(Result<(), Immovable>) + Send + 'static,
+    ) -> Result<(), Immovable> {
+        let count = round.checked_add(1);
+        let count = count.ok_or(Immovable::Wrong("a round's number"))?;
+        let known = self.rounds_of(asker, round)?;
+        let (known, copying) = B::precopy(self, known, image)?;
+        let builder = thread::Builder::new().name("precopy".to_owned());
+        builder.spawn(move || tell(copying()))?;
+        self.precopied = Some(Rounds {
+            asker,
+            count,
+            known,
+        });
+        Ok(())
+    }
+
     /// What has been copied by so many rounds for somebody: nothing by none.
-    fn rounds_of(&mut self, asker: Asker, count: u32) -> Result<Option<B::Precopied>, Immovable> {
+    pub(super) fn rounds_of(
+        &mut self,
+        asker: Asker,
+        count: u32,
+    ) -> Result<Option<B::Precopied>, Immovable> {
         let before = self.precopied.take();
         if count == 0 {
             return Ok(None);

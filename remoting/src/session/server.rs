@@ -3,13 +3,13 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    fs::File,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
     backend::{Backend, FenceOf, Fences, Progress, RequestOf},
+    carry::Carried,
     checkpoint::{Ordered, Phase},
     drain::PassiveState,
     limit::Limit,
@@ -62,6 +62,9 @@ pub enum Error {
     /// It would wait for the device for ever.
     #[error("the device cannot be shared")]
     Apart(#[from] OtherArbiter),
+    /// An application has made a call before the state that it brings was whole.
+    #[error("the application has made a call amid the state that it brings")]
+    Unfinished,
     /// An application came with a state that cannot be made again: it has stayed where it was.
     #[error("an application has stayed elsewhere, as its state cannot be made again here")]
     Elsewhere,
@@ -150,7 +153,7 @@ pub struct Session<B: Backend> {
     /// Whether it has objects of a state that is to be restored.
     pub(crate) is_prepared: bool,
     /// The state that the client carries elsewhere, or brings.
-    pub(crate) carried: Option<File>,
+    pub(crate) carried: Carried,
     /// The most bytes that a client may bring.
     pub most_carried: u64,
 }
@@ -209,7 +212,7 @@ impl<B: Backend> Session<B> {
             start_at: None,
             precopied: None,
             is_prepared: false,
-            carried: None,
+            carried: Carried::default(),
             most_carried: MOST_CARRIED,
             window,
         };
@@ -583,6 +586,7 @@ impl<B: Backend> Session<B> {
                 }
                 Notice::Backend(notice) => B::notice(self, notice)?,
                 Notice::Control(ordered) => self.orders.push_back(ordered),
+                Notice::Copied(header, copied) => self.copied(header, copied)?,
                 Notice::Apart(other) => return Err(other.into()),
             }
         }

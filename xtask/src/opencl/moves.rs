@@ -100,6 +100,7 @@ pub fn chaos(pool: &Pool) -> Result<()> {
             .arg("10"),
     )?;
     ensure!(computed == "running\nok\n", "{computed}");
+    writes_what_it_is_to(&moved, 1)?;
     for _ in 0..3 {
         let remoted = packages::output(&mut moved.remoted(&entries))?;
         ensure!(native == remoted, "natively:\n{native}\nmoved:\n{remoted}");
@@ -114,11 +115,29 @@ pub fn chaos(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
+/// An application whose commands are chosen by chance has the memory that they make, wherever it was
+/// moved amid them.
+fn writes_what_it_is_to(pool: &Pool, seed: u32) -> Result<()> {
+    let mut command = pool.remoted("/usr/bin/python3");
+    let written = packages::output(
+        command
+            .arg(program("written.py"))
+            .args(["10", &seed.to_string()]),
+    )?;
+    ensure!(written == "running\nok\n", "seed {seed}: {written}");
+    Ok(())
+}
+
 fn start(pool: &Pool) -> Result<Child> {
+    start_for(pool, "2")
+}
+
+/// An application that computes for so many seconds, unless somebody ends it.
+fn start_for(pool: &Pool, seconds: &str) -> Result<Child> {
     let mut child = pool
         .remoted("/usr/bin/python3")
         .arg(program("moving.py"))
-        .arg("2")
+        .arg(seconds)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -168,7 +187,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
         );
         ensure!(mover.wait_with_output().is_ok(), "no end of the move");
         // Whoever comes next is served, and can be moved.
-        let next = start(&moved)?;
+        let next = start_for(&moved, "60")?;
         let text = packages::output(moving(&moved, &control).arg("--all"))?;
         ensure!(text.contains(" moved from "), "round {round}: {text}");
         signal(&[next.id().cast_signed()], libc::SIGTERM);
@@ -195,21 +214,42 @@ fn has_ended(child: &mut Child) -> Result<bool> {
 pub fn between_pools(pool: &Pool) -> Result<()> {
     let (first, first_control) = movable(pool, "first")?;
     let (second, second_control) = movable(pool, "second")?;
+    let pools = [(&first, &first_control), (&second, &second_control)];
     // Objects of all kinds, a wait for an event that is not decided, and memory that is mapped most
-    // of the time.
+    // of the time; and commands by chance, whose memory is compared.
+    back_and_forth(pools, "moving.py", &["15"], 5)?;
+    back_and_forth(pools, "written.py", &["15", "2"], 2)?;
+    // Nobody is left behind.
+    for (pool, control) in pools {
+        let left = packages::output(moving(pool, control).arg("--list"))?;
+        ensure!(left.is_empty(), "{left}");
+    }
+    through_tls(pool, &first, &first_control)?;
+    let _ = fs::remove_file(&first_control);
+    let _ = fs::remove_file(&second_control);
+    Ok(())
+}
+
+/// Has a program go from the first pool to the second and back for as long as it computes, so many times
+/// at least: it is right at the end.
+fn back_and_forth(
+    pools: [(&Pool, &PathBuf); 2],
+    name: &str,
+    arguments: &[&str],
+    least: usize,
+) -> Result<()> {
+    let [first, second] = pools;
     let mut child = first
+        .0
         .remoted("/usr/bin/python3")
-        .arg(program("moving.py"))
-        .arg("6")
+        .arg(program(name))
+        .args(arguments)
         .stdout(Stdio::piped())
         .spawn()?;
     let (mut said, mut moves) = (String::new(), 0);
     while !has_ended(&mut child)? {
         let before = moves;
-        for (from, control, to) in [
-            (&first, &first_control, &second),
-            (&second, &second_control, &first),
-        ] {
+        for ((from, control), (to, _)) in [(first, second), (second, first)] {
             let text = send(from, control, "--all", &to.address)?;
             moves += text.matches(" moved to ").count();
             said += &text;
@@ -221,18 +261,10 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     let output = child.wait_with_output()?;
     ensure!(
         output.stdout == b"running\nok\n",
-        "{}{said}",
+        "{name}: {}{said}",
         String::from_utf8_lossy(&output.stdout)
     );
-    ensure!(moves >= 10, "only {moves} moves:\n{said}");
-    // Nobody is left behind.
-    for (pool, control) in [(&first, &first_control), (&second, &second_control)] {
-        let left = packages::output(moving(pool, control).arg("--list"))?;
-        ensure!(left.is_empty(), "{left}");
-    }
-    through_tls(pool, &first, &first_control)?;
-    let _ = fs::remove_file(&first_control);
-    let _ = fs::remove_file(&second_control);
+    ensure!(moves >= least, "{name}: only {moves} moves:\n{said}");
     Ok(())
 }
 
@@ -243,7 +275,7 @@ fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
     let mut command = first.remoted("/usr/bin/python3");
     command
         .arg(program("moving.py"))
-        .args(["5", "unmapped"])
+        .args(["15", "unmapped"])
         .env("GANTRY_TLS_CA", keys.join("ca.pem"))
         .env("GANTRY_TLS_CERT", keys.join("guest.pem"))
         .env("GANTRY_TLS_KEY", keys.join("guest.key"));
@@ -256,7 +288,7 @@ pub fn behind_a_gate(pool: &Pool) -> Result<()> {
     let release = pool.release.clone();
     let gate = Pool::start(Way::Delegated, "gate", release, &["--own-cpu"])?;
     let mut command = first.remoted("/usr/bin/python3");
-    command.arg(program("moving.py")).arg("5");
+    command.arg(program("moving.py")).arg("15");
     there_and_back(command, &first, &control, &gate)?;
     let _ = fs::remove_file(&control);
     Ok(())
@@ -340,12 +372,12 @@ fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
     // The first one has programs built there; those after it take less.
     let mut whole = Duration::MAX;
     for _ in 0..2 {
-        let mut child = start(first)?;
+        let mut child = start_for(first, "60")?;
         let began = Instant::now();
         let text = send(first, control, "--all", &second.address)?;
         whole = whole.min(began.elapsed());
         ensure!(text.contains(" moved to "), "{text}");
-        child.kill()?;
+        signal(&[child.id().cast_signed()], libc::SIGTERM);
         child.wait()?;
     }
     Ok(whole)
@@ -382,10 +414,10 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
         ensure!(order.wait_with_output().is_ok(), "no end of the move");
     }
     // Whoever comes next is served, can be moved, and nobody is left.
-    let mut next = start(&first)?;
+    let mut next = start_for(&first, "60")?;
     let text = send(&first, &first_control, "--all", &second.address)?;
     ensure!(text.contains(" moved to "), "{text}");
-    next.kill()?;
+    signal(&[next.id().cast_signed()], libc::SIGTERM);
     next.wait()?;
     for (pool, control) in [(&first, &first_control), (&second, &second_control)] {
         let until = Instant::now() + Duration::from_secs(30);

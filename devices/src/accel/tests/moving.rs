@@ -124,6 +124,41 @@ fn saves(stream: &UnixStream, state: &[u8]) {
     done(stream);
 }
 
+/// What a worker does that copies this while it serves.
+fn precopies(stream: &UnixStream, round: u32, state: &[u8]) {
+    let (command, file) = next(stream);
+    assert_eq!(command, Ask::Precopy(round));
+    File::from(file.unwrap()).write_all_at(state, 0).unwrap();
+    done(stream);
+}
+
+/// What a worker does that copies nothing now.
+fn does_not_precopy(stream: &UnixStream) {
+    assert_eq!(next(stream).0, Ask::Precopy(0));
+    refuse(stream, "it is at something");
+}
+
+/// What a worker does that stops, and saves this after so many rounds.
+fn saves_rest(stream: &UnixStream, rounds: u32, state: &[u8]) {
+    assert_eq!(next(stream).0, Ask::Quiesce(250));
+    done(stream);
+    let (command, file) = next(stream);
+    assert_eq!(command, Ask::SaveRest(rounds));
+    File::from(file.unwrap()).write_all_at(state, 0).unwrap();
+    done(stream);
+}
+
+/// What a worker is given in a file, by this command.
+fn is_given(stream: &UnixStream, by: &Ask) -> Vec<u8> {
+    let (command, file) = next(stream);
+    assert_eq!(command, *by);
+    let mut state = Vec::new();
+    let mut file = File::from(file.unwrap());
+    std::io::Seek::rewind(&mut file).unwrap();
+    file.read_to_end(&mut state).unwrap();
+    state
+}
+
 /// A worker that takes an application up, and what it is told.
 fn taken_up(pool: &UnixListener) -> (UnixStream, Attachment) {
     let (stream, _) = pool.accept().unwrap();
@@ -135,13 +170,7 @@ fn taken_up(pool: &UnixListener) -> (UnixStream, Attachment) {
 
 /// The state that a worker is given, whose memory is in the account already or is not.
 fn restores_as(stream: &UnixStream, charged: bool) -> Vec<u8> {
-    let (command, file) = next(stream);
-    assert_eq!(command, Ask::Restore(charged));
-    let mut state = Vec::new();
-    let mut file = File::from(file.unwrap());
-    std::io::Seek::rewind(&mut file).unwrap();
-    file.read_to_end(&mut state).unwrap();
-    state
+    is_given(stream, &Ask::Restore(charged))
 }
 
 fn restores(stream: &UnixStream) -> Vec<u8> {
@@ -163,17 +192,26 @@ fn an_application_goes_on_with_another_pools_worker_and_those_that_come_are_serv
     let (rig, other) = (rig(), other());
     let old = rig.open(1);
     let moved = rig.start_move(None, &other.path);
+    let large = vec![1; 2 << 20];
+    let first = large.clone();
     let old = thread::spawn(move || {
-        saves(&old, b"state");
+        precopies(&old, 0, &first);
+        precopies(&old, 1, b"second");
+        saves_rest(&old, 2, b"state");
+        assert_eq!(next(&old).0, Ask::Leave());
+        done(&old);
         ends(&old);
     });
     let (new, attachment) = taken_up(&other.pool);
     assert!(attachment.takes_up);
     assert_eq!((attachment.slice, &*attachment.device), (1, "other"));
     done(&new);
+    for round in [&large[..], b"second"] {
+        assert!(is_given(&new, &Ask::Prepare(true)) == round);
+        done(&new);
+    }
     assert_eq!(restores(&new), b"state");
     done(&new);
-    // The first one has ended by then.
     assert_eq!(next(&new).0, Ask::Go());
     old.join().unwrap();
     let moved = moved.recv().unwrap();
@@ -196,12 +234,15 @@ fn an_application_that_the_other_pool_refuses_stays_and_goes_on() {
     let old = rig.open(2);
     let moved = rig.start_move(None, &other.path);
     let old = thread::spawn(move || {
-        saves(&old, b"state");
+        precopies(&old, 0, b"round");
+        saves_rest(&old, 1, b"state");
         assert_eq!(next(&old).0, Ask::Resume());
         done(&old);
         old
     });
     let (new, _) = taken_up(&other.pool);
+    done(&new);
+    is_given(&new, &Ask::Prepare(true));
     done(&new);
     restores(&new);
     refuse(&new, "it has no such device");
@@ -221,12 +262,33 @@ fn an_application_that_the_other_pool_refuses_stays_and_goes_on() {
 }
 
 #[test]
+fn a_worker_that_ends_when_another_one_has_its_state_is_not_missed() {
+    let (rig, other) = (rig(), other());
+    let old = rig.open(1);
+    let moved = rig.start_move(Some(1), &other.path);
+    let old = thread::spawn(move || {
+        does_not_precopy(&old);
+        saves_rest(&old, 0, b"state");
+        assert_eq!(next(&old).0, Ask::Leave());
+    });
+    let (new, _) = taken_up(&other.pool);
+    done(&new);
+    restores(&new);
+    done(&new);
+    assert_eq!(next(&new).0, Ask::Go());
+    old.join().unwrap();
+    assert_eq!(moved.recv().unwrap().slices, [1]);
+    assert_eq!(rig.state(1), State::Open);
+}
+
+#[test]
 fn a_worker_that_dies_while_it_is_saved_costs_its_application_an_error() {
     let (rig, other) = (rig(), other());
     let old = rig.open(0);
     let moved = rig.start_move(Some(0), &other.path);
     let (new, _) = taken_up(&other.pool);
     done(&new);
+    does_not_precopy(&old);
     assert_eq!(next(&old).0, Ask::Quiesce(250));
     drop(old);
     let moved = moved.recv().unwrap();
@@ -242,6 +304,7 @@ fn a_slice_that_the_guest_closes_meanwhile_is_free_again() {
     let moved = rig.start_move(Some(0), &other.path);
     let (new, _) = taken_up(&other.pool);
     done(&new);
+    does_not_precopy(&old);
     assert_eq!(next(&old).0, Ask::Quiesce(250));
     rig.command(0, Command::Close);
     ends(&old);
@@ -273,6 +336,7 @@ fn a_port_that_is_taken_away_ends_a_move() {
     let moved = rig.start_move(None, &other.path);
     let (new, _) = taken_up(&other.pool);
     done(&new);
+    does_not_precopy(&old);
     assert_eq!(next(&old).0, Ask::Quiesce(250));
     rig.segment.unplug(rig.bdf).unwrap();
     ends(&old);

@@ -698,14 +698,25 @@ calls! {
 
     /// Waits until nothing is under way, and saves the application's state: how many bytes the
     /// image has; or none, and why it cannot be saved.
-    93 SaveState { /** Milliseconds to wait at most. */ patience: u64, } -> (u64, Blob);
+    93 SaveState {
+        /// Milliseconds to wait at most.
+        patience: u64,
+        /// How many rounds of it have been copied: the image has what is new since.
+        rounds: u32,
+    } -> (u64, Blob);
     /// Reads a part of the saved image into the window. Why not, if not.
     94 ReadState { /** First byte. */ at: u64, /** To where. */ to: WindowRange, } -> Blob;
     /// Writes a part of the image that is to be restored from the window. Why not, if not.
     95 WriteState { /** First byte. */ at: u64, /** From where. */ from: WindowRange, } -> Blob;
     /// Makes the state again that the written image has, in place of an application that has no
-    /// objects. Why not, if not; the worker ends then.
+    /// objects but those of rounds. Why not, if not; the worker ends then.
     96 RestoreState {} -> Blob;
+    /// Saves what of the state is new since the last round, while other calls are carried out. The
+    /// answer as that of `SaveState`.
+    97 PrecopyState { /** The round's number; the first, 0, begins anew. */ round: u32, } -> (u64, Blob);
+    /// Makes what the written image has, which is a round: more is to come, and no other call before
+    /// the whole is restored. Why not, if not; the worker ends then.
+    98 PrepareState {} -> Blob;
 }
 
 #[cfg(test)]

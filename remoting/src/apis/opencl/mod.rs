@@ -145,6 +145,8 @@ impl Api for OpenCl {
                 | Request::ReadState(_)
                 | Request::WriteState(_)
                 | Request::RestoreState(_)
+                | Request::PrecopyState(_)
+                | Request::PrepareState(_)
         )
     }
 }

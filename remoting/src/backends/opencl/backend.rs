@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, Weak},
 };
 
 use super::{
@@ -18,6 +18,7 @@ use super::{
     provenance::MemRecord,
     state::{self, Precopied},
     svm::Allocations,
+    written::Written,
 };
 use crate::{
     apis::opencl::{
@@ -60,6 +61,8 @@ pub struct OpenClBackend {
     pub(crate) destructors: HashMap<u64, Arc<MemRecord>>,
     /// Builds that are under way, in threads of their own.
     pub(crate) building: usize,
+    /// Where is noted what commands may write, while somebody wants to know.
+    pub(super) written: Weak<Mutex<Written>>,
     /// Where files for the driver's compiler go, if anywhere.
     pub(crate) files: Option<PathBuf>,
 }
@@ -104,6 +107,7 @@ impl OpenClBackend {
             reporters: HashMap::new(),
             destructors: HashMap::new(),
             building: 0,
+            written: Weak::new(),
             files: None,
             api,
             platforms,
@@ -267,6 +271,15 @@ impl Server {
     }
 
     fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {
+        let is_of_state = |request: &Request| {
+            matches!(
+                request,
+                Request::WriteState(_) | Request::PrepareState(_) | Request::RestoreState(_)
+            )
+        };
+        if self.is_prepared && !is_of_state(&request) {
+            return Err(Error::Unfinished);
+        }
         /// Calls a method and answers with what it returns.
         macro_rules! answered {
             ($call:expr, $method:ident) => {{
@@ -320,10 +333,12 @@ impl Server {
             Request::Flush(call) => answered!(call.queue, flush),
             Request::Finish(call) => self.finish(header, call.queue)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
-            Request::SaveState(call) => self.save_state(header, call.patience)?,
+            Request::SaveState(call) => self.save_state(header, call.patience, call.rounds)?,
             Request::ReadState(call) => self.read_state(header, call.at, &call.to)?,
             Request::WriteState(call) => self.write_state(header, call.at, &call.from)?,
             Request::RestoreState(_) => self.restore_state(header)?,
+            Request::PrecopyState(call) => self.precopy_state(header, call.round)?,
+            Request::PrepareState(_) => self.prepare_state(header)?,
             command => self.command(header, command)?,
         }
         Ok(())

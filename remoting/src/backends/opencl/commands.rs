@@ -273,6 +273,7 @@ impl Server {
     /// Carries out a command.
     #[allow(clippy::too_many_lines)]
     pub(crate) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
+        self.note_command(&request);
         match request {
             Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
                 let kernel = server.backend.kernels.get_mut(c.kernel.0)?;

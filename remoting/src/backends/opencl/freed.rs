@@ -138,6 +138,17 @@ impl Freed {
         lived_in.len() < before
     }
 
+    /// Events behind the last commands of queues that are gone, references to which are the caller's.
+    pub(crate) fn behind_parted(&mut self, api: &Api) -> Vec<Handle> {
+        self.parted_ended(api);
+        let events = self.parted.iter().map(|(_, event)| *event);
+        events
+            .inspect(|event| {
+                cl!(api, clRetainEvent(*event));
+            })
+            .collect()
+    }
+
     /// Whether all commands of queues that are gone have ended, too.
     pub(crate) fn parted_ended(&mut self, api: &Api) -> bool {
         self.parted.retain(|(_, event)| !over(api, *event));
@@ -205,19 +216,17 @@ impl Server {
     /// A queue is about to be gone for the client, but its commands go on.
     pub(crate) fn part(&mut self, queue: &mut Queue) {
         let context = queue.home.raw;
-        if self.backend.svm.of(context).next().is_some() {
-            self.backend.svm.freed.sweep(&self.backend.api);
-            match end(&self.backend.api, queue) {
-                Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),
-                Ok(None) => {}
-                // As above.
-                Err(_) => self
-                    .backend
-                    .svm
-                    .of(context)
-                    .cloned()
-                    .for_each(std::mem::forget),
-            }
+        self.backend.svm.freed.sweep(&self.backend.api);
+        match end(&self.backend.api, queue) {
+            Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),
+            Ok(None) => {}
+            // As above.
+            Err(_) => self
+                .backend
+                .svm
+                .of(context)
+                .cloned()
+                .for_each(std::mem::forget),
         }
         queue.end.close(&self.backend.api);
     }

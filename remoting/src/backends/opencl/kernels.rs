@@ -39,8 +39,12 @@ pub enum Parameter {
     Local,
     /// A buffer or an address.
     Buffer,
+    /// The same of memory that no kernel writes.
+    Constant,
     /// An image.
     Image,
+    /// An image that the kernel only reads.
+    ReadOnlyImage,
     /// A sampler.
     Sampler,
     /// A queue of the device itself, which no application has.
@@ -48,19 +52,22 @@ pub enum Parameter {
 }
 
 impl Parameter {
-    /// By the address space and the type's name, if they are known (clGetKernelArgInfo).
-    fn new(space: Option<u32>, name: Option<&[u8]>) -> Self {
+    /// By the address space, the type's name and an image's access, if they are known
+    /// (clGetKernelArgInfo).
+    fn new(space: Option<u32>, name: Option<&[u8]>, access: Option<u32>) -> Self {
         let Some(space) = space else {
             return Self::Unknown;
         };
         match (name, space) {
             (Some(b"sampler_t"), _) => Self::Sampler,
             (Some(b"queue_t"), _) => Self::Queue,
-            (Some(name), _) if is_image(name) => Self::Image,
+            (Some(name), _) if is_image(name) => match access {
+                Some(codes::KERNEL_ARG_ACCESS_READ_ONLY) => Self::ReadOnlyImage,
+                _ => Self::Image,
+            },
             (_, codes::KERNEL_ARG_ADDRESS_LOCAL) => Self::Local,
-            (_, codes::KERNEL_ARG_ADDRESS_GLOBAL | codes::KERNEL_ARG_ADDRESS_CONSTANT) => {
-                Self::Buffer
-            }
+            (_, codes::KERNEL_ARG_ADDRESS_GLOBAL) => Self::Buffer,
+            (_, codes::KERNEL_ARG_ADDRESS_CONSTANT) => Self::Constant,
             _ => Self::Plain,
         }
     }
@@ -70,8 +77,8 @@ impl Parameter {
             Self::Unknown => true,
             Self::Plain => matches!(value, Value::Bytes(_)),
             Self::Local => matches!(value, Value::Local(_)),
-            Self::Buffer => matches!(value, Value::Mem(_) | Value::Svm(_)),
-            Self::Image => matches!(value, Value::Mem(_)),
+            Self::Buffer | Self::Constant => matches!(value, Value::Mem(_) | Value::Svm(_)),
+            Self::Image | Self::ReadOnlyImage => matches!(value, Value::Mem(_)),
             Self::Sampler => matches!(value, Value::Sampler(_)),
             Self::Queue => false,
         }
@@ -83,9 +90,16 @@ impl Parameter {
             Self::Unknown => ArgumentKind::Unknown(),
             Self::Plain | Self::Queue => ArgumentKind::Bytes(),
             Self::Local => ArgumentKind::Local(),
-            Self::Buffer | Self::Image => ArgumentKind::Mem(),
+            Self::Buffer | Self::Constant | Self::Image | Self::ReadOnlyImage => {
+                ArgumentKind::Mem()
+            }
             Self::Sampler => ArgumentKind::Sampler(),
         }
+    }
+
+    /// Whether the kernel may write what it gets.
+    pub(crate) fn may_be_written(self) -> bool {
+        !matches!(self, Self::Constant | Self::ReadOnlyImage)
     }
 }
 
@@ -149,18 +163,22 @@ impl Server {
         );
         (0..count)
             .map(|index| {
-                let mut space = 0u32;
-                let code = cl!(
-                    self.backend.api,
-                    clGetKernelArgInfo(
-                        kernel,
-                        index,
-                        codes::KERNEL_ARG_ADDRESS_QUALIFIER,
-                        size_of::<u32>(),
-                        (&raw mut space).cast(),
-                        null_mut(),
-                    )
-                );
+                let number = |of: u32| {
+                    let mut number = 0u32;
+                    let code = cl!(
+                        self.backend.api,
+                        clGetKernelArgInfo(
+                            kernel,
+                            index,
+                            of,
+                            size_of::<u32>(),
+                            (&raw mut number).cast(),
+                            null_mut(),
+                        )
+                    );
+                    (code == 0).then_some(number)
+                };
+                let space = number(codes::KERNEL_ARG_ADDRESS_QUALIFIER);
                 let mut name = [0u8; 128];
                 let mut length = 0;
                 let named = cl!(
@@ -175,7 +193,8 @@ impl Server {
                     )
                 );
                 let name = (named == 0).then(|| name.split(|byte| *byte == 0).next());
-                Parameter::new((code == 0).then_some(space), name.flatten())
+                let access = number(codes::KERNEL_ARG_ACCESS_QUALIFIER);
+                Parameter::new(space, name.flatten(), access)
             })
             .collect()
     }

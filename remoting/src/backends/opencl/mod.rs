@@ -10,7 +10,8 @@
 //!   [`cover`] says what the driver knows.
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
 //!   use of it still.
-//! - `state`: all objects, saved and made again in another process.
+//! - `state`: all objects, saved and made again in another process; `written`: which of them commands may
+//!   have written meanwhile.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;
@@ -59,6 +60,8 @@ pub(crate) mod svm;
 pub(crate) mod testing;
 #[cfg(feature = "server")]
 pub mod transfers;
+#[cfg(feature = "server")]
+mod written;
 
 #[cfg(feature = "server")]
 pub use backend::{OpenClBackend, Server};

@@ -30,7 +30,7 @@ const MOST_CONSTANTS: usize = 256;
 /// Bytes of a constant: it is a number.
 const LONGEST_CONSTANT: usize = 8;
 /// How many arguments of a kernel are kept.
-const MOST_ARGUMENTS: usize = 1024;
+pub(crate) const MOST_ARGUMENTS: usize = 1024;
 /// Bytes of a kernel's plain arguments that are kept.
 const MOST_PLAIN: usize = 64 << 10;
 

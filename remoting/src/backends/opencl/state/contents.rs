@@ -16,6 +16,7 @@ use crate::{
         },
         objects::{MadeMem, Map, Mem, made},
         provenance::{ContextRecord, DeviceRecord, MemRecord},
+        written::{Written, root},
     },
     session::image::{Contents, Immovable},
 };
@@ -150,14 +151,6 @@ fn lives(record: &MemRecord) -> Option<(u64, u64)> {
     }
 }
 
-/// What an object's contents are a part of.
-fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
-    match &record.of {
-        Some(of) => root(of),
-        None => record,
-    }
-}
-
 /// A buffer or image whose bytes are no other's.
 #[derive(Debug)]
 pub(super) struct Root {
@@ -170,6 +163,8 @@ pub(super) struct Root {
     shape: Shape,
     /// Bytes.
     pub length: u64,
+    /// Whether it may have been written since it was copied last, if it was.
+    pub is_written: bool,
 }
 
 impl Root {
@@ -205,8 +200,9 @@ fn owners(server: &Server) -> impl Iterator<Item = &Mem> {
     })
 }
 
-/// All whose bytes have to be saved.
-pub(super) fn roots(server: &Server, log: &Log) -> Result<Vec<Root>, Immovable> {
+/// All whose bytes have to be saved, if they are not as they were copied: these may have been written
+/// since.
+pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec<Root>, Immovable> {
     let mut roots = Vec::new();
     for mem in owners(server) {
         if lives(root(&mem.record)).is_some() {
@@ -225,6 +221,7 @@ pub(super) fn roots(server: &Server, log: &Log) -> Result<Vec<Root>, Immovable> 
             mem: mem.raw,
             shape,
             length,
+            is_written: written.has(&mem.record),
         });
     }
     Ok(roots)

@@ -1,9 +1,10 @@
 //! Contents of buffers and images that are copied to images, once or again and again: the second time
-//! only blocks of buffers that have changed.
+//! only of those that commands [may have written](super::super::written) since, and of buffers only blocks
+//! that have changed.
 //!
 //! What has changed is seen by hashes, which the device computes of a copy that it keeps aside: so the
 //! hash is of the bytes that are sent, whatever the application's kernels do to the buffer meanwhile.
-//! Where the device's compiler makes no such kernel, everything has changed.
+//! Where the device's compiler makes no such kernel, a buffer has changed as a whole, as an image has.
 
 use std::{
     collections::HashMap,
@@ -24,6 +25,7 @@ use crate::{
             cl,
         },
         objects::made,
+        written::Written,
     },
     session::image::{Immovable, Writer},
 };
@@ -74,8 +76,11 @@ type Hash = [u64; 2];
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     contexts: HashMap<Handle, Copier>,
-    /// The hashes of blocks that were copied last, by the buffers' numbers in the log.
+    /// The hashes of blocks that were copied last, by the numbers in the log of what was copied: none of
+    /// images, nor where none are made.
     known: HashMap<u32, Vec<Hash>>,
+    /// What commands may have written when it had been copied already.
+    pub late: Written,
     /// The key of the hashes; none if nothing is copied twice.
     key: Option<Hash>,
 }
@@ -100,6 +105,9 @@ impl Copies {
     ) -> Result<Vec<Bytes>, Immovable> {
         let mut saved = Vec::new();
         for root in roots {
+            if !root.is_written && self.known.contains_key(&root.number) {
+                continue;
+            }
             if !self.contexts.contains_key(&root.context) {
                 let copier = Copier::new(api, root, self.key)?;
                 self.contexts.insert(root.context, copier);
@@ -123,13 +131,14 @@ impl Copies {
                         at,
                         length: root.length,
                     });
+                    self.known.insert(root.number, Vec::new());
                 }
             }
         }
         Ok(saved)
     }
 
-    /// Forgets buffers that are no more.
+    /// Forgets buffers and images that are no more.
     pub fn forget(&mut self, numbers: &[u32]) {
         for number in numbers {
             self.known.remove(number);

@@ -1,6 +1,10 @@
 //! What is saved of an application while it goes on, and made before it comes.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
 
 use base::Unpoisoned;
 
@@ -16,8 +20,10 @@ use crate::{
         Server,
         driver::{
             api::{Api, Handle},
-            cl,
+            cl, status,
         },
+        freed,
+        written::{Noted, Written},
     },
     session::{
         image::{Contents, Immovable, Writer},
@@ -26,19 +32,63 @@ use crate::{
     wire::{Blob, Wire},
 };
 
+/// How long a round waits for commands that are under way, before it copies what they may write.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How often it looks.
+const LOOK: Duration = Duration::from_micros(100);
+
 /// What has been copied.
 #[derive(Debug)]
 pub struct Precopied {
     log: Log,
     /// None while a round copies, and after one that has failed.
     copies: Arc<Mutex<Option<Copies>>>,
+    /// What commands may have written since the last round began.
+    noted: Noted,
 }
 
 impl Precopied {
-    pub(super) fn into_parts(self) -> Result<(Log, Copies), Immovable> {
+    /// The log, the copies, and what may be other than it was copied.
+    pub(super) fn into_parts(self) -> Result<(Log, Copies, Written), Immovable> {
         let copies = self.copies.lock_unpoisoned().take();
         let copies = copies.ok_or_else(|| Immovable::Has("its contents are not copied".to_owned()));
-        Ok((self.log, copies?))
+        let mut copies = copies?;
+        let mut written = std::mem::take(&mut *self.noted.lock_unpoisoned());
+        written.join(std::mem::take(&mut copies.late));
+        Ok((self.log, copies, written))
+    }
+}
+
+/// Events behind all commands that were under way when a round began.
+struct Behind {
+    api: Arc<Api>,
+    events: Vec<Handle>,
+    /// Whether there are some that the driver has made no event behind.
+    has_more: bool,
+}
+
+impl Behind {
+    /// Waits for them, but not for long: some may wait for the application. Whether all have ended.
+    fn have_ended(&self) -> bool {
+        let until = Instant::now() + SETTLE;
+        let has_ended = |event: &Handle| loop {
+            if status(&self.api, *event) <= 0 {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            thread::sleep(LOOK);
+        };
+        self.events.iter().all(has_ended) && !self.has_more
+    }
+}
+
+impl Drop for Behind {
+    fn drop(&mut self) {
+        for event in &self.events {
+            cl!(self.api, clReleaseEvent(*event));
+        }
     }
 }
 
@@ -73,18 +123,42 @@ impl Drop for Kept {
 }
 
 impl Server {
+    /// What is under way.
+    fn under_way(&mut self) -> Behind {
+        let api = Arc::clone(&self.backend.api);
+        let mut events = self.backend.svm.freed.behind_parted(&api);
+        let mut has_more = false;
+        for queue in self.backend.queues.iter_mut() {
+            match freed::end(&api, queue) {
+                Ok(event) => {
+                    if event.is_some() {
+                        cl!(api, clFlush(queue.raw));
+                    }
+                    events.extend(event);
+                }
+                Err(_) => has_more = true,
+            }
+        }
+        Behind {
+            api,
+            events,
+            has_more,
+        }
+    }
+
     pub(in super::super) fn precopy_objects(
         &mut self,
         known: Option<Precopied>,
         mut image: Writer,
     ) -> Result<(Precopied, Copying), Immovable> {
-        let (mut log, mut copies) = match known {
+        let (mut log, mut copies, written) = match known {
             Some(known) => known.into_parts()?,
-            None => (self.empty_log(), Copies::repeated()),
+            None => (self.empty_log(), Copies::repeated(), Written::all()),
         };
         let names = self.log_objects(&mut log)?;
         copies.forget(&log.dropped());
-        let kept = Kept::new(&self.backend.api, contents::roots(self, &log)?);
+        let kept = Kept::new(&self.backend.api, contents::roots(self, &log, &written)?);
+        let behind = self.under_way();
         let mut early = Early {
             offered: self.offered_kinds(),
             log: std::mem::take(&mut log.entries),
@@ -95,8 +169,14 @@ impl Server {
         let precopied = Precopied {
             log,
             copies: Arc::clone(&shared),
+            noted: self.note_written(),
         };
         let copying = move || {
+            // What comes later is noted anew.
+            if !behind.have_ended() {
+                copies.late = written;
+            }
+            drop(behind);
             early.contents = copies.save(&kept.api, &kept.roots, &mut image)?;
             drop(kept);
             let mut bytes = Vec::new();

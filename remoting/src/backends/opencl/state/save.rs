@@ -24,6 +24,7 @@ use crate::{
         objects::{Event, Kernel, MadeMem},
         provenance::{ContextRecord, DeviceRecord, MemRecord},
         records::{Argument, Build, Built, Linked, Origin, ProgramRecord},
+        written::Written,
     },
     session::{
         image::{Immovable, Writer},
@@ -477,9 +478,9 @@ impl Server {
         precopied: Option<Precopied>,
         image: &mut Writer,
     ) -> Result<Objects, Immovable> {
-        let (mut log, mut copies) = match precopied {
+        let (mut log, mut copies, written) = match precopied {
             Some(known) => known.into_parts()?,
-            None => (self.empty_log(), Copies::default()),
+            None => (self.empty_log(), Copies::default(), Written::all()),
         };
         let all = self.log_objects(&mut log)?;
         let (arguments, refused) = self.arguments()?;
@@ -495,7 +496,7 @@ impl Server {
             .filter_map(|(id, queue)| Some((calls::QueueId(id), queue.ok()?.deferred?)))
             .collect();
         contents::sync(self)?;
-        let roots = contents::roots(self, &log)?;
+        let roots = contents::roots(self, &log, &written)?;
         let contents = copies.save(&self.backend.api, &roots, image)?;
         Ok(Objects {
             offered: self.offered_kinds(),

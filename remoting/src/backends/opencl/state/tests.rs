@@ -21,6 +21,7 @@ use crate::{
         window::{self, Slice, Window},
     },
     session::{
+        carry::Carried,
         checkpoint,
         image::{self, Contents, Writer},
     },
@@ -77,6 +78,8 @@ fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> 
     let (state, contents) =
         Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
     new.restore_objects(&state.0, &contents).unwrap();
+    // As a session that has restored the whole.
+    new.is_prepared = false;
     new
 }
 
@@ -421,9 +424,36 @@ impl Served {
         }
     }
 
-    fn save(&mut self) -> (u64, Blob) {
-        let call = SaveState { patience: u64::MAX };
+    fn save(&mut self, rounds: u32) -> (u64, Blob) {
+        let call = SaveState {
+            patience: u64::MAX,
+            rounds,
+        };
         self.ask::<SaveState>(Request::SaveState(call)).0
+    }
+
+    fn precopy(&mut self, round: u32) -> (u64, Blob) {
+        let call = PrecopyState { round };
+        self.ask::<PrecopyState>(Request::PrecopyState(call)).0
+    }
+
+    fn prepare(&mut self) -> (Blob, bool) {
+        self.ask::<PrepareState>(Request::PrepareState(PrepareState {}))
+    }
+
+    /// Carries an image of so many bytes to another worker.
+    fn carry(&mut self, to: &mut Self, length: u64) {
+        let mut at = 0;
+        while at < length {
+            let part = 1000.min(length - at);
+            assert_eq!(self.read(at, part), DONE);
+            let places = self.window.at(self.window.data(), part);
+            let (from, there) = places.zip(to.window.at(to.window.data(), part)).unwrap();
+            // SAFETY: as many bytes of either window.
+            unsafe { std::ptr::copy_nonoverlapping(from, there, part as usize) };
+            assert_eq!(to.write(at, part), DONE);
+            at += part;
+        }
     }
 
     fn read(&mut self, at: u64, length: u64) -> Blob {
@@ -453,6 +483,98 @@ impl Served {
 
 const DONE: Blob = Blob(Vec::new());
 
+/// How many parts of contents a round has copied of a server.
+fn copied(from: &mut Server, known: Option<Precopied>) -> (Precopied, usize) {
+    from.notices().unwrap();
+    let image = file();
+    let writer = Writer::new(image.try_clone().unwrap());
+    let (known, copying) = from.precopy_objects(known, writer).unwrap();
+    copying().unwrap();
+    let state = Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
+    let early = Early::from_bytes(&state.0.0).unwrap();
+    (known, early.contents.len())
+}
+
+/// A server with an image, before a driver whose markers end when a test wants.
+fn with_image() -> Server {
+    let (mut server, ..) = testing::server_before(Api::null().with_ends(marker, ends, wait, free));
+    for (kind, a, b, c) in [(0, 0, 0, 0), (1, 0, 0, 0), (4, 0, 0, 0)] {
+        carry_out(&mut server, call(kind, a, b, c));
+    }
+    server
+}
+
+thread_local! {
+    static ENDED: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
+}
+
+unsafe extern "C" fn marker(_: usize, _: u32, _: *const usize, event: *mut usize) -> i32 {
+    // SAFETY: the worker wants the event.
+    unsafe { event.write(1000) };
+    0
+}
+
+unsafe extern "C" fn ends(
+    _: usize,
+    _: u32,
+    _: usize,
+    value: *mut std::ffi::c_void,
+    _: *mut usize,
+) -> i32 {
+    // SAFETY: the worker asks for a status.
+    unsafe { value.cast::<i32>().write(if ENDED.get() { 0 } else { 1 }) };
+    0
+}
+
+unsafe extern "C" fn wait(_: u32, _: *const usize) -> i32 {
+    0
+}
+
+unsafe extern "C" fn free(_: usize, _: *mut std::ffi::c_void) {}
+
+fn fill_image(server: &mut Server) {
+    let fill = FillImage {
+        order: Order {
+            queue: QueueId(0),
+            wait: Vec::new(),
+            event: None,
+        },
+        mem: MemId(0),
+        colour: [0; 4],
+        origin: [0; 3],
+        region: [1; 3],
+    };
+    carry_out(server, Request::FillImage(fill));
+}
+
+#[test]
+fn a_round_copies_of_images_those_that_commands_have_written_since() {
+    let mut server = with_image();
+    let (known, first) = copied(&mut server, None);
+    assert_eq!(first, 1);
+    let (known, second) = copied(&mut server, Some(known));
+    assert_eq!(second, 0);
+    fill_image(&mut server);
+    let (known, third) = copied(&mut server, Some(known));
+    assert_eq!(third, 1);
+    fill_image(&mut server);
+    let writer = &mut Writer::new(file());
+    let rest = server.save_objects(Some(known), writer).unwrap();
+    assert_eq!(rest.contents.len(), 1);
+}
+
+#[test]
+fn what_commands_may_write_that_do_not_end_before_a_round_copies_is_copied_again() {
+    let mut server = with_image();
+    fill_image(&mut server);
+    ENDED.set(false);
+    let (known, first) = copied(&mut server, None);
+    ENDED.set(true);
+    let (known, second) = copied(&mut server, Some(known));
+    let (_, third) = copied(&mut server, Some(known));
+    assert_eq!([first, second, third], [1, 1, 0]);
+}
+
 /// A server with a context, a user event without a status and a buffer.
 fn with_objects() -> Served {
     let mut served = Served::new();
@@ -465,37 +587,27 @@ fn with_objects() -> Served {
 #[test]
 fn a_client_carries_its_state_to_another_worker_by_calls() {
     let (mut left, mut new) = (with_objects(), Served::new());
-    let (length, why) = left.save();
+    let (length, why) = left.save(0);
     assert_eq!(why, DONE);
-    let mut at = 0;
-    while at < length {
-        let part = 1000.min(length - at);
-        assert_eq!(left.read(at, part), DONE);
-        let places = left.window.at(left.window.data(), part);
-        let (from, to) = places.zip(new.window.at(new.window.data(), part)).unwrap();
-        // SAFETY: as many bytes of either window.
-        unsafe { std::ptr::copy_nonoverlapping(from, to, part as usize) };
-        assert_eq!(new.write(at, part), DONE);
-        at += part;
-    }
+    left.carry(&mut new, length);
     assert_eq!(new.restore(), (DONE, true));
     // The one that was left still serves, if the client comes back.
     assert_eq!(state(&mut left.server), state(&mut new.server));
     assert_eq!(left.read(0, 0), DONE);
     assert_ne!(left.read(0, 8), DONE, "the image was given up");
     carry_out(&mut left.server, call(15, 2, 0, 0));
-    assert_eq!(left.save().1, DONE);
+    assert_eq!(left.save(0).1, DONE);
 }
 
 #[test]
 fn what_a_client_saves_is_no_more_than_a_worker_may_have_and_goes_with_its_last_part() {
     let mut served = with_objects();
     served.server.most_carried = 4096;
-    let (length, why) = served.save();
+    let (length, why) = served.save(0);
     assert!(length == 0 && why != DONE);
     assert_ne!(served.read(0, 8), DONE, "nothing was saved");
     served.server.most_carried = 1 << 20;
-    let (length, why) = served.save();
+    let (length, why) = served.save(0);
     assert_eq!(why, DONE);
     assert_eq!(served.read(0, length - 1), DONE);
     assert_eq!(served.read(length - 1, 1), DONE);
@@ -521,9 +633,77 @@ fn what_a_client_brings_is_no_more_than_a_new_session_takes() {
     assert!(why != DONE && !goes_on, "nothing was written");
     // Its own state, over itself.
     let mut full = with_objects();
-    let (length, _) = full.save();
+    let (length, _) = full.save(0);
     assert_eq!(full.read(0, length), DONE);
     assert_eq!(full.write(0, length), DONE);
     let (why, goes_on) = full.restore();
     assert!(why != DONE && !goes_on, "it has objects");
+}
+
+#[test]
+fn a_client_carries_rounds_of_its_state_while_it_makes_calls() {
+    let (mut left, mut new) = (with_objects(), Served::new());
+    for round in 0..3 {
+        let (length, why) = left.precopy(round);
+        assert_eq!(why, DONE);
+        left.carry(&mut new, length);
+        assert_eq!(new.prepare(), (DONE, true));
+        let made = call(2, round + 2, 0, 5);
+        carry_out(&mut left.server, made);
+        carry_out(&mut left.server, call(5, round + 1, 0, 0));
+    }
+    let (length, why) = left.save(3);
+    assert_eq!(why, DONE);
+    left.carry(&mut new, length);
+    assert_eq!(new.restore(), (DONE, true));
+    assert_eq!(state(&mut left.server), state(&mut new.server));
+    carry_out(&mut new.server, call(15, 2, 0, 0));
+}
+
+#[test]
+fn rounds_of_a_client_are_its_own_and_go_when_it_gives_them_up() {
+    let mut served = with_objects();
+    assert_ne!(served.precopy(1).1, DONE, "there was none before");
+    assert_ne!(served.precopy(u32::MAX).1, DONE);
+    assert_eq!(served.precopy(0).1, DONE);
+    assert_ne!(served.save(2).1, DONE, "there was one");
+    assert_eq!(served.precopy(0).1, DONE);
+    assert_eq!(served.read(0, 0), DONE);
+    assert_ne!(served.precopy(1).1, DONE, "it was given up");
+    served.server.most_carried = 4096;
+    assert_ne!(served.precopy(0).1, DONE, "it is too long");
+    assert_ne!(served.read(0, 8), DONE);
+    assert_ne!(served.precopy(1).1, DONE, "none was copied");
+}
+
+#[test]
+fn a_state_is_not_saved_and_no_second_round_begun_while_one_is_copied() {
+    let mut served = with_objects();
+    served.server.carried = Carried::Due;
+    assert_ne!(served.precopy(0).1, DONE);
+    assert_ne!(served.write(0, 8), DONE);
+    let busy = served.server.busy().unwrap();
+    assert!(matches!(busy, Some(Busy::Still(_))), "{busy:?}");
+}
+
+#[test]
+fn who_brings_a_round_makes_no_other_call_before_the_rest_and_brings_none_to_objects() {
+    let (mut left, mut new) = (with_objects(), Served::new());
+    let header = Header {
+        length: 0,
+        opcode: 70,
+        flags: Flags::default(),
+        sequence: 0,
+    };
+    let length = left.precopy(0).0;
+    left.carry(&mut new, length);
+    assert_eq!(new.prepare(), (DONE, true));
+    assert!(new.server.serve(header, call(2, 1, 0, 5)).is_err());
+    let length = left.precopy(0).0;
+    let mut full = with_objects();
+    left.carry(&mut full, length);
+    let (why, goes_on) = full.prepare();
+    assert!(why != DONE && !goes_on, "it has objects");
+    let (why, goes_on) = Served::new().prepare();
+    assert!(why != DONE && !goes_on, "nothing was written");
 }

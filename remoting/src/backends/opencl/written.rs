@@ -1,0 +1,191 @@
+//! Which buffers and images commands may have written, by what the API says of them.
+//!
+//! Nothing is kept of that before somebody moves the application: see [`Precopied`]. From a first round
+//! on, each command that may write is noted before the driver gets it. The next round, or the rest,
+//! looks for changes only in what was noted since.
+//!
+//! A kernel may write all that it has for an argument, but for memory in the `__constant` address space,
+//! images that it declares `read_only`, and objects that were made with `CL_MEM_READ_ONLY`. Where the
+//! driver does not say what arguments are, only the last of these counts.
+//!
+//! [`Precopied`]: super::state::Precopied
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, Weak},
+};
+
+use base::Unpoisoned;
+
+use super::{
+    Server,
+    objects::{Kernel, MadeMem},
+    provenance::MemRecord,
+    records::{Argument, MOST_ARGUMENTS},
+};
+use crate::apis::opencl::{
+    calls::{MemId, Request},
+    codes,
+};
+
+/// Objects that may have been written.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// All may.
+    all: bool,
+    /// Those that may, by the records of what their bytes are a part of: where these are in memory.
+    roots: HashSet<usize>,
+}
+
+/// What is noted for who moves the application; nobody does if that is gone.
+pub type Noted = Arc<Mutex<Written>>;
+
+/// What an object's bytes are a part of.
+pub fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
+    match &record.of {
+        Some(of) => root(of),
+        None => record,
+    }
+}
+
+fn place(record: &Arc<MemRecord>) -> usize {
+    Arc::as_ptr(root(record)).addr()
+}
+
+impl Written {
+    /// All objects.
+    pub fn all() -> Self {
+        Self {
+            all: true,
+            roots: HashSet::new(),
+        }
+    }
+
+    fn note(&mut self, record: &Arc<MemRecord>) {
+        if !self.all {
+            self.roots.insert(place(record));
+        }
+    }
+
+    /// Adds others.
+    pub fn join(&mut self, other: Self) {
+        self.all |= other.all;
+        self.roots.extend(other.roots);
+    }
+
+    /// Whether an object's bytes may have been written.
+    pub fn has(&self, record: &Arc<MemRecord>) -> bool {
+        self.all || self.roots.contains(&place(record))
+    }
+}
+
+/// Whether a kernel may write an object: not where the application has said that none does. A part of a
+/// buffer is as the buffer if nothing was said of it.
+fn may_be_written(record: &MemRecord) -> bool {
+    let flags = match &record.call {
+        MadeMem::Buffer(call) => call.flags,
+        MadeMem::Sub(call) => call.flags,
+        MadeMem::Image(call) => call.flags,
+    };
+    if flags & codes::MEM_READ_ONLY != 0 {
+        return false;
+    }
+    let is_said = flags & (codes::MEM_READ_WRITE | codes::MEM_WRITE_ONLY) != 0;
+    is_said || record.of.as_ref().is_none_or(|of| may_be_written(of))
+}
+
+impl Server {
+    /// Begins to note what is written, for as long as what is returned is kept.
+    pub(super) fn note_written(&mut self) -> Noted {
+        let noted = Noted::default();
+        self.backend.written = Arc::downgrade(&noted);
+        noted
+    }
+
+    /// Notes what a command may write, if somebody wants to know: else it costs a comparison.
+    pub(super) fn note_command(&self, request: &Request) {
+        if let Some(noted) = Weak::upgrade(&self.backend.written) {
+            self.note_in(&mut noted.lock_unpoisoned(), request);
+        }
+    }
+
+    fn note_in(&self, written: &mut Written, request: &Request) {
+        let id = match request {
+            Request::NdRange(call) => {
+                if let Ok(kernel) = self.backend.kernels.get(call.kernel.0) {
+                    self.note_kernel(written, kernel);
+                }
+                return;
+            }
+            Request::ReadBuffer(_)
+            | Request::SvmRead(_)
+            | Request::Migrate(_)
+            | Request::Marker(_)
+            | Request::Barrier(_)
+            | Request::Unstage(_) => return,
+            Request::WriteBuffer(call) => call.mem,
+            Request::BufferRect(call) => call.mem,
+            Request::ImageRect(call) => call.mem,
+            Request::CopyBuffer(call) => call.to,
+            Request::CopyBufferRect(call) => call.to,
+            Request::CopyImage(call) => call.to,
+            Request::CopyImageToBuffer(call) => call.buffer,
+            Request::CopyBufferToImage(call) => call.image,
+            Request::FillBuffer(call) => call.mem,
+            Request::FillImage(call) => call.mem,
+            Request::Map(call) => call.mem,
+            Request::Unmap(call) => call.mem,
+            // What is said of no other is that it may write anything.
+            _ => {
+                written.all = true;
+                return;
+            }
+        };
+        self.note_mem(written, id);
+    }
+
+    fn note_mem(&self, written: &mut Written, id: MemId) {
+        // Of none the driver gets no command.
+        if let Ok(mem) = self.backend.mems.get(id.0) {
+            written.note(&mem.record);
+        }
+    }
+
+    fn note_kernel(&self, written: &mut Written, kernel: &Kernel) {
+        // Those beyond are not recorded.
+        if kernel.parameters.len() > MOST_ARGUMENTS {
+            written.all = true;
+        }
+        for (index, argument) in kernel.arguments.all() {
+            match argument {
+                Argument::Mem(Some(named)) => {
+                    let parameter = kernel.parameters.get(index as usize);
+                    if parameter.is_some_and(|parameter| !parameter.may_be_written()) {
+                        continue;
+                    }
+                    let lives = self.backend.mems.birth(named.id.0) == named.birth;
+                    match self.backend.mems.get(named.id.0) {
+                        Ok(mem) if lives => {
+                            if may_be_written(&mem.record) {
+                                written.note(&mem.record);
+                            }
+                        }
+                        // One that was released, perhaps a part of one that was not.
+                        _ => written.all = true,
+                    }
+                }
+                Argument::Lost | Argument::Svm(Some(_)) => written.all = true,
+                Argument::Mem(None)
+                | Argument::Bytes(_)
+                | Argument::Sampler(_)
+                | Argument::Local(_)
+                | Argument::Svm(None) => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[path = "written_tests.rs"]
+mod tests;

@@ -1,0 +1,203 @@
+//! What is noted of commands.
+
+use super::*;
+use crate::{
+    apis::opencl::calls::{
+        ContextId, CopyBuffer, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
+        CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, Grid, KernelId, Marker, NdRange, Order,
+        ProgramId, ProgramOrigin, QueueId, SetArgument, Value,
+    },
+    backends::opencl::{driver::Api, testing},
+    wire::{Blob, Flags, Header},
+};
+
+const BUFFERS: u32 = 4;
+/// The buffer that was made with `CL_MEM_READ_ONLY`.
+const READ_ONLY: u32 = 3;
+
+fn carry_out(server: &mut Server, request: Request) {
+    let header = Header {
+        length: 0,
+        opcode: 70,
+        flags: Flags::default(),
+        sequence: 0,
+    };
+    server.serve(header, request).unwrap();
+}
+
+fn order() -> Order {
+    Order {
+        queue: QueueId(0),
+        wait: Vec::new(),
+        event: None,
+    }
+}
+
+/// A server with buffers, and a kernel.
+fn server() -> Server {
+    let (mut server, ..) = testing::server_before(Api::null());
+    carry_out(
+        &mut server,
+        Request::CreateContext(CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        }),
+    );
+    carry_out(
+        &mut server,
+        Request::CreateQueue(CreateQueue {
+            id: QueueId(0),
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        }),
+    );
+    for id in 0..BUFFERS {
+        let flags = if id == READ_ONLY {
+            codes::MEM_READ_ONLY
+        } else {
+            0
+        };
+        carry_out(
+            &mut server,
+            Request::CreateBuffer(CreateBuffer {
+                id: MemId(id),
+                context: ContextId(0),
+                flags,
+                size: 64,
+                contents: None,
+                lives: None,
+                svm: None,
+            }),
+        );
+    }
+    carry_out(
+        &mut server,
+        Request::CreateProgram(CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
+        }),
+    );
+    carry_out(
+        &mut server,
+        Request::CreateKernel(CreateKernel {
+            id: KernelId(0),
+            program: ProgramId(0),
+            name: Blob(b"kernel".to_vec()),
+        }),
+    );
+    server
+}
+
+fn part(server: &mut Server, id: u32, of: u32, flags: u64) {
+    let call = CreateSubBuffer {
+        id: MemId(id),
+        of: MemId(of),
+        flags,
+        origin: 0,
+        size: 8,
+    };
+    carry_out(server, Request::CreateSubBuffer(call));
+}
+
+fn set(server: &mut Server, index: u32, mem: u32) {
+    let call = SetArgument {
+        kernel: KernelId(0),
+        index,
+        value: Value::Mem(Some(MemId(mem))),
+    };
+    carry_out(server, Request::SetArgument(call));
+}
+
+/// The buffers that may be written by a command.
+fn noted(server: &mut Server, request: Request) -> Vec<u32> {
+    let noted = server.note_written();
+    carry_out(server, request);
+    let written = noted.lock_unpoisoned();
+    let mems = &server.backend.mems;
+    let has = |id: &u32| mems.get(*id).is_ok_and(|mem| written.has(&mem.record));
+    (0..BUFFERS).filter(has).collect()
+}
+
+fn run() -> Request {
+    Request::NdRange(NdRange {
+        order: order(),
+        kernel: KernelId(0),
+        grid: Grid::line(1),
+    })
+}
+
+fn fill(mem: u32) -> Request {
+    Request::FillBuffer(FillBuffer {
+        order: order(),
+        mem: MemId(mem),
+        pattern: Blob(vec![7]),
+        offset: 0,
+        size: 8,
+    })
+}
+
+#[test]
+fn nothing_is_noted_unless_somebody_wants_to_know() {
+    let mut server = server();
+    drop(server.note_written());
+    assert!(server.backend.written.upgrade().is_none());
+    carry_out(&mut server, fill(0));
+}
+
+#[test]
+fn a_command_may_write_what_it_writes_to_and_nothing_else() {
+    let mut server = server();
+    assert_eq!(noted(&mut server, fill(1)), [1]);
+    let copy = CopyBuffer {
+        order: order(),
+        from: MemId(0),
+        to: MemId(2),
+        offsets: [0, 0],
+        size: 8,
+    };
+    assert_eq!(noted(&mut server, Request::CopyBuffer(copy)), [2]);
+    let marker = Marker { order: order() };
+    assert_eq!(noted(&mut server, Request::Marker(marker)), []);
+    // What the application writes it may say that no kernel does.
+    assert_eq!(noted(&mut server, fill(READ_ONLY)), [READ_ONLY]);
+    part(&mut server, 9, 1, 0);
+    assert_eq!(noted(&mut server, fill(9)), [1]);
+}
+
+#[test]
+fn a_kernel_may_write_its_arguments_but_those_of_which_the_application_says_that_it_does_not() {
+    let mut server = server();
+    assert_eq!(noted(&mut server, run()), []);
+    set(&mut server, 0, 1);
+    set(&mut server, 1, READ_ONLY);
+    assert_eq!(noted(&mut server, run()), [1]);
+    part(&mut server, 9, READ_ONLY, 0);
+    part(&mut server, 10, 2, codes::MEM_READ_ONLY);
+    for (index, mem) in [(0, 9), (1, 10)] {
+        set(&mut server, index, mem);
+    }
+    assert_eq!(noted(&mut server, run()), []);
+    part(&mut server, 11, 2, 0);
+    set(&mut server, 0, 11);
+    assert_eq!(noted(&mut server, run()), [2]);
+}
+
+#[test]
+fn a_kernel_with_an_argument_that_was_released_may_write_anything() {
+    let mut server = server();
+    part(&mut server, 9, 2, 0);
+    set(&mut server, 0, 9);
+    let release = crate::apis::opencl::calls::ReleaseMem {
+        id: MemId(9),
+        callback: None,
+    };
+    carry_out(&mut server, Request::ReleaseMem(release));
+    assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
+    // Another one of the same number is none of it.
+    part(&mut server, 9, 1, 0);
+    assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
+}
