@@ -43,7 +43,7 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, programs (may be given again).
+    /// crane: only this part: stops, rates, moves, kernels, clpeak, x264 (may be given again).
     #[arg(long, value_name = "PART")]
     part: Vec<String>,
 }
@@ -54,10 +54,11 @@ type Part = fn(&[Movable; 2], &Options) -> Result<()>;
 /// All parts, by name: what nothing else has the figures of first.
 const PARTS: &[(&str, Part)] = &[
     ("stops", |pools, _| moves::stops(pools)),
-    ("rates", |pools, _| moves::rates(&pools[0])),
+    ("rates", |pools, _| moves::rates(pools)),
     ("moves", |pools, options| moves::many(pools, options.moves)),
     ("kernels", |pools, _| tracking::kernels(&pools[0])),
-    ("programs", |pools, _| tracking::programs(&pools[0])),
+    ("clpeak", |pools, _| tracking::clpeak(&pools[0])),
+    ("x264", |pools, _| tracking::x264(&pools[0])),
 ];
 
 /// Measures and prints; or only builds what that needs.

@@ -89,17 +89,44 @@ pub fn stops(pools: &[Movable; 2]) -> Result<()> {
 }
 
 /// The rate of an application from the beginning of a move to its end, and with a move every second.
-pub fn rates(pool: &Movable) -> Result<()> {
+pub fn rates(pools: &[Movable; 2]) -> Result<()> {
+    let [pool, other] = pools;
     for (size, ..) in STATES {
         let mut application = start(pool, size)?;
         thread::sleep(Duration::from_secs(2));
-        let alone = application.rounds()?.rate();
-        let mut amid = Vec::new();
-        for _ in 0..3 {
-            thread::sleep(Duration::from_millis(100));
-            application.rounds()?;
-            pool.move_all(None)?;
-            amid.push(application.rounds()?.rate());
+        let alone = application.rounds()?;
+        let ways = [
+            (
+                "to another worker of its pool",
+                [(pool, None), (pool, None)],
+            ),
+            (
+                "to another pool, and back",
+                [(pool, Some(other)), (other, Some(pool))],
+            ),
+        ];
+        for (way, steps) in ways {
+            let mut amid = Vec::new();
+            for (from, to) in [steps, steps].concat() {
+                thread::sleep(Duration::from_millis(100));
+                application.rounds()?;
+                from.move_all(to)?;
+                amid.push(application.rounds()?);
+            }
+            let of = |what: fn(&Rounds) -> f64| median(amid.iter().map(what).collect());
+            row(
+                &format!("rate, {size} MiB of state, amid a move {way}"),
+                "33 % (20.1 of 60 frames/s, x264 while RAM moves)",
+                &format!(
+                    "{:.1} % of {:.0} rounds/s; median round {:.3} ms of {:.3} alone, longest {:.1} ms; {:.2} s",
+                    100.0 * of(Rounds::rate) / alone.rate(),
+                    alone.rate(),
+                    of(|rounds| rounds.median),
+                    alone.median,
+                    of(|rounds| rounds.longest),
+                    of(|rounds| rounds.seconds)
+                ),
+            );
         }
         application.rounds()?;
         let until = Instant::now() + Duration::from_secs(5);
@@ -113,13 +140,9 @@ pub fn rates(pool: &Movable) -> Result<()> {
         let often = application.rounds()?.rate();
         application.end()?;
         row(
-            &format!("rate, {size} MiB of state: amid a move; with {moves} moves in 5 s"),
-            "33 % (20.1 of 60 frames/s, x264 while RAM moves)",
-            &format!(
-                "{:.1} %; {:.1} % of {alone:.0} rounds/s",
-                100.0 * median(amid) / alone,
-                100.0 * often / alone
-            ),
+            &format!("rate, {size} MiB of state, with {moves} moves to other workers in 5 s"),
+            "",
+            &format!("{:.1} %", 100.0 * often / alone.rate()),
         );
     }
     Ok(())

@@ -15,21 +15,6 @@ const RUNS: usize = 3;
 /// Width, height and number of the pictures that x264 encodes.
 const VIDEO: (usize, usize, usize) = (1280, 720, 240);
 
-/// Programs that nobody here wrote.
-pub fn programs(pool: &Movable) -> Result<()> {
-    match packages::is_there("clpeak") {
-        true => clpeak(pool)?,
-        false => row("clpeak", "", "left out: it is not there"),
-    }
-    match packages::is_there("x264") {
-        true => x264(pool),
-        false => {
-            row("x264", "12.5 %", "left out: it is not there");
-            Ok(())
-        }
-    }
-}
-
 /// How much longer it takes, or how much less is done in a time, in percent of what it is natively.
 fn added(native: f64, remoted: f64, is_rate: bool) -> f64 {
     let ratio = if is_rate {
@@ -99,7 +84,11 @@ pub fn kernels(pool: &Movable) -> Result<()> {
 }
 
 /// A program nobody here wrote, which measures bandwidths, arithmetic and latencies, as SHOC does.
-fn clpeak(pool: &Movable) -> Result<()> {
+pub fn clpeak(pool: &Movable) -> Result<()> {
+    if !packages::is_there("clpeak") {
+        row("clpeak", "", "left out: it is not there");
+        return Ok(());
+    }
     let measure = |mut command: Command| {
         let text = packages::output(command.args([
             "--global-bandwidth",
@@ -146,7 +135,11 @@ fn clpeak(pool: &Movable) -> Result<()> {
 }
 
 /// Pictures a second, with nobody's moves, and with one every half second.
-fn x264(pool: &Movable) -> Result<()> {
+pub fn x264(pool: &Movable) -> Result<()> {
+    if !packages::is_there("x264") {
+        row("x264", "12.5 %", "left out: it is not there");
+        return Ok(());
+    }
     let folder = pool.pool.folder("video")?;
     let video = folder.join("video.yuv");
     write_video(&video)?;
