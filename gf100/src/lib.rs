@@ -4,6 +4,7 @@
 //!   and encoded.
 //! - [`registers`]: the register file as the CPU sees it in BAR 0, with its values at power-on. What
 //!   a register causes elsewhere goes through [`registers::Effects`].
+//! - [`recording`]: what a driver does with the GPU, as a file.
 //! - `device` (a feature): a functional model of the GPU, and its server for vfio-user clients.
 //!
 //! ```text
@@ -16,6 +17,7 @@
 //! shaders, no falcon microcode (it can be uploaded, and is never run).
 
 pub mod format;
+pub mod recording;
 pub mod registers;
 
 #[cfg(feature = "device")]

@@ -18,7 +18,14 @@ use gf100::{
 use gpu_mediator::gpu::wire::{Event, MOST_BATCHES, MOST_ENTRIES, Request};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
-use super::{link::Link, memory::Vram, tables, tables::Tables, views::Views};
+use super::{
+    link::Link,
+    memory::Vram,
+    recorder::{Memory, Recorder},
+    tables,
+    tables::Tables,
+    views::Views,
+};
 use crate::memory::GuestMemory;
 
 /// What happens to the guest's registers.
@@ -77,6 +84,8 @@ pub struct World<'a> {
     pub views: &'a mut Views,
     /// The mediator.
     pub link: &'a mut Link,
+    /// What the guest does is recorded there.
+    pub recorder: &'a mut Option<Recorder>,
     /// For the registers.
     pub happenings: &'a mut Vec<Happening>,
 }
@@ -125,13 +134,16 @@ impl Bound {
         self.block.space.number
     }
 
-    /// The oldest submission is done; whether there was one.
-    fn complete(&mut self, world: &mut World) -> bool {
+    /// The oldest submission of the channel with a number is done; whether there was one.
+    fn complete(&mut self, number: u8, world: &mut World) -> bool {
         let Some(flight) = self.flights.pop_front() else {
             return false;
         };
         self.done = flight.get;
         self.show(flight.get, flight.end, world.vram);
+        if let Some(recorder) = world.recorder {
+            recorder.done(number, flight.get, self.entries, world.ram);
+        }
         world.happenings.push(Happening::NonStall);
         true
     }
@@ -209,7 +221,7 @@ impl Channel {
             for event in world.link.inbox.take_of(number) {
                 match event {
                     Event::Done { .. } => {
-                        bound.complete(world);
+                        bound.complete(number, world);
                     }
                     other => self.end(number, other, instance, world),
                 }
@@ -236,7 +248,7 @@ impl Channel {
         match event {
             Event::Done { .. } => {
                 let bound = self.bound.as_mut();
-                if bound.is_some_and(|bound| bound.complete(world)) {
+                if bound.is_some_and(|bound| bound.complete(number, world)) {
                     self.pump(number, world);
                 }
             }
@@ -337,6 +349,7 @@ impl Channel {
         while bound.sent != put && bound.flights.len() < MOST_BATCHES {
             match gather(bound, put, world) {
                 Ok((entries, flight)) => {
+                    record(number, bound, &entries, world);
                     bound.sent = flight.get;
                     bound.flights.push_back(flight);
                     let channel = number;
@@ -410,6 +423,9 @@ impl Channel {
             engines: block.engines,
         });
         let get = ring.gp_get & (entries - 1);
+        if let Some(recorder) = world.recorder {
+            recorder.begin(number);
+        }
         self.bound = Some(Bound {
             block,
             ring,
@@ -420,6 +436,25 @@ impl Channel {
         });
         true
     }
+}
+
+/// Records the ring entries that a channel submits now.
+fn record(number: u8, bound: &Bound, entries: &[u64], world: &mut World) {
+    let Some(recorder) = world.recorder else {
+        return;
+    };
+    let memory = Memory {
+        space: bound.block.space,
+        vram: world.vram,
+        ram: world.ram,
+    };
+    let first = bound.sent;
+    let last = bound.entries - 1;
+    let ring = (0..).map(|nth: u32| {
+        let index = first.wrapping_add(nth) & last;
+        bound.ring.gp_base + u64::from(index) * ENTRY_BYTES
+    });
+    recorder.submit(number, ring, entries, &memory);
 }
 
 /// The next ring entries up to `put`; or an address that is not mapped.

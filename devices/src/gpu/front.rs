@@ -14,6 +14,7 @@ use gf100::{
         instance::{BYTES, InstanceBlock},
         userd::Window,
     },
+    recording::{Access, Place},
     registers::{
         Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
     },
@@ -30,6 +31,7 @@ use super::{
     link::{Again, Link, Receiver, Wanted},
     memory::Vram,
     mirror::Mirror,
+    recorder::Recorder,
     tables::Tables,
     views::Views,
 };
@@ -68,6 +70,7 @@ struct Engines {
     /// Channels that were too late, of which the registers tell one at a time.
     late: std::collections::VecDeque<u8>,
     counts: Counts,
+    recorder: Option<Recorder>,
     lazy: bool,
     lost: bool,
 }
@@ -100,6 +103,13 @@ impl Front {
             weight: options.weight,
         })?;
         lend(&ram, &mut link)?;
+        let record = |path: &std::path::PathBuf| {
+            Recorder::create(path, options.vram).map_err(|source| Error::Record {
+                path: path.clone(),
+                source,
+            })
+        };
+        let recorder = options.record.as_ref().map(record).transpose()?;
         let (trapped, scans) = (!options.remap, !options.watch);
         let views = Views::new(options.vram, space, trapped, scans).map_err(Error::Memory)?;
         let registers = Registers::new(options.vram, 0);
@@ -114,6 +124,7 @@ impl Front {
             happenings: Vec::new(),
             late: std::collections::VecDeque::new(),
             counts: Counts::default(),
+            recorder,
             lazy: options.lazy,
             lost: false,
             vram,
@@ -308,7 +319,11 @@ impl Front {
 
     /// Counters.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let state = self.lock();
+        let mut state = self.lock();
+        // What is counted is in the recording.
+        if let Some(recorder) = &mut state.engines.recorder {
+            recorder.flush();
+        }
         let engines = &state.engines;
         let (counts, tables) = (engines.counts, engines.tables.counts);
         let (views, watch) = (&engines.views, engines.views.watch.counts);
@@ -385,6 +400,7 @@ impl Engines {
             tables: &mut self.tables,
             views: &mut self.views,
             link: &mut self.link,
+            recorder: &mut self.recorder,
             happenings: &mut self.happenings,
         };
         (&mut self.channels, world)
@@ -394,6 +410,13 @@ impl Engines {
         let (channels, mut world) = self.split();
         if let Some(channel) = channels.get_mut(usize::from(channel)) {
             work(channel, &mut world);
+        }
+    }
+
+    /// The guest has accessed a BAR, and what follows from that is done.
+    fn record(&mut self, place: Place, offset: u64, access: Access<'_>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.access(place, offset, access);
         }
     }
 
@@ -612,6 +635,7 @@ impl BusDevice for Bar0 {
             } = state;
             engines.counts.reads += 1;
             let mut at = offset;
+            let bytes = data.len();
             let mut rest = data;
             while !rest.is_empty() {
                 let first = (at % 4) as usize;
@@ -627,6 +651,7 @@ impl BusDevice for Bar0 {
                 at += len as u64;
                 rest = more;
             }
+            engines.record(Place::Registers, offset, Access::Read(bytes));
         });
     }
 
@@ -642,6 +667,7 @@ impl BusDevice for Bar0 {
             engines.counts.writes += 1;
             if (offset..offset + data.len() as u64).contains(&REARM) {
                 lines.rearm();
+                engines.record(Place::Registers, offset, Access::Write(data));
                 return;
             }
             let mut at = offset;
@@ -669,6 +695,7 @@ impl BusDevice for Bar0 {
                 at += len as u64;
                 rest = more;
             }
+            engines.record(Place::Registers, offset, Access::Write(data));
             if (0x00_9100..0x00_9500).contains(&offset) {
                 engines.link.inbox.look();
             }
@@ -679,6 +706,15 @@ impl BusDevice for Bar0 {
 /// BAR 1 or BAR 3, for what is not mapped.
 pub struct Shown(pub Arc<Front>, pub usize);
 
+impl Shown {
+    fn place(&self) -> Place {
+        match self.1 {
+            0 => Place::Bar1,
+            _ => Place::Bar3,
+        }
+    }
+}
+
 impl BusDevice for Shown {
     fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
@@ -687,11 +723,19 @@ impl BusDevice for Shown {
             if let Some(at) = state.engines.in_bar(self.1, offset) {
                 state.engines.vram.read(at, data);
             }
+            let len = data.len();
+            state
+                .engines
+                .record(self.place(), offset, Access::Read(len));
         });
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        self.0
-            .with(|state| state.engines.write_bar(self.1, offset, data));
+        self.0.with(|state| {
+            state.engines.write_bar(self.1, offset, data);
+            state
+                .engines
+                .record(self.place(), offset, Access::Write(data));
+        });
     }
 }

@@ -12,6 +12,7 @@
 //!   registers that are read without an exit.
 //! - [`tables`]: the guest's page tables. [`watch`]: which pages of them were written. [`channels`]:
 //!   its channels.
+//! - [`recorder`]: what the guest does, as a file.
 //! - [`lines`]: interrupts. [`link`]: the conversation with the mediator.
 //!
 //! The front holds the VM's own part of VRAM and nothing else: what it says to the mediator is
@@ -27,6 +28,7 @@ mod lines;
 mod link;
 mod memory;
 mod mirror;
+mod recorder;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -59,6 +61,8 @@ pub struct Options {
     pub lazy: bool,
     /// Only pages of tables that were written are compared, and not all of them.
     pub watch: bool,
+    /// A file in which all that the guest does with it is recorded, which needs all accesses to be trapped.
+    pub record: Option<PathBuf>,
     /// Name of its threads.
     pub thread_name: String,
 }
@@ -95,6 +99,14 @@ pub enum Error {
          with --memory shared=on (or --memory-zone with shared=on)"
     )]
     Private(u64),
+    /// The recording cannot be made.
+    #[error("cannot make {} to record what the guest does", path.display())]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The configuration space has no room.
     #[error(transparent)]
     Config(#[from] ConfigError),

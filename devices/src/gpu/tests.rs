@@ -19,6 +19,7 @@ use gf100::{
         ramfc::{self, Ramfc},
         userd::{self, Window},
     },
+    recording::{Place, Record, Recording},
 };
 use gpu_mediator::{
     gpu::{server, wire::Event},
@@ -137,6 +138,7 @@ impl Guest {
             remap: true,
             lazy: true,
             watch: true,
+            record: None,
             thread_name: "gpu".to_owned(),
         };
         change(&mut options);
@@ -410,6 +412,83 @@ fn sealed(len: u64) -> std::fs::File {
     file.set_len(len).unwrap();
     rustix::fs::fcntl_add_seals(&file, rustix::fs::SealFlags::SHRINK).unwrap();
     file
+}
+
+#[test]
+fn what_a_guest_does_is_recorded_with_what_the_gpu_reads_of_its_ram() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("recording");
+    let guest = Guest::with(&mediator(folder.path()), |options| {
+        options.remap = false;
+        options.record = Some(path.clone());
+    });
+    // A ring entry in VRAM, for a push buffer in RAM that waits for a word there before it writes another.
+    let command = |to: u64, word: u32, how: u32| {
+        let run = Header::Increasing(Run {
+            subchannel: 0,
+            address: 0x10,
+            count: 4,
+        });
+        [run.encode(), (to >> 32) as u32, to as u32, word, how]
+    };
+    let words = [
+        command(RAM_VA + 0x100, 7, 1 << 24 | 4),
+        command(RAM_VA, 41, 1 << 24 | 2),
+    ]
+    .concat();
+    for (at, word) in (0x2000..).step_by(4).zip(&words) {
+        guest.set_ram(at, *word);
+    }
+    let entry = GpEntry {
+        address: RAM_VA + 0x2000,
+        words: words.len() as u32,
+    };
+    guest.poke64(u64::from(RING) * PAGE, entry.encode());
+    guest.put.set(1);
+    guest.doorbell(1);
+    guest.set_ram(0x100, 9);
+    wait("the ring's end", || guest.fetched() == 1);
+    assert_eq!(guest.ram(0), 41);
+    guest.counter("doorbells");
+    let recording = Recording::parse(&std::fs::read(&path).unwrap()).unwrap();
+    assert_eq!(recording.vram, VRAM);
+    let at = |is: &dyn Fn(&Record) -> bool| recording.records.iter().position(is);
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let pushed =
+        at(&|record| matches!(record, Record::Ram { at: 0x2000, bytes: its } if *its == bytes));
+    let bell = u64::from(CHANNEL) * userd::STRIDE + userd::GP_PUT;
+    let rung = at(&|record| {
+        matches!(record, Record::Access(run)
+            if run.write && run.place == Place::Bar1 && (run.offset, run.value) == (bell, 1))
+    });
+    let released =
+        at(&|record| matches!(record, Record::Ram { at: 0x100, bytes } if *bytes == [9, 0, 0, 0]));
+    let done = at(&|record| {
+        let (channel, get, entries) = (CHANNEL as u8, 1, 512);
+        *record
+            == Record::Done {
+                channel,
+                get,
+                entries,
+            }
+    });
+    let order = [pushed, rung, released, done];
+    assert!(order.iter().all(Option::is_some), "{order:?}");
+    assert!(order.is_sorted(), "{order:?}");
+    // All of it is there: the first access, and as many as there were exits.
+    let accesses = recording.records.iter().filter_map(|record| match record {
+        Record::Access(run) => Some(run.count),
+        _ => None,
+    });
+    let kinds = [
+        "register_reads",
+        "register_writes",
+        "bar_reads",
+        "bar_writes",
+        "doorbells",
+    ];
+    let exits: u64 = kinds.iter().map(|kind| guest.counter(kind)).sum();
+    assert_eq!(accesses.sum::<u64>(), exits);
 }
 
 #[test]

@@ -153,6 +153,7 @@ const OTHERS: &[&str] = &[
     "rate_limiter_config",
     "readonly",
     "receiver_url",
+    "record",
     "refill_time",
     "remaining_bytes",
     "remap",

@@ -8,7 +8,7 @@ use super::{
     VmConfig,
     check::{self, Invalid, Problem},
     common::{CommonConfig, has_common_config},
-    kind::{Configured, Device, HotPlug, Refused, check_shared_memory},
+    kind::{Configured, Device, FileUse, HotPlug, Refused, check_shared_memory},
     syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -42,6 +42,9 @@ pub struct GpuConfig {
     /// Page tables are compared where they were written; otherwise as a whole.
     #[serde(default = "on")]
     pub watch: bool,
+    /// File in which all that the guest does with it is recorded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub record: Option<PathBuf>,
     /// Its name, and where it is.
     #[serde(flatten)]
     pub common: CommonConfig,
@@ -71,13 +74,14 @@ const KEYS: &[Key] = &[
     Key::new("remap", ValueType::Switch),
     Key::new("lazy", ValueType::Switch),
     Key::new("watch", ValueType::Switch),
+    Key::new("record", ValueType::Text),
 ];
 
 has_common_config!(GpuConfig);
 
 impl Configured for GpuConfig {
     const HELP: &'static str = "Virtual GPUs for the guest's own driver, parts of the one that gantry-gpu has: \
-        socket=PATH,vram=SIZE,channels=N,weight=N,remap=on|off,lazy=on|off,watch=on|off,id=NAME";
+        socket=PATH,vram=SIZE,channels=N,weight=N,remap=on|off,lazy=on|off,watch=on|off,record=FILE,id=NAME";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Give the VM a virtual GPU",
@@ -94,6 +98,10 @@ impl Configured for GpuConfig {
 }
 
 impl Device for GpuConfig {
+    fn files(&self) -> Vec<FileUse> {
+        self.record.iter().map(FileUse::create).collect()
+    }
+
     fn cannot_move(&self) -> Option<&'static str> {
         Some("virtual GPU")
     }
@@ -116,6 +124,11 @@ impl Device for GpuConfig {
             MOST_CHANNELS.into(),
         )?;
         check::range("weight", self.weight, 1, 10_000)?;
+        if self.record.is_some() && self.remap {
+            // Most of what a guest does would not be seen.
+            let (with, advice) = ("remap=on", "write remap=off");
+            return Err(Problem::Conflict { with, advice }.at("record"));
+        }
         self.placement().validate()
     }
 
@@ -167,6 +180,17 @@ mod tests {
             let config = GpuConfig::parse(&format!("socket=/s,{wrong}")).unwrap();
             assert_eq!(config.validate().unwrap_err().place(), key);
         }
+    }
+
+    #[test]
+    fn what_a_guest_does_is_recorded_if_all_of_it_is_trapped() {
+        let config = GpuConfig::parse("socket=/s,record=/r").unwrap();
+        let error = config.validate().unwrap_err();
+        assert_eq!(error.place(), "record");
+        assert!(error.to_string().contains("remap=off"), "{error}");
+        let config = GpuConfig::parse("socket=/s,remap=off,record=/r").unwrap();
+        assert_eq!(config.validate(), Ok(()));
+        assert_eq!(config.files(), [FileUse::create("/r")]);
     }
 
     #[test]

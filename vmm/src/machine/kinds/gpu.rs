@@ -25,6 +25,7 @@ impl DeviceKind for GpuConfig {
             remap: self.remap,
             lazy: self.lazy,
             watch: self.watch,
+            record: self.record.clone(),
             thread_name: thread_name(Self::NAME, id),
         };
         let physical = surroundings.physical.resources();
