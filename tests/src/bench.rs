@@ -56,6 +56,7 @@ const ALL: &[Measurement] = &[
 const NAMED: &[Measurement] = &[
     ("gpuvm", gpuvm::measure),
     ("seats", passthrough_tracked::measure),
+    (gpuvm::record::NAME, gpuvm::record::measure),
 ];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was

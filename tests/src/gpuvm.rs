@@ -12,6 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+pub mod record;
+pub mod replay;
+
 use anyhow::{Context as _, Result, ensure};
 use gpu_mediator::status::Status;
 use serde_json::json;

@@ -20,7 +20,7 @@
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
 //! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: a GPU without a driver, attacked;
-//!   [`gpuvm`]: what a virtual GPU costs.
+//!   [`gpuvm`]: what a virtual GPU costs, also on any host with KVM, by a recording.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
 //! - [`memory_checker`]: writes memory at a set rate, and looks whether it stays as it was written.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;

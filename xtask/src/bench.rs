@@ -15,7 +15,7 @@ use gantry_tests::{
 use crate::{
     crane,
     elsewhere::Elsewhere,
-    fairness, gloop, gpu_machine, opencl,
+    fairness, gloop, gpu_machine, gpuvm, opencl,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -62,6 +62,14 @@ pub fn run(options: &Options) -> Result<()> {
     if options.names == ["ring"] {
         return ring::bench();
     }
+    let is_gpuvm = options.names == ["gpuvm"];
+    let part = match is_gpuvm {
+        true => gpuvm::Part::of(&options.crane.part)?,
+        false => gpuvm::Part::Counts,
+    };
+    if part == gpuvm::Part::Replay {
+        return gpuvm::replay();
+    }
     if options.names == ["programs"] {
         return opencl::programs::run(&options.programs, &options.elsewhere);
     }
@@ -85,12 +93,15 @@ pub fn run(options: &Options) -> Result<()> {
     let step = Step::new("fetching Debian's kernel and building images");
     let cache = Cache::open()?;
     let mut images = Images::build(&cache, &binaries, &target().join("rig"))?;
-    let is_gpuvm = options.names == ["gpuvm"];
     match Board::Gpu.other_kernel().filter(|_| is_gpuvm) {
         Some(kernel) => images.add(kernel, &cache, &binaries)?,
         None => images = with_others(&images, &options.beside)?,
     }
     step.finish();
+    if part == gpuvm::Part::Record {
+        let logs = target().join("rig-logs");
+        return gpuvm::record(&Rig { images, logs });
+    }
     println!("{}", machine());
     println!("| what | figure |\n|---|---|");
     if options.names.is_empty() {

@@ -31,6 +31,7 @@ mod gate;
 mod gloop;
 mod gloop_turns;
 mod gpu_machine;
+mod gpuvm;
 mod opencl;
 mod programs;
 mod progress;

@@ -85,7 +85,22 @@ fn program(folder: &Path) -> Command {
 pub fn build() -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
     let release = programs::release()?;
-    let step = Step::new("building the guest of the ring's measurement (release)");
+    let guest = guests()?;
+    let folder = target().join("ring");
+    fs::create_dir_all(&folder)?;
+    let built = ["gantry", "gantry-accel", "gantry-ring-bench"].map(|name| (&release, name));
+    for (from, name) in built.into_iter().chain([(&guest, "gantry-ring-guest")]) {
+        let to = folder.join(name);
+        // One that is running cannot be written to.
+        let _ = fs::remove_file(&to);
+        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
+    }
+    Ok(folder)
+}
+
+/// Builds the guests without an operating system; their folder.
+pub fn guests() -> Result<PathBuf> {
+    let step = Step::new("building guests without an operating system (release)");
     let guest = target().join("ring-guest");
     packages::run(
         cargo()
@@ -94,18 +109,8 @@ pub fn build() -> Result<PathBuf> {
             .env("CARGO_TARGET_DIR", &guest)
             .env("RUSTFLAGS", FLAGS),
     )?;
-    let folder = target().join("ring");
-    fs::create_dir_all(&folder)?;
-    let guest = guest.join(TARGET).join("release");
-    let built = ["gantry", "gantry-accel", "gantry-ring-bench"].map(|name| (&release, name));
-    for (from, name) in built.into_iter().chain([(&guest, "gantry-ring-guest")]) {
-        let to = folder.join(name);
-        // One that is running cannot be written to.
-        let _ = fs::remove_file(&to);
-        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
-    }
     step.finish();
-    Ok(folder)
+    Ok(guest.join(TARGET).join("release"))
 }
 
 /// Whether the guest is formatted, and what clippy says.

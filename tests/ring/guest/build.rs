@@ -1,4 +1,4 @@
-//! Links the program as a kernel with a PVH entry.
+//! Links the programs as kernels with a PVH entry.
 
 fn main() {
     // Asked when this runs: what it was compiled with may be a folder that has been moved since.
@@ -15,6 +15,9 @@ fn main() {
     ] {
         println!("cargo:rustc-link-arg-bins={argument}");
     }
+    // Behind what the guest of a recording had.
+    let base = "-Wl,--defsym=base=0x20000000";
+    println!("cargo:rustc-link-arg-bin=gantry-gpu-guest={base}");
     println!("cargo:rerun-if-changed={script}");
     println!("cargo:rerun-if-changed=src/boot.s");
 }

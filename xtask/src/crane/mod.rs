@@ -43,9 +43,11 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, clpeak, x264 (may be given again).
+    /// crane: only this part: stops, rates, moves, kernels, clpeak, x264 (may be given again). gpuvm: only `record`, which
+    /// records in the rig what a guest with nouveau does (writes tests/recordings/), or `replay`, which does that
+    /// again on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
-    part: Vec<String>,
+    pub part: Vec<String>,
 }
 
 /// What is measured by the two pools.

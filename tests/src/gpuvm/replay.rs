@@ -1,0 +1,161 @@
+//! Does again what a guest with nouveau has done with its virtual GPU ([`super::record`]): from ring 3 of a guest
+//! without an operating system, on this machine's own KVM, with the Gantry, the mediator and the model of the GPU
+//! that are shipped. Each access is timed in the guest, and each process's processor time is its kernel's.
+//!
+//! - `machine`: the processes, and what they have used.
+//! - `steps`: a recording as the guest does it.
+//! - `table`: what comes of it.
+
+mod machine;
+mod steps;
+mod table;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use gantry_gpu_replay::State;
+
+use self::{
+    machine::{Machine, Used},
+    steps::Plan,
+};
+use super::{
+    MODES,
+    record::{Recorded, START},
+};
+
+/// Times that it is done: of each access, and of each figure, the median counts, as other programs disturb. Once
+/// only where a million accesses are exits.
+const RUNS: usize = 5;
+
+/// The programs: all in one folder.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The folder.
+    pub folder: PathBuf,
+}
+
+impl Programs {
+    /// Finds them.
+    ///
+    /// # Errors
+    /// One is missing.
+    pub fn new(folder: PathBuf) -> Result<Self> {
+        let programs = Self { folder };
+        for name in ["gantry", "gantry-gpu", "gantry-gf100", "gantry-gpu-guest"] {
+            let path = programs.path(name);
+            ensure!(
+                path.is_file(),
+                "{} is missing: `cargo xtask bench gpuvm --part replay` builds it",
+                path.display()
+            );
+        }
+        Ok(programs)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+/// What a part of a recording has cost.
+#[derive(Clone, Debug)]
+struct Cost {
+    part: String,
+    used: Used,
+    /// Times of accesses, in counts of the time stamp counter, by class.
+    times: Vec<Vec<u64>>,
+    /// Exits by looks at rings, which are no accesses of the recorded guest.
+    polls: u64,
+}
+
+impl Cost {
+    /// The median of several runs: each has the same accesses in the same order.
+    fn median(all: &[&Self]) -> Self {
+        let used: Vec<_> = all.iter().map(|cost| &cost.used).collect();
+        let classes = 0..all[0].times.len();
+        let times = classes.map(|class| {
+            let accesses = 0..all[0].times[class].len();
+            let of = |nth: usize| {
+                all.iter()
+                    .filter_map(move |cost| cost.times[class].get(nth))
+            };
+            accesses
+                .map(|nth| machine::median(of(nth).copied().collect()))
+                .collect()
+        });
+        Self {
+            part: all[0].part.clone(),
+            used: Used::median(&used),
+            times: times.collect(),
+            polls: all[0].polls,
+        }
+    }
+
+    fn ticks(&self) -> u64 {
+        self.times.iter().flatten().sum()
+    }
+}
+
+/// Does it with some of the mechanisms, several times.
+fn replays(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<Cost>> {
+    let [remap, ..] = switches;
+    let runs: Vec<_> = (0..if remap { RUNS } else { 1 })
+        .map(|_| replay(programs, plan, switches))
+        .collect::<Result<_>>()?;
+    let parts = (0..plan.parts.len()).map(|nth| {
+        let all: Vec<_> = runs.iter().map(|costs| &costs[nth]).collect();
+        Cost::median(&all)
+    });
+    Ok(parts.collect())
+}
+
+/// Does it once.
+fn replay(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<Cost>> {
+    let [remap, ..] = switches;
+    let mut machine = Machine::start(programs, plan.vram, switches)?;
+    machine.becomes(State::Ready)?;
+    machine.load(plan);
+    let mut before = machine.used()?;
+    let mut costs = Vec::new();
+    for part in &plan.parts {
+        machine.go();
+        machine
+            .becomes(State::Paused)
+            .with_context(|| format!("in the part {part:?}"))?;
+        let used = machine.used()?;
+        costs.push(Cost {
+            part: part.clone(),
+            used: used.since(&before),
+            times: machine.times(),
+            // Where the page is memory of the guest, a look at it is no exit.
+            polls: if remap { 0 } else { machine.desk().polls() },
+        });
+        before = machine.used()?;
+    }
+    Ok(costs)
+}
+
+/// Does it with all mechanisms and with fewer, and prints tables.
+///
+/// # Errors
+/// Something cannot be started, or has failed.
+pub fn run(programs: &Programs, recorded: &Recorded) -> Result<()> {
+    let plan = Plan::new(recorded)?;
+    let clock = machine::clock();
+    let costs = replays(programs, &plan, MODES[0].1)?;
+    table::costs(&costs, clock)?;
+    table::heading();
+    table::mode(MODES[0].0, &costs, clock)?;
+    for (name, switches) in &MODES[1..] {
+        let [remap, ..] = switches;
+        // Where each access is an exit, a million of them are enough.
+        let costs = match remap {
+            true => replays(programs, &plan, *switches),
+            false => replays(programs, &plan.up_to(START), *switches),
+        };
+        let costs = costs.with_context(|| format!("with {name}"))?;
+        table::mode(name, &costs, clock)?;
+    }
+    Ok(())
+}

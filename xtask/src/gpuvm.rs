@@ -1,0 +1,117 @@
+//! What a virtual GPU costs, by what a guest's driver does with it: recorded in the nested rig, and done again
+//! on this machine's own KVM.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+use gantry_tests::{
+    gpuvm::{
+        record::{NAME, Recorded},
+        replay::{self, Programs},
+    },
+    report::BENCH,
+    rig::{Board, Rig},
+};
+
+use crate::{
+    bench::processors,
+    programs::{release, root, target},
+    ring::guests,
+};
+
+/// Where the recording is kept that everybody has, and its parts.
+const RECORDING: &str = "tests/recordings/nouveau.bin";
+const PARTS: &str = "tests/recordings/nouveau.parts";
+
+/// What is done of `cargo xtask bench gpuvm`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Part {
+    /// Counts, in the nested rig.
+    Counts,
+    /// Records what a guest with nouveau does, in the nested rig.
+    Record,
+    /// Does it again on this machine's /dev/kvm.
+    Replay,
+}
+
+impl Part {
+    /// By the words after `--part`.
+    pub fn of(words: &[String]) -> Result<Self> {
+        match words {
+            [] => Ok(Self::Counts),
+            [word] if word == "record" => Ok(Self::Record),
+            [word] if word == "replay" => Ok(Self::Replay),
+            _ => bail!("gpuvm has the parts record and replay, and does one at a time"),
+        }
+    }
+}
+
+fn path(file: &str) -> PathBuf {
+    root().join(file)
+}
+
+/// Makes the recording.
+pub fn record(rig: &Rig) -> Result<()> {
+    let mut recorded = Recorded::default();
+    let mut garbled = None;
+    rig.show_on(
+        Board::Gpu,
+        &format!("{BENCH} {NAME}"),
+        |line| match recorded.take(line) {
+            Ok(true) => {}
+            Ok(false) => println!("{line}"),
+            Err(error) => garbled = Some(error),
+        },
+    )?;
+    if let Some(error) = garbled {
+        return Err(error);
+    }
+    let recording = recorded.recording()?;
+    let file = path(RECORDING);
+    let folder = file.parent().context("it is in a folder")?;
+    fs::create_dir_all(folder)?;
+    fs::write(&file, &recorded.bytes)
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    fs::write(path(PARTS), recorded.parts())?;
+    print!("{}", recorded.parts());
+    println!(
+        "{} records, {} bytes, in {}",
+        recording.records.len(),
+        recorded.bytes.len(),
+        file.display()
+    );
+    Ok(())
+}
+
+/// Does what was recorded again, and prints what it costs.
+pub fn replay() -> Result<()> {
+    fs::File::options()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .context("/dev/kvm cannot be used")?;
+    let file = path(RECORDING);
+    let bytes = fs::read(&file).with_context(|| {
+        format!(
+            "cannot read {}: `cargo xtask bench gpuvm --part record` makes it",
+            file.display()
+        )
+    })?;
+    let recorded = Recorded::parse(bytes, &fs::read_to_string(path(PARTS))?)?;
+    let (release, guests) = (release()?, guests()?);
+    let folder = target().join("gpuvm");
+    fs::create_dir_all(&folder)?;
+    for (from, name) in [
+        (&release, "gantry"),
+        (&release, "gantry-gpu"),
+        (&release, "gantry-gf100"),
+        (&guests, "gantry-gpu-guest"),
+    ] {
+        let to = folder.join(name);
+        // One that is running cannot be written to.
+        let _ = fs::remove_file(&to);
+        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
+    }
+    println!("{}\n", processors());
+    replay::run(&Programs::new(folder)?, &recorded)
+}
