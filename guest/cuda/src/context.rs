@@ -17,6 +17,7 @@ use crate::{
     forward::forward,
     handles, signals,
     streams::exact,
+    turns,
 };
 
 /// A list of a thread, which is there as long as the thread is: programs unregister their images and free
@@ -102,6 +103,14 @@ pub fn device() -> Outcome<CUdevice> {
     Ok(found.map_or(0, |(_, device)| *device))
 }
 
+/// Does something in another context.
+pub fn within<T>(context: u64, call: impl FnOnce() -> T) -> T {
+    STACK.with_borrow_mut(|stack| stack.push(context));
+    let done = call();
+    STACK.with_borrow_mut(|stack| stack.pop());
+    done
+}
+
 fn know(context: u64, device: CUdevice) {
     let mut devices = DEVICES.lock_unpoisoned();
     devices.retain(|(known, _)| *known != context);
@@ -158,6 +167,7 @@ fn release(symbol: &str, device: CUdevice, all_at_once: bool) -> Outcome {
         .find(ends)
         .map(|(.., context)| *context);
     if let Some(context) = ended {
+        turns::forget_context(context);
         handles::forget(context);
     }
     // SAFETY: no pointers.
@@ -228,6 +238,7 @@ entry_points! {
     fn cuCtxDestroy_v2(ctx: CUcontext) {
         connected()?;
         let context = valid(ctx)?;
+        turns::forget_context(context);
         forward("cuCtxDestroy_v2", &[context])?;
         crate::memory::forget_context(context);
         forget(context);

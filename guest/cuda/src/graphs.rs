@@ -291,9 +291,12 @@ entry_points! {
         childGraph: CUgraph,
     ) {
         let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
-        paged::may_exchange(executable, handles::valid(Kind::Graph, childGraph as u64)?)?;
+        let child = handles::valid(Kind::Graph, childGraph as u64)?;
+        paged::may_exchange(executable, child)?;
         let words = [hGraphExec as u64, hNode as u64, childGraph as u64];
-        forward("cuGraphExecChildGraphNodeSetParams", &words)
+        forward("cuGraphExecChildGraphNodeSetParams", &words)?;
+        paged::exchanged(executable, child);
+        Ok(())
     }
 
     fn cuGraphAddKernelNode_v2(

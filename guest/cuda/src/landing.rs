@@ -95,7 +95,7 @@ impl Landing {
 /// What is to land before a function is called, by the connection's number of it.
 type Awaited = HashMap<u64, Vec<Arc<Landing>>>;
 
-/// Of the launches that are under way.
+/// Of the launches that are under way: of those with a function in common there is one at a time.
 static UNDER_WAY: Mutex<Option<Awaited>> = Mutex::new(None);
 
 /// A graph's launch that copies to the program.
@@ -140,15 +140,7 @@ impl Launch {
     /// It has ended.
     pub fn end(self) {
         if let Some(all) = UNDER_WAY.lock_unpoisoned().as_mut() {
-            // A clone's launch may have begun, whose functions have the same numbers.
-            let is_own = |function: &u64, there: &[Arc<Landing>]| {
-                let own = self.awaited.get(function);
-                own.is_some_and(|own| {
-                    own.len() == there.len()
-                        && own.iter().zip(there).all(|(a, b)| Arc::ptr_eq(a, b))
-                })
-            };
-            all.retain(|function, there| !is_own(function, there));
+            all.retain(|function, _| !self.awaited.contains_key(function));
         }
         self.all.iter().for_each(|one| one.land());
     }

@@ -11,7 +11,7 @@
 //! - `forward`: those whose parameters travel by the API's definition
 //! - `capture`: captures of streams; `nodes`: graphs' nodes that call, allocate, or decide
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
-//! - `landing`: what functions of such graphs look at
+//! - `landing`: what functions of such graphs look at; `turns`: which launches come behind each other
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
@@ -46,3 +46,4 @@ mod paged;
 mod pointers;
 mod signals;
 mod streams;
+mod turns;

@@ -24,6 +24,7 @@ use crate::{
     landing::{self, Before, Launch},
     link::Link,
     streams::host_function,
+    turns::{self, Common},
 };
 
 /// Rows of the program's memory, which lie in the window without gaps.
@@ -390,8 +391,20 @@ pub fn instantiate(graph: u32, executable: u32) {
     }
 }
 
+/// Another graph has taken the place of a child in an executable graph.
+pub fn exchanged(executable: u32, child: u32) {
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        let mut calls = all.calls_of(Calling::Graph(child));
+        calls.iter_mut().for_each(|call| call.node = 0);
+        all.add_calls(Calling::Executable(executable), calls);
+    }
+}
+
 /// An executable graph has been destroyed. What runs of it keeps its places until it has ended.
 pub fn ended(executable: u32) {
+    turns::gone(Common::Executable(executable));
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
     {
@@ -626,21 +639,61 @@ pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcom
     let (copies, calls, before) = all()
         .and_then(|all| {
             let all = all.as_ref()?;
-            let copies = all.executables.get(&executable).cloned()?;
+            let copies = all.executables.get(&executable).cloned();
             let calls = all.calls_of(Calling::Executable(executable));
-            Some((copies, calls, all.before.get(&executable).cloned()))
+            let before = all.before.get(&executable).cloned();
+            Some((copies.unwrap_or_default(), calls, before))
         })
         .unwrap_or_default();
+    if copies.is_empty() && calls.is_empty() {
+        return launch();
+    }
+    let link = connected()?;
+    let number = handles::valid(Kind::Stream, stream as u64)?;
+    if capturing(link, context::need()?, number) {
+        return match copies.is_empty() {
+            true => launch_captured(stream as u64, calls, launch),
+            false => Err(codes::NOT_SUPPORTED),
+        };
+    }
+    let functions = calls.iter().map(|call| Common::Function(call.function));
+    let common = functions.chain([Common::Executable(executable)]).collect();
+    turns::in_turn(&common, stream, || {
+        let known = before.as_deref();
+        launch_with(copies, (&calls, known), stream, launch)
+    })
+}
+
+/// Launches an executable graph that calls functions into a stream that is being captured: they are those of a
+/// child of the graph that comes of it.
+fn launch_captured(
+    stream: u64,
+    mut functions: Vec<Call>,
+    launch: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let id = capture(stream)?;
+    launch()?;
+    functions.iter_mut().for_each(|call| call.node = 0);
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let all = all.get_or_insert_default();
+    all.add_calls(Calling::Capture(id), functions);
+    Ok(())
+}
+
+fn launch_with(
+    copies: Vec<Paged>,
+    (calls, before): (&[Call], Option<&Before>),
+    stream: CUstream,
+    launch: impl FnOnce() -> Outcome,
+) -> Outcome {
     if copies.is_empty() {
         return launch();
     }
     let (back, there): (Vec<_>, Vec<_>) = copies.into_iter().partition(|one| one.to_host);
-    let link = connected()?;
-    let number = handles::valid(Kind::Stream, stream as u64)?;
-    if overlap(&back, &there) || capturing(link, context::need()?, number) {
+    if overlap(&back, &there) {
         return Err(codes::NOT_SUPPORTED);
     }
-    let launched = Launch::new(back, &calls, before.as_deref())?;
+    let launched = Launch::new(back, calls, before)?;
     if !there.is_empty() || launched.has_functions() {
         let (there, launched) = (there.clone(), launched.clone());
         host_function(stream, move || {

@@ -25,6 +25,7 @@ use crate::{
     handles, landing,
     link::Link,
     paged, signals,
+    turns::{self, Common},
 };
 
 /// The result of a wait: where work has failed, the driver says how.
@@ -99,14 +100,17 @@ pub fn lasting_function(
     let own = Arc::new(OnceLock::new());
     let known = Arc::clone(&own);
     let number = link.register_lasting_callback(Arc::new(move |status| {
+        // The worker has the number only after this side.
+        let number = known.get().copied();
         if status == codes::FUNCTION_GONE {
             LASTING.lock_unpoisoned().push((done, word));
+            number
+                .into_iter()
+                .map(Common::Function)
+                .for_each(turns::gone);
             return false;
         }
-        // The worker has the number only after this side.
-        if let Some(number) = known.get() {
-            landing::before_call(*number);
-        }
+        number.into_iter().for_each(landing::before_call);
         call();
         word.store(RETURNED, Ordering::Release);
         true

@@ -16,6 +16,7 @@ mod exits;
 #[path = "../../../tests/cuda-driver/tests/cuda/graphs.rs"]
 mod graphs;
 mod hostile;
+mod landing;
 mod library;
 mod linear;
 mod linear_hostile;

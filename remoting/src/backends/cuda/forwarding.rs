@@ -73,6 +73,7 @@ numbers! {
     EVENT_QUERY = "cuEventQuery";
     STREAM_QUERY = "cuStreamQuery";
     EVENT_CREATE = "cuEventCreate";
+    STREAM_CONTEXT = "cuStreamGetCtx";
     ARRAY_CREATE = "cuArrayCreate_v2";
     ARRAY_CREATE_3D = "cuArray3DCreate_v2";
     ARRAY_DESTROY = "cuArrayDestroy";
@@ -95,6 +96,7 @@ pub(super) fn returns_at_once(function: u16) -> bool {
             | STREAM_QUERY
             | EVENT_CREATE
             | EVENT_DESTROY
+            | STREAM_CONTEXT
             | WRITE_32
             | WRITE_64
             | WAIT_32

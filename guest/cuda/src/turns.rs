@@ -1,0 +1,131 @@
+//! The order of launches that have an executable graph or a function of the program in common: each comes behind
+//! the end of the one before, in whatever streams they are. A copy of an executable graph has one place in the
+//! window, and a function that is due is known by its number, whichever of its launches calls it. The driver has
+//! this order for launches of one executable graph, but not for what this side does before and behind them.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Mutex},
+};
+
+use base::Unpoisoned;
+use cuda_definition::driver::types::CUstream;
+use gantry_remoting::apis::cuda::codes;
+
+use crate::{context, entry::Outcome, forward::forward, handles::PER_THREAD};
+
+/// What launches can have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Common {
+    /// An executable graph, by its number.
+    Executable(u32),
+    /// A function that graphs call, by its number.
+    Function(u64),
+}
+
+/// `CU_EVENT_DISABLE_TIMING`
+const NO_TIMES: u64 = 2;
+
+/// The end of a launch.
+#[derive(Debug)]
+struct Turn {
+    event: u64,
+    /// The handle of the context that the event is in: the stream's.
+    context: u64,
+    /// The stream, and what was current.
+    place: (u64, u64),
+}
+
+impl Turn {
+    fn new(context: u64, place: (u64, u64)) -> Outcome<Self> {
+        let mut event = 0u64;
+        // SAFETY: the pointer is to a local.
+        let made = context::within(context, || unsafe {
+            forward("cuEventCreate", &[&raw mut event as u64, NO_TIMES])
+        });
+        made.map(|()| Self {
+            event,
+            context,
+            place,
+        })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        // Whoever waits for it goes on to do so.
+        // SAFETY: no pointers.
+        let _ = unsafe { forward("cuEventDestroy_v2", &[self.event]) };
+    }
+}
+
+/// The last launch of each. Held while one is put into its stream, so that another one comes before or behind.
+static LAST: Mutex<Option<HashMap<Common, Arc<Turn>>>> = Mutex::new(None);
+/// What there will be no launch of any more. Told where nothing may be waited for.
+static GONE: Mutex<Vec<Common>> = Mutex::new(Vec::new());
+
+/// The context of a stream.
+fn context_of(stream: u64, current: u64) -> Outcome<u64> {
+    if stream <= PER_THREAD {
+        return Ok(current);
+    }
+    let mut context = 0u64;
+    // SAFETY: the pointer is to a local.
+    unsafe { forward("cuStreamGetCtx", &[stream, &raw mut context as u64])? };
+    Ok(context)
+}
+
+/// Launches behind the last launches that have something in common with this one.
+///
+/// # Errors
+/// The launch's.
+pub fn in_turn(
+    common: &HashSet<Common>,
+    stream: CUstream,
+    launch: impl FnOnce() -> Outcome,
+) -> Outcome {
+    let stream = stream as u64;
+    let current = context::top().ok_or(codes::INVALID_CONTEXT)?;
+    let mut last = LAST.lock_unpoisoned();
+    let last = last.get_or_insert_default();
+    let gone = std::mem::take(&mut *GONE.lock_unpoisoned());
+    last.retain(|one, _| !gone.contains(one));
+    let mut before: Vec<Arc<Turn>> = Vec::new();
+    for turn in common.iter().filter_map(|one| last.get(one)) {
+        if !before.iter().any(|known| Arc::ptr_eq(known, turn)) {
+            before.push(Arc::clone(turn));
+        }
+    }
+    for turn in &before {
+        // SAFETY: no pointers.
+        unsafe { forward("cuStreamWaitEvent", &[stream, turn.event, 0])? };
+    }
+    let place = (stream, current);
+    // An event that stands for nothing else can stand for this launch.
+    let usable = before.into_iter().find(|turn| {
+        let same = common.iter().filter_map(|one| last.get(one));
+        let same = same.filter(|other| Arc::ptr_eq(turn, other)).count();
+        turn.place == place && Arc::strong_count(turn) == same + 1
+    });
+    let turn = match usable {
+        Some(turn) => turn,
+        None => Arc::new(Turn::new(context_of(stream, current)?, place)?),
+    };
+    launch()?;
+    // SAFETY: no pointers.
+    unsafe { forward("cuEventRecord", &[turn.event, stream])? };
+    last.extend(common.iter().map(|one| (*one, Arc::clone(&turn))));
+    Ok(())
+}
+
+/// There will be no more launches that have this in common.
+pub fn gone(one: Common) {
+    GONE.lock_unpoisoned().push(one);
+}
+
+/// A context is about to be destroyed, with its events.
+pub fn forget_context(context: u64) {
+    if let Some(last) = LAST.lock_unpoisoned().as_mut() {
+        last.retain(|_, turn| turn.context != context);
+    }
+}

@@ -1,0 +1,225 @@
+//! Graphs that copy to memory of the program that is not pinned and call functions which look at it, with several
+//! launches under way.
+
+use std::{
+    cell::UnsafeCell,
+    ffi::c_void,
+    ptr::{null, null_mut},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{argument, context, device, function, module, ok};
+
+const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
+
+/// What a function looks at, and what it has seen there.
+#[derive(Default)]
+struct Seen {
+    places: [UnsafeCell<u32>; 2],
+    all: Mutex<Vec<[u32; 2]>>,
+}
+
+impl Seen {
+    fn new() -> &'static Self {
+        Box::leak(Box::default())
+    }
+
+    fn now(&self) -> [u32; 2] {
+        // SAFETY: a test's thread looks when no launch is under way, and functions are called one at a time.
+        [0, 1].map(|index| unsafe { self.places[index].get().read_volatile() })
+    }
+}
+
+/// Notes what is there, and changes the first.
+unsafe extern "C" fn look(data: *mut c_void) {
+    // SAFETY: tests give this.
+    let seen = unsafe { &*data.cast::<Seen>() };
+    seen.all.lock().unwrap().push(seen.now());
+    // SAFETY: as in `now`.
+    unsafe { *seen.places[0].get() += 100 };
+}
+
+fn stream() -> CUstream {
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 1));
+    stream
+}
+
+fn instance(graph: CUgraph) -> CUgraphExec {
+    let mut executable = null_mut();
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    executable
+}
+
+fn current() -> CUcontext {
+    let mut current = null_mut();
+    ok!(cuCtxGetCurrent(&mut current));
+    current
+}
+
+/// Memory that kernels and the host see alike.
+fn pinned() -> *mut u32 {
+    let mut at: *mut c_void = null_mut();
+    ok!(cuMemHostAlloc(&mut at, 4, 2));
+    // SAFETY: of that size.
+    unsafe { at.cast::<u32>().write(0) };
+    at.cast()
+}
+
+fn copy_back(to: *mut u32, from: CUdeviceptr) -> CUDA_MEMCPY3D {
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+    (copy.WidthInBytes, copy.Height, copy.Depth) = (4, 1, 1);
+    copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    (copy.srcDevice, copy.dstHost) = (from, to.cast());
+    copy
+}
+
+/// A graph that waits for a word, doubles a number, copies it to the program, and calls `look`.
+struct Rig {
+    gate: *mut u32,
+    from: CUdeviceptr,
+    seen: &'static Seen,
+    graph: CUgraph,
+    copied: CUgraphNode,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let module = module(ORDER);
+        let (gate, from, seen) = (pinned(), device(&[1u32]), Seen::new());
+        let (one, at) = (1u32, gate as CUdeviceptr);
+        let mut graph = null_mut();
+        ok!(cuGraphCreate(&mut graph, 0));
+        let mut spin = [argument(&at), argument(&one)];
+        let waited = Self::kernel(graph, &[], function(module, "spin"), &mut spin);
+        let mut twice = [argument(&from), argument(&one)];
+        let doubled = Self::kernel(graph, &[waited], function(module, "twice"), &mut twice);
+        let (mut copied, mut called) = (null_mut(), null_mut());
+        let copy = copy_back(seen.places[0].get(), from);
+        let own = current();
+        ok!(cuGraphAddMemcpyNode(
+            &mut copied,
+            graph,
+            &doubled,
+            1,
+            &copy,
+            own
+        ));
+        let look = Self::look(seen);
+        ok!(cuGraphAddHostNode(&mut called, graph, &copied, 1, &look));
+        Self {
+            gate,
+            from,
+            seen,
+            graph,
+            copied,
+        }
+    }
+
+    fn look(seen: &'static Seen) -> CUDA_HOST_NODE_PARAMS {
+        CUDA_HOST_NODE_PARAMS {
+            r#fn: Some(look),
+            userData: std::ptr::from_ref(seen).cast_mut().cast(),
+        }
+    }
+
+    fn kernel(
+        graph: CUgraph,
+        after: &[CUgraphNode],
+        function: CUfunction,
+        arguments: &mut [*mut c_void],
+    ) -> CUgraphNode {
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut kernel: CUDA_KERNEL_NODE_PARAMS = unsafe { std::mem::zeroed() };
+        kernel.func = function;
+        (kernel.gridDimX, kernel.gridDimY, kernel.gridDimZ) = (1, 1, 1);
+        (kernel.blockDimX, kernel.blockDimY, kernel.blockDimZ) = (1, 1, 1);
+        kernel.kernelParams = arguments.as_mut_ptr();
+        let (mut node, first) = (
+            null_mut(),
+            if after.is_empty() {
+                null()
+            } else {
+                after.as_ptr()
+            },
+        );
+        ok!(cuGraphAddKernelNode_v2(
+            &mut node,
+            graph,
+            first,
+            after.len(),
+            &kernel
+        ));
+        node
+    }
+
+    /// Launches both, each in a stream of its own, and opens the gate. What the functions have seen.
+    fn run(&self, launches: [CUgraphExec; 2]) -> Vec<[u32; 2]> {
+        let streams = launches.map(|_| stream());
+        for (executable, stream) in launches.into_iter().zip(streams) {
+            ok!(cuGraphLaunch(executable, stream));
+        }
+        // SAFETY: a word that kernels look at, too.
+        unsafe { AtomicU32::from_ptr(self.gate) }.store(1, Ordering::SeqCst);
+        for stream in streams {
+            ok!(cuStreamSynchronize(stream));
+            ok!(cuStreamDestroy_v2(stream));
+        }
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.gate) }.store(0, Ordering::SeqCst);
+        std::mem::take(&mut self.seen.all.lock().unwrap())
+    }
+
+    /// Has an executable graph copy to somewhere else.
+    fn copies_to(&self, executable: CUgraphExec, to: *mut u32) {
+        let copy = copy_back(to, self.from);
+        let own = current();
+        ok!(cuGraphExecMemcpyNodeSetParams(
+            executable,
+            self.copied,
+            &copy,
+            own
+        ));
+    }
+
+    fn end(self, executables: &[CUgraphExec]) {
+        for executable in executables {
+            ok!(cuGraphExecDestroy(*executable));
+        }
+        ok!(cuGraphDestroy(self.graph));
+    }
+}
+
+#[test]
+fn functions_of_one_executable_graph_see_their_own_launch_s_data_in_whatever_streams_they_run() {
+    let _context = context();
+    let rig = Rig::new();
+    let executable = instance(rig.graph);
+    assert_eq!(rig.run([executable; 2]), [[2, 0], [4, 0]]);
+    // What the function has changed last stays.
+    assert_eq!(rig.seen.now(), [104, 0]);
+    assert_eq!(rig.run([executable; 2]), [[8, 0], [16, 0]]);
+    rig.end(&[executable]);
+}
+
+#[test]
+fn functions_that_two_executable_graphs_have_in_common_see_what_their_own_graph_has_copied() {
+    let _context = context();
+    let rig = Rig::new();
+    let (first, second) = (instance(rig.graph), instance(rig.graph));
+    rig.copies_to(second, rig.seen.places[1].get());
+    assert_eq!(rig.run([first, second]), [[2, 0], [102, 4]]);
+    assert_eq!(rig.run([second, first]), [[202, 8], [16, 8]]);
+    // One that copies to pinned memory lands nothing of the other one's.
+    rig.copies_to(second, pinned());
+    assert_eq!(rig.run([second, first]), [[116, 8], [64, 8]]);
+    assert_eq!(rig.seen.now(), [164, 8]);
+    rig.end(&[first, second]);
+}
