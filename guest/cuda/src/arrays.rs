@@ -194,7 +194,12 @@ impl Volume {
             size,
         };
         if let (Some(to), Some(from)) = (to.side(0, 0), from.side(0, 0)) {
-            return link.post(&call(to, from, [width, rows, planes]));
+            let call = call(to, from, [width, rows, planes]);
+            // What is refused there is not to be missing in the graph.
+            return match capturing(link, context, stream) {
+                true => link.ask(&call),
+                false => link.post(&call),
+            };
         }
         if capturing(link, context, stream) {
             return Err(codes::STREAM_CAPTURE_UNSUPPORTED);

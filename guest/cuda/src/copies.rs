@@ -22,7 +22,7 @@ use crate::{
     handles,
     link::Link,
     memory::find,
-    paged::{self, Paged, Rows},
+    paged::{self, Rows},
     streams::exact,
 };
 
@@ -109,15 +109,15 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         let call = call(to, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
+            // What is refused there is not to be missing in the graph.
+            false if capturing(link, context, stream) => link.ask(&call),
             false => link.post(&call),
         };
     }
     if capturing(link, context, stream) {
         let stream = handles::handle(Kind::Stream, stream);
-        paged::capture_for_copy(stream)?;
-        let (paged, place) = Paged::new(link, flat(from as u64, size), false)?;
-        link.ask(&call(to, place))?;
-        return paged::captured(stream, paged);
+        let ask = |place| link.ask(&call(to, place));
+        return paged::captured(stream, flat(from as u64, size), false, ask);
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(AHEAD);
@@ -156,15 +156,15 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         let call = call(from, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
+            // What is refused there is not to be missing in the graph.
+            false if capturing(link, context, stream) => link.ask(&call),
             false => link.post(&call),
         };
     }
     if capturing(link, context, stream) {
         let stream = handles::handle(Kind::Stream, stream);
-        paged::capture_for_copy(stream)?;
-        let (paged, place) = Paged::new(link, flat(to as u64, size), true)?;
-        link.ask(&call(from, place))?;
-        return paged::captured(stream, paged);
+        let ask = |place| link.ask(&call(from, place));
+        return paged::captured(stream, flat(to as u64, size), true, ask);
     }
     copy_threads::prepare(size as u64);
     let mut under_way = VecDeque::with_capacity(PIECES);

@@ -18,7 +18,7 @@ use crate::{
     entry::{Outcome, connected, entry_points, put},
     forward::forward,
     handles, launch,
-    paged::{self, Paged},
+    paged::{self, PLACES, Paged},
     signals,
 };
 
@@ -80,9 +80,6 @@ pub unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>
         .collect()
 }
 
-/// Places in the window that are tried for a node's copy, beside the first.
-const PLACES: usize = 4;
-
 /// A node's copy.
 struct Copied {
     to: Side,
@@ -113,8 +110,7 @@ unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
     })
 }
 
-/// What a worker answers to a node's copy. A place in the window that the driver knows in two parts serves no
-/// node, which makes it know what follows in one: then another place is tried.
+/// What a worker answers to a node's copy, for which several places are tried.
 ///
 /// # Safety
 /// As of [`copied`].

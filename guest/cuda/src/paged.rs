@@ -27,6 +27,10 @@ use crate::{
     turns::{self, Common},
 };
 
+/// Places in the window that are tried for a node's copy, beside the first: one that the driver knows in two parts
+/// serves no node, and has it know what follows in one.
+pub const PLACES: usize = 4;
+
 /// Rows of the program's memory, which lie in the window without gaps.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
@@ -502,14 +506,13 @@ fn capture(stream: u64) -> Outcome<u64> {
     Ok(capture::state(connected()?, stream)?.id)
 }
 
-/// The capture that a stream takes part in, and the node that was captured of it last; 0 if it is not one.
-fn captured_last(stream: u64) -> Outcome<(u64, u32)> {
-    let state = capture::state(connected()?, stream)?;
-    let node = match state.after[..] {
-        [node] => node,
+/// The node that was captured last of a stream; 0 if it is not one, or not known.
+fn captured_last(stream: u64) -> u32 {
+    let state = connected().and_then(|link| capture::state(link, stream));
+    match state.as_ref().map(|state| &state.after[..]) {
+        Ok([node]) => *node,
         _ => 0,
-    };
-    Ok((state.id, node))
+    }
 }
 
 /// What is captured of a stream goes to this graph.
@@ -527,40 +530,49 @@ pub fn captures_to(stream: u64, graph: u32) -> Outcome {
     Ok(())
 }
 
-/// That a stream that is being captured can copy.
+/// Has a stream that is being captured copy so. `ask` is for a place in the window, of which several are tried.
 ///
 /// # Errors
-/// It is not being captured, or to a conditional node's graph.
-pub fn capture_for_copy(stream: u64) -> Outcome {
+/// It is not being captured, or to a conditional node's graph; what asking gives.
+pub fn captured(
+    stream: u64,
+    rows: Rows,
+    to_host: bool,
+    ask: impl Fn(WindowRange) -> Outcome,
+) -> Outcome {
+    let link = connected()?;
     let id = capture(stream)?;
-    let all = all();
-    let all = all.as_ref().and_then(|all| all.as_ref());
-    match all.is_some_and(|all| all.to_bodies.contains(&id)) {
-        true => Err(codes::NOT_SUPPORTED),
-        false => Ok(()),
+    let is_to_body = |all: &All| all.to_bodies.contains(&id);
+    if all().is_some_and(|all| all.as_ref().is_some_and(is_to_body)) {
+        return Err(codes::NOT_SUPPORTED);
     }
-}
-
-/// A stream that is being captured has just copied so.
-///
-/// # Errors
-/// It is not being captured.
-pub fn captured(stream: u64, paged: Paged) -> Outcome {
-    let (capture, node) = captured_last(stream)?;
+    let mut tried = Vec::new();
+    let paged = loop {
+        let (paged, place) = Paged::new(link, rows, to_host)?;
+        match ask(place) {
+            Ok(()) => break paged,
+            Err(codes::NOT_SUPPORTED) if tried.len() < PLACES => tried.push(paged),
+            Err(code) => return Err(code),
+        }
+    };
+    // It is in the graph now, whether or not it can be told which node it is.
+    let node = captured_last(stream);
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
-    let copies = all.captures.entry(capture).or_default();
+    let copies = all.captures.entry(id).or_default();
     copies.push(Paged { node, ..paged });
     Ok(())
 }
 
-/// A stream that is being captured has just called a function of the program.
+/// Has a stream that is being captured call a function of the program.
 ///
 /// # Errors
-/// It is not being captured.
-pub fn captured_call(stream: u64, function: u64) -> Outcome {
-    let (capture, node) = captured_last(stream)?;
-    calls(Calling::Capture(capture), Call { function, node });
+/// It is not being captured; what asking gives.
+pub fn captured_call(stream: u64, function: u64, ask: impl FnOnce() -> Outcome) -> Outcome {
+    let id = capture(stream)?;
+    ask()?;
+    let node = captured_last(stream);
+    calls(Calling::Capture(id), Call { function, node });
     Ok(())
 }
 

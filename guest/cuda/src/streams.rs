@@ -126,15 +126,17 @@ fn captured_function(
     call: impl Fn() + Send + Sync + 'static,
 ) -> Outcome {
     let (number, done) = lasting_function(link, call)?;
-    let captured = link.ask(&HostFunction {
-        context,
-        stream,
-        number,
-        done,
-        lasting: true,
-    });
-    captured.inspect_err(|_| link.cancel_callback(number))?;
-    paged::captured_call(handles::handle(Kind::Stream, stream), number)
+    let ask = || {
+        link.ask(&HostFunction {
+            context,
+            stream,
+            number,
+            done,
+            lasting: true,
+        })
+    };
+    let captured = paged::captured_call(handles::handle(Kind::Stream, stream), number, ask);
+    captured.inspect_err(|_| link.cancel_callback(number))
 }
 
 /// Has a function of the program called in the order of a stream.

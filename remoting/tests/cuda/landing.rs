@@ -13,7 +13,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, device, function, module, ok};
+use crate::driver::{argument, context, device, function, module, ok, values};
 
 const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
 
@@ -222,4 +222,57 @@ fn functions_that_two_executable_graphs_have_in_common_see_what_their_own_graph_
     assert_eq!(rig.run([second, first]), [[116, 8], [64, 8]]);
     assert_eq!(rig.seen.now(), [164, 8]);
     rig.end(&[first, second]);
+}
+
+#[test]
+fn a_captured_copy_of_memory_that_is_not_pinned_is_one_node_of_any_size() {
+    let _context = context();
+    // What copies go through is known to the driver in parts from here on.
+    let small = device(&[0u8; 1]);
+    let mut kept = Vec::new();
+    for megabytes in [12usize, 20, 33] {
+        let bytes = megabytes << 20;
+        let (mut to, mut other, mut graph) = (0, 0, null_mut());
+        ok!(cuMemAlloc_v2(&mut to, bytes));
+        ok!(cuMemAlloc_v2(&mut other, bytes));
+        ok!(cuMemsetD8_v2(to, 0, bytes));
+        let (from, stream) = (vec![megabytes as u8; bytes], stream());
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok!(cuStreamBeginCapture_v2(stream, mode));
+        ok!(cuMemcpyHtoDAsync_v2(
+            to,
+            from.as_ptr().cast(),
+            bytes,
+            stream
+        ));
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        let (mut node, mut count) = (null_mut(), 0);
+        ok!(cuGraphGetNodes(graph, null_mut(), &mut count));
+        assert_eq!(count, 1, "{megabytes} MiB");
+        ok!(cuGraphGetNodes(graph, &mut node, &mut count));
+        // Another one in its place: nothing is left of the one before.
+        let executable = instance(graph);
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
+        (copy.WidthInBytes, copy.Height, copy.Depth) = (bytes, 1, 1);
+        copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+        copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        (copy.srcHost, copy.dstDevice) = (from.as_ptr().cast(), other);
+        let own = current();
+        ok!(cuGraphExecMemcpyNodeSetParams(executable, node, &copy, own));
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert!(values::<u8>(to, bytes).iter().all(|byte| *byte == 0));
+        assert!(values::<u8>(other, bytes) == from);
+        for at in [to, other] {
+            ok!(cuMemFree_v2(at));
+        }
+        kept.push((graph, executable, stream));
+    }
+    for (graph, executable, stream) in kept {
+        ok!(cuGraphExecDestroy(executable));
+        ok!(cuGraphDestroy(graph));
+        ok!(cuStreamDestroy_v2(stream));
+    }
+    ok!(cuMemFree_v2(small));
 }

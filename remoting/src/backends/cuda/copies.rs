@@ -30,7 +30,8 @@ fn extent(pitch: u64, width: u64, rows: u64) -> Option<u64> {
 }
 
 impl Server {
-    /// A copy between the device and a stretch of the window, cut where two registrations meet.
+    /// A copy between the device and a stretch of the window, cut where two registrations meet. In a capture,
+    /// where it is a node that the client may change, it is refused instead.
     fn transfer(
         &mut self,
         context: u32,
@@ -51,6 +52,10 @@ impl Server {
         backend
             .cover
             .reach(&backend.api, &self.window, context, stretch, Extent::Ahead);
+        if self.is_cut([Some(stretch), None]) && self.is_captured(submitted.raw) {
+            return Err(codes::NOT_SUPPORTED);
+        }
+        let backend = &self.backend;
         let stream = submitted.raw as CUstream;
         for (at, size) in backend.cover.parts(&self.window, offset, length) {
             let done = at - offset;

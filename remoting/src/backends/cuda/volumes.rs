@@ -135,7 +135,7 @@ impl Server {
     }
 
     /// Whether two registrations meet within stretches of the window: the driver takes no such memory.
-    fn is_cut(&self, stretches: [Option<(u64, u64)>; 2]) -> bool {
+    pub(super) fn is_cut(&self, stretches: [Option<(u64, u64)>; 2]) -> bool {
         let cover = &self.backend.cover;
         stretches
             .into_iter()
@@ -156,6 +156,10 @@ impl Server {
             let sides = (&call.to, &call.from);
             let (copy, window) = self.volume(call.context, sides, call.size)?;
             if self.is_cut(window) {
+                // A node that the client may change is one copy.
+                if self.is_captured(submitted.raw) {
+                    return Err(codes::NOT_SUPPORTED);
+                }
                 self.copy_parts(submitted, &copy, window)?;
             } else {
                 let stream = submitted.raw as CUstream;
