@@ -2,8 +2,8 @@
 //! copied to the device, multiplied and copied back, by the entry points that all programs have, on the device of
 //! the thread's context. Matrices on the device are used where they are.
 //!
-//! What the vendor's does with several devices and with a part of the work on the host's processors changes how
-//! long it takes, and not the result: such settings are kept and have no effect.
+//! The number of devices changes how long the vendor's takes, and not the result. A part of the work on the host's
+//! processors (`cublasXtSetCpuRoutine`, `cublasXtSetCpuRatio`) is refused. Blocks are of 8192 rows at most, whatever is set.
 
 use std::{
     ffi::{c_int, c_void},
