@@ -15,13 +15,13 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::rig::packages;
 
 use crate::{
     bench::processors,
     elsewhere::Elsewhere,
-    opencl::pool::{Pool, Way},
+    opencl::pool::Pool,
     programs::{self, target},
     progress::Step,
 };
@@ -48,6 +48,9 @@ pub struct Options {
     /// again on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
     pub part: Vec<String>,
+    /// crane: the two pools have a GPU each, numbered as in CUDA_VISIBLE_DEVICES: 0,1.
+    #[arg(long, value_delimiter = ',', value_name = "GPU,GPU")]
+    gpus: Vec<u32>,
 }
 
 /// What is measured by the two pools.
@@ -79,11 +82,21 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
             (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
         }
     };
+    let gpus = match options.gpus[..] {
+        [] => [None; 2],
+        [one, two] => [Some(one), Some(two)],
+        _ => bail!("--gpus names two, such as 0,1"),
+    };
     let pools = [
-        Movable::start(&vendors, &release, "one")?,
-        Movable::start(&vendors, &release, "two")?,
+        Movable::start(&vendors, &release, "one", gpus[0])?,
+        Movable::start(&vendors, &release, "two", gpus[1])?,
     ];
-    println!("Host: {}. Device: {}.\n", processors(), device(&vendors)?);
+    let device = device(&vendors)?;
+    println!("Host: {}. Device: {device}.", processors());
+    if let [Some(one), Some(two)] = gpus {
+        println!("The first pool has GPU {one}, the second one GPU {two}.");
+    }
+    println!();
     println!("| what | Crane | here |\n|---|---|---|");
     let mut failed = Vec::new();
     for (name, part) in PARTS {
@@ -119,13 +132,16 @@ struct Movable {
 }
 
 impl Movable {
-    fn start(vendors: &Path, release: &Path, name: &str) -> Result<Self> {
+    fn start(vendors: &Path, release: &Path, name: &str, gpu: Option<u32>) -> Result<Self> {
         let control =
             std::env::temp_dir().join(format!("gantry-crane-{name}-{}", std::process::id()));
         let path = control.display().to_string();
         let options = ["--control", &path];
         let (vendors, release) = (vendors.to_owned(), release.to_owned());
-        let pool = Pool::before(vendors, Way::Rings, name, release, &options)?;
+        let visible = gpu.map(|gpu| format!("CUDA_VISIBLE_DEVICES={gpu}"));
+        let program = visible.as_deref().map(|visible| ["env", visible]);
+        let program = program.as_ref().map_or(&[][..], |program| &program[..]);
+        let pool = Pool::before_under(program, vendors, name, release, &options)?;
         Ok(Self { pool, control })
     }
 

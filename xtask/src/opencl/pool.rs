@@ -106,6 +106,17 @@ impl Pool {
         Self::launch(program, way, name, release, VENDORS.into(), options)
     }
 
+    /// As [`Pool::before`], run by another program, which becomes it.
+    pub fn before_under(
+        program: &[&str],
+        vendors: PathBuf,
+        name: &str,
+        release: PathBuf,
+        options: &[&str],
+    ) -> Result<Self> {
+        Self::launch(program, Way::Rings, name, release, vendors, options)
+    }
+
     /// A pool before the drivers that this folder's `.icd` files name.
     pub fn before(
         vendors: PathBuf,
