@@ -25,6 +25,8 @@ const REPLACED: [&str; 3] = ["libcudart.so.13", "libcublas.so.13", "libcublasLt.
 const DRIVER: &str = "libcuda.so.1";
 /// What is added to the name of a library that a link stands for.
 const BEFORE: &str = ".before-gantry";
+/// What is added to the name of what is being made, and will be renamed.
+const NEW: &str = ".new-gantry";
 /// Folders deeper than this have no libraries of a package.
 const DEEPEST: usize = 12;
 
@@ -40,6 +42,9 @@ pub enum Error {
         .0.display(), .0.display()
     )]
     NoEnvironment(PathBuf),
+    /// Its packages are elsewhere.
+    #[error("{} is a link: nothing outside of the environment is changed", .0.display())]
+    Elsewhere(PathBuf),
     /// No libraries.
     #[error(
         "{} has no {library}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries \
@@ -69,7 +74,7 @@ enum Done {
     Linked(PathBuf),
     Unchanged(PathBuf),
     Restored(PathBuf),
-    /// It has come after the link, which is gone, and so is what the link stood for.
+    /// It has come after Gantry's link, which is gone.
     Newer(PathBuf),
     /// Its package is gone.
     Gone(PathBuf),
@@ -140,7 +145,7 @@ fn link(path: &Path, to: &Path) -> Result<Done, FileError> {
     let before = beside(path, BEFORE);
     if !found.is_symlink() {
         // A second name for it; one of an older version that was there is gone.
-        let new = beside(path, ".new-gantry");
+        let new = beside(path, NEW);
         remove(&new)?;
         fs::hard_link(path, &new).map_err(failed("give a second name to", path))?;
         fs::rename(&new, &before).map_err(failed("make", &before))?;
@@ -148,15 +153,28 @@ fn link(path: &Path, to: &Path) -> Result<Done, FileError> {
         remove(&new)?;
     } else if fs::read_link(path).is_ok_and(|there| there == to) {
         return Ok(Done::Unchanged(path.to_owned()));
-    } else if !before.exists() {
+    } else if fs::symlink_metadata(&before).is_err() {
         // Somebody else's link.
         fs::rename(path, &before).map_err(failed("rename", path))?;
+    } else if !is_gantrys(path) {
+        // There is one name only for what was there before.
+        return Ok(Done::Newer(path.to_owned()));
     }
-    let new = beside(path, ".new-gantry");
+    let new = beside(path, NEW);
     remove(&new)?;
     symlink(to, &new).map_err(failed("make the link", &new))?;
     fs::rename(&new, path).map_err(failed("replace", path))?;
     Ok(Done::Linked(path.to_owned()))
+}
+
+/// Whether a link looks like one that an earlier `adopt` has made, maybe to another folder.
+fn is_gantrys(link: &Path) -> bool {
+    fs::read_link(link).is_ok_and(|to| {
+        to.is_absolute()
+            && to
+                .file_name()
+                .is_some_and(|name| REPLACED.iter().any(|library| name == *library))
+    })
 }
 
 fn remove(path: &Path) -> Result<(), FileError> {
@@ -172,7 +190,7 @@ fn restore(before: &Path) -> Result<Done, FileError> {
     let path = bytes.strip_suffix(BEFORE.as_bytes()).unwrap_or(bytes);
     let path = PathBuf::from(std::ffi::OsStr::from_bytes(path));
     match fs::symlink_metadata(&path) {
-        Ok(found) if found.is_symlink() => {
+        Ok(found) if found.is_symlink() && is_gantrys(&path) => {
             fs::rename(before, &path).map_err(failed("restore", &path))?;
             Ok(Done::Restored(path))
         }
@@ -213,9 +231,13 @@ fn loader_finds(driver: &Path) -> bool {
 /// The folder of an environment's packages, all versions of Python together.
 fn environment(folder: &Path) -> Result<PathBuf, Error> {
     let folder = fs::canonicalize(folder).map_err(failed("find", folder))?;
-    match folder.join("pyvenv.cfg").is_file() {
-        true => Ok(folder.join("lib")),
-        false => Err(Error::NoEnvironment(folder)),
+    if !folder.join("pyvenv.cfg").is_file() {
+        return Err(Error::NoEnvironment(folder));
+    }
+    let packages = folder.join("lib");
+    match packages.is_symlink() {
+        true => Err(Error::Elsewhere(packages)),
+        false => Ok(packages),
     }
 }
 
@@ -231,6 +253,10 @@ pub fn adopt(folder: &Path, libraries: &Path, out: &mut dyn Write) -> Result<(),
     }
     let mut count = 0;
     visit(&packages, 0, &mut |entry| {
+        // They may lie in the environment themselves.
+        if entry.path().starts_with(&libraries) {
+            return Ok(());
+        }
         if let Some(library) = wanted(entry.file_name().as_bytes()) {
             count += 1;
             say(out, &link(&entry.path(), &libraries.join(library))?)?;
@@ -258,9 +284,13 @@ pub fn undo(folder: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let packages = environment(folder)?;
     let mut count = 0;
     visit(&packages, 0, &mut |entry| {
-        if entry.file_name().as_bytes().ends_with(BEFORE.as_bytes()) {
+        let name = entry.file_name();
+        if name.as_bytes().ends_with(BEFORE.as_bytes()) {
             count += 1;
             say(out, &restore(&entry.path())?)?;
+        } else if name.as_bytes().ends_with(NEW.as_bytes()) {
+            // Of one that was broken off.
+            remove(&entry.path())?;
         }
         Ok(())
     })?;
@@ -398,11 +428,62 @@ mod tests {
         assert_eq!(fs::read_to_string(first).unwrap(), "theirs");
         assert!(!beside(first, BEFORE).exists());
         fs::hard_link(first, beside(first, BEFORE)).unwrap();
-        symlink("/nowhere", beside(first, ".new-gantry")).unwrap();
+        symlink("/nowhere", beside(first, NEW)).unwrap();
         rig.adopt();
         assert!(rig.contents().iter().all(|text| text == "Gantry's"));
         rig.undo();
         assert!(rig.contents().iter().all(|text| text == "theirs"));
+    }
+
+    #[test]
+    fn links_that_are_not_gantrys_are_kept() {
+        let rig = Rig::new();
+        let [mine, dangling] = [&rig.theirs()[0], &rig.theirs()[1]];
+        fs::remove_file(dangling).unwrap();
+        symlink("/nowhere/libcublas.so", dangling).unwrap();
+        rig.adopt();
+        // Another folder's are Gantry's, too.
+        let other = rig.0.path().join("other");
+        fs::rename(rig.libraries(), &other).unwrap();
+        let mut said = Vec::new();
+        adopt(&rig.environment(), &other, &mut said).unwrap();
+        fs::remove_file(mine).unwrap();
+        symlink("/somewhere/mine.so", mine).unwrap();
+        adopt(&rig.environment(), &other, &mut said).unwrap();
+        rig.undo();
+        assert_eq!(
+            fs::read_link(mine).unwrap(),
+            Path::new("/somewhere/mine.so")
+        );
+        assert_eq!(
+            fs::read_link(dangling).unwrap(),
+            Path::new("/nowhere/libcublas.so")
+        );
+    }
+
+    #[test]
+    fn gantrys_own_libraries_in_an_environment_are_left_alone() {
+        let rig = Rig::new();
+        let inside = rig.environment().join("lib/gantry-cuda");
+        fs::rename(rig.libraries(), &inside).unwrap();
+        let mut said = Vec::new();
+        adopt(&rig.environment(), &inside, &mut said).unwrap();
+        let own = fs::read_to_string(inside.join(REPLACED[0]));
+        assert_eq!(own.unwrap(), "Gantry's");
+        assert!(rig.contents().iter().all(|text| text == "Gantry's"));
+        fs::write(beside(&rig.theirs()[0], NEW), "broken off").unwrap();
+        rig.undo();
+        assert!(!beside(&rig.theirs()[0], NEW).exists());
+    }
+
+    #[test]
+    fn packages_outside_of_an_environment_are_left_alone() {
+        let rig = Rig::new();
+        let [lib, elsewhere] = ["venv/lib", "elsewhere"].map(|name| rig.0.path().join(name));
+        fs::rename(&lib, &elsewhere).unwrap();
+        symlink(&elsewhere, &lib).unwrap();
+        let refused = adopt(&rig.environment(), &rig.libraries(), &mut Vec::new()).unwrap_err();
+        assert!(refused.to_string().contains("is a link"), "{refused}");
     }
 
     #[test]
