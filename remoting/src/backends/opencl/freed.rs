@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     apis::opencl::codes,
-    session::quota::{Charge, Exceeded},
+    session::{
+        image::Immovable,
+        quota::{Charge, Exceeded},
+    },
 };
 
 /// What is known of the end of a queue's commands.
@@ -74,6 +77,8 @@ pub struct Freed {
     lived_in: Vec<Arc<Allocation>>,
     /// Contexts of queues that are gone, and events behind the last commands of these.
     parted: Vec<(Handle, Handle)>,
+    /// Whether there are such queues without that: when their commands end will never be known.
+    has_unmarked: bool,
 }
 
 /// Whether a command has ended; its event is given up then.
@@ -155,6 +160,19 @@ impl Freed {
         self.parted.is_empty()
     }
 
+    /// Nobody knows what commands have yet to write whose end the driver does not tell.
+    ///
+    /// # Errors
+    /// There are some, of a queue that is gone: that does not pass.
+    pub(crate) fn all_marked(&self) -> Result<(), Immovable> {
+        match self.has_unmarked {
+            false => Ok(()),
+            true => Err(Immovable::Has(
+                "the driver does not say when commands end whose queue was released".to_owned(),
+            )),
+        }
+    }
+
     /// The oldest events by which this thread is not going to be woken yet.
     pub(crate) fn arm(&mut self, events: &mut Vec<Handle>) {
         for group in self.groups.iter_mut().filter(|group| !group.armed) {
@@ -221,12 +239,11 @@ impl Server {
             Ok(Some(event)) => self.backend.svm.freed.parted.push((context, event)),
             Ok(None) => {}
             // As above.
-            Err(_) => self
-                .backend
-                .svm
-                .of(context)
-                .cloned()
-                .for_each(std::mem::forget),
+            Err(_) => {
+                let used = self.backend.svm.of(context);
+                used.cloned().for_each(std::mem::forget);
+                self.backend.svm.freed.has_unmarked = true;
+            }
         }
         queue.end.close(&self.backend.api);
     }

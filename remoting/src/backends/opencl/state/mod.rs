@@ -166,6 +166,9 @@ impl Server {
         if self.backend.building > 0 {
             return Some(Busy::Still("programs are being built"));
         }
+        if let Err(why) = self.backend.svm.freed.all_marked() {
+            return Some(Busy::Never(why));
+        }
         if !self.backend.ended() {
             return Some(Busy::Still(if self.undecided > 0 {
                 "commands have not ended; some may wait for user events that are not decided"

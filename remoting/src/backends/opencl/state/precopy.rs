@@ -151,6 +151,8 @@ impl Server {
         known: Option<Precopied>,
         mut image: Writer,
     ) -> Result<(Precopied, Copying), Immovable> {
+        // What these write a later round would leave out.
+        self.backend.svm.freed.all_marked()?;
         let (mut log, mut copies, written) = match known {
             Some(known) => known.into_parts()?,
             None => (self.empty_log(), Copies::repeated(), Written::all()),

@@ -23,7 +23,7 @@ use crate::{
     session::{
         carry::Carried,
         checkpoint,
-        image::{self, Contents, Writer},
+        image::{self, Contents, Immovable, Writer},
     },
     wire::{Flags, Header},
 };
@@ -506,9 +506,13 @@ fn with_image() -> Server {
 
 thread_local! {
     static ENDED: std::cell::Cell<bool> = const { std::cell::Cell::new(true) };
+    static REFUSES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 unsafe extern "C" fn marker(_: usize, _: u32, _: *const usize, event: *mut usize) -> i32 {
+    if REFUSES.get() {
+        return codes::OUT_OF_HOST_MEMORY;
+    }
     // SAFETY: the worker wants the event.
     unsafe { event.write(1000) };
     0
@@ -573,6 +577,23 @@ fn what_commands_may_write_that_do_not_end_before_a_round_copies_is_copied_again
     let (known, second) = copied(&mut server, Some(known));
     let (_, third) = copied(&mut server, Some(known));
     assert_eq!([first, second, third], [1, 1, 0]);
+}
+
+#[test]
+fn an_application_stays_whose_released_queues_end_the_driver_does_not_tell() {
+    let mut server = with_image();
+    let (known, _) = copied(&mut server, None);
+    fill_image(&mut server);
+    REFUSES.set(true);
+    server.release_queue(QueueId(0)).unwrap();
+    REFUSES.set(false);
+    // What the command writes may come after any later round.
+    let busy = server.driver_busy();
+    assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
+    for known in [Some(known), None] {
+        let round = server.precopy_objects(known, Writer::new(file()));
+        assert!(matches!(round, Err(Immovable::Has(_))));
+    }
 }
 
 /// A server with a context, a user event without a status and a buffer.
