@@ -124,6 +124,10 @@ impl<B: Backend> Session<B> {
         patience: u64,
         rounds: u32,
     ) -> Result<(), Error> {
+        // While it waits nobody else would be heard.
+        if let Err(error) = self.may_have_rounds(Asker::Client) {
+            return self.not_saved(header, base::Chain(&error).to_string());
+        }
         self.carried.take();
         let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
         let whose = Whose::Client(header, rounds);

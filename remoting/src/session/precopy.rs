@@ -90,18 +90,29 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Whether nobody else has rounds whom this one is not to disturb: an application does not end its own
+    /// move by the pool or the machine, which go before it.
+    pub(super) fn may_have_rounds(&self, asker: Asker) -> Result<(), Immovable> {
+        let by_another = self.precopied.as_ref().is_some_and(|of| of.asker != asker);
+        match by_another && asker == Asker::Client {
+            true => Err(by_somebody_else()),
+            false => Ok(()),
+        }
+    }
+
     /// What has been copied by so many rounds for somebody: nothing by none.
     pub(super) fn rounds_of(
         &mut self,
         asker: Asker,
         count: u32,
     ) -> Result<Option<B::Precopied>, Immovable> {
-        let before = self.precopied.take();
+        self.may_have_rounds(asker)?;
         if count == 0 {
+            self.precopied = None;
             return Ok(None);
         }
-        let same = before.filter(|one| one.asker == asker && one.count == count);
-        let same = same.ok_or_else(|| Immovable::Has("it is moved by somebody else".to_owned()))?;
+        let same = |one: &mut Rounds<_>| one.asker == asker && one.count == count;
+        let same = self.precopied.take_if(same).ok_or_else(by_somebody_else)?;
         Ok(Some(same.known))
     }
 
@@ -137,6 +148,10 @@ impl<B: Backend> Session<B> {
         self.is_prepared = true;
         prepared
     }
+}
+
+fn by_somebody_else() -> Immovable {
+    Immovable::Has("it is moved by somebody else".to_owned())
 }
 
 /// An outcome as who has ordered hears of it.

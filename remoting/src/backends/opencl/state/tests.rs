@@ -24,6 +24,7 @@ use crate::{
         carry::Carried,
         checkpoint,
         image::{self, Contents, Immovable, Writer},
+        precopy::Asker,
     },
     wire::{Flags, Header},
 };
@@ -695,6 +696,26 @@ fn rounds_of_a_client_are_its_own_and_go_when_it_gives_them_up() {
     assert_ne!(served.precopy(0).1, DONE, "it is too long");
     assert_ne!(served.read(0, 8), DONE);
     assert_ne!(served.precopy(1).1, DONE, "none was copied");
+}
+
+#[test]
+fn a_client_does_not_end_the_rounds_of_the_pool_or_the_machine() {
+    let mut served = with_objects();
+    for asker in [Asker::Pool, Asker::Machine] {
+        assert_eq!(served.precopy(0).1, DONE);
+        for round in 0..3 {
+            let (done, outcome) = std::sync::mpsc::channel();
+            served.server.precopy(file(), asker, round, &done);
+            assert_eq!(outcome.recv().unwrap(), Ok(()));
+            for refused in [served.precopy(0), served.precopy(1), served.save(0)] {
+                assert_ne!(refused.1, DONE);
+            }
+            assert!(served.server.phase.serves());
+            assert_eq!(served.read(0, 0), DONE);
+        }
+        served.server.forget_rounds(asker);
+    }
+    assert_eq!(served.save(0).1, DONE);
 }
 
 #[test]
