@@ -50,6 +50,8 @@ pub(crate) enum Carried {
     Nothing,
     /// A round is being copied.
     Due,
+    /// The same, and nobody wants it any more.
+    Unwanted,
     /// An image.
     Image(File),
 }
@@ -57,7 +59,15 @@ pub(crate) enum Carried {
 impl Carried {
     /// Whether a round is being copied.
     pub fn is_due(&self) -> bool {
-        matches!(self, Self::Due)
+        matches!(self, Self::Due | Self::Unwanted)
+    }
+
+    /// Nobody wants it: an image goes at once, one that is being made when it is whole.
+    fn give_up(&mut self) {
+        *self = match self.is_due() {
+            true => Self::Unwanted,
+            false => Self::Nothing,
+        };
     }
 
     /// Takes the image, if there is one.
@@ -113,8 +123,10 @@ impl<B: Backend> Session<B> {
         header: Header,
         copied: Result<File, Immovable>,
     ) -> Result<(), Error> {
-        self.carried = Carried::Nothing;
-        self.answer_saved(header, copied)
+        match std::mem::take(&mut self.carried) {
+            Carried::Unwanted => self.not_saved(header, "it was given up".to_owned()),
+            _ => self.answer_saved(header, copied),
+        }
     }
 
     /// Saves the state, but for what so many rounds have of it, once nothing is under way any more.
@@ -199,7 +211,7 @@ impl<B: Backend> Session<B> {
         to: &WindowRange,
     ) -> Result<(), Error> {
         if to.length == 0 {
-            self.carried.take();
+            self.carried.give_up();
             self.forget_rounds(Asker::Client);
         }
         let outcome = self.read_part(at, to);

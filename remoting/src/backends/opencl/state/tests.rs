@@ -729,6 +729,34 @@ fn a_state_is_not_saved_and_no_second_round_begun_while_one_is_copied() {
 }
 
 #[test]
+fn a_round_that_is_given_up_while_it_is_copied_leaves_no_image() {
+    let mut served = with_objects();
+    let header = Header {
+        length: 0,
+        opcode: PrecopyState::OPCODE,
+        flags: Flags::ANSWER,
+        sequence: 1,
+    };
+    let round = Request::PrecopyState(PrecopyState { round: 0 });
+    served.server.serve(header, round).unwrap();
+    let nothing = ReadState {
+        at: 0,
+        to: served.place(0),
+    };
+    let header = Header {
+        opcode: ReadState::OPCODE,
+        ..header
+    };
+    let given_up = Request::ReadState(nothing);
+    served.server.serve(header, given_up).unwrap();
+    while served.server.carried.is_due() {
+        served.server.notices().unwrap();
+    }
+    let left = &served.server.carried;
+    assert!(matches!(left, Carried::Nothing), "{left:?}");
+}
+
+#[test]
 fn who_brings_a_round_makes_no_other_call_before_the_rest_and_brings_none_to_objects() {
     let (mut left, mut new) = (with_objects(), Served::new());
     let header = Header {
