@@ -19,7 +19,12 @@ const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
 /// The auditor.
 const AUDITOR: &str = "libgantry_cuda_audit.so";
 /// What the folder has to have beside it.
-const NEEDED: [&str; 2] = ["libcuda.so.1", "libcudart.so.13"];
+const NEEDED: [&str; 4] = [
+    "libcuda.so.1",
+    "libcudart.so.13",
+    "libcublas.so.13",
+    "libcublasLt.so.13",
+];
 /// The most of a program that is looked at.
 const HEAD: u64 = 1 << 16;
 
@@ -71,6 +76,11 @@ enum Error {
         folder.display()
     )]
     NoLibrary { folder: PathBuf, file: &'static str },
+    #[error(
+        "{} cannot be named in a list of the loader's, for its ':' or ';': give the libraries another folder",
+        .0.display()
+    )]
+    Unlistable(PathBuf),
     #[error("there is no program {}", .0.display())]
     NoProgram(PathBuf),
     #[error(
@@ -146,6 +156,15 @@ fn first(path: &Path, variable: &str) -> OsString {
 /// Becomes the program.
 fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
     let folder = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
+    // The loader would cut LD_AUDIT and LD_LIBRARY_PATH there.
+    if folder
+        .as_os_str()
+        .as_bytes()
+        .iter()
+        .any(|byte| b":;".contains(byte))
+    {
+        return Err(Error::Unlistable(folder));
+    }
     for file in NEEDED.into_iter().chain([AUDITOR]) {
         if !folder.join(file).is_file() {
             return Err(Error::NoLibrary { folder, file });

@@ -66,7 +66,9 @@ impl Rig {
             library(&rig.theirs(), name, "theirs");
             library(&rig.ours(), name, "Gantry's");
         }
-        fs::write(rig.ours().join("libcuda.so.1"), "").unwrap();
+        for name in ["libcuda.so.1", "libcublasLt.so.13"] {
+            fs::write(rig.ours().join(name), "").unwrap();
+        }
         let auditor = std::env::current_exe()
             .unwrap()
             .with_file_name("libgantry_cuda_audit.so");
@@ -151,6 +153,9 @@ fn what_cannot_be_run_so_says_why() {
         assert!(!said.status.success());
         String::from_utf8_lossy(&said.stderr).into_owned()
     };
+    let cut = rig.folder.path().join("gantry:cuda");
+    fs::create_dir(&cut).unwrap();
+    assert!(says(&cut, &rig.program()).contains("give the libraries another folder"));
     let nowhere = says(&rig.theirs(), &rig.program());
     assert!(nowhere.contains("has no libcuda.so.1"), "{nowhere}");
     let missing = says(&rig.ours(), Path::new("/nowhere/program"));
