@@ -180,7 +180,6 @@ impl Handle {
             drain,
             cancel,
         } = moved.asked.clone();
-        let patience = Patience::new(drain.saturating_add(LONG), cancel);
         let before = self.attach.pool();
         if slice.is_none() {
             // What comes from now on has nothing to move.
@@ -205,6 +204,8 @@ impl Handle {
         }
         for lent in lent {
             let slice = lent.slice as u32;
+            // What one does not come to an end with costs the others nothing of theirs.
+            let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
             match self.carry_over(lent, &to, drain, &patience) {
                 Ok(()) => moved.slices.push(slice),
                 Err(error) => {

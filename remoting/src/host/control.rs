@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_copied_while_it_serves_is_saved_while_it_stands_still() {
-        let (moves, source, destination) = moved(Some(Command::Precopy(0)), None, true);
+        let (moves, source, destination) = moved(Some(Command::Precopy(0, 0)), None, true);
         assert!(
             moves && source.contains(&Command::SaveRest(0)),
             "{source:?}"

@@ -10,7 +10,10 @@ use std::{
         fd::{AsFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread,
     time::Duration,
 };
@@ -156,6 +159,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     continue;
                 }
             };
+            let mut patience = None;
             let order = match (command, files.into_iter().next()) {
                 (Command::Describe(), None) => {
                     let files: Vec<_> = seat.files.iter().map(AsFd::as_fd).collect();
@@ -181,7 +185,10 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     Order::SaveRest(file.into(), asker, rounds)
                 }
                 (Command::Leave(), None) => Order::Leave,
-                (Command::Precopy(round), Some(file)) => Order::Precopy(file.into(), asker, round),
+                (Command::Precopy(round, time), Some(file)) => {
+                    patience = Some(Duration::from_millis(time));
+                    Order::Precopy(file.into(), asker, round)
+                }
                 (Command::Resume(), None) => Order::Resume,
                 _ => {
                     refuse("it serves already");
@@ -199,14 +206,22 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
             };
             let (done, outcome) = mpsc::channel();
             board.leave(Notice::Control(Ordered { order, done }));
-            let reply = match outcome.recv() {
+            let outcome = match patience {
+                // What comes of it later nobody hears, nor takes it for something else.
+                Some(time) => outcome.recv_timeout(time),
+                None => outcome.recv().map_err(RecvTimeoutError::from),
+            };
+            let reply = match outcome {
                 Ok(Ok(())) => {
                     stopped = after;
                     Reply::Done()
                 }
                 Ok(Err(why)) => refusal(&why),
+                Err(RecvTimeoutError::Timeout) => {
+                    refusal("its device is busy: what it has there is not copied in time")
+                }
                 // The session has ended, and the process is about to.
-                Err(_) => return,
+                Err(RecvTimeoutError::Disconnected) => return,
             };
             let _ = control::send(&channel, &reply, &[]);
         }
@@ -421,6 +436,39 @@ mod tests {
         ask(&machine, &Command::Quiesce(1000)).unwrap();
         assert!(ask(&pool, &Command::Resume()).is_err());
         ask(&machine, &Command::Resume()).unwrap();
+    }
+
+    #[test]
+    fn a_round_that_takes_too_long_is_refused_and_its_late_end_is_no_answer() {
+        let (server, calls, _) = testing::server();
+        let (pool, theirs) = UnixStream::pair().unwrap();
+        let seat = Seat {
+            attachment: Vec::new(),
+            window: 0,
+            files: Vec::new(),
+        };
+        let board = Arc::clone(&server.board);
+        attend_both(theirs, board, Movable::From(seat), None).unwrap();
+        let round = |time| {
+            let image = crate::session::image::create().unwrap();
+            let worker = Peer {
+                channel: &pool,
+                who: "the worker",
+            };
+            let command = Command::Precopy(0, time);
+            let patience = Patience::within(Duration::from_secs(30));
+            let answer = worker.ask(&command, &[image.as_fd()], &patience);
+            answer.map(drop).map_err(|error| error.to_string())
+        };
+        // Nobody serves.
+        let refused = round(10).unwrap_err();
+        assert!(refused.contains("busy"), "{refused}");
+        thread::spawn(move || server.run(calls, Duration::ZERO));
+        let refused = ask(&pool, &Command::Resume()).unwrap_err();
+        assert!(refused.contains("nobody"), "{refused}");
+        while let Err(refused) = round(30_000) {
+            assert!(refused.contains("is being copied"), "{refused}");
+        }
     }
 
     #[test]

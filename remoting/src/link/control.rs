@@ -61,8 +61,9 @@ wire! { enum
         /// The files of what is to be served come along.
         8 Files(),
         /// Write what is new since the last round to the file that comes along, and serve meanwhile. The
-        /// round's number, from 0; the first one begins anew.
-        9 Precopy(round: u32),
+        /// round's number, from 0; the first one begins anew. It is refused if that takes more than so
+        /// many milliseconds.
+        9 Precopy(round: u32, patience: u64),
         /// Make what is in the file that comes along: more is to come. Whether its device memory is
         /// charged already, as for the whole.
         10 Prepare(charged: bool),

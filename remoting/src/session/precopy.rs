@@ -13,7 +13,11 @@
 //! round has and a later one finds changed, or gone, the later one corrects. Rounds belong to who has
 //! asked for them: what one has had, a save for another one is not to leave out.
 
-use std::{fs::File, sync::mpsc, thread};
+use std::{
+    fs::File,
+    sync::{Arc, mpsc},
+    thread,
+};
 
 use super::{
     backend::Backend,
@@ -78,10 +82,20 @@ impl<B: Backend> Session<B> {
     ) -> Result<(), Immovable> {
         let count = round.checked_add(1);
         let count = count.ok_or(Immovable::Wrong("a round's number"))?;
+        if self.copying.strong_count() > 0 {
+            // For one who has not waited for it.
+            return Err(Immovable::Has("its state is being copied".to_owned()));
+        }
         let known = self.rounds_of(asker, round)?;
         let (known, copying) = B::precopy(self, known, image)?;
         let builder = thread::Builder::new().name("precopy".to_owned());
-        builder.spawn(move || tell(copying()))?;
+        let goes_on = Arc::new(());
+        self.copying = Arc::downgrade(&goes_on);
+        builder.spawn(move || {
+            let copied = copying();
+            drop(goes_on);
+            tell(copied);
+        })?;
         self.precopied = Some(Rounds {
             asker,
             count,

@@ -3,7 +3,7 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    sync::Arc,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -150,6 +150,8 @@ pub struct Session<B: Backend> {
     pub(crate) start_at: Option<(u64, Vec<u8>, u64)>,
     /// What has been copied of the state for who is about to move it.
     pub(crate) precopied: Option<Rounds<B::Precopied>>,
+    /// Lives for as long as a thread copies for that, whether somebody waits for it or not.
+    pub(crate) copying: Weak<()>,
     /// Whether it has objects of a state that is to be restored.
     pub(crate) is_prepared: bool,
     /// The state that the client carries elsewhere, or brings.
@@ -211,6 +213,7 @@ impl<B: Backend> Session<B> {
             orders: VecDeque::new(),
             start_at: None,
             precopied: None,
+            copying: Weak::new(),
             is_prepared: false,
             carried: Carried::default(),
             most_carried: MOST_CARRIED,

@@ -721,6 +721,12 @@ fn a_client_does_not_end_the_rounds_of_the_pool_or_the_machine() {
 #[test]
 fn a_state_is_not_saved_and_no_second_round_begun_while_one_is_copied() {
     let mut served = with_objects();
+    // Whether somebody waits for it or not.
+    let copying = Arc::new(());
+    served.server.copying = Arc::downgrade(&copying);
+    assert_ne!(served.precopy(0).1, DONE);
+    drop(copying);
+    assert_eq!(served.precopy(0).1, DONE);
     served.server.carried = Carried::Due;
     assert_ne!(served.precopy(0).1, DONE);
     assert_ne!(served.write(0, 8), DONE);
