@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeSet,
     fmt, fs,
+    io::{BufRead, BufReader},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -12,6 +13,9 @@ use crate::tracked::Tracked;
 const PROC: &str = "/proc";
 /// Most generations of processes that are followed upwards.
 const GENERATIONS: usize = 64;
+/// Most descriptors and mappings that are looked at, of all processes together: the agent serves nobody
+/// meanwhile.
+const MOST: usize = 1 << 18;
 
 /// A process that has a file of a device open, or mapped.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,17 +47,17 @@ struct Files {
 /// and those that it has started.
 pub fn of(devices: &Tracked, own: u32) -> Vec<Holder> {
     let files = Files::of(devices.folders());
-    find(Path::new(PROC), &files, own)
+    find(Path::new(PROC), &files, own, MOST)
 }
 
-fn find(proc: &Path, files: &Files, own: u32) -> Vec<Holder> {
+fn find(proc: &Path, files: &Files, own: u32, mut left: usize) -> Vec<Holder> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut hidden = 0;
     let mut holders = Vec::new();
     for process in processes {
         let folder = proc.join(process.to_string());
-        let open = match files.open_in(&folder) {
+        let open = match files.open_in(&folder, &mut left) {
             Ok(open) => open,
             Err(error) => {
                 // It may have ended.
@@ -61,7 +65,7 @@ fn find(proc: &Path, files: &Files, own: u32) -> Vec<Holder> {
                 continue;
             }
         };
-        if let Some(file) = open.or_else(|| files.mapped_in(&folder))
+        if let Some(file) = open.or_else(|| files.mapped_in(&folder, &mut left))
             && !descends(proc, process, own)
         {
             let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
@@ -76,6 +80,12 @@ fn find(proc: &Path, files: &Files, own: u32) -> Vec<Holder> {
         base::note!(
             "gantry-agent: what {hidden} processes have open is hidden from the agent, which lacks \
              CAP_SYS_PTRACE: one that has the device open is not told of"
+        );
+    }
+    if left == 0 {
+        base::note!(
+            "gantry-agent: processes have more files open than the agent looks at: one that has the \
+             device open may not be told of"
         );
     }
     holders.sort_by_key(|holder| holder.process);
@@ -124,21 +134,28 @@ impl Files {
         files
     }
 
-    /// One of them that a process has open.
-    fn open_in(&self, process: &Path) -> std::io::Result<Option<String>> {
+    /// Whether a file of this name may be one of them. File systems elsewhere may not answer when they are
+    /// asked for more.
+    fn may_contain(&self, name: &Path) -> bool {
+        let mut places = self.folders.iter().map(PathBuf::as_path);
+        name.starts_with("/dev") || places.any(|place| name.starts_with(place))
+    }
+
+    /// One of them that a process has open, among as many descriptors as are `left` to look at.
+    fn open_in(&self, process: &Path, left: &mut usize) -> std::io::Result<Option<String>> {
         for entry in fs::read_dir(process.join("fd"))?.flatten() {
+            let Some(fewer) = left.checked_sub(1) else {
+                break;
+            };
+            *left = fewer;
             let Ok(target) = fs::read_link(entry.path()) else {
                 continue;
             };
-            // Other file systems may not answer when they are asked for more.
-            let name = target.to_string_lossy();
-            if !name.contains("/dev/") && !name.contains("/devices/pci") {
-                continue;
-            }
-            if let Ok(found) = fs::metadata(entry.path())
+            if self.may_contain(&target)
+                && let Ok(found) = fs::metadata(entry.path())
                 && self.contains(&found)
             {
-                return Ok(Some(name.into_owned()));
+                return Ok(Some(target.to_string_lossy().into_owned()));
             }
         }
         Ok(None)
@@ -160,9 +177,12 @@ impl Files {
 
     /// One of sysfs that a process has mapped: `range access offset device inode path`. It may have been
     /// closed.
-    fn mapped_in(&self, process: &Path) -> Option<String> {
-        let maps = fs::read(process.join("maps")).ok()?;
-        String::from_utf8_lossy(&maps).lines().find_map(|line| {
+    fn mapped_in(&self, process: &Path, left: &mut usize) -> Option<String> {
+        let maps = BufReader::new(fs::File::open(process.join("maps")).ok()?);
+        let lines = maps.split(b'\n').map_while(Result::ok).take(*left);
+        let mut lines = lines.inspect(|_| *left -= 1);
+        lines.find_map(|line| {
+            let line = String::from_utf8_lossy(&line);
             let mut fields = line.split_whitespace();
             let (device, inode) = (fields.nth(3)?, fields.next()?);
             let (major, minor) = device.split_once(':')?;
@@ -189,10 +209,7 @@ fn majors(list: &str, driver: &str) -> impl Iterator<Item = u32> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
-    use std::{
-        io::{BufRead, BufReader},
-        process::{self, Child, Command, Stdio},
-    };
+    use std::process::{self, Child, Command, Stdio};
 
     use super::*;
 
@@ -233,18 +250,51 @@ mod tests {
         }
         let files = Files::of([device.clone(), root.path().join("gone")].into_iter());
         let nobody = u32::MAX;
-        assert_eq!(find(Path::new(PROC), &files, nobody), []);
+        assert_eq!(find(Path::new(PROC), &files, nobody, MOST), []);
         let _other = Open::file(&device.with_extension("other"));
         let open = Open::file(&file);
-        let holders = find(Path::new(PROC), &files, nobody);
+        let holders = find(Path::new(PROC), &files, nobody, MOST);
         let expected = format!("PID {} (sleep) has {} open", open.0.id(), file.display());
         let said: Vec<_> = holders.iter().map(ToString::to_string).collect();
         assert_eq!(said, [expected]);
-        assert_eq!(find(Path::new(PROC), &files, process::id()), []);
+        assert_eq!(find(Path::new(PROC), &files, process::id(), MOST), []);
         assert!(descends(Path::new(PROC), open.0.id(), process::id()));
         assert!(!descends(Path::new(PROC), process::id(), open.0.id()));
         drop(open);
-        assert_eq!(find(Path::new(PROC), &files, nobody), []);
+        assert_eq!(find(Path::new(PROC), &files, nobody, MOST), []);
+    }
+
+    #[test]
+    fn no_file_system_is_asked_that_has_no_files_of_devices() {
+        let folder = PathBuf::from("/sys/devices/pci0000:00/0000:00:09.0");
+        let files = Files {
+            folders: vec![folder.clone()],
+            ..Files::default()
+        };
+        for name in ["/dev/nvidia0", "/dev/dri/card0"] {
+            assert!(files.may_contain(Path::new(name)), "{name}");
+        }
+        assert!(files.may_contain(&folder.join("resource0")));
+        for name in [
+            "/home/u/dev/x",
+            "/mnt/devices/pci/x",
+            "/device",
+            "socket:[1]",
+        ] {
+            assert!(!files.may_contain(Path::new(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn as_many_descriptors_and_mappings_are_looked_at_as_are_left() {
+        let files = Files::default();
+        let own = Path::new(PROC).join("self");
+        let mut left = 2;
+        assert_eq!(files.open_in(&own, &mut left).unwrap(), None);
+        assert_eq!(left, 0);
+        let mut left = 2;
+        assert_eq!(files.mapped_in(&own, &mut left), None);
+        assert_eq!(left, 0);
     }
 
     #[test]
@@ -254,13 +304,16 @@ mod tests {
         fs::write(&file, [0; 4096]).unwrap();
         let files = Files::of([root.path().to_owned()].into_iter());
         let own = Path::new(PROC).join("self");
-        assert_eq!(files.mapped_in(&own), None);
+        assert_eq!(files.mapped_in(&own, &mut MOST.clone()), None);
         let opened = fs::OpenOptions::new().read(true).write(true).open(&file);
         let mapping =
             base::Mapping::shared(opened.unwrap(), 0, 4096, base::Access::ReadWrite).unwrap();
-        assert_eq!(files.mapped_in(&own), Some(file.display().to_string()));
+        assert_eq!(
+            files.mapped_in(&own, &mut MOST.clone()),
+            Some(file.display().to_string())
+        );
         drop(mapping);
-        assert_eq!(files.mapped_in(&own), None);
+        assert_eq!(files.mapped_in(&own, &mut MOST.clone()), None);
     }
 
     #[test]
