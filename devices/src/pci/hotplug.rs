@@ -128,10 +128,15 @@ impl HotplugController {
         self.set(at, |(_, down), bit| *down |= bit)
     }
 
-    /// The guest is no longer asked to eject it, unless it has read that already. False if there is
-    /// no such slot.
+    /// The guest is no longer asked to eject it, unless it has read that already. True if it has not: it
+    /// never hears of the request.
     pub fn withdraw_request(&self, at: Bdf) -> bool {
-        self.set(at, |(_, down), bit| *down &= !bit)
+        let mut was_unread = false;
+        self.set(at, |(_, down), bit| {
+            was_unread = *down & bit != 0;
+            *down &= !bit;
+        });
+        was_unread
     }
 
     fn set(&self, at: Bdf, change: impl FnOnce(&mut (u32, u32), u32)) -> bool {

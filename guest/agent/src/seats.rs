@@ -69,6 +69,8 @@ struct Limits {
     answer: Duration,
     /// Until the pool listens.
     start: Duration,
+    /// For drivers of devices that applications go back to: if one comes later, the pool looks once more.
+    drivers: Duration,
     /// Until those that have left are not connected with it any more, and until it has ended.
     end: Duration,
 }
@@ -76,6 +78,7 @@ struct Limits {
 const LIMITS: Limits = Limits {
     answer: Duration::from_secs(600),
     start: Duration::from_secs(60),
+    drivers: Duration::from_secs(10),
     end: Duration::from_secs(30),
 };
 
@@ -143,6 +146,8 @@ struct Round {
     /// The port that it came by.
     port: String,
     since: Instant,
+    /// Devices that are to have drivers before the pool starts.
+    devices: Option<Tracked>,
     /// Whether the pool is to end before it starts.
     renew: bool,
     /// Since when the pool is to listen.
@@ -205,7 +210,8 @@ impl Seats {
 
     /// Whether the pool is to serve applications that come.
     fn wants_pool(&self) -> bool {
-        matches!(self.serves, Serves::Pool)
+        let round = self.round.as_ref();
+        matches!(self.serves, Serves::Pool) && round.is_none_or(|round| round.devices.is_none())
     }
 
     /// Whether this guest may have a pool of its own.
@@ -252,6 +258,7 @@ impl Seats {
     /// that are to leave.
     pub fn wish(&mut self, wish: Wish, address: &str, port: &str) {
         let mut holders = Vec::new();
+        let mut devices = None;
         let (to, serves) = match wish.by {
             Server::Local => (Place::Local, Serves::Pool),
             Server::Host => (Place::Port, Serves::Port),
@@ -263,7 +270,11 @@ impl Seats {
             }
         };
         if holders.is_empty() {
-            self.serves = serves;
+            let before = std::mem::replace(&mut self.serves, serves);
+            // Some may have left, and be on their way back.
+            if let (Serves::PortUntilBack(left), Place::Local) = (before, &to) {
+                devices = Some(left);
+            }
         }
         self.bound = false;
         self.round = Some(Round {
@@ -271,6 +282,7 @@ impl Seats {
             to,
             port: port.to_owned(),
             since: Instant::now(),
+            devices,
             renew: false,
             started: None,
             given: false,
@@ -485,6 +497,14 @@ impl Seats {
 
     /// Whether the pool listens; what there is to tell if it will not.
     fn ready(&mut self, window: u64) -> Result<bool, OutcomeKind> {
+        if let Some(round) = &mut self.round
+            && let Some(devices) = &round.devices
+        {
+            if !devices.have_drivers() && round.since.elapsed() <= self.limits.drivers {
+                return Ok(false);
+            }
+            round.devices = None;
+        }
         let renew = self.round.as_ref().map(|round| (round.renew, round.since));
         if let Some((true, since)) = renew {
             match self.pool.end() {

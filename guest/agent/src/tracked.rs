@@ -69,6 +69,23 @@ impl Tracked {
         });
         self.missing.is_empty()
     }
+
+    /// Whether all have drivers: those that are back, and those that have never left.
+    pub fn have_drivers(&self) -> bool {
+        let bound =
+            functions(&self.pci).filter(|(at, _)| self.pci.join(at).join("driver").exists());
+        let (old, mut new): (Vec<_>, Vec<_>) = bound.partition(|it| self.before.contains(it));
+        self.missing.iter().all(|device| {
+            let is_there = |(address, _): &(String, u64)| *address == device.address;
+            let alike = |it: &(String, u64)| {
+                let is_model = |known| model(&self.pci.join(&it.0)).as_ref() == Some(known);
+                is_there(it) || device.model.as_ref().is_some_and(is_model)
+            };
+            // Two of a model are two.
+            let mut back = || new.iter().position(alike).map(|at| new.swap_remove(at));
+            old.iter().any(is_there) || back().is_some()
+        })
+    }
 }
 
 /// All functions, by address, and what tells one from a later one there.
@@ -126,6 +143,26 @@ mod tests {
         assert!(!tracked.are_back());
         bind(&pci, "0000:00:0a.0");
         assert!(tracked.are_back());
+    }
+
+    #[test]
+    fn a_device_that_has_not_left_has_its_driver_and_another_one_when_it_is_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pci, old) = (folder.path().join("pci"), folder.path().join("old"));
+        fs::create_dir(&pci).unwrap();
+        for address in ["0000:00:05.0", "0000:00:09.0", "0000:00:0a.0"] {
+            plug(&pci, address, "gpu", true);
+        }
+        let tracked = Tracked::of(pci.clone(), "0000:00:09.0,0000:00:0a.0");
+        assert!(tracked.have_drivers());
+        fs::rename(pci.join("0000:00:09.0"), &old).unwrap();
+        assert!(!tracked.have_drivers());
+        plug(&pci, "0000:00:0b.0", "gpu", false);
+        assert!(!tracked.have_drivers());
+        bind(&pci, "0000:00:0b.0");
+        assert!(tracked.have_drivers());
+        fs::remove_dir(pci.join("0000:00:0a.0/driver")).unwrap();
+        assert!(!tracked.have_drivers(), "one is not two");
     }
 
     #[test]

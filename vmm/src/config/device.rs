@@ -178,6 +178,10 @@ impl Device for DeviceConfig {
             .map_err(|problem| problem.at("tracked"))
     }
 
+    fn needs(&self) -> Option<&str> {
+        self.tracked.as_deref()
+    }
+
     fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
         self.check_tracked(vm)
             .map_err(|problem| Refused(format!("tracked: {problem}")))
@@ -235,6 +239,26 @@ mod tests {
             "/sys/bus/mdev/devices/83b8f4f2-509f-382f-3c1e-e6bfe0fa1001"
         );
         assert_eq!(path("path=gpu"), "gpu", "a path as any other");
+    }
+
+    #[test]
+    fn an_accelerator_leaves_with_another_one_of_its_slot_and_its_devices_may_do_so_too() {
+        let vm = VmConfig {
+            devices: Some(vec![
+                DeviceConfig::parse("01:00.0,id=gpu,tracked=a").unwrap(),
+            ]),
+            ..VmConfig::default()
+        };
+        let of = |leaving: &[&str]| {
+            let leaving: Vec<_> = leaving.iter().map(ToString::to_string).collect();
+            vm.tracker_among(&leaving)
+                .map(|(accel, device)| (accel.to_owned(), device.to_owned()))
+        };
+        let refused = Some(("a".to_owned(), "gpu".to_owned()));
+        assert_eq!(of(&["a"]), refused);
+        assert_eq!(of(&["net", "a"]), refused);
+        assert_eq!(of(&["gpu", "a"]), None);
+        assert_eq!(of(&["gpu"]), None);
     }
 
     #[test]

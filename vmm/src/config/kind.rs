@@ -118,6 +118,11 @@ pub trait Device: HasCommonConfig + Pluggable + Erased + Send + Sync {
         Ok(())
     }
 
+    /// The name of the device that has to be there as long as it is.
+    fn needs(&self) -> Option<&str> {
+        None
+    }
+
     /// The descriptors that it is given on the command line of `gantry ctl`.
     fn descriptors(&self) -> Vec<RawFd> {
         Vec::new()

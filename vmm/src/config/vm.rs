@@ -6,7 +6,7 @@ use arch::layout::{MAX_PCI_BUSES, MAX_ROOT_PORTS};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Device, DeviceConfig, HotplugMethod, VmConfig,
+    Device, HotplugMethod, VmConfig,
     check::{self, Invalid, Placement, Problem},
     syntax::{Key, SyntaxError, ValueType, parse},
 };
@@ -378,10 +378,16 @@ impl VmConfig {
         self.validate_parents(&placements)
     }
 
-    /// The physical devices whose applications go through the port of an accelerator.
-    pub fn tracked_by<'a>(&'a self, accel: &'a str) -> impl Iterator<Item = &'a DeviceConfig> {
-        let devices = self.devices.iter().flatten();
-        devices.filter(move |device| device.tracked.as_deref() == Some(accel))
+    /// An accelerator of these, which leave together, that tracks a physical device that does not leave
+    /// with them, and the name of that.
+    pub fn tracker_among(&self, leaving: &[String]) -> Option<(&str, &str)> {
+        let mut devices = self.devices.iter().flatten();
+        devices.find_map(|device| {
+            let accel = device.tracked.as_ref()?;
+            let id = device.common.id.as_ref()?;
+            let stays_behind = leaving.contains(accel) && !leaving.contains(id);
+            stays_behind.then_some((accel.as_str(), id.as_str()))
+        })
     }
 
     /// An accelerator is gone, and tracks nothing any more.

@@ -90,6 +90,8 @@ impl Control {
                     "seat and address are for all applications of the guest, and named alone";
                 return Err(ApiError::message(Status::BadRequest, message));
             }
+            // What a migration that has failed would have them do is of no interest any more.
+            self.migrations.returns.retain(|it| !it.is_by(&id));
             let told = move |seated| sender.send(MachineEvent::AccelSeated { id, number, seated });
             let cancel = Cancel::default();
             let started = port.start_seats(by, SEATED, cancel.clone(), told);

@@ -4,10 +4,12 @@
 //! the control thread: what the migration needs of it is a piece of work that the control thread
 //! does between requests, while the other thread waits.
 //!
-//! - [`arrival`]: VMs that come; [`detach`]: devices that leave a VM before it goes.
+//! - [`arrival`]: VMs that come; [`detach`]: devices that leave a VM before it goes;
+//!   [`returns`]: their applications.
 
 mod arrival;
 mod detach;
+mod returns;
 
 use std::{
     fs::File,
@@ -26,7 +28,10 @@ use devices::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use self::detach::{Leaves, Plan};
+use self::{
+    detach::{Leaves, Plan},
+    returns::Return,
+};
 use super::{
     Control, ExitReason,
     applications::Workers,
@@ -71,6 +76,8 @@ pub struct Migrations {
     /// What became of the last one.
     last: Option<MigrationInfo>,
     next: u64,
+    /// Applications that wait for devices of a guest that has stayed.
+    pub(super) returns: Vec<Return>,
     /// This host; read before files may be hidden.
     host: Option<HostId>,
 }
@@ -117,6 +124,7 @@ impl Migrations {
             job: Job::None,
             last: None,
             next: 0,
+            returns: Vec::new(),
             host: HostId::read(),
         })
     }
@@ -629,6 +637,7 @@ impl Control {
                 drop(machine);
                 self.receiver.clear();
                 self.abandon_moves();
+                self.migrations.returns.clear();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }

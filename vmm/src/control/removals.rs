@@ -74,6 +74,18 @@ struct Removal {
     next: Next,
     /// Nobody waits any more, but the guest may still answer.
     overdue: bool,
+    /// The guest has not answered an earlier request either.
+    asked_before: bool,
+}
+
+/// What becomes of a device that nobody takes away any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Fate {
+    /// It has gone, or is another one by now.
+    Left,
+    Stays,
+    /// The guest has heard that it is to go, and has not answered yet.
+    Open,
 }
 
 /// All of them, by name.
@@ -112,19 +124,32 @@ impl Removals {
             deadline,
             next,
             overdue: false,
+            asked_before: self.pending.contains_key(id),
         };
         self.pending.insert(id.to_owned(), removal);
         self.arm();
     }
 
-    /// Nobody waits for a removal any more. The guest gets the device back if it gives it up after all.
-    fn keep(&mut self, id: &str, device: Box<dyn Device>) {
-        if let Some(removal) = self.pending.get_mut(id) {
+    /// Nobody waits for a removal any more. The guest gets the device back if it gives it up after all,
+    /// which one that has not read of it does not do.
+    fn keep(&mut self, id: &str, device: Box<dyn Device>, was_unread: bool) {
+        let Some(removal) = self.pending.get_mut(id) else {
+            return;
+        };
+        if was_unread && !removal.asked_before {
+            self.pending.remove(id);
+        } else {
             removal.deadline = None;
             removal.overdue = true;
             removal.next = Next::Same(device);
         }
         self.arm();
+    }
+
+    /// As if the guest of a machine had been asked for a device.
+    #[cfg(test)]
+    pub(super) fn ask_for(&mut self, id: &str) {
+        self.insert(id, None, Next::Nothing);
     }
 
     /// A device has gone without the guest's answer: whether that ends a swap that somebody waits
@@ -170,6 +195,7 @@ impl Removals {
                 }
                 Next::Nothing => {
                     if config.take_device(&id) {
+                        config.untrack(&id);
                         log::info!("device {id:?} has been removed with the machine");
                         monitor.emit("vm", "device-removed", &[("id", &id)]);
                     }
@@ -211,6 +237,7 @@ impl Control {
         let id = &request.id;
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
+            _ if request.cancel => self.cancel_removal(id),
             Life::Created(vm) | Life::Shutdown(vm) => {
                 if vm.take_device(id) {
                     Ok(Response::Empty)
@@ -219,9 +246,6 @@ impl Control {
                 }
             }
             Life::Live { machine, .. } => {
-                if request.cancel {
-                    return self.cancel_removal(id);
-                }
                 if !request.force && self.removals.is_swapping(id) {
                     let message = format!("{id:?} is being swapped: wait for that, or use force");
                     return Err(ApiError::message(Status::BadRequest, message));
@@ -251,7 +275,9 @@ impl Control {
         {
             for id in machine.tear_out(id).map_err(|e| failed(&e))? {
                 config.take_device(&id);
+                config.untrack(&id);
                 let was_swap = self.removals.torn_out(&id);
+                self.migrations.settle(&id, Fate::Left);
                 log::info!("device {id:?} has been removed without the guest");
                 self.monitor.emit("vm", "device-removed", &[("id", &id)]);
                 if was_swap {
@@ -272,50 +298,86 @@ impl Control {
             let message = format!("{id:?} is not on its way out: there is nothing to cancel");
             return Err(ApiError::message(Status::BadRequest, message));
         }
-        if let Life::Live { machine, .. } = &mut self.life {
-            let stay = machine.keep_device(id).map_err(|e| failed(&e))?;
-            for id in stay {
-                self.keep(&id);
-                log::info!("device {id:?} stays: its removal was cancelled");
-                self.monitor
-                    .emit("vm", "device-removal-cancelled", &[("id", &id)]);
-            }
+        for id in self.withdraw(id)? {
+            log::info!("device {id:?} stays: its removal was cancelled");
+            self.monitor
+                .emit("vm", "device-removal-cancelled", &[("id", &id)]);
         }
         Ok(Response::Empty)
     }
 
-    /// Whether a device is there. If the guest was asked for it, it stays all the same.
-    pub(super) fn keep(&mut self, id: &str) -> bool {
+    /// Takes the request for a device back: the names of all in its slot, which stay with it.
+    fn withdraw(&mut self, id: &str) -> Result<Vec<String>, ApiError> {
+        let not_live = self.not_live();
         let Life::Live {
             machine, config, ..
         } = &mut self.life
         else {
-            return false;
+            return Err(not_live);
         };
-        let all = config.all_devices().into_iter().map(|(_, device)| device);
-        let mut named = all.filter(|device| device.common().id.as_deref() == Some(id));
-        let Some(device) = named.next() else {
-            return false;
-        };
-        if self.removals.pending.contains_key(id) {
-            if let Err(error) = machine.keep_device(id) {
-                log::warn!("the guest is still asked for {id:?}: {}", Chain(&error));
+        let (stay, was_unread) = machine.keep_device(id).map_err(|e| failed(&e))?;
+        for (_, device) in config.all_devices() {
+            if let Some(id) = &device.common().id
+                && stay.contains(id)
+            {
+                self.removals.keep(id, device.boxed(), was_unread);
             }
-            self.removals.keep(id, device.boxed());
         }
-        true
+        Ok(stay)
     }
 
-    /// An accelerator that tracks devices does not go before them.
-    pub(super) fn refuse_if_tracking(&self, id: &str) -> Result<(), ApiError> {
+    /// A device is to stay, also if the guest was asked for it.
+    pub(super) fn keep(&mut self, id: &str) -> Fate {
+        if self.fate(id) == Fate::Open
+            && let Err(error) = self.withdraw(id)
+        {
+            log::warn!("the guest is still asked for {id:?}: {error}");
+        }
+        self.fate(id)
+    }
+
+    /// What is known of a device that was to go.
+    pub(super) fn fate(&self, id: &str) -> Fate {
         let config = self.life.config();
-        let mut devices = config.into_iter().flat_map(|config| config.tracked_by(id));
-        let Some(device) = devices.next() else {
+        if config.is_none_or(|config| !config.has_device(id)) {
+            return Fate::Left;
+        }
+        match self.removals.pending.contains_key(id) {
+            true => Fate::Open,
+            false => Fate::Stays,
+        }
+    }
+
+    /// An accelerator that tracks devices does not go before them, also not with another one of its slot.
+    pub(super) fn refuse_if_tracking(&self, id: &str) -> Result<(), ApiError> {
+        let leaving = match &self.life {
+            Life::Live { machine, .. } => {
+                let devices = machine.devices();
+                let slot = devices.get(id).map(|device| device.bdf.slot());
+                slot.map_or_else(Vec::new, |slot| devices.ids_in(slot))
+            }
+            _ => vec![id.to_owned()],
+        };
+        let config = self.life.config();
+        let Some((accel, device)) = config.and_then(|config| config.tracker_among(&leaving)) else {
             return Ok(());
         };
-        let device = device.common.id.as_deref().unwrap_or_default();
-        let message = format!("{id:?} tracks physical device {device:?}: remove that first");
+        let message = format!("{accel:?} tracks physical device {device:?}: remove that first");
         Err(ApiError::message(Status::BadRequest, message))
+    }
+
+    /// Nothing comes that needs what is on its way out.
+    pub(super) fn refuse_if_leaving(&self, needed: Option<&str>) -> Result<(), ApiError> {
+        match needed.filter(|id| self.removals.state(id).is_some()) {
+            None => Ok(()),
+            Some(id) => {
+                let message = format!(
+                    "tracked: {id:?} is on its way out: cancel that (vm.remove-device with cancel), or \
+                     add another one first"
+                );
+                Err(ApiError::message(Status::BadRequest, message))
+            }
+        }
     }
 
     /// The guest will not give up what is in a slot.
@@ -324,12 +386,17 @@ impl Control {
             return;
         };
         // A guest that nobody asked has nothing to refuse.
-        let mut ids = machine.devices().ids_in(slot);
-        ids.retain(|id| self.removals.state(id).is_some());
-        for id in ids {
-            self.removals.pending.remove(&id);
+        for id in machine.devices().ids_in(slot) {
+            let Some(removal) = self.removals.pending.remove(&id) else {
+                continue;
+            };
             self.removals.arm();
+            self.migrations.settle(&id, Fate::Stays);
             log::warn!("the guest will not give up device {id:?} (_OST status {status:#x})");
+            // Whoever waited has heard already.
+            if removal.overdue {
+                continue;
+            }
             let status = format!("{status:#x}");
             let properties = [("id", id.as_str()), ("status", status.as_str())];
             self.monitor
@@ -511,6 +578,7 @@ impl Control {
                 None => log::debug!("the guest ejects an empty PCI slot {slot}"),
             }
         }
+        let left = gone.clone();
         let mut coming = Vec::new();
         for id in gone {
             config.take_device(&id);
@@ -518,9 +586,8 @@ impl Control {
             self.monitor.emit("vm", "device-removed", &[("id", &id)]);
             let next = self.removals.pending.remove(&id);
             let attempts = next.map_or_else(Vec::new, |removal| removal.next.attempts());
-            match attempts.is_empty() {
-                true => config.untrack(&id),
-                false => coming.push((id, attempts)),
+            if !attempts.is_empty() {
+                coming.push((id, attempts));
             }
         }
         self.removals.arm();
@@ -528,6 +595,14 @@ impl Control {
         // Function 0 last: with it, the guest looks for the others.
         for (id, attempts) in coming {
             self.plug_one_of(&id, slot, attempts);
+        }
+        for id in left {
+            if let Life::Live { config, .. } = &mut self.life
+                && !config.has_device(&id)
+            {
+                config.untrack(&id);
+            }
+            self.migrations.settle(&id, Fate::Left);
         }
         if is_swap {
             self.check_visible(slot);
@@ -612,7 +687,7 @@ mod tests {
         let accel = crate::config::AccelConfig::default();
         removals.insert("a", Some(Duration::ZERO), Next::Nothing);
         assert_eq!(removals.take_overdue(), ["a"]);
-        removals.keep("a", Box::new(accel.clone()));
+        removals.keep("a", Box::new(accel.clone()), false);
         assert_eq!(removals.state("a"), None, "nobody waits for it");
         let next = removals.pending.remove("a").unwrap().next;
         let [("device-added", device)] = &next.attempts()[..] else {
@@ -620,8 +695,26 @@ mod tests {
         };
         assert!(device.equals(&accel));
         // One that nobody was asked for is not on its way.
-        removals.keep("b", Box::new(accel));
+        removals.keep("b", Box::new(accel), false);
         assert!(removals.pending.is_empty());
+    }
+
+    #[test]
+    fn a_guest_that_has_not_read_of_a_removal_does_not_answer_it() {
+        let mut removals = Removals::new().unwrap();
+        let keep = |removals: &mut Removals, was_unread| {
+            let device = Box::new(DeviceConfig::default());
+            removals.keep("gpu", device, was_unread);
+            !removals.pending.is_empty()
+        };
+        removals.insert("gpu", None, Next::Nothing);
+        assert!(keep(&mut removals, false));
+        // It may yet answer the one before.
+        removals.insert("gpu", None, Next::Nothing);
+        assert!(keep(&mut removals, true));
+        removals.pending.clear();
+        removals.insert("gpu", None, Next::Nothing);
+        assert!(!keep(&mut removals, true));
     }
 
     #[test]

@@ -77,7 +77,10 @@ impl Handler for Control {
             }),
             Request::VmAdd(device) => self.add(device),
             Request::VmRemoveDevice(device) => {
-                self.refuse_if_tracking(&device.id)?;
+                // Who takes a removal back takes nothing away.
+                if !device.cancel {
+                    self.refuse_if_tracking(&device.id)?;
+                }
                 self.remove(&device)
             }
             Request::VmSwapDevice(swap) => self.swap(&swap),
@@ -231,6 +234,7 @@ impl Control {
                 // What the old machine still had to say must not reach a new one.
                 self.receiver.clear();
                 self.abandon_moves();
+                self.migrations.returns.clear();
                 self.removals.finish(&mut config, &mut self.monitor);
                 Life::Shutdown(config)
             }
@@ -440,6 +444,7 @@ impl Control {
 
     /// Plugs a device into a live machine, or notes it for the next boot.
     fn add(&mut self, mut device: Box<dyn Device>) -> Answer {
+        self.refuse_if_leaving(device.needs())?;
         if let Some(vm) = self.life.config() {
             let running = matches!(self.life, Life::Live { .. });
             device

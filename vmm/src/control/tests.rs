@@ -70,9 +70,21 @@ fn an_accelerator_does_not_go_before_the_devices_that_it_tracks() {
         said.contains("tracks physical device \"gpu\": remove that first"),
         "{said}"
     );
+    let cancel = json!({"id": "a", "cancel": true});
+    let said = refused(&mut control, "vm.remove-device", &cancel);
+    assert!(said.contains("there is nothing to cancel"), "{said}");
     for id in ["gpu", "a"] {
         ask(&mut control, "vm.remove-device", &remove(id), Vec::new()).unwrap();
     }
+}
+
+#[test]
+fn nothing_is_tracked_by_an_accelerator_that_is_on_its_way_out() {
+    let mut control = created(json!({"accels": [{"id": "a"}]}));
+    control.removals.ask_for("a");
+    let add = json!({"path": "/nowhere", "id": "gpu", "tracked": "a"});
+    let said = refused(&mut control, "vm.add-device", &add);
+    assert!(said.contains("\"a\" is on its way out"), "{said}");
 }
 
 /// A descriptor, and whether all copies of it have been closed.

@@ -312,11 +312,11 @@ impl Machine {
     }
 
     /// Withdraws [`Machine::remove_device`], as far as the guest has not heard of it. Returns the
-    /// names of all devices that stay.
-    pub fn keep_device(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
+    /// names of all devices that stay, and whether the guest will never hear of the request.
+    pub fn keep_device(&mut self, id: &str) -> Result<(Vec<String>, bool), MachineError> {
         let slot = self.devices.removable(id)?;
-        self.platform.pci.withdraw_request(slot);
-        Ok(self.devices.ids_in(slot))
+        let was_unread = self.platform.pci.withdraw_request(slot);
+        Ok((self.devices.ids_in(slot), was_unread))
     }
 
     /// Takes what is in the slot of a device away without asking the guest, which is told

@@ -65,7 +65,8 @@ pub struct Offer {
     pub host: Option<HostId>,
 }
 
-/// Which kernel a program runs on, and since which boot: two that have the same one have locks in common.
+/// Which kernel a program runs on, and since which boot: two that have the same one have locks in common,
+/// unless they were made from one snapshot of a virtual host's memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostId(String);
 

@@ -459,6 +459,32 @@ fn applications_come_back_by_themselves_when_the_device_that_has_left_has_its_dr
 }
 
 #[test]
+fn applications_that_are_told_to_come_back_do_so_when_the_device_has_its_driver() {
+    let mut rig = Rig::serving();
+    let gpu = Gpu::of(&mut rig);
+    rig.seats.limits.drivers = Duration::from_secs(60);
+    Gpu::leave(&mut rig);
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+    gpu.unplug();
+    gpu.plug();
+    rig.wish(2, Server::Local);
+    rig.seats.start(WINDOW);
+    for _ in 0..3 {
+        assert!(rig.look(&[]).is_none());
+        assert!(!rig.seats.pool.is_running());
+    }
+    gpu.bind();
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+    // One that has no driver, and gets none.
+    rig.seats.limits.drivers = Duration::ZERO;
+    Gpu::leave(&mut rig);
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+    fs::remove_dir(gpu.folder.join("driver")).unwrap();
+    rig.wish(3, Server::Local);
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+}
+
+#[test]
 fn a_device_that_is_back_before_all_have_left_it_has_them_back() {
     let mut rig = Rig::serving();
     let gpu = Gpu::of(&mut rig);

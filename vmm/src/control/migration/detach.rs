@@ -9,17 +9,18 @@
 //! ```
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     thread,
     time::{Duration, Instant},
 };
 
-use base::Cancel;
-use devices::accel::moving::{self, Address, Seat};
+use devices::accel::moving::{Address, Seat};
 
 use super::{
-    super::{Control, accel, life::Life},
+    super::{Control, accel, life::Life, removals::Fate},
     Job, Leaving, OVER,
+    returns::{Return, Seats},
 };
 use crate::{
     api::{
@@ -57,18 +58,8 @@ pub(in super::super) struct Leaves {
     physical: Vec<DeviceConfig>,
     accels: Vec<AccelConfig>,
     seats: Vec<Seats>,
-}
-
-/// Applications on devices that an accelerator tracks, which leave them.
-#[derive(Clone)]
-struct Seats {
-    /// The accelerator.
-    id: String,
-    port: moving::Handle,
-    /// The names of the devices.
-    devices: Vec<String>,
-    /// Where applications are to be served meanwhile.
-    away: Seat,
+    /// The names of those that were on their way out before: they do not come back.
+    unwanted: BTreeSet<String>,
 }
 
 /// A migration that is about to begin.
@@ -123,6 +114,7 @@ impl Leaves {
             physical,
             accels,
             seats,
+            unwanted: BTreeSet::new(),
         }
     }
 
@@ -138,6 +130,28 @@ impl Leaves {
             .map(|device| Box::new(device.clone()) as _);
         let accels = self.accels.iter().map(|accel| Box::new(accel.clone()) as _);
         physical.chain(accels).collect()
+    }
+
+    /// The physical devices, tracked by those accelerators of a VM that are there.
+    fn physical_in(&self, vm: &VmConfig) -> Vec<DeviceConfig> {
+        let mut devices = self.physical.clone();
+        for device in &mut devices {
+            device.tracked.take_if(|accel| !vm.has_device(accel));
+        }
+        devices
+    }
+
+    /// Has accelerators that have come back track what has stayed meanwhile.
+    fn track_again(&self, vm: &mut VmConfig) {
+        for known in self.physical_in(vm) {
+            let mut devices = vm.devices.iter_mut().flatten();
+            let stayed = devices.find(|device| device.common.id == known.common.id);
+            if let Some(stayed) = stayed
+                && known.tracked.is_some()
+            {
+                stayed.tracked = known.tracked;
+            }
+        }
     }
 }
 
@@ -303,10 +317,20 @@ impl Leaving {
 }
 
 impl Control {
-    /// From here on what ends a migration brings this back.
-    fn note_leaves(&mut self, of: u64, all: Leaves) -> std::result::Result<(), String> {
+    /// From here on what ends a migration brings this back, but nothing that the user takes away.
+    fn note_leaves(&mut self, of: u64, mut all: Leaves) -> std::result::Result<(), String> {
+        let devices = all.devices();
+        let names = devices
+            .iter()
+            .filter_map(|device| device.common().id.clone());
+        all.unwanted = names
+            .filter(|id| self.fate(id) == Fate::Left || self.removals.state(id).is_some())
+            .collect();
         match &mut self.migrations.job {
             Job::Outgoing { number, leaves, .. } if *number == of => {
+                for seats in &all.seats {
+                    self.migrations.returns.retain(|it| !it.is_by(&seats.id));
+                }
                 *leaves = all;
                 Ok(())
             }
@@ -314,14 +338,16 @@ impl Control {
         }
     }
 
-    /// The names of what leaves by the migration that goes on.
-    fn leaving_names(&self) -> Vec<String> {
+    /// The names of what leaves by the migration that goes on, and whether the guest was asked for it
+    /// before.
+    fn leaving_names(&self) -> Vec<(String, bool)> {
         let Job::Outgoing { leaves, .. } = &self.migrations.job else {
             return Vec::new();
         };
         let devices = leaves.devices().into_iter();
-        devices
-            .filter_map(|device| device.common().id.clone())
+        let names = devices.filter_map(|device| device.common().id.clone());
+        names
+            .map(|id| (id.clone(), leaves.unwanted.contains(&id)))
             .collect()
     }
 
@@ -330,7 +356,8 @@ impl Control {
         if !self.migrations.is_current(of) {
             return Err(OVER.to_owned());
         }
-        for id in self.leaving_names() {
+        let names = self.leaving_names().into_iter();
+        for (id, _) in names.filter(|(_, was_asked)| !was_asked) {
             let request = VmRemoveDevice {
                 id,
                 timeout: Some(PATIENCE.as_secs()),
@@ -346,7 +373,7 @@ impl Control {
 
     fn have_leaves_gone(&self) -> Gone {
         let mut gone = Gone::All;
-        for id in self.leaving_names() {
+        for (id, _) in self.leaving_names() {
             let config = self.life.config();
             if config.is_none_or(|config| !config.has_device(&id)) {
                 continue;
@@ -359,67 +386,70 @@ impl Control {
         gone
     }
 
-    /// The VM stays: it gets back what was taken from it, and applications go back to it.
+    /// The VM stays: it gets back what was taken from it, and applications go back to it when that is
+    /// there for good.
     pub(super) fn bring_back(&mut self, leaves: &Leaves) {
-        let Life::Live { config, .. } = &self.life else {
+        if !matches!(self.life, Life::Live { .. }) {
+            return;
+        }
+        // Accelerators first: devices name them.
+        for accel in leaves.accels.iter().rev() {
+            self.bring_one_back(leaves, Box::new(accel.clone()));
+        }
+        let Life::Live { config, .. } = &mut self.life else {
             return;
         };
-        let stays = |id: &String| config.has_device(id);
-        // Those whose devices come anew are brought back by the guest's agent, when these have drivers.
-        let seats = leaves.seats.iter().map(|seats| {
-            let stayed = seats.devices.iter().any(stays);
-            (seats.clone(), stayed)
-        });
-        let seats: Vec<_> = seats.collect();
-        // Accelerators first: devices name them.
-        for device in leaves.devices().into_iter().rev() {
-            let id = device.common().id.clone().unwrap_or_default();
-            if self.keep(&id) {
-                continue;
-            }
-            if let Err(error) = self.handle(Request::VmAdd(device)) {
-                log::error!("the VM stays, and does not get {id:?} back: {error}");
-            }
+        leaves.track_again(config);
+        let mut fates = BTreeMap::new();
+        for device in leaves.physical_in(config).into_iter().rev() {
+            let id = name(&device);
+            fates.insert(id, self.bring_one_back(leaves, Box::new(device)));
         }
-        for (seats, stayed) in seats {
+        for seats in leaves.seats.iter().cloned() {
             // An agent that starts later does nothing.
             seats.port.withdraw_seats();
-            if stayed {
-                seats.come_back();
-            }
+            let fate = |id: &str| fates.get(id).copied().unwrap_or(Fate::Left);
+            let returning = Return::new(seats, fate);
+            self.migrations.returns.extend(returning.unless_due());
         }
+    }
+
+    /// What has become of a device, which comes back if it has left.
+    fn bring_one_back(&mut self, leaves: &Leaves, device: Box<dyn Device>) -> Fate {
+        let id = device.common().id.clone().unwrap_or_default();
+        if leaves.unwanted.contains(&id) {
+            return self.fate(&id);
+        }
+        let fate = self.keep(&id);
+        if fate == Fate::Left
+            && let Err(error) = self.handle(Request::VmAdd(device))
+        {
+            log::error!("the VM stays, and does not get {id:?} back: {error}");
+        }
+        fate
     }
 
     /// The guest starts anew: its next machine has what this one was asked for.
     pub(super) fn keep_for_next_boot(&mut self, leaves: &Leaves) {
-        for device in leaves.devices() {
-            let id = device.common().id.clone().unwrap_or_default();
-            let Life::Live { config, .. } = &mut self.life else {
-                return;
-            };
-            if config.has_device(&id) {
-                self.keep(&id);
-            } else {
-                config.put_device(device);
-            }
+        for accel in &leaves.accels {
+            self.put_for_next_boot(leaves, Box::new(accel.clone()));
+        }
+        let Life::Live { config, .. } = &mut self.life else {
+            return;
+        };
+        leaves.track_again(config);
+        for device in leaves.physical_in(config) {
+            self.put_for_next_boot(leaves, Box::new(device));
         }
     }
-}
 
-impl Seats {
-    /// Has applications go back to the devices, which are still there.
-    fn come_back(self) {
-        let id = self.id;
-        let done = move |seated: moving::Seated| {
-            if let Err(why) = accel::applications_served(&seated.by, seated.outcome) {
-                log::warn!("{id:?}: after a migration that failed: {why}");
-            }
-        };
-        let started = self
-            .port
-            .start_seats(Seat::Local, accel::SEATED, Cancel::default(), done);
-        if let Err(error) = started {
-            log::error!("no thread has applications go back to their device: {error}");
+    fn put_for_next_boot(&mut self, leaves: &Leaves, device: Box<dyn Device>) {
+        let id = device.common().id.clone().unwrap_or_default();
+        if !leaves.unwanted.contains(&id)
+            && self.keep(&id) == Fate::Left
+            && let Life::Live { config, .. } = &mut self.life
+        {
+            config.put_device(device);
         }
     }
 }
@@ -471,5 +501,37 @@ mod tests {
         assert!(check(&remote).is_ok());
         assert_eq!(remote.accel(), Accel::Move);
         assert_eq!(request(Wish::Detach, Accel::Refuse).accel(), Accel::Refuse);
+    }
+
+    #[test]
+    fn what_an_accelerator_tracked_it_tracks_again_when_it_is_back() {
+        let config = |text| {
+            let device = <DeviceConfig as crate::config::Configured>::parse(text).unwrap();
+            VmConfig {
+                devices: Some(vec![device]),
+                accels: Some(vec![
+                    <AccelConfig as crate::config::Configured>::parse("id=a").unwrap(),
+                ]),
+                ..VmConfig::default()
+            }
+        };
+        let before = config("01:00.0,id=gpu,tracked=a");
+        let leaves = Leaves {
+            physical: before.devices.clone().unwrap(),
+            accels: before.accels.clone().unwrap(),
+            ..Leaves::default()
+        };
+        let mut vm = before.clone();
+        assert!(vm.take_device("a"));
+        vm.untrack("a");
+        leaves.track_again(&mut vm);
+        assert_eq!(vm.tracker_among(&["a".to_owned()]), None, "it is not back");
+        assert_eq!(
+            leaves.physical_in(&vm),
+            config("01:00.0,id=gpu").devices.unwrap()
+        );
+        vm.put_device(Box::new(leaves.accels[0].clone()));
+        leaves.track_again(&mut vm);
+        assert_eq!(vm, before);
     }
 }
