@@ -29,7 +29,7 @@ use gantry_tests::{
 const LOG_LINES: usize = 400;
 
 /// Longest time of a scenario; the slowest takes a quarter of it on an idle host.
-const LIMIT: Duration = Duration::from_secs(240);
+const LIMIT: Duration = Duration::from_secs(480);
 
 /// Folder of the running scenario.
 const DIR: &str = "/tmp/scenario";

@@ -35,8 +35,8 @@ use crate::{
     scenarios::{self, Scenario},
 };
 
-/// Longest silence of L1: the runner ends a scenario that takes longer than 240 s.
-const SILENCE: Duration = Duration::from_secs(270);
+/// Longest silence of L1: the runner ends a scenario that takes longer than 480 s.
+const SILENCE: Duration = Duration::from_secs(510);
 
 /// L1s side by side, if the host has that many cores.
 const L1S: usize = 2;
