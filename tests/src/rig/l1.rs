@@ -250,11 +250,14 @@ impl L1 {
             // QEMU 7.2 keeps translated code by virtual address: programs at random addresses are
             // translated anew each time they start, which takes longer than what they do (a lazy
             // restore in `cargo xtask bench snapshot`: 90 ms, and 30 with `norandmaps`).
-            .args([
-                "-append",
+            .arg("-append")
+            .arg(format!(
                 "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on \
-                 no_timer_check norandmaps",
-            ])
+                 no_timer_check norandmaps{}",
+                joint
+                    .as_ref()
+                    .map_or_else(String::new, |_| time_stamp_rate())
+            ))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit());
@@ -447,4 +450,17 @@ impl Drop for L1 {
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
+}
+
+/// What tells an L1's kernel the rate of its time-stamp counter, which is this machine's under TCG. On a busy
+/// machine it measures another one, and a guest does not move between hosts whose rates differ.
+fn time_stamp_rate() -> String {
+    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let rate = text.lines().find_map(|line| {
+        let (_, megahertz) = line.strip_prefix("cpu MHz")?.split_once(':')?;
+        megahertz.trim().parse::<f64>().ok()
+    });
+    rate.map_or_else(String::new, |rate| {
+        format!(" tsc_early_khz={:.0}", rate * 1e3)
+    })
 }
