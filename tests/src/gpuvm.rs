@@ -68,16 +68,18 @@ fn get(counts: &Counts, name: &str) -> u64 {
     counts.get(name).copied().unwrap_or(0)
 }
 
+/// The counters of a virtual GPU that are exits to the VMM.
+pub const EXIT_COUNTERS: [&str; 5] = [
+    "register_reads",
+    "register_writes",
+    "bar_reads",
+    "bar_writes",
+    "doorbells",
+];
+
 /// Exits to the VMM.
 fn exits(counts: &Counts) -> u64 {
-    let kinds = [
-        "register_reads",
-        "register_writes",
-        "bar_reads",
-        "bar_writes",
-        "doorbells",
-    ];
-    kinds.iter().map(|name| get(counts, name)).sum()
+    EXIT_COUNTERS.iter().map(|name| get(counts, name)).sum()
 }
 
 /// Loads nouveau and runs the copy test, however long that takes: with all accesses trapped, a million

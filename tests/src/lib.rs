@@ -55,6 +55,7 @@ pub mod net;
 pub mod nouveau;
 pub mod opencl;
 pub mod pci;
+pub mod programs;
 pub mod raw_gpu;
 pub mod report;
 pub mod rig;

@@ -22,6 +22,10 @@ use vmm::migration::frame::{HEADER, Header, Kind};
 
 #[path = "migration/applications.rs"]
 mod applications;
+// By its path: the crate that has it is above this one.
+#[path = "../../tests/src/bare_kernel.rs"]
+#[allow(dead_code)]
+mod bare_kernel;
 
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
@@ -75,30 +79,8 @@ fn back(to: usize, at: usize) -> u8 {
         .cast_unsigned()
 }
 
-/// An ELF kernel with an entry for PVH.
 fn kernel(code: &[u8]) -> Vec<u8> {
-    let words = |values: &[u64]| -> Vec<u8> {
-        let bytes = values.iter().map(|value| value.to_le_bytes());
-        bytes.flatten().collect()
-    };
-    let len = code.len() as u64;
-    let at = u64::from(AT);
-    // 64 bits, little-endian; an executable for x86-64; program headers at 64, no sections.
-    let mut file = b"\x7fELF\x02\x01\x01".to_vec();
-    file.resize(16, 0);
-    file.extend([2, 0, 62, 0, 1, 0, 0, 0]);
-    file.extend(words(&[at, 64, 0]));
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
-    file.extend(words(&[1 | 5 << 32, 200, at, at, len, len, 4]));
-    file.extend(words(&[4 | 4 << 32, 176, 0, 0, 24, 24, 4]));
-    // XEN_ELFNOTE_PHYS32_ENTRY, 18, of "Xen".
-    for value in [4, 8, 18] {
-        file.extend(u32::to_le_bytes(value));
-    }
-    file.extend(b"Xen\0");
-    file.extend(words(&[at]));
-    file.extend(code);
-    file
+    bare_kernel::elf(AT, code)
 }
 
 /// A VMM in a folder of its own, where its guest prints to `serial`; killed with the test.

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use gantry_tests::{
     gpuvm::{
         record::{NAME, Recorded},
-        replay::{self, Programs},
+        replay,
     },
     report::BENCH,
     rig::{Board, Rig},
@@ -113,5 +113,5 @@ pub fn replay() -> Result<()> {
         fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
     }
     println!("{}\n", processors());
-    replay::run(&Programs::new(folder)?, &recorded)
+    replay::run(&replay::programs(folder)?, &recorded)
 }

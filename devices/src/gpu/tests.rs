@@ -480,14 +480,10 @@ fn what_a_guest_does_is_recorded_with_what_the_gpu_reads_of_its_ram() {
         Record::Access(run) => Some(run.count),
         _ => None,
     });
-    let kinds = [
-        "register_reads",
-        "register_writes",
-        "bar_reads",
-        "bar_writes",
-        "doorbells",
-    ];
-    let exits: u64 = kinds.iter().map(|kind| guest.counter(kind)).sum();
+    let exits: u64 = gantry_tests::gpuvm::EXIT_COUNTERS
+        .iter()
+        .map(|kind| guest.counter(kind))
+        .sum();
     assert_eq!(accesses.sum::<u64>(), exits);
 }
 

@@ -595,9 +595,17 @@ pub fn calls_instead(executable: u32, call: Call) {
             0 => matches!(one, Calling::Graph(_)),
             executable => **one == Calling::Executable(executable),
         });
+        let mut is_known = false;
         for (_, calls) in changed {
-            let same = calls.iter_mut().filter(|one| one.node == call.node);
-            same.for_each(|one| one.function = call.function);
+            for one in calls.iter_mut().filter(|one| one.node == call.node) {
+                one.function = call.function;
+                is_known = true;
+            }
+        }
+        if !is_known && executable != 0 {
+            // The graph has been updated by another one since, whose nodes are known. What this function comes
+            // behind is not, so that launches that copy for functions are refused.
+            all.add_calls(Calling::Executable(executable), vec![call]);
         }
     }
 }

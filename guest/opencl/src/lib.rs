@@ -32,6 +32,7 @@ mod context;
 mod event;
 mod include;
 mod link;
+mod mapping;
 mod memory;
 mod object;
 mod platform;

@@ -3,7 +3,7 @@
 
 use std::ffi::c_void;
 
-use crate::{command, context, event, memory, platform, program, refuse, svm, transfer};
+use crate::{command, context, event, mapping, memory, platform, program, refuse, svm, transfer};
 
 /// What becomes of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,9 +132,9 @@ table! {
     clEnqueueCopyImage command::clEnqueueCopyImage;
     clEnqueueCopyImageToBuffer command::clEnqueueCopyImageToBuffer;
     clEnqueueCopyBufferToImage command::clEnqueueCopyBufferToImage;
-    clEnqueueMapBuffer transfer::clEnqueueMapBuffer;
-    clEnqueueMapImage transfer::clEnqueueMapImage;
-    clEnqueueUnmapMemObject transfer::clEnqueueUnmapMemObject;
+    clEnqueueMapBuffer mapping::clEnqueueMapBuffer;
+    clEnqueueMapImage mapping::clEnqueueMapImage;
+    clEnqueueUnmapMemObject mapping::clEnqueueUnmapMemObject;
     clEnqueueNDRangeKernel command::clEnqueueNDRangeKernel;
     clEnqueueTask command::clEnqueueTask;
     clEnqueueNativeKernel refused;

@@ -5,7 +5,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
-use gantry_tests::ring::{Programs, check, run};
+use gantry_tests::ring::{check, programs, run};
 
 fn work() -> Result<()> {
     let (options, mut folders): (Vec<_>, Vec<_>) = std::env::args_os()
@@ -19,7 +19,7 @@ fn work() -> Result<()> {
             folder.to_owned()
         }
     };
-    let programs = Programs::new(folder)?;
+    let programs = programs(folder)?;
     if options.is_empty() {
         run(&programs)
     } else {

@@ -69,14 +69,14 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         part(name, &gantry)?;
     }
     start_and_copy(&gantry, &mut guest)?;
-    settle(&gantry)?;
+    wait_until_idle(&gantry)?;
     part(START, &gantry)?;
     for (name, count) in [
         (FEW_SUBMISSIONS, SUBMISSIONS),
         (MANY_SUBMISSIONS, SUBMISSIONS + MORE),
     ] {
         does(&mut guest, &format!("gpu-submit {count}"), "submissions")?;
-        settle(&gantry)?;
+        wait_until_idle(&gantry)?;
         part(name, &gantry)?;
     }
     let bytes = fs::read(&file)?;
@@ -88,7 +88,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
 }
 
 /// Waits until the guest does nothing more.
-fn settle(gantry: &Gantry) -> Result<()> {
+fn wait_until_idle(gantry: &Gantry) -> Result<()> {
     let start = Instant::now();
     let mut before = 0;
     loop {

@@ -12,7 +12,7 @@ mod table;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use gantry_gpu_replay::State;
 
 use self::{
@@ -23,39 +23,22 @@ use super::{
     MODES,
     record::{Recorded, START},
 };
+use crate::programs::Programs;
 
 /// Times that it is done: of each access, and of each figure, the median counts, as other programs disturb. Once
 /// only where a million accesses are exits.
 const RUNS: usize = 5;
 
-/// The programs: all in one folder.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// The folder.
-    pub folder: PathBuf,
-}
-
-impl Programs {
-    /// Finds them.
-    ///
-    /// # Errors
-    /// One is missing.
-    pub fn new(folder: PathBuf) -> Result<Self> {
-        let programs = Self { folder };
-        for name in ["gantry", "gantry-gpu", "gantry-gf100", "gantry-gpu-guest"] {
-            let path = programs.path(name);
-            ensure!(
-                path.is_file(),
-                "{} is missing: `cargo xtask bench gpuvm --part replay` builds it",
-                path.display()
-            );
-        }
-        Ok(programs)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
+/// Finds the programs that are measured.
+///
+/// # Errors
+/// One is missing.
+pub fn programs(folder: PathBuf) -> Result<Programs> {
+    Programs::find(
+        folder,
+        &["gantry", "gantry-gpu", "gantry-gf100", "gantry-gpu-guest"],
+        "cargo xtask bench gpuvm --part replay",
+    )
 }
 
 /// What a part of a recording has cost.

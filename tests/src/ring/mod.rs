@@ -21,6 +21,8 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use gantry_ring_client::{COUNTED, desk::Orders};
 
+use crate::programs::Programs;
+
 pub use count::Counts;
 
 /// Something that was measured, in counts of the time stamp counter.
@@ -80,34 +82,16 @@ pub struct Report {
     pub counts: Option<Counts>,
 }
 
-/// The programs: all in one folder.
-#[derive(Clone, Debug)]
-pub struct Programs {
-    /// The folder.
-    pub folder: PathBuf,
-}
-
-impl Programs {
-    /// Finds them.
-    ///
-    /// # Errors
-    /// One is missing.
-    pub fn new(folder: PathBuf) -> Result<Self> {
-        let programs = Self { folder };
-        for name in ["gantry", "gantry-accel", "gantry-ring-guest"] {
-            let path = programs.path(name);
-            ensure!(
-                path.is_file(),
-                "{} is missing: `cargo xtask bench ring` builds it",
-                path.display()
-            );
-        }
-        Ok(programs)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
+/// Finds the programs that are measured.
+///
+/// # Errors
+/// One is missing.
+pub fn programs(folder: PathBuf) -> Result<Programs> {
+    Programs::find(
+        folder,
+        &["gantry", "gantry-accel", "gantry-ring-guest"],
+        "cargo xtask bench ring",
+    )
 }
 
 /// A pool of workers. It ends with the value, and its workers with it.

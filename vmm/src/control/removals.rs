@@ -277,7 +277,7 @@ impl Control {
                 config.take_device(&id);
                 config.untrack(&id);
                 let was_swap = self.removals.torn_out(&id);
-                self.migrations.settle(&id, Fate::Left);
+                self.migrations.decide(&id, Fate::Left);
                 log::info!("device {id:?} has been removed without the guest");
                 self.monitor.emit("vm", "device-removed", &[("id", &id)]);
                 if was_swap {
@@ -391,7 +391,7 @@ impl Control {
                 continue;
             };
             self.removals.arm();
-            self.migrations.settle(&id, Fate::Stays);
+            self.migrations.decide(&id, Fate::Stays);
             log::warn!("the guest will not give up device {id:?} (_OST status {status:#x})");
             // Whoever waited has heard already.
             if removal.overdue {
@@ -602,7 +602,7 @@ impl Control {
             {
                 config.untrack(&id);
             }
-            self.migrations.settle(&id, Fate::Left);
+            self.migrations.decide(&id, Fate::Left);
         }
         if is_swap {
             self.check_visible(slot);

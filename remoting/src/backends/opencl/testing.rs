@@ -7,6 +7,7 @@ use crate::session::{
     server::{Nudge, Session, Tuning},
 };
 use crate::{
+    apis::opencl::calls::Request,
     backends::opencl::{OpenClBackend, Server, driver::Api},
     link::{
         bell::Futex,
@@ -14,6 +15,7 @@ use crate::{
         port_bell::Waker,
         window::{self, Slice, Window},
     },
+    wire::{Flags, Header},
 };
 
 /// The size of its rings, in bytes.
@@ -22,6 +24,17 @@ pub(crate) const RING: u64 = 1 << 16;
 pub(crate) const BELL: Futex = Futex {
     patience: Duration::from_millis(1),
 };
+
+/// Has a server carry a request out, as if it had come by its ring.
+pub(crate) fn carry_out(server: &mut Server, request: Request) {
+    let header = Header {
+        length: 0,
+        opcode: 70,
+        flags: Flags::default(),
+        sequence: 0,
+    };
+    server.serve(header, request).unwrap();
+}
 
 /// A server before an OpenCL that does nothing, its window, and the calls that it gets.
 pub(crate) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {

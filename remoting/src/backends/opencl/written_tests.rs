@@ -7,23 +7,16 @@ use crate::{
         CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, Grid, KernelId, Marker, NdRange, Order,
         ProgramId, ProgramOrigin, QueueId, SetArgument, Value,
     },
-    backends::opencl::{driver::Api, testing},
-    wire::{Blob, Flags, Header},
+    backends::opencl::{
+        driver::Api,
+        testing::{self, carry_out},
+    },
+    wire::Blob,
 };
 
 const BUFFERS: u32 = 4;
 /// The buffer that was made with `CL_MEM_READ_ONLY`.
 const READ_ONLY: u32 = 3;
-
-fn carry_out(server: &mut Server, request: Request) {
-    let header = Header {
-        length: 0,
-        opcode: 70,
-        flags: Flags::default(),
-        sequence: 0,
-    };
-    server.serve(header, request).unwrap();
-}
 
 fn order() -> Order {
     Order {

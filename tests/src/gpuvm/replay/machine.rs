@@ -13,16 +13,13 @@ use std::{
 use anyhow::{Context as _, Result, bail, ensure};
 use gantry_gpu_replay::{CLASS_BITS, DESK, Desk, END, LOG, STEPS, State, Step};
 
-use super::{
-    Programs,
-    steps::{CLASSES, Plan},
-};
-use crate::http;
+use super::steps::{CLASSES, Plan};
+use crate::{http, programs::Programs};
 
 /// How long a part may take: with all accesses trapped, a million exits.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// For what has been asked for to end: an interrupt is under way, a thread goes to sleep.
-const SETTLE: Duration = Duration::from_millis(200);
+const DRAIN: Duration = Duration::from_millis(200);
 /// VRAM of the physical GPU.
 const VRAM: &str = "256M";
 const CHANNELS: u8 = 48;
@@ -309,7 +306,7 @@ impl Machine {
 
     /// What was used so far, once all are quiet.
     pub fn used(&self) -> Result<Used> {
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(DRAIN);
         let answer = http::request(&self.api, "GET", "vm.counters", None)?;
         let all: BTreeMap<String, Counters> =
             serde_json::from_value(answer.body).context("vm.counters makes no sense")?;

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result};
 
 use super::{
+    super::EXIT_COUNTERS,
     super::record::{FEW_FLUSHES, FEW_SUBMISSIONS, MANY_FLUSHES, MANY_SUBMISSIONS, MORE, START},
     Cost,
     steps::{Class, EXITS},
@@ -80,15 +81,11 @@ impl Row {
 
 /// Exits that the recorded guest has caused.
 fn exits(cost: &Cost) -> u64 {
-    let kinds = [
-        "register_reads",
-        "register_writes",
-        "bar_reads",
-        "bar_writes",
-        "doorbells",
-    ];
     let counters = &cost.used.counters;
-    let all: u64 = kinds.iter().filter_map(|kind| counters.get(*kind)).sum();
+    let all: u64 = EXIT_COUNTERS
+        .iter()
+        .filter_map(|kind| counters.get(*kind))
+        .sum();
     all.saturating_sub(cost.polls)
 }
 

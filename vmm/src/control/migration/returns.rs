@@ -55,7 +55,7 @@ impl Open {
         open
     }
 
-    fn settle(&mut self, id: &str, fate: Fate) {
+    fn decide(&mut self, id: &str, fate: Fate) {
         if fate != Fate::Open && self.devices.remove(id) {
             self.some_stay |= fate == Fate::Stays;
         }
@@ -126,10 +126,10 @@ impl Seats {
 
 impl Migrations {
     /// It is known what has become of a device that a guest was asked for.
-    pub(in super::super) fn settle(&mut self, id: &str, fate: Fate) {
+    pub(in super::super) fn decide(&mut self, id: &str, fate: Fate) {
         let returns = std::mem::take(&mut self.returns).into_iter();
         let returns = returns.filter_map(|mut it| {
-            it.open.settle(id, fate);
+            it.open.decide(id, fate);
             it.unless_due()
         });
         self.returns = returns.collect();
@@ -149,14 +149,14 @@ mod tests {
         for (becomes, is_to_tell) in [(Fate::Stays, true), (Fate::Left, false)] {
             let mut one = open(&[("a", Fate::Open)]);
             assert_eq!(one.is_to_tell(), None);
-            one.settle("b", Fate::Stays);
-            one.settle("a", Fate::Open);
+            one.decide("b", Fate::Stays);
+            one.decide("a", Fate::Open);
             assert_eq!(one.is_to_tell(), None);
-            one.settle("a", becomes);
+            one.decide("a", becomes);
             assert_eq!(one.is_to_tell(), Some(is_to_tell));
             let mut two = open(&[("a", Fate::Open), ("b", Fate::Stays)]);
             assert_eq!(two.is_to_tell(), None);
-            two.settle("a", becomes);
+            two.decide("a", becomes);
             assert_eq!(two.is_to_tell(), Some(true));
         }
     }

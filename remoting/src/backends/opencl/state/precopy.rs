@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// How long a round waits for commands that are under way, before it copies what they may write.
-const SETTLE: Duration = Duration::from_secs(1);
+const DRAIN: Duration = Duration::from_secs(1);
 /// How often it looks.
 const LOOK: Duration = Duration::from_micros(100);
 
@@ -70,7 +70,7 @@ struct Behind {
 impl Behind {
     /// Waits for them, but not for long: some may wait for the application. Whether all have ended.
     fn have_ended(&self) -> bool {
-        let until = Instant::now() + SETTLE;
+        let until = Instant::now() + DRAIN;
         let has_ended = |event: &Handle| loop {
             if status(&self.api, *event) <= 0 {
                 return true;

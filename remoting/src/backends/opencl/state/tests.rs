@@ -85,13 +85,7 @@ fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> 
 }
 
 fn carry_out(server: &mut Server, request: Request) {
-    let header = Header {
-        length: 0,
-        opcode: 70,
-        flags: Flags::default(),
-        sequence: 0,
-    };
-    server.serve(header, request).unwrap();
+    testing::carry_out(server, request);
     while server.backend.building > 0 {
         server.notices().unwrap();
     }

@@ -1,0 +1,35 @@
+//! Programs that are measured and were built, maybe on another machine.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+
+/// The programs: all in one folder.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    folder: PathBuf,
+}
+
+impl Programs {
+    /// Finds those of these names, which `command` builds.
+    ///
+    /// # Errors
+    /// One is missing.
+    pub fn find(folder: PathBuf, names: &[&str], command: &str) -> Result<Self> {
+        let programs = Self { folder };
+        for name in names {
+            let path = programs.path(name);
+            ensure!(
+                path.is_file(),
+                "{} is missing: `{command}` builds it",
+                path.display()
+            );
+        }
+        Ok(programs)
+    }
+
+    /// Where one is.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
