@@ -14,29 +14,27 @@
 //! Everything that a guest can write is hostile: it is bounds checked, read once, and handled in
 //! bounded time and memory, without a panic.
 
-pub mod accel;
-pub mod acpi;
-pub mod bus;
-pub mod console;
-pub mod disk;
-pub mod doorbell;
-mod fair_lock;
-pub mod gate;
-pub mod gpu;
-pub mod guest_event;
-pub mod legacy;
-pub mod lifecycle;
-pub mod memory;
-pub mod msi;
-pub mod named_socket;
-pub mod pci;
-pub mod rate_limiter;
-mod shared_event;
-#[cfg(any(test, feature = "test-support"))]
-pub mod testing;
-pub mod thread;
-mod throttle;
-pub mod vfio;
-pub mod virtio;
-pub mod worker;
-pub mod write_log;
+pub use accel;
+pub use acpi;
+pub use console;
+pub use device_model::{
+    bus, doorbell, guest_event, lifecycle, memory, msi, named_socket, rate_limiter, thread, worker,
+    write_log,
+};
+pub use disk;
+pub use gate;
+pub use gpu;
+pub use legacy;
+pub use pci;
+pub use vfio;
+pub use virtio;
+
+/// The other side of a device, for tests and fuzz targets: a machine without KVM and a driver
+/// without a guest.
+#[cfg(feature = "test-support")]
+pub mod testing {
+    pub use device_model::testing::*;
+    pub use pci::testing::*;
+    pub use vfio::testing::*;
+    pub use virtio::testing::*;
+}

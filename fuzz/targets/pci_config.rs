@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use devices::{
     pci::{BarIndex, Bdf, RootPort, Seat},
-    testing::Rig,
+    testing::{Rig, resources},
     thread::Unconfined,
     virtio::{
         pci::VirtioPciFunction,
@@ -87,7 +87,7 @@ fuzz_target!(|bytes: &[u8]| {
         source: "/dev/zero".into(),
     };
     let rng = Rng::new(options, Arc::new(Unconfined)).expect("/dev/zero is there");
-    let function = VirtioPciFunction::new(Box::new(rng), rig.resources())
+    let function = VirtioPciFunction::new(Box::new(rng), resources(&rig))
         .expect("one queue of 256 is possible");
     let mut input = Input::new(bytes);
     let port = rig.plug(RootPort::new());

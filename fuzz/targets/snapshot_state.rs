@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use devices::pci::PciFunction;
 use devices::{
-    testing::{Rig, simple::Guest},
+    testing::{Rig, resources, simple::Guest},
     thread::Unconfined,
     virtio::{VirtioDevice, balloon, console, mem, pci::VirtioPciFunction, rng},
 };
@@ -66,7 +66,7 @@ fuzz_target!(|bytes: &[u8]| {
     let rig = Rig::new();
     for device in devices() {
         let mut function =
-            VirtioPciFunction::new(device, rig.resources()).expect("its queues are possible");
+            VirtioPciFunction::new(device, resources(&rig)).expect("its queues are possible");
         let _ = function.restore(state.clone());
     }
 });

@@ -7,12 +7,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The files outside a device's own that name it: where its modules are declared (`virtio/mod.rs`,
+/// The files outside a device's own that name it: where its modules are declared (`virtio/src/lib.rs`,
 /// `kinds/mod.rs`, `config/mod.rs`, with the list of kinds), the role of its threads and what that
 /// role may do, one table for all of them, and the description of the API.
 const SHARED: &[&str] = &[
-    "devices/src/thread.rs",
-    "devices/src/virtio/mod.rs",
+    "devices/model/src/thread.rs",
+    "devices/virtio/src/lib.rs",
     "resources/openapi/gantry.yaml",
     "vmm/src/config/mod.rs",
     "vmm/src/machine/kinds/mod.rs",

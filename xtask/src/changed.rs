@@ -22,25 +22,25 @@ const SCENARIOS: &[(&str, &[&str])] = &[
     ("gpu-mediator/", &["sharing:"]),
     ("remoting/", REMOTING),
     ("guest/", REMOTING),
-    ("devices/src/accel/", REMOTING),
-    ("devices/src/gate/", &["gate:"]),
-    ("devices/src/vfio/user/", &["vfio-user:"]),
+    ("devices/accel/src/", REMOTING),
+    ("devices/gate/src/", &["gate:"]),
+    ("devices/vfio/src/user/", &["vfio-user:"]),
     (
-        "devices/src/vfio/",
+        "devices/vfio/src/",
         &["passthrough:", "iommufd:", "vfio-user:"],
     ),
-    ("devices/src/virtio/iommu/", &["IOMMU"]),
-    ("devices/src/virtio/vsock/", &["vsock:", "snapshot:"]),
-    ("devices/src/virtio/balloon/", &["memory:", "snapshot:"]),
+    ("devices/virtio/src/iommu/", &["IOMMU"]),
+    ("devices/virtio/src/vsock/", &["vsock:", "snapshot:"]),
+    ("devices/virtio/src/balloon/", &["memory:", "snapshot:"]),
     (
-        "devices/src/virtio/mem/",
+        "devices/virtio/src/mem/",
         &["memory:", "hot-plug:", "snapshot:"],
     ),
     (
-        "devices/src/virtio/blk/",
+        "devices/virtio/src/blk/",
         &["disk:", "hot-plug:", "snapshot:"],
     ),
-    ("devices/src/disk/", &["disk:", "hot-plug:", "snapshot:"]),
+    ("devices/disk/src/", &["disk:", "hot-plug:", "snapshot:"]),
 ];
 
 /// A document whose commands a scenario runs, and what chooses that.
@@ -224,10 +224,10 @@ mod tests {
             words(&list(&[GUIDE.0, "README.md"])),
             Some(list(&[GUIDE.1]))
         );
-        let device = list(&["devices/src/vfio/user/wire.rs"]);
+        let device = list(&["devices/vfio/src/user/wire.rs"]);
         assert_eq!(words(&device), Some(list(&["vfio-user:"])));
         assert_eq!(
-            words(&list(&["devices/src/vfio/user/wire.rs", "vmm/src/lib.rs"])),
+            words(&list(&["devices/vfio/src/user/wire.rs", "vmm/src/lib.rs"])),
             None
         );
     }

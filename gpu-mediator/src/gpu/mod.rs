@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   guest's nouveau                                   gantry, one per VM
-//!     registers, BARs  --> front (devices/src/gpu) --- walks the guest's tables
+//!     registers, BARs  --> front (devices/gpu) --- walks the guest's tables
 //!                             |  wire: mappings, channels, submissions
 //!                             v
 //!   gantry-gpu:  partition --> space --> channel --> dispatch --> physical

@@ -1,0 +1,580 @@
+//! The PCI function.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeSet,
+    fs::File,
+    io, mem,
+    os::fd::OwnedFd,
+    sync::{Arc, Mutex, atomic::Ordering},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use base::Unpoisoned;
+use device_model::{
+    bus::BusDevice,
+    doorbell,
+    memory::{AddressSpace, HostMemory, Mapping},
+    msi::MsiController,
+    thread::{ThreadRole, ThreadSpawner},
+};
+use gantry_remoting::{
+    account::Account,
+    apis::spoken,
+    link::{control, window::SMALLEST},
+    port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
+};
+use pci::{
+    BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity, LifecycleError,
+    Lines, MsixCapability, MsixState, MsixTable, PciFunction,
+    config::{COMMAND_INTERRUPT_DISABLE, STATUS_INTERRUPT, offsets},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use vm_memory::GuestAddress;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{
+    Error, Options,
+    attach::{Attach, Pool},
+    lend::Desk,
+    line::PortLine,
+    moving::{self, Coming},
+    registers::{Doorbells, Registers},
+    saved::SavedSlice,
+    service::Service,
+    slices::Slices,
+    window::Window,
+};
+
+const REGISTERS: u8 = 0;
+const DOORBELLS: u8 = 1;
+const WINDOW: u8 = 2;
+const PAGE: u64 = 4096;
+/// How long workers may take to end.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often they are looked at meanwhile.
+const SOON: Duration = Duration::from_millis(2);
+
+/// What a port needs from the machine.
+#[derive(Clone)]
+pub struct Resources {
+    /// Interrupt vectors.
+    pub msi: Arc<dyn MsiController>,
+    /// Interrupt lines.
+    pub lines: Arc<dyn Lines>,
+    /// Doorbells without exits.
+    pub doorbells: Arc<dyn doorbell::Doorbells>,
+    /// Places the window at the address of its BAR.
+    pub space: Arc<dyn AddressSpace>,
+    /// Starts the thread.
+    pub spawner: Arc<dyn ThreadSpawner>,
+}
+
+/// The saved state of a port. What ports did not have once is absent in old ones.
+#[derive(Debug, Serialize, Deserialize)]
+struct PortState {
+    config: ConfigSpaceState,
+    msix: MsixState,
+    /// Whether the agent takes interrupts from the line.
+    #[serde(default)]
+    line: bool,
+    /// What is noted for who takes them: a bit for each slice, and that a state has changed.
+    #[serde(default)]
+    noted: (u64, bool),
+    /// How often the state of a slice has changed.
+    #[serde(default)]
+    changes: u32,
+    /// Slices that are not free: their applications are in the archive beside the state.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    slices: Vec<SavedSlice>,
+}
+
+/// An accelerator port on a PCI bus.
+pub struct Accel {
+    config: ConfigSpace,
+    msix_capability: MsixCapability,
+    msix: Arc<MsixTable>,
+    line: Arc<PortLine>,
+    /// Its place on the bus, while it is plugged.
+    place: Option<Bdf>,
+    registers: Arc<Registers>,
+    doorbells: Arc<[EventFd]>,
+    trapped_doorbells: Arc<Doorbells>,
+    /// Where KVM listens for doorbells.
+    listening: Option<u64>,
+    /// The guest's view of the window; goes before the window does.
+    placed: Option<Box<dyn Mapping>>,
+    slices: Arc<Slices>,
+    window: Arc<Window>,
+    account: Arc<(Account, OwnedFd)>,
+    /// Hands slices to workers.
+    attach: Arc<Attach>,
+    /// Where workers are lent.
+    desk: Arc<Desk>,
+    /// The applications that a snapshot has, while it is written.
+    saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
+    /// The applications of a snapshot that is restored, until the guest runs.
+    coming: Arc<Mutex<Coming>>,
+    options: Options,
+    pub(super) resources: Resources,
+    thread: Option<JoinHandle<()>>,
+    /// A failure that the guest can repeat at will is logged once.
+    warned: bool,
+}
+
+impl Accel {
+    /// A port that serves nobody yet.
+    pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
+        let Options {
+            slices: count,
+            slice_size: size,
+            ..
+        } = options;
+        let whole = u64::from(count)
+            .checked_mul(size)
+            .filter(|&whole| whole <= 1 << 46);
+        let fits = count.is_power_of_two()
+            && count <= MOST_SLICES
+            && size.is_power_of_two()
+            && size >= SMALLEST;
+        let Some(whole) = whole.filter(|_| fits) else {
+            return Err(Error::Sizes {
+                slices: count,
+                size,
+            });
+        };
+        let mut config = ConfigSpace::new(Identity {
+            vendor: port::VENDOR,
+            device: port::DEVICE,
+            subsystem_vendor: port::VENDOR,
+            subsystem: port::DEVICE,
+            revision: at::INTERFACE as u8,
+            class: port::CLASS,
+        });
+        let flat = BarKind::Memory32 {
+            prefetchable: false,
+        };
+        let wide = BarKind::Memory64 { prefetchable: true };
+        for (bar, kind, size) in [
+            (REGISTERS, flat, at::SIZE),
+            (DOORBELLS, flat, u64::from(count) * DOORBELL),
+            (WINDOW, wide, whole),
+        ] {
+            let index = bar_index(bar);
+            config.add_bar(BarRequest { index, kind, size })?;
+        }
+        // At most MOST_SLICES and one.
+        let vectors = count as u16 + 1;
+        let registers = bar_index(REGISTERS);
+        let msix_capability = MsixCapability::add(
+            &mut config,
+            vectors,
+            (registers, at::TABLE as u32),
+            (registers, at::PENDING as u32),
+        )?;
+        let msix = Arc::new(MsixTable::new(vectors));
+        config.set(offsets::INTERRUPT_PIN, &[1]);
+        let line = Arc::<PortLine>::default();
+        let slices = Arc::new(Slices::new(count).map_err(Error::EventFd)?);
+        let bells: Result<Vec<_>, _> = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
+        let doorbells: Arc<[EventFd]> = bells.map_err(Error::EventFd)?.into();
+        let window = Arc::new(Window::new(count, size)?);
+        let account = Arc::new(Account::create()?);
+        let pool = Pool {
+            socket: options.socket.clone(),
+            device: options.device.clone(),
+        };
+        let attach = Arc::new(Attach::new(
+            (Arc::clone(&slices), Arc::clone(&window)),
+            Arc::clone(&account),
+            Arc::clone(&doorbells),
+            Arc::clone(&msix),
+            (attachment(&options), pool),
+        ));
+        Ok(Self {
+            config,
+            msix_capability,
+            registers: Arc::new(Registers {
+                slices: Arc::clone(&slices),
+                api: options.api,
+                slice_size: size,
+                msix: Arc::clone(&msix),
+                line: Arc::clone(&line),
+                mailbox: Arc::default(),
+            }),
+            msix,
+            line,
+            place: None,
+            trapped_doorbells: Arc::new(Doorbells(Arc::clone(&doorbells))),
+            doorbells,
+            listening: None,
+            placed: None,
+            window,
+            account,
+            attach,
+            desk: Arc::new(Desk::new(
+                Arc::clone(&slices),
+                Arc::clone(&resources.spawner),
+                &options.thread_name,
+            )),
+            saved: Arc::default(),
+            coming: Arc::default(),
+            slices,
+            options,
+            resources,
+            thread: None,
+            warned: false,
+        })
+    }
+
+    fn service(&self) -> Service {
+        self.desk.open();
+        Service {
+            slices: Arc::clone(&self.slices),
+            window: Arc::clone(&self.window),
+            msix: Arc::clone(&self.msix),
+            line: Arc::clone(&self.line),
+            attach: Arc::clone(&self.attach),
+            desk: Arc::clone(&self.desk),
+            name: self.options.thread_name.clone(),
+            warnings: RefCell::default(),
+        }
+    }
+
+    /// By which its applications are moved.
+    pub fn handle(&self) -> moving::Handle {
+        moving::Handle {
+            attach: Arc::clone(&self.attach),
+            slices: Arc::clone(&self.slices),
+            mailbox: Arc::clone(&self.registers.mailbox),
+            desk: Arc::clone(&self.desk),
+            spawner: Arc::clone(&self.resources.spawner),
+            thread_name: self.options.thread_name.clone(),
+            saved: Arc::clone(&self.saved),
+            coming: Arc::clone(&self.coming),
+        }
+    }
+
+    /// Brings the applications of a snapshot back: their slices' contents, and what workers are to take
+    /// up before the guest runs ([`moving::Handle::take_up`]).
+    fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
+        // It takes the host's memory, and is read once.
+        let archive = self.options.archive.take();
+        let Some(archive) = archive.filter(|_| !slices.is_empty()) else {
+            return match slices {
+                [] => Ok(()),
+                _ => Err(LifecycleError::WrongState(
+                    "the state has applications of the accelerator, but their archive is not there",
+                )),
+            };
+        };
+        let host = |source| LifecycleError::Host {
+            action: "read the state of an accelerator's applications",
+            source,
+        };
+        if slices.len() > self.slices.count() as usize {
+            return Err(LifecycleError::WrongState(
+                "the state has more applications than the accelerator has slices",
+            ));
+        }
+        let mut images = Vec::new();
+        let mut seen = BTreeSet::new();
+        for one in slices {
+            let slice = one.slice as usize;
+            if !seen.insert(slice) {
+                return Err(LifecycleError::WrongState(
+                    "the state has two applications in one slice of the accelerator",
+                ));
+            }
+            let file = self
+                .window
+                .with_file(slice, |file| file.try_clone_to_owned());
+            let fits = one.window.length == self.options.slice_size;
+            let Some(file) = file.filter(|_| fits) else {
+                return Err(LifecycleError::WrongState(
+                    "the state is of an accelerator with other slices",
+                ));
+            };
+            one.window
+                .read(&archive, &File::from(file.map_err(host)?))
+                .map_err(host)?;
+            let Some(image) = &one.image else { continue };
+            let file = control::image().map_err(host)?;
+            image.read(&archive, &file).map_err(host)?;
+            self.slices.set_owner(slice, one.owner);
+            images.push((slice, file));
+        }
+        self.coming.lock_unpoisoned().images = images;
+        Ok(())
+    }
+
+    fn warn(&mut self, action: &str, error: &io::Error) {
+        if !self.warned {
+            self.warned = true;
+            log::warn!("{}: cannot {action}: {error}", self.options.thread_name);
+        }
+    }
+
+    /// Has KVM signal the doorbells at an address, and no longer where it did before.
+    fn listen_at(&mut self, address: Option<u64>) {
+        let mut failed = None;
+        let before = self.listening.take();
+        for (slice, bell) in self.doorbells.iter().enumerate() {
+            let at = |base: u64| base.saturating_add(slice as u64 * DOORBELL);
+            if let Some(base) = before {
+                // One that was not taken is not there.
+                let _ = self.resources.doorbells.unregister(bell, at(base));
+            }
+            if let Some(base) = address {
+                failed = self
+                    .resources
+                    .doorbells
+                    .register(bell, at(base))
+                    .err()
+                    .or(failed);
+            }
+        }
+        self.listening = address;
+        if let Some(error) = failed {
+            // Writes are trapped then.
+            self.warn("have KVM take doorbells", &error);
+        }
+    }
+
+    fn place(&mut self, address: Option<u64>) {
+        self.placed = None;
+        let Some(address) = address else { return };
+        let memory = HostMemory {
+            address: self.window.base(),
+            len: self.window.size(),
+            read_only: false,
+        };
+        match self
+            .resources
+            .space
+            .map(memory, PAGE, Some(GuestAddress(address)))
+        {
+            Ok(placed) => self.placed = Some(placed),
+            Err(error) => self.warn("map the window into the guest", &error),
+        }
+    }
+
+    /// Makes interrupts what the guest's registers say.
+    fn update_interrupts(&self) {
+        let before = self.msix.is_enabled();
+        self.msix_capability.update(&self.config, &self.msix);
+        let disabled = self.config.command() & COMMAND_INTERRUPT_DISABLE != 0;
+        self.line.disable(disabled);
+        if self.msix.is_enabled() != before {
+            self.slices.wake();
+        }
+    }
+
+    fn join_line(&self) -> io::Result<()> {
+        let Some(place) = self.place else {
+            return Ok(());
+        };
+        self.line.join(&*self.resources.lines, place)?;
+        self.slices.wake();
+        Ok(())
+    }
+
+    fn stop(&mut self) {
+        self.slices.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("{}: its thread has panicked", self.options.thread_name);
+        }
+    }
+}
+
+/// What workers are told of all slices.
+fn attachment(options: &Options) -> Attachment {
+    let mut attachment = Attachment::new(spoken(options.api), options.slice_size);
+    attachment.memory = options.memory;
+    attachment.weight = options.weight;
+    attachment.client.clone_from(&options.client);
+    attachment.compiled.clone_from(&options.compiled);
+    attachment
+}
+
+/// A BAR of the three.
+fn bar_index(bar: u8) -> BarIndex {
+    BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
+}
+
+impl PciFunction for Accel {
+    fn config(&self) -> &ConfigSpace {
+        &self.config
+    }
+
+    fn config_mut(&mut self) -> &mut ConfigSpace {
+        &mut self.config
+    }
+
+    fn read_config(&mut self, offset: usize, data: &mut [u8]) {
+        self.config.read(offset, data);
+        let status = offsets::STATUS.checked_sub(offset);
+        if let Some(status) = status.and_then(|at| data.get_mut(at))
+            && self.line.is_due()
+        {
+            *status |= STATUS_INTERRUPT;
+        }
+    }
+
+    fn write_config(&mut self, offset: usize, data: &[u8]) {
+        self.config.write(offset, data);
+        self.update_interrupts();
+    }
+
+    fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
+        match index.get() {
+            REGISTERS => Some(Arc::clone(&self.registers) as Arc<dyn BusDevice>),
+            DOORBELLS => Some(Arc::clone(&self.trapped_doorbells) as Arc<dyn BusDevice>),
+            _ => None,
+        }
+    }
+
+    fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
+        match index.get() {
+            DOORBELLS => self.listen_at(address),
+            WINDOW => self.place(address),
+            _ => {}
+        }
+    }
+
+    fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
+        let vectors = self.msix.count();
+        let vectors = self.resources.msi.allocate(vectors, bdf.requester_id())?;
+        self.msix.attach(vectors);
+        self.place = Some(bdf);
+        self.join_line()?;
+        let service = self.service();
+        self.thread = Some(self.resources.spawner.spawn(
+            ThreadRole::Accel,
+            &self.options.thread_name,
+            Box::new(move || service.run()),
+        )?);
+        Ok(())
+    }
+
+    /// Ends the workers: their connections go with the thread.
+    fn unplugged(&mut self) {
+        self.stop();
+        self.line.leave();
+        self.place = None;
+        self.msix.reset();
+    }
+
+    /// Workers finish what they were given before, and wait: no application gives them more. They
+    /// reach no memory of the guest but their slices, which only its own applications look at; and
+    /// a worker that stood still in the middle of its turn would keep others from the device.
+    /// The line is left, so that no saved interrupt controller has it asserted for ever.
+    fn pause(&mut self) -> Result<(), LifecycleError> {
+        self.line.leave();
+        Ok(())
+    }
+
+    fn resume(&mut self) -> Result<(), LifecycleError> {
+        let port = self.handle();
+        let coming = mem::take(&mut *port.coming());
+        if !coming.images.is_empty() {
+            return Err(LifecycleError::WrongState(
+                "no worker has taken up the accelerator's applications",
+            ));
+        }
+        for worker in coming.workers {
+            let slice = worker.slice();
+            if let Err(error) = worker.go(&port) {
+                let name = &self.options.thread_name;
+                log::warn!("{name}: the application of slice {slice} is gone: {error}");
+                self.slices.lose(slice);
+            }
+        }
+        self.join_line().map_err(|source| LifecycleError::Host {
+            action: "connect an accelerator port with its interrupt line",
+            source,
+        })
+    }
+
+    /// Ends all workers: their applications see the device fail.
+    fn detach(&mut self) -> Result<(), LifecycleError> {
+        self.slices.close_all();
+        let start = Instant::now();
+        while self.slices.in_use() > 0 {
+            if start.elapsed() > PATIENCE {
+                return Err(LifecycleError::WrongState(
+                    "its workers do not end: see the log of gantry-accel",
+                ));
+            }
+            thread::sleep(SOON);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self) -> Result<Value, LifecycleError> {
+        let slices = self.saved.lock_unpoisoned().clone();
+        if slices.is_none() && self.slices.in_use() > 0 {
+            return Err(LifecycleError::WrongState(
+                "applications of the guest use the accelerator: end them, let the snapshot have \
+                 them (accel=save), or let it take the accelerator from them (detach)",
+            ));
+        }
+        Ok(serde_json::to_value(PortState {
+            config: self.config.save(),
+            msix: self.msix.save(),
+            line: self.line.is_wanted(),
+            noted: self.line.noted(),
+            changes: self.slices.changes(),
+            slices: slices.unwrap_or_default(),
+        })?)
+    }
+
+    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
+        let state: PortState = serde_json::from_value(state)?;
+        self.config.restore(&state.config)?;
+        self.msix.restore(&state.msix)?;
+        self.line.want(state.line);
+        self.line.renote(state.noted);
+        self.restore_slices(&state.slices)?;
+        let states = state.slices.iter();
+        let states = states.map(|one| (one.slice as usize, one.state, one.owner));
+        self.slices.restore(states, state.changes);
+        // The capability is what the guest reads: it wins.
+        self.update_interrupts();
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<(), LifecycleError> {
+        self.line.want(false);
+        self.slices.close_all();
+        self.registers.mailbox.withdraw();
+        self.msix.reset();
+        self.config.reset();
+        self.line.disable(false);
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("slices_in_use", self.slices.in_use() as u64),
+            (
+                "workers_started",
+                self.slices.opened.load(Ordering::Relaxed),
+            ),
+            ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
+            ("device_memory_bytes", self.account.0.total()),
+            ("line_interrupts", self.line.asserted()),
+            ("sleepers_woken", self.line.rings()),
+        ]
+    }
+}
+
+impl Drop for Accel {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

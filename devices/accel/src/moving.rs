@@ -1,0 +1,405 @@
+//! Applications that change their workers while the guest runs: to another pool, or to another device.
+//!
+//! ```text
+//!   port to        | command                        | then
+//!   ---------------|--------------------------------|------------------------------------------
+//!   new worker     | attachment, which takes it up  | its driver is open
+//!   old worker     | Precopy                        | what is new is in a file; it serves meanwhile
+//!   new worker     | Prepare                        | that is made; further rounds follow
+//!   old worker     | Quiesce                        | calls wait in the ring
+//!   old worker     | SaveRest                       | what is new since is in a file
+//!   new worker     | Restore                        | all is made again
+//!   old worker     | Leave                          | it does not look at the ring any more
+//!   new worker     | Go                             | it serves the ring where it was left
+//!   old worker     | (its connection is shut down)  | its pool has seen it end
+//! ```
+//!
+//! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker leaves leaves
+//! the application with it. Applications move one after the other, so that each stands still for its own
+//! move only; all of them have one deadline.
+
+use std::{
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::{Arc, Mutex, MutexGuard},
+    time::{Duration, Instant},
+};
+
+use base::{Cancel, Chain, Patience, Unpoisoned};
+use gantry_remoting::link::{
+    control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SOON},
+    rounds::precopy,
+    socket,
+};
+
+pub use gantry_remoting::port::{Outcome, OutcomeKind};
+
+pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
+use device_model::thread::{ThreadRole, ThreadSpawner};
+
+use super::{
+    attach::{Attach, Pool},
+    lend::{Desk, Lent},
+    saved::SavedSlice,
+    slices::Slices,
+    wish::Mailbox,
+};
+
+/// How long the queue of a pool's socket may be full.
+const FULL: Duration = Duration::from_secs(5);
+/// How often it is looked at meanwhile.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// Which applications move, and where to.
+#[derive(Clone, Debug)]
+pub struct Move {
+    /// That of this slice; all of the port, and those that come, if it is none.
+    pub slice: Option<u32>,
+    /// Their new pool.
+    pub to: Pool,
+    /// How long each may go on with what its device is at.
+    pub drain: Duration,
+    /// Ends it: what has not moved by then stays.
+    pub cancel: Cancel,
+}
+
+/// What became of a move.
+#[derive(Debug)]
+pub struct Moved {
+    /// What was asked for.
+    pub asked: Move,
+    /// The slices whose applications have moved.
+    pub slices: Vec<u32>,
+    /// Why others stay, or are gone.
+    pub reasons: Vec<String>,
+}
+
+/// What has become of a wish.
+#[derive(Debug)]
+pub struct Seated {
+    /// By whom applications were to be served.
+    pub by: Seat,
+    /// What the guest says, or why it has said nothing.
+    pub outcome: Result<Answer, Unknown>,
+}
+
+/// Reaches a port to move its applications.
+#[derive(Clone)]
+pub struct Handle {
+    pub(super) attach: Arc<Attach>,
+    pub(super) slices: Arc<Slices>,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) desk: Arc<Desk>,
+    pub(super) spawner: Arc<dyn ThreadSpawner>,
+    pub(super) thread_name: String,
+    /// The applications that a snapshot has, while it is written.
+    pub(super) saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
+    /// The applications of a snapshot that is restored, until the guest runs.
+    pub(super) coming: Arc<Mutex<Coming>>,
+}
+
+/// Saved applications on their way back.
+#[derive(Debug, Default)]
+pub(super) struct Coming {
+    /// What was saved of them, by slice: no worker has it yet.
+    pub images: Vec<(usize, File)>,
+    /// Workers that have it, and do not serve yet.
+    pub workers: Vec<Waiting>,
+}
+
+impl Handle {
+    /// Moves applications in a thread of its own, which tells `done` what became of it.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn start(&self, asked: Move, done: impl FnOnce(Moved) + Send + 'static) -> io::Result<()> {
+        let port = self.clone();
+        let work = Box::new(move || done(port.carry_out(asked)));
+        let name = format!("{}_mv", self.thread_name);
+        self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
+    }
+
+    /// Has the guest's agent see to it that applications are served by this one, in a thread of its own,
+    /// which tells `done` what became of it.
+    ///
+    /// # Errors
+    /// There is no thread.
+    pub fn start_seats(
+        &self,
+        by: Seat,
+        patience: Duration,
+        cancel: Cancel,
+        done: impl FnOnce(Seated) + Send + 'static,
+    ) -> io::Result<()> {
+        let port = self.clone();
+        let work = Box::new(move || {
+            let outcome = port.ask_seats(&by, patience, &cancel);
+            done(Seated { by, outcome });
+        });
+        let name = format!("{}_mv", self.thread_name);
+        self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
+    }
+
+    /// As [`start_seats`](Self::start_seats), in this thread.
+    ///
+    /// # Errors
+    /// Nobody knows what has come of it.
+    pub fn ask_seats(
+        &self,
+        by: &Seat,
+        patience: Duration,
+        cancel: &Cancel,
+    ) -> Result<Answer, Unknown> {
+        self.mailbox.ask(&self.slices, by, patience, cancel)
+    }
+
+    /// Takes back what was asked for last, whether it was carried out or not: an agent that starts later
+    /// does not do it.
+    pub fn withdraw_seats(&self) {
+        self.mailbox.withdraw();
+    }
+
+    /// Where workers of new applications come from.
+    pub fn pool(&self) -> Pool {
+        self.attach.pool()
+    }
+
+    pub(super) fn saved(&self) -> MutexGuard<'_, Option<Vec<SavedSlice>>> {
+        self.saved.lock_unpoisoned()
+    }
+
+    fn carry_out(&self, asked: Move) -> Moved {
+        let mut moved = Moved {
+            asked,
+            slices: Vec::new(),
+            reasons: Vec::new(),
+        };
+        let Move {
+            slice,
+            to,
+            drain,
+            cancel,
+        } = moved.asked.clone();
+        let before = self.attach.pool();
+        if slice.is_none() {
+            // What comes from now on has nothing to move.
+            self.attach.set_pool(to.clone());
+        }
+        let Some(lent) = self.desk.lend(slice) else {
+            moved.reasons.push("the port is not plugged in".to_owned());
+            return moved;
+        };
+        if lent.is_empty() {
+            match slice {
+                Some(slice) => moved.reasons.push(format!(
+                    "slice {slice} has no application, or it is being moved or saved already"
+                )),
+                None => moved.reasons.extend(reachable(&to).err().map(|error| {
+                    let place = to.socket.display();
+                    format!(
+                        "cannot reach the pool at {place}: {error}; is gantry-accel serving there?"
+                    )
+                })),
+            }
+        }
+        for lent in lent {
+            let slice = lent.slice as u32;
+            // What one does not come to an end with costs the others nothing of theirs.
+            let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
+            match self.carry_over(lent, &to, drain, &patience) {
+                Ok(()) => moved.slices.push(slice),
+                Err(error) => {
+                    let why = format!("the application of slice {slice} stays: {}", Chain(&error));
+                    moved.reasons.push(why);
+                }
+            }
+        }
+        if slice.is_none() && moved.slices.is_empty() && !moved.reasons.is_empty() {
+            self.attach.set_pool(before);
+        }
+        moved
+    }
+
+    fn carry_over(
+        &self,
+        mut lent: Lent,
+        to: &Pool,
+        drain: Duration,
+        patience: &Patience,
+    ) -> Result<(), NotMoved> {
+        if patience.is_cancelled() {
+            return Err(NotMoved::Cancelled);
+        }
+        let gone = |source| NotMoved::Gone { who: NEW, source };
+        let stream = self.connect(lent.slice, to).map_err(gone)?;
+        let new = Peer {
+            channel: &stream,
+            who: NEW,
+        };
+        new.answer(&patience.at_most(SOON))?;
+        let rounds = precopy(
+            &mut |command, files, patience| {
+                lent.send(command, files)?;
+                lent.answer(patience)
+            },
+            &new,
+            patience,
+        )?;
+        quiesce(&mut lent, drain)?;
+        lent.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
+        let image = save(&mut lent, &Command::SaveRest(rounds), patience)?;
+        new.ask(&Command::Restore(true), &[image.as_fd()], patience)?;
+        drop(image);
+        // From here on it does not stop half-way. Who has left need not have ended before another one
+        // serves; with any other answer its end is waited for.
+        let soon = Patience::within(SOON);
+        let left = lent.send(&Command::Leave(), &[]);
+        let has_left = left.and_then(|()| lent.answer(&soon)).is_ok();
+        if !has_left {
+            lent.end(&Patience::within(SOON))?;
+        }
+        // The answer is that it serves.
+        if let Err(error) = new.send(&Command::Go(), &[]) {
+            lent.leave();
+            return Err(error);
+        }
+        if has_left && let Err(error) = lent.end(&Patience::within(SOON)) {
+            let (name, slice) = (&self.thread_name, lent.slice);
+            log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
+        }
+        lent.replace(stream);
+        Ok(())
+    }
+
+    /// Another worker for a slice, which waits for the state of its application.
+    fn connect(&self, slice: usize, to: &Pool) -> io::Result<UnixStream> {
+        let until = Instant::now() + FULL;
+        loop {
+            match self.attach.take_up(slice, to) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until =>
+                {
+                    std::thread::sleep(AGAIN);
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether there are applications of a snapshot that workers have yet to take up.
+    pub fn has_images(&self) -> bool {
+        !self.coming().images.is_empty()
+    }
+
+    pub(super) fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.coming.lock_unpoisoned()
+    }
+
+    /// Has workers of the port's pool take up the applications of a snapshot, all at the same time. None
+    /// of them serves before the port goes on.
+    ///
+    /// # Errors
+    /// All reasons why some cannot.
+    pub fn take_up(&self, patience: &Patience) -> Result<(), String> {
+        let images = std::mem::take(&mut self.coming().images);
+        let pool = self.attach.pool();
+        let gone = |source| NotMoved::Gone { who: NEW, source };
+        let mut reasons = Vec::new();
+        let mut asked = Vec::new();
+        let mut keep = |slice: usize, step: Result<UnixStream, NotMoved>| match step {
+            Ok(stream) => Some(stream),
+            Err(error) => {
+                reasons.push(format!("slice {slice}: {}", Chain(&error)));
+                None
+            }
+        };
+        for (slice, image) in images {
+            if let Some(stream) = keep(slice, self.connect(slice, &pool).map_err(gone)) {
+                asked.push((slice, image, stream));
+            }
+        }
+        let soon = patience.at_most(SOON);
+        let mut restoring = Vec::new();
+        for (slice, image, stream) in asked {
+            let new = Peer {
+                channel: &stream,
+                who: NEW,
+            };
+            let ready = new.answer(&soon);
+            let step = ready.and_then(|_| new.send(&Command::Restore(false), &[image.as_fd()]));
+            if let Some(stream) = keep(slice, step.map(|()| stream)) {
+                restoring.push((slice, stream));
+            }
+        }
+        let mut workers = Vec::new();
+        for (slice, stream) in restoring {
+            let new = Peer {
+                channel: &stream,
+                who: NEW,
+            };
+            let restored = new.answer(patience);
+            if let Some(stream) = keep(slice, restored.map(|_| stream)) {
+                workers.push(Waiting { slice, stream });
+            }
+        }
+        if !reasons.is_empty() {
+            let (reasons, pool) = (reasons.join("; "), pool.socket.display());
+            return Err(format!("{reasons} (the pool is at {pool})"));
+        }
+        self.coming().workers = workers;
+        Ok(())
+    }
+}
+
+/// A worker that has the state of a slice's application, and does not serve it yet.
+#[derive(Debug)]
+pub struct Waiting {
+    slice: usize,
+    stream: UnixStream,
+}
+
+impl Waiting {
+    /// Whose application it has.
+    pub fn slice(&self) -> usize {
+        self.slice
+    }
+
+    /// Has it serve.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn go(self, port: &Handle) -> io::Result<()> {
+        control::send(&self.stream, &Command::Go(), &[])?;
+        port.desk.serve(self.slice, self.stream);
+        Ok(())
+    }
+}
+
+const NEW: &str = "the worker that was to serve it";
+
+/// Asks a worker to stop, and goes on without its answer.
+pub(super) fn quiesce(worker: &mut Lent, drain: Duration) -> Result<(), NotMoved> {
+    let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
+    worker.send(&Command::Quiesce(drain), &[])
+}
+
+/// Has a worker that has stopped save its application's state, or the rest of it, by this command.
+pub(super) fn save(
+    worker: &mut Lent,
+    command: &Command,
+    patience: &Patience,
+) -> Result<File, NotMoved> {
+    let image = control::image().map_err(NotMoved::File)?;
+    worker.send(command, &[image.as_fd()])?;
+    worker.answer(patience)?;
+    Ok(image)
+}
+
+/// Whether somebody listens there.
+fn reachable(to: &Pool) -> io::Result<()> {
+    match socket::connect(&to.socket) {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,401 @@
+//! The thread that finds workers for slices and sees them end.
+//!
+//! The pool keeps a worker's connection open until it has seen the process end. So the end of a
+//! connection is the end of a worker, whatever runs in it, and a slice is free for the next one
+//! only then: a guest has at most as many workers as slices.
+
+use std::{
+    cell::RefCell,
+    fmt,
+    io::{self, Read},
+    mem,
+    net::Shutdown,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+use device_model::shared_event;
+use gantry_remoting::{
+    apis,
+    note::Seldom,
+    port::{READY, State},
+    wire::hello::{self, Hello, Refused},
+};
+use pci::MsixTable;
+use vmm_sys_util::eventfd::EventFd;
+
+use super::{
+    attach::Attach,
+    lend::{Desk, Lent, Order},
+    line::PortLine,
+    slices::Slices,
+    window::Window,
+};
+
+/// The shortest time between two slices' openings: a guest that opens and closes them as fast as
+/// it can has the host start this many processes and not more.
+pub const PACE: Duration = Duration::from_millis(20);
+/// How long a slice whose memory could not be replaced stays closed before that is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the thread works with.
+pub struct Service {
+    /// States.
+    pub slices: Arc<Slices>,
+    /// Memory.
+    pub window: Arc<Window>,
+    /// Interrupts.
+    pub msix: Arc<MsixTable>,
+    /// Interrupts while MSI-X is off.
+    pub line: Arc<PortLine>,
+    /// Hands slices to workers.
+    pub attach: Arc<Attach>,
+    /// Who takes care of workers for a while.
+    pub desk: Arc<Desk>,
+    /// Name in the log.
+    pub name: String,
+    /// What a guest can cause at will is said seldom.
+    pub warnings: RefCell<Seldom>,
+}
+
+/// Whom a slice's memory was given to.
+enum Link {
+    /// Nobody, since it was made.
+    None,
+    /// A worker that has not answered yet.
+    Asked(UnixStream),
+    /// A worker that serves.
+    Serving(UnixStream),
+    /// A worker that serves, whom somebody else speaks to for now: it is saved, or replaced.
+    Lent(UnixStream),
+    /// A worker that was told to end.
+    Ending(UnixStream),
+    /// A worker that has ended. Nobody else gets the same memory.
+    Gone,
+}
+
+impl Link {
+    fn stream(&self) -> Option<&UnixStream> {
+        match self {
+            // What a worker that is lent says is not for this thread.
+            Self::None | Self::Gone | Self::Lent(_) => None,
+            Self::Asked(stream) | Self::Serving(stream) | Self::Ending(stream) => Some(stream),
+        }
+    }
+
+    /// Whether there is a worker that may signal an interrupt.
+    fn has_worker(&self) -> bool {
+        !matches!(self, Self::None | Self::Gone)
+    }
+
+    /// Has a worker end, and sees whether it has.
+    fn finish(&mut self) {
+        *self = match mem::replace(self, Self::Gone) {
+            Self::Asked(stream) | Self::Serving(stream) => {
+                // What cannot be shut down has ended.
+                let _ = stream.shutdown(Shutdown::Write);
+                Self::Ending(stream)
+            }
+            // Whoever has it gives it back when it notices.
+            Self::Lent(stream) => {
+                let _ = stream.shutdown(Shutdown::Write);
+                Self::Lent(stream)
+            }
+            Self::Ending(stream) => match (&mut &stream).read(&mut [0; 8]) {
+                Ok(0) => Self::Gone,
+                Ok(_) => Self::Ending(stream),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Self::Ending(stream),
+                    _ => Self::Gone,
+                },
+            },
+            other => other,
+        }
+    }
+}
+
+impl Service {
+    /// Serves until it is told to stop. The end of its connections ends the workers.
+    pub fn run(self) {
+        let mut links: Vec<Link> = (0..self.slices.count()).map(|_| Link::None).collect();
+        let mut not_before = Instant::now();
+        while !self.slices.stopping() {
+            self.at_the_desk(&mut links);
+            let next = self.step(&mut links, &mut not_before);
+            if let Err(error) = self.wait(&links, next) {
+                log::error!("{}: no application is served any more: {error}", self.name);
+                self.slices.close_all();
+                break;
+            }
+        }
+        self.desk.close();
+        // Whoever has one of them hears that it is of no use any more.
+        for link in &mut links {
+            link.finish();
+        }
+    }
+
+    /// Lends workers, and takes back those that were lent.
+    fn at_the_desk(&self, links: &mut [Link]) {
+        for order in self.desk.orders() {
+            match order {
+                Order::Lend(of, to) => {
+                    let lent = self.lend(links, of);
+                    // Who has stopped to wait gives them back at once.
+                    let _ = to.send(lent);
+                }
+                Order::Back(slice, stream) => {
+                    let Some(link) = links.get_mut(slice) else {
+                        continue;
+                    };
+                    // A slice whose application was saved comes with a worker that nobody was lent.
+                    if matches!(link, Link::Lent(_) | Link::None) {
+                        *link = Link::Serving(stream);
+                    }
+                }
+            }
+        }
+    }
+
+    fn lend(&self, links: &mut [Link], of: Option<u32>) -> Vec<Lent> {
+        let mut lent = Vec::new();
+        for (slice, link) in links.iter_mut().enumerate() {
+            let meant = of.is_none_or(|of| of as usize == slice);
+            if !meant || self.slices.get(slice) != State::Open {
+                continue;
+            }
+            let Link::Serving(stream) = link else {
+                continue;
+            };
+            let Ok(copy) = stream.try_clone() else {
+                continue;
+            };
+            if let Link::Serving(stream) = mem::replace(link, Link::Lent(copy)) {
+                lent.push(Lent::new(slice, stream, Arc::clone(&self.desk)));
+            }
+        }
+        lent
+    }
+
+    /// Looks at every slice once. When to look again, if that is not up to an event.
+    fn step(&self, links: &mut [Link], not_before: &mut Instant) -> Option<Duration> {
+        let mut next: Option<Duration> = None;
+        let before = self.slices.changes();
+        for (slice, link) in links.iter_mut().enumerate() {
+            match self.slices.get(slice) {
+                State::Opening if matches!(link, Link::None) => {
+                    let mut wait = not_before.saturating_duration_since(Instant::now());
+                    if wait.is_zero() {
+                        *not_before = Instant::now() + PACE;
+                        self.open(slice, link);
+                        wait = PACE;
+                    }
+                    if matches!(link, Link::None) {
+                        next = Some(next.map_or(wait, |other| other.min(wait)));
+                    }
+                }
+                State::Opening | State::Open => self.listen(slice, link),
+                State::Ended => {
+                    link.finish();
+                    if matches!(link, Link::Gone) {
+                        self.attach.account.0.clear(slice as u32);
+                    }
+                }
+                State::Closing => {
+                    link.finish();
+                    if matches!(link, Link::Gone) {
+                        self.attach.account.0.clear(slice as u32);
+                        match self.window.renew(slice) {
+                            Ok(()) => *link = Link::None,
+                            Err(error) => {
+                                self.warn(format_args!("slice {slice} is not free yet: {error}"));
+                                next = Some(next.map_or(RETRY, |other| other.min(RETRY)));
+                            }
+                        }
+                    }
+                    // What no worker was given is as it was: a guest that opens and closes slices
+                    // faster than workers come costs the host no memory and no mappings.
+                    if matches!(link, Link::None) {
+                        self.slices.set_owner(slice, 0);
+                        self.slices.change(slice, State::Closing, State::Free);
+                    }
+                }
+                State::Free => {}
+            }
+        }
+        if self.slices.changes() != before || self.slices.take_news() {
+            self.raise();
+        }
+        next
+    }
+
+    fn warn(&self, what: fmt::Arguments<'_>) {
+        if let Some(unsaid) = self.warnings.borrow_mut().due() {
+            log::warn!("{}: {what}{unsaid}", self.name);
+        }
+    }
+
+    /// Tells the agent that a state has changed.
+    fn raise(&self) {
+        if self.line.is_wanted() && !self.msix.is_enabled() {
+            return self.line.note_change();
+        }
+        if let Err(error) = self.msix.trigger(0) {
+            self.warn(format_args!("cannot raise an interrupt: {error}"));
+        }
+    }
+
+    /// Hands a slice to a worker.
+    fn open(&self, slice: usize, link: &mut Link) {
+        match self.attach.open(slice) {
+            Ok(stream) => *link = Link::Asked(stream),
+            // The pool has many to serve, and this slice comes later.
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => {
+                self.warn(format_args!(
+                    "no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
+                     gantry-accel serving there?",
+                    self.attach.pool().socket.display()
+                ));
+                self.end(slice, State::Opening);
+            }
+        }
+    }
+
+    /// Hears what a worker has to say: that it serves, once, and its end.
+    fn listen(&self, slice: usize, link: &mut Link) {
+        let Some(stream) = link.stream() else { return };
+        let mut said = [0; hello::SIZE];
+        let heard = match (&mut &*stream).read(&mut said) {
+            Ok(0) => Err("has ended".to_owned()),
+            Ok(got) => Ok(&said[..got]),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return,
+                _ => Err(format!("cannot be heard: {error}")),
+            },
+        };
+        let from = match link {
+            Link::Asked(_) => State::Opening,
+            _ => State::Open,
+        };
+        let why = match heard {
+            Ok([READY]) if from == State::Opening => {
+                self.slices.opened.fetch_add(1, Ordering::Relaxed);
+                if let Link::Asked(stream) = mem::replace(link, Link::Gone) {
+                    *link = Link::Serving(stream);
+                }
+                self.slices.change(slice, State::Opening, State::Open);
+                return;
+            }
+            Ok(said) if from == State::Opening => refusal(said),
+            Ok(_) => "talks too much".to_owned(),
+            Err(why) => {
+                *link = Link::Gone;
+                why
+            }
+        };
+        self.warn(format_args!("the worker of slice {slice} {why}"));
+        link.finish();
+        self.end(slice, from);
+    }
+
+    /// A slice has no worker any more, unless the guest has closed it meanwhile.
+    fn end(&self, slice: usize, from: State) {
+        if self.slices.change(slice, from, State::Ended) {
+            self.slices.lost.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What the workers that there are signal, where neither KVM nor anybody else takes it.
+    fn interrupts(&self, links: &[Link]) -> Vec<(usize, &EventFd)> {
+        if !self.line.is_wanted() || self.msix.is_enabled() {
+            return Vec::new();
+        }
+        let served = links.iter().enumerate();
+        let served = served.filter(|(_, link)| link.has_worker());
+        let vectors = self.msix.vectors();
+        // Vector 0 is the port's own; at most MOST_SLICES follow.
+        let event = |slice: usize| vectors?.made_irqfd(slice as u16 + 1);
+        served
+            .filter_map(|(slice, _)| Some((slice, event(slice)?)))
+            .collect()
+    }
+
+    /// Waits until a slice has something new, or for `limit`.
+    fn wait(&self, links: &[Link], limit: Option<Duration>) -> io::Result<()> {
+        let poll = |fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let interrupts = self.interrupts(links);
+        let served = self.line.served();
+        // A negative one is passed over.
+        let end = served.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut polled = vec![poll(self.slices.kick.as_raw_fd()), poll(end)];
+        polled.extend(interrupts.iter().map(|(_, event)| poll(event.as_raw_fd())));
+        let streams = links.iter().filter_map(Link::stream);
+        polled.extend(streams.map(|stream| poll(stream.as_raw_fd())));
+        // Rounded up, so that the time has passed when the wait ends.
+        let limit = limit.map_or(-1, |limit| limit.as_millis() as libc::c_int + 1);
+        // SAFETY: the array is as long as is said.
+        let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
+        if ready < 0 {
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+        // An event that is not signalled says so.
+        let _ = self.slices.kick.read();
+        for ((slice, event), polled) in interrupts.iter().zip(&polled[2..]) {
+            if polled.revents != 0 && shared_event::take(event).is_ok() {
+                self.line.note(*slice);
+            }
+        }
+        if served.is_some_and(|served| polled[1].revents != 0 && served.read().is_ok()) {
+            self.line.update();
+        }
+        Ok(())
+    }
+}
+
+/// What a worker has said that does not serve.
+fn refusal(said: &[u8]) -> String {
+    match said.try_into().map(|said| Hello::check(said, &apis::ALL)) {
+        Ok(Err(Refused::Version { api, ours, theirs })) => format!(
+            "speaks version {theirs} of the remoting protocol for {api} and this machine {ours}: install \
+             gantry and gantry-accel of one release"
+        ),
+        _ => "refused it: see its log".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gantry_remoting::{
+        apis::opencl::OpenCl,
+        port::REFUSED,
+        wire::{Api, hello::Version},
+    };
+
+    use super::*;
+
+    #[test]
+    fn a_worker_of_another_build_is_reported_with_both_versions() {
+        let theirs = Version {
+            number: OpenCl::VERSION.number + 1,
+            ..OpenCl::VERSION
+        };
+        let hello = Hello {
+            version: theirs,
+            ..Hello::client::<OpenCl>()
+        };
+        let text = refusal(&hello.to_bytes());
+        for version in [theirs, OpenCl::VERSION] {
+            assert!(text.contains(&version.to_string()), "{text}");
+        }
+        assert!(refusal(&[REFUSED]).contains("log"));
+    }
+}

@@ -1,0 +1,632 @@
+//! Opening disk images: formats, locks, sizes, and errors that say how to mend things.
+
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::{self, Read, Seek, SeekFrom},
+    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, Once},
+};
+
+use device_model::thread::ThreadSpawner;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    SECTOR,
+    geometry::{self, Geometry},
+    io::{self as disk_io, AsyncIo},
+    lock::{self, LockGranularity, Scope},
+    pool::{Blocking, Pool},
+    qcow2::Qcow2Image,
+    raw::{BlockingRaw, can_fallocate, discard_mode, zero_mode},
+    uring::Uring,
+};
+
+/// The format of an image.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum ImageType {
+    /// A VHD of fixed size.
+    FixedVhd,
+    /// QEMU's copy-on-write format, version 2 or 3.
+    Qcow2,
+    /// The bytes of the disk.
+    Raw,
+    /// VHDX.
+    Vhdx,
+    /// To be found out from the content. A raw image opened like this refuses writes that would
+    /// make it look like another format at the next start: otherwise a guest could write a qcow2
+    /// header that names any file of the host as its backing file. State the type to lift this.
+    #[default]
+    Unknown,
+}
+
+impl fmt::Display for ImageType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FixedVhd => "VHD",
+            Self::Qcow2 => "qcow2",
+            Self::Raw => "raw",
+            Self::Vhdx => "VHDX",
+            Self::Unknown => "an unknown format",
+        })
+    }
+}
+
+/// Which image to open, and how.
+#[derive(Clone, Debug)]
+pub struct DiskOptions {
+    /// A file or block device.
+    pub path: PathBuf,
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Bypass the host's page cache (`O_DIRECT`).
+    pub direct: bool,
+    /// The image's format.
+    pub image_type: ImageType,
+    /// A qcow2 image may name a backing file. Off by default: whoever supplies the image chooses
+    /// which of the host's files is opened.
+    pub backing_files: bool,
+    /// Discarding and zeroing may give storage back.
+    pub sparse: bool,
+    /// What the lock covers.
+    pub lock_granularity: LockGranularity,
+    /// Somebody else has the lock still, and gives it up before [`Disk::lock`] takes it: the VM is
+    /// on its way here.
+    pub lock_later: bool,
+    /// Use io_uring where the host has it.
+    pub io_uring: bool,
+}
+
+/// An image cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// Not found, no permission and the like.
+    #[error("cannot open the disk image {path}{}", hint(source, *direct))]
+    Open {
+        /// The image.
+        path: PathBuf,
+        /// With `O_DIRECT`.
+        direct: bool,
+        /// Why.
+        source: io::Error,
+    },
+    /// A directory, a socket ...
+    #[error("{path} is {kind}, not a disk image; give a file or a block device")]
+    NotAnImage {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// Another process (or disk) uses it.
+    #[error(
+        "the disk image {path} is in use elsewhere: its {} lock is taken; stop the other user, \
+         or open it read-only in both", if *.read_only { "shared" } else { "exclusive" }
+    )]
+    Locked {
+        /// The image.
+        path: PathBuf,
+        /// The lock asked for was a shared one.
+        read_only: bool,
+    },
+    /// Another file appeared under the name while it was being opened.
+    #[error("the disk image {path} was replaced while it was opened; try again")]
+    Replaced {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A file system without locks, for instance.
+    #[error("cannot lock the disk image {path}")]
+    Lock {
+        /// The image.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A read or a query failed.
+    #[error("cannot {action} the disk image {path}")]
+    Inspect {
+        /// The image.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A size that a disk cannot have.
+    #[error(
+        "the disk image {path} is {size} bytes long, which is not a multiple of {block}; \
+         `{} {path}{}` rounds it up",
+        if *.qcow2 { "qemu-img resize".into() } else { format!("truncate --size=%{block}") },
+        if *.qcow2 { format!(" {}", size.next_multiple_of(*.block)) } else { String::new() }
+    )]
+    Size {
+        /// The image.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+        /// What it must be a multiple of.
+        block: u64,
+        /// It is a qcow2 image; then the size is the disk's.
+        qcow2: bool,
+    },
+    /// Nothing in it.
+    #[error("the disk image {path} is empty; give it a size with `truncate` or `qemu-img resize`")]
+    Empty {
+        /// The image.
+        path: PathBuf,
+    },
+    /// VHD, VHDX, VMDK.
+    #[error(
+        "the disk image {path} is {format}, which is not supported; `qemu-img convert -O raw` \
+         makes a raw image of it{}", if *.detected { ", or state image_type=raw if it is one" } else { "" }
+    )]
+    Unsupported {
+        /// The image.
+        path: PathBuf,
+        /// Its format.
+        format: &'static str,
+        /// From the content rather than by configuration.
+        detected: bool,
+    },
+    /// It was stated to be qcow2, but is not.
+    #[error("the disk image {path} was stated to be qcow2, but has no qcow2 header")]
+    NotQcow2 {
+        /// The image.
+        path: PathBuf,
+    },
+    /// The end of a qcow2 image is missing.
+    #[error(
+        "the qcow2 image {path} is truncated: it needs at least {needed} bytes and has {size}; \
+         copy it again"
+    )]
+    Truncated {
+        /// The image.
+        path: PathBuf,
+        /// Bytes that its tables refer to.
+        needed: u64,
+        /// Bytes that it has.
+        size: u64,
+    },
+    /// A qcow2 image whose tables make no sense.
+    #[error(
+        "the qcow2 image {path} is damaged: {what}; `qemu-img check -r all {path}` may mend it"
+    )]
+    Damaged {
+        /// The image.
+        path: PathBuf,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// A backing file where none is allowed.
+    #[error(
+        "the qcow2 image {path} has the backing file {backing:?}; allow it with backing_files=on \
+         if the image comes from a trusted source"
+    )]
+    BackingFile {
+        /// The image.
+        path: PathBuf,
+        /// What it names.
+        backing: String,
+    },
+    /// A backing file whose format would have to be guessed.
+    #[error(
+        "the qcow2 image {path} does not state the format of its backing file {backing:?}; \
+         `qemu-img rebase -u -b {backing} -F FORMAT {path}` does"
+    )]
+    BackingFormat {
+        /// The image.
+        path: PathBuf,
+        /// What it names.
+        backing: String,
+    },
+    /// Data outside of the image.
+    #[error("the qcow2 image {path} keeps its data in another file, which is not supported")]
+    ExternalData {
+        /// The image.
+        path: PathBuf,
+    },
+    /// A size that cannot be set.
+    #[error("the disk {path} cannot be resized from {from} to {to} bytes: {reason}")]
+    Resize {
+        /// The image.
+        path: PathBuf,
+        /// Its size in bytes.
+        from: u64,
+        /// The size asked for.
+        to: u64,
+        /// Why not.
+        reason: &'static str,
+    },
+}
+
+fn hint(source: &io::Error, direct: bool) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "; check the path",
+        io::ErrorKind::PermissionDenied => {
+            "; give this user access to it, or use readonly=on if reading is enough"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "; use readonly=on",
+        io::ErrorKind::InvalidInput if direct => {
+            " past the page cache; its file system may not support direct=on"
+        }
+        _ => "",
+    }
+}
+
+/// How a format is recognised at the start of an image.
+const SIGNATURES: [(&[u8], &str, ImageType); 4] = [
+    (b"QFI\xfb", "qcow2", ImageType::Qcow2),
+    (b"vhdxfile", "VHDX", ImageType::Vhdx),
+    (b"conectix", "VHD", ImageType::FixedVhd),
+    (b"KDMV", "VMDK", ImageType::Unknown),
+];
+
+/// The format other than raw that an image starting with `head` would be taken for.
+pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
+    signature(head).map(|(name, _)| name)
+}
+
+fn signature(head: &[u8]) -> Option<(&'static str, ImageType)> {
+    SIGNATURES
+        .iter()
+        .find(|(magic, ..)| head.starts_with(magic))
+        .map(|(_, name, image_type)| (*name, *image_type))
+}
+
+enum Backend {
+    Raw(Arc<File>),
+    Qcow2(Arc<Qcow2Image>),
+}
+
+/// An open, locked disk image.
+pub struct Disk {
+    path: PathBuf,
+    backend: Backend,
+    memory: disk_io::Path,
+    geometry: Geometry,
+    size: u64,
+    io_uring: bool,
+    discard: bool,
+    write_zeroes: bool,
+    block_device: bool,
+    lock: Lock,
+}
+
+/// The lock of an image, held until it is closed or given up.
+struct Lock {
+    /// Also reads what must not go past the page cache.
+    file: File,
+    /// Bytes that it covers, unless it covers the whole file.
+    size: u64,
+    read_only: bool,
+    granularity: LockGranularity,
+    scope: Scope,
+}
+
+impl Lock {
+    fn take(&self, path: &Path) -> Result<(), DiskError> {
+        lock::lock(&self.file, self.size, self.read_only, self.granularity).map_err(|source| {
+            let path = path.to_owned();
+            match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => DiskError::Locked {
+                    path,
+                    read_only: self.read_only,
+                },
+                _ => DiskError::Lock { path, source },
+            }
+        })
+    }
+}
+
+impl Disk {
+    /// Opens, locks and checks an image.
+    pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
+        let path = options.path.clone();
+        let inspect = |action| {
+            let path = path.clone();
+            move |source| DiskError::Inspect {
+                path,
+                action,
+                source,
+            }
+        };
+        // The lock has a descriptor of its own: the kernel closes what an io_uring holds only
+        // some time after the ring, and a lock that lingers would stop the next start.
+        // O_NONBLOCK: a FIFO must not block the VMM. Not for I/O, where io_uring would obey it.
+        let mut lock_file = open_file(options, libc::O_NONBLOCK)?;
+        let file_type = lock_file
+            .metadata()
+            .map_err(inspect("examine"))?
+            .file_type();
+        let block_device = file_type.is_block_device();
+        if !block_device && !file_type.is_file() {
+            let kind = if file_type.is_dir() {
+                "a directory"
+            } else {
+                "a special file"
+            };
+            return Err(DiskError::NotAnImage { path, kind });
+        }
+        let file_size = geometry::size(&mut lock_file).map_err(inspect("measure"))?;
+        let lock = Lock {
+            scope: Scope::of(&lock_file),
+            file: lock_file,
+            size: file_size,
+            read_only: options.read_only,
+            granularity: options.lock_granularity,
+        };
+        if !options.lock_later {
+            lock.take(&path)?;
+        }
+        let mut lock_file = lock.file.try_clone().map_err(inspect("examine"))?;
+        let image_type = find_type(options, &mut lock_file)?;
+        let direct = if options.direct { libc::O_DIRECT } else { 0 };
+        let file = open_file(options, direct)?;
+        if !is_same(&file, &lock_file).map_err(inspect("examine"))? {
+            return Err(DiskError::Replaced { path });
+        }
+        let geometry = geometry::probe(&file, options.direct).map_err(inspect("examine"))?;
+        let writable = !options.read_only;
+        let mut disk = Self {
+            backend: Backend::Raw(Arc::new(file)),
+            memory: disk_io::Path {
+                alignment: geometry.memory_alignment,
+                guard_format: options.image_type == ImageType::Unknown,
+            },
+            geometry,
+            size: file_size,
+            io_uring: options.io_uring,
+            discard: writable && options.sparse,
+            write_zeroes: writable,
+            block_device,
+            path,
+            lock,
+        };
+        match image_type {
+            ImageType::Qcow2 => disk.open_qcow2(options)?,
+            _ => disk.check_raw(options)?,
+        }
+        Ok(disk)
+    }
+
+    fn check_raw(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
+        self.check_size(u64::from(self.geometry.logical_block))?;
+        let Backend::Raw(file) = &self.backend else {
+            return Ok(());
+        };
+        let can = |mode| can_fallocate(file, self.size, mode, self.block_device);
+        self.discard = self.discard && can(discard_mode());
+        self.write_zeroes =
+            self.write_zeroes && can(zero_mode(false)) && (!options.sparse || self.discard);
+        Ok(())
+    }
+
+    fn open_qcow2(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
+        let Backend::Raw(file) = &self.backend else {
+            return Ok(());
+        };
+        let file = file.try_clone().map_err(|source| DiskError::Open {
+            path: self.path.clone(),
+            direct: options.direct,
+            source,
+        })?;
+        let image = Qcow2Image::open(file, &self.lock.file, self.size, options)?;
+        self.size = image.size();
+        self.backend = Backend::Qcow2(Arc::new(image));
+        // The library realigns what O_DIRECT demands, and always works in host memory.
+        self.geometry.logical_block = SECTOR as u32;
+        self.check_size(SECTOR)
+    }
+
+    fn check_size(&self, block: u64) -> Result<(), DiskError> {
+        let path = self.path.clone();
+        match self.size {
+            0 => Err(DiskError::Empty { path }),
+            size if !size.is_multiple_of(block) => Err(DiskError::Size {
+                path,
+                size,
+                block,
+                qcow2: matches!(self.backend, Backend::Qcow2(_)),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the image's lock, if it is not held already; does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`DiskError::Locked`] if somebody else has it.
+    pub fn lock(&self) -> Result<(), DiskError> {
+        self.lock.take(&self.path)
+    }
+
+    /// Who hears of the lock.
+    pub fn lock_scope(&self) -> Scope {
+        self.lock.scope
+    }
+
+    /// Gives the lock up, for the host that the VM moves to. Nothing may be written from now on
+    /// until [`Disk::lock`].
+    pub fn unlock(&self) -> Result<(), DiskError> {
+        let Lock {
+            file,
+            size,
+            granularity,
+            ..
+        } = &self.lock;
+        lock::unlock(file, *size, *granularity).map_err(|source| DiskError::Lock {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Puts all that was written on stable storage, where another host finds it, what an image
+    /// format keeps in memory included. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        match &self.backend {
+            Backend::Raw(_) if self.lock.read_only => Ok(()),
+            Backend::Raw(file) => file.sync_data(),
+            Backend::Qcow2(image) => image.flush(),
+        }
+    }
+
+    /// Where the image is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Size in bytes: a multiple of the logical block, not 0.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Block sizes that the guest should respect.
+    pub fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// [`Operation::Discard`](super::Operation::Discard) can be done.
+    pub fn can_discard(&self) -> bool {
+        self.discard
+    }
+
+    /// [`Operation::WriteZeroes`](super::Operation::WriteZeroes) can be done.
+    pub fn can_write_zeroes(&self) -> bool {
+        self.write_zeroes
+    }
+
+    /// An engine for one queue with up to `depth` requests at a time. Threads that it needs are
+    /// called `{name}_wN`.
+    pub fn async_io(
+        &self,
+        depth: u16,
+        spawner: &dyn ThreadSpawner,
+        name: &str,
+    ) -> io::Result<Box<dyn AsyncIo>> {
+        let image: Arc<dyn Blocking> = match &self.backend {
+            Backend::Qcow2(image) => Arc::clone(image) as _,
+            Backend::Raw(file) => {
+                if self.io_uring {
+                    match Uring::new(Arc::clone(file), self.memory, depth) {
+                        Ok(ring) => return Ok(Box::new(ring)),
+                        Err(error) => say_once_why_not_io_uring(&error),
+                    }
+                }
+                Arc::new(BlockingRaw {
+                    file: Arc::clone(file),
+                    path: self.memory,
+                })
+            }
+        };
+        Ok(Box::new(Pool::new(image, spawner, name)?))
+    }
+
+    /// Gives the disk another size, in bytes. It can only grow: cutting a disk that a guest uses
+    /// loses data. A block device must have grown already.
+    pub fn resize(&mut self, size: u64) -> Result<(), DiskError> {
+        let refuse = |reason| DiskError::Resize {
+            path: self.path.clone(),
+            from: self.size,
+            to: size,
+            reason,
+        };
+        let block = u64::from(self.geometry.logical_block);
+        if !size.is_multiple_of(block) {
+            return Err(refuse("the new size is not a multiple of its block size"));
+        }
+        if size < self.size {
+            return Err(refuse("shrinking would cut off data"));
+        }
+        let Backend::Raw(file) = &self.backend else {
+            return Err(refuse("only raw images can be resized while in use"));
+        };
+        let inspect = |source| DiskError::Inspect {
+            path: self.path.clone(),
+            action: "resize",
+            source,
+        };
+        if !self.block_device {
+            file.set_len(size).map_err(inspect)?;
+        } else if geometry::size(&mut file.as_ref().try_clone().map_err(inspect)?)
+            .map_err(inspect)?
+            < size
+        {
+            return Err(refuse("the block device is smaller; grow it first"));
+        }
+        self.size = size;
+        Ok(())
+    }
+}
+
+fn say_once_why_not_io_uring(error: &io::Error) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        log::warn!("io_uring is not available ({error}): disks use threads, which is slower");
+    });
+}
+
+fn open_file(options: &DiskOptions, flags: i32) -> Result<File, DiskError> {
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(flags)
+        .open(&options.path);
+    opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::EISDIR) => DiskError::NotAnImage {
+            path: options.path.clone(),
+            kind: "a directory",
+        },
+        _ => DiskError::Open {
+            path: options.path.clone(),
+            direct: flags & libc::O_DIRECT != 0,
+            source,
+        },
+    })
+}
+
+fn is_same(one: &File, other: &File) -> io::Result<bool> {
+    let (one, other) = (one.metadata()?, other.metadata()?);
+    Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
+}
+
+/// The type as stated or, if it is not, as the content has it. Refuses what is not supported.
+fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskError> {
+    let path = || options.path.clone();
+    let unsupported = |format, detected| DiskError::Unsupported {
+        path: path(),
+        format,
+        detected,
+    };
+    match options.image_type {
+        ImageType::FixedVhd => return Err(unsupported("VHD", false)),
+        ImageType::Vhdx => return Err(unsupported("VHDX", false)),
+        ImageType::Raw => return Ok(ImageType::Raw),
+        ImageType::Qcow2 | ImageType::Unknown => {}
+    }
+    let (head, tail) = read_ends(file).map_err(|source| DiskError::Inspect {
+        path: path(),
+        action: "read",
+        source,
+    })?;
+    match signature(&head).or_else(|| signature(&tail).filter(|(name, _)| *name == "VHD")) {
+        Some((_, ImageType::Qcow2)) => Ok(ImageType::Qcow2),
+        _ if options.image_type == ImageType::Qcow2 => Err(DiskError::NotQcow2 { path: path() }),
+        Some((name, _)) => Err(unsupported(name, true)),
+        None => Ok(ImageType::Raw),
+    }
+}
+
+/// The first and the last sector (a VHD has its signature at the end).
+fn read_ends(file: &mut File) -> io::Result<([u8; 512], [u8; 512])> {
+    let (mut head, mut tail) = ([0; 512], [0; 512]);
+    let size = file.seek(SeekFrom::End(0))?;
+    file.rewind()?;
+    let count = size.min(SECTOR) as usize;
+    file.read_exact(&mut head[..count])?;
+    file.seek(SeekFrom::Start(size.saturating_sub(SECTOR)))?;
+    file.read_exact(&mut tail[..count])?;
+    Ok((head, tail))
+}

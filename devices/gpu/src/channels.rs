@@ -1,0 +1,479 @@
+//! The guest's channels: what it submits, and what the mediator has of it.
+
+use std::collections::VecDeque;
+
+use device_model::memory::GuestMemory;
+use gf100::{
+    format::{
+        Aperture, PAGE, PAGE_SHIFT, Target,
+        instance::{self, InstanceBlock},
+        push::{ENTRY_BYTES, GpEntry},
+        ramfc::{self, Ramfc},
+        userd,
+    },
+    registers::{
+        ChannelEntry, Fault,
+        interrupts::{CommandError, Reason, unit},
+    },
+};
+use gpu_mediator::gpu::wire::{Event, MOST_BATCHES, MOST_ENTRIES, Request};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use super::{
+    link::Link,
+    memory::Vram,
+    recorder::{Memory, Recorder},
+    tables,
+    tables::Tables,
+    views::Views,
+};
+
+/// What happens to the guest's registers.
+#[derive(Clone, Copy, Debug)]
+pub enum Happening {
+    /// An address could not be used.
+    Fault(Fault),
+    /// A command could not be carried out.
+    Command(CommandError),
+    /// A program's interrupt.
+    NonStall,
+    /// A channel has had the GPU for too long.
+    Timeout(u8),
+}
+
+/// A submission that the mediator has.
+struct Flight {
+    /// Ring entries fetched when it is done.
+    get: u32,
+    /// Address after its last command.
+    end: u64,
+}
+
+/// A channel that the mediator knows.
+struct Bound {
+    block: InstanceBlock,
+    ring: Ramfc,
+    entries: u32,
+    /// Ring entries that the mediator has, and those that are done.
+    sent: u32,
+    done: u32,
+    flights: VecDeque<Flight>,
+}
+
+/// A channel.
+#[derive(Default)]
+pub struct Channel {
+    entry: ChannelEntry,
+    listed: bool,
+    /// What the guest has submitted up to.
+    put: Option<u32>,
+    bound: Option<Bound>,
+    /// It has ended, until the guest makes it anew.
+    ended: bool,
+}
+
+/// What channels work on.
+pub struct World<'a> {
+    /// The VM's VRAM.
+    pub vram: &'a Vram,
+    /// Its RAM.
+    pub ram: &'a GuestMemory,
+    /// What the mediator knows of tables.
+    pub tables: &'a mut Tables,
+    /// What the guest sees, and may have written.
+    pub views: &'a mut Views,
+    /// The mediator.
+    pub link: &'a mut Link,
+    /// What the guest does is recorded there.
+    pub recorder: &'a mut Option<Recorder>,
+    /// For the registers.
+    pub happenings: &'a mut Vec<Happening>,
+}
+
+impl World<'_> {
+    /// Tells the mediator what has changed in a space.
+    fn sync(&mut self, directory: u32) {
+        self.tables
+            .sync(directory, self.views, self.vram, self.link);
+    }
+
+    fn read(&self, target: Target, offset: u64, data: &mut [u8]) -> bool {
+        match target {
+            Target::Vram(page) => self.vram.read(page.address() + offset, data),
+            Target::Ram(page) => {
+                let at = GuestAddress(page.address() + offset);
+                self.ram.memory().read_slice(data, at).is_ok()
+            }
+        }
+    }
+
+    fn write(&self, target: Target, offset: u64, data: &[u8]) -> bool {
+        match target {
+            Target::Vram(page) => self.vram.write(page.address() + offset, data),
+            Target::Ram(page) => {
+                let at = GuestAddress(page.address() + offset);
+                self.ram.memory().write_slice(data, at).is_ok()
+            }
+        }
+    }
+}
+
+impl Bound {
+    /// Shows the guest how far the channel has come.
+    fn show(&self, get: u32, end: u64, vram: &Vram) {
+        for (at, word) in [
+            (userd::GET_HIGH, (end >> 32) as u32),
+            (userd::GET, end as u32),
+            (userd::GP_GET, get),
+        ] {
+            vram.write(self.ring.userd + at, &word.to_le_bytes());
+        }
+    }
+
+    fn directory(&self) -> u32 {
+        self.block.space.number
+    }
+
+    /// The oldest submission of the channel with a number is done; whether there was one.
+    fn complete(&mut self, number: u8, world: &mut World) -> bool {
+        let Some(flight) = self.flights.pop_front() else {
+            return false;
+        };
+        self.done = flight.get;
+        self.show(flight.get, flight.end, world.vram);
+        if let Some(recorder) = world.recorder {
+            recorder.done(number, flight.get, self.entries, world.ram);
+        }
+        world.happenings.push(Happening::NonStall);
+        true
+    }
+}
+
+impl Channel {
+    /// Whether the mediator has work of it in a space.
+    pub fn is_flying_in(&self, directory: u32) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| bound.directory() == directory && !bound.flights.is_empty())
+    }
+
+    /// Whether it is bound in a space.
+    pub fn is_bound_in(&self, directory: u32) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| bound.directory() == directory)
+    }
+
+    /// Its entry of the table was written.
+    pub fn set(&mut self, number: u8, entry: ChannelEntry, world: &mut World) {
+        let old = std::mem::replace(&mut self.entry, entry);
+        if old.instance != entry.instance {
+            self.unbind(number, old.instance, world);
+            self.put = None;
+            self.ended = false;
+        } else if !entry.enabled && old.enabled {
+            self.stop(number, world);
+        } else if entry.enabled && !old.enabled {
+            self.pump(number, world);
+        }
+    }
+
+    /// Whether it is in the run list.
+    pub fn list(&mut self, number: u8, listed: bool, world: &mut World) {
+        let before = std::mem::replace(&mut self.listed, listed);
+        if before && !listed {
+            self.stop(number, world);
+        } else if listed && !before {
+            self.pump(number, world);
+        }
+    }
+
+    /// It may not run: nothing of it runs when this returns.
+    fn stop(&mut self, number: u8, world: &mut World) {
+        if self.is_flying() {
+            self.unbind(number, self.entry.instance, world);
+        }
+    }
+
+    /// Leaves the mediator, and writes the ring's state for the next time.
+    fn unbind(&mut self, number: u8, instance: Option<Target>, world: &mut World) {
+        let (Some(bound), Some(instance)) = (self.leave(number, instance, world), instance) else {
+            return;
+        };
+        // What was not done is submitted again if it is bound again.
+        let mut head = [0; ramfc::BYTES];
+        if world.read(instance, 0, &mut head) {
+            let mut ring = Ramfc::parse(&head);
+            ring.gp_get = bound.done;
+            ring.gp_put = bound.sent;
+            ring.encode(&mut head);
+            world.write(instance, 0, &head);
+        }
+    }
+
+    /// Leaves the mediator, if that knows it: nothing of it runs when this returns, and what the mediator
+    /// has said of it by then has happened. What it was.
+    fn leave(&mut self, number: u8, instance: Option<Target>, world: &mut World) -> Option<Bound> {
+        let mut bound = self.bound.take()?;
+        world.link.send(&Request::Unbind { channel: number });
+        if !bound.flights.is_empty() {
+            // What it may still write to is the guest's again after this.
+            world.link.sync();
+            // What has come by now is of this binding: the next one must not hear of it.
+            for event in world.link.inbox.take_of(number) {
+                match event {
+                    Event::Done { .. } => {
+                        bound.complete(number, world);
+                    }
+                    other => self.end(number, other, instance, world),
+                }
+            }
+        }
+        Some(bound)
+    }
+
+    /// It is to leave the engines.
+    pub fn kick(&mut self, number: u8, world: &mut World) {
+        if !self.entry.enabled || self.ended {
+            self.unbind(number, self.entry.instance, world);
+        }
+    }
+
+    /// The guest has submitted ring entries up to `put`.
+    pub fn submit(&mut self, number: u8, put: u32, world: &mut World) {
+        self.put = Some(put);
+        self.pump(number, world);
+    }
+
+    /// The mediator says something of it.
+    pub fn event(&mut self, number: u8, event: Event, world: &mut World) {
+        match event {
+            Event::Done { .. } => {
+                let bound = self.bound.as_mut();
+                if bound.is_some_and(|bound| bound.complete(number, world)) {
+                    self.pump(number, world);
+                }
+            }
+            other => self.end(number, other, self.entry.instance, world),
+        }
+    }
+
+    /// It has ended, as the mediator says.
+    fn end(&mut self, number: u8, event: Event, instance: Option<Target>, world: &mut World) {
+        match event {
+            Event::Fault {
+                unit,
+                reason,
+                write,
+                address,
+                ..
+            } => {
+                let fault = Fault {
+                    unit,
+                    instance: 0,
+                    address,
+                    write,
+                    reason: Reason::from_register(reason),
+                };
+                self.fault(fault, instance, world);
+            }
+            Event::Late { .. } => {
+                self.ended = true;
+                world.happenings.push(Happening::Timeout(number));
+            }
+            _ => {}
+        }
+    }
+
+    /// It has faulted.
+    fn fault(&mut self, mut fault: Fault, instance: Option<Target>, world: &mut World) {
+        let Some(instance) = instance else {
+            return;
+        };
+        self.ended = true;
+        // Its aperture is in bits 29:28; 0 is VRAM.
+        let aperture = if matches!(instance, Target::Ram(_)) {
+            2
+        } else {
+            0
+        };
+        fault.instance = (instance.address() >> PAGE_SHIFT) as u32 | aperture << 28;
+        world.happenings.push(Happening::Fault(fault));
+    }
+
+    /// The mediator is lost, and with it what engines had of the channel: it has ended. A channel that
+    /// has not submitted anything yet goes on when there is a mediator again.
+    pub fn lose(&mut self, world: &mut World) {
+        if self.bound.take().is_some() {
+            let fault = Fault {
+                unit: unit::FIFO,
+                instance: 0,
+                address: 0,
+                write: false,
+                reason: Reason::NoChannel,
+            };
+            self.fault(fault, self.entry.instance, world);
+        }
+    }
+
+    /// Whether the mediator has work of it.
+    fn is_flying(&self) -> bool {
+        let bound = self.bound.as_ref();
+        bound.is_some_and(|bound| !bound.flights.is_empty())
+    }
+
+    /// Tells the mediator what the guest has submitted, as far as there is room.
+    pub fn pump(&mut self, number: u8, world: &mut World) {
+        if !self.entry.enabled || !self.listed || self.ended || world.link.is_lost() {
+            return;
+        }
+        let (Some(put), Some(instance)) = (self.put, self.entry.instance) else {
+            return;
+        };
+        if !self.bind(number, instance, world) {
+            return;
+        }
+        let Some(bound) = &mut self.bound else { return };
+        if put >= bound.entries {
+            self.put = None;
+            world.happenings.push(Happening::Command(CommandError {
+                channel: number,
+                status: CommandError::POINTER,
+                method: (0, 0),
+                data: put,
+            }));
+            return;
+        }
+        if bound.sent != put {
+            let directory = bound.directory();
+            world.sync(directory);
+        }
+        while bound.sent != put && bound.flights.len() < MOST_BATCHES {
+            match gather(bound, put, world) {
+                Ok((entries, flight)) => {
+                    record(number, bound, &entries, world);
+                    bound.sent = flight.get;
+                    bound.flights.push_back(flight);
+                    let channel = number;
+                    world.link.send(&Request::Submit { channel, entries });
+                }
+                Err(address) => {
+                    let fault = Fault {
+                        unit: unit::FIFO,
+                        instance: 0,
+                        address,
+                        write: false,
+                        reason: Reason::NoPage,
+                    };
+                    self.fault(fault, Some(instance), world);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Has the mediator know it as its instance block says it is; whether it does.
+    fn bind(&mut self, number: u8, instance: Target, world: &mut World) -> bool {
+        let mut bytes = [0; instance::BYTES];
+        if !world.read(instance, 0, &mut bytes) {
+            return false;
+        }
+        let mut head = [0; ramfc::BYTES];
+        head.copy_from_slice(&bytes[..ramfc::BYTES]);
+        let ring = Ramfc::parse(&head);
+        let (Some(block), Some(entries)) = (InstanceBlock::parse(&bytes), ring.entries()) else {
+            return false;
+        };
+        let is_same = |bound: &Bound| {
+            bound.block.space == block.space
+                && (bound.ring.gp_base, bound.ring.gp_log2, bound.ring.userd)
+                    == (ring.gp_base, ring.gp_log2, ring.userd)
+        };
+        if let Some(bound) = self.bound.as_mut().filter(|bound| is_same(bound)) {
+            if bound.block.engines != block.engines {
+                bound.block = block;
+                let (channel, engines) = (number, block.engines);
+                world.link.send(&Request::Engines { channel, engines });
+            }
+            return true;
+        }
+        // The guest has written another ring's state.
+        self.leave(number, Some(instance), world);
+        if self.ended {
+            return false;
+        }
+        if block.space.aperture != Aperture::Vram || ring.userd + PAGE > world.vram.len() {
+            return false;
+        }
+        let directory = block.space.number;
+        let World {
+            tables,
+            views,
+            vram,
+            link,
+            ..
+        } = world;
+        let Some(space) = tables.space(directory, views, vram, link) else {
+            return false;
+        };
+        // The page may have been another directory before.
+        world.tables.touch(directory);
+        world.sync(directory);
+        world.link.send(&Request::Bind {
+            channel: number,
+            space,
+            engines: block.engines,
+        });
+        let get = ring.gp_get & (entries - 1);
+        if let Some(recorder) = world.recorder {
+            recorder.begin(number);
+        }
+        self.bound = Some(Bound {
+            block,
+            ring,
+            entries,
+            sent: get,
+            done: get,
+            flights: VecDeque::new(),
+        });
+        true
+    }
+}
+
+/// Records the ring entries that a channel submits now.
+fn record(number: u8, bound: &Bound, entries: &[u64], world: &mut World) {
+    let Some(recorder) = world.recorder else {
+        return;
+    };
+    let memory = Memory {
+        space: bound.block.space,
+        vram: world.vram,
+        ram: world.ram,
+    };
+    let first = bound.sent;
+    let last = bound.entries - 1;
+    let ring = (0..).map(|nth: u32| {
+        let index = first.wrapping_add(nth) & last;
+        bound.ring.gp_base + u64::from(index) * ENTRY_BYTES
+    });
+    recorder.submit(number, ring, entries, &memory);
+}
+
+/// The next ring entries up to `put`; or an address that is not mapped.
+fn gather(bound: &Bound, put: u32, world: &World) -> Result<(Vec<u64>, Flight), u64> {
+    let mut entries = Vec::new();
+    let mut get = bound.sent;
+    while get != put && entries.len() < MOST_ENTRIES {
+        // A ring has 2^20 entries at most, and addresses 40 bits.
+        let address = bound.ring.gp_base + u64::from(get) * ENTRY_BYTES;
+        let found = tables::translate(bound.block.space, address, world.vram);
+        let (target, offset, _) = found.ok_or(address)?;
+        let mut word = [0; 8];
+        if !world.read(target, offset, &mut word) {
+            return Err(address);
+        }
+        entries.push(u64::from_le_bytes(word));
+        get = (get + 1) & (bound.entries - 1);
+    }
+    let last = GpEntry::parse(entries.last().copied().unwrap_or(0));
+    let end = last.address + u64::from(last.words) * 4;
+    Ok((entries, Flight { get, end }))
+}

@@ -1,0 +1,741 @@
+//! The registers and BARs that the guest sees.
+
+use std::{
+    io,
+    os::fd::AsFd,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Instant,
+};
+
+use base::Unpoisoned;
+use device_model::{
+    bus::BusDevice,
+    memory::{AddressSpace, GuestMemory},
+};
+use gf100::{
+    format::{
+        Gfn, PAGE, Target,
+        instance::{BYTES, InstanceBlock},
+        userd::Window,
+    },
+    recording::{Access, Place},
+    registers::{
+        Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
+    },
+};
+use gpu_mediator::gpu::wire::{Event, Request};
+use vm_memory::{
+    Address, Bytes, GuestAddress, GuestAddressSpace, GuestMemoryBackend, GuestMemoryRegion,
+};
+
+use super::{
+    Error, Options,
+    channels::{Channel, Happening, World},
+    lines::Lines,
+    link::{Again, Link, Receiver, Wanted},
+    memory::Vram,
+    mirror::Mirror,
+    recorder::Recorder,
+    tables::Tables,
+    views::Views,
+};
+
+/// Where the window in BAR 0 is.
+const WINDOW_START: u64 = 0x70_0000;
+/// The mirror of PCI configuration's byte that asks for another message.
+const REARM: u64 = 0x08_8704;
+
+/// Counters.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    reads: u64,
+    writes: u64,
+    bar_reads: u64,
+    bar_writes: u64,
+    doorbells: u64,
+    flushes: u64,
+    reconnections: u64,
+}
+
+/// What registers cause.
+struct Engines {
+    vram: Vram,
+    ram: GuestMemory,
+    link: Link,
+    tables: Tables,
+    channels: Vec<Channel>,
+    views: Views,
+    user: Option<Window>,
+    happenings: Vec<Happening>,
+    /// Channels that were too late, of which the registers tell one at a time.
+    late: std::collections::VecDeque<u8>,
+    counts: Counts,
+    recorder: Option<Recorder>,
+    lazy: bool,
+    lost: bool,
+}
+
+struct State {
+    registers: Registers,
+    mirror: Mirror,
+    engines: Engines,
+    lines: Lines,
+}
+
+/// The virtual GPU, as vCPUs and its threads share it.
+pub struct Front {
+    name: String,
+    state: Mutex<State>,
+    start: Instant,
+}
+
+impl Front {
+    /// Connects to the mediator.
+    pub fn new(
+        options: &Options,
+        space: &Arc<dyn AddressSpace>,
+        ram: GuestMemory,
+    ) -> Result<Self, Error> {
+        let (mut link, vram) = Link::connect(Wanted {
+            socket: options.socket.clone(),
+            vram: options.vram,
+            channels: options.channels,
+            weight: options.weight,
+        })?;
+        lend(&ram, &mut link)?;
+        let record = |path: &std::path::PathBuf| {
+            Recorder::create(path, options.vram).map_err(|source| Error::Record {
+                path: path.clone(),
+                source,
+            })
+        };
+        let recorder = options.record.as_ref().map(record).transpose()?;
+        let (trapped, scans) = (!options.remap, !options.watch);
+        let views = Views::new(options.vram, space, trapped, scans).map_err(Error::Memory)?;
+        let registers = Registers::new(options.vram, 0);
+        let mirror = Mirror::new(registers.plain_values(), Arc::clone(space), trapped);
+        let engines = Engines {
+            views,
+            ram,
+            link,
+            tables: Tables::default(),
+            channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
+            user: None,
+            happenings: Vec::new(),
+            late: std::collections::VecDeque::new(),
+            counts: Counts::default(),
+            recorder,
+            lazy: options.lazy,
+            lost: false,
+            vram,
+        };
+        let state = State {
+            registers,
+            mirror: mirror.map_err(Error::Memory)?,
+            engines,
+            lines: Lines::default(),
+        };
+        let front = Self {
+            name: options.thread_name.clone(),
+            state: Mutex::new(state),
+            start: Instant::now(),
+        };
+        front.with(|state| state.engines.window_base(0));
+        Ok(front)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock_unpoisoned()
+    }
+
+    /// Nanoseconds since the start: centuries fit.
+    fn now(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    /// Does something, and raises interrupts that follow from it.
+    fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let now = self.now();
+        let mut state = self.lock();
+        let done = work(&mut state);
+        state.raise_interrupts(now);
+        done
+    }
+
+    /// The body of the thread that takes what comes from the mediator, alarms and the line that
+    /// was served.
+    pub fn work(&self, served: Option<&Arc<vmm_sys_util::eventfd::EventFd>>) {
+        use std::os::fd::AsRawFd;
+        let inbox = Arc::clone(&self.lock().engines.link.inbox);
+        loop {
+            let now = self.now();
+            let alarm = self.lock().registers.next_alarm();
+            let patience = alarm.map(|at| std::time::Duration::from_nanos(at.saturating_sub(now)));
+            let entry = |fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            let line = served.map_or(-1, AsRawFd::as_raw_fd);
+            let mut entries = [entry(inbox.wake.as_raw_fd()), entry(line)];
+            if base::poll::poll(&mut entries, patience).is_err() {
+                return;
+            }
+            if entries[0].revents != 0 {
+                let _ = inbox.wake.read();
+            }
+            let is_served = entries[1].revents != 0;
+            if is_served && let Some(served) = served {
+                let _ = served.read();
+            }
+            self.with(|state| {
+                if is_served {
+                    state.lines.served();
+                }
+                while let Some(event) = inbox.next() {
+                    state.engines.event(event);
+                }
+            });
+            if inbox.has_ended() {
+                return;
+            }
+            // Of the link that is there when the lock is held: the receiver may have found the mediator again.
+            if inbox.is_lost()
+                && self.with(|state| state.engines.link.is_lost() && state.engines.lose())
+            {
+                log::warn!(
+                    "{}: gantry-gpu is lost: channels have ended; it is waited for",
+                    self.name
+                );
+            }
+        }
+    }
+
+    /// The body of the thread that receives, and finds the mediator again if it is lost.
+    pub fn receiver(self: &Arc<Self>) -> io::Result<impl FnOnce() + Send + use<>> {
+        let (mut receiver, wanted, kept) = {
+            let state = self.lock();
+            let link = &state.engines.link;
+            (link.receiver()?, link.wanted(), state.engines.vram.keep()?)
+        };
+        let front = Arc::clone(self);
+        Ok(move || {
+            while receiver.receive() {
+                receiver = loop {
+                    let again = wanted.again(kept.as_fd());
+                    // What is wrong was said when it was lost; it may not be started yet.
+                    if let Some(found) = again.ok().and_then(|again| front.go_on(again)) {
+                        break found;
+                    }
+                    if !receiver.pause() {
+                        return;
+                    }
+                };
+            }
+        })
+    }
+
+    /// There is a mediator again: it learns of RAM, and of channels as they submit.
+    fn go_on(&self, again: Again) -> Option<Receiver> {
+        let done = self.with(|state| {
+            let engines = &mut state.engines;
+            if engines.link.inbox.has_ended() {
+                return None;
+            }
+            // The worker may not have heard of it.
+            engines.lose();
+            let receiver = engines.link.go_on(again).ok()?;
+            lend(&engines.ram, &mut engines.link).ok()?;
+            engines.lost = false;
+            engines.counts.reconnections += 1;
+            for number in 0..CHANNELS {
+                engines.with_channel(number, |its, world| its.pump(number, world));
+            }
+            Some(receiver)
+        });
+        if done.is_some() {
+            log::info!("{}: gantry-gpu is back", self.name);
+        }
+        done
+    }
+
+    /// Loses the mediator.
+    #[cfg(test)]
+    pub fn cut(&self) {
+        self.lock().engines.link.drop();
+    }
+
+    /// Whether something has come from the mediator that nobody has taken yet.
+    #[cfg(test)]
+    pub fn has_heard(&self, is: impl Fn(&Event) -> bool) -> bool {
+        self.lock().engines.link.inbox.has(is)
+    }
+
+    /// Ends the threads.
+    pub fn end(&self) {
+        self.lock().engines.link.end();
+    }
+
+    /// Does something with the interrupts.
+    pub fn with_lines<T>(&self, work: impl FnOnce(&mut Lines) -> T) -> T {
+        work(&mut self.lock().lines)
+    }
+
+    /// A BAR is at an address from now on, or nowhere.
+    pub fn place(&self, bar: u8, address: Option<u64>) -> io::Result<()> {
+        let mut state = self.lock();
+        let State {
+            mirror, engines, ..
+        } = &mut *state;
+        let (views, vram) = (&mut engines.views, &engines.vram);
+        match bar {
+            0 => {
+                mirror.place(address)?;
+                let address = address.map(|at| at + WINDOW_START);
+                views.window.place(address, vram)
+            }
+            1 => views.bar(0).place(address, vram),
+            _ => views.bar(1).place(address, vram),
+        }
+    }
+
+    /// As after power-on, but for VRAM's contents.
+    pub fn reset(&self) {
+        let now = self.now();
+        let mut state = self.lock();
+        let State {
+            registers,
+            mirror,
+            engines,
+            ..
+        } = &mut *state;
+        *registers = Registers::new(engines.vram.len(), now);
+        if let Err(error) = mirror.reset(registers.plain_values()) {
+            log::warn!("{}: cannot reset registers: {error}", self.name);
+        }
+        engines.reset();
+        state.raise_interrupts(now);
+    }
+
+    /// Counters.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        let mut state = self.lock();
+        // What is counted is in the recording.
+        if let Some(recorder) = &mut state.engines.recorder {
+            recorder.flush();
+        }
+        let engines = &state.engines;
+        let (counts, tables) = (engines.counts, engines.tables.counts);
+        let (views, watch) = (&engines.views, engines.views.watch.counts);
+        vec![
+            ("register_reads", counts.reads),
+            ("register_writes", counts.writes),
+            ("bar_reads", counts.bar_reads),
+            ("bar_writes", counts.bar_writes),
+            ("doorbells", counts.doorbells),
+            ("flushes", counts.flushes),
+            ("syncs", tables.syncs),
+            ("walks", tables.walks),
+            ("entries_compared", tables.compared),
+            ("entries_told", tables.told),
+            ("log_reads", watch.refreshes),
+            ("pages_written", watch.written),
+            ("pages_armed", views.apertures().map(|its| its.armed).sum()),
+            (
+                "pieces_mapped",
+                views.apertures().map(|its| its.mapped).sum(),
+            ),
+            ("messages", engines.link.sent),
+            ("reconnections", counts.reconnections),
+            ("interrupts", state.lines.raised),
+        ]
+    }
+}
+
+/// Lends the GPU all of RAM.
+fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
+    for region in ram.memory().iter() {
+        let (guest, len) = (region.start_addr().raw_value(), region.len());
+        let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
+        let Some(file) = region.file_offset().filter(|_| shared) else {
+            return Err(Error::Private(guest));
+        };
+        let number = |bytes: u64| u32::try_from(bytes / PAGE).map_err(|_| Error::Private(guest));
+        let request = Request::Ram {
+            first: Gfn(number(guest)?),
+            count: number(len)?,
+            offset: file.start(),
+        };
+        link.send_with(&request, &[file.file().as_fd()]);
+    }
+    Ok(())
+}
+
+impl State {
+    /// Turns what has happened into the registers of interrupts, and the line with them.
+    fn raise_interrupts(&mut self, now: u64) {
+        let interrupts = &mut self.registers.interrupts;
+        for happening in self.engines.happenings.drain(..) {
+            match happening {
+                Happening::Fault(fault) => interrupts.fault(fault),
+                Happening::Command(error) => interrupts.command_error(error),
+                Happening::NonStall => interrupts.non_stall(0),
+                Happening::Timeout(channel) => self.engines.late.push_back(channel),
+            }
+        }
+        if !self.registers.has_timeout()
+            && let Some(channel) = self.engines.late.pop_front()
+        {
+            self.registers.channel_timeout(channel);
+        }
+        self.lines.set(self.registers.line(now));
+    }
+}
+
+impl Engines {
+    fn split(&mut self) -> (&mut Vec<Channel>, World<'_>) {
+        let world = World {
+            vram: &self.vram,
+            ram: &self.ram,
+            tables: &mut self.tables,
+            views: &mut self.views,
+            link: &mut self.link,
+            recorder: &mut self.recorder,
+            happenings: &mut self.happenings,
+        };
+        (&mut self.channels, world)
+    }
+
+    fn with_channel(&mut self, channel: u8, work: impl FnOnce(&mut Channel, &mut World)) {
+        let (channels, mut world) = self.split();
+        if let Some(channel) = channels.get_mut(usize::from(channel)) {
+            work(channel, &mut world);
+        }
+    }
+
+    /// The guest has accessed a BAR, and what follows from that is done.
+    fn record(&mut self, place: Place, offset: u64, access: Access<'_>) {
+        if let Some(recorder) = &mut self.recorder {
+            recorder.access(place, offset, access);
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Done { channel }
+            | Event::Fault { channel, .. }
+            | Event::Late { channel, .. } => {
+                self.with_channel(channel, |its, world| its.event(channel, event, world));
+            }
+            Event::NonStall => self.happenings.push(Happening::NonStall),
+            Event::Command {
+                channel,
+                status,
+                method,
+                data,
+            } => {
+                // As the register has them.
+                let method = ((method >> 16 & 7) as u8, (method & 0x3ffc) as u16);
+                let error = gf100::registers::interrupts::CommandError {
+                    channel,
+                    status,
+                    method,
+                    data,
+                };
+                self.happenings.push(Happening::Command(error));
+            }
+            Event::Welcome { .. } | Event::Synced { .. } => {}
+        }
+    }
+
+    /// The mediator is lost; whether that is news.
+    fn lose(&mut self) -> bool {
+        if std::mem::replace(&mut self.lost, true) {
+            return false;
+        }
+        for number in 0..CHANNELS {
+            self.with_channel(number, Channel::lose);
+        }
+        for directory in self.tables.directories() {
+            self.forget(directory);
+        }
+        true
+    }
+
+    fn reset(&mut self) {
+        self.run(|_| false);
+        let none = ChannelEntry::default();
+        for number in 0..CHANNELS {
+            self.with_channel(number, |channel, world| channel.set(number, none, world));
+        }
+        for directory in self.tables.directories() {
+            self.forget(directory);
+        }
+        self.user_window(None);
+        self.bar(Bar::One, None);
+        self.bar(Bar::Three, None);
+        self.window_base(0);
+    }
+
+    /// Takes a new run list: which channels are in it.
+    fn run(&mut self, listed: impl Fn(u8) -> bool) {
+        // Those that leave first.
+        for wanted in [false, true] {
+            for number in (0..CHANNELS).filter(|number| listed(*number) == wanted) {
+                self.with_channel(number, |its, world| its.list(number, wanted, world));
+            }
+        }
+    }
+
+    fn forget(&mut self, directory: u32) {
+        let watch = &mut self.views.watch;
+        self.tables
+            .forget(directory, watch, &self.vram, &mut self.link);
+    }
+
+    /// Where an offset in a BAR is in VRAM.
+    fn in_bar(&self, index: usize, offset: u64) -> Option<u64> {
+        let page = self.views.at(index, offset)?;
+        Some(u64::from(page) * PAGE + offset % PAGE)
+    }
+
+    fn write_bar(&mut self, index: usize, offset: u64, data: &[u8]) {
+        self.counts.bar_writes += 1;
+        if let Some(at) = self.in_bar(index, offset) {
+            self.vram.write(at, data);
+        }
+        let window = self.user.filter(|_| index == 0);
+        let doorbell = window.and_then(|window| window.doorbell(offset, data, CHANNELS));
+        if let Some((channel, put)) = doorbell {
+            self.counts.doorbells += 1;
+            self.counts.bar_writes -= 1;
+            self.with_channel(channel, |its, world| its.submit(channel, put, world));
+        }
+    }
+}
+
+impl Effects for Engines {
+    fn window_read(&mut self, at: u64) -> u32 {
+        let mut bytes = [0xff; 4];
+        self.vram.read(at, &mut bytes);
+        u32::from_le_bytes(bytes)
+    }
+
+    fn window_write(&mut self, at: u64, value: u32) {
+        self.vram.write(at, &value.to_le_bytes());
+    }
+
+    fn window_base(&mut self, at: u64) {
+        self.views.show_window(at, &self.vram);
+    }
+
+    fn bar(&mut self, bar: Bar, instance: Option<Target>) {
+        let index = usize::from(bar == Bar::Three);
+        let root = instance.and_then(|instance| {
+            let mut block = [0; BYTES];
+            let Target::Vram(page) = instance else {
+                return None;
+            };
+            let read = self.vram.read(page.address(), &mut block);
+            read.then(|| InstanceBlock::parse(&block))?
+                .map(|block| block.space)
+        });
+        self.views.set_root(index, root, &self.vram);
+    }
+
+    fn flush(&mut self, flush: Flush) {
+        self.counts.flushes += 1;
+        let is_meant = |directory: Target| flush.directory.is_none_or(|its| its == directory);
+        for index in [0, 1] {
+            if self.views.directory(index).is_some_and(is_meant) {
+                self.views.show_bar(index, &self.vram);
+            }
+        }
+        let mut must_wait = false;
+        for directory in self.tables.directories() {
+            let vram = gf100::format::VramPage(directory);
+            if !is_meant(Target::Vram(vram)) {
+                continue;
+            }
+            let mut channels = self.channels.iter();
+            if !channels.any(|channel| channel.is_bound_in(directory)) {
+                // Its memory may be something else by now.
+                self.forget(directory);
+                continue;
+            }
+            self.tables.touch(directory);
+            let mut channels = self.channels.iter();
+            let flies = channels.any(|channel| channel.is_flying_in(directory));
+            if flies || !self.lazy {
+                self.tables
+                    .sync(directory, &mut self.views, &self.vram, &mut self.link);
+                must_wait |= flies;
+            }
+        }
+        if must_wait {
+            self.link.sync();
+        }
+    }
+
+    fn bar_flush(&mut self) {}
+
+    fn user_window(&mut self, window: Option<Window>) {
+        self.user = window;
+        let first = window.map_or(0, |window| (window.start / PAGE) as usize);
+        let count = window.map_or(0, |_| usize::from(CHANNELS));
+        let pages = first..first + count;
+        if let Err(error) = self.views.bar(0).trap_writes(pages, &self.vram) {
+            log::warn!("cannot see submissions: {error}");
+        }
+    }
+
+    fn channel(&mut self, channel: u8, entry: ChannelEntry) {
+        self.with_channel(channel, |its, world| its.set(channel, entry, world));
+    }
+
+    fn run_list(&mut self, list: RunList) {
+        let mut listed = vec![false; usize::from(CHANNELS)];
+        for index in 0..u64::from(list.count) {
+            let mut bytes = [0; 4];
+            let at = list.at.address() + index * 8;
+            let read = match list.at {
+                Target::Vram(_) => self.vram.read(at, &mut bytes),
+                Target::Ram(_) => {
+                    let ram = self.ram.memory();
+                    ram.read_slice(&mut bytes, GuestAddress(at)).is_ok()
+                }
+            };
+            let channel = u32::from_le_bytes(bytes) as usize;
+            if read && let Some(listed) = listed.get_mut(channel) {
+                *listed = true;
+            }
+        }
+        self.run(|channel| listed[usize::from(channel)]);
+    }
+
+    fn kick(&mut self, channel: u8) {
+        self.with_channel(channel, |its, world| its.kick(channel, world));
+    }
+
+    fn command_error_seen(&mut self) {}
+}
+
+/// BAR 0 as a bus sees it.
+pub struct Bar0(pub Arc<Front>);
+
+impl BusDevice for Bar0 {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        let now = self.0.now();
+        self.0.with(|state| {
+            let State {
+                registers,
+                mirror,
+                engines,
+                ..
+            } = state;
+            engines.counts.reads += 1;
+            let mut at = offset;
+            let bytes = data.len();
+            let mut rest = data;
+            while !rest.is_empty() {
+                let first = (at % 4) as usize;
+                let len = rest.len().min(4 - first);
+                // BAR 0 has 24 bits.
+                let word = match is_quiet(at as u32) {
+                    true => mirror.get(at as u32),
+                    false => registers.read(at as u32, now, engines),
+                };
+                let word = word.to_le_bytes();
+                let (piece, more) = rest.split_at_mut(len);
+                piece.copy_from_slice(&word[first..first + len]);
+                at += len as u64;
+                rest = more;
+            }
+            engines.record(Place::Registers, offset, Access::Read(bytes));
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        let now = self.0.now();
+        self.0.with(|state| {
+            let State {
+                registers,
+                mirror,
+                engines,
+                lines,
+            } = state;
+            engines.counts.writes += 1;
+            if (offset..offset + data.len() as u64).contains(&REARM) {
+                lines.rearm();
+                engines.record(Place::Registers, offset, Access::Write(data));
+                return;
+            }
+            let mut at = offset;
+            let mut rest = data;
+            while !rest.is_empty() {
+                let first = (at % 4) as usize;
+                let len = rest.len().min(4 - first);
+                let (piece, more) = rest.split_at(len);
+                let quiet = is_quiet(at as u32);
+                let mut word = match len {
+                    4 => [0; 4],
+                    _ if quiet => mirror.get(at as u32).to_le_bytes(),
+                    _ => registers.read(at as u32, now, engines).to_le_bytes(),
+                };
+                word[first..first + len].copy_from_slice(piece);
+                let word = u32::from_le_bytes(word);
+                if quiet {
+                    mirror.set(at as u32, word);
+                } else {
+                    registers.write(at as u32, word, now, engines);
+                    if is_plain(at as u32) {
+                        mirror.set(at as u32, registers.read(at as u32, now, engines));
+                    }
+                }
+                at += len as u64;
+                rest = more;
+            }
+            engines.record(Place::Registers, offset, Access::Write(data));
+            if (0x00_9100..0x00_9500).contains(&offset) {
+                engines.link.inbox.look();
+            }
+        });
+    }
+}
+
+/// BAR 1 or BAR 3, for what is not mapped.
+pub struct Shown(pub Arc<Front>, pub usize);
+
+impl Shown {
+    fn place(&self) -> Place {
+        match self.1 {
+            0 => Place::Bar1,
+            _ => Place::Bar3,
+        }
+    }
+}
+
+impl BusDevice for Shown {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        self.0.with(|state| {
+            state.engines.counts.bar_reads += 1;
+            if let Some(at) = state.engines.in_bar(self.1, offset) {
+                state.engines.vram.read(at, data);
+            }
+            let len = data.len();
+            state
+                .engines
+                .record(self.place(), offset, Access::Read(len));
+        });
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) {
+        self.0.with(|state| {
+            state.engines.write_bar(self.1, offset, data);
+            state
+                .engines
+                .record(self.place(), offset, Access::Write(data));
+        });
+    }
+}

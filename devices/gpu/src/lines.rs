@@ -1,0 +1,97 @@
+//! Interrupts to the guest: a message, or the line.
+
+use std::{io, sync::Arc};
+
+use device_model::msi::{MsiMessage, MsiVectors};
+use pci::{Bdf, Line, Lines as Machine, line_of};
+use vmm_sys_util::eventfd::EventFd;
+
+/// The function's interrupts, and what they have been told.
+#[derive(Default)]
+pub struct Lines {
+    vectors: Option<Box<dyn MsiVectors>>,
+    message: Option<MsiMessage>,
+    line: Option<Box<dyn Line>>,
+    /// The guest's command register forbids the line.
+    disabled: bool,
+    /// The line has been asserted, and not served since.
+    asserted: bool,
+    level: bool,
+    /// Interrupts raised.
+    pub raised: u64,
+}
+
+impl Lines {
+    /// The function has this vector from now on.
+    pub fn attach(&mut self, vectors: Option<Box<dyn MsiVectors>>) {
+        self.vectors = vectors;
+        self.message = None;
+    }
+
+    /// Joins the machine's line of a slot; what becomes readable when the guest has served it.
+    pub fn join(&mut self, machine: &dyn Machine, slot: Bdf) -> io::Result<Arc<EventFd>> {
+        let line = machine.join(line_of(slot))?;
+        let served = Arc::new(line.served().try_clone()?);
+        self.line = Some(line);
+        Ok(served)
+    }
+
+    /// Leaves the machine's line.
+    pub fn leave(&mut self) {
+        self.line = None;
+    }
+
+    /// What the guest's configuration space says.
+    pub fn choose(&mut self, message: Option<MsiMessage>, disabled: bool) -> io::Result<()> {
+        let changed = message != self.message;
+        self.message = message;
+        self.disabled = disabled;
+        if changed && let Some(vectors) = &self.vectors {
+            vectors.route(0, message)?;
+        }
+        if self.level {
+            self.raise();
+        }
+        Ok(())
+    }
+
+    /// The level is this now.
+    pub fn set(&mut self, level: bool) {
+        let rises = level && !self.level;
+        self.level = level;
+        if rises || level && self.message.is_none() && !self.asserted {
+            self.raise();
+        }
+    }
+
+    /// The driver is ready for another message.
+    pub fn rearm(&mut self) {
+        if self.level && self.message.is_some() {
+            self.raise();
+        }
+    }
+
+    /// The guest has served the line.
+    pub fn served(&mut self) {
+        self.asserted = false;
+        self.set(self.level);
+    }
+
+    fn raise(&mut self) {
+        match (self.message, &self.vectors, &self.line) {
+            (Some(_), Some(vectors), _) => {
+                if let Ok(irqfd) = vectors.irqfd(0) {
+                    // It fails if the counter is full: then the interrupt is pending.
+                    let _ = irqfd.write(1);
+                    self.raised += 1;
+                }
+            }
+            (None, _, Some(line)) if !self.disabled => {
+                self.asserted = true;
+                let _ = line.assert().write(1);
+                self.raised += 1;
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! What the guest sees of VRAM: the spaces that BAR 1 and BAR 3 show, and the window in BAR 0.
+
+use std::{io, ops::Range, sync::Arc};
+
+use device_model::memory::AddressSpace;
+use gf100::format::{
+    Aperture as Where, PAGE, Target,
+    directory::{Pde, Table},
+    instance::Space,
+    pte::Pte,
+};
+
+use super::{
+    aperture::Aperture,
+    memory::Vram,
+    tables::{PER_LARGE, usable},
+    watch::{Moment, Watch},
+};
+
+/// Bytes of BAR 1 and BAR 3.
+pub const BAR1_BYTES: u64 = 128 << 20;
+/// Bytes of BAR 3.
+pub const BAR3_BYTES: u64 = 64 << 20;
+/// Bytes of the window in BAR 0.
+const WINDOW_BYTES: u64 = 1 << 20;
+/// Entries in a page of a table.
+const PER_PAGE: usize = PAGE as usize / 8;
+/// The first entry of a directory covers more than a BAR has.
+const _: () = assert!(BAR1_BYTES <= 1 << gf100::format::directory::SHIFT);
+
+/// A BAR that shows a space.
+struct Bar {
+    root: Option<Space>,
+    /// The only entry of its directory that counts, as it was last time.
+    entry: Pde,
+    seen: Moment,
+    aperture: Aperture,
+}
+
+/// All that the guest sees, and which pages of it are watched.
+pub struct Views {
+    /// Pages that hold tables.
+    pub watch: Watch,
+    bars: [Bar; 2],
+    /// The window in BAR 0.
+    pub window: Aperture,
+}
+
+impl Bar {
+    fn new(bytes: u64, space: Arc<dyn AddressSpace>, trapped: bool) -> io::Result<Self> {
+        Ok(Self {
+            root: None,
+            entry: Pde::default(),
+            seen: Moment::default(),
+            aperture: Aperture::new(bytes, space, trapped)?,
+        })
+    }
+
+    /// Where its tables are, and as many of their bytes as count.
+    fn tables(&self) -> [Option<(Table, usize)>; 2] {
+        let pages = self.aperture.pages();
+        let large = self.entry.large_entries().min(pages / PER_LARGE as usize);
+        [
+            self.entry.small.map(|table| (table, pages * 8)),
+            self.entry.large.map(|table| (table, large * 8)),
+        ]
+    }
+
+    /// Takes the directory's entry again; whether it is another.
+    fn take_entry(&mut self, watch: &mut Watch, vram: &Vram) -> bool {
+        let root = self.root.filter(|root| root.aperture == Where::Vram);
+        let raw = root.and_then(|root| vram.word(u64::from(root.number) * PAGE));
+        let entry = usable(Pde::parse(raw.unwrap_or(0)), vram);
+        if entry == self.entry {
+            return false;
+        }
+        for (table, bytes) in self.tables().into_iter().flatten() {
+            watch.remove(table.number, bytes);
+        }
+        self.entry = entry;
+        for (table, bytes) in self.tables().into_iter().flatten() {
+            watch.add(table.number, bytes);
+        }
+        true
+    }
+
+    /// Pages of the BAR whose entries were written since they were last read.
+    fn changed(&mut self, watch: &Watch) -> Vec<Range<usize>> {
+        let since = std::mem::replace(&mut self.seen, watch.now());
+        let mut ranges = Vec::new();
+        for (place, per) in self.tables().into_iter().zip([1, PER_LARGE as usize]) {
+            let Some((table, bytes)) = place else {
+                continue;
+            };
+            for nth in watch.changed_since(since, table.number, bytes) {
+                ranges.push(nth * PER_PAGE * per..(nth + 1) * PER_PAGE * per);
+            }
+        }
+        ranges
+    }
+
+    /// Pages of VRAM to be shown in a range of pages.
+    fn wanted(&self, range: Range<usize>, vram: &Vram) -> Vec<Option<u32>> {
+        let mut all = vec![None; range.len()];
+        let Some(root) = self.root else { return all };
+        let count = (vram.len() / PAGE) as u32;
+        let mut put = |index: usize, page: u32| {
+            let is_within = page < count && index as u64 * PAGE <= root.limit;
+            if let Some(shown) = index
+                .checked_sub(range.start)
+                .and_then(|at| all.get_mut(at))
+            {
+                *shown = is_within.then_some(page);
+            }
+        };
+        let read = |table: Table, from: usize, to: usize| {
+            let at = u64::from(table.number) * PAGE + from as u64 * 8;
+            let words = vram.words(at, to.saturating_sub(from)).unwrap_or_default();
+            (from..).zip(words)
+        };
+        let target = |raw| match Pte::parse(raw).ok().flatten()?.target() {
+            Target::Vram(page) => Some(page.0),
+            Target::Ram(_) => None,
+        };
+        let per = PER_LARGE as usize;
+        let [small, large] = self.tables();
+        if let Some((table, bytes)) = large {
+            let to = range.end.div_ceil(per).min(bytes / 8);
+            for (index, raw) in read(table, range.start / per, to) {
+                let Some(first) = target(raw) else { continue };
+                for step in 0..PER_LARGE {
+                    // Page numbers have 28 bits.
+                    put(index * per + step as usize, first + step);
+                }
+            }
+        }
+        if let Some((table, bytes)) = small {
+            for (index, raw) in read(table, range.start, range.end.min(bytes / 8)) {
+                if let Some(page) = target(raw) {
+                    put(index, page);
+                }
+            }
+        }
+        all
+    }
+}
+
+impl Views {
+    /// BARs and a window that show nothing. With `trapped`, every access is one of the process; with
+    /// `scans`, tables are compared without asking what was written.
+    pub fn new(
+        vram: u64,
+        space: &Arc<dyn AddressSpace>,
+        trapped: bool,
+        scans: bool,
+    ) -> io::Result<Self> {
+        let bar = |bytes| Bar::new(bytes, Arc::clone(space), trapped);
+        Ok(Self {
+            watch: Watch::new(vram, scans),
+            bars: [bar(BAR1_BYTES)?, bar(BAR3_BYTES)?],
+            window: Aperture::new(WINDOW_BYTES, Arc::clone(space), trapped)?,
+        })
+    }
+
+    /// BAR 1's range (0), or BAR 3's.
+    pub fn bar(&mut self, index: usize) -> &mut Aperture {
+        &mut self.bars[index].aperture
+    }
+
+    /// The page of VRAM at an offset of a BAR.
+    pub fn at(&self, index: usize, offset: u64) -> Option<u32> {
+        self.bars[index].aperture.at(offset)
+    }
+
+    /// The directory of the space that a BAR shows.
+    pub fn directory(&self, index: usize) -> Option<Target> {
+        Some(self.bars[index].root?.directory())
+    }
+
+    /// Ranges of BARs, for what is counted.
+    pub fn apertures(&self) -> impl Iterator<Item = &Aperture> {
+        let bars = self.bars.iter().map(|bar| &bar.aperture);
+        bars.chain(std::iter::once(&self.window))
+    }
+
+    /// Finds out which pages that hold tables may have been written.
+    pub fn refresh(&mut self, vram: &Vram) {
+        let bars = self.bars.iter_mut().map(|bar| &mut bar.aperture);
+        let all = bars.chain(std::iter::once(&mut self.window));
+        self.watch.refresh(all, vram);
+    }
+
+    /// A BAR shows another space, or nothing.
+    pub fn set_root(&mut self, index: usize, root: Option<Space>, vram: &Vram) {
+        self.bars[index].root = root;
+        self.show(index, true, vram);
+    }
+
+    /// Shows in a BAR what its tables say now.
+    pub fn show_bar(&mut self, index: usize, vram: &Vram) {
+        self.show(index, false, vram);
+    }
+
+    fn show(&mut self, index: usize, anew: bool, vram: &Vram) {
+        let is_other = self.bars[index].take_entry(&mut self.watch, vram);
+        // What was added is armed before it is read.
+        self.refresh(vram);
+        let Self { watch, bars, .. } = self;
+        let bar = &mut bars[index];
+        let mut ranges = bar.changed(watch);
+        let pages = bar.aperture.pages();
+        if anew || is_other {
+            ranges = std::iter::once(0..pages).collect();
+        }
+        for range in ranges {
+            let range = range.start.min(pages)..range.end.min(pages);
+            let wanted = bar.wanted(range.clone(), vram);
+            let shown = bar
+                .aperture
+                .show(range.start, &wanted, vram, |page| watch.is_watched(page));
+            if let Err(error) = shown {
+                log::warn!("cannot show VRAM in a BAR: {error}");
+            }
+        }
+    }
+
+    /// The window shows VRAM from an address on, a multiple of 64 KiB.
+    pub fn show_window(&mut self, base: u64, vram: &Vram) {
+        let count = vram.len() / PAGE;
+        let pages = (base / PAGE..).take(self.window.pages());
+        // Pages within VRAM have 28 bits.
+        let wanted: Vec<_> = pages
+            .map(|page| (page < count).then_some(page as u32))
+            .collect();
+        let watch = &self.watch;
+        let shown = self
+            .window
+            .show(0, &wanted, vram, |page| watch.is_watched(page));
+        if let Err(error) = shown {
+            log::warn!("cannot show VRAM in a window: {error}");
+        }
+    }
+}

@@ -1,0 +1,733 @@
+//! A PCI segment: a bus of 32 slots and those of its root ports, their configuration access and the
+//! placement of BARs.
+
+mod addresses;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use base::Unpoisoned;
+use device_model::bus::{Bus, BusError};
+use serde_json::Value;
+
+use super::{
+    bar::{BarAddress, BarIndex, BarKind, DecodedBar},
+    bdf::{Bdf, SLOTS},
+    config::{HEADER_MULTIFUNCTION, offsets},
+    function::{LifecycleError, PciFunction, SlowReset},
+    host_bridge::HostBridge,
+    root_port::{self, Forwarding, RootPort},
+    windows::SegmentConfig,
+};
+
+/// What the machine does when the guest resets the function at an address, or the bus behind it if it
+/// is a root port: it has somebody call [`PciSegment::begin_reset`]. Called on a vCPU thread, which is
+/// not to wait for that.
+pub type ResetHandler = Box<dyn Fn(Bdf) + Send + Sync>;
+
+/// A function that is plugged in.
+pub type SharedFunction = Arc<Mutex<dyn PciFunction>>;
+
+/// Where a function wants to sit.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Seat {
+    /// The bus: 0, or that of a root port.
+    pub bus: u8,
+    /// Slot on the bus: 1 to 31 on bus 0, where it is the first empty one if absent; 0 behind a root
+    /// port.
+    pub device: Option<u8>,
+    /// Function of the slot, 0 to 7.
+    pub function: u8,
+}
+
+impl Seat {
+    /// In the first empty slot of bus 0.
+    pub const ANY: Self = Self {
+        bus: 0,
+        device: None,
+        function: 0,
+    };
+
+    /// Function 0 of a slot of bus 0.
+    pub fn slot(device: u8) -> Self {
+        Self {
+            device: Some(device),
+            ..Self::ANY
+        }
+    }
+}
+
+impl From<Bdf> for Seat {
+    fn from(bdf: Bdf) -> Self {
+        Self {
+            bus: bdf.bus,
+            device: Some(bdf.device),
+            function: bdf.function,
+        }
+    }
+}
+
+/// Why a function could not be plugged in or found.
+#[derive(Debug, thiserror::Error)]
+pub enum PciError {
+    /// The slot number is out of range or the host bridge's.
+    #[error("PCI device number {slot} is not one of 1 to 31")]
+    InvalidSlot {
+        /// The slot asked for.
+        slot: u8,
+    },
+    /// The function number is out of range.
+    #[error("PCI function number {function} is not one of 0 to 7")]
+    InvalidFunction {
+        /// The function asked for.
+        function: u8,
+    },
+    /// A function of no slot.
+    #[error("PCI function {function} of which device? Only function 0 can be given any")]
+    NoDevice {
+        /// The function asked for.
+        function: u8,
+    },
+    /// There is one slot behind a root port.
+    #[error("behind a PCI root port there is device 0 only, and no device {slot}")]
+    BehindPort {
+        /// The slot asked for.
+        slot: u8,
+    },
+    /// No root port has the bus.
+    #[error("PCI segment {segment} has no root port with bus {bus}")]
+    NoBus {
+        /// Segment number.
+        segment: u16,
+        /// The bus asked for.
+        bus: u8,
+    },
+    /// All buses have a root port already.
+    #[error("PCI segment {0} has no bus for another root port")]
+    NoPort(u16),
+    /// Another function has the slot.
+    #[error("PCI device {0} is already in use")]
+    SlotTaken(Bdf),
+    /// All slots are taken.
+    #[error("PCI segment {0} has no free device slot")]
+    NoSlot(u16),
+    /// A window has no gap for the BAR.
+    #[error("no room for {size:#x} bytes of BAR {index} ({kind:?}) in PCI segment {segment}")]
+    NoAddress {
+        /// Segment number.
+        segment: u16,
+        /// Which BAR.
+        index: u8,
+        /// Its kind.
+        kind: BarKind,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// There is no function at the address.
+    #[error("there is no PCI function at {0}")]
+    NoFunction(Bdf),
+    /// The function could not set itself up.
+    #[error("the function cannot be plugged in at {bdf}")]
+    Plug {
+        /// Its place.
+        bdf: Bdf,
+        /// What failed.
+        source: io::Error,
+    },
+    /// A step of the function's life failed.
+    #[error("PCI function {bdf}")]
+    Function {
+        /// Its place.
+        bdf: Bdf,
+        /// What failed.
+        source: LifecycleError,
+    },
+}
+
+/// What a BAR decodes right now.
+#[derive(Clone, Copy, Debug, Default)]
+struct Placement {
+    /// The range that is registered.
+    mapped: Option<DecodedBar>,
+    /// The guest enabled it where it cannot be; looked at again when another BAR moves away.
+    blocked: bool,
+    /// That was logged. Once per BAR, or the guest could fill the log.
+    warned: bool,
+}
+
+struct Slot {
+    function: SharedFunction,
+    placements: [Placement; BarIndex::COUNT],
+    /// The addresses it was plugged in with, to which a reset brings it back.
+    home: Vec<BarAddress>,
+    /// The bus behind it, if it is a root port.
+    port: Option<u8>,
+}
+
+/// By address: the bus numbers are those of the machine, whatever the guest calls its buses.
+type Slots = BTreeMap<Bdf, Slot>;
+
+/// The buses of a segment with their functions.
+///
+/// Lock order: `decoding`, then one function, then `slots`. A function must not call the segment,
+/// and nobody may call the segment with a function's lock held.
+pub struct PciSegment {
+    config: SegmentConfig,
+    mmio: Arc<Bus>,
+    pio: Arc<Bus>,
+    /// Held while BARs are placed, so that the buses never show a mixture of two decisions.
+    decoding: Mutex<()>,
+    /// Held for look-ups and short changes only.
+    slots: Mutex<Slots>,
+    resets: OnceLock<ResetHandler>,
+}
+
+impl PciSegment {
+    /// A segment with its host bridge. Trapped BARs will appear on `mmio` and `pio`.
+    pub fn new(config: SegmentConfig, mmio: Arc<Bus>, pio: Arc<Bus>) -> Arc<Self> {
+        let bridge = Slot {
+            function: Arc::new(Mutex::new(HostBridge::new())),
+            placements: Default::default(),
+            home: Vec::new(),
+            port: None,
+        };
+        let at = Bdf {
+            segment: config.segment,
+            ..Bdf::default()
+        };
+        Arc::new(Self {
+            config,
+            mmio,
+            pio,
+            decoding: Mutex::new(()),
+            slots: Mutex::new(BTreeMap::from([(at, bridge)])),
+            resets: OnceLock::new(),
+        })
+    }
+
+    /// Says what happens when the guest resets a function or the bus behind a root port; until then,
+    /// they stay in reset. Only the first call counts.
+    pub fn on_reset(&self, handler: ResetHandler) {
+        let _ = self.resets.set(handler);
+    }
+
+    /// Number and windows.
+    pub fn config(&self) -> &SegmentConfig {
+        &self.config
+    }
+
+    /// Puts a function into a seat, and gives its BARs addresses: those of `addresses` (restore),
+    /// else free ones; a root port gets the next bus. The guest sees it from now on.
+    pub fn plug(
+        &self,
+        function: SharedFunction,
+        seat: Seat,
+        addresses: &[BarAddress],
+    ) -> Result<Bdf, PciError> {
+        let _decoding = self.decoding.lock_unpoisoned();
+        let bdf = self.free_seat(seat)?;
+        self.give_bus(&function)?;
+        let requests: Vec<_> = function.lock_unpoisoned().config().bars().collect();
+        let home = self.place(bdf.bus, &requests, addresses)?;
+        {
+            let mut function = function.lock_unpoisoned();
+            for bar in &home {
+                let config = function.config_mut();
+                config.set_bar_address(bar.index, bar.address);
+            }
+            let plugged = function.plugged(bdf);
+            plugged.map_err(|source| PciError::Plug { bdf, source })?;
+        }
+        self.add(bdf, function, home);
+        Ok(bdf)
+    }
+
+    /// Puts a function with a saved state where it was, its BARs included. Unlike `plug` and
+    /// `restore`, it depends on no address being free that the function does not need.
+    pub fn plug_saved(
+        &self,
+        function: SharedFunction,
+        seat: Seat,
+        state: Value,
+    ) -> Result<Bdf, PciError> {
+        let _decoding = self.decoding.lock_unpoisoned();
+        let bdf = self.free_seat(seat)?;
+        self.give_bus(&function)?;
+        {
+            let mut function = function.lock_unpoisoned();
+            let plugged = function.plugged(bdf);
+            plugged.map_err(|source| PciError::Plug { bdf, source })?;
+            if let Err(source) = function.restore(state) {
+                function.unplugged();
+                return Err(PciError::Function { bdf, source });
+            }
+        }
+        let home = self.home_of(bdf.bus, &function);
+        self.add(bdf, function, home);
+        Ok(bdf)
+    }
+
+    /// Makes a function part of the bus.
+    fn add(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
+        let port = function
+            .lock_unpoisoned()
+            .root_port()
+            .and_then(RootPort::home_bus);
+        let slot = Slot {
+            function,
+            placements: Default::default(),
+            home,
+            port,
+        };
+        self.slots.lock_unpoisoned().insert(bdf, slot);
+        self.update_decoding(bdf);
+    }
+
+    /// Gives a root port the first bus of the segment that none has.
+    fn give_bus(&self, function: &SharedFunction) -> Result<(), PciError> {
+        if function.lock_unpoisoned().root_port().is_none() {
+            return Ok(());
+        }
+        let taken: Vec<_> = self.ports().into_iter().map(|(_, bus)| bus).collect();
+        let mut shares = (1..).zip(&self.config.ports);
+        let free = shares.find(|(bus, _)| !taken.contains(bus));
+        let (bus, windows) = free.ok_or(PciError::NoPort(self.config.segment))?;
+        if let Some(port) = function.lock_unpoisoned().root_port_mut() {
+            port.give_bus(bus, *windows);
+        }
+        Ok(())
+    }
+
+    /// Takes a function off the bus and stops it.
+    pub fn unplug(&self, bdf: Bdf) -> Result<SharedFunction, PciError> {
+        let decoding = self.decoding.lock_unpoisoned();
+        if bdf.bus == 0 && bdf.device == 0 {
+            return Err(PciError::NoFunction(bdf));
+        }
+        let slot = self.slots.lock_unpoisoned().remove(&bdf);
+        let slot = slot.ok_or(PciError::NoFunction(bdf))?;
+        {
+            let mut function = slot.function.lock_unpoisoned();
+            for placement in &slot.placements {
+                if let Some(mapped) = placement.mapped {
+                    self.unregister(&mut *function, mapped);
+                }
+            }
+        }
+        // A device may be reset now, and a vCPU that moves another one's BARs is not to wait for that.
+        drop(decoding);
+        slot.function.lock_unpoisoned().unplugged();
+        let _decoding = self.decoding.lock_unpoisoned();
+        self.retry_blocked();
+        Ok(slot.function)
+    }
+
+    /// The function at an address.
+    pub fn function(&self, bdf: Bdf) -> Option<SharedFunction> {
+        let slots = self.slots.lock_unpoisoned();
+        Some(Arc::clone(&slots.get(&bdf)?.function))
+    }
+
+    /// All functions by address, the host bridge first.
+    pub fn functions(&self) -> Vec<(Bdf, SharedFunction)> {
+        let slots = self.slots.lock_unpoisoned();
+        let functions = slots
+            .iter()
+            .map(|(bdf, slot)| (*bdf, Arc::clone(&slot.function)));
+        functions.collect()
+    }
+
+    /// The root ports, by where they are, and the buses behind them.
+    pub fn ports(&self) -> Vec<(Bdf, u8)> {
+        let ports = self.root_ports().into_iter();
+        ports.map(|(bdf, bus, _)| (bdf, bus)).collect()
+    }
+
+    fn root_ports(&self) -> Vec<(Bdf, u8, SharedFunction)> {
+        let slots = self.slots.lock_unpoisoned();
+        let ports = slots
+            .iter()
+            .filter_map(|(bdf, slot)| Some((*bdf, slot.port?, Arc::clone(&slot.function))));
+        ports.collect()
+    }
+
+    /// Gives a function that is plugged in its saved state, and its BARs the addresses of that
+    /// state.
+    pub fn restore(&self, bdf: Bdf, state: Value) -> Result<(), PciError> {
+        self.change(bdf, |function| function.restore(state))
+    }
+
+    /// Resets a function and brings its BARs back to where they were when it was plugged in.
+    pub fn reset(&self, bdf: Bdf) -> Result<(), PciError> {
+        let home = match self.slots.lock_unpoisoned().get(&bdf) {
+            Some(slot) => slot.home.clone(),
+            None => return Err(PciError::NoFunction(bdf)),
+        };
+        self.change(bdf, |function| {
+            function.reset()?;
+            for bar in home {
+                let config = function.config_mut();
+                config.set_bar_address(bar.index, bar.address);
+            }
+            Ok(())
+        })
+    }
+
+    /// Begins a reset that the guest has asked for: of the function at an address, or of all behind
+    /// it if it is a root port. Returns what of it takes time, if anything does; when that is done,
+    /// [`PciSegment::end_reset`] lets the guest reach them again. Nobody plugs or unplugs meanwhile.
+    pub fn begin_reset(&self, at: Bdf) -> Option<SlowReset> {
+        let functions = self.resetting(at)?;
+        if !functions.contains_key(&at) {
+            for function in functions.values() {
+                function.lock_unpoisoned().prepare_bus_reset();
+            }
+        }
+        let begun = functions.iter().filter_map(|(at, function)| {
+            let begun = function.lock_unpoisoned().begin_reset();
+            begun.unwrap_or_else(|error| {
+                // Nothing more: the guest can repeat it at will.
+                log::debug!("{at} keeps what the guest left in it: {error}");
+                None
+            })
+        });
+        let slow: Vec<_> = begun.collect();
+        if slow.is_empty() {
+            return None;
+        }
+        Some(Box::new(move || slow.into_iter().for_each(|slow| slow())))
+    }
+
+    /// What [`PciSegment::begin_reset`] has begun is done.
+    pub fn end_reset(&self, at: Bdf) {
+        let Some(functions) = self.resetting(at) else {
+            return;
+        };
+        for function in functions.values() {
+            function.lock_unpoisoned().end_reset();
+        }
+        if let Some(port) = self.function(at).filter(|_| !functions.contains_key(&at)) {
+            port.lock_unpoisoned().end_reset();
+        }
+        let _decoding = self.decoding.lock_unpoisoned();
+        self.update_decoding(at);
+    }
+
+    /// What the guest resets by what it has written to the function at an address: that function, or
+    /// those behind it. `None` if it has asked for nothing.
+    fn resetting(&self, at: Bdf) -> Option<BTreeMap<Bdf, SharedFunction>> {
+        let function = self.function(at)?;
+        let is_port = {
+            let function = function.lock_unpoisoned();
+            function
+                .is_resetting()
+                .then(|| function.root_port().is_some())?
+        };
+        if !is_port {
+            return Some(BTreeMap::from([(at, function)]));
+        }
+        let behind = self.behind(at).into_iter();
+        Some(
+            behind
+                .filter_map(|at| Some((at, self.function(at)?)))
+                .collect(),
+        )
+    }
+
+    fn change(
+        &self,
+        bdf: Bdf,
+        change: impl FnOnce(&mut dyn PciFunction) -> Result<(), LifecycleError>,
+    ) -> Result<(), PciError> {
+        let _decoding = self.decoding.lock_unpoisoned();
+        let function = self.function(bdf).ok_or(PciError::NoFunction(bdf))?;
+        let result = change(&mut *function.lock_unpoisoned());
+        self.update_decoding(bdf);
+        result.map_err(|source| PciError::Function { bdf, source })
+    }
+
+    /// A guest's read of configuration space, at an address in its own numbering of buses.
+    pub fn read_config(&self, at: Bdf, offset: usize, data: &mut [u8]) {
+        let place = self.resolve(at);
+        let found = place.and_then(|at| Some((at, self.function(at)?)));
+        let Some((place, function)) = found else {
+            data.fill(0xff);
+            return;
+        };
+        function.lock_unpoisoned().read_config(offset, data);
+        let header = offsets::HEADER_TYPE.checked_sub(offset);
+        if let Some(header) = header.and_then(|at| data.get_mut(at))
+            && self.has_siblings(place)
+        {
+            *header |= HEADER_MULTIFUNCTION;
+        }
+    }
+
+    /// A guest's write to configuration space, at an address in its own numbering of buses.
+    pub fn write_config(&self, at: Bdf, offset: usize, data: &[u8]) {
+        let Some(at) = self.resolve(at) else { return };
+        let Some(function) = self.function(at) else {
+            return;
+        };
+        // A function may reset itself, by a register that only it knows.
+        let (moved, port, reset, closed) = {
+            let mut function = function.lock_unpoisoned();
+            let before = (function.config().command(), function.is_resetting());
+            function.write_config(offset, data);
+            let resetting = function.is_resetting();
+            let moved = function.config().command() != before.0;
+            let reset = resetting && !before.1;
+            // It is gone with all behind it until the reset has ended, which looks at everything anew.
+            let closed = resetting && !reset;
+            (moved, function.root_port().is_some(), reset, closed)
+        };
+        let end = offset.saturating_add(data.len());
+        let touches = |first: usize, last: usize| offset < last && first < end;
+        let moves = moved
+            || touches(offsets::COMMAND, offsets::STATUS)
+            || touches(offsets::ROM, offsets::ROM + 4)
+            || touches(offsets::BAR0, offsets::BAR_END)
+            || (port && touches(offsets::BAR0, root_port::FORWARDING_END));
+        // This thread is a vCPU's, and functions that are reset at once are locked meanwhile.
+        if moves && !closed {
+            let _decoding = self.decoding.lock_unpoisoned();
+            self.update_decoding(at);
+        }
+        if let (true, Some(handler)) = (reset, self.resets.get()) {
+            handler(at);
+        }
+    }
+
+    /// Where the machine has what the guest means by an address: buses are called as their root
+    /// ports' registers say.
+    fn resolve(&self, at: Bdf) -> Option<Bdf> {
+        let at = Bdf {
+            segment: self.config.segment,
+            ..at
+        };
+        if at.bus == 0 {
+            return Some(at);
+        }
+        let mut ports = self.root_ports().into_iter();
+        let (_, bus, _) = ports.find(|(_, _, function)| {
+            let port = function.lock_unpoisoned();
+            port.root_port()
+                .is_some_and(|port| port.forwarding().bus == at.bus)
+        })?;
+        Some(Bdf { bus, ..at })
+    }
+
+    /// Whether a slot has other functions than the one at `at`.
+    fn has_siblings(&self, at: Bdf) -> bool {
+        let last = Bdf { function: 7, ..at };
+        let slots = self.slots.lock_unpoisoned();
+        slots.range(at.slot()..=last).any(|(other, _)| *other != at)
+    }
+
+    /// Makes the buses decode what the function's registers say; `decoding` is held.
+    fn update_decoding(&self, bdf: Bdf) {
+        let mut freed = self.update_function(bdf);
+        for behind in self.behind(bdf) {
+            freed |= self.update_function(behind);
+        }
+        if freed {
+            self.retry_blocked();
+        }
+    }
+
+    /// The functions behind a root port; none if it is something else.
+    fn behind(&self, port: Bdf) -> Vec<Bdf> {
+        let slots = self.slots.lock_unpoisoned();
+        let Some(bus) = slots.get(&port).and_then(|slot| slot.port) else {
+            return Vec::new();
+        };
+        slots.keys().filter(|at| at.bus == bus).copied().collect()
+    }
+
+    /// Looks again at the BARs that were in another one's way.
+    fn retry_blocked(&self) {
+        let is_blocked = |slot: &Slot| slot.placements.iter().any(|at| at.blocked);
+        let blocked: Vec<_> = self
+            .slots
+            .lock_unpoisoned()
+            .iter()
+            .filter(|(_, slot)| is_blocked(slot))
+            .map(|(bdf, _)| *bdf)
+            .collect();
+        for bdf in blocked {
+            self.update_function(bdf);
+        }
+    }
+
+    /// True if the function gave up a range that it had.
+    fn update_function(&self, bdf: Bdf) -> bool {
+        let Some((function, mut placements)) = self
+            .slots
+            .lock_unpoisoned()
+            .get(&bdf)
+            .map(|slot| (Arc::clone(&slot.function), slot.placements))
+        else {
+            return false;
+        };
+        // Before the function's own lock.
+        let port = (bdf.bus > 0).then(|| self.port_of(bdf.bus)).flatten();
+        let mut function = function.lock_unpoisoned();
+        let mut wanted: Vec<_> = function.config().decoded_bars().collect();
+        if bdf.bus > 0 {
+            function.set_upstream(port.is_some_and(|port| port.upstream));
+            wanted.retain(|decoded| port.is_some_and(|port| port.reaches(decoded)));
+        }
+        let mut freed = false;
+        for placement in &mut placements {
+            placement.blocked = false;
+            if let Some(mapped) = placement.mapped.filter(|mapped| !wanted.contains(mapped)) {
+                self.unregister(&mut *function, mapped);
+                placement.mapped = None;
+                freed = true;
+            }
+        }
+        // The function's other BARs look at what is written here.
+        self.store(bdf, placements);
+        for decoded in wanted {
+            // A BarIndex is below COUNT.
+            let placement = &mut placements[usize::from(decoded.bar.index.get())];
+            if placement.mapped.is_some() {
+                continue;
+            }
+            match self.register(&mut *function, decoded) {
+                Ok(()) => placement.mapped = Some(decoded),
+                Err(reason) => {
+                    placement.blocked = true;
+                    if !std::mem::replace(&mut placement.warned, true) {
+                        log::warn!(
+                            "{}: BAR {} of {:#x} bytes at {:#x} is not decoded: {reason}",
+                            bdf,
+                            decoded.bar.index.get(),
+                            decoded.bar.size,
+                            decoded.address,
+                        );
+                    }
+                }
+            }
+            self.store(bdf, placements);
+        }
+        freed
+    }
+
+    /// What the root port forwards whose bus this is; `None` without one.
+    fn port_of(&self, bus: u8) -> Option<Forwarding> {
+        let mut ports = self.root_ports().into_iter();
+        let (_, _, function) = ports.find(|(_, home, _)| *home == bus)?;
+        let function = function.lock_unpoisoned();
+        Some(function.root_port()?.forwarding())
+    }
+
+    fn store(&self, bdf: Bdf, placements: [Placement; BarIndex::COUNT]) {
+        if let Some(slot) = self.slots.lock_unpoisoned().get_mut(&bdf) {
+            slot.placements = placements;
+        }
+    }
+
+    fn register(
+        &self,
+        function: &mut dyn PciFunction,
+        decoded: DecodedBar,
+    ) -> Result<(), Misplaced> {
+        let DecodedBar { bar, address } = decoded;
+        let mut windows = self.config.windows(bar.kind);
+        if !windows.any(|window| window.contains(address, bar.size)) {
+            return Err(Misplaced::OutsideWindows);
+        }
+        if let Some(other) = self.mapped().find(|other| overlap(*other, decoded)) {
+            return Err(Misplaced::OtherBar(other.address));
+        }
+        if let Some(device) = function.bar_device(bar.index) {
+            self.bus(bar.kind).insert(address, bar.size, device)?;
+        }
+        function.bar_mapped(bar.index, Some(address));
+        Ok(())
+    }
+
+    fn unregister(&self, function: &mut dyn PciFunction, mapped: DecodedBar) {
+        let index = mapped.bar.index;
+        if function.bar_device(index).is_some() {
+            self.bus(mapped.bar.kind).remove(mapped.address);
+        }
+        function.bar_mapped(index, None);
+    }
+
+    /// All ranges that are decoded.
+    fn mapped(&self) -> impl Iterator<Item = DecodedBar> {
+        let slots = self.slots.lock_unpoisoned();
+        let mapped: Vec<_> = slots
+            .values()
+            .flat_map(|slot| slot.placements.iter().filter_map(|at| at.mapped))
+            .collect();
+        mapped.into_iter()
+    }
+
+    /// The address of a seat that nobody has.
+    fn free_seat(&self, seat: Seat) -> Result<Bdf, PciError> {
+        let segment = self.config.segment;
+        let Seat { bus, function, .. } = seat;
+        if function > 7 {
+            return Err(PciError::InvalidFunction { function });
+        }
+        if bus > 0 && !self.ports().iter().any(|(_, port)| *port == bus) {
+            return Err(PciError::NoBus { segment, bus });
+        }
+        let slots = self.slots.lock_unpoisoned();
+        let at = |device| Bdf {
+            segment,
+            bus,
+            device,
+            function,
+        };
+        let device = match seat.device {
+            Some(slot) if bus > 0 && slot > 0 => return Err(PciError::BehindPort { slot }),
+            Some(slot) if bus == 0 && !(1..SLOTS).contains(&slot) => {
+                return Err(PciError::InvalidSlot { slot });
+            }
+            Some(slot) => slot,
+            None if bus > 0 => 0,
+            None if function > 0 => return Err(PciError::NoDevice { function }),
+            None => {
+                let is_empty =
+                    |slot: &u8| !slots.keys().any(|at| at.bus == 0 && at.device == *slot);
+                (1..SLOTS).find(is_empty).ok_or(PciError::NoSlot(segment))?
+            }
+        };
+        let bdf = at(device);
+        if slots.contains_key(&bdf) {
+            return Err(PciError::SlotTaken(bdf));
+        }
+        Ok(bdf)
+    }
+
+    fn bus(&self, kind: BarKind) -> &Bus {
+        if is_io(kind) { &self.pio } else { &self.mmio }
+    }
+}
+
+/// Why a BAR is not decoded where the guest put it.
+#[derive(Debug, thiserror::Error)]
+enum Misplaced {
+    #[error("the address is outside of the host bridge's windows")]
+    OutsideWindows,
+    #[error("the BAR at {0:#x} is in its way")]
+    OtherBar(u64),
+    #[error(transparent)]
+    Bus(#[from] BusError),
+}
+
+fn is_io(kind: BarKind) -> bool {
+    kind == BarKind::Io
+}
+
+fn overlap(a: DecodedBar, b: DecodedBar) -> bool {
+    let last = |bar: DecodedBar| bar.address.saturating_add(bar.bar.size - 1);
+    is_io(a.bar.kind) == is_io(b.bar.kind) && a.address <= last(b) && b.address <= last(a)
+}

@@ -1,0 +1,159 @@
+//! Which capabilities of a device the guest sees, and where.
+//!
+//! Each keeps its offset: drivers of some vendors expect theirs at a fixed place. What has a
+//! meaning only on the host's bus is left out.
+
+use pci::{ConfigError, ConfigSpace};
+
+/// Power management (PCI PM 1.2).
+const POWER_MANAGEMENT: u8 = 0x01;
+/// Message-signalled interrupts (PCI 3.0, 6.8.1).
+const MSI: u8 = 0x05;
+/// Vendor specific.
+const VENDOR: u8 = 0x09;
+/// PCI Express (7.5.3).
+const EXPRESS: u8 = 0x10;
+/// Extended message-signalled interrupts (PCI 3.0, 6.8.2).
+const MSIX: u8 = 0x11;
+/// SATA.
+const SATA: u8 = 0x12;
+
+const FIRST: usize = 0x40;
+const HEADER_END: usize = 0x100;
+
+/// A capability in the device's list.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CapabilityKind {
+    /// Emulated: the guest's messages are not the device's.
+    Msi,
+    /// Emulated.
+    Msix,
+    /// Emulated: the device stays awake.
+    Power,
+    /// The device's own, of which the guest's resets matter here.
+    Express,
+    /// The guest reads and writes the device's own registers, of which vfio-pci guards those that
+    /// matter to the host.
+    Through,
+}
+
+/// A capability that the guest sees.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Capability {
+    /// Its id.
+    pub id: u8,
+    /// What becomes of it.
+    pub kind: CapabilityKind,
+    /// Its offset.
+    pub at: usize,
+    /// Its length in bytes.
+    pub len: usize,
+}
+
+/// The capabilities that the guest sees, from the first 256 bytes of the device's configuration
+/// space.
+pub fn visible(config: &[u8; HEADER_END]) -> Vec<Capability> {
+    let mut found: Vec<(u8, usize)> = Vec::new();
+    let mut at = usize::from(config[0x34] & !3);
+    // A list that bites its own tail ends where it does.
+    while (FIRST..HEADER_END).contains(&at) && !found.iter().any(|(_, seen)| *seen == at) {
+        found.push((config[at], at));
+        at = usize::from(config[at + 1] & !3);
+    }
+    let end_of = |at: usize| {
+        let behind = found.iter().map(|(_, other)| *other);
+        behind
+            .filter(|other| *other > at)
+            .min()
+            .unwrap_or(HEADER_END)
+    };
+    found
+        .iter()
+        .filter_map(|&(id, at)| {
+            let room = end_of(at) - at;
+            let word = |offset: usize| {
+                let at = at + offset;
+                let bytes = [config.get(at).copied(), config.get(at + 1).copied()];
+                u16::from_le_bytes(bytes.map(Option::unwrap_or_default))
+            };
+            let (kind, len) = match id {
+                MSI if word(2) & 0x80 != 0 => (CapabilityKind::Msi, 14),
+                MSI => (CapabilityKind::Msi, 10),
+                MSIX => (CapabilityKind::Msix, 12),
+                POWER_MANAGEMENT => (CapabilityKind::Power, 8),
+                SATA => (CapabilityKind::Through, 8),
+                EXPRESS => (CapabilityKind::Express, 0x3c),
+                VENDOR => (CapabilityKind::Through, usize::from(word(2) & 0xff).max(3)),
+                _ => return None,
+            };
+            Some(Capability {
+                id,
+                kind,
+                at,
+                len: len.min(room),
+            })
+        })
+        .collect()
+}
+
+/// Puts a capability that is passed through into the list; its registers are not the guest's to
+/// write in `config`, they are the device's.
+pub fn place_through(
+    config: &mut ConfigSpace,
+    physical: &[u8; HEADER_END],
+    capability: Capability,
+) -> Result<(), ConfigError> {
+    let Capability { id, at, len, .. } = capability;
+    config.place_capability(at, id, &physical[at + 2..at + len.max(2)], &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn list(entries: &[(usize, &[u8])]) -> [u8; HEADER_END] {
+        let mut config = [0; HEADER_END];
+        config[0x34] = entries.first().map_or(0, |(at, _)| *at as u8);
+        for (index, (at, body)) in entries.iter().enumerate() {
+            config[*at..*at + body.len()].copy_from_slice(body);
+            config[at + 1] = entries.get(index + 1).map_or(0, |(next, _)| *next as u8);
+        }
+        config
+    }
+
+    #[test]
+    fn what_concerns_only_the_host_is_left_out() {
+        // Vital product data, MSI with 64-bit addresses, a vendor's own.
+        let config = list(&[
+            (0x40, &[0x03, 0]),
+            (0x50, &[0x05, 0, 0x80, 0]),
+            (0x60, &[0x09, 0, 8]),
+        ]);
+        assert_eq!(
+            visible(&config),
+            [
+                Capability {
+                    id: 5,
+                    kind: CapabilityKind::Msi,
+                    at: 0x50,
+                    len: 14
+                },
+                Capability {
+                    id: 9,
+                    kind: CapabilityKind::Through,
+                    at: 0x60,
+                    len: 8
+                },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_list_without_end_ends() {
+        let mut config = list(&[(0x40, &[0x01, 0]), (0x48, &[0x10, 0])]);
+        config[0x49] = 0x40;
+        let found = visible(&config);
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].len, 8, "as far as the next one");
+    }
+}

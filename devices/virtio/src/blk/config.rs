@@ -1,0 +1,109 @@
+//! Configuration space and features (virtio 1.2, 5.2.3 and 5.2.4).
+
+use disk::{Disk, SECTOR};
+use virtio_bindings::bindings::{
+    virtio_blk::{
+        VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_TOPOLOGY,
+        VIRTIO_BLK_F_WRITE_ZEROES,
+    },
+    virtio_config::VIRTIO_F_VERSION_1,
+    virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
+};
+
+/// Length of the configuration in bytes.
+const LEN: usize = 60;
+
+/// Offset of `writeback`, the only field that the driver writes.
+pub const WRITEBACK: u64 = 32;
+
+/// Sectors that one discard or write-zeroes request may cover: 1 GiB, so that a request ends in
+/// reasonable time on any file system.
+pub const MAX_RANGE: u32 = 1 << 21;
+
+/// Data descriptors that the driver may use, beyond which larger requests gain nothing.
+const MAX_SEGMENTS: u32 = 254;
+
+/// Whether `features` has the bit numbered `bit`.
+pub fn has(features: u64, bit: u32) -> bool {
+    features & (1 << bit) != 0
+}
+
+/// The features of a disk.
+pub fn features(disk: &Disk, read_only: bool, num_queues: u16) -> u64 {
+    let offers = [
+        (VIRTIO_F_VERSION_1, true),
+        (VIRTIO_RING_F_EVENT_IDX, true),
+        (VIRTIO_RING_F_INDIRECT_DESC, true),
+        (VIRTIO_BLK_F_SEG_MAX, true),
+        (VIRTIO_BLK_F_BLK_SIZE, true),
+        (VIRTIO_BLK_F_TOPOLOGY, true),
+        (VIRTIO_BLK_F_FLUSH, true),
+        (VIRTIO_BLK_F_CONFIG_WCE, true),
+        (VIRTIO_BLK_F_RO, read_only),
+        (VIRTIO_BLK_F_MQ, num_queues > 1),
+        (VIRTIO_BLK_F_DISCARD, disk.can_discard()),
+        (VIRTIO_BLK_F_WRITE_ZEROES, disk.can_write_zeroes()),
+    ];
+    offers
+        .iter()
+        .filter(|(_, offered)| *offered)
+        .fold(0, |bits, (bit, _)| bits | 1 << bit)
+}
+
+/// What does not change while the device lives.
+#[derive(Clone, Debug)]
+pub struct Config {
+    bytes: [u8; LEN],
+}
+
+impl Config {
+    /// The configuration of `disk`.
+    pub fn new(disk: &Disk, num_queues: u16, queue_size: u16) -> Self {
+        let geometry = disk.geometry();
+        let blocks_per_physical = geometry.physical_block / geometry.logical_block;
+        let discard_alignment = u64::from(geometry.physical_block) / SECTOR;
+        let mut config = Self { bytes: [0; LEN] };
+        // seg_max: all but header and status, should the driver not use indirect descriptors.
+        config.put(
+            12,
+            &u32::from(queue_size - 2).min(MAX_SEGMENTS).to_le_bytes(),
+        );
+        config.put(20, &geometry.logical_block.to_le_bytes());
+        // Powers of two, both: the exponent fits.
+        config.put(24, &[blocks_per_physical.trailing_zeros() as u8]);
+        // min_io_size in logical blocks.
+        let min_io = u16::try_from(blocks_per_physical).unwrap_or(1);
+        config.put(26, &min_io.to_le_bytes());
+        config.put(34, &num_queues.to_le_bytes());
+        if disk.can_discard() {
+            config.put(36, &MAX_RANGE.to_le_bytes());
+            config.put(40, &1_u32.to_le_bytes());
+            config.put(44, &(discard_alignment as u32).to_le_bytes());
+        }
+        if disk.can_write_zeroes() {
+            config.put(48, &MAX_RANGE.to_le_bytes());
+            config.put(52, &1_u32.to_le_bytes());
+            config.put(56, &[u8::from(disk.can_discard())]);
+        }
+        config
+    }
+
+    fn put(&mut self, at: usize, value: &[u8]) {
+        self.bytes[at..at + value.len()].copy_from_slice(value);
+    }
+
+    /// Fills `data` from `offset`, with the fields that change.
+    pub fn read(&self, capacity: u64, writeback: bool, offset: u64, data: &mut [u8]) {
+        let mut now = self.clone();
+        now.put(0, &(capacity / SECTOR).to_le_bytes());
+        now.put(WRITEBACK as usize, &[u8::from(writeback)]);
+        data.fill(0);
+        let tail = usize::try_from(offset)
+            .ok()
+            .and_then(|offset| now.bytes.get(offset..))
+            .unwrap_or_default();
+        let count = tail.len().min(data.len());
+        data[..count].copy_from_slice(&tail[..count]);
+    }
+}

@@ -1,0 +1,409 @@
+//! The device: options, errors, activation, saved state.
+
+use std::{io, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
+
+use device_model::{
+    lifecycle::{ActivateError, StateError, Unanswered},
+    memory::GuestMemory,
+    thread::{ThreadRole, ThreadSpawner},
+    throttle::{SharedRateLimiter, Throttle},
+    worker::Worker,
+};
+use disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR, Scope};
+use serde::{Deserialize, Serialize};
+use virtio_bindings::bindings::{
+    virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH},
+    virtio_ring::VIRTIO_RING_F_EVENT_IDX,
+};
+use virtio_queue::QueueT;
+
+use super::{
+    config::{self, Config, WRITEBACK, has},
+    queue::{QueueWorker, Setup},
+    shared::{ID_LEN, Shared},
+};
+use crate::device::{Activation, ActiveQueue, DeviceType, VirtioDevice, VirtioInterrupt};
+
+const TYPE: DeviceType = DeviceType {
+    number: 2,
+    name: "disk",
+    class: 0x01_8000,
+};
+
+/// Requests of a queue that are in flight at a time, however long the queue is.
+const MAX_DEPTH: u16 = 1024;
+
+/// A block device's configuration.
+#[derive(Clone)]
+pub struct Options {
+    /// Start of the thread names: `_disk0` makes `_disk0_q0`, `_disk0_q1` ...
+    pub thread_name: String,
+    /// The image.
+    pub disk: DiskOptions,
+    /// Queues, 1 to 256; each has a thread of its own while the driver uses it.
+    pub num_queues: u16,
+    /// Descriptors of each queue: a power of two from 4 to 32768.
+    pub queue_size: u16,
+    /// Serial number, of which the guest sees the first 20 bytes; by default made from the
+    /// image's device and inode numbers.
+    pub serial: Option<String>,
+    /// Limits of bytes and operations, for the disk or, if others have the same one, for all of
+    /// them together.
+    pub rate_limiter: Option<SharedRateLimiter>,
+    /// Host CPUs for the workers of some queues: queue number and CPUs.
+    pub affinity: Vec<(u16, Vec<usize>)>,
+}
+
+/// A block device cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The image.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A number of queues that cannot be had.
+    #[error("a disk has 1 to 256 queues, not {0}")]
+    NumQueues(u16),
+    /// A queue size that cannot be had.
+    #[error("the size of a disk's queues is a power of two from 4 to 32768, not {0}")]
+    QueueSize(u16),
+    /// An affinity for a queue that does not exist.
+    #[error("the affinity for queue {queue} cannot apply: the disk has {num_queues} queues")]
+    Affinity {
+        /// The queue named.
+        queue: u16,
+        /// Queues that there are.
+        num_queues: u16,
+    },
+    /// A host resource could not be had.
+    #[error("cannot prepare asynchronous I/O for a disk")]
+    Engine(#[source] io::Error),
+}
+
+/// What a snapshot keeps of a block device.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Size in bytes as the guest knows it.
+    pub capacity: u64,
+    /// The driver chose write-back caching.
+    pub writeback: bool,
+}
+
+/// Reaches a device while it is plugged in. It keeps the image open and locked: drop it with the
+/// device.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Handle {
+    /// Grows the disk to `bytes` and tells the guest. Blocks for a system call.
+    pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
+        self.shared.resize(bytes)
+    }
+
+    /// Takes the lock of the image: see [`Disk::lock`].
+    pub fn lock(&self) -> Result<(), DiskError> {
+        self.shared.with_disk(|disk| disk.lock())
+    }
+
+    /// Gives the lock of the image up: see [`Disk::unlock`].
+    pub fn unlock(&self) -> Result<(), DiskError> {
+        self.shared.with_disk(|disk| disk.unlock())
+    }
+
+    /// Puts all that was written on stable storage. Blocks.
+    pub fn flush(&self) -> io::Result<()> {
+        self.shared.with_disk(|disk| disk.flush())
+    }
+
+    /// Whether the image is locked exclusively while it is in use, as far as `among` hears of locks: then
+    /// whoever has the lock is the only one there who has the disk.
+    pub fn is_exclusive(&self, among: Scope) -> bool {
+        !self.shared.read_only && self.shared.with_disk(|disk| disk.lock_scope()) >= among
+    }
+
+    /// Size of the disk in bytes.
+    pub fn size(&self) -> u64 {
+        self.shared.capacity()
+    }
+
+    /// Counters as in [`VirtioDevice::counters`], from any thread.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counters.list()
+    }
+}
+
+/// What a queue needs beside the driver's part, made in advance.
+struct Engine {
+    io: Box<dyn AsyncIo>,
+    throttle: Option<Throttle>,
+}
+
+/// A block device.
+pub struct Blk {
+    shared: Arc<Shared>,
+    config: Config,
+    features: u64,
+    queue_sizes: Vec<u16>,
+    affinity: Vec<Vec<usize>>,
+    thread_name: String,
+    spawner: Arc<dyn ThreadSpawner>,
+    rate_limiter: Option<SharedRateLimiter>,
+    /// One per queue; none while the queue's worker has it.
+    engines: Vec<Option<Engine>>,
+    workers: Vec<Worker<QueueWorker>>,
+}
+
+impl Blk {
+    /// Opens and locks the image and prepares I/O on it.
+    pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
+        let (num_queues, queue_size) = (options.num_queues, options.queue_size);
+        if !(1..=256).contains(&num_queues) {
+            return Err(Error::NumQueues(num_queues));
+        }
+        if !queue_size.is_power_of_two() || queue_size < 4 {
+            return Err(Error::QueueSize(queue_size));
+        }
+        let mut affinity = vec![Vec::new(); num_queues as usize];
+        for (queue, cpus) in options.affinity {
+            *affinity
+                .get_mut(queue as usize)
+                .ok_or(Error::Affinity { queue, num_queues })? = cpus;
+        }
+        let disk = Disk::open(&options.disk)?;
+        let id = match &options.serial {
+            Some(serial) => padded(serial),
+            None => padded(&default_serial(&disk)),
+        };
+        let read_only = options.disk.read_only;
+        let mut blk = Self {
+            config: Config::new(&disk, num_queues, queue_size),
+            features: config::features(&disk, read_only, num_queues),
+            shared: Arc::new(Shared::new(disk, read_only, id)),
+            queue_sizes: vec![queue_size; num_queues as usize],
+            affinity,
+            thread_name: options.thread_name,
+            spawner,
+            rate_limiter: options.rate_limiter,
+            engines: Vec::new(),
+            workers: Vec::new(),
+        };
+        for index in 0..num_queues {
+            let engine = blk.engine(index).map_err(Error::Engine)?;
+            blk.engines.push(Some(engine));
+        }
+        Ok(blk)
+    }
+
+    /// A handle that stays usable while the device is plugged in.
+    pub fn handle(&self) -> Handle {
+        Handle {
+            shared: Arc::clone(&self.shared),
+        }
+    }
+
+    /// Puts another engine in the place of a queue's, while the device is inactive.
+    #[cfg(test)]
+    pub(super) fn replace_engine(&mut self, index: usize, io: Box<dyn AsyncIo>) {
+        self.engines[index] = Some(Engine { io, throttle: None });
+    }
+
+    fn engine(&self, index: u16) -> io::Result<Engine> {
+        let name = self.queue_name(index);
+        let limiter = self.rate_limiter.clone();
+        Ok(Engine {
+            io: self
+                .shared
+                .with_disk(|disk| disk.async_io(self.depth(), &*self.spawner, &name))?,
+            throttle: limiter.map(Throttle::new).transpose()?,
+        })
+    }
+
+    /// Requests of a queue that are in flight at a time.
+    fn depth(&self) -> u16 {
+        self.queue_sizes
+            .first()
+            .map_or(1, |size| *size.min(&MAX_DEPTH))
+    }
+
+    fn queue_name(&self, index: u16) -> String {
+        format!("{}_q{index}", self.thread_name)
+    }
+
+    fn start(&mut self, active: ActiveQueue, common: &Common) -> Result<(), ActivateError> {
+        let index = active.index;
+        let engine = match self.engines.get_mut(index as usize).and_then(Option::take) {
+            Some(engine) => engine,
+            // Lost with a worker that died.
+            None => self.engine(index).map_err(|source| ActivateError::Host {
+                action: "prepare asynchronous I/O for a disk",
+                source,
+            })?,
+        };
+        let worker = QueueWorker::new(Setup {
+            depth: self.depth(),
+            active,
+            memory: common.memory.clone(),
+            interrupt: Arc::clone(&common.interrupt),
+            engine: engine.io,
+            throttle: engine.throttle,
+            shared: Arc::clone(&self.shared),
+            affinity: self
+                .affinity
+                .get(index as usize)
+                .cloned()
+                .unwrap_or_default(),
+            write_through_always: common.write_through_always,
+        });
+        let name = self.queue_name(index);
+        let worker = Worker::spawn(&*self.spawner, ThreadRole::Disk, &name, worker);
+        self.workers
+            .push(worker.map_err(|source| ActivateError::Host {
+                action: "start a disk's thread",
+                source,
+            })?);
+        Ok(())
+    }
+}
+
+/// What the queues of one activation have in common.
+struct Common {
+    memory: GuestMemory,
+    interrupt: Arc<dyn VirtioInterrupt>,
+    write_through_always: bool,
+}
+
+impl VirtioDevice for Blk {
+    fn device_type(&self) -> DeviceType {
+        TYPE
+    }
+
+    fn queue_sizes(&self) -> &[u16] {
+        &self.queue_sizes
+    }
+
+    fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn read_config(&self, offset: u64, data: &mut [u8]) {
+        let (capacity, writeback) = (self.shared.capacity(), self.shared.is_writeback());
+        self.config.read(capacity, writeback, offset, data);
+    }
+
+    fn write_config(&mut self, offset: u64, data: &[u8]) {
+        if offset == WRITEBACK
+            && let [on] = data
+        {
+            self.shared.set_writeback(*on != 0);
+        }
+    }
+
+    fn activate(&mut self, activation: Activation) -> Result<(), ActivateError> {
+        let Activation {
+            memory,
+            interrupt,
+            queues,
+            features,
+        } = activation;
+        if queues.is_empty() {
+            return Err(ActivateError::MissingQueues { got: 0, needed: 1 });
+        }
+        if !has(features, VIRTIO_BLK_F_CONFIG_WCE) {
+            self.shared.set_writeback(true);
+        }
+        self.shared.requests.start_over();
+        let common = Common {
+            memory,
+            interrupt,
+            // Without a flush command only stable writes are safe (virtio 1.2, 5.2.6.2).
+            write_through_always: !has(features, VIRTIO_BLK_F_FLUSH),
+        };
+        for mut active in queues {
+            active
+                .queue
+                .set_event_idx(has(features, VIRTIO_RING_F_EVENT_IDX));
+            if let Err(error) = self.start(active, &common) {
+                self.deactivate();
+                return Err(error);
+            }
+        }
+        self.shared.change.connect(Some(common.interrupt));
+        Ok(())
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let what = || format!("disk {}", self.shared.path.display());
+        self.shared.requests.quiesce(what, patience)
+    }
+
+    fn carry_on(&mut self) {
+        self.shared.requests.carry_on();
+    }
+
+    fn deactivate(&mut self) -> Vec<ActiveQueue> {
+        self.shared.change.connect(None);
+        let mut queues = Vec::with_capacity(self.workers.len());
+        for worker in std::mem::take(&mut self.workers) {
+            let Some(worker) = worker.stop() else {
+                continue;
+            };
+            let (active, io, throttle) = worker.into_parts();
+            if let Some(slot) = self.engines.get_mut(active.index as usize) {
+                *slot = Some(Engine { io, throttle });
+            }
+            queues.push(active);
+        }
+        queues
+    }
+
+    fn reset(&mut self) {
+        // As it was made: the driver's choice of cache mode, and news of a size that the next
+        // driver reads anyway.
+        self.shared.set_writeback(true);
+        self.shared.change.forget();
+    }
+
+    fn save(&self) -> Result<serde_json::Value, StateError> {
+        Ok(serde_json::to_value(State {
+            capacity: self.shared.capacity(),
+            writeback: self.shared.is_writeback(),
+        })?)
+    }
+
+    fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
+        let state: State = serde_json::from_value(state)?;
+        let size = self.shared.with_disk(|disk| disk.size());
+        if state.capacity > size || state.capacity == 0 || !state.capacity.is_multiple_of(SECTOR) {
+            return Err(StateError::Mismatch(format!(
+                "the disk had {} bytes, its image {} has {size}",
+                state.capacity,
+                self.shared.path.display()
+            )));
+        }
+        self.shared.set_capacity(state.capacity);
+        self.shared.set_writeback(state.writeback);
+        Ok(())
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.shared.counters.list()
+    }
+}
+
+/// The first bytes of `serial`, padded with zeroes.
+fn padded(serial: &str) -> [u8; ID_LEN] {
+    let mut id = [0; ID_LEN];
+    let count = serial.len().min(ID_LEN);
+    id[..count].copy_from_slice(&serial.as_bytes()[..count]);
+    id
+}
+
+/// A serial number that is the same whenever the same image is used. Images that cannot be
+/// examined any more (they are open) get an empty one.
+fn default_serial(disk: &Disk) -> String {
+    std::fs::metadata(disk.path())
+        .map(|of| format!("{}{}{}", of.dev(), of.rdev(), of.ino()))
+        .unwrap_or_default()
+}

@@ -1,0 +1,481 @@
+//! The worker of one queue.
+
+use std::{io, sync::Arc, time::Instant};
+
+use device_model::{
+    memory::{GuestMemory, GuestRam},
+    thread::pin_current_thread,
+    throttle::Throttle,
+    worker::DeviceWorker,
+};
+use disk::{AsyncIo, Buffers, Finished, Io, Operation};
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use virtio_bindings::bindings::virtio_blk::{
+    VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
+};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+use vmm_sys_util::epoll::EventSet;
+
+use super::{
+    request::{Command, Parser},
+    shared::Shared,
+};
+use crate::device::{ActiveQueue, VirtioInterrupt};
+
+/// How often a worker fills a queue that empties at once before it looks at other events, such
+/// as the one that stops it.
+const ROUNDS: u32 = 8;
+
+const KICK: u32 = 0;
+const COMPLETION: u32 = 1;
+const TIMER: u32 = 2;
+
+/// A request that the engine has.
+struct Pending {
+    head: u16,
+    status: GuestAddress,
+    /// The memory in which the status goes: that of the data.
+    memory: Arc<GuestRam>,
+    operation: Operation,
+    len: u64,
+    since: Instant,
+}
+
+/// What `prepare` made of a request.
+enum Prepared {
+    /// Something for the engine.
+    Io(Io),
+    /// Nothing more to do but to answer.
+    Done {
+        /// Data bytes that were written to the guest.
+        written: u32,
+    },
+}
+
+/// Why the worker stopped taking requests.
+#[derive(Debug, Eq, PartialEq)]
+enum Stop {
+    /// There are none.
+    Empty,
+    /// As many as the engine takes are in flight.
+    Full,
+    /// The rate limit is reached; the timer says when to go on.
+    Throttled,
+    /// The device is about to be stopped; a kick says when to go on, if it is not.
+    Held,
+    /// Its turn is over, though the driver has more.
+    Turn,
+}
+
+/// Serves one queue; owns it and its engine.
+pub struct QueueWorker {
+    active: ActiveQueue,
+    memory: GuestMemory,
+    interrupt: Arc<dyn VirtioInterrupt>,
+    engine: Box<dyn AsyncIo>,
+    throttle: Option<Throttle>,
+    shared: Arc<Shared>,
+    /// Host CPUs on which the worker runs; empty for all.
+    affinity: Vec<usize>,
+    /// Writes must be stable before they complete.
+    write_through_always: bool,
+    /// By the tag of the Io.
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    parser: Parser,
+    /// Allocations for the next requests.
+    spare: Vec<Buffers>,
+    /// Chains were handed back since the driver was last told.
+    unnotified: bool,
+    /// The driver made the queue unusable; nothing is taken until it resets the device.
+    broken: bool,
+}
+
+/// What a worker is made of.
+pub struct Setup {
+    /// The queue.
+    pub active: ActiveQueue,
+    /// Guest RAM.
+    pub memory: GuestMemory,
+    /// Interrupts.
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    /// Performs the I/O; takes `depth` requests at a time.
+    pub engine: Box<dyn AsyncIo>,
+    /// See there.
+    pub depth: u16,
+    /// The rate limit.
+    pub throttle: Option<Throttle>,
+    /// The device's part.
+    pub shared: Arc<Shared>,
+    /// Host CPUs on which the worker runs; empty for all.
+    pub affinity: Vec<usize>,
+    /// The driver did not take `VIRTIO_BLK_F_FLUSH`.
+    pub write_through_always: bool,
+}
+
+impl QueueWorker {
+    /// A worker that takes up whatever is in the queue as soon as it runs.
+    pub fn new(setup: Setup) -> Self {
+        let depth = setup.depth as usize;
+        Self {
+            active: setup.active,
+            memory: setup.memory,
+            interrupt: setup.interrupt,
+            engine: setup.engine,
+            throttle: setup.throttle,
+            shared: setup.shared,
+            affinity: setup.affinity,
+            write_through_always: setup.write_through_always,
+            pending: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+            parser: Parser::default(),
+            spare: Vec::new(),
+            unnotified: false,
+            broken: false,
+        }
+    }
+
+    /// Gives back what it was made of.
+    pub fn into_parts(mut self) -> (ActiveQueue, Box<dyn AsyncIo>, Option<Throttle>) {
+        if let Some(throttle) = &mut self.throttle {
+            throttle.reset();
+        }
+        (self.active, self.engine, self.throttle)
+    }
+
+    fn serve(&mut self) {
+        for _ in 0..ROUNDS {
+            let memory = self.memory.memory().into_inner();
+            let stop = self.take_requests(&memory);
+            self.engine.submit();
+            let finished = self.collect();
+            self.notify(&memory);
+            match stop {
+                Stop::Full if finished => {}
+                Stop::Full | Stop::Empty | Stop::Throttled | Stop::Held => return,
+                Stop::Turn => break,
+            }
+        }
+        // There is more to do, after other events. Fails only when the counter is full, in which
+        // case it is readable too.
+        let _ = self.active.kick.write(1);
+    }
+
+    /// Starts what the driver has put in the queue, up to a queue's worth of it.
+    fn take_requests(&mut self, memory: &Arc<GuestRam>) -> Stop {
+        let mut budget = self.active.queue.size();
+        while !self.broken {
+            if self.free.is_empty() {
+                return Stop::Full;
+            }
+            if budget == 0 {
+                return Stop::Turn;
+            }
+            budget -= 1;
+            let chain = match self.active.queue.iter(&**memory) {
+                Ok(mut chains) => chains.next(),
+                Err(error) => {
+                    self.give_up(&error);
+                    break;
+                }
+            };
+            if let Some(chain) = chain {
+                if !self.shared.requests.begin() {
+                    self.active.queue.go_to_previous_position();
+                    return Stop::Held;
+                }
+                let head = chain.head_index();
+                match self.parser.parse(chain, memory) {
+                    Some((command, _)) if !self.admit(command) => {
+                        // It is read again, and checked again, when its time has come.
+                        self.shared.requests.end();
+                        self.active.queue.go_to_previous_position();
+                        return Stop::Throttled;
+                    }
+                    Some((command, status)) => self.start(memory, head, command, status),
+                    // Nowhere to put a status.
+                    None => self.answer_without_status(memory, head),
+                }
+                continue;
+            }
+            match self.active.queue.enable_notification(&**memory) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => self.give_up(&error),
+            }
+        }
+        Stop::Empty
+    }
+
+    /// Asks the rate limit; requests without I/O are free.
+    fn admit(&mut self, command: Command) -> bool {
+        let Some(throttle) = &mut self.throttle else {
+            return true;
+        };
+        match command {
+            Command::Read { .. } => throttle.admit(self.parser.writable.len()),
+            Command::Write { .. } => throttle.admit(self.parser.readable.len()),
+            Command::Flush | Command::Discard(_) | Command::WriteZeroes(_) => throttle.admit(0),
+            Command::GetId | Command::Unknown(_) | Command::Invalid => true,
+        }
+    }
+
+    fn start(&mut self, memory: &Arc<GuestRam>, head: u16, command: Command, status: GuestAddress) {
+        match self.prepare(memory, command) {
+            Ok(Prepared::Io(io)) => {
+                let pending = Pending {
+                    head,
+                    status,
+                    memory: Arc::clone(memory),
+                    operation: io.operation,
+                    len: io.len,
+                    since: Instant::now(),
+                };
+                // `prepare` took the tag from `free`.
+                let tag = io.tag;
+                self.pending[tag] = Some(pending);
+                self.engine.start(io);
+            }
+            Ok(Prepared::Done { written }) => {
+                self.answer(memory, head, status, VIRTIO_BLK_S_OK, written);
+            }
+            Err(code) => self.answer(memory, head, status, code, 0),
+        }
+    }
+
+    /// Checks a request and makes an Io of it, or does it at once; or the status that refuses it.
+    fn prepare(&mut self, memory: &Arc<GuestRam>, command: Command) -> Result<Prepared, u32> {
+        // What is written is not lost with the host's power when the driver never flushes.
+        let durable = self.write_through_always || !self.shared.is_writeback();
+        let (operation, sector, len) = match command {
+            Command::Read { sector } => (Operation::Read, sector, self.parser.writable.len()),
+            Command::Write { sector } => (
+                Operation::Write { durable },
+                sector,
+                self.parser.readable.len(),
+            ),
+            Command::Flush => (Operation::Flush, 0, 0),
+            Command::Discard(_) if !self.shared.can_discard => return Err(VIRTIO_BLK_S_UNSUPP),
+            Command::WriteZeroes(_) if !self.shared.can_write_zeroes => {
+                return Err(VIRTIO_BLK_S_UNSUPP);
+            }
+            Command::Discard(range) => {
+                let (sector, len) = self.shared.check_range(range, 0)?;
+                (Operation::Discard, sector, len)
+            }
+            Command::WriteZeroes(range) => {
+                let unmap = VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP;
+                let (sector, len) = self.shared.check_range(range, unmap)?;
+                let may_unmap = range.flags & unmap != 0 && self.shared.can_discard;
+                (Operation::WriteZeroes { may_unmap, durable }, sector, len)
+            }
+            Command::GetId => {
+                let written = self.parser.writable.write(memory, &self.shared.id);
+                return written
+                    .map(|written| Prepared::Done { written })
+                    .ok_or(VIRTIO_BLK_S_IOERR);
+            }
+            Command::Unknown(kind) => {
+                log::debug!("the driver sent an unknown disk request ({kind})");
+                return Err(VIRTIO_BLK_S_UNSUPP);
+            }
+            Command::Invalid => return Err(VIRTIO_BLK_S_IOERR),
+        };
+        if operation != Operation::Read && operation != Operation::Flush && self.shared.read_only {
+            return Err(VIRTIO_BLK_S_IOERR);
+        }
+        let offset = self.shared.check_extent(sector, len)?;
+        if len == 0 && operation != Operation::Flush {
+            return Ok(Prepared::Done { written: 0 });
+        }
+        let pieces = match operation {
+            Operation::Read => Some(&self.parser.writable),
+            Operation::Write { .. } => Some(&self.parser.readable),
+            _ => None,
+        };
+        let buffers = match pieces {
+            Some(pieces) => {
+                let mut buffers = self.spare.pop().unwrap_or_default();
+                buffers.reset(Arc::clone(memory));
+                // `all` stops at the first piece that is not RAM.
+                let mut pieces = pieces.iter();
+                if !pieces.all(|(address, len)| buffers.push(address, len as usize)) {
+                    return Err(VIRTIO_BLK_S_IOERR);
+                }
+                Some(buffers)
+            }
+            None => None,
+        };
+        // `take_requests` checked that there is one.
+        let tag = self.free.pop().ok_or(VIRTIO_BLK_S_IOERR)?;
+        let io = match buffers {
+            Some(buffers) => Io::transfer(operation, offset, buffers, tag),
+            None => Io::range(operation, offset, len, tag),
+        };
+        Ok(Prepared::Io(io))
+    }
+
+    /// Answers what the engine has finished; true if there was anything.
+    fn collect(&mut self) -> bool {
+        let mut any = false;
+        while let Some(finished) = self.engine.take_finished() {
+            any = true;
+            self.complete(finished);
+        }
+        any
+    }
+
+    fn complete(&mut self, Finished { mut io, result }: Finished) {
+        let Some(pending) = self.pending.get_mut(io.tag).and_then(Option::take) else {
+            return;
+        };
+        self.free.push(io.tag);
+        if self.spare.len() < self.pending.len() {
+            io.buffers.clear();
+            self.spare.push(io.buffers);
+        }
+        let code = match result {
+            Ok(()) => VIRTIO_BLK_S_OK,
+            Err(error) if is_unsupported(&error) => VIRTIO_BLK_S_UNSUPP,
+            Err(error) => {
+                self.shared.report(pending.operation, io.offset, &error);
+                VIRTIO_BLK_S_IOERR
+            }
+        };
+        let mut written = 0;
+        if code == VIRTIO_BLK_S_OK {
+            let counters = &self.shared.counters;
+            match pending.operation {
+                Operation::Read => {
+                    // A chain holds less than 2^32 bytes.
+                    written = pending.len as u32;
+                    counters.read.count(pending.len, pending.since.elapsed());
+                }
+                Operation::Write { .. } => {
+                    counters.write.count(pending.len, pending.since.elapsed());
+                }
+                _ => {}
+            }
+        }
+        self.answer(&pending.memory, pending.head, pending.status, code, written);
+    }
+
+    /// Writes the status and hands the chain back; `written` counts the data before the status.
+    fn answer(
+        &mut self,
+        memory: &GuestRam,
+        head: u16,
+        status: GuestAddress,
+        code: u32,
+        written: u32,
+    ) {
+        // `parse` checked that it is RAM; status codes are small.
+        if let Err(error) = memory.write_obj(code as u8, status) {
+            log::debug!("cannot write a disk request's status: {error}");
+        }
+        self.add_used(memory, head, written.saturating_add(1));
+        self.shared.requests.end();
+    }
+
+    fn answer_without_status(&mut self, memory: &GuestRam, head: u16) {
+        self.add_used(memory, head, 0);
+        self.shared.requests.end();
+    }
+
+    fn add_used(&mut self, memory: &GuestRam, head: u16, len: u32) {
+        if self.broken {
+            return;
+        }
+        match self.active.queue.add_used(memory, head, len) {
+            Ok(()) => self.unnotified = true,
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    /// Interrupts the driver if it wants to know of what was used since the last time.
+    fn notify(&mut self, memory: &GuestRam) {
+        if self.broken || !std::mem::take(&mut self.unnotified) {
+            return;
+        }
+        match self.active.queue.needs_notification(memory) {
+            Ok(false) => {}
+            Ok(true) => {
+                if let Err(error) = self.interrupt.queue(self.active.index) {
+                    log::error!("cannot interrupt the guest for its disk: {error}");
+                }
+            }
+            Err(error) => self.give_up(&error),
+        }
+    }
+
+    fn give_up(&mut self, error: &virtio_queue::Error) {
+        if !self.broken {
+            self.broken = true;
+            log::warn!(
+                "queue {} of disk {} is unusable: {error}",
+                self.active.index,
+                self.shared.path.display()
+            );
+            self.interrupt.needs_reset();
+        }
+    }
+}
+
+impl MutEventSubscriber for QueueWorker {
+    fn init(&mut self, ops: &mut EventOps) {
+        if !self.affinity.is_empty()
+            && let Err(error) = pin_current_thread(&self.affinity)
+        {
+            log::warn!(
+                "a disk queue is not pinned to host CPUs {:?}: {error}",
+                self.affinity
+            );
+        }
+        let events = [
+            Events::with_data(&self.active.kick, KICK, EventSet::IN),
+            Events::with_data(self.engine.completion(), COMPLETION, EventSet::IN),
+        ];
+        let timer = self
+            .throttle
+            .as_ref()
+            .map(|throttle| Events::with_data(throttle, TIMER, EventSet::IN));
+        for event in events.into_iter().chain(timer) {
+            if let Err(error) = ops.add(event) {
+                log::error!("a disk worker cannot watch its events: {error}");
+            }
+        }
+        // What the driver queued before (a restored guest, a pause) comes without a kick.
+        let _ = self.active.kick.write(1);
+    }
+
+    fn process(&mut self, events: Events, _ops: &mut EventOps) {
+        // Reading fails only if someone else has done it; there is something to do anyway.
+        match (events.data(), &mut self.throttle) {
+            (KICK, _) => drop(self.active.kick.read()),
+            (COMPLETION, _) => drop(self.engine.completion().read()),
+            (TIMER, Some(throttle)) => throttle.wake(),
+            _ => return,
+        }
+        self.serve();
+    }
+}
+
+impl DeviceWorker for QueueWorker {
+    fn drain(&mut self) {
+        let memory = self.memory.memory().into_inner();
+        while self.free.len() < self.pending.len() {
+            self.engine.submit();
+            self.engine.wait();
+            if !self.collect() {
+                log::error!("requests to disk {} are lost", self.shared.path.display());
+                break;
+            }
+        }
+        self.notify(&memory);
+    }
+}
+
+fn is_unsupported(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EOPNOTSUPP)
+}

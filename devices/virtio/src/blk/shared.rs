@@ -1,0 +1,138 @@
+//! What the queues of a disk, its device and the machine share.
+
+use std::{
+    io,
+    path::PathBuf,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use base::Unpoisoned;
+use disk::{Disk, DiskError, Operation, SECTOR};
+use virtio_bindings::bindings::virtio_blk::{VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_UNSUPP};
+
+use super::{config::MAX_RANGE, counters::Counters, request::Range};
+use crate::{config_change::ConfigChange, in_flight::InFlight};
+
+/// Bytes of the serial number that `GET_ID` returns (virtio 1.2, 5.2.6).
+pub const ID_LEN: usize = 20;
+
+/// Least time between two log lines on failed requests of one disk.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
+
+/// One disk's state that more than one thread looks at.
+pub struct Shared {
+    /// The image, for messages.
+    pub path: PathBuf,
+    /// What `GET_ID` returns, padded with zeroes.
+    pub id: [u8; ID_LEN],
+    /// The guest may not write.
+    pub read_only: bool,
+    /// Discarding was offered.
+    pub can_discard: bool,
+    /// Zeroing was offered.
+    pub can_write_zeroes: bool,
+    /// For `vm.counters`.
+    pub counters: Counters,
+    /// Size of the disk as the guest knows it, in bytes.
+    capacity: AtomicU64,
+    writeback: AtomicBool,
+    /// Requests of all queues.
+    pub requests: InFlight,
+    reported: Mutex<Option<Instant>>,
+    disk: Mutex<Disk>,
+    /// The size has changed.
+    pub change: ConfigChange,
+}
+
+impl Shared {
+    /// The state of a new device on `disk`, with write-back caching.
+    pub fn new(disk: Disk, read_only: bool, id: [u8; ID_LEN]) -> Self {
+        Self {
+            path: disk.path().to_owned(),
+            id,
+            read_only,
+            can_discard: disk.can_discard(),
+            can_write_zeroes: disk.can_write_zeroes(),
+            counters: Counters::default(),
+            capacity: AtomicU64::new(disk.size()),
+            writeback: AtomicBool::new(true),
+            requests: InFlight::default(),
+            reported: Mutex::new(None),
+            disk: Mutex::new(disk),
+            change: ConfigChange::default(),
+        }
+    }
+
+    /// Size in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity.load(Ordering::Relaxed)
+    }
+
+    /// Sets the size that the guest sees, at restore.
+    pub fn set_capacity(&self, bytes: u64) {
+        self.capacity.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Completed writes may still be in volatile memory until a flush.
+    pub fn is_writeback(&self) -> bool {
+        self.writeback.load(Ordering::Relaxed)
+    }
+
+    /// The driver's choice of cache mode.
+    pub fn set_writeback(&self, on: bool) {
+        self.writeback.store(on, Ordering::Relaxed);
+    }
+
+    /// Runs `f` on the image.
+    pub fn with_disk<T>(&self, f: impl FnOnce(&mut Disk) -> T) -> T {
+        f(&mut self.disk.lock_unpoisoned())
+    }
+
+    /// Grows the image to `bytes` and tells the driver.
+    pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
+        self.with_disk(|disk| disk.resize(bytes))?;
+        self.set_capacity(bytes);
+        self.change.announce();
+        Ok(())
+    }
+
+    /// The offset of `len` bytes from `sector`, if they are whole sectors of the disk.
+    pub fn check_extent(&self, sector: u64, len: u64) -> Result<u64, u32> {
+        sector
+            .checked_mul(SECTOR)
+            .filter(|offset| {
+                len.is_multiple_of(SECTOR)
+                    && offset
+                        .checked_add(len)
+                        .is_some_and(|end| end <= self.capacity())
+            })
+            .ok_or(VIRTIO_BLK_S_IOERR)
+    }
+
+    /// First sector and length in bytes of a range, if it is one that the driver may ask for.
+    pub fn check_range(&self, range: Range, flags: u32) -> Result<(u64, u64), u32> {
+        if range.flags & !flags != 0 {
+            // Required: virtio 1.2, 5.2.6.2.
+            return Err(VIRTIO_BLK_S_UNSUPP);
+        }
+        if range.count > MAX_RANGE {
+            return Err(VIRTIO_BLK_S_IOERR);
+        }
+        Ok((range.sector, u64::from(range.count) * SECTOR))
+    }
+
+    /// Logs a failed request, unless another one was logged just now.
+    pub fn report(&self, operation: Operation, offset: u64, error: &io::Error) {
+        let mut reported = self.reported.lock_unpoisoned();
+        if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {
+            return;
+        }
+        *reported = Some(Instant::now());
+        let path = self.path.display();
+        log::warn!("disk {path}: {operation:?} at byte {offset} failed: {error}");
+    }
+}

@@ -1,0 +1,62 @@
+//! The device behind the PCI transport.
+
+use std::sync::atomic::Ordering;
+
+use pci::testing::Rig;
+use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
+
+use super::{DATA, HEADER, IN, Image, NEXT, STATUS, WRITE, new_blk, pattern, wait_for};
+use crate::{
+    device::VirtioDevice,
+    pci::VirtioPciFunction,
+    testing::{VirtioDriver, resources},
+};
+
+const QUEUE: [u64; 3] = [0x8000, 0x9000, 0xa000];
+
+#[test]
+fn a_driver_on_the_bus_reads_the_disk_and_reads_it_again_after_a_reset() {
+    let image = Image::raw(&pattern(64));
+    let blk = new_blk(image.options()).unwrap();
+    let features = blk.features();
+    let rig = Rig::new();
+    let bdf = rig.plug(VirtioPciFunction::new(Box::new(blk), resources(&rig)).unwrap());
+    let driver = VirtioDriver::new(&rig, bdf);
+    let memory = rig.memory.memory();
+    let put = |value: u64, at| memory.write_obj(value, GuestAddress(at)).unwrap();
+    for sector in [5, 9] {
+        assert_eq!(driver.features(), features);
+        assert!(driver.negotiate(features));
+        assert_eq!(u64::from_le_bytes(driver.device_config(0)), 64);
+        driver.enable_msix(2);
+        memory
+            .write_slice(&[0; 0x3000], GuestAddress(QUEUE[0]))
+            .unwrap();
+        driver.enable_queue(0, 16, QUEUE);
+        driver.start();
+        put(u64::from(IN), HEADER);
+        put(sector, HEADER + 8);
+        let chain = [
+            (HEADER, 16, NEXT),
+            (DATA, 512, NEXT | WRITE),
+            (STATUS, 1, WRITE),
+        ];
+        for (k, (address, len, flags)) in (0_u64..).zip(chain) {
+            put(address, QUEUE[0] + 16 * k);
+            let rest = len | u64::from(flags) << 32 | (k + 1) << 48;
+            put(rest, QUEUE[0] + 16 * k + 8);
+        }
+        let index = GuestAddress(QUEUE[1] + 2);
+        memory.store(1_u16, index, Ordering::Release).unwrap();
+        driver.notify(0);
+        wait_for(|| {
+            let used = memory.load::<u16>(GuestAddress(QUEUE[2] + 2), Ordering::Acquire);
+            used.unwrap() == 1
+        });
+        wait_for(|| rig.msi.take(1) == 1);
+        let mut data = [0; 512];
+        memory.read_slice(&mut data, GuestAddress(DATA)).unwrap();
+        let at = 512 * sector as usize;
+        assert_eq!(data[..], pattern(64)[at..at + 512]);
+    }
+}

@@ -1,0 +1,237 @@
+//! Images of every kind, usable and not.
+
+use std::{fs, fs::File, os::fd::AsRawFd, os::fd::FromRawFd, os::unix::fs::FileExt};
+
+use disk::{ImageType, LockGranularity};
+
+use super::{
+    DATA, IN, Image, OUT, Rig, WRITE, WRITE_ZEROES, make_qcow2, new_blk, on_both_engines, pattern,
+};
+use crate::{blk::Options, device::VirtioDevice};
+
+#[test]
+fn direct_io_takes_misaligned_guest_memory() {
+    for io_uring in [true, false] {
+        let image = Image::raw(&pattern(64));
+        let mut options = image.options();
+        options.disk.io_uring = io_uring;
+        options.disk.direct = true;
+        let blk = match new_blk(options) {
+            Ok(blk) => blk,
+            Err(error) => {
+                println!("skipped: no direct I/O in the folder for temporary files: {error}");
+                return;
+            }
+        };
+        let features = blk.features();
+        let mut rig = Rig::with(blk, features);
+        rig.fill(DATA + 3, &[0x5a; 4096]);
+        assert_eq!(rig.request(OUT, 8, (DATA + 3, 4096, 0)).0, 0);
+        assert_eq!(image.content()[8 * 512..16 * 512], [0x5a; 4096]);
+        assert_eq!(rig.request(IN, 16, (DATA + 1, 4096, WRITE)).0, 0);
+        assert_eq!(rig.bytes(DATA + 1, 4096), pattern(64)[16 * 512..24 * 512]);
+    }
+}
+
+#[test]
+fn qcow2_images_keep_what_the_guest_writes() {
+    let image = Image::qcow2(64 << 20);
+    {
+        let mut rig = Rig::new(image.options());
+        assert_eq!(rig.blk.handle().size(), 64 << 20);
+        rig.fill(DATA, &pattern(8));
+        assert_eq!(rig.request(OUT, 100_000, (DATA, 4096, 0)).0, 0);
+        assert_eq!(rig.flush(), 0);
+        assert_eq!(rig.request(IN, 0, (DATA, 512, WRITE)).0, 0);
+        assert_eq!(rig.bytes(DATA, 512), [0; 512]);
+        assert_eq!(rig.request(IN, 131_072, (DATA, 512, WRITE)).0, 1);
+    }
+    let mut rig = Rig::new(image.options());
+    assert_eq!(rig.request(IN, 100_000, (DATA, 4096, WRITE)).0, 0);
+    assert_eq!(rig.bytes(DATA, 4096), pattern(8));
+    assert_eq!(rig.range(WRITE_ZEROES, 100_001, 1, 0), 0);
+    assert_eq!(rig.range(WRITE_ZEROES, 100_003, 1, 1), 0);
+    assert_eq!(rig.request(IN, 100_000, (DATA, 4096, WRITE)).0, 0);
+    let mut expected = pattern(8);
+    expected[512..1024].fill(0);
+    expected[3 * 512..4 * 512].fill(0);
+    assert_eq!(rig.bytes(DATA, 4096), expected);
+    assert!(image.content().len() < 2 << 20, "it grows only as needed");
+    rig.blk.handle().resize(128 << 20).unwrap_err();
+}
+
+#[test]
+fn backing_files_are_opened_only_when_allowed() {
+    let image = Image::qcow2(1 << 20);
+    let base = image.path.with_file_name("base.img");
+    fs::write(&base, pattern(2048)).unwrap();
+    make_qcow2(&image.path, 1 << 20, Some((&base, "raw")));
+    let error = new_blk(image.options()).err().unwrap().to_string();
+    assert!(error.contains("backing_files=on"), "{error}");
+    let mut options = image.options();
+    options.disk.backing_files = true;
+    let mut rig = Rig::new(options.clone());
+    assert_eq!(rig.request(IN, 700, (DATA, 512, WRITE)).0, 0);
+    assert_eq!(rig.bytes(DATA, 512), pattern(2048)[700 * 512..701 * 512]);
+    rig.fill(DATA, &[1; 512]);
+    assert_eq!(rig.request(OUT, 701, (DATA, 512, 0)).0, 0);
+    assert_eq!(rig.request(IN, 700, (DATA, 1024, WRITE)).0, 0);
+    assert_eq!(rig.bytes(DATA, 512), pattern(2048)[700 * 512..701 * 512]);
+    assert_eq!(rig.bytes(DATA + 512, 512), [1; 512]);
+    assert_eq!(fs::read(&base).unwrap(), pattern(2048));
+    drop(rig);
+    // An image that is its own backing file must not hang anything.
+    make_qcow2(&image.path, 1 << 20, Some((&image.path, "qcow2")));
+    assert!(new_blk(options).is_err());
+}
+
+#[test]
+fn unusable_images_are_refused_with_the_reason_and_a_cure() {
+    fn refused(options: Options) -> String {
+        new_blk(options).err().unwrap().to_string()
+    }
+    let image = Image::raw(&pattern(8));
+    let with = |change: fn(&mut Options)| {
+        let mut options = image.options();
+        change(&mut options);
+        options
+    };
+    assert!(refused(with(|o| o.disk.path = "/".into())).contains("a directory"));
+    assert!(refused(with(|o| o.disk.path = "/dev/null".into())).contains("a special file"));
+    assert!(refused(with(|o| o.disk.path = "/nowhere".into())).contains("check the path"));
+    assert!(refused(with(|o| o.disk.image_type = ImageType::Qcow2)).contains("no qcow2 header"));
+    assert!(refused(with(|o| o.disk.image_type = ImageType::Vhdx)).contains("convert -O raw"));
+    assert!(refused(with(|o| o.num_queues = 0)).contains("1 to 256"));
+    assert!(refused(with(|o| o.queue_size = 100)).contains("power of two"));
+    assert!(refused(with(|o| o.affinity = vec![(1, vec![0])])).contains("1 queues"));
+    assert!(refused(Image::raw(&[]).options()).contains("is empty"));
+    assert!(refused(Image::raw(&[1; 1000]).options()).contains("multiple of 512"));
+    let odd = Image::qcow2(1000);
+    assert!(refused(odd.options()).contains("`qemu-img resize"));
+    let mut vhd = pattern(8);
+    vhd[7 * 512..7 * 512 + 8].copy_from_slice(b"conectix");
+    assert!(refused(Image::raw(&vhd).options()).contains("is VHD"));
+    let qcow2 = Image::qcow2(64 << 20);
+    let file = File::options().write(true).open(&qcow2.path).unwrap();
+    file.set_len(70_000).unwrap();
+    assert!(refused(qcow2.options()).contains("is truncated"));
+    file.write_all_at(&[0xff; 60], 8).unwrap();
+    new_blk(qcow2.options()).err().unwrap();
+    let image = Image::raw(b"QFI\xfb");
+    let mut short = image.options();
+    short.disk.image_type = ImageType::Qcow2;
+    assert!(refused(short).contains("is truncated"));
+}
+
+#[test]
+fn two_disks_share_an_image_only_for_reading() {
+    for granularity in [LockGranularity::ByteRange, LockGranularity::Full] {
+        let image = Image::raw(&pattern(8));
+        let options = |read_only| {
+            let mut options = image.options();
+            options.disk.read_only = read_only;
+            options.disk.lock_granularity = granularity;
+            options
+        };
+        let writer = new_blk(options(false)).unwrap();
+        for read_only in [false, true] {
+            let error = new_blk(options(read_only)).err().unwrap().to_string();
+            assert!(error.contains("disk.img is in use elsewhere"), "{error}");
+        }
+        drop(writer);
+        let _reader = new_blk(options(true)).unwrap();
+        let _another = new_blk(options(true)).unwrap();
+        new_blk(options(false)).err().unwrap();
+    }
+}
+
+#[test]
+fn an_image_that_shrinks_under_the_guest_gives_errors_and_no_stale_data() {
+    on_both_engines(&pattern(64), |image, rig| {
+        let file = File::options().write(true).open(&image.path).unwrap();
+        file.set_len(16 * 512).unwrap();
+        assert_eq!(rig.request(IN, 8, (DATA, 16 * 512, WRITE)).0, 1);
+        assert_eq!(rig.request(IN, 15, (DATA, 512, WRITE)).0, 0);
+    });
+}
+
+#[test]
+fn a_write_that_the_host_refuses_is_an_error_and_the_device_goes_on() {
+    for io_uring in [true, false] {
+        // SAFETY: the name is a C string; the descriptor is new, and owned by the File.
+        let file = unsafe {
+            let fd = libc::memfd_create(c"disk".as_ptr(), libc::MFD_ALLOW_SEALING);
+            assert!(fd >= 0);
+            File::from_raw_fd(fd)
+        };
+        file.write_all_at(&pattern(8), 0).unwrap();
+        let mut options = Image::raw(&[]).options();
+        options.disk.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+        options.disk.io_uring = io_uring;
+        let mut rig = Rig::new(options);
+        // SAFETY: no memory is involved.
+        let sealed =
+            unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+        assert_eq!(sealed, 0);
+        assert_eq!(rig.request(OUT, 1, (DATA, 512, 0)), (1, 1));
+        assert_eq!(rig.request(IN, 1, (DATA, 512, WRITE)), (0, 513));
+        assert_eq!(rig.bytes(DATA, 512), pattern(8)[512..1024]);
+        let counters = rig.blk.counters();
+        assert!(counters.contains(&("write_ops", 0)));
+    }
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// A damaged qcow2 image is refused or answers with errors; nothing panics or hangs.
+    #[test]
+    fn damaged_qcow2_images_harm_nobody(
+        damage in proptest::collection::vec((0..8_u64, 0..112_u64, 0..=255_u8), 1..4),
+    ) {
+        let image = Image::qcow2(1 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        for (place, offset, value) in damage {
+            // Mostly the header; otherwise the start of a table.
+            file.write_all_at(&[value], place.saturating_sub(3) * 0x10000 + offset).unwrap();
+        }
+        if let Ok(blk) = new_blk(image.options()) {
+            let features = blk.features();
+            let mut rig = Rig::with(blk, features);
+            for sector in [0, 100, 1 << 11, 1 << 30] {
+                rig.request(OUT, sector, (DATA, 4096, 0));
+                rig.request(IN, sector, (DATA, 4096, WRITE));
+            }
+            rig.flush();
+        }
+    }
+}
+
+#[test]
+fn qcow2_images_that_the_library_would_stumble_over_are_refused() {
+    for (offset, value, reason) in [
+        (0x3b, 0, "no reference counts"),
+        (0, 0, "cut short"),
+        (0x17, 30, "cluster size"),
+        (0x24, 1, "L1 table is too long"),
+        (0x2f, 1, "not aligned"),
+    ] {
+        let image = Image::qcow2(1 << 20);
+        let file = File::options().write(true).open(&image.path).unwrap();
+        if reason == "cut short" {
+            // The table of feature names is the first extension: shorten it.
+            let start = image.content()[100..104].try_into().unwrap();
+            let start = u64::from(u32::from_be_bytes(start));
+            file.write_all_at(&0x6803_f857_u32.to_be_bytes(), start)
+                .unwrap();
+            file.write_all_at(&1_u32.to_be_bytes(), start + 4).unwrap();
+        } else {
+            file.write_all_at(&[value], offset).unwrap();
+        }
+        let error = new_blk(image.options()).err().unwrap().to_string();
+        assert!(
+            error.contains("is damaged") && error.contains(reason),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,144 @@
+//! Storage that does not answer. Nothing that a test could ask for behaves like that for sure, so
+//! the engine is one that answers when it is told to.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use disk::{AsyncIo, Finished, Io, Operation};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::{
+    DATA, HEADER, IN, Image, OUT, Rig, STATUS, WRITE, WRITE_ZEROES, new_blk, pattern, rings,
+    wait_for,
+};
+use crate::device::VirtioDevice;
+
+/// What the engine has been given, and whether it answers.
+#[derive(Default)]
+struct Storage {
+    waiting: Vec<Io>,
+    answers: bool,
+}
+
+struct Engine {
+    storage: Arc<Mutex<Storage>>,
+    completion: EventFd,
+}
+
+impl AsyncIo for Engine {
+    fn completion(&self) -> &EventFd {
+        &self.completion
+    }
+    fn start(&mut self, io: Io) {
+        self.storage.lock().unwrap().waiting.push(io);
+    }
+    fn submit(&mut self) {}
+    fn take_finished(&mut self) -> Option<Finished> {
+        let mut storage = self.storage.lock().unwrap();
+        let io = if storage.answers {
+            storage.waiting.pop()?
+        } else {
+            return None;
+        };
+        Some(Finished { io, result: Ok(()) })
+    }
+    fn wait(&mut self) {}
+}
+
+#[test]
+fn writes_and_zeroes_are_durable_by_themselves_unless_the_driver_can_flush_and_wants_to() {
+    /// `VIRTIO_BLK_F_FLUSH`, and the register of `VIRTIO_BLK_F_CONFIG_WCE`.
+    const FLUSHES: u64 = 1 << 9;
+    const WRITEBACK: u64 = 32;
+    for (flushes, writeback, expected) in [(true, 1, false), (true, 0, true), (false, 1, true)] {
+        let image = Image::raw(&pattern(8));
+        let storage = Arc::<Mutex<Storage>>::default();
+        let mut blk = new_blk(image.options()).unwrap();
+        let engine = Engine {
+            storage: Arc::clone(&storage),
+            completion: EventFd::new(EFD_NONBLOCK).unwrap(),
+        };
+        blk.replace_engine(0, Box::new(engine));
+        let features = blk.features();
+        if features & 1 << 14 == 0 {
+            return println!("skipped: this file system cannot zero ranges");
+        }
+        let features = features & !if flushes { 0 } else { FLUSHES };
+        let mut rig = Rig::with(blk, features);
+        rig.blk.write_config(WRITEBACK, &[writeback]);
+        let mut asked = Vec::new();
+        for (at, (kind, range)) in [(OUT, [0; 16]), (WRITE_ZEROES, ONE_SECTOR)]
+            .into_iter()
+            .enumerate()
+        {
+            rig.header(HEADER, kind, 0);
+            rig.fill(DATA, &range);
+            let len = if kind == OUT { 512 } else { 16 };
+            let chain = [(HEADER, 16, 0), (DATA, len, 0), (STATUS, 1, WRITE)];
+            // Descriptors of the first one are in use.
+            let first = 3 * at as u16;
+            rig.describe(rings(0), first, &chain);
+            rig.offer(0, first);
+            rig.kicks[0].write(1).unwrap();
+            wait_for(|| storage.lock().unwrap().waiting.len() == at + 1);
+            asked.push(storage.lock().unwrap().waiting[at].operation);
+        }
+        let durable = asked.iter().map(|operation| match operation {
+            Operation::Write { durable } | Operation::WriteZeroes { durable, .. } => *durable,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(durable.collect::<Vec<_>>(), [expected; 2]);
+        storage.lock().unwrap().answers = true;
+    }
+}
+
+/// Sector 0, one sector, no flags: what a request to write zeroes carries.
+const ONE_SECTOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn a_disk_whose_storage_does_not_answer_says_so_in_time_and_goes_on() {
+    let image = Image::raw(&pattern(8));
+    let storage = Arc::<Mutex<Storage>>::default();
+    let completion = EventFd::new(EFD_NONBLOCK).unwrap();
+    let mut blk = new_blk(image.options()).unwrap();
+    let engine = Engine {
+        storage: Arc::clone(&storage),
+        completion: completion.try_clone().unwrap(),
+    };
+    blk.replace_engine(0, Box::new(engine));
+    let features = blk.features();
+    let mut rig = Rig::with(blk, features);
+    let waiting = || storage.lock().unwrap().waiting.len();
+    let offer = |rig: &mut Rig| {
+        rig.header(HEADER, IN, 0);
+        let chain = [(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)];
+        rig.describe(rings(0), 0, &chain);
+        rig.offer(0, 0);
+        rig.kicks[0].write(1).unwrap();
+    };
+    offer(&mut rig);
+    wait_for(|| waiting() == 1);
+    let patience = Duration::from_millis(5);
+    let error = rig.blk.quiesce(patience).unwrap_err().to_string();
+    let path = image.options().disk.path.display().to_string();
+    assert!(error.contains(&path), "{error}");
+    assert!(error.contains("1 requests within 5ms"), "{error}");
+    // Held back: nothing more reaches the storage, until the device may go on.
+    offer(&mut rig);
+    rig.blk.quiesce(patience).unwrap_err();
+    assert_eq!(waiting(), 1);
+    rig.blk.carry_on();
+    rig.kicks[0].write(1).unwrap();
+    wait_for(|| waiting() == 2);
+    storage.lock().unwrap().answers = true;
+    completion.write(1).unwrap();
+    wait_for(|| rig.used_index(0) == 2);
+    rig.blk.quiesce(Duration::from_secs(20)).unwrap();
+    let queues = rig.blk.deactivate();
+    rig.activate(queues);
+    offer(&mut rig);
+    completion.write(1).unwrap();
+    wait_for(|| rig.used_index(0) == 3);
+}

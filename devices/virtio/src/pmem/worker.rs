@@ -1,0 +1,160 @@
+//! Flush requests.
+
+use std::{fs::File, sync::Arc};
+
+use device_model::{
+    memory::{GuestMemory, GuestRam},
+    worker::DeviceWorker,
+};
+use event_manager::{EventOps, Events, MutEventSubscriber};
+use virtio_queue::{DescriptorChain, QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, Le32};
+use vmm_sys_util::epoll::EventSet;
+
+use crate::{
+    device::{ActiveQueue, VirtioInterrupt},
+    in_flight::InFlight,
+};
+
+/// `VIRTIO_PMEM_REQ_TYPE_FLUSH` (virtio 1.2, 5.19.6).
+const FLUSH: u32 = 0;
+
+/// Results of a request: it is done, or it is not.
+const OK: u32 = 0;
+const FAILED: u32 = 1;
+
+const KICK: u32 = 0;
+
+/// Serves the queue of a persistent memory device.
+pub struct FlushWorker {
+    /// The queue.
+    pub active: ActiveQueue,
+    /// Guest RAM.
+    pub memory: GuestMemory,
+    /// Interrupts.
+    pub interrupt: Arc<dyn VirtioInterrupt>,
+    /// Flushes that the storage has not answered yet.
+    pub flushes: Arc<InFlight>,
+    /// What to flush; none if writes are discarded anyway.
+    pub file: Option<Arc<File>>,
+    /// Name in messages.
+    pub name: String,
+    /// The last flush failed; said once, or a guest could fill the log.
+    pub failing: bool,
+    /// The driver made the queue unusable.
+    pub broken: bool,
+}
+
+impl FlushWorker {
+    /// Answers what is in the queue. All requests that are there at the beginning share a flush:
+    /// each of them wants the writes before it to be stable, and those are.
+    fn serve(&mut self) -> Result<(), virtio_queue::Error> {
+        // Requests that are held back stay in the queue, which is kicked when they may go on.
+        let flushes = Arc::clone(&self.flushes);
+        if !flushes.begin() {
+            return Ok(());
+        }
+        let result = self.try_serve();
+        flushes.end();
+        result
+    }
+
+    fn try_serve(&mut self) -> Result<(), virtio_queue::Error> {
+        let memory = self.memory.memory();
+        let memory: &GuestRam = &memory;
+        let size = self.active.queue.size() as usize;
+        let mut waiting = Vec::new();
+        let mut empty = false;
+        // A queue's worth at a time: a driver cannot have more in flight. It can move its index
+        // all the time, so the looks at it are counted as well.
+        for _ in 0..=size {
+            let mut chains = self.active.queue.iter(memory)?;
+            waiting.extend(chains.by_ref().take(size - waiting.len()));
+            if waiting.len() == size {
+                break;
+            }
+            if !self.active.queue.enable_notification(memory)? {
+                empty = true;
+                break;
+            }
+        }
+        if !empty {
+            // Maybe there is more. Fails only when the counter is full: also readable.
+            let _ = self.active.kick.write(1);
+        }
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let flushed = self.flush();
+        for chain in waiting {
+            let head = chain.head_index();
+            let len = answer(chain, memory, flushed);
+            self.active.queue.add_used(memory, head, len)?;
+        }
+        if self.active.queue.needs_notification(memory)?
+            && let Err(error) = self.interrupt.queue(self.active.index)
+        {
+            log::error!("cannot interrupt the guest for {}: {error}", self.name);
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> u32 {
+        let result = self.file.as_ref().map_or(Ok(()), |file| file.sync_all());
+        let failed_before = std::mem::replace(&mut self.failing, result.is_err());
+        let Err(error) = result else { return OK };
+        if !failed_before {
+            log::warn!("cannot flush persistent memory {}: {error}", self.name);
+        }
+        FAILED
+    }
+}
+
+/// Writes the result of a request; the bytes written.
+fn answer(chain: DescriptorChain<&GuestRam>, memory: &GuestRam, flushed: u32) -> u32 {
+    let kind = chain
+        .clone()
+        .reader(memory)
+        .ok()
+        .and_then(|mut reader| reader.read_obj::<Le32>().ok());
+    let result = match kind.map(u32::from) {
+        Some(FLUSH) => flushed,
+        _ => FAILED,
+    };
+    let Ok(mut writer) = chain.writer(memory) else {
+        return 0;
+    };
+    match writer.write_obj(Le32::from(result)) {
+        Ok(()) => size_of::<Le32>() as u32,
+        Err(_) => 0,
+    }
+}
+
+impl MutEventSubscriber for FlushWorker {
+    fn init(&mut self, ops: &mut EventOps) {
+        let kick = Events::with_data(&self.active.kick, KICK, EventSet::IN);
+        if let Err(error) = ops.add(kick) {
+            log::error!("a persistent memory worker cannot watch its queue: {error}");
+        }
+        // What the driver queued before comes without a kick.
+        let _ = self.active.kick.write(1);
+    }
+
+    fn process(&mut self, _events: Events, _ops: &mut EventOps) {
+        // Fails only if someone else has read it.
+        let _ = self.active.kick.read();
+        if self.broken {
+            return;
+        }
+        if let Err(error) = self.serve() {
+            self.broken = true;
+            log::warn!(
+                "the queue of persistent memory {} is unusable: {error}",
+                self.name
+            );
+            self.interrupt.needs_reset();
+        }
+    }
+}
+
+impl DeviceWorker for FlushWorker {}
