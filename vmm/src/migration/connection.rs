@@ -11,13 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use vm_memory::{VolatileMemoryError, VolatileSlice, WriteVolatile};
+use vm_memory::VolatileSlice;
 
 use super::{
     Error, Result,
-    frame::{HEADER, Header, Kind, protocol},
+    frame::{HEADER, Header, Kind, Run, decode_runs, protocol, runs_length},
     progress::Progress,
     tunnel::Tls,
+    vectors,
 };
 
 /// How long a wait lasts before a look at whether somebody has cancelled it.
@@ -99,24 +100,22 @@ impl Stream {
         }
     }
 
-    /// Writes memory that somebody else may be changing.
-    fn write_memory(&mut self, memory: &VolatileSlice<'_>) -> io::Result<usize> {
-        let written = match self {
-            Self::Unix(stream) | Self::Tunnel(stream) => stream.write_volatile(memory),
-            Self::Tcp(stream) => stream.write_volatile(memory),
-        };
-        written.map_err(|error| match error {
-            VolatileMemoryError::IOError(error) => error,
-            error => io::Error::other(error),
-        })
-    }
-
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Unix(stream) | Self::Tunnel(stream) => stream.write(bytes),
             Self::Tcp(stream) => stream.write(bytes),
         }
     }
+}
+
+/// The pages of a frame.
+#[derive(Clone, Copy)]
+pub enum Pages<'a> {
+    /// A copy of them.
+    Copied(&'a [u8]),
+    /// Where they are. The guest may be changing them: only for connections that [keep
+    /// bytes](Connection::keeps_bytes), as a checksum could be wrong.
+    InPlace(&'a [VolatileSlice<'a>]),
 }
 
 /// A connection to the other side.
@@ -208,7 +207,7 @@ impl Connection {
     }
 
     /// Waits until so many bytes of pages may go out.
-    pub(super) fn keep_pace(&mut self, bytes: usize) -> Result<()> {
+    pub fn keep_pace(&mut self, bytes: usize) -> Result<()> {
         let Some(pace) = &mut self.pace else {
             return Ok(());
         };
@@ -236,38 +235,77 @@ impl Connection {
 
     /// Sends a frame.
     pub fn send(&mut self, kind: Kind, round: u32, contents: &[u8]) -> Result<()> {
-        if kind == Kind::Pages {
-            self.keep_pace(contents.len())?;
-        }
-        let checked = kind != Kind::Pages || !self.keeps_bytes();
-        let header = Header::of(kind, round, contents, checked);
+        let header = Header::of(kind, round, contents, true);
         self.write_all(&header.encode())?;
         self.write_all(contents)
     }
 
-    /// Sends a frame of pages that begins with `head`, and goes on with memory that the guest may be changing:
-    /// without a checksum, where it [would not be checked](Self::keeps_bytes).
-    pub fn send_memory(
-        &mut self,
-        round: u32,
-        head: &[u8],
-        memory: &[VolatileSlice<'_>],
-    ) -> Result<()> {
-        let length = head.len() + memory.iter().map(VolatileSlice::len).sum::<usize>();
-        self.keep_pace(length)?;
-        self.write_all(&Header::unchecked(Kind::Pages, round, length).encode())?;
-        self.write_all(head)?;
+    /// Sends a frame of pages that begins with a list of runs.
+    pub fn send_pages(&mut self, round: u32, list: &[u8], pages: Pages<'_>) -> Result<()> {
+        let (copied, memory) = match pages {
+            Pages::Copied(copied) => (copied, &[][..]),
+            Pages::InPlace(memory) => (&[][..], memory),
+        };
+        let bytes = copied.len() + memory.iter().map(VolatileSlice::len).sum::<usize>();
+        self.keep_pace(list.len() + bytes)?;
+        let crc = (!self.keeps_bytes()).then(|| {
+            let mut crc = crc32fast::Hasher::new();
+            crc.update(list);
+            crc.update(copied);
+            crc.finalize()
+        });
+        let header = Header::of_pages(round, list, bytes, crc).encode();
+        let total = header.len() + list.len() + bytes;
         let mut since = Instant::now();
-        for slice in memory {
-            let mut done = 0;
-            while done < slice.len() {
-                // Cannot fail: it is within the slice.
-                let rest = slice.offset(done).map_err(|_| protocol("no such memory"))?;
-                let written = self.stream.write_memory(&rest);
-                done += self.judge(written, &mut since)?;
-            }
+        let mut done = 0;
+        while done < total {
+            let socket = self.stream.as_fd();
+            let sent = vectors::send(socket, &[&header, list, copied], memory, done);
+            done += self.judge(sent, &mut since)?;
         }
         Ok(())
+    }
+
+    /// Receives the contents of a frame of pages, which may be anything: the pages of its runs to where `place` says,
+    /// whose lengths are those of the runs that are not zero. Returns the bytes of pages.
+    pub fn receive_pages<'m>(
+        &mut self,
+        header: Header,
+        place: impl FnOnce(&[Run]) -> Result<Vec<VolatileSlice<'m>>>,
+    ) -> Result<usize> {
+        let mut count = [0; 4];
+        // Also says no to contents without a count.
+        runs_length(count, header.length)?;
+        self.read_exact(&mut count)?;
+        let mut list = vec![0; runs_length(count, header.length)?];
+        self.read_exact(&mut list)?;
+        let bytes = header.length - count.len() - list.len();
+        let memory = place(&decode_runs(&list, bytes)?)?;
+        let mut since = Instant::now();
+        let mut done = 0;
+        while done < bytes {
+            let got = vectors::receive(self.stream.as_fd(), &memory, done);
+            done += self.judge(got, &mut since)?;
+        }
+        header.check_crc(|| {
+            let mut crc = crc32fast::Hasher::new();
+            crc.update(&count);
+            crc.update(&list);
+            let mut page = [0; 4096];
+            for slice in &memory {
+                let mut at = 0;
+                // Cannot fail: it is within the slice.
+                while let Ok(rest) = slice.offset(at)
+                    && !rest.is_empty()
+                {
+                    let copied = rest.copy_to(&mut page[..]);
+                    crc.update(&page[..copied]);
+                    at += copied;
+                }
+            }
+            crc.finalize()
+        })?;
+        Ok(bytes)
     }
 
     /// Sends a frame about a file, and the file with it.
@@ -325,7 +363,8 @@ impl Connection {
         Ok(header)
     }
 
-    fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
+    /// Receives the beginning of the next frame, whose contents have to be received, too.
+    pub fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
         let mut bytes = [0; HEADER];
         self.read_exact(&mut bytes)?;
         let header = Header::decode(&bytes)?;
@@ -349,7 +388,8 @@ impl Connection {
         Ok(header)
     }
 
-    fn receive_contents(&mut self, header: Header, contents: &mut Vec<u8>) -> Result<()> {
+    /// Receives the contents of the frame that has begun.
+    pub fn receive_contents(&mut self, header: Header, contents: &mut Vec<u8>) -> Result<()> {
         // What a frame before has left is written over, and need not be zero.
         contents.truncate(header.length);
         let mut filled = 0;

@@ -273,10 +273,14 @@ impl<'a> Destination<'a> {
                 Some(_) => &expected[..],
                 None => &expected[..3],
             };
-            let header = self.connection.receive(expected, &mut self.contents)?;
+            let header = self.connection.receive_header(expected)?;
+            if header.kind != Kind::Pages {
+                self.connection
+                    .receive_contents(header, &mut self.contents)?;
+            }
             match header.kind {
                 Kind::Pages => {
-                    let bytes = memory.take(&self.contents)?;
+                    let bytes = memory.receive(header, &mut self.connection)?;
                     self.progress.update(|info| {
                         info.sent_bytes += bytes;
                         info.rounds = header.round.saturating_add(1);
@@ -290,8 +294,12 @@ impl<'a> Destination<'a> {
                     let bytes = self.contents.len() as u64;
                     self.progress.update(|info| info.sent_bytes += bytes);
                 }
-                // From here on nothing of the source changes it.
-                _ => return Ok(Phase::Final(memory.close()?)),
+                // From here on nothing of the source changes it: a frame that is still coming by another
+                // connection is given up.
+                _ => {
+                    self.of_lanes.cancel();
+                    return Ok(Phase::Final(memory.close()?));
+                }
             }
         }
     }

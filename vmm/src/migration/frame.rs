@@ -121,13 +121,13 @@ impl Header {
         }
     }
 
-    /// The header of a frame without a checksum.
-    pub fn unchecked(kind: Kind, round: u32, length: usize) -> Self {
+    /// The header of a frame of pages: a list of runs, and so many bytes of pages that have the checksum.
+    pub fn of_pages(round: u32, list: &[u8], pages: usize, crc: Option<u32>) -> Self {
         Self {
-            kind,
+            kind: Kind::Pages,
             round,
-            length,
-            crc: None,
+            length: list.len() + pages,
+            crc,
         }
     }
 
@@ -185,8 +185,13 @@ impl Header {
 
     /// Whether these are the contents that were sent.
     pub fn check(&self, contents: &[u8]) -> Result<()> {
+        self.check_crc(|| crc32fast::hash(contents))
+    }
+
+    /// Whether the contents, whose CRC-32 this is, are those that were sent.
+    pub fn check_crc(&self, of_contents: impl FnOnce() -> u32) -> Result<()> {
         match self.crc {
-            Some(crc) if crc32fast::hash(contents) != crc => {
+            Some(crc) if of_contents() != crc => {
                 Err(protocol(format!("{:?} arrived damaged", self.kind)))
             }
             _ => Ok(()),
@@ -205,8 +210,8 @@ pub struct Run {
     pub zero: bool,
 }
 
-/// The contents of a frame of pages: runs, then the pages of those that are not zero.
-pub fn encode_pages(runs: &[Run], data: &[u8], into: &mut Vec<u8>) {
+/// The list of runs with which the contents of a frame of pages begin. The pages of those that are not zero follow.
+pub fn encode_runs(runs: &[Run], into: &mut Vec<u8>) {
     into.clear();
     // At most MAX_RUNS.
     into.extend_from_slice(&(runs.len() as u32).to_le_bytes());
@@ -215,20 +220,23 @@ pub fn encode_pages(runs: &[Run], data: &[u8], into: &mut Vec<u8>) {
         into.extend_from_slice(&run.pages.to_le_bytes());
         into.extend_from_slice(&u32::from(run.zero).to_le_bytes());
     }
-    into.extend_from_slice(data);
 }
 
-/// The runs in contents that may be anything, and the bytes of their pages: exactly as many as the
-/// runs say.
-pub fn decode_pages(contents: &[u8]) -> Result<(Vec<Run>, &[u8])> {
-    let short = || protocol("a frame of pages ends too soon");
-    let (count, rest) = contents.split_first_chunk::<4>().ok_or_else(short)?;
-    let count = u32::from_le_bytes(*count) as usize;
+/// Bytes of the runs of which there are as many as the first word of contents says, which may be anything.
+pub fn runs_length(count: [u8; 4], contents: usize) -> Result<usize> {
+    let count = u32::from_le_bytes(count) as usize;
     if count > MAX_RUNS {
         return Err(protocol(format!("{count} runs of pages in a frame")));
     }
-    let (list, data) = rest.split_at_checked(count * RUN).ok_or_else(short)?;
-    let mut runs = Vec::with_capacity(count);
+    match count * RUN + 4 <= contents {
+        true => Ok(count * RUN),
+        false => Err(protocol("a frame of pages ends too soon")),
+    }
+}
+
+/// The runs in bytes that may be anything, which so many bytes of pages follow: exactly as many as the runs say.
+pub fn decode_runs(list: &[u8], data: usize) -> Result<Vec<Run>> {
+    let mut runs = Vec::with_capacity(list.len() / RUN);
     let mut bytes = 0_usize;
     for entry in list.chunks_exact(RUN) {
         let number = |at: usize| {
@@ -254,13 +262,12 @@ pub fn decode_pages(contents: &[u8]) -> Result<(Vec<Run>, &[u8])> {
         }
         runs.push(run);
     }
-    if bytes != data.len() {
+    if bytes != data {
         return Err(protocol(format!(
-            "a frame has {} bytes of pages, and says {bytes}",
-            data.len()
+            "a frame has {data} bytes of pages, and says {bytes}"
         )));
     }
-    Ok((runs, data))
+    Ok(runs)
 }
 
 pub(super) fn protocol(what: impl Into<String>) -> Error {
@@ -317,15 +324,18 @@ mod tests {
                 .map(|(page, pages, zero)| Run { guest: page * 4096, pages, zero })
                 .collect();
             let pages: u32 = runs.iter().filter(|run| !run.zero).map(|run| run.pages).sum();
-            let data = vec![7; pages as usize * 4096];
-            let mut contents = Vec::new();
-            encode_pages(&runs, &data, &mut contents);
-            let (back, rest) = decode_pages(&contents).unwrap();
-            prop_assert_eq!(back, runs);
-            prop_assert_eq!(rest, data);
-            contents.pop();
-            prop_assert!(contents.is_empty() || decode_pages(&contents).is_err());
-            let _ = decode_pages(&noise);
+            let data = pages as usize * 4096;
+            let mut list = Vec::new();
+            encode_runs(&runs, &mut list);
+            let (count, rest) = list.split_first_chunk().unwrap();
+            prop_assert_eq!(runs_length(*count, list.len() + data).unwrap(), rest.len());
+            prop_assert!(runs_length(*count, list.len() - 1).is_err());
+            prop_assert_eq!(decode_runs(rest, data).unwrap(), runs);
+            prop_assert!(decode_runs(rest, data + 1).is_err());
+            if let Some((count, rest)) = noise.split_first_chunk() {
+                let _ = runs_length(*count, noise.len());
+                let _ = decode_runs(rest, 0);
+            }
         }
     }
 }

@@ -7,18 +7,18 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, RwLock,
         mpsc::{self, Receiver, Sender, SyncSender},
     },
     time::{Duration, Instant},
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, lock::UnpoisonedRw};
 
 use super::{
     Error, Result,
-    connection::Connection,
-    frame::{Kind, protocol},
+    connection::{Connection, Pages},
+    frame::{Header, Kind, protocol},
     pages::Arriving,
     progress::Progress,
     tunnel::Tls,
@@ -58,7 +58,8 @@ pub fn token() -> Result<Token> {
 
 /// What a thread of the source is given.
 enum Order {
-    Pages(u32, Vec<u8>),
+    /// Of a round: runs, and the pages of those that are not zero.
+    Pages(u32, Vec<u8>, Vec<u8>),
     Barrier(u32, Sender<()>),
 }
 
@@ -112,9 +113,9 @@ impl Lanes {
         turn.checked_sub(1)
     }
 
-    /// Sends the contents of a frame of pages by one of them.
-    pub fn send(&self, lane: usize, round: u32, contents: &[u8]) -> Result<()> {
-        let order = Order::Pages(round, contents.to_vec());
+    /// Sends a frame of pages by one of them: a list of runs, and a copy of their pages.
+    pub fn send(&self, lane: usize, round: u32, list: Vec<u8>, pages: Vec<u8>) -> Result<()> {
+        let order = Order::Pages(round, list, pages);
         self.orders[lane].send(order).map_err(|_| self.error())
     }
 
@@ -160,7 +161,9 @@ fn join(url: &str, tls: Option<&Tls>, token: &Token, progress: &Progress) -> Res
 fn carry(connection: &mut Connection, orders: &Receiver<Order>) -> Result<()> {
     for order in orders {
         match order {
-            Order::Pages(round, contents) => connection.send(Kind::Pages, round, &contents)?,
+            Order::Pages(round, list, pages) => {
+                connection.send_pages(round, &list, Pages::Copied(&pages))?;
+            }
             Order::Barrier(round, done) => {
                 connection.send(Kind::Barrier, round, &[])?;
                 connection.receive(&[Kind::Barrier], &mut Vec::new())?;
@@ -174,38 +177,38 @@ fn carry(connection: &mut Connection, orders: &Receiver<Order>) -> Result<()> {
 
 /// RAM that arrives by several connections; taken out when no more may arrive.
 #[derive(Clone)]
-pub struct Memory(Arc<Mutex<Option<Arriving>>>);
+pub struct Memory(Arc<RwLock<Option<Arriving>>>);
 
 impl Memory {
     /// Of a machine that does not run yet.
     pub fn new(memory: Arriving) -> Self {
-        Self(Arc::new(Mutex::new(Some(memory))))
+        Self(Arc::new(RwLock::new(Some(memory))))
     }
 
-    /// Takes the contents of a frame over, which may be anything.
-    pub fn take(&self, contents: &[u8]) -> Result<u64> {
-        match &mut *self.0.lock_unpoisoned() {
-            Some(memory) => memory.take(contents),
+    /// Receives the contents of a frame of pages, which may be anything. Returns the bytes of pages.
+    pub fn receive(&self, header: Header, connection: &mut Connection) -> Result<u64> {
+        match &*self.0.read_unpoisoned() {
+            Some(memory) => memory.receive(header, connection),
             None => Err(protocol("pages after the state")),
         }
     }
 
-    /// Nothing more is taken over.
+    /// Nothing more is received: waits for what is being received, which has to be over soon.
     pub fn close(&self) -> Result<Arriving> {
-        let memory = mem::take(&mut *self.0.lock_unpoisoned());
+        let memory = mem::take(&mut *self.0.write_unpoisoned());
         memory.ok_or_else(|| protocol("the state came twice"))
     }
 }
 
 /// A thread of the destination: takes pages over until the connection ends, or no more may arrive.
 pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
-    let mut contents = Vec::new();
     let mut next = || -> Result<()> {
-        let header = connection.receive(&[Kind::Pages, Kind::Barrier], &mut contents)?;
+        let header = connection.receive_header(&[Kind::Pages, Kind::Barrier])?;
         if header.kind == Kind::Barrier {
+            connection.receive_contents(header, &mut Vec::new())?;
             return connection.send(Kind::Barrier, header.round, &[]);
         }
-        let bytes = memory.take(&contents)?;
+        let bytes = memory.receive(header, &mut connection)?;
         progress.update(|info| info.sent_bytes += bytes);
         Ok(())
     };
@@ -215,5 +218,53 @@ pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
             log::debug!("a connection for memory has ended: {}", base::Chain(&error));
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, os::unix::net::UnixStream, thread};
+
+    use super::*;
+    use crate::migration::{
+        frame::{Run, encode_runs},
+        pages::Region,
+        progress::Direction,
+    };
+
+    #[test]
+    fn a_frame_that_never_ends_neither_holds_the_state_up_nor_changes_memory_later() {
+        let region = Region::unused(0, 2 << 20).unwrap();
+        let mapping = Arc::clone(&region.mapping);
+        let memory = Memory::new(Arriving::new(vec![region]));
+        let (mut here, there) = UnixStream::pair().unwrap();
+        let progress = Progress::new(Direction::Incoming, "test");
+        let connection = Connection::of_unix(there, progress.clone()).unwrap();
+        let receiving = {
+            let (memory, progress) = (memory.clone(), progress.clone());
+            thread::spawn(move || take(connection, &memory, &progress))
+        };
+        let run = Run {
+            guest: 0,
+            pages: 2,
+            zero: false,
+        };
+        let mut list = Vec::new();
+        encode_runs(&[run], &mut list);
+        let header = Header::of_pages(0, &list, 2 * 4096, None);
+        here.write_all(&header.encode()).unwrap();
+        here.write_all(&list).unwrap();
+        here.write_all(&[1; 4096]).unwrap();
+        // SAFETY: within the mapping; the thread beside writes it.
+        let byte = |at: usize| unsafe { mapping.address().add(at).read_volatile() };
+        while byte(4095) != 1 {
+            thread::yield_now();
+        }
+        progress.cancel();
+        memory.close().unwrap();
+        // Nobody takes it any more.
+        let _ = here.write_all(&[1; 4096]);
+        receiving.join().unwrap();
+        assert_eq!(byte(4096), 0);
     }
 }

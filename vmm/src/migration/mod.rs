@@ -23,7 +23,8 @@
 //! offer. There are no rounds then, and the VM stands still only for the state of its devices.
 //!
 //! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
-//!   [`listener`]: waiting for the source; [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
+//!   [`vectors`]: memory that goes out and comes in without a buffer; [`listener`]: waiting for the source;
+//!   [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
 //!   [`archive`]: what accelerators' applications have saved.
 //! - [`source`], [`destination`]: the phases of each side.
@@ -43,6 +44,7 @@ pub mod source;
 #[cfg(test)]
 mod tests;
 pub mod tunnel;
+pub mod vectors;
 
 use std::io;
 

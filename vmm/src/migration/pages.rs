@@ -1,14 +1,24 @@
 //! Which pages are sent, and how they are received.
 
-use std::{fs::File, ops::Range, os::unix::fs::FileExt, sync::Arc};
+use std::{
+    arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_or_si128, _mm_setzero_si128},
+    fs::File,
+    mem,
+    ops::Range,
+    os::unix::fs::FileExt,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use hypervisor::{DirtyLog, dirty_log::BLOCK_PAGES};
-use vm_memory::{VolatileMemory, VolatileSlice};
+use vm_memory::VolatileSlice;
 
 use super::{
     Error, Result,
-    connection::Connection,
-    frame::{Kind, MAX_PAGES, MAX_RUNS, Run, decode_pages, encode_pages, protocol},
+    connection::{Connection, Pages},
+    frame::{Header, Kind, MAX_PAGES, MAX_RUNS, Run, encode_runs, protocol},
     lanes::Lanes,
     progress::Progress,
 };
@@ -53,34 +63,44 @@ impl Region {
         let len = pages as usize * PAGE as usize;
         // SAFETY: the pages are within the mapping, which lives as long as `self`; whoever has a slice does
         // not take its bytes for memory that nobody changes.
-        unsafe {
-            let address = self.mapping.address().add((page * PAGE) as usize);
-            VolatileSlice::new(address, len)
-        }
+        unsafe { VolatileSlice::new(self.page_address(page), len) }
     }
 
     /// Whether a page is zero now. Whoever writes it afterwards marks it.
     fn is_zero(&self, page: u64) -> bool {
-        let page = self.slice(page, 1);
-        let words = page.get_array_ref::<u64>(0, PAGE as usize / 8);
-        // Cannot fail: a page has so many words.
-        words.is_ok_and(|words| (0..words.len()).all(|word| words.load(word) == 0))
+        let first = self.page_address(page).cast::<__m128i>().cast_const();
+        // SAFETY: four vectors at once of a page that is within the mapping, which lives as long as `self`; others
+        // may be writing it, which is why they are read as volatile.
+        let part = |at: usize| unsafe {
+            let vector = |number| first.add(at + number).read_volatile();
+            let all = _mm_or_si128(
+                _mm_or_si128(vector(0), vector(1)),
+                _mm_or_si128(vector(2), vector(3)),
+            );
+            _mm_movemask_epi8(_mm_cmpeq_epi8(all, _mm_setzero_si128())) == 0xffff
+        };
+        (0..PAGE as usize / size_of::<__m128i>())
+            .step_by(4)
+            .all(part)
     }
 
     /// Copies a page out; the guest may be writing it.
     fn copy_page(&self, page: u64, into: &mut Vec<u8>) {
-        let from = into.len();
-        into.resize(from + PAGE as usize, 0);
+        let len = PAGE as usize;
+        into.reserve(len);
         // SAFETY: `page` is within the mapping, which lives as long as `self`; the target is fresh
-        // memory of this process. Whoever writes the page meanwhile marks it afterwards, so that a
-        // mix of old and new bytes is sent again.
+        // memory of this process, as much as was reserved. Whoever writes the page meanwhile marks it
+        // afterwards, so that a mix of old and new bytes is sent again.
         unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.mapping.address().add((page * PAGE) as usize),
-                into[from..].as_mut_ptr(),
-                PAGE as usize,
-            );
+            let end = into.as_mut_ptr().add(into.len());
+            std::ptr::copy_nonoverlapping(self.page_address(page), end, len);
+            into.set_len(into.len() + len);
         }
+    }
+
+    /// The address of a page that is within the mapping.
+    fn page_address(&self, page: u64) -> *mut u8 {
+        self.mapping.address().wrapping_add((page * PAGE) as usize)
     }
 }
 
@@ -284,20 +304,21 @@ impl Departing {
         if batch.runs.is_empty() {
             return Ok(0);
         }
-        let data = batch.copied.as_deref().unwrap_or_default();
-        encode_pages(&batch.runs, data, &mut self.contents);
-        match self.lanes.turn() {
-            Some(lane) => {
-                connection.keep_pace(self.contents.len())?;
-                self.lanes.send(lane, round, &self.contents)?;
+        encode_runs(&batch.runs, &mut self.contents);
+        match (self.lanes.turn(), &mut batch.copied) {
+            (Some(lane), copied) => {
+                let list = mem::take(&mut self.contents);
+                let pages = copied.as_mut().map(mem::take).unwrap_or_default();
+                connection.keep_pace(list.len() + pages.len())?;
+                self.lanes.send(lane, round, list, pages)?;
             }
-            None if batch.copied.is_some() => {
-                connection.send(Kind::Pages, round, &self.contents)?;
+            (None, Some(copied)) => {
+                connection.send_pages(round, &self.contents, Pages::Copied(copied))?;
             }
-            None => {
+            (None, None) => {
                 let runs = batch.runs.iter().filter(|run| !run.zero);
                 let memory: Vec<_> = runs.filter_map(|run| self.slice(run)).collect();
-                connection.send_memory(round, &self.contents, &memory)?;
+                connection.send_pages(round, &self.contents, Pages::InPlace(&memory))?;
             }
         }
         let bytes = batch.bytes as u64;
@@ -424,18 +445,15 @@ impl Drop for Departing {
 impl Batch {
     /// Adds a page; true if the frame is full.
     fn add(&mut self, region: &Region, page: u64) -> bool {
-        let zero = match &mut self.copied {
-            None => region.is_zero(page),
-            Some(data) => {
-                let from = data.len();
-                region.copy_page(page, data);
-                let zero = is_zero(&data[from..]);
-                if zero {
-                    data.truncate(from);
-                }
-                zero
+        let zero = region.is_zero(page);
+        if let Some(data) = &mut self.copied
+            && !zero
+        {
+            if data.is_empty() {
+                data.reserve_exact(MAX_PAGES);
             }
-        };
+            region.copy_page(page, data);
+        }
         if !zero {
             self.bytes += PAGE as usize;
         }
@@ -466,70 +484,87 @@ impl Batch {
     }
 }
 
-/// RAM that arrives.
+/// RAM that arrives, by several threads at once.
 pub struct Arriving {
-    regions: Vec<(Region, Vec<u64>)>,
+    regions: Vec<Taken>,
+}
+
+/// A region that is filled.
+struct Taken {
+    region: Region,
+    /// A bit for each page in which something may be.
+    touched: Vec<AtomicU64>,
+}
+
+impl Taken {
+    /// The first page of a run, if all of it is within the region.
+    fn first(&self, run: &Run) -> Option<u64> {
+        let at = run.guest.checked_sub(self.region.guest)?;
+        let end = at.checked_add(u64::from(run.pages) * PAGE)?;
+        (end <= self.region.mapping.size() as u64).then_some(at / PAGE)
+    }
+
+    fn is_touched(&self, page: u64) -> bool {
+        self.touched[page as usize / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
+    }
 }
 
 impl Arriving {
     /// RAM that nobody uses yet, all of it zero.
     pub fn new(regions: Vec<Region>) -> Self {
-        let with_touched = |region: Region| {
-            let words = region.pages().div_ceil(64) as usize;
-            (region, vec![0; words])
+        let taken = |region: Region| Taken {
+            touched: (0..region.pages().div_ceil(64))
+                .map(|_| AtomicU64::new(0))
+                .collect(),
+            region,
         };
         Self {
-            regions: regions.into_iter().map(with_touched).collect(),
+            regions: regions.into_iter().map(taken).collect(),
         }
     }
 
-    /// Takes the contents of a frame of pages over, which may be anything. Returns the bytes of
-    /// pages.
-    pub fn take(&mut self, contents: &[u8]) -> Result<u64> {
-        let (runs, mut data) = decode_pages(contents)?;
+    /// Receives the contents of a frame of pages, which may be anything, right to where they belong. If that fails
+    /// some of them may have come. Returns the bytes of pages.
+    pub fn receive(&self, header: Header, connection: &mut Connection) -> Result<u64> {
+        let bytes = connection.receive_pages(header, |runs| self.place(runs))?;
+        Ok(bytes as u64)
+    }
+
+    /// Where the pages of those runs are that are not zero. The others are zero afterwards.
+    fn place(&self, runs: &[Run]) -> Result<Vec<VolatileSlice<'_>>> {
+        let mut memory = Vec::new();
         for run in runs {
-            let outside = || protocol(format!("pages at {:#x} are not RAM", run.guest));
-            let len = u64::from(run.pages) * PAGE;
-            let (region, touched) = self
+            let (taken, first) = self
                 .regions
-                .iter_mut()
-                .find(|(region, _)| {
-                    let at = run.guest.checked_sub(region.guest);
-                    let end = at.and_then(|at| at.checked_add(len));
-                    end.is_some_and(|end| end <= region.mapping.size() as u64)
-                })
-                .ok_or_else(outside)?;
-            let first = (run.guest - region.guest) / PAGE;
-            for page in first..first + u64::from(run.pages) {
-                let mark = &mut touched[page as usize / 64];
-                let bit = 1 << (page % 64);
-                // SAFETY: the page is within the mapping, as was checked, which lives as long as
-                // `self`; nothing else accesses it before the machine runs.
-                let target = unsafe { region.mapping.address().add((page * PAGE) as usize) };
-                if !run.zero {
-                    // The runs' pages are exactly the data.
-                    let (now, rest) = data.split_at(PAGE as usize);
-                    // SAFETY: as above; `now` is a page.
-                    unsafe { std::ptr::copy_nonoverlapping(now.as_ptr(), target, now.len()) };
-                    data = rest;
-                    *mark |= bit;
-                } else if *mark & bit != 0 {
-                    // SAFETY: as above.
+                .iter()
+                .find_map(|taken| Some((taken, taken.first(run)?)))
+                .ok_or_else(|| protocol(format!("pages at {:#x} are not RAM", run.guest)))?;
+            let pages = first..first + u64::from(run.pages);
+            if run.zero {
+                for page in pages.filter(|page| taken.is_touched(*page)) {
+                    let target = taken.region.page_address(page);
+                    // SAFETY: the page is within the mapping, as was checked, which lives as long as `self`. No
+                    // Rust object is in it, and the machine does not run yet.
                     unsafe { std::ptr::write_bytes(target, 0, PAGE as usize) };
                 }
+            } else {
+                for page in pages {
+                    let mark = &taken.touched[page as usize / 64];
+                    mark.fetch_or(1 << (page % 64), Ordering::Relaxed);
+                }
+                memory.push(taken.region.slice(first, run.pages));
             }
         }
-        Ok((contents.len() - data.len()) as u64)
+        Ok(memory)
     }
 
     /// The hash of [`Departing::hash`].
     pub fn hash(&self) -> u64 {
         let mut hash = Hash::default();
-        for (region, touched) in &self.regions {
-            for page in 0..region.pages() {
-                if touched[page as usize / 64] >> (page % 64) & 1 == 1 {
-                    hash.add(region, page);
-                }
+        for taken in &self.regions {
+            let region = &taken.region;
+            for page in (0..region.pages()).filter(|page| taken.is_touched(*page)) {
+                hash.add(region, page);
             }
         }
         hash.value
@@ -547,11 +582,11 @@ impl Hash {
     /// Pages of zeroes do not count: they may or may not have been touched.
     fn add(&mut self, region: &Region, page: u64) {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
-        self.page.clear();
-        region.copy_page(page, &mut self.page);
-        if is_zero(&self.page) {
+        if region.is_zero(page) {
             return;
         }
+        self.page.clear();
+        region.copy_page(page, &mut self.page);
         let mut lanes = [region.guest + page * PAGE, 1, 2, 3];
         for block in self.page.chunks_exact(32) {
             for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
@@ -566,10 +601,6 @@ impl Hash {
             self.value = (self.value ^ lane).wrapping_mul(MULTIPLIER).rotate_left(31);
         }
     }
-}
-
-fn is_zero(page: &[u8]) -> bool {
-    page.chunks_exact(16).all(|part| part == [0; 16])
 }
 
 #[cfg(test)]
@@ -596,5 +627,19 @@ mod tests {
             assert_eq!(runs, [(0, 4), (len, 4)]);
             assert!(batch.runs.iter().all(|run| run.zero) && batch.bytes == 0);
         }
+    }
+
+    #[test]
+    fn a_byte_anywhere_in_a_page_makes_it_no_page_of_zeroes() {
+        let region = Region::unused(0, 3 * PAGE).unwrap();
+        for at in 0..PAGE as usize {
+            let byte = region.page_address(1).wrapping_add(at);
+            // SAFETY: within the mapping, which nobody else uses.
+            unsafe { byte.write(0x80) };
+            assert!(!region.is_zero(1), "{at}");
+            // SAFETY: as above.
+            unsafe { byte.write(0) };
+        }
+        assert!((0..3).all(|page| region.is_zero(page)));
     }
 }

@@ -22,8 +22,10 @@ use devices::{
     disk::{LockGranularity, Scope, lock},
 };
 
+mod figures;
+
 use super::{
-    connection::{Address, Connection},
+    connection::{Address, Connection, Pages},
     destination::{Destination, Ended, Host, receive},
     files::{FileUse, GivenFile},
     frame::{HEADER, Header, Kind},
@@ -834,27 +836,36 @@ fn a_migration_that_is_cancelled_ends_soon() {
 
 #[test]
 fn pages_outside_of_ram_are_refused() {
-    let mut arriving = pages::Arriving::new(vec![region(1 << 20)]);
-    let mut contents = Vec::new();
-    let past = (1 << 20) + SIZE as u64 - 4096;
-    for (guest, pages) in [(0, 1), (past, 2), (u64::MAX - 4095, 1), (past, u32::MAX)] {
-        let run = frame::Run {
-            guest,
-            pages,
-            zero: true,
+    let take = |memory: Region, guest, pages, zero| {
+        let run = frame::Run { guest, pages, zero };
+        let mut list = Vec::new();
+        frame::encode_runs(&[run], &mut list);
+        let bytes = match zero {
+            true => 0,
+            false => pages as usize * 4096,
         };
-        frame::encode_pages(&[run], &[], &mut contents);
-        assert!(arriving.take(&contents).is_err(), "{guest:#x}");
-    }
-    // Their end would be an address in RAM, counted round.
-    let mut low = pages::Arriving::new(vec![region(0)]);
-    let run = frame::Run {
-        guest: u64::MAX - 4095,
-        pages: 2,
-        zero: true,
+        let (here, there) = UnixStream::pair().unwrap();
+        let end = |stream| {
+            let progress = Progress::new(Direction::Incoming, "test");
+            Connection::of_unix(stream, progress).unwrap()
+        };
+        let (mut here, mut there) = (end(here), end(there));
+        let sent = vec![7; bytes.min(1 << 16)];
+        here.send_pages(0, &list, Pages::Copied(&sent)).unwrap();
+        let header = there.receive_header(&[Kind::Pages]).unwrap();
+        pages::Arriving::new(vec![memory]).receive(header, &mut there)
     };
-    frame::encode_pages(&[run], &[], &mut contents);
-    assert!(low.take(&contents).is_err());
+    let past = (1 << 20) + SIZE as u64 - 4096;
+    for zero in [true, false] {
+        let high = |guest, pages| take(region(1 << 20), guest, pages, zero);
+        assert_eq!(high(past, 1).unwrap(), if zero { 0 } else { 4096 });
+        for (guest, pages) in [(0, 1), (past, 2), (u64::MAX - 4095, 1)] {
+            assert!(high(guest, pages).is_err(), "{guest:#x}");
+        }
+        // Their end would be an address in RAM, counted round.
+        assert!(take(region(0), u64::MAX - 4095, 2, zero).is_err());
+    }
+    assert!(take(region(1 << 20), past, u32::MAX, true).is_err());
 }
 
 #[test]
