@@ -1,14 +1,17 @@
 //! What is noted of commands.
 
+use std::ffi::c_void;
+
 use super::*;
 use crate::{
     apis::opencl::calls::{
-        ContextId, CopyBuffer, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
-        CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, Grid, KernelId, Marker, NdRange, Order,
-        ProgramId, ProgramOrigin, QueueId, SetArgument, Value,
+        ContextId, CopyBuffer, CreateBuffer, CreateContext, CreateImage, CreateKernel,
+        CreateProgram, CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, FillImage, Grid,
+        ImageShape, KernelId, Marker, NdRange, Order, ProgramId, ProgramOrigin, QueueId,
+        SetArgument, Value,
     },
     backends::opencl::{
-        driver::Api,
+        driver::{Api, api::Handle},
         testing::{self, carry_out},
     },
     wire::Blob,
@@ -28,7 +31,12 @@ fn order() -> Order {
 
 /// A server with buffers, and a kernel.
 fn server() -> Server {
-    let (mut server, ..) = testing::server_before(Api::null());
+    server_before(Api::null())
+}
+
+/// The same before a driver.
+fn server_before(api: Api) -> Server {
+    let (mut server, ..) = testing::server_before(api);
     carry_out(
         &mut server,
         Request::CreateContext(CreateContext {
@@ -193,4 +201,111 @@ fn a_kernel_with_an_argument_that_was_released_may_write_anything() {
     // Another one of the same number is none of it.
     part(&mut server, 9, 1, 0);
     assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
+}
+
+/// A kernel's arguments, as a driver describes them: address space, name of the type, and access.
+const DESCRIBED: [(u32, &[u8], u32); 4] = [
+    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"uint*\0", NONE),
+    (codes::KERNEL_ARG_ADDRESS_CONSTANT, b"uint*\0", NONE),
+    (
+        codes::KERNEL_ARG_ADDRESS_GLOBAL,
+        b"image2d_t\0",
+        codes::KERNEL_ARG_ACCESS_READ_ONLY,
+    ),
+    // What is read and written.
+    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_t\0", NONE),
+];
+/// Another access than that of images that are only read.
+const NONE: u32 = 0;
+
+unsafe extern "C" fn counted(
+    _: Handle,
+    _: u32,
+    _: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    // SAFETY: the number of arguments alone is asked for.
+    unsafe { value.cast::<u32>().write(DESCRIBED.len() as u32) };
+    0
+}
+
+unsafe extern "C" fn described(
+    _: Handle,
+    index: u32,
+    what: u32,
+    size: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    let (space, name, access) = DESCRIBED[index as usize];
+    // SAFETY: there is room for what is asked for.
+    unsafe {
+        match what {
+            codes::KERNEL_ARG_ADDRESS_QUALIFIER => value.cast::<u32>().write(space),
+            codes::KERNEL_ARG_ACCESS_QUALIFIER => value.cast::<u32>().write(access),
+            _ if name.len() > size => return codes::INVALID_VALUE,
+            _ => value.cast::<u8>().copy_from(name.as_ptr(), name.len()),
+        }
+    }
+    0
+}
+
+/// Takes whatever it is given.
+unsafe extern "C" fn any(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
+    0
+}
+
+/// An image of its own, or one that is made of a buffer.
+fn image(server: &mut Server, id: u32, of: Option<u32>) {
+    let shape = ImageShape {
+        order: codes::RGBA,
+        data: codes::UNSIGNED_INT8,
+        kind: match of {
+            Some(_) => codes::MEM_OBJECT_IMAGE1D_BUFFER,
+            None => codes::MEM_OBJECT_IMAGE2D,
+        },
+        extent: [4, 1, 1],
+        layers: 0,
+        of: of.map(MemId),
+    };
+    let call = CreateImage {
+        id: MemId(id),
+        context: ContextId(0),
+        flags: 0,
+        shape,
+        contents: None,
+    };
+    carry_out(server, Request::CreateImage(call));
+}
+
+#[test]
+fn a_kernel_does_not_write_what_its_parameters_only_read() {
+    let mut server = server_before(Api::null().with_kernels(counted, described, any));
+    for (index, mem) in [(0, 0), (1, 1)] {
+        set(&mut server, index, mem);
+    }
+    image(&mut server, 9, Some(2));
+    set(&mut server, 2, 9);
+    assert_eq!(noted(&mut server, run()), [0]);
+    // The same image, where the kernel may write it, is the buffer of which it was made.
+    set(&mut server, 3, 9);
+    assert_eq!(noted(&mut server, run()), [0, 2]);
+    // Where the driver describes fewer arguments than are set.
+    set(&mut server, 4, 1);
+    assert_eq!(noted(&mut server, run()), [0, 1, 2]);
+}
+
+#[test]
+fn an_image_that_is_made_of_a_buffer_is_written_with_it() {
+    let mut server = server();
+    image(&mut server, 9, Some(2));
+    let fill = FillImage {
+        order: order(),
+        mem: MemId(9),
+        colour: [0; 4],
+        origin: [0; 3],
+        region: [1; 3],
+    };
+    assert_eq!(noted(&mut server, Request::FillImage(fill)), [2]);
 }
