@@ -1,7 +1,7 @@
 //! Captures of streams: their beginning and end, and what programs ask of them.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     ptr::null,
     sync::{
         Mutex,
@@ -26,12 +26,42 @@ use crate::{
     paged,
 };
 
-/// Captures that this process has begun and not ended.
+/// The streams in which this process has begun captures that have not ended.
+static BEGUN: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+/// How many they are.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether anything is being captured.
 pub fn captures() -> bool {
     CAPTURES.load(Ordering::Relaxed) > 0
+}
+
+fn begun(stream: u64) {
+    let mut all = BEGUN.lock_unpoisoned();
+    let all = all.get_or_insert_default();
+    all.insert(stream);
+    CAPTURES.store(all.len(), Ordering::Relaxed);
+}
+
+/// The capture that has begun in a stream, if one has, is over, with a graph or without.
+fn over(stream: u64) {
+    forget(stream);
+    let mut all = BEGUN.lock_unpoisoned();
+    let Some(all) = all.as_mut() else { return };
+    if all.remove(&stream) {
+        CAPTURES.store(all.len(), Ordering::Relaxed);
+        if all.is_empty() {
+            paged::no_captures();
+        }
+    }
+}
+
+/// Whether a stream is being captured, as the worker knows.
+fn asked(stream: u64) -> bool {
+    let mut status = 0u32;
+    // SAFETY: the pointer is to a local.
+    let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
+    asked.is_ok() && status != 0
 }
 
 /// Whether a stream is being captured; one atomic load if none is.
@@ -40,11 +70,7 @@ pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
     if !captures() || stream == 0 {
         return false;
     }
-    let mut status = 0u32;
-    let stream = handles::handle(Kind::Stream, stream);
-    // SAFETY: the pointer is to a local.
-    let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
-    asked.is_ok() && status != 0
+    asked(handles::handle(Kind::Stream, stream))
 }
 
 /// What is known of a stream's capture.
@@ -131,9 +157,9 @@ impl Wanted {
     }
 }
 
-fn forget(stream: CUstream) {
+fn forget(stream: u64) {
     if let Some(all) = TOLD.lock_unpoisoned().as_mut() {
-        all.remove(&(stream as u64));
+        all.remove(&stream);
     }
 }
 
@@ -143,7 +169,7 @@ entry_points! {
         let _ = mode;
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
         forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        begun(hStream as u64);
         Ok(())
     }
 
@@ -165,7 +191,7 @@ entry_points! {
             numDependencies as u64,
             relaxed.into(),
         ])?;
-        CAPTURES.fetch_add(1, Ordering::Relaxed);
+        begun(hStream as u64);
         paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
     }
 
@@ -181,16 +207,25 @@ entry_points! {
     }
 
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
-        paged::end(hStream as u64, || {
+        let ended = paged::end(hStream as u64, || {
             // Who captures to a graph that was there need not be told of it.
             let mut graph = 0u64;
             forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
             offer(phGraph, graph as CUgraph);
             // None where nothing has been captured.
             handles::valid(Kind::Graph, graph)
-        })?;
-        forget(hStream);
-        let _ = CAPTURES.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| count.checked_sub(1));
+        });
+        // An invalid capture ends without a graph; one goes on that another stream has begun.
+        if ended.is_ok() || !asked(hStream as u64) {
+            over(hStream as u64);
+        }
+        ended
+    }
+
+    // With the stream ends the capture that has begun in it.
+    fn cuStreamDestroy_v2(hStream: CUstream) {
+        forward("cuStreamDestroy_v2", &[hStream as u64])?;
+        over(hStream as u64);
         Ok(())
     }
 

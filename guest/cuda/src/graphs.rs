@@ -1,6 +1,9 @@
 //! Graphs: launches, and nodes that hold addresses of the program.
 
-use std::ffi::{c_uint, c_ulonglong};
+use std::{
+    ffi::{c_uint, c_ulonglong},
+    ptr::null_mut,
+};
 
 use cuda_definition::driver::types::*;
 use gantry_remoting::{
@@ -15,7 +18,7 @@ use gantry_remoting::{
 use crate::{
     arrays::Volume,
     context,
-    entry::{Outcome, connected, entry_points, put},
+    entry::{Outcome, connected, entry_points, offer, put},
     forward::forward,
     handles, launch,
     paged::{self, PLACES, Paged},
@@ -218,7 +221,18 @@ entry_points! {
         hGraph: CUgraph,
         resultInfo: *mut CUgraphExecUpdateResultInfo,
     ) {
-        forward("cuGraphExecUpdate_v2", &[hGraphExec as u64, hGraph as u64, resultInfo as u64])?;
+        let words = [hGraphExec as u64, hGraph as u64, resultInfo as u64];
+        if let Err(code) = forward("cuGraphExecUpdate_v2", &words) {
+            // An error comes without what is written beside it: programs look there first.
+            if code == codes::GRAPH_EXEC_UPDATE_FAILURE {
+                offer(resultInfo, CUgraphExecUpdateResultInfo {
+                    result: CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR,
+                    errorNode: null_mut(),
+                    errorFromNode: null_mut(),
+                });
+            }
+            return Err(code);
+        }
         let executable = handles::valid(Kind::Executable, hGraphExec as u64)?;
         paged::instantiate(handles::valid(Kind::Graph, hGraph as u64)?, executable);
         Ok(())

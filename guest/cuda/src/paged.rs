@@ -164,6 +164,10 @@ struct All {
     bodies: HashMap<u32, (u32, u32)>,
     /// Captures to such graphs.
     to_bodies: HashSet<u64>,
+    /// The captures of streams that have copied or called: what is captured to no graph tells its number no more.
+    streams: HashMap<u64, u64>,
+    /// The graphs whose nodes executable graphs have: those that they were made of or changed to last.
+    made_of: HashMap<u32, u32>,
 }
 
 /// What calls functions.
@@ -223,6 +227,14 @@ impl All {
         self.forget_bodies(|within, _| within == graph);
     }
 
+    /// Forgets a capture, of which all that it had goes to a graph or comes to nothing.
+    fn forget_capture(&mut self, id: u64) {
+        self.captures.remove(&id);
+        self.calls.remove(&Calling::Capture(id));
+        self.to_bodies.remove(&id);
+        self.streams.retain(|_, one| *one != id);
+    }
+
     fn forget_bodies(&mut self, go: impl Fn(u32, u32) -> bool) {
         let all = self.bodies.iter();
         let gone = all.filter(|(_, (within, node))| go(*within, *node));
@@ -233,6 +245,16 @@ impl All {
 }
 
 impl All {
+    /// Whether an executable graph has copies of another graph's nodes than this one, which stands for one of them.
+    fn is_of_another(&self, executable: u32, node: u32) -> bool {
+        let copies = self.executables.get(&executable);
+        copies.is_some_and(|copies| !copies.is_empty())
+            && self.nodes.get(&node).is_some_and(|graph| {
+                let made_of = self.made_of.get(&executable);
+                made_of.is_some_and(|made_of| made_of != graph)
+            })
+    }
+
     /// Whether some copy of these may be this node's.
     fn may_have<'a>(&self, node: u32, mut copies: impl Iterator<Item = &'a Paged>) -> bool {
         let is_known = self.nodes.contains_key(&node);
@@ -282,7 +304,8 @@ pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
 /// That a node's copy, in an executable graph or (with none) in its graph, can become another one.
 ///
 /// # Errors
-/// It is not known which of the copies is this node's, or it is in a conditional node's graph.
+/// It is not known which of the copies is this node's, also as another graph has updated the executable one, or it
+/// is in a conditional node's graph.
 pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome {
     let all = all();
     let all = all.as_ref().and_then(|all| all.as_ref());
@@ -290,6 +313,9 @@ pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome
         && let Some(graph) = all.nodes.get(&node)
     {
         all.may_copy(*graph)?;
+    }
+    if all.is_some_and(|all| all.is_of_another(executable, node)) {
+        return Err(codes::NOT_SUPPORTED);
     }
     let is_known = all.is_some_and(|all| all.nodes.contains_key(&node));
     let may_have = all.is_some_and(|all| match executable {
@@ -347,7 +373,7 @@ pub fn gone(node: u32) {
 pub fn may_disable(executable: u32, node: u32) -> Outcome {
     let has = |all: &All| {
         let copies = all.executables.get(&executable);
-        all.may_have(node, copies.into_iter().flatten())
+        all.is_of_another(executable, node) || all.may_have(node, copies.into_iter().flatten())
     };
     match all().is_some_and(|all| all.as_ref().is_some_and(has)) {
         true => Err(codes::NOT_SUPPORTED),
@@ -387,6 +413,7 @@ pub fn instantiate(graph: u32, executable: u32) {
         && let Some(all) = all.as_mut()
     {
         all.executables.insert(executable, copies);
+        all.made_of.insert(executable, graph);
         all.calls.insert(Calling::Executable(executable), calls);
         match before {
             Some(before) => all.before.insert(executable, Arc::new(before)),
@@ -413,6 +440,7 @@ pub fn ended(executable: u32) {
         && let Some(all) = all.as_mut()
     {
         all.executables.remove(&executable);
+        all.made_of.remove(&executable);
         all.calls.remove(&Calling::Executable(executable));
         all.before.remove(&executable);
     }
@@ -526,7 +554,9 @@ pub fn captures_to(stream: u64, graph: u32) -> Outcome {
     }
     let id = capture(stream)?;
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_default().to_bodies.insert(id);
+    let all = all.get_or_insert_default();
+    all.to_bodies.insert(id);
+    all.streams.insert(stream, id);
     Ok(())
 }
 
@@ -561,6 +591,7 @@ pub fn captured(
     let all = all.get_or_insert_default();
     let copies = all.captures.entry(id).or_default();
     copies.push(Paged { node, ..paged });
+    all.streams.insert(stream, id);
     Ok(())
 }
 
@@ -623,19 +654,39 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
         && let Some(id) = id
+            .filter(|id| *id != 0)
+            .or(all.streams.get(&stream).copied())
     {
-        let copies = all.captures.remove(&id).unwrap_or_default();
-        let calls = all.calls.remove(&Calling::Capture(id)).unwrap_or_default();
-        if let Ok(graph) = graph {
-            all.add_calls(Calling::Graph(graph), calls);
-            for one in copies.iter().filter(|one| one.node != 0) {
-                all.nodes.insert(one.node, graph);
+        match graph {
+            Ok(graph) => {
+                let copies = all.captures.remove(&id).unwrap_or_default();
+                let calls = all.calls.remove(&Calling::Capture(id)).unwrap_or_default();
+                all.add_calls(Calling::Graph(graph), calls);
+                for one in copies.iter().filter(|one| one.node != 0) {
+                    all.nodes.insert(one.node, graph);
+                }
+                all.graphs.entry(graph).or_default().extend(copies);
+                all.forget_capture(id);
             }
-            all.graphs.entry(graph).or_default().extend(copies);
+            // Another stream has begun it, where it goes on.
+            Err(codes::STREAM_CAPTURE_UNMATCHED) => {}
+            Err(_) => all.forget_capture(id),
         }
-        all.to_bodies.remove(&id);
     }
     graph.map(drop)
+}
+
+/// Nothing is being captured any more.
+pub fn no_captures() {
+    if let Some(mut all) = all()
+        && let Some(all) = all.as_mut()
+    {
+        all.captures.clear();
+        all.to_bodies.clear();
+        all.streams.clear();
+        all.calls
+            .retain(|one, _| !matches!(one, Calling::Capture(_)));
+    }
 }
 
 /// Whether one of these writes what one of those reads.

@@ -11,7 +11,9 @@ use std::{
 
 use cuda_definition::driver::{signatures, types::*};
 
-use crate::{DRIVER_NOT_LOADED, INVALID_ARGUMENT, UNINITIALIZED, UNKNOWN, nvmlReturn_t};
+use crate::{
+    DRIVER_NOT_LOADED, INVALID_ARGUMENT, NOT_SUPPORTED, UNINITIALIZED, UNKNOWN, nvmlReturn_t,
+};
 
 /// How often the library has been initialized and not shut down.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -113,6 +115,12 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
+    fn attribute(&self, ordinal: c_int, which: CUdevice_attribute) -> Result<c_int, nvmlReturn_t> {
+        let mut value = 0;
+        cu!(self, cuDeviceGetAttribute(&raw mut value, which, ordinal))?;
+        Ok(value)
+    }
+
     /// A device.
     ///
     /// # Errors
@@ -146,11 +154,7 @@ impl Driver {
             &digits[16..20],
             &digits[20..]
         );
-        let attribute = |which| {
-            let mut value = 0;
-            cu!(self, cuDeviceGetAttribute(&raw mut value, which, ordinal))?;
-            Ok::<_, nvmlReturn_t>(value)
-        };
+        let attribute = |which| self.attribute(ordinal, which);
         use CUdevice_attribute as A;
         let capability = (
             attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -167,6 +171,15 @@ impl Driver {
 }
 
 impl Device {
+    /// An attribute of it.
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn attribute(&self, which: CUdevice_attribute) -> Result<c_uint, nvmlReturn_t> {
+        let value = Driver::get()?.attribute(self.ordinal, which)?;
+        c_uint::try_from(value).map_err(|_| NOT_SUPPORTED)
+    }
+
     /// Memory of the device that is free, and all of it. Where neither its primary context is active nor
     /// the current one is its, all of it counts as free: asking would make one, which takes memory.
     ///

@@ -2,7 +2,7 @@
 //! answered by the public CUDA driver API of whatever `libcuda.so.1` the loader finds.
 //!
 //! What that driver does not know is not supported (3): the version of the host's driver, utilization,
-//! clocks, temperatures, processes. A device's memory is what its application may have: the quota.
+//! clocks of the moment, temperatures, processes. A device's memory is what its application may have: the quota.
 
 #![allow(missing_docs, non_snake_case, non_camel_case_types)]
 
@@ -11,6 +11,7 @@ mod refused;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
 
+use cuda_definition::driver::types::CUdevice_attribute as Attribute;
 use driver::{Device, Driver};
 
 /// `nvmlReturn_t`
@@ -161,6 +162,31 @@ fn address(text: &str) -> Option<(u32, u32, u32)> {
     Some((number(domain)?, number(bus)?, number(device)?))
 }
 
+/// `nvmlDeviceArchitecture_t` of a compute capability: unknown, of those that are newer than this.
+fn architecture_of(capability: (c_int, c_int)) -> c_uint {
+    match capability {
+        (5, _) => 3,
+        (6, _) => 4,
+        (7, 0..5) => 5,
+        (7, _) => 6,
+        (8, 9) => 8,
+        (8, _) => 7,
+        (9, _) => 9,
+        (10 | 12, _) => 10,
+        _ => c_uint::MAX,
+    }
+}
+
+/// Cores of a multiprocessor, for a compute capability: the CUDA programming guide's number of 32-bit operations
+/// each clock.
+fn cores_each(capability: (c_int, c_int)) -> Option<c_uint> {
+    match capability {
+        (6 | 8, 0) | (7, _) => Some(64),
+        (5 | 6 | 8 | 9 | 10 | 12, _) => Some(128),
+        _ => None,
+    }
+}
+
 fn characters<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {
     let mut all = [0; LENGTH];
     // The last one stays zero.
@@ -274,6 +300,43 @@ entry_points! {
         put(minor, capability.1)
     }
 
+    // The driver's modes have the same numbers.
+    fn [nvmlDeviceGetComputeMode] (handle: nvmlDevice_t, mode: *mut c_uint) {
+        put(mode, device(handle)?.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)?)
+    }
+
+    fn [nvmlDeviceGetEccMode] (handle: nvmlDevice_t, current: *mut c_uint, pending: *mut c_uint) {
+        let mode = device(handle)?.attribute(Attribute::CU_DEVICE_ATTRIBUTE_ECC_ENABLED)?;
+        put(current, mode)?;
+        put(pending, mode)
+    }
+
+    // In MHz: of multiprocessors and graphics, which are one, and of memory.
+    fn [nvmlDeviceGetMaxClockInfo] (handle: nvmlDevice_t, which: c_uint, clock: *mut c_uint) {
+        let which = match which {
+            0 | 1 => Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
+            2 => Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE,
+            3 => return Err(NOT_SUPPORTED),
+            _ => return Err(INVALID_ARGUMENT),
+        };
+        put(clock, device(handle)?.attribute(which)? / 1000)
+    }
+
+    fn [nvmlDeviceGetMemoryBusWidth] (handle: nvmlDevice_t, bits: *mut c_uint) {
+        let which = Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+        put(bits, device(handle)?.attribute(which)?)
+    }
+
+    fn [nvmlDeviceGetNumGpuCores] (handle: nvmlDevice_t, cores: *mut c_uint) {
+        let device = device(handle)?;
+        let each = cores_each(device.capability).ok_or(NOT_SUPPORTED)?;
+        put(cores, each * device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?)
+    }
+
+    fn [nvmlDeviceGetArchitecture] (handle: nvmlDevice_t, architecture: *mut c_uint) {
+        put(architecture, architecture_of(device(handle)?.capability))
+    }
+
     fn [nvmlDeviceGetPciInfo] (handle: nvmlDevice_t, to: *mut nvmlPciInfo_v1_t) {
         put(to, pci_info(handle)?.first())
     }
@@ -329,6 +392,22 @@ mod tests {
         assert_eq!(address("00000000:0B:00.0"), address("0000:0b:00.0"));
         assert_eq!(address("0b:00.0"), None);
         assert_eq!(address("x:y:z"), None);
+    }
+
+    #[test]
+    fn generations_are_told_by_their_compute_capability() {
+        for (capability, architecture, cores) in [
+            ((7, 0), 5, Some(64)),
+            ((7, 5), 6, Some(64)),
+            ((8, 0), 7, Some(64)),
+            ((8, 6), 7, Some(128)),
+            ((8, 9), 8, Some(128)),
+            ((9, 0), 9, Some(128)),
+            ((99, 0), u32::MAX, None),
+        ] {
+            assert_eq!(architecture_of(capability), architecture);
+            assert_eq!(cores_each(capability), cores);
+        }
     }
 
     #[test]

@@ -19,18 +19,16 @@ refused! {
     nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage
     nvmlDeviceGetPowerManagementLimit nvmlDeviceGetEnforcedPowerLimit
     nvmlDeviceGetTotalEnergyConsumption nvmlDeviceGetFanSpeed nvmlDeviceGetClockInfo
-    nvmlDeviceGetMaxClockInfo nvmlDeviceGetPerformanceState nvmlDeviceGetComputeMode
-    nvmlDeviceGetPersistenceMode nvmlDeviceGetDisplayActive nvmlDeviceGetEccMode
+    nvmlDeviceGetPerformanceState nvmlDeviceGetPersistenceMode nvmlDeviceGetDisplayActive
     nvmlDeviceGetMigMode nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMigDeviceHandleByIndex
-    nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetMinorNumber nvmlDeviceGetSerial
-    nvmlDeviceGetBrand nvmlDeviceGetArchitecture nvmlDeviceGetVbiosVersion
-    nvmlDeviceGetComputeRunningProcesses nvmlDeviceGetComputeRunningProcesses_v2
-    nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetGraphicsRunningProcesses
-    nvmlDeviceGetGraphicsRunningProcesses_v3 nvmlDeviceGetProcessUtilization
-    nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkRemotePciInfo_v2
+    nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetMinorNumber nvmlDeviceGetSerial nvmlDeviceGetBrand
+    nvmlDeviceGetVbiosVersion nvmlDeviceGetComputeRunningProcesses
+    nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3
+    nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v3
+    nvmlDeviceGetProcessUtilization nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkRemotePciInfo_v2
     nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkCapability nvmlDeviceGetP2PStatus
     nvmlDeviceGetTopologyCommonAncestor nvmlDeviceGetCpuAffinity nvmlDeviceGetCurrPcieLinkWidth
     nvmlDeviceGetMaxPcieLinkGeneration nvmlDeviceGetPcieThroughput nvmlDeviceGetFieldValues
-    nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetNumGpuCores nvmlDeviceGetMemoryBusWidth
-    nvmlDeviceGetMemoryAffinity nvmlEventSetCreate nvmlDeviceRegisterEvents
+    nvmlDeviceGetGpuFabricInfoV nvmlDeviceGetMemoryAffinity nvmlEventSetCreate
+    nvmlDeviceRegisterEvents
 }

@@ -13,7 +13,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, device, function, module, ok, values};
+use crate::driver::{argument, context, cuda, device, function, module, ok, values};
 
 const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
 
@@ -88,6 +88,7 @@ struct Rig {
     seen: &'static Seen,
     graph: CUgraph,
     copied: CUgraphNode,
+    called: CUgraphNode,
 }
 
 impl Rig {
@@ -120,6 +121,7 @@ impl Rig {
             seen,
             graph,
             copied,
+            called,
         }
     }
 
@@ -222,6 +224,94 @@ fn functions_that_two_executable_graphs_have_in_common_see_what_their_own_graph_
     assert_eq!(rig.run([second, first]), [[116, 8], [64, 8]]);
     assert_eq!(rig.seen.now(), [164, 8]);
     rig.end(&[first, second]);
+}
+
+#[test]
+fn functions_of_an_updated_graph_see_what_it_copies_or_are_refused() {
+    let _context = context();
+    let (first, second) = (Rig::new(), Rig::new());
+    let (executable, own) = (instance(first.graph), current());
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut told: CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
+    let mut update = |to: &Rig| ok!(cuGraphExecUpdate_v2(executable, to.graph, &mut told));
+    update(&second);
+    assert_eq!(second.run([executable; 2]), [[2, 0], [4, 0]]);
+    assert!(first.seen.all.lock().unwrap().is_empty());
+    // Which copy the first graph's node stands for now, nobody knows.
+    let moved = copy_back(first.seen.places[1].get(), first.from);
+    let changed = cuda!(cuGraphExecMemcpyNodeSetParams(
+        executable,
+        first.copied,
+        &moved,
+        own
+    ));
+    assert_eq!(changed, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    let changed = cuda!(cuGraphNodeSetEnabled(executable, first.copied, 0));
+    assert_eq!(changed, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    // Neither what a function comes behind that is that node's.
+    let look = Rig::look(first.seen);
+    ok!(cuGraphExecHostNodeSetParams(
+        executable,
+        first.called,
+        &look
+    ));
+    let stream = stream();
+    let launched = cuda!(cuGraphLaunch(executable, stream));
+    assert_eq!(launched, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    // With the graph that it was made of, all of that is known again.
+    update(&first);
+    first.copies_to(executable, first.seen.places[1].get());
+    assert_eq!(first.run([executable; 2]), [[0, 2], [100, 4]]);
+    ok!(cuStreamDestroy_v2(stream));
+    first.end(&[executable]);
+    second.end(&[]);
+}
+
+#[test]
+fn a_capture_that_has_become_invalid_gives_the_places_of_its_copies_back() {
+    let _context = context();
+    let bytes = 64 << 20;
+    let (mut to, from) = (0, vec![7u8; bytes]);
+    ok!(cuMemAlloc_v2(&mut to, bytes));
+    let (first, second) = (stream(), stream());
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // More in all than there is room for in the window of 2 GiB.
+    for round in 0..40 {
+        let mut graph = null_mut();
+        ok!(cuStreamBeginCapture_v2(first, mode));
+        ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, first));
+        let asked = cuda!(cuStreamQuery(first));
+        assert_eq!(asked, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        if round % 4 == 3 {
+            // It ends with its stream, too.
+            let gone = stream();
+            ok!(cuStreamBeginCapture_v2(gone, mode));
+            ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, gone));
+            ok!(cuStreamDestroy_v2(gone));
+        }
+        let ended = cuda!(cuStreamEndCapture(first, &mut graph));
+        assert_eq!(ended, CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        assert!(graph.is_null());
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        ok!(cuStreamIsCapturing(first, &mut status));
+        let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        assert_eq!(status, none, "round {round}");
+    }
+    // Another capture is as valid as any.
+    let mut graph = null_mut();
+    ok!(cuStreamBeginCapture_v2(first, mode));
+    ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, first));
+    ok!(cuStreamEndCapture(first, &mut graph));
+    let executable = instance(graph);
+    ok!(cuGraphLaunch(executable, second));
+    ok!(cuStreamSynchronize(second));
+    assert!(values::<u8>(to, bytes) == from);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    for stream in [first, second] {
+        ok!(cuStreamDestroy_v2(stream));
+    }
+    ok!(cuMemFree_v2(to));
 }
 
 #[test]

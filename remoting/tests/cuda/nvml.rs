@@ -141,6 +141,66 @@ fn programs_find_the_devices_and_their_memory() {
     ask(&mut memory);
     assert!(memory[1] + (64 << 20) <= before, "{memory:?} {before}");
     ok!(cuMemFree_v2(at));
+    // What the driver knows as well, in units of this library's.
+    type Number = unsafe extern "C" fn(usize, *mut c_uint) -> c_int;
+    type Clock = unsafe extern "C" fn(usize, c_uint, *mut c_uint) -> c_int;
+    let attribute = |which| {
+        let mut value = 0;
+        ok!(cuDeviceGetAttribute(&mut value, which, 0));
+        value.cast_unsigned()
+    };
+    let (mut width, mut mode, mut clock, mut cores) = (0, 9, 0, 0);
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetMemoryBusWidth(handle, &mut width) as Number
+        ),
+        0
+    );
+    use CUdevice_attribute as A;
+    assert_eq!(
+        width,
+        attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)
+    );
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetComputeMode(handle, &mut mode) as Number
+        ),
+        0
+    );
+    assert_eq!(mode, attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE));
+    for (which, of) in [
+        (1, A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE),
+        (2, A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE),
+    ] {
+        assert_eq!(
+            nvml!(
+                library,
+                nvmlDeviceGetMaxClockInfo(handle, which, &mut clock) as Clock
+            ),
+            0
+        );
+        assert_eq!(clock, attribute(of) / 1000);
+    }
+    for (which, code) in [(3, 3), (4, 2)] {
+        assert_eq!(
+            nvml!(
+                library,
+                nvmlDeviceGetMaxClockInfo(handle, which, &mut clock) as Clock
+            ),
+            code
+        );
+    }
+    assert_eq!(
+        nvml!(
+            library,
+            nvmlDeviceGetNumGpuCores(handle, &mut cores) as Number
+        ),
+        0
+    );
+    let processors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
+    assert!(cores > 0 && cores % processors == 0, "{cores} {processors}");
     // What is not known says so, and what is no device.
     type Rates = unsafe extern "C" fn(usize, *mut [c_uint; 2]) -> c_int;
     let mut rates = [0; 2];

@@ -703,6 +703,38 @@ fn what_a_capture_depends_on_is_told_of_the_client_s_own_streams_and_goes_with_t
     let first = look(&mut client, stream).unwrap();
     assert_eq!((first.status, first.after), (1, Vec::new()));
     let graph = [first.graph.into()];
+    // The driver goes on with it and its nodes.
+    let node = client.made("cuGraphAddEmptyNode", &[0, graph[0], 0, 0]);
+    for (function, one) in [
+        ("cuGraphDestroy", first.graph),
+        ("cuGraphDestroyNode", node),
+    ] {
+        let destroyed = client.forward(function, &[one.into()]);
+        assert_eq!(
+            destroyed,
+            Err(codes::STREAM_CAPTURE_UNSUPPORTED),
+            "{function}"
+        );
+    }
+    assert_eq!(look(&mut client, stream).unwrap().after, [node]);
+    // Of one that has become invalid nothing is left, before its end and behind it.
+    let other = client.stream();
+    client
+        .forward("cuStreamBeginCapture_v2", &[other.into(), 2])
+        .unwrap();
+    let invalid = look(&mut client, other).unwrap().graph;
+    let node = client.made("cuGraphAddEmptyNode", &[0, invalid.into(), 0, 0]);
+    let queried = client.forward("cuStreamQuery", &[other.into()]);
+    assert_eq!(queried, Err(codes::STREAM_CAPTURE_UNSUPPORTED));
+    for _ in 0..2 {
+        for (function, one) in [("cuGraphDestroy", invalid), ("cuGraphDestroyNode", node)] {
+            let destroyed = client.forward(function, &[one.into()]);
+            assert_eq!(destroyed, Err(codes::INVALID_HANDLE), "{function}");
+        }
+        let mut place = 0u64;
+        let end = [other.into(), &raw mut place as u64];
+        assert!(client.forward("cuStreamEndCapture", &end).is_err());
+    }
     // No graph comes of a capture whose stream goes.
     client
         .forward("cuStreamDestroy_v2", &[stream.into()])

@@ -36,6 +36,10 @@ pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
 pub const HOST_MEMORY_NOT_REGISTERED: i32 = 713;
 /// Not while a stream is being captured.
 pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
+/// A capture ends in the stream in which it has begun.
+pub const STREAM_CAPTURE_UNMATCHED: i32 = 903;
+/// An executable graph cannot become what another graph is.
+pub const GRAPH_EXEC_UPDATE_FAILURE: i32 = 910;
 /// Nobody knows.
 pub const UNKNOWN: i32 = 999;
 /// What a function of the client is called with when no graph has it any more. No `CUresult`.

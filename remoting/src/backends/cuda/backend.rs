@@ -435,6 +435,9 @@ impl Server {
         if !matches!(request, Request::Signal(_)) {
             self.backend.launched = None;
         }
+        if self.backend.captures.is_any() {
+            self.forget_invalid_captures();
+        }
         match request {
             Request::Start(_) => {
                 let started = self.started();

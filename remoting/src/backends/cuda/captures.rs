@@ -27,13 +27,28 @@ const MOST: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Captures(HashMap<usize, Target>);
 
-/// The graph that a capture makes.
+/// The graph that a capture makes, by the driver's handle.
 #[derive(Clone, Copy, Debug)]
 enum Target {
     /// One that was there before, and stays.
-    Existing,
-    /// A new one: the driver's handle; 0 if that is not known.
+    Existing(usize),
+    /// A new one.
     New(usize),
+    /// That is not known.
+    Unknown,
+    /// The capture has become invalid: no graph comes of it.
+    None,
+}
+
+impl Target {
+    /// Whether it may be this graph.
+    fn may_be(self, graph: usize) -> bool {
+        match self {
+            Self::Existing(own) | Self::New(own) => own == graph,
+            Self::Unknown => true,
+            Self::None => false,
+        }
+    }
 }
 
 impl Captures {
@@ -144,9 +159,10 @@ impl Server {
 
     /// A capture has begun, to a graph that was there before or to a new one.
     pub(super) fn capture_begun(&mut self, stream: usize, is_existing: bool) {
-        let target = match is_existing {
-            true => Target::Existing,
-            false => Target::New(self.captured_to(stream).unwrap_or(0)),
+        let target = match self.captured_to(stream) {
+            Ok(0) | Err(_) => Target::Unknown,
+            Ok(graph) if is_existing => Target::Existing(graph),
+            Ok(graph) => Target::New(graph),
         };
         self.backend.captures.0.insert(stream, target);
     }
@@ -158,11 +174,60 @@ impl Server {
 
     /// The end of a capture has failed, or its stream has gone: no graph comes of it.
     pub(super) fn capture_failed(&mut self, stream: usize) {
-        let Some(Target::New(graph)) = self.backend.captures.0.remove(&stream) else {
-            return;
-        };
-        if let Some(graph) = self.backend.objects.known(Kind::Graph, graph) {
+        let target = self.backend.captures.0.remove(&stream);
+        self.forget_target(target);
+    }
+
+    /// Forgets a graph that does not come of a capture, as the driver does.
+    fn forget_target(&mut self, target: Option<Target>) {
+        if let Some(Target::New(graph)) = target
+            && let Some(graph) = self.backend.objects.known(Kind::Graph, graph)
+        {
             self.forget_graph(graph);
+        }
+    }
+
+    /// Captures may have become invalid: when the driver ends their graphs is not known.
+    pub(super) fn forget_invalid_captures(&mut self) {
+        let api = &self.backend.api;
+        let is_invalid = |stream: usize| {
+            let mut status = Status::CU_STREAM_CAPTURE_STATUS_NONE;
+            cu!(
+                api,
+                cuStreamIsCapturing(stream as CUstream, &raw mut status)
+            );
+            status == Status::CU_STREAM_CAPTURE_STATUS_INVALIDATED
+        };
+        let all = self.backend.captures.0.iter();
+        let active = all.filter(|(_, target)| !matches!(target, Target::None));
+        let streams = active.map(|(stream, _)| *stream);
+        let invalid: Vec<usize> = streams.filter(|stream| is_invalid(*stream)).collect();
+        for stream in invalid {
+            let target = self.backend.captures.0.insert(stream, Target::None);
+            self.forget_target(target);
+        }
+    }
+
+    /// That a graph, or one of its nodes, can be destroyed: not while it is captured to, as the driver goes on
+    /// with it.
+    ///
+    /// # Errors
+    /// It is captured to, or there is no such object.
+    pub(super) fn may_destroy(&self, kind: Kind, id: u32) -> Result<(), i32> {
+        let (objects, captures) = (&self.backend.objects, &self.backend.captures);
+        let object = objects.get(kind, id)?;
+        let graph = match kind {
+            Kind::Node => objects.get(Kind::Graph, object.owner),
+            _ => Ok(object),
+        };
+        let is_captured_to = match graph {
+            Ok(graph) => captures.0.values().any(|target| target.may_be(graph.raw)),
+            // A node of which that is not known may be of any.
+            Err(_) => captures.is_any(),
+        };
+        match is_captured_to {
+            true => Err(codes::STREAM_CAPTURE_UNSUPPORTED),
+            false => Ok(()),
         }
     }
 

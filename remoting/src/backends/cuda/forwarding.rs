@@ -219,16 +219,17 @@ impl Server {
                 0 => Ok(None),
                 size => self.charge(size).map(Some),
             },
-            // One of a node goes with the node.
-            GRAPH_DESTROY => match self
-                .backend
-                .objects
-                .get(Kind::Graph, number(0) as u32)?
-                .owner
-            {
-                0 => Ok(None),
-                _ => Err(codes::INVALID_VALUE),
-            },
+            GRAPH_DESTROY => {
+                let graph = number(0) as u32;
+                // One of a node goes with the node.
+                match self.backend.objects.get(Kind::Graph, graph)?.owner {
+                    0 => self.may_destroy(Kind::Graph, graph).map(|()| None),
+                    _ => Err(codes::INVALID_VALUE),
+                }
+            }
+            NODE_DESTROY => self
+                .may_destroy(Kind::Node, number(0) as u32)
+                .map(|()| None),
             CONDITIONAL_CREATE if self.backend.conditionals.len() >= MOST_CONDITIONALS => {
                 Err(codes::OUT_OF_MEMORY)
             }

@@ -307,6 +307,25 @@ entry_points! {
         put(phGraphExec, handle as CUgraphExec)
     }
 
+    // Nodes are matched in the order in which they were added.
+    fn cuGraphExecUpdate_v2(
+        hGraphExec: CUgraphExec,
+        hGraph: CUgraph,
+        resultInfo: *mut CUgraphExecUpdateResultInfo,
+    ) {
+        let graph = objects::graph(hGraph)?;
+        let updated = objects::executable(hGraphExec)?.update(&graph);
+        put(resultInfo, CUgraphExecUpdateResultInfo {
+            result: match updated {
+                true => CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS,
+                false => CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED,
+            },
+            errorNode: std::ptr::null_mut(),
+            errorFromNode: std::ptr::null_mut(),
+        })?;
+        updated.then_some(()).ok_or(CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE)
+    }
+
     fn cuGraphExecDestroy(hGraphExec: CUgraphExec) {
         objects::remove(objects::executable(hGraphExec)?.handle);
         Ok(())

@@ -305,6 +305,23 @@ impl Graph {
         found.map(|(_, work)| *work = task).is_some()
     }
 
+    /// Does from here on what another graph does, in its own nodes, and keeps what that keeps. Whether the other one has
+    /// as many.
+    pub fn update(&self, of: &Self) -> bool {
+        let work = of.nodes();
+        let mut all = self.all();
+        if all.len() != work.len() {
+            return false;
+        }
+        let nodes = all.iter_mut().map(|(_, own)| own);
+        nodes.zip(work).for_each(|(own, work)| *own = work);
+        drop(all);
+        let before = std::mem::replace(&mut *self.kept(), of.kept().clone());
+        // Its end may call the program.
+        drop(before);
+        true
+    }
+
     /// All nodes so far. Each comes behind the one before.
     pub fn handles(&self) -> Vec<u64> {
         self.all().iter().map(|(node, _)| *node).collect()

@@ -172,6 +172,43 @@ fn nodes_change_in_the_graph_or_in_what_was_made_of_it() {
 }
 
 #[test]
+fn an_executable_graph_becomes_what_another_graph_of_its_shape_is() {
+    let _context = context();
+    let at = device(&[0u32; 4]);
+    let (first, second, longer) = (graph(), graph(), graph());
+    let node = add_fill(first, &[], &fill(at, 1, 4));
+    add_fill(second, &[], &fill(at, 2, 4));
+    let before = add_fill(longer, &[], &fill(at, 3, 4));
+    add_fill(longer, &[before], &fill(at, 4, 4));
+    let executable = instance(first);
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut told: CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
+    ok!(cuGraphExecUpdate_v2(executable, second, &mut told));
+    let success = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS;
+    assert_eq!(told.result, success);
+    // The graph that was there for it may go.
+    ok!(cuGraphDestroy(second));
+    run(executable);
+    assert_eq!(values::<u32>(at, 4), [2; 4]);
+    // Nodes are still those of the graph that it was made of.
+    let (other, own) = (fill(at, 5, 2), current());
+    ok!(cuGraphExecMemsetNodeSetParams(
+        executable, node, &other, own
+    ));
+    run(executable);
+    assert_eq!(values::<u32>(at, 4), [5, 5, 2, 2]);
+    let updated = cuda!(cuGraphExecUpdate_v2(executable, longer, &mut told));
+    assert_eq!(updated, CUresult::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE);
+    assert_ne!(told.result, success);
+    run(executable);
+    assert_eq!(values::<u32>(at, 4), [5, 5, 2, 2]);
+    ok!(cuGraphExecDestroy(executable));
+    for graph in [first, longer] {
+        ok!(cuGraphDestroy(graph));
+    }
+}
+
+#[test]
 fn a_graph_calls_functions_in_its_order_with_each_launch() {
     let _context = context();
     let count = number(1);
