@@ -140,7 +140,7 @@ impl Vmm {
         }
         fs::create_dir_all(folder)?;
         let log = File::create(folder.join("log"))?;
-        let mut command = Command::new(programs::release()?.join("gantry"));
+        let mut command = Command::new(programs::gantry()?);
         command.args(["--api-socket", "api"]).current_dir(folder);
         if guest == Guest::Runs {
             fs::write(folder.join("kernel"), bare_kernel::sleeping())?;

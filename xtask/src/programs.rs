@@ -4,6 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use anyhow::{Context, Result};
@@ -13,7 +14,7 @@ use gantry_tests::rig::{
     packages,
 };
 
-use crate::progress::Step;
+use crate::{progress::Step, release};
 
 /// The root of the repository.
 pub fn root() -> PathBuf {
@@ -40,7 +41,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// The packages whose programs, libraries and examples are run.
+/// The packages whose programs, libraries and examples are run, beside gantry's.
 const PACKAGES: &[&str] = &[
     "ch-client",
     "gantry-cuda",
@@ -53,23 +54,60 @@ const PACKAGES: &[&str] = &[
     "gf100",
     "gpu-mediator",
     "vmfunc-gate-rig",
-    "vmm",
 ];
 
-/// Builds all release programs that need an operating system, except the guest's agent; their
-/// folder. Everybody has the same selection: with another one, features of dependencies differ, and
-/// most crates are compiled and linked once more.
+/// Gantry's package.
+const GANTRY: &str = "vmm";
+
+/// What switches link-time optimization off for all of it.
+const LTO: &str = "CARGO_PROFILE_RELEASE_LTO";
+
+static ONLY_TESTED: AtomicBool = AtomicBool::new(false);
+
+/// Has this run build only gantry with link-time optimization, as it is shipped and its size is promised. For each of
+/// thirty programs the compiler would do all its work on most of the same crates once more.
+pub fn only_test() {
+    ONLY_TESTED.store(true, Ordering::Relaxed);
+}
+
+/// Whether gantry is built apart from the rest.
+fn apart() -> bool {
+    ONLY_TESTED.load(Ordering::Relaxed) && std::env::var_os(LTO).is_none()
+}
+
+/// Builds all release programs that need an operating system, except the guest's agent, and gantry where that is built
+/// apart ([`gantry`]); their folder. Everybody has the same selection: with another one, features of dependencies
+/// differ, and most crates are compiled and linked once more.
 pub fn release() -> Result<PathBuf> {
-    let step = Step::new("building gantry, its drivers and the programs of its tests (release)");
     let mut build = cargo();
     build
         .args(["build", "--release", "--quiet"])
         .args(["--lib", "--bins", "--examples"])
         .args(PACKAGES.iter().flat_map(|name| ["--package", name]));
+    let step = if apart() {
+        build
+            .env(LTO, "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        Step::new("building drivers and the programs of the tests (release)")
+    } else {
+        build.args(["--package", GANTRY]);
+        Step::new("building gantry, its drivers and the programs of its tests (release)")
+    };
     packages::run(&mut build)?;
     step.finish();
     let folder = target().join("release");
     fs::canonicalize(&folder).with_context(|| format!("cannot find {}", folder.display()))
+}
+
+/// Builds gantry.
+pub fn gantry() -> Result<PathBuf> {
+    if !apart() {
+        return Ok(release()?.join("gantry"));
+    }
+    let folder = target().join("shipped");
+    let gantry = release::build(&[(GANTRY, &["gantry"])], &folder)?;
+    let gantry = gantry.first().context("it is one program")?;
+    fs::canonicalize(gantry).with_context(|| format!("cannot find {}", gantry.display()))
 }
 
 /// Builds what the nested rig has.
@@ -77,7 +115,7 @@ pub fn build() -> Result<Binaries> {
     let release = release()?;
     let agent = agent(&release.join("libgantry_opencl.so"))?;
     Ok(Binaries {
-        gantry: release.join("gantry"),
+        gantry: gantry()?,
         gf100: release.join("gantry-gf100"),
         gpu: release.join("gantry-gpu"),
         runner: release.join("runner"),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use gantry_tests::rig::packages;
+use gantry_tests::{report::Outcome, rig::packages};
 
 use crate::{
     programs::{cargo, target},
@@ -16,7 +16,14 @@ use crate::{
 };
 
 /// What this needs, and the Debian package that has it.
-const PROGRAMS: &[(&str, &str)] = &[("objcopy", "binutils")];
+pub const PROGRAMS: &[(&str, &str)] = &[
+    ("objcopy", "binutils"),
+    ("nm", "binutils"),
+    ("addr2line", "binutils"),
+];
+
+/// Functions of a program that are looked for.
+const SAMPLE: usize = 20;
 
 /// The packages that users install, but for the guest's agent, and their programs.
 const RELEASED: &[(&str, &[&str])] = &[
@@ -39,28 +46,75 @@ pub struct Options {
 
 /// Builds the programs of the host, and splits each.
 pub fn run(options: &Options) -> Result<()> {
+    for stripped in build(RELEASED, &options.folder)? {
+        let size = fs::metadata(&stripped)?.len();
+        println!("{} ({} KiB)", stripped.display(), size >> 10);
+    }
+    Ok(())
+}
+
+/// Builds programs of packages, and splits each into a folder.
+pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> {
     packages::install(PROGRAMS)?;
     // With what names lines there are other fingerprints: a folder of its own keeps both builds.
     let target = target().join("with-lines");
-    let step = Step::new("building the programs with their lines");
+    let step = Step::new("building programs as they are shipped, with their lines");
     let mut build = cargo();
     build
         .args(["build", "--release", "--quiet", "--bins"])
-        .args(RELEASED.iter().flat_map(|(name, _)| ["--package", name]))
+        .args(wanted.iter().flat_map(|(name, _)| ["--package", name]))
         .env("CARGO_TARGET_DIR", &target)
         .args(["--config", "profile.release.package.vmm.strip = 'none'"])
         .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only")
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     packages::run(&mut build)?;
     step.finish();
-    fs::create_dir_all(&options.folder)
-        .with_context(|| format!("cannot make {}", options.folder.display()))?;
-    for program in RELEASED.iter().flat_map(|(_, programs)| *programs) {
-        let stripped = split(&target.join("release").join(program), &options.folder)?;
-        let size = fs::metadata(&stripped)?.len();
-        println!("{} ({} KiB)", stripped.display(), size >> 10);
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let programs = wanted.iter().flat_map(|(_, programs)| *programs);
+    programs
+        .map(|program| split(&target.join("release").join(program), folder))
+        .collect()
+}
+
+/// Whether the file beside a program that was split tells the function and the line of its code: of its entry point, at
+/// least, and nothing does without the file.
+pub fn names_lines(program: &Path) -> Result<Outcome> {
+    let mut debug = program.as_os_str().to_owned();
+    debug.push(".debug");
+    if !Path::new(&debug).exists() {
+        let why = "CARGO_PROFILE_RELEASE_LTO is set: gantry is not built as it is shipped";
+        return Ok(Outcome::Skipped(why.to_owned()));
     }
-    Ok(())
+    let symbols = packages::output(Command::new("nm").arg(&debug))?;
+    // Mangled names of functions begin with _R or _ZN, and have those of their crates.
+    let functions = symbols.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
+        (matches!(kind, "t" | "T") && name.contains("3vmm")).then_some(address)
+    });
+    let functions: Vec<_> = functions.take(SAMPLE).collect();
+    let tell = |file: &std::ffi::OsStr| {
+        let mut tell = Command::new("addr2line");
+        packages::output(
+            tell.args(["--functions", "--demangle", "--exe"])
+                .arg(file)
+                .args(&functions),
+        )
+    };
+    let (beside, alone) = (tell(&debug)?, tell(program.as_os_str())?);
+    let named = |told: &str| {
+        let lines: Vec<_> = told.lines().collect();
+        let is_named = |pair: &&[&str]| pair[0].contains("vmm::") && pair[1].contains(".rs:");
+        lines.chunks_exact(2).filter(is_named).count()
+    };
+    let counts = (functions.len(), named(&beside), named(&alone));
+    Ok(match counts {
+        (SAMPLE, SAMPLE, 0) => Outcome::Passed,
+        _ => Outcome::Failed(vec![format!(
+            "of {} functions {} have a name and a line beside the file, and {} without it:\n{beside}",
+            counts.0, counts.1, counts.2
+        )]),
+    })
 }
 
 /// Copies a program without what a debugger reads, and that as `NAME.debug`, where Rust's runtime and

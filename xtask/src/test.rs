@@ -5,10 +5,12 @@ use std::{
     fs,
     path::Path,
     process::{Command, Stdio},
+    sync::{Mutex, PoisonError},
     thread,
 };
 
 use anyhow::{Context, Result, bail};
+use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
     rig::{self, Cache, Images, Rig, ScenarioResult, images, packages},
@@ -19,7 +21,7 @@ use crate::{
     described, fuzz, gate, gloop, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
-    ring, sharing, unit_tests,
+    release, ring, sharing, unit_tests,
 };
 
 /// Programs that tests need, and the Debian packages that have them.
@@ -117,6 +119,8 @@ pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
     packages::install(gate::PROGRAMS)?;
     packages::install(fuzz::PROGRAMS)?;
+    packages::install(release::PROGRAMS)?;
+    programs::only_test();
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
     if options.words.is_empty() {
@@ -138,7 +142,7 @@ pub fn run(options: &Options) -> Result<()> {
         // Without words, everything would be chosen.
         Some(Selection {
             words: Some(words), ..
-        }) if words.is_empty() => return summary(&mut count, options),
+        }) if words.is_empty() => return summary(count, options),
         Some(Selection { words, .. }) => words.unwrap_or_default(),
         None => options.words.clone(),
     };
@@ -146,37 +150,56 @@ pub fn run(options: &Options) -> Result<()> {
         words,
         ..options.clone()
     };
-    if options.words.is_empty() || options.words.iter().any(|word| gate::has(word)) {
-        gate::run(&options.words, |name, outcome| {
-            count.add(name, outcome, None);
-        })?;
-    }
-    if !options.no_rig {
-        described::run(&options.words, |name, outcome, seconds| {
-            count.add(name, outcome, Some(seconds));
-        })?;
-        opencl::run(&options.words, |name, outcome, seconds| {
-            count.add(name, outcome, Some(seconds));
-        })?;
-        sharing::run(&options.words, |name, outcome, seconds| {
-            count.add(name, outcome, Some(seconds));
-        })?;
-        ring::run(&options.words, |name, outcome, seconds| {
-            count.add(name, outcome, Some(seconds));
-        })?;
-        gloop::run(&options.words, |name, outcome, seconds| {
-            count.add(name, outcome, Some(seconds));
-        })?;
-        // Words may all name scenarios of this machine, which need no virtual one.
-        if !rig::chosen(&options.words).is_empty() {
-            nested(options, &mut count)?;
+    // Here and not beside others: it fills the cache.
+    let hosts = gate::prepare(&options.words, |name, outcome| {
+        count.add(name, outcome, None);
+    })?;
+    let count = Mutex::new(count);
+    thread::scope(|scope| {
+        let gate = |side_by_side| {
+            hosts.run(side_by_side, |name, outcome| {
+                count.lock_unpoisoned().add(name, outcome, None);
+            })
+        };
+        if options.no_rig || options.words.iter().any(|word| gate::has(word)) {
+            gate(2)?;
+            return match options.no_rig {
+                true => Ok(()),
+                false => scenarios(options, &count),
+            };
         }
+        // What this machine runs itself leaves a processor idle most of the time.
+        let gate = scope.spawn(|| gate(1));
+        let others = scenarios(options, &count);
+        match gate.join() {
+            Ok(result) => result.and(others),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })?;
+    let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
+    summary(count, options)
+}
+
+/// What this machine runs itself, and the nested scenarios.
+fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
+    let words = &options.words;
+    let report = |name: &str, outcome: &Outcome, seconds| {
+        count.lock_unpoisoned().add(name, outcome, Some(seconds));
+    };
+    described::run(words, report)?;
+    opencl::run(words, report)?;
+    sharing::run(words, report)?;
+    ring::run(words, report)?;
+    gloop::run(words, report)?;
+    // Words may all name scenarios of this machine, which need no virtual one.
+    if !rig::chosen(words).is_empty() {
+        nested(options, count)?;
     }
-    summary(&mut count, options)
+    Ok(())
 }
 
 /// Says how it ended.
-fn summary(count: &mut Count, options: &Options) -> Result<()> {
+fn summary(mut count: Count, options: &Options) -> Result<()> {
     if options.words.is_empty() {
         println!("slowest tests:");
         for (seconds, name) in slowest(&mut count.times) {
@@ -377,12 +400,17 @@ fn models(count: &mut Count) -> Result<()> {
     Ok(())
 }
 
-fn nested(options: &Options, count: &mut Count) -> Result<()> {
+fn nested(options: &Options, count: &Mutex<Count>) -> Result<()> {
     let binaries = programs::build()?;
     if options.words.is_empty() {
-        count.add(
+        count.lock_unpoisoned().add(
             "size: gantry is at most 6 MiB",
             &small_enough(&binaries.gantry)?,
+            None,
+        );
+        count.lock_unpoisoned().add(
+            "release: an address in gantry has a function and a line where the file beside it is",
+            &release::names_lines(&binaries.gantry)?,
             None,
         );
     }
@@ -412,7 +440,7 @@ fn nested(options: &Options, count: &mut Count) -> Result<()> {
              seconds,
              log,
          }| {
-            count.add(&name, &outcome, Some(seconds));
+            count.lock_unpoisoned().add(&name, &outcome, Some(seconds));
             if matches!(outcome, Outcome::Failed(_)) {
                 for line in log.iter().rev().take(40).rev() {
                     println!("    | {line}");

@@ -104,13 +104,12 @@ impl Host {
     }
 }
 
-/// Runs hosts, two at a time, and hands on the checks of each as they end. An emulator has one
+/// Runs hosts, so many at a time, and hands on the checks of each as they end. An emulator has one
 /// thread, and its clock counts instructions: what else runs makes no difference to what it prints.
 ///
 /// # Errors
 /// One cannot be started.
-pub fn run(hosts: Vec<Host>, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
-    const SIDE_BY_SIDE: usize = 2;
+pub fn run(hosts: Vec<Host>, side_by_side: usize, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
     let step = Step::new(format!("running KVM in Bochs ({} hosts)", hosts.len()));
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let queue = Mutex::new(VecDeque::from(hosts));
@@ -120,7 +119,7 @@ pub fn run(hosts: Vec<Host>, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
     };
     thread::scope(|scope| {
         let (sender, results) = mpsc::channel();
-        for _ in 0..SIDE_BY_SIDE.min(cores) {
+        for _ in 0..side_by_side.min(cores) {
             let (sender, next) = (sender.clone(), &next);
             scope.spawn(move || {
                 while let Some(host) = next() {
@@ -200,7 +199,7 @@ fn initramfs(
         fs::create_dir_all(root.join("linux"))?;
         archive(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
-        images::program(&release.join("gantry"), &root, "bin/gantry")?;
+        images::program(&programs::gantry()?, &root, "bin/gantry")?;
         arguments = "linux";
     }
     let init = format!(

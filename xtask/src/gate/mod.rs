@@ -31,15 +31,23 @@ pub fn has(word: &str) -> bool {
     word.starts_with(PREFIX)
 }
 
-/// Runs those that one of the words chooses, or all if there are no words.
+/// Hosts in the emulator that are ready to run.
+pub struct Hosts(Vec<Host>);
+
+/// Runs those that one of the words chooses, or all if there are no words, but for what takes KVM: the hosts with it
+/// are built.
 ///
 /// # Errors
 /// Something cannot be built or started.
-pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
+pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<Hosts> {
     let wanted = |part: &str| {
         let mut parts = words.iter().filter_map(|word| word.strip_prefix(PREFIX));
         words.is_empty() || parts.any(|word| word.is_empty() || word == part)
     };
+    let mut hosts = Vec::new();
+    if !words.is_empty() && !words.iter().any(|word| has(word)) {
+        return Ok(Hosts(hosts));
+    }
     let cache = Cache::open()?;
     let mut all = |checks: Vec<Check>| {
         for (name, outcome) in checks {
@@ -49,7 +57,6 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
     if wanted("bare") {
         all(bare::checks()?);
     }
-    let mut hosts = Vec::new();
     for version in module::VERSIONS {
         let linux = version == module::VERSIONS[0] && wanted("linux");
         if !wanted(version) && !linux {
@@ -66,10 +73,24 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<(
             hosts.push(Host::build(&cache, &module, Guests::Small)?);
         }
     }
-    if hosts.is_empty() {
-        return Ok(());
+    Ok(Hosts(hosts))
+}
+
+impl Hosts {
+    /// Runs them, so many at a time.
+    ///
+    /// # Errors
+    /// One cannot be started.
+    pub fn run(self, side_by_side: usize, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        kvm::run(self.0, side_by_side, |checks| {
+            for (name, outcome) in checks {
+                report(&name, &outcome);
+            }
+        })
     }
-    kvm::run(hosts, all)
 }
 
 /// A line of a program in the emulator that tells of a check.
