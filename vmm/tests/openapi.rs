@@ -122,11 +122,13 @@ const BOUNDS: &[&str] = &[
     "additionalProperties",
     "anyOf",
     "enum",
+    "maxItems",
     "maxLength",
     "maximum",
     "minLength",
     "minimum",
     "multipleOf",
+    "not",
     "pattern",
 ];
 
@@ -237,7 +239,6 @@ impl Samples {
             "object" => json!({}),
             _ => match name {
                 "ip" | "mask" => json!("10.0.0.7"),
-                "hotplug_method" => json!("VirtioMem"),
                 _ => json!("text"),
             },
         }

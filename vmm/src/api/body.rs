@@ -7,6 +7,7 @@ use super::{
     ApiError, Status,
     fields::{fields, nearest},
 };
+use crate::config::SHARED;
 
 /// So many unknown fields are named.
 const MOST_UNKNOWN: usize = 8;
@@ -26,6 +27,8 @@ pub const SAY_NOTHING: &[(&str, Nothing)] = &[
     // ch-remote says with each disk that it leaves the choice to the VMM.
     ("disable_io_uring", Nothing::Off),
     ("disable_aio", Nothing::Off),
+    // An accelerator's default, whichever way its calls go.
+    ("shared", Nothing::Is(SHARED)),
 ];
 
 /// A value that asks for nothing, beside `null` and an empty list.
@@ -35,6 +38,8 @@ pub enum Nothing {
     Zero,
     /// `false`.
     Off,
+    /// A number that is the default.
+    Is(u64),
 }
 
 impl Nothing {
@@ -42,6 +47,7 @@ impl Nothing {
         match self {
             Self::Zero => *value == 0,
             Self::Off => *value == false,
+            Self::Is(number) => *value == number,
         }
     }
 }
@@ -317,6 +323,7 @@ mod tests {
             r#"{"payload":{},"devices":[{"path":"/d","pci_function":0}]}"#,
             r#"{"payload":{},"serial":{"mode":"Off","iommu":false}}"#,
             r#"{"payload":{},"disks":[{"path":"/d","disable_aio":false,"disable_io_uring":false}]}"#,
+            r#"{"payload":{},"accels":[{"shared":1048576}]}"#,
         ] {
             parse::<VmConfig>("vm.create", body.as_bytes()).unwrap();
         }
@@ -324,6 +331,7 @@ mod tests {
             r#"{"payload":{},"gdb":true}"#,
             r#"{"payload":{},"ivshmem":{"path":"/x"}}"#,
             r#"{"payload":{},"devices":[{"path":"/d","fd":3}]}"#,
+            r#"{"payload":{},"devices":[{"path":"/d","shared":4096}]}"#,
         ] {
             assert!(error(body).contains("unknown fields"), "{body}");
         }

@@ -25,7 +25,7 @@ const WINDOW: u64 = 4 << 30;
 /// Applications at a time by default.
 const SLICES: u32 = 8;
 /// Memory shared with a server by default.
-const SHARED: u64 = 1 << 20;
+pub const SHARED: u64 = 1 << 20;
 /// The largest window.
 const LARGEST_WINDOW: u64 = 1 << 40;
 

@@ -30,7 +30,7 @@ mod user_device;
 mod vm;
 mod vsock;
 
-pub use accel::{AccelApi, AccelConfig, AccelTransport, AccelVia, GateConfig, RingConfig};
+pub use accel::{AccelApi, AccelConfig, AccelTransport, AccelVia, GateConfig, RingConfig, SHARED};
 pub use accel_server::AccelServerConfig;
 pub use balloon::BalloonConfig;
 pub use check::{Invalid, Placement, Problem};
