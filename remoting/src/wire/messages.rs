@@ -67,9 +67,20 @@ pub const CALLBACK: u16 = 3;
 /// that it is about, and a text.
 pub const REPORT: u16 = 4;
 
+/// Number of a frame with a part of the window, through a stream: its sequence says where that begins.
+pub const DATA: u16 = 5;
 /// Number of the message that carries what kernels have printed, before the answer to what waited for
 /// them.
-pub const PRINTED: u16 = 5;
+pub const PRINTED: u16 = 6;
 
 /// All messages that are no calls.
-pub const MESSAGES: [u16; 5] = [ANSWER, RELEASED, CALLBACK, REPORT, PRINTED];
+pub const MESSAGES: [u16; 6] = [ANSWER, RELEASED, CALLBACK, REPORT, DATA, PRINTED];
+
+// Each has a number of its own.
+const _: () = {
+    let mut at = 1;
+    while at < MESSAGES.len() {
+        assert!(MESSAGES[at - 1] < MESSAGES[at]);
+        at += 1;
+    }
+};

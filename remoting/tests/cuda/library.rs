@@ -4,7 +4,7 @@ use std::{
     cell::Cell,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Command,
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
     thread,
     time::Duration,
@@ -101,8 +101,18 @@ pub fn blas() -> &'static (Library, Library) {
     })
 }
 
-/// Starts a pool, which ends with this process, on a socket in this folder.
-fn pool(folder: &Path) -> Child {
+/// A pool's place, for a process that is to start none.
+pub const GIVEN: &str = "GANTRY_CUDA";
+
+/// Whether there is a pool for this process already, which it has not started.
+pub fn is_given() -> bool {
+    static GIVEN_TO_THIS: OnceLock<bool> = OnceLock::new();
+    // Before it is set for a pool of this process's own.
+    *GIVEN_TO_THIS.get_or_init(|| std::env::var_os(GIVEN).is_some())
+}
+
+/// A pool, which ends with the thread that starts it.
+pub fn serving(folder: &Path) -> Command {
     let driver = beside("libgantry_cuda_driver.so");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
     command
@@ -119,9 +129,7 @@ fn pool(folder: &Path) -> Child {
         .arg("--cuda-libraries")
         .arg(libraries(folder))
         .arg("--cache")
-        .arg(folder)
-        .arg("--socket")
-        .arg(folder.join("cuda.sock"));
+        .arg(folder);
     // SAFETY: an async-signal-safe call between fork and exec.
     unsafe {
         command.pre_exec(|| {
@@ -129,28 +137,37 @@ fn pool(folder: &Path) -> Child {
             Ok(())
         });
     }
-    command.spawn().expect("the pool starts")
+    command
+}
+
+/// Starts a pool of this process's own: its socket.
+fn start() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("gantry-cuda-test-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("there is room for files");
+    let socket = folder.join("cuda.sock");
+    let path = socket.clone();
+    // The thread that starts the pool must stay: the pool ends with it.
+    thread::spawn(move || {
+        let mut pool = serving(&folder);
+        let pool = pool.arg("--socket").arg(folder.join("cuda.sock")).spawn();
+        let _ = pool.expect("the pool starts").wait();
+    });
+    // There before anybody listens.
+    while std::os::unix::net::UnixStream::connect(&path).is_err() {
+        thread::sleep(Duration::from_millis(10));
+    }
+    socket
 }
 
 /// The library.
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        let folder = std::env::temp_dir().join(format!("gantry-cuda-test-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).expect("there is room for files");
-        let socket = folder.join("cuda.sock");
-        let path = socket.clone();
-        // The thread that starts the pool must stay: the pool ends with it.
-        thread::spawn(move || {
-            let mut pool = pool(&folder);
-            let _ = pool.wait();
-        });
-        // There before anybody listens.
-        while std::os::unix::net::UnixStream::connect(&path).is_err() {
-            thread::sleep(Duration::from_millis(10));
+        if !is_given() {
+            let socket = start();
+            // SAFETY: tests look at no variable; the library does when it is first called.
+            unsafe { std::env::set_var(GIVEN, socket) };
         }
-        // SAFETY: tests look at no variable; the library does when it is first called.
-        unsafe { std::env::set_var("GANTRY_CUDA", &socket) };
         // SAFETY: opening it runs no code of its own.
         let library = unsafe { Library::new(beside("libgantry_cuda.so")) };
         library.expect("the guest's library is built with this test")

@@ -30,4 +30,5 @@ mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
 mod raw;
+mod stream;
 mod threads;

@@ -1,12 +1,11 @@
 //! Frames out of the bytes of a connection.
 
+pub use crate::wire::messages::DATA;
 use crate::{
     link::endpoint::Gone,
     wire::frame::{HEADER, Header},
 };
 
-/// Number of a frame with a part of the window: its sequence says where that begins.
-pub const DATA: u16 = 5;
 /// Most bytes of such a part.
 pub const CHUNK: usize = 64 << 10;
 /// Most bytes of any frame's body: what fits four times into a ring of 1 MiB.
