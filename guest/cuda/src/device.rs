@@ -21,7 +21,8 @@ fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
 
 /// What a device has natively and not here, so that programs do without: its worker shares no memory
 /// with other processes and has no descriptors for them, what a program registers of its own memory has
-/// another address on the device, ordinary memory has none, and managed memory does not move.
+/// another address on the device, ordinary memory has none, managed memory does not move, and memory of the host's pools
+/// would be the worker's.
 const ABSENT: &[CUdevice_attribute] = &[
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,
@@ -32,6 +33,8 @@ const ABSENT: &[CUdevice_attribute] = &[
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_ALLOC_DMA_BUF_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_MEMORY_POOLS_SUPPORTED,
+    CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_MEMORY_POOLS_SUPPORTED,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMPOOL_SUPPORTED_HANDLE_TYPES,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED,

@@ -25,6 +25,9 @@ use crate::{
     signals,
 };
 
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+const UPLOAD: u64 = 2;
+
 /// Function, shape and parameters of a kernel's node.
 ///
 /// # Safety
@@ -214,6 +217,35 @@ entry_points! {
         let executable = handles::valid(Kind::Executable, phGraphExec.read() as u64)?;
         paged::instantiate(handles::valid(Kind::Graph, hGraph as u64)?, executable);
         Ok(())
+    }
+
+    fn cuGraphInstantiateWithParams(
+        phGraphExec: *mut CUgraphExec,
+        hGraph: CUgraph,
+        instantiateParams: *mut CUDA_GRAPH_INSTANTIATE_PARAMS,
+    ) {
+        let params = instantiateParams.as_mut().ok_or(codes::INVALID_VALUE)?;
+        let made = || -> Outcome {
+            match cuGraphInstantiateWithFlags(phGraphExec, hGraph, params.flags & !UPLOAD) {
+                CUresult::CUDA_SUCCESS if params.flags & UPLOAD == 0 => return Ok(()),
+                CUresult::CUDA_SUCCESS => {}
+                error => return Err(error.0.cast_signed()),
+            }
+            // The other form does not upload as well.
+            let executable = phGraphExec.read();
+            let uploaded = forward("cuGraphUpload", &[executable as u64, params.hUploadStream as u64]);
+            if uploaded.is_err() {
+                cuGraphExecDestroy(executable);
+            }
+            uploaded
+        };
+        let made = made();
+        params.hErrNode_out = null_mut();
+        params.result_out = match made {
+            Ok(()) => CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS,
+            Err(_) => CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_ERROR,
+        };
+        made
     }
 
     fn cuGraphExecUpdate_v2(

@@ -24,7 +24,10 @@ use crate::{
 pub type Before = HashMap<u32, Vec<u32>>;
 
 /// The numbers of a graph's nodes at the beginning and at the end of each edge.
-fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
+///
+/// # Errors
+/// The driver's.
+pub fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
     let graph = handles::handle(Kind::Graph, graph);
     let mut count = 0usize;
     let words = [graph, 0, 0, 0, &raw mut count as u64];

@@ -10,6 +10,7 @@
 //! - `generated`: an entry point for each public symbol; what is not served says so, once by name
 //! - `forward`: those whose parameters travel by the API's definition
 //! - `capture`: captures of streams; `nodes`: graphs' nodes that call, allocate, or decide
+//! - `dot`: graphs as text
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
 //! - `landing`: what functions of such graphs look at; `turns`: which launches come behind each other
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
@@ -27,6 +28,7 @@ mod capture;
 mod context;
 mod copies;
 mod device;
+mod dot;
 mod entry;
 mod fills;
 mod forward;

@@ -214,6 +214,10 @@ unsafe fn file(name: *const c_char) -> Outcome<Vec<u8>> {
 /// Names of functions, which stay as long as the process: programs keep the pointers.
 fn name(function: u64) -> Outcome<*const c_char> {
     static NAMES: Mutex<Option<HashMap<Vec<u8>, CString>>> = Mutex::new(None);
+    // A handle that is none is not one that is invalid.
+    if function == 0 {
+        return Err(codes::INVALID_VALUE);
+    }
     let kernel = launch::kernel(connected()?, function)?;
     let mut names = NAMES.lock_unpoisoned();
     let names = names.get_or_insert_default();

@@ -187,3 +187,68 @@ fn nodes_of_all_kinds_are_added_by_one_call() {
     ok!(cuGraphExecDestroy(executable));
     ok!(cuGraphDestroy(graph));
 }
+
+#[test]
+fn graphs_are_made_executable_with_a_result_and_written_as_text() {
+    let _context = context();
+    let at = device(&[0u32; 2]);
+    let (mut graph, mut own, mut nodes) = (null_mut(), null_mut(), Vec::new());
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuCtxGetCurrent(&mut own));
+    for value in [3, 4] {
+        let fill = CUDA_MEMSET_NODE_PARAMS {
+            dst: at,
+            pitch: 0,
+            value,
+            elementSize: 4,
+            width: value as usize - 2,
+            height: 1,
+        };
+        let mut node = null_mut();
+        let (after, count) = (nodes.as_ptr(), nodes.len());
+        ok!(cuGraphAddMemsetNode(
+            &mut node, graph, after, count, &fill, own
+        ));
+        nodes = vec![node];
+    }
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 1));
+    for flags in [0, 2] {
+        // SAFETY: numbers and pointers: zero is a value of each.
+        let mut params: CUDA_GRAPH_INSTANTIATE_PARAMS = unsafe { std::mem::zeroed() };
+        let error = CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_ERROR;
+        (params.flags, params.hUploadStream, params.result_out) = (flags, stream, error);
+        let mut executable = null_mut();
+        ok!(cuGraphInstantiateWithParams(
+            &mut executable,
+            graph,
+            &mut params
+        ));
+        let success = CUgraphInstantiateResult::CUDA_GRAPH_INSTANTIATE_SUCCESS;
+        assert_eq!(params.result_out, success);
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(values::<u32>(at, 2), [4; 2]);
+        ok!(cuGraphExecDestroy(executable));
+        let forged = cuda!(cuGraphInstantiateWithParams(
+            &mut executable,
+            null_mut(),
+            &mut params
+        ));
+        assert_ne!(forged, CUresult::CUDA_SUCCESS);
+        assert_eq!(params.result_out, error);
+    }
+    let file = std::env::temp_dir().join(format!("gantry-graph-{}.dot", std::process::id()));
+    let path = std::ffi::CString::new(file.to_str().unwrap()).unwrap();
+    ok!(cuGraphDebugDotPrint(graph, path.as_ptr(), 0));
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    assert!(text.starts_with("digraph dot {"), "{text}");
+    let edge = "\"graph_1_node_0\" -> \"graph_1_node_1\";";
+    assert_eq!(text.matches(edge).count(), 1, "{text}");
+    assert_eq!(text.matches("label=").count(), 3, "{text}");
+    let nowhere = cuda!(cuGraphDebugDotPrint(graph, c"/nowhere/graph".as_ptr(), 0));
+    assert_eq!(nowhere, CUresult::CUDA_ERROR_OPERATING_SYSTEM);
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(stream));
+}

@@ -22,6 +22,8 @@ pub const FILE_NOT_FOUND: i32 = 301;
 pub const INVALID_HANDLE: i32 = 400;
 /// What was asked for does not hold all that there is to tell.
 pub const LOSSY_QUERY: i32 = 402;
+/// A call of the operating system has failed.
+pub const OPERATING_SYSTEM: i32 = 304;
 /// Something was not found.
 pub const NOT_FOUND: i32 = 500;
 /// Work has not completed.

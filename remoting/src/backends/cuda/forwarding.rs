@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use cuda_definition::driver::types::{
-    CUDA_MEMSET_NODE_PARAMS, CUgraphExecUpdateResultInfo, CUmemAccessDesc, CUmemAllocationProp,
-    CUmemLocation, CUmemLocationType, CUmemPoolProps,
+    CUDA_MEMSET_NODE_PARAMS, CUgraphExecUpdateResultInfo, CUmemAccessDesc,
+    CUmemAllocationHandleType_enum, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
+    CUmemPoolProps,
 };
 
 use super::{
@@ -332,10 +333,14 @@ impl Server {
                     }
                     "CUmemAllocationProp" => {
                         let properties = &mut *at.cast::<CUmemAllocationProp>();
-                        // Nobody else could have it.
-                        if properties.requestedHandleTypes.0 != 0 {
+                        // Programs that would share memory with others ask for it whether or not they do
+                        // (PyTorch's expandable segments): exporting is what is refused.
+                        let file =
+                            CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                        if properties.requestedHandleTypes.0 & !file.0 != 0 {
                             return Err(codes::NOT_SUPPORTED);
                         }
+                        properties.requestedHandleTypes = CUmemAllocationHandleType_enum(0);
                         properties.win32HandleMetaData = std::ptr::null_mut();
                         location(&mut properties.location)?;
                     }
