@@ -13,8 +13,10 @@ use super::{
 
 /// Before the tables.
 pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
-    Written by `cargo xtask cuda-definition`, from the vendor's headers and `remoting/cuda-definition/annotations.txt`.\n\n\
-    Wanted: programs that were examined use it. Stub: it reports that it is not supported. Posted: the guest goes on and \
+    Written by `cargo xtask cuda-definition`, from the vendor's headers, `remoting/cuda-definition/annotations.txt` and \
+    the sources of the guest's libraries.\n\n\
+    Served: it is carried out, as far as what it is asked for is. Stub: it reports that it is not supported, also where \
+    programs that were examined use it (wanted). Posted: the guest goes on and \
     an error is told later; answered: it waits for the worker; guest: it knows the answer itself. \
     Older versions of a symbol and those for per-thread default streams are left out here.\n";
 
@@ -311,17 +313,18 @@ pub fn counts(all: &[Entry]) -> (usize, usize) {
 }
 
 /// The table of an API.
-pub fn documentation(title: &str, all: &[Entry]) -> String {
+pub fn documentation(title: &str, all: &[Entry], served: Option<&dyn Fn(&str) -> bool>) -> String {
+    let is_served = |entry: &Entry| served.map_or(entry.wanted, |served| served(&entry.symbol));
     let shown = || {
         all.iter()
             .filter(|entry| entry.current && !entry.per_thread)
     };
-    let wanted = shown().filter(|entry| entry.wanted).count();
     let mut text = format!(
-        "\n## {title}\n\n{} symbols; {} entry points, {wanted} of them wanted.\n\n\
+        "\n## {title}\n\n{} symbols; {} entry points, {} of them served.\n\n\
         | entry point | symbol | since | state | class |\n|---|---|---|---|---|\n",
         all.len(),
         shown().count(),
+        shown().filter(|entry| is_served(entry)).count(),
     );
     for entry in shown() {
         let since = match entry.since {
@@ -333,11 +336,12 @@ pub fn documentation(title: &str, all: &[Entry]) -> String {
         } else {
             &entry.symbol
         };
-        let (state, class) = match (entry.wanted, entry.class) {
+        let (state, class) = match (is_served(entry), entry.class) {
+            (false, _) if entry.wanted => ("stub (wanted)", ""),
             (false, _) => ("stub", ""),
-            (true, Class::Posted) => ("wanted", "posted"),
-            (true, Class::Answered) => ("wanted", "answered"),
-            (true, Class::Guest) => ("wanted", "guest"),
+            (true, Class::Posted) => ("served", "posted"),
+            (true, Class::Answered) => ("served", "answered"),
+            (true, Class::Guest) => ("served", "guest"),
         };
         let _ = writeln!(
             text,

@@ -3,7 +3,7 @@
 //! - [`wheels`]: where headers come from; [`c`]: reading them; [`layout`]: sizes and values.
 //! - [`kernels`]: compiling the tests' kernels.
 //! - [`annotations`]: what headers do not say.
-//! - [`rust`], [`entries`]: what is written.
+//! - [`rust`], [`entries`]: what is written; [`served`]: which entry points are carried out.
 
 mod annotations;
 mod c;
@@ -11,6 +11,7 @@ mod entries;
 pub mod kernels;
 mod layout;
 mod rust;
+mod served;
 mod wheels;
 
 use std::{
@@ -141,7 +142,8 @@ pub fn run(options: &Options) -> Result<()> {
             folder.join("entry_points.rs"),
             format!("{note}{}", table(&all)),
         ));
-        documentation += &entries::documentation(api.title, &all);
+        let served = served::of(api.name)?;
+        documentation += &entries::documentation(api.title, &all, served.as_deref());
         files.push((
             folder.join("types.rs"),
             format!("{note}{TYPES}{}", types.write()?),
