@@ -2,7 +2,9 @@
 # Puts everything that run.sh needs into a folder, for a machine with an NVIDIA GPU where nothing of this
 # repository can be built: `pack.sh FOLDER [SAMPLES]`. SAMPLES is a checkout of NVIDIA's cuda-samples, of
 # which those that samples.txt names are taken along, as sources. GANTRY_WHEELS is a folder of Python packages that
-# the machine may lack (filecheck, of which some of Numba's tests make use). Builds release programs with Cargo.
+# the machine may lack (filecheck, of which some of Numba's tests make use). GANTRY_SUITES is a folder of other
+# projects' tests, of which suites.sh says what it runs: cuda-python, triton and torch, each with the packages that it needs
+# in `site`. Builds release programs with Cargo.
 set -eu
 here=$(dirname "$(realpath "$0")")
 root=$(realpath "$here/../..")
@@ -11,7 +13,7 @@ samples=${2:-}
 target=${CARGO_TARGET_DIR:-$root/target}
 mkdir -p "$folder"
 folder=$(realpath "$folder")
-rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"* "$folder/wheels"
+rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"* "$folder/suites"* "$folder/wheels"
 mkdir -p "$folder/guest" "$folder/programs" "$folder/tests"
 cd "$root"
 cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
@@ -35,8 +37,8 @@ cp "$(program remoting)" "$folder/tests/remoted"
 realpath "$target/debug/gantry-accel" > "$folder/tests/built"
 find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
-cp "$here/run.sh" "$here/python.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
-cp "$here"/*.cu "$here"/*.py "$folder/programs/"
+cp "$here/run.sh" "$here/python.sh" "$here/suites.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
+cp -r "$here"/*.cu "$here"/*.py "$here/python" "$folder/programs/"
 if command -v strace > /dev/null; then
     mkdir -p "$folder/strace"
     cp "$(command -v strace)" "$folder/strace/"
@@ -56,4 +58,5 @@ if [ -n "${GANTRY_WHEELS:-}" ]; then
     mkdir -p "$folder/wheels"
     cp "$GANTRY_WHEELS"/*.whl "$folder/wheels/"
 fi
+[ -z "${GANTRY_SUITES:-}" ] || tar -czf "$folder/suites.tar.gz" -C "$GANTRY_SUITES" .
 du -sh "$folder"

@@ -3,6 +3,7 @@
 # run.sh, whose variables and functions it uses. Nothing here is a figure. GANTRY_PYTHON names what is run, all by
 # itself: `numba`, or some of the names below.
 set -u
+export LC_ALL=C
 mkdir -p "$out/python"
 # Packages that the machine may lack.
 for wheel in "$here"/wheels/*.whl; do [ ! -e "$wheel" ] || PYTHONPATH=$wheel:${PYTHONPATH:-}; done
@@ -37,6 +38,7 @@ units() {
         { echo "$name: no tests: $(tail -1 "$work/$name.err")"; return; }
     for which in native remoted; do
         within "${GANTRY_UNITS:-240}" xargs -P "${GANTRY_UNIT_JOBS:-5}" -I FILE \
+            env PYTHONPATH="$here/programs/python:$PYTHONPATH" \
             timeout -k 3 100 "$work/torch-$which" "$here/programs/units.py" FILE \
             < "$work/$name.files" > "$out/python/$name.$which" 2> "$out/python/$name.$which.err" &
     done
@@ -48,6 +50,8 @@ units() {
     done
     echo "$name: natively passed $(wc -l < "$passed.native"), through Gantry, too: $(comm -12 "$passed.native" "$passed.remoted" | wc -l); passed there and not here:"
     comm -23 "$passed.native" "$passed.remoted" | head -80
+    echo "$name: why others fail natively:"
+    grep -hE '^(FAILED|ERROR) ' "$out/python/$name.native" | cut -d' ' -f3- | sed 's/[0-9]\+/N/g' | sort | uniq -c | sort -rn | head -12 | cut -c1-200
     grep -hE '^(FAILED|ERROR) ' "$out/python/$name.remoted" | grep -F -f <(comm -23 "$passed.native" "$passed.remoted") |
         cut -d' ' -f3- | sort | uniq -c | sort -rn | head -30 | cut -c1-240
 }

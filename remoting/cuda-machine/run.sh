@@ -12,11 +12,12 @@
 #   torch      20 losses of three models, natively and through Gantry, compared
 #   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
+#   suites     tests of cuda-python, Triton and PyTorch as far as they were packed: suites.sh, beside the two below
 #   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
 #              beside
 #   samples    NVIDIA's samples as far as they were packed: compiled, and outputs compared
 #
-# GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
+# GANTRY_SUITES names suites; GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
 #
 # On a machine without a GPU, GANTRY_DRIVER names a stand-in for libcuda.so.1.
 set -u
@@ -80,12 +81,12 @@ END
 chmod +x "$work/run-native" "$work/run-remoted"
 export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}
 
-# A pool whose workers go without what is named.
+# A pool whose workers go without what is named; on some processors only, with a second parameter.
 start() {
     [ -z "$pool" ] || { kill "$pool" 2>/dev/null; wait "$pool" 2>/dev/null; }
     rm -f "$work/cuda.sock"
     # shellcheck disable=SC2086
-    "$here/gantry-accel" serve --api cuda --socket "$work/cuda.sock" --cache "$work/cache" \
+    ${2:+taskset -c $2} "$here/gantry-accel" serve --api cuda --socket "$work/cuda.sock" --cache "$work/cache" \
         --library "$driver" --readable "$readable" $libraries ${1:+--without "$1"} ${GANTRY_HEAP:+--heap $GANTRY_HEAP} \
         >> "$out/pool.txt" 2>&1 &
     pool=$!
@@ -167,7 +168,8 @@ by_turns() {
     for round in $(seq "$rounds"); do
         for which in native gantry; do
             run=run-native; [ $which = native ] || run=run-remoted
-            (within 25 "$work/$run" "$work/bin/figures" "$@" > "$work/$name/$which.$round") 2>&1 | tail -2 | tee -a "$log"
+            # shellcheck disable=SC2086
+            (within 25 ${near:+taskset -c $near} "$work/$run" "$work/bin/figures" "$@" > "$work/$name/$which.$round") 2>&1 | tail -2 | tee -a "$log"
         done
     done
     awk -F '\t' -v names="native gantry" -f "$here/medians.awk" "$work/$name"/* | tee -a "$log"
@@ -175,9 +177,17 @@ by_turns() {
 
 part "figures: by turns, medians of the rounds"
 say "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
+within 40 "$here/gantry-accel" distances --group 4 > "$work/distances" 2> /dev/null
+say "a cache line from the first processor to each and back, in ns: $(head -1 "$work/distances")"
 by_turns figures "${GANTRY_ROUNDS:-3}" ${GANTRY_SMALL:-}
 say "load behind: $(cut -d' ' -f1-3 /proc/loadavg)"
 if [ -z "${GANTRY_SMALL:-}" ]; then
+    part "calls, where application and worker have four neighbouring processors"
+    near=$(sed -n 's/^near: //p' "$work/distances")
+    start "$without" "$near"
+    by_turns calls "${GANTRY_ROUNDS:-3}" calls
+    near=
+    start "$without"
     part "copies alone: the first, and then as above"
     by_turns copies 3 copies
     part "copies beside busy processes, one for each second processor"
@@ -274,6 +284,12 @@ export here out work limit
 begin=$((begin - SECONDS)) "$here/python.sh" > "$work/python.txt" 2>&1 &
 python=$!
 
+if [ -e "$here/suites.tar.gz" ]; then
+    part "suites: beside, too"
+    begin=$((begin - SECONDS)) "$here/suites.sh" > "$work/suites.txt" 2>&1 &
+    suites=$!
+fi
+
 part "samples: outputs compared"
 if [ -d "$work/samples" ]; then
     ls "$work/samples" | grep -v '^Common$' | { [ -z "${GANTRY_SAMPLES:-}" ] && cat || grep -wE "${GANTRY_SAMPLES// /|}"; } > "$work/names"
@@ -286,7 +302,7 @@ if [ -d "$work/samples" ]; then
             echo $? > "$which.code"
         done
         # Times and rates, addresses and numbers of processes differ from run to run.
-        filter() { sed -E 's/0x[0-9a-f]+/ADDRESS/g' "$1" | grep -viE '[0-9. ](ms|us|usec|msec|sec|s)\b|second|time|GB/s|MB/s|flop|throughput|bandwidth|clock|[0-9]x|rate|perf'; }
+        filter() { sed -E 's/0x[0-9a-f]+/ADDRESS/g' "$1" | grep -viE '[0-9. (](ms|us|usec|msec|sec|s)\b|Mpixels|second|time|GB/s|MB/s|flop|throughput|bandwidth|clock|[0-9]x|rate|perf'; }
         if cmp -s native.out remoted.out; then same=equal
         elif cmp -s <(filter native.out) <(filter remoted.out); then same="equal but for times"
         else same=DIFFERS
@@ -311,6 +327,12 @@ fi
 part "python"
 wait $python
 tee -a "$log" < "$work/python.txt"
+if [ -e "$here/suites.tar.gz" ]; then
+    part "suites"
+    wait $suites
+    tee -a "$log" < "$work/suites.txt"
+    tar -czf "$out/suites.tar.gz" -C "$out" suites && rm -r "$out/suites"
+fi
 # Few files come back from some machines.
 tar -czf "$out/python.tar.gz" -C "$out" python && rm -r "$out/python"
 part "done"

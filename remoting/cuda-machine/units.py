@@ -34,11 +34,17 @@ class Result(unittest.TestResult):
             self.say("FAILED", test, error)
 
 
-if sys.argv[1] == "--list":
+def main():
+    if sys.argv[1] != "--list":
+        unittest.defaultTestLoader.loadTestsFromName(sys.argv[1]).run(Result())
+        return
     for folder in importlib.import_module(sys.argv[2]).__path__:
         for file in sorted(pathlib.Path(folder).rglob("test_*.py")):
             parts = file.relative_to(folder).with_suffix("").parts
             if "benchmarks" not in parts:
                 print(".".join((sys.argv[2], *parts)))
-else:
-    unittest.defaultTestLoader.loadTestsFromName(sys.argv[1]).run(Result())
+
+
+# Processes that tests start import this file, too.
+if __name__ == "__main__":
+    main()
