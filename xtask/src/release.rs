@@ -76,8 +76,7 @@ pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> 
         .collect()
 }
 
-/// Whether the file beside a program that was split tells the function and the line of its code: of its entry point, at
-/// least, and nothing does without the file.
+/// Whether functions of a program that was split have names and lines where the file is beside it, and none elsewhere.
 pub fn names_lines(program: &Path) -> Result<Outcome> {
     let mut debug = program.as_os_str().to_owned();
     debug.push(".debug");
@@ -86,33 +85,36 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
         return Ok(Outcome::Skipped(why.to_owned()));
     }
     let symbols = packages::output(Command::new("nm").arg(&debug))?;
-    // Mangled names of functions begin with _R or _ZN, and have those of their crates.
+    // Mangled names have those of their crates.
     let functions = symbols.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
         (matches!(kind, "t" | "T") && name.contains("3vmm")).then_some(address)
     });
     let functions: Vec<_> = functions.take(SAMPLE).collect();
-    let tell = |file: &std::ffi::OsStr| {
+    // The program's name for the file leads to it, for debuggers as for Rust's runtime.
+    let told = |program: &Path| {
         let mut tell = Command::new("addr2line");
-        packages::output(
-            tell.args(["--functions", "--demangle", "--exe"])
-                .arg(file)
-                .args(&functions),
-        )
+        tell.args(["--functions", "--demangle", "--exe"]);
+        packages::output(tell.arg(program).args(&functions))
     };
-    let (beside, alone) = (tell(&debug)?, tell(program.as_os_str())?);
     let named = |told: &str| {
         let lines: Vec<_> = told.lines().collect();
         let is_named = |pair: &&[&str]| pair[0].contains("vmm::") && pair[1].contains(".rs:");
         lines.chunks_exact(2).filter(is_named).count()
     };
-    let counts = (functions.len(), named(&beside), named(&alone));
+    let elsewhere = program.with_extension("alone");
+    fs::create_dir_all(&elsewhere)?;
+    let alone = elsewhere.join(program.file_name().context("a folder is no program")?);
+    fs::copy(program, &alone)?;
+    let beside = told(program)?;
+    let counts = (functions.len(), named(&beside), named(&told(&alone)?));
+    fs::remove_dir_all(&elsewhere)?;
     Ok(match counts {
         (SAMPLE, SAMPLE, 0) => Outcome::Passed,
-        _ => Outcome::Failed(vec![format!(
-            "of {} functions {} have a name and a line beside the file, and {} without it:\n{beside}",
-            counts.0, counts.1, counts.2
+        (of, with, without) => Outcome::Failed(vec![format!(
+            "of {of} functions {with} have a name and a line where the file is beside the program, and {without} \
+             elsewhere:\n{beside}"
         )]),
     })
 }
