@@ -171,7 +171,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         (None, Some(restore)) => Start::Restore(restore),
         (None, None) => Start::Wait,
     };
-    let filters = Filters::new(cli.seccomp)?;
+    let filters = Filters::new(cli.seccomp);
     let (sender, receiver) = api::channel().map_err(Error::Api)?;
     let server = match &cli.api_socket {
         None => None,

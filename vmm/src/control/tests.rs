@@ -21,7 +21,7 @@ use crate::{
 
 fn control() -> Control {
     let started = Instant::now();
-    let filters = Filters::new(Enforcement::Off).unwrap();
+    let filters = Filters::new(Enforcement::Off);
     Control::new(filters, started, EventMonitor::disabled(started)).unwrap()
 }
 

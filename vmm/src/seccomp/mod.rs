@@ -1,24 +1,20 @@
 //! Which system calls each kind of thread may make.
 //!
 //! - [`table`]: the calls, per [`ThreadRole`].
-//! - here: compiling them to filters, and starting threads under them.
+//! - [`search`]: compiling them to filters.
+//! - here: starting threads under them.
 //!
 //! A thread inherits the filter of the thread that starts it, and both have to allow a call. So
 //! one thread, which may do what any of them may do, starts all others; the protection lies in
 //! the filters of the threads that face the guest.
 
+mod search;
 pub mod table;
 
-use std::{
-    collections::HashMap,
-    io,
-    str::FromStr,
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{io, str::FromStr, sync::mpsc, thread};
 
 use devices::thread::{ThreadRole, ThreadSpawner};
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, TargetArch};
+use seccompiler::SeccompAction;
 
 /// What happens on a call that is not in the table.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -53,45 +49,31 @@ pub struct Error {
     source: seccompiler::Error,
 }
 
-/// The compiled filters.
+/// The filters.
 #[derive(Clone)]
-pub struct Filters(Arc<HashMap<ThreadRole, BpfProgram>>);
+pub struct Filters(Option<SeccompAction>);
 
 impl Filters {
-    /// Compiles the table.
-    pub fn new(enforcement: Enforcement) -> Result<Self, Error> {
-        let action = match enforcement {
-            Enforcement::Kill => SeccompAction::KillProcess,
-            Enforcement::Log => SeccompAction::Log,
-            Enforcement::Off => return Ok(Self(Arc::default())),
-        };
-        let mut programs = HashMap::new();
-        for role in table::ROLES {
-            let failed = |source: seccompiler::BackendError| Error {
-                role,
-                source: source.into(),
-            };
-            let rules = table::rules(role).map_err(failed)?;
-            let filter = SeccompFilter::new(
-                rules,
-                action.clone(),
-                SeccompAction::Allow,
-                TargetArch::x86_64,
-            )
-            .map_err(failed)?;
-            programs.insert(role, filter.try_into().map_err(failed)?);
-        }
-        Ok(Self(Arc::new(programs)))
+    /// Those that do this to a thread with a call that is not in the table.
+    pub fn new(enforcement: Enforcement) -> Self {
+        Self(match enforcement {
+            Enforcement::Kill => Some(SeccompAction::KillProcess),
+            Enforcement::Log => Some(SeccompAction::Log),
+            Enforcement::Off => None,
+        })
     }
 
     /// Confines the calling thread, for good.
     pub fn apply(&self, role: ThreadRole) -> Result<(), Error> {
-        match self.0.get(&role) {
-            Some(program) => {
-                seccompiler::apply_filter(program).map_err(|source| Error { role, source })
-            }
-            None => Ok(()),
-        }
+        let Some(action) = &self.0 else {
+            return Ok(());
+        };
+        // Compiled for each thread: of most roles there is none, or one.
+        table::rules(role)
+            .and_then(|rules| search::compile(rules, action))
+            .map_err(seccompiler::Error::from)
+            .and_then(|program| seccompiler::apply_filter(&program))
+            .map_err(|source| Error { role, source })
     }
 
     /// Confines the calling thread. Going on without confinement would be worse than going down.
@@ -201,7 +183,7 @@ mod tests {
             if role == ThreadRole::Vmm {
                 continue;
             }
-            let filters = Filters::new(Enforcement::Kill).unwrap();
+            let filters = Filters::new(Enforcement::Kill);
             let status = in_child(|| {
                 if filters.apply(role).is_ok() {
                     // SAFETY: a call that no device needs.
@@ -215,7 +197,7 @@ mod tests {
 
     /// Wait status of a child that makes a request of a file that has none.
     fn after_ioctl(role: ThreadRole, request: u64) -> libc::c_int {
-        let filters = Filters::new(Enforcement::Kill).unwrap();
+        let filters = Filters::new(Enforcement::Kill);
         let file = std::fs::File::open("/dev/null").unwrap();
         in_child(|| {
             if filters.apply(role).is_ok() {
@@ -247,7 +229,7 @@ mod tests {
 
     #[test]
     fn allowed_calls_go_through() {
-        let filters = Filters::new(Enforcement::Kill).unwrap();
+        let filters = Filters::new(Enforcement::Kill);
         let status = in_child(|| {
             if filters.apply(ThreadRole::Disk).is_ok() {
                 // SAFETY: no preconditions.
@@ -259,7 +241,7 @@ mod tests {
 
     #[test]
     fn without_enforcement_nothing_is_filtered() {
-        let filters = Filters::new(Enforcement::Off).unwrap();
+        let filters = Filters::new(Enforcement::Off);
         let status = in_child(|| {
             if filters.apply(ThreadRole::Rng).is_ok() {
                 // SAFETY: fails with EFAULT.
@@ -271,7 +253,7 @@ mod tests {
 
     #[test]
     fn a_thread_has_its_name_as_soon_as_it_is_there() {
-        let spawner = Spawner::new(Filters::new(Enforcement::Off).unwrap()).unwrap();
+        let spawner = Spawner::new(Filters::new(Enforcement::Off)).unwrap();
         for number in 0..20 {
             let name = format!("named{number}");
             let (go, wait) = mpsc::channel::<()>();
