@@ -4,7 +4,8 @@
 //!
 //! What has changed is seen by hashes, which the device computes of a copy that it keeps aside: so the
 //! hash is of the bytes that are sent, whatever the application's kernels do to the buffer meanwhile.
-//! Where the device's compiler makes no such kernel, a buffer has changed as a whole, as an image has.
+//! Where the device's compiler makes no such kernel, a buffer has changed as a whole, as an image has; and so has
+//! one of a single block, for which nothing is compiled.
 
 use std::{
     collections::HashMap,
@@ -115,16 +116,15 @@ impl Copies {
             let Some(copier) = self.contexts.get_mut(&root.context) else {
                 continue;
             };
-            match &mut copier.hasher {
-                Some(hasher) if root.is_plain() => {
+            let queue = copier.queue;
+            match copier.hasher(root) {
+                Some(hasher) => {
                     let known = self.known.entry(root.number).or_default();
-                    hasher.save(copier.queue, root, known, image, &mut saved)?;
+                    hasher.save(queue, root, known, image, &mut saved)?;
                 }
-                _ => {
+                None => {
                     let at = image.reserve(root.length)?;
-                    root.read(api, copier.queue, |from, bytes| {
-                        image.write(at + from, bytes)
-                    })?;
+                    root.read(api, queue, |from, bytes| image.write(at + from, bytes))?;
                     saved.push(Bytes {
                         mem: root.number,
                         from: 0,
@@ -151,8 +151,11 @@ impl Copies {
 struct Copier {
     api: Arc<Api>,
     context: Handle,
+    device: Handle,
     queue: Handle,
-    hasher: Option<Hashing>,
+    /// For what hashes, until that is made.
+    key: Option<Hash>,
+    hashing: Option<Hashing>,
 }
 
 impl Copier {
@@ -165,28 +168,38 @@ impl Copier {
             code,
         })?;
         cl!(api, clRetainContext(context));
-        let hasher = key.map(|key| Hashing::new(api, context, device, key));
-        let hasher = hasher.and_then(|made| {
-            made.inspect_err(|code| {
+        Ok(Self {
+            api: Arc::clone(api),
+            context,
+            device,
+            queue,
+            key,
+            hashing: None,
+        })
+    }
+
+    /// What hashes an object's blocks: made for the first one that has several, if the driver can.
+    fn hasher(&mut self, root: &Root) -> Option<&Hashing> {
+        if !root.is_plain() || root.length <= BLOCK {
+            return None;
+        }
+        if let Some(key) = self.key.take() {
+            let made = Hashing::new(&self.api, self.context, self.device, key);
+            let made = made.inspect_err(|code| {
                 crate::note!(
                     "gantry-accel: the driver makes no hashes of buffers (code {code}): all of their \
                      contents are copied while an application that moves stands still"
                 );
-            })
-            .ok()
-        });
-        Ok(Self {
-            api: Arc::clone(api),
-            context,
-            queue,
-            hasher,
-        })
+            });
+            self.hashing = made.ok();
+        }
+        self.hashing.as_ref()
     }
 }
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        drop(self.hasher.take());
+        drop(self.hashing.take());
         cl!(self.api, clReleaseCommandQueue(self.queue));
         cl!(self.api, clReleaseContext(self.context));
     }

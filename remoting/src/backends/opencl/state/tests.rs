@@ -562,6 +562,55 @@ fn a_round_copies_of_images_those_that_commands_have_written_since() {
     assert_eq!(rest.contents.len(), 1);
 }
 
+unsafe extern "C" fn says_nothing(
+    _: usize,
+    _: u32,
+    _: usize,
+    _: *mut std::ffi::c_void,
+    _: *mut usize,
+) -> i32 {
+    0
+}
+
+unsafe extern "C" fn describes_nothing(
+    _: usize,
+    _: u32,
+    _: u32,
+    _: usize,
+    _: *mut std::ffi::c_void,
+    _: *mut usize,
+) -> i32 {
+    0
+}
+
+thread_local! {
+    static ARGUMENTS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
+unsafe extern "C" fn counts(_: usize, _: u32, _: usize, _: *const std::ffi::c_void) -> i32 {
+    ARGUMENTS.set(ARGUMENTS.get() + 1);
+    0
+}
+
+#[test]
+fn a_round_has_a_kernel_for_buffers_of_several_blocks_only() {
+    let driver = Api::null()
+        .with_ends(marker, ends, wait, free)
+        .with_kernels(says_nothing, describes_nothing, counts);
+    let (mut server, ..) = testing::server_before(driver);
+    // Buffers of 64 KiB and less.
+    for (kind, a, b, c) in [(0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 16), (2, 1, 0, 4)] {
+        carry_out(&mut server, call(kind, a, b, c));
+    }
+    let (known, first) = copied(&mut server, None);
+    let (known, second) = copied(&mut server, Some(known));
+    assert_eq!([first, second], [2, 0]);
+    assert_eq!(ARGUMENTS.get(), 0);
+    carry_out(&mut server, call(2, 2, 0, 17));
+    copied(&mut server, Some(known));
+    assert_ne!(ARGUMENTS.get(), 0);
+}
+
 #[test]
 fn what_commands_may_write_that_do_not_end_before_a_round_copies_is_copied_again() {
     let mut server = with_image();
