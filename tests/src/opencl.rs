@@ -183,12 +183,22 @@ impl Drop for Pool {
     }
 }
 
-/// The environment of a guest's application that comes to [`Pool::start_for_others`].
-pub fn by_tls() -> String {
+/// Where [`Pool::start_for_others`] serves.
+pub fn tls_address() -> String {
+    format!("tls://{HOST}:{PORT}")
+}
+
+/// What a guest's application has in its environment to be let in there.
+pub fn tls_files() -> String {
     format!(
-        "GANTRY_OPENCL=tls://{HOST}:{PORT} GANTRY_TLS_CA={GUEST_KEYS}/ca.pem \
-         GANTRY_TLS_CERT={GUEST_KEYS}/guest.pem GANTRY_TLS_KEY={GUEST_KEYS}/guest.key"
+        "GANTRY_TLS_CA={GUEST_KEYS}/ca.pem GANTRY_TLS_CERT={GUEST_KEYS}/guest.pem \
+         GANTRY_TLS_KEY={GUEST_KEYS}/guest.key"
     )
+}
+
+/// The environment of one that comes there at first.
+pub fn by_tls() -> String {
+    format!("GANTRY_OPENCL={} {}", tls_address(), tls_files())
 }
 
 /// The arbiter of a pool whose device machines share. It is killed when dropped, after the pool.
@@ -251,45 +261,51 @@ impl Arbiter {
     }
 }
 
-/// The application that the machines of an arbiter run, compiled.
+/// What an application has compiled its kernels to.
 pub struct Compiled {
     /// A file whose size is whole blocks, as a disk has.
     pub file: PathBuf,
     /// Bytes of it.
     pub size: u64,
-    /// Nanoseconds that an iteration of a kernel takes, if nothing else runs.
-    pub iteration: String,
 }
 
-/// Has the application compile its kernels, natively in L1: for each guest anew, that takes this
-/// emulated processor many seconds.
-pub fn compile() -> Result<Compiled> {
-    mount()?;
-    let file = Path::new(ROOT).join("tmp/turns");
-    let _ = fs::remove_file(&file);
-    fs::copy(
-        "/bin/opencl-turns",
-        Path::new(ROOT).join("run/opencl-turns"),
-    )?;
-    let said = sh(&format!(
-        "echo | OPENCL_TURNS_BINARY=/tmp/turns POCL_CACHE_DIR=/tmp HOME=/tmp \
-         chroot {ROOT} /run/opencl-turns 1 1 0.001"
-    ))?;
-    let iteration = said
-        .lines()
-        .find_map(|line| line.strip_prefix("running "))
-        .with_context(|| format!("the application said {said:?}"))?
-        .to_owned();
-    let size = fs::metadata(&file)
-        .with_context(|| format!("nothing was compiled: {said:?}"))?
-        .len();
-    let disk = fs::File::options().write(true).open(&file)?;
-    disk.set_len(size.next_multiple_of(512))?;
-    Ok(Compiled {
-        file,
-        size,
-        iteration,
-    })
+impl Compiled {
+    /// Has an application compile its kernels, natively in L1, to the file that a variable names; and what
+    /// it says. For each guest anew, that takes this emulated processor many seconds.
+    fn by(program: &str, variable: &str, arguments: &str) -> Result<(Self, String)> {
+        mount()?;
+        let kept = format!("/tmp/{program}.compiled");
+        let file = Path::new(ROOT).join(&kept[1..]);
+        let _ = fs::remove_file(&file);
+        let copy = Path::new(ROOT).join("run").join(program);
+        fs::copy(Path::new("/bin").join(program), copy)?;
+        let said = sh(&format!(
+            "echo | {variable}={kept} POCL_CACHE_DIR=/tmp HOME=/tmp \
+             chroot {ROOT} /run/{program} {arguments}"
+        ))?;
+        let size = fs::metadata(&file)
+            .with_context(|| format!("nothing was compiled: {said:?}"))?
+            .len();
+        let disk = fs::File::options().write(true).open(&file)?;
+        disk.set_len(size.next_multiple_of(512))?;
+        Ok((Self { file, size }, said))
+    }
+
+    /// The application that computes until a file is there: it computes once.
+    pub fn moving() -> Result<Self> {
+        Ok(Self::by("opencl-moving", "OPENCL_MOVING_BINARY", "/dev/null")?.0)
+    }
+
+    /// The application that the machines of an arbiter run; and the nanoseconds that an iteration of its
+    /// kernel takes, if nothing else runs.
+    pub fn turns() -> Result<(Self, String)> {
+        let (compiled, said) = Self::by("opencl-turns", "OPENCL_TURNS_BINARY", "1 1 0.001")?;
+        let iteration = said
+            .lines()
+            .find_map(|line| line.strip_prefix("running "))
+            .with_context(|| format!("the application said {said:?}"))?;
+        Ok((compiled, iteration.to_owned()))
+    }
 }
 
 fn log(dir: &Path) -> Result<fs::File> {
@@ -299,7 +315,7 @@ fn log(dir: &Path) -> Result<fs::File> {
 }
 
 /// Waits until something is so.
-pub fn until(what: &str, is: impl Fn() -> Result<bool>) -> Result<()> {
+pub fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !is()? {
         ensure!(start.elapsed() < COMMAND, "{what}: not for {COMMAND:?}");

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::{
     gantry::Gantry,
     guest::Guest,
-    opencl::{Arbiter, Compiled, Pool, compile, guest_files, load_uio, start_agent, until},
+    opencl::{Arbiter, Compiled, Pool, guest_files, load_uio, start_agent, until},
 };
 
 /// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
@@ -98,7 +98,7 @@ impl Vm {
 /// boot take an emulated processor minutes.
 fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
-    let Compiled { file, size, .. } = compiled;
+    let Compiled { file, size } = compiled;
     let accel = json!({
         "socket": pool.socket, "window": 16 << 20, "slices": 1, "id": "a", "memory": 256 << 20,
     });
@@ -134,15 +134,14 @@ impl Vms {
         waiting: Option<usize>,
     ) -> Result<Self> {
         let arbiter = Arbiter::start(dir, policy)?;
-        let compiled = compile()?;
+        let (compiled, iteration) = Compiled::turns()?;
         let snapshot = dir.join("snapshot");
         ready(&dir.join("first"), &arbiter.pool, &compiled, &snapshot)?;
         let mut vms = Vec::new();
         for (index, weight) in weights.iter().enumerate() {
             let dir = dir.join(format!("vm{index}"));
             let waits = waiting == Some(index);
-            let iteration = &compiled.iteration;
-            vms.push(Vm::start(&dir, &snapshot, *weight, waits, iteration)?);
+            vms.push(Vm::start(&dir, &snapshot, *weight, waits, &iteration)?);
         }
         Ok(Self { vms, arbiter })
     }

@@ -3,12 +3,16 @@
 //! said so last; and at the end that all were right.
 //!
 //! What goes on from round to round is in a buffer of the device's, in one that is in the window, and in
-//! a kernel's argument: whoever serves it must have all three.
+//! a kernel's argument: whoever serves it must have all three. With a further argument, `device`, both
+//! buffers are the device's.
+//!
+//! `OPENCL_MOVING_BINARY` names a file for the compiled kernel: it is written after the first round if it is
+//! not there, and nothing is compiled if it is.
 
 use std::{
     env,
     io::{Write, stdout},
-    path::Path,
+    path::{Path, PathBuf},
     ptr::{null, null_mut},
     time::{Duration, Instant},
 };
@@ -29,11 +33,17 @@ const TOLD: u32 = 10;
 
 fn main() -> Result<(), String> {
     let stop = env::args().nth(1).ok_or("name a file that ends it")?;
+    let second = match env::args().nth(2).as_deref() {
+        None => codes::MEM_ALLOC_HOST_PTR,
+        Some("device") => 0,
+        Some(other) => return Err(format!("{other:?} is neither nothing nor \"device\"")),
+    };
+    let binary = env::var_os("OPENCL_MOVING_BINARY").map(PathBuf::from);
     let device = Device::open(None)?;
-    let [kernel] = device.kernels(SOURCE, [c"advance"])?;
+    let [kernel] = device.kernels_kept(binary.as_deref(), SOURCE, [c"advance"])?;
     let size = ITEMS * size_of::<u32>();
     let zero = 0u32;
-    let mut buffers = [0, codes::MEM_ALLOC_HOST_PTR].into_iter().map(|place| {
+    let mut buffers = [0, second].into_iter().map(|place| {
         let flags = codes::MEM_READ_WRITE | place;
         let buffer = device.buffer(flags, size, null_mut())?;
         let pattern = (&raw const zero).cast();
@@ -54,7 +64,7 @@ fn main() -> Result<(), String> {
     let mut seen = vec![0u32; ITEMS];
     let mut round = 0u32;
     let mut longest = Duration::ZERO;
-    while !Path::new(&stop).exists() {
+    loop {
         let began = Instant::now();
         round += 1;
         // Not in each round: the argument is to survive, too.
@@ -85,6 +95,12 @@ fn main() -> Result<(), String> {
         if round.is_multiple_of(TOLD) {
             let longest = std::mem::take(&mut longest).as_millis();
             tell(&format!("round {round}, the longest took {longest} ms"))?;
+        }
+        if let (1, Some(file)) = (round, &binary) {
+            device.keep(file, kernel)?;
+        }
+        if Path::new(&stop).exists() {
+            break;
         }
     }
     tell(&format!("all {round} rounds were right"))

@@ -19,6 +19,7 @@
 
 use std::{
     collections::VecDeque,
+    path::PathBuf,
     ptr::null_mut,
     sync::{
         Arc,
@@ -72,15 +73,8 @@ impl Work {
             check(code, "creating a queue")?;
             device.queue = queue;
         }
-        let file = std::env::var_os("OPENCL_TURNS_BINARY");
-        let kernel = match file.as_ref().map(std::fs::read) {
-            Some(Ok(binary)) => {
-                let program = device.program_of(&binary)?;
-                let [kernel] = device.kernels_of(program, [name])?;
-                kernel
-            }
-            _ => device.kernels(SOURCE, [name])?[0],
-        };
+        let file = std::env::var_os("OPENCL_TURNS_BINARY").map(PathBuf::from);
+        let [kernel] = device.kernels_kept(file.as_deref(), SOURCE, [name])?;
         let mut one = 1f32;
         let flags = codes::MEM_COPY_HOST_PTR;
         let values = device.buffer(flags, 4, (&raw mut one).cast())?;
@@ -90,14 +84,9 @@ impl Work {
             kernel,
             profiled,
         };
-        if let Some(file) = file.filter(|file| !std::path::Path::new(file).exists()) {
-            // For this size, too.
+        if let Some(file) = file.filter(|file| !file.exists()) {
             work.wait(work.enqueue(1)?)?;
-            let binary = work.device.binary(kernel)?;
-            std::fs::write(file, binary).map_err(|error| Failed {
-                what: "writing the binary",
-                code: -error.raw_os_error().unwrap_or(1),
-            })?;
+            work.device.keep(&file, kernel)?;
         }
         Ok(work)
     }

@@ -199,6 +199,7 @@ impl Images {
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
         program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;
         program(&binaries.opencl.turns, &root, "bin/opencl-turns")?;
+        program(&binaries.opencl.moving, &root, "bin/opencl-moving")?;
         program(&binaries.opencl.hostile, &root, "bin/opencl-hostile")?;
         let stand_in = &binaries.opencl.cuda.stand_in;
         program(stand_in, &root, &crate::opencl::STAND_IN[1..])?;

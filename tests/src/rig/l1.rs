@@ -216,7 +216,9 @@ impl L1 {
                 "-accel",
                 "tcg,thread=multi",
             ])
-            .args(["-cpu", "max", "-smp", "1", "-m", "3072"])
+            // KVM has no AVX for guests here. Without, PoCL compiles for L1 what L2 can run, and what an
+            // application has compiled in one of them the other one takes.
+            .args(["-cpu", "max,-avx", "-smp", "1", "-m", "3072"])
             .args(board.iommu())
             .args(["-device", "edu,dma_mask=0xffffffffffff"])
             .args(["-device", "edu,dma_mask=0xffffffffffff"])

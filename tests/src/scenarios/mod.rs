@@ -22,6 +22,7 @@ mod passthrough_kinds;
 mod passthrough_leave;
 mod passthrough_move;
 mod passthrough_resets;
+mod passthrough_seats;
 mod passthrough_state;
 mod passthrough_topology;
 pub(crate) mod passthrough_tracked;
@@ -96,6 +97,7 @@ pub fn all() -> Vec<Scenario> {
         passthrough_drivers::SCENARIOS,
         passthrough_topology::SCENARIOS,
         passthrough_tracked::SCENARIOS,
+        passthrough_seats::SCENARIOS,
         passthrough_resets::SCENARIOS,
         passthrough_move::SCENARIOS,
         passthrough_unprivileged::SCENARIOS,

@@ -17,13 +17,13 @@ use super::{
     Context, Entry,
     accelerator::{accel, counter},
     hotplug::gone,
-    migration::{self, phase_until},
+    migration::{self, Waiting, phase_until},
 };
 use crate::{
-    gantry::Gantry,
+    gantry::{self, Gantry},
     guest::Guest,
     host_device::{EDU, HostDevice},
-    opencl::{self, DISK, Pool, ROOT, load_uio, until},
+    opencl::{self, Compiled, DISK, Pool, ROOT, load_uio, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[(
@@ -34,14 +34,19 @@ pub const SCENARIOS: &[Entry] = &[(
 /// Times that the program leaves its device and comes back where that is measured.
 const MEASURED: usize = 25;
 
+/// What the program's kernel has been compiled to, in the guest.
+const COMPILED: &str = "/tmp/compiled";
+
 /// Has the guest's agent run PoCL as the driver of its device: the pool, and whatever it starts, has the
 /// device's file.
-fn start_agent(guest: &mut Guest, size: u64) -> Result<()> {
+fn start_agent(guest: &mut Guest, size: u64, compiled: &Compiled) -> Result<()> {
     guest.run("gantry-agent install")?;
     guest.run(&format!(
         "mkdir -p {ROOT} && mount -t ext4 -o ro /dev/vda {ROOT} && \
          for d in proc sys dev run tmp; do mount -o bind /$d {ROOT}/$d || exit 1; done; \
-         head -c {size} /dev/vdb >/tmp/gantry-accel && chmod +x /tmp/gantry-accel"
+         head -c {size} /dev/vdb >/tmp/gantry-accel && chmod +x /tmp/gantry-accel && \
+         head -c {} /dev/vdc >{COMPILED}",
+        compiled.size
     ))?;
     guest.run(&format!(
         "echo 'for d in /sys/bus/pci/devices/*; do \
@@ -57,20 +62,21 @@ fn start_agent(guest: &mut Guest, size: u64) -> Result<()> {
 }
 
 /// How many have the device's file.
-const HOLDERS: &str = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c resource0; true";
+pub(super) const HOLDERS: &str = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c resource0; true";
 
 /// A guest whose program computes on its device.
-struct Computing {
-    gantry: Gantry,
-    guest: Guest,
+pub(super) struct Computing {
+    pub gantry: Gantry,
+    pub guest: Guest,
     /// The device, as it is plugged.
     device: Value,
     /// What the host serves applications with.
-    _pool: Pool,
+    pub pool: Pool,
 }
 
 impl Computing {
-    fn start(dir: &Path) -> Result<Self> {
+    /// Boots a guest, with a device and a pool of its own that nobody uses yet.
+    pub fn boot(dir: &Path) -> Result<Self> {
         let pool = Pool::start(dir)?;
         let edu = HostDevice::take(EDU, 0)?;
         // For the guest, as a disk.
@@ -79,6 +85,7 @@ impl Computing {
         let mut padded = program.clone();
         padded.resize(program.len().next_multiple_of(512), 0);
         fs::write(&path, padded)?;
+        let compiled = Compiled::moving()?;
         let device = json!({"path": edu.path, "id": "edu", "tracked": "a"});
         let more = json!({
             "memory": {"size": 640 << 20},
@@ -86,6 +93,7 @@ impl Computing {
             "disks": [
                 {"path": DISK, "readonly": true, "image_type": "Raw"},
                 {"path": path, "readonly": true, "image_type": "Raw"},
+                {"path": compiled.file, "readonly": true, "image_type": "Raw"},
             ],
             "accels": [accel(&pool)],
             "devices": [device],
@@ -93,30 +101,42 @@ impl Computing {
         let (gantry, mut guest) = Gantry::boot(dir, more)?;
         load_uio(&mut guest)?;
         guest.run("echo 1234 11e8 >/sys/bus/pci/drivers/uio_pci_generic/new_id")?;
-        start_agent(&mut guest, program.len() as u64)?;
-        guest.run(
-            "(opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
-        )?;
-        let mut computing = Self {
+        start_agent(&mut guest, program.len() as u64, &compiled)?;
+        Ok(Self {
             gantry,
             guest,
             device,
-            _pool: pool,
-        };
-        computing.goes_on()?;
+            pool,
+        })
+    }
+
+    /// Starts the program, which computes on the guest's device, with these variables and arguments.
+    pub fn begins(&mut self, environment: &str, arguments: &str) -> Result<()> {
+        self.guest.run(&format!(
+            "rm -f /tmp/stop; ({environment} OPENCL_MOVING_BINARY={COMPILED} \
+             opencl-moving /tmp/stop {arguments} >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true"
+        ))?;
+        self.goes_on()?;
         ensure!(
-            counter(&computing.gantry, "workers_started")? == 0,
+            counter(&self.gantry, "slices_in_use")? == 0,
             "the host serves it"
         );
+        Ok(())
+    }
+
+    /// A guest whose program computes.
+    fn start(dir: &Path) -> Result<Self> {
+        let mut computing = Self::boot(dir)?;
+        computing.begins("", "")?;
         Ok(computing)
     }
 
     /// It computes something new.
-    fn goes_on(&mut self) -> Result<()> {
+    pub fn goes_on(&mut self) -> Result<()> {
         let before = self.guest.run("grep -c round /tmp/moving; true")?;
         let said = self
             .guest
-            .eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
+            .eventually("grep -c round /tmp/moving; tail -n 2 /tmp/moving", |now| {
                 now.lines().next() != Some(before.trim()) || now.contains("ended")
             })?;
         ensure!(!said.contains("ended"), "{said}");
@@ -138,7 +158,7 @@ impl Computing {
     }
 
     /// Who serves it now, and whether anybody has the device.
-    fn is_local(&mut self) -> Result<()> {
+    pub fn is_local(&mut self) -> Result<()> {
         until("the host's slices are free", || {
             Ok(counter(&self.gantry, "slices_in_use")? == 0)
         })?;
@@ -150,9 +170,14 @@ impl Computing {
     }
 
     fn goes(&mut self, seat: &str) -> Result<()> {
-        let moved = self
-            .gantry
-            .put("vm.move-accel", json!({"id": "a", "seat": seat}));
+        self.goes_to(json!({"seat": seat}))
+    }
+
+    /// The same, or to an address.
+    pub fn goes_to(&mut self, seat: Value) -> Result<()> {
+        let mut body = json!({"id": "a"});
+        gantry::merge(&mut body, seat.clone());
+        let moved = self.gantry.put("vm.move-accel", body);
         let moved = moved.or_else(|error| {
             let log = self
                 .guest
@@ -188,7 +213,7 @@ impl Computing {
     }
 
     /// All that it has computed is right.
-    fn ends(mut self) -> Result<()> {
+    pub fn ends(&mut self) -> Result<()> {
         self.guest.run("touch /tmp/stop")?;
         let end = self
             .guest
@@ -200,25 +225,13 @@ impl Computing {
         Ok(())
     }
 
-    /// As it is now, somebody has the device, or the destination dies: it stays.
-    fn stays(&mut self, dir: &Path) -> Result<()> {
-        let mut waiting = migration::wait_in(dir, &self.gantry.serial)?;
-        let send = |passthrough: &str| json!({"destination_url": waiting.url, "passthrough": passthrough, "bandwidth": 4 << 20});
-        for (passthrough, words) in [
-            ("Refuse", "passthrough=Remote"),
-            ("Park", "is not supported"),
-        ] {
-            let body = Some(send(passthrough));
-            self.gantry.refused("vm.send-migration", body, 400, words)?;
-        }
-        let port = Some(json!({"id": "a"}));
-        self.gantry
-            .refused("vm.remove-device", port, 400, "tracks physical device")?;
+    /// Somebody else has the device open: nobody goes to where a Gantry waits, and who it is is said.
+    fn stays_while_held(&mut self, waiting: &Waiting) -> Result<()> {
         self.guest.run(
             "u=$(ls $(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))/uio) && \
              { sleep 1000 8</dev/$u & echo $! >/tmp/holder; }",
         )?;
-        self.gantry.put("vm.send-migration", send("Remote"))?;
+        self.send(waiting, "Remote")?;
         let info = phase_until(&self.gantry, &["Completed", "Failed"])?;
         let said = info["error"].to_string();
         ensure!(
@@ -227,8 +240,31 @@ impl Computing {
         );
         self.is_local()?;
         self.guest.run("kill $(cat /tmp/holder)")?;
+        Ok(())
+    }
+
+    fn send(&self, waiting: &Waiting, passthrough: &str) -> Result<()> {
+        self.gantry
+            .put("vm.send-migration", sent(waiting, passthrough))?;
+        Ok(())
+    }
+
+    /// As it is now, somebody has the device, or the destination dies: it stays.
+    fn stays(&mut self, dir: &Path) -> Result<()> {
+        let mut waiting = migration::wait_in(dir, &self.gantry.serial)?;
+        for (passthrough, words) in [
+            ("Refuse", "passthrough=Remote"),
+            ("Park", "is not supported"),
+        ] {
+            let body = Some(sent(&waiting, passthrough));
+            self.gantry.refused("vm.send-migration", body, 400, words)?;
+        }
+        let port = Some(json!({"id": "a"}));
+        self.gantry
+            .refused("vm.remove-device", port, 400, "tracks physical device")?;
+        self.stays_while_held(&waiting)?;
         // The destination has been asked, and waits still.
-        self.gantry.put("vm.send-migration", send("Remote"))?;
+        self.send(&waiting, "Remote")?;
         let info = phase_until(&self.gantry, &["Rounds", "Completed", "Failed"])?;
         ensure!(info["phase"] == "Rounds", "{info}");
         ensure!(counter(&self.gantry, "slices_in_use")? == 1);
@@ -283,6 +319,11 @@ impl Computing {
         timeline.stood = info["downtime_ms"].to_string();
         Ok((self, timeline))
     }
+}
+
+/// The body of a migration that takes a while.
+fn sent(waiting: &Waiting, passthrough: &str) -> Value {
+    json!({"destination_url": waiting.url, "passthrough": passthrough, "bandwidth": 4 << 20})
 }
 
 /// When what was seen, from the beginning of a migration.
@@ -361,7 +402,7 @@ fn moves(context: &Context) -> Result<()> {
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
     // It has come back when the destination had died.
-    let (computing, _) = computing.moves(&context.dir.join("again"), 1)?;
+    let (mut computing, _) = computing.moves(&context.dir.join("again"), 1)?;
     computing.ends()
 }
 
@@ -371,11 +412,24 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-seats");
     fs::create_dir_all(dir)?;
     let mut computing = Computing::start(dir)?;
+    let mut waiting = migration::wait_in(&dir.join("held"), &computing.gantry.serial)?;
+    computing.stays_while_held(&waiting)?;
+    waiting.gantry.kill()?;
+    row(
+        "a move while another process has the device's file open",
+        "refused, naming it".to_owned(),
+    );
     let mut times = Vec::new();
-    for _ in 0..MEASURED {
-        times.push(computing.round()?);
+    for round in 1..=MEASURED {
+        let [left, back] = computing.round()?;
+        let figures = format!("{}, {}", left.as_millis(), back.as_millis());
+        row(
+            &format!("changes {round} to the host's pool, and to the device (ms)"),
+            figures,
+        );
+        times.push([left, back]);
     }
-    let (computing, timeline) = computing.moves(&dir.join("there"), 0)?;
+    let (mut computing, timeline) = computing.moves(&dir.join("there"), 0)?;
     computing.ends()?;
     timeline.rows(row);
     for (at, what) in ["to the host's pool", "to the device"]

@@ -5,7 +5,8 @@
 
 use std::{
     ffi::{CStr, c_void},
-    fmt,
+    fmt, fs,
+    path::Path,
     ptr::{null, null_mut},
 };
 
@@ -118,6 +119,31 @@ impl Device {
         check(code, "creating a program")?;
         self.build(program)?;
         self.kernels_of(program, names)
+    }
+
+    /// The same; nothing is compiled if the file has what [`keep`](Self::keep) has written.
+    pub fn kernels_kept<const N: usize>(
+        &self,
+        file: Option<&Path>,
+        source: &CStr,
+        names: [&CStr; N],
+    ) -> Result<[Handle; N], Failed> {
+        match file.map(fs::read) {
+            Some(Ok(binary)) => self.kernels_of(self.program_of(&binary)?, names),
+            _ => self.kernels(source, names),
+        }
+    }
+
+    /// Writes what a kernel's program has been compiled to, if there is no such file. A driver may compile
+    /// a kernel once more when it is run: then that is kept, too.
+    pub fn keep(&self, file: &Path, kernel: Handle) -> Result<(), Failed> {
+        if file.exists() {
+            return Ok(());
+        }
+        fs::write(file, self.binary(kernel)?).map_err(|error| Failed {
+            what: "writing the binary",
+            code: -error.raw_os_error().unwrap_or(1),
+        })
     }
 
     /// Builds a program, for the device.
