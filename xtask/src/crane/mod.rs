@@ -3,8 +3,9 @@
 //! workers before its OpenCL driver, and applications.
 //!
 //! - [`pauses`]: the application whose rounds are looked at; [`tracking`]: what an application costs
-//!   that is never moved; [`moves`]: what moves cost.
+//!   that is never moved; [`moves`]: what moves cost; [`foreign`]: both, for programs of others.
 
+mod foreign;
 mod moves;
 mod pauses;
 mod tracking;
@@ -62,8 +63,8 @@ const PARTS: &[(&str, Part)] = &[
     ("rates", |pools, _| moves::rates(pools)),
     ("moves", |pools, options| moves::many(pools, options.moves)),
     ("kernels", |pools, _| tracking::kernels(&pools[0])),
-    ("clpeak", |pools, _| tracking::clpeak(&pools[0])),
-    ("x264", |pools, _| tracking::x264(&pools[0])),
+    ("clpeak", |pools, _| foreign::clpeak(pools)),
+    ("x264", |pools, _| foreign::x264(pools)),
 ];
 
 /// Measures and prints; or only builds what that needs.
@@ -78,7 +79,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
             fs::canonicalize(given.vendors)?,
         ),
         None => {
-            packages::install(&[("x264", "x264"), ("clpeak", "clpeak")])?;
+            packages::install(foreign::PACKAGES)?;
             (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
         }
     };
@@ -198,5 +199,6 @@ fn pack() -> Result<PathBuf> {
         programs::copy(&release.join(name), &folder.join(name))
             .with_context(|| format!("packing {name}"))?;
     }
+    foreign::pack(&folder)?;
     Ok(folder)
 }

@@ -1,0 +1,305 @@
+//! Programs that nobody here wrote: what it costs them that they are served by workers, and that they are moved
+//! every 50 to 500 ms, to another worker of a pool and to another pool. With moves they compute the same.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use gantry_tests::rig::{images, packages};
+
+use super::{
+    Movable, median, row,
+    tracking::{RUNS, both},
+};
+
+/// The programs, and the Debian packages that have them and what they open by name.
+pub const PACKAGES: &[(&str, &str)] = &[
+    ("x264", "x264"),
+    ("clpeak", "clpeak"),
+    (LOADER, "ocl-icd-opencl-dev"),
+];
+/// By this name x264 opens the loader.
+const LOADER: &str = "/usr/lib/x86_64-linux-gnu/libOpenCL.so";
+/// Where they are in a folder for another machine.
+const FOLDER: &str = "foreign";
+
+/// Width and height of the pictures that x264 encodes.
+const SIZE: (usize, usize) = (1280, 720);
+/// How many it encodes where its rate is looked at, and where what it encodes is.
+const PICTURES: (usize, usize) = (1000, 240);
+/// The longest run, in seconds.
+const LONGEST: u32 = 300;
+
+/// Packs the programs and all that they link but for the C library, for another machine.
+pub fn pack(folder: &Path) -> Result<()> {
+    packages::install(PACKAGES)?;
+    let all = folder.join(FOLDER);
+    let libraries = all.join("libraries");
+    fs::create_dir_all(&libraries)?;
+    let mut linked = String::new();
+    for (name, _) in PACKAGES.iter().filter(|(name, _)| !name.contains('/')) {
+        let program = Path::new("/usr/bin").join(name);
+        linked += &packages::output(Command::new("ldd").arg(&program))?;
+        fs::copy(&program, all.join(format!("{name}.program")))?;
+        images::script(
+            &all.join(name),
+            "#!/bin/sh\nhere=$(dirname \"$0\")\nexport LD_LIBRARY_PATH=\"$here/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\"\nexec \"$0.program\" \"$@\"\n",
+        )?;
+    }
+    for line in linked.lines() {
+        let path = line
+            .split_once("=> ")
+            .map(|(_, rest)| rest.split(' ').next());
+        let Some(path) = path
+            .flatten()
+            .map(Path::new)
+            .filter(|path| path.is_absolute())
+        else {
+            continue;
+        };
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let of_c = [
+            "libc.",
+            "libm.",
+            "libdl.",
+            "librt.",
+            "libpthread.",
+            "libresolv.",
+        ];
+        if !of_c.iter().any(|start| name.starts_with(start)) {
+            fs::copy(path, libraries.join(&*name))?;
+        }
+    }
+    let loader = libraries.join("libOpenCL.so");
+    let _ = fs::remove_file(&loader);
+    symlink("libOpenCL.so.1", loader)?;
+    Ok(())
+}
+
+/// A program, where it was brought along or is installed.
+fn find(pool: &Movable, name: &str) -> Option<PathBuf> {
+    let brought = pool.pool.release.join(FOLDER).join(name);
+    let installed = || packages::is_there(name).then(|| PathBuf::from(name));
+    brought.exists().then_some(brought).or_else(installed)
+}
+
+/// A program that measures bandwidths, arithmetic and latencies, as SHOC does.
+pub fn clpeak(pools: &[Movable; 2]) -> Result<()> {
+    let pool = &pools[0];
+    let Some(program) = find(pool, "clpeak") else {
+        row("clpeak", "", "left out: it is not there");
+        return Ok(());
+    };
+    let measure = |mut command: Command| {
+        let text = packages::output(command.args([
+            "--global-bandwidth",
+            "--compute-sp",
+            "--kernel-latency",
+        ]))?;
+        let mut group = String::new();
+        let mut all = BTreeMap::new();
+        for line in text.lines() {
+            let Some((name, value)) = line.split_once(':') else {
+                line.trim().clone_into(&mut group);
+                continue;
+            };
+            let (name, value) = (name.trim(), value.trim());
+            let is_latency = value.ends_with("us");
+            let Ok(value) = value.trim_end_matches(" us").parse::<f64>() else {
+                continue;
+            };
+            all.insert(format!("{group}, {name}"), (value, !is_latency));
+        }
+        ensure!(!all.is_empty(), "clpeak has measured nothing:\n{text}");
+        Ok(all)
+    };
+    let all = both(pool, measure, &program)?;
+    let is_latency = |name: &str| name.contains("atency");
+    let (latencies, kernels): (Vec<_>, Vec<_>) = all.iter().partition(|(name, _)| is_latency(name));
+    let mean = kernels.iter().map(|(_, added)| **added).sum::<f64>() / kernels.len() as f64;
+    row(
+        &format!(
+            "the same: clpeak, mean of {} figures of kernels",
+            kernels.len()
+        ),
+        "5.25 % (mean of SHOC's level 1)",
+        &format!("{mean:+.2} %"),
+    );
+    for (name, added) in latencies {
+        row(
+            &format!("the same: clpeak, {name}"),
+            "",
+            &format!("{added:+.2} %"),
+        );
+    }
+    let alone = measure(pool.pool.remoted_for(LONGEST, &program))?;
+    let (amid, moves) = moved(pools, || measure(pool.pool.remoted_for(LONGEST, &program)))?;
+    let ratios = alone.iter().filter(|(_, (_, is_rate))| *is_rate);
+    let ratios: Vec<_> = ratios
+        .filter_map(|(name, (value, _))| Some(amid.get(name)?.0 / value))
+        .collect();
+    ensure!(
+        amid.len() == alone.len(),
+        "{amid:?} are not all of {alone:?}"
+    );
+    row(
+        &format!("clpeak, moved {moves} times: its figures of kernels, of those without moves"),
+        "",
+        &format!(
+            "mean {:.1} %; it ends without an error",
+            100.0 * ratios.iter().sum::<f64>() / ratios.len() as f64
+        ),
+    );
+    Ok(())
+}
+
+/// What x264 has done: pictures a second, and the checksum of what it has encoded.
+struct Encoded {
+    rate: f64,
+    checksum: String,
+}
+
+/// Encodes with the device; nothing if x264 does not take it.
+fn encode(mut command: Command, folder: &Path, more: &[&str]) -> Result<Option<Encoded>> {
+    let output = command
+        .args(["--opencl", "--no-progress", "--demuxer", "raw"])
+        .arg("--input-res")
+        .arg(format!("{}x{}", SIZE.0, SIZE.1))
+        .args(["--fps", "25", "--muxer", "raw", "-o", "encoded"])
+        .args(more)
+        .arg("video.yuv")
+        .current_dir(folder)
+        .output()?;
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "x264 failed:\n{text}");
+    if !text.contains("OpenCL acceleration enabled") {
+        return Ok(None);
+    }
+    // It goes on without the device if that fails.
+    ensure!(!text.contains("[error]"), "x264 says:\n{text}");
+    let line = text.lines().find(|line| line.contains(" fps,"));
+    let line = line.with_context(|| format!("x264 does not say how fast it was:\n{text}"))?;
+    let words: Vec<_> = line.split_whitespace().collect();
+    let at = words.iter().position(|word| *word == "fps,");
+    let rate = at.and_then(|at| words.get(at.checked_sub(1)?)?.parse().ok());
+    let sum = packages::output(Command::new("sha256sum").arg(folder.join("encoded")))?;
+    Ok(Some(Encoded {
+        rate: rate.with_context(|| format!("no rate in {line:?}"))?,
+        checksum: sum.chars().take(16).collect(),
+    }))
+}
+
+/// Pictures a second, and what is encoded, natively, by workers, and while these are moved.
+pub fn x264(pools: &[Movable; 2]) -> Result<()> {
+    let pool = &pools[0];
+    let Some(program) = find(pool, "x264") else {
+        row("x264", "12.5 %", "left out: it is not there");
+        return Ok(());
+    };
+    let folder = pool.pool.folder("video")?;
+    write_video(&folder.join("video.yuv"))?;
+    let native = || pool.pool.native_for(LONGEST, &program);
+    let remoted = || pool.pool.remoted_for(LONGEST, &program);
+    // With more threads, and while the driver compiles, it depends on how fast things are what it encodes.
+    let frames = PICTURES.1.to_string();
+    let same = ["--threads", "1", "--frames", &frames];
+    if encode(native(), &folder, &same)?.is_none() {
+        row("x264", "12.5 %", "left out: it does not take this device");
+        return Ok(());
+    }
+    let taken = |encoded: Option<Encoded>| encoded.context("x264 has not taken the device");
+    taken(encode(remoted(), &folder, &same)?)?;
+    let natively = taken(encode(native(), &folder, &same)?)?.checksum;
+    let by_workers = taken(encode(remoted(), &folder, &same)?)?.checksum;
+    let (amid, moves) = moved(pools, || taken(encode(remoted(), &folder, &same)?))?;
+    row(
+        &format!("x264 --opencl --threads 1: what is encoded of {frames} pictures"),
+        "",
+        &format!(
+            "natively {natively}, by workers {by_workers}, moved {moves} times {}",
+            amid.checksum
+        ),
+    );
+    ensure!(
+        natively == by_workers && by_workers == amid.checksum,
+        "x264 has not encoded the same"
+    );
+    let (mut alone, mut served, mut amid, mut moves) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for _ in 0..RUNS {
+        alone.push(taken(encode(native(), &folder, &[])?)?.rate);
+        served.push(taken(encode(remoted(), &folder, &[])?)?.rate);
+        let (encoded, count) = moved(pools, || taken(encode(remoted(), &folder, &[])?))?;
+        amid.push(encoded.rate);
+        moves += count;
+    }
+    let all = format!("natively {alone:.1?}, by workers {served:.1?}, moved {amid:.1?} frames/s");
+    let (alone, served, amid) = (median(alone), median(served), median(amid));
+    row(
+        "the same: x264 --opencl, time for a picture",
+        "12.5 %",
+        &format!("{:+.2} % ({all})", 100.0 * (alone / served - 1.0)),
+    );
+    row(
+        &format!("rate, x264 --opencl, moved {moves} times in {RUNS} runs"),
+        "33 % (20.1 of 60 frames/s while RAM moves)",
+        &format!("{:.1} % of {served:.1} frames/s", 100.0 * amid / served),
+    );
+    Ok(())
+}
+
+/// What comes of some work while the application of both pools is moved every 50 to 500 ms, and how often it
+/// was.
+fn moved<T: Send>(
+    pools: &[Movable; 2],
+    work: impl FnOnce() -> Result<T> + Send,
+) -> Result<(T, usize)> {
+    let [one, two] = pools;
+    thread::scope(|scope| {
+        let work = scope.spawn(work);
+        let (mut moves, mut pause, mut last) = (0, 7, None);
+        let steps = [(one, None), (one, Some(two)), (two, None), (two, Some(one))];
+        for (from, to) in steps.into_iter().cycle() {
+            if work.is_finished() {
+                break;
+            }
+            // There may be none yet, or it may have gone just now.
+            match from.move_all(to) {
+                Ok(()) => moves += 1,
+                Err(error) => last = Some(error),
+            }
+            pause = (pause * 73 + 41) % 451;
+            thread::sleep(Duration::from_millis(50 + pause));
+        }
+        let done = work.join();
+        let done = done.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        match (moves, last) {
+            (0, Some(error)) => Err(error.context("it was never moved")),
+            (0, None) => bail!("it has ended before it was moved"),
+            _ => Ok((done, moves)),
+        }
+    })
+}
+
+fn write_video(path: &Path) -> Result<()> {
+    let ((width, height), (count, _)) = (SIZE, PICTURES);
+    let file =
+        fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut file = std::io::BufWriter::new(file);
+    for picture in 0..count {
+        let mut bytes = Vec::with_capacity(width * height * 3 / 2);
+        for y in 0..height {
+            bytes.extend((0..width).map(|x| ((x + 3 * picture) ^ (y + 2 * picture)) as u8));
+        }
+        bytes.extend((0..width * height / 2).map(|at| (at / width + picture) as u8));
+        std::io::Write::write_all(&mut file, &bytes)?;
+    }
+    std::io::Write::flush(&mut file)?;
+    Ok(())
+}
