@@ -1,6 +1,7 @@
 //! Questions to a server and its answers, each within a time limit.
 
 use std::{
+    collections::VecDeque,
     fmt,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
@@ -24,6 +25,9 @@ use crate::wire::{self, Lie, Limits, Reply};
 
 /// Most descriptors that one answer may carry; a region's file is one.
 const MAX_DESCRIPTORS: usize = 4;
+
+/// Messages whose answers have not been received, at most.
+const MAX_POSTED: usize = 32;
 
 /// The conversation with a server failed.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +70,14 @@ pub enum Failure {
         /// The server's reason.
         source: io::Error,
     },
+    /// It answered a message with an error whose answer was not waited for at once.
+    #[error("its server has refused an earlier {command:?}")]
+    RefusedPosted {
+        /// What it was asked.
+        command: Command,
+        /// The server's reason.
+        source: io::Error,
+    },
 }
 
 impl Failure {
@@ -83,11 +95,22 @@ pub struct Answer {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A connection to a server: one question at a time.
+/// A connection to a server: one question at a time, which takes three system calls.
 pub struct Connection {
     stream: UnixStream,
     next: u16,
     limits: Limits,
+    /// Messages whose answers are still to be received, in their order.
+    posted: VecDeque<Sent>,
+}
+
+/// A message that was sent.
+#[derive(Clone, Copy)]
+struct Sent {
+    id: u16,
+    command: Command,
+    /// Bytes of its answer at most.
+    max: usize,
 }
 
 impl fmt::Debug for Connection {
@@ -154,6 +177,7 @@ impl Connection {
             stream,
             next: 0,
             limits: Limits { descriptors: 1 },
+            posted: VecDeque::new(),
         };
         let command = Command::Version;
         let answer = connection.ask(
@@ -187,35 +211,156 @@ impl Connection {
         max: usize,
         deadline: Deadline,
     ) -> Result<Answer, Failure> {
-        let id = self.next;
-        self.next = id.wrapping_add(1);
-        let exchange = Exchange {
-            stream: &self.stream,
-            command,
-            deadline,
-        };
-        let len: usize = body.iter().map(|part| part.len()).sum();
-        let mut message = Vec::with_capacity(wire::HEADER + len);
-        // What is sent is at most as long as a guest's access, or one of the fixed messages.
-        message.extend_from_slice(&wire::header(id, command, len as u32));
-        body.iter().for_each(|part| message.extend_from_slice(part));
-        exchange.send(&message, descriptors)?;
-
-        let mut received = Vec::new();
-        let mut header = [0; wire::HEADER];
-        exchange.receive(&mut header, &mut received)?;
-        let lie = |source| Failure::Lie { command, source };
-        let reply = Reply::parse(&header, id, command, max).map_err(lie)?;
-        let mut body = vec![0; reply.len];
-        exchange.receive(&mut body, &mut received)?;
+        let sent = self.send(command, body, descriptors, max, deadline)?;
+        let mut answers = Answers::new(
+            &self.stream,
+            self.posted.iter().chain([&sent]).map(|sent| sent.max),
+        );
+        while let Some(earlier) = self.posted.pop_front() {
+            answers.skip(earlier, deadline)?;
+        }
+        let reply = answers.reply(sent, deadline)?;
+        answers.end(command)?;
         if let Some(errno) = reply.errno {
             let source = io::Error::from_raw_os_error(errno);
             return Err(Failure::Refused { command, source });
         }
         Ok(Answer {
-            body,
-            descriptors: received,
+            body: reply.body,
+            descriptors: answers.descriptors,
         })
+    }
+
+    /// Sends a message whose answer, of `max` bytes at most, nobody needs, as with a write over PCI: one system call. The
+    /// server carries messages out in their order, so that this one has been when a later question is answered.
+    pub fn post(
+        &mut self,
+        command: Command,
+        body: &[&[u8]],
+        max: usize,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        if self.posted.len() == MAX_POSTED {
+            let sizes = self.posted.iter().map(|sent| sent.max);
+            let mut answers = Answers::new(&self.stream, sizes);
+            while let Some(earlier) = self.posted.pop_front() {
+                answers.skip(earlier, deadline)?;
+            }
+            answers.end(command)?;
+        }
+        let sent = self.send(command, body, &[], max, deadline)?;
+        self.posted.push_back(sent);
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        command: Command,
+        body: &[&[u8]],
+        descriptors: &[BorrowedFd],
+        max: usize,
+        deadline: Deadline,
+    ) -> Result<Sent, Failure> {
+        let id = self.next;
+        self.next = id.wrapping_add(1);
+        let len: usize = body.iter().map(|part| part.len()).sum();
+        let mut message = Vec::with_capacity(wire::HEADER + len);
+        // What is sent is at most as long as a guest's access, or one of the fixed messages.
+        message.extend_from_slice(&wire::header(id, command, len as u32));
+        body.iter().for_each(|part| message.extend_from_slice(part));
+        let exchange = Exchange {
+            stream: &self.stream,
+            command,
+            deadline,
+        };
+        exchange.send(&message, descriptors)?;
+        Ok(Sent { id, command, max })
+    }
+}
+
+/// The answer to one message.
+struct Replied {
+    body: Vec<u8>,
+    errno: Option<i32>,
+}
+
+/// The answers to the messages that were sent, as they come.
+struct Answers<'a> {
+    stream: &'a UnixStream,
+    /// Room for all of them.
+    bytes: Vec<u8>,
+    taken: usize,
+    filled: usize,
+    descriptors: Vec<OwnedFd>,
+}
+
+impl<'a> Answers<'a> {
+    /// To messages whose answers have so many bytes at most.
+    fn new(stream: &'a UnixStream, sizes: impl Iterator<Item = usize>) -> Self {
+        let room = sizes.map(|max| wire::HEADER + max).sum();
+        Self {
+            stream,
+            bytes: vec![0; room],
+            taken: 0,
+            filled: 0,
+            descriptors: Vec::new(),
+        }
+    }
+
+    /// The next answer, which has to be that to `sent`.
+    fn reply(&mut self, sent: Sent, deadline: Deadline) -> Result<Replied, Failure> {
+        let command = sent.command;
+        let exchange = Exchange {
+            stream: self.stream,
+            command,
+            deadline,
+        };
+        let mut header = [0; wire::HEADER];
+        header.copy_from_slice(self.next(wire::HEADER, &exchange)?);
+        let lie = |source| Failure::Lie { command, source };
+        let reply = Reply::parse(&header, sent.id, command, sent.max).map_err(lie)?;
+        let body = self.next(reply.len, &exchange)?.to_vec();
+        Ok(Replied {
+            body,
+            errno: reply.errno,
+        })
+    }
+
+    /// Takes the answer to a message that nobody has waited for.
+    fn skip(&mut self, sent: Sent, deadline: Deadline) -> Result<(), Failure> {
+        let command = sent.command;
+        match self.reply(sent, deadline)?.errno {
+            None => Ok(()),
+            Some(errno) => Err(Failure::RefusedPosted {
+                command,
+                source: io::Error::from_raw_os_error(errno),
+            }),
+        }
+    }
+
+    /// There is no other answer.
+    fn end(&self, command: Command) -> Result<(), Failure> {
+        match (self.filled - self.taken) as u64 {
+            0 => Ok(()),
+            value => Err(Failure::Lie {
+                command,
+                source: Lie::Value {
+                    what: "the number of bytes after its answer, of which there are to be none,",
+                    value,
+                },
+            }),
+        }
+    }
+
+    /// So many bytes, for which there is room.
+    fn next(&mut self, len: usize, exchange: &Exchange) -> Result<&[u8], Failure> {
+        let from = self.taken;
+        self.taken += len;
+        while self.filled < self.taken {
+            let rest = &mut self.bytes[self.filled..];
+            self.filled += exchange.receive(rest, &mut self.descriptors)?;
+        }
+        Ok(&self.bytes[from..self.taken])
     }
 }
 
@@ -269,19 +414,19 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Fills `bytes`; what comes along joins `descriptors`.
-    fn receive(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<(), Failure> {
+    /// Receives something; what comes along joins `descriptors`.
+    fn receive(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize, Failure> {
         let mut space = vec![MaybeUninit::uninit(); control_space(MAX_DESCRIPTORS)];
-        let mut filled = 0;
-        while filled < bytes.len() {
+        loop {
+            // An answer is hardly ever there yet.
+            self.wait(PollFlags::IN)?;
             // Dropped with the descriptors that nobody takes out of it.
             let mut control = RecvAncillaryBuffer::new(&mut space);
-            let rest = &mut [IoSliceMut::new(&mut bytes[filled..])];
             let flags = RecvFlags::CMSG_CLOEXEC;
-            match rustix::net::recvmsg(self.stream.as_fd(), rest, &mut control, flags) {
+            let bytes = &mut [IoSliceMut::new(bytes)];
+            match rustix::net::recvmsg(self.stream.as_fd(), bytes, &mut control, flags) {
                 Ok(message) if message.bytes == 0 => return Err(Failure::Closed),
                 Ok(message) => {
-                    filled += message.bytes;
                     for message in control.drain() {
                         if let RecvAncillaryMessage::ScmRights(more) = message {
                             descriptors.extend(more);
@@ -297,17 +442,101 @@ impl Exchange<'_> {
                             },
                         });
                     }
+                    return Ok(message.bytes);
                 }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => self.wait(PollFlags::IN)?,
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => {}
                 Err(error) => return Err(self.socket(error)),
             }
         }
-        Ok(())
     }
 }
 
 /// Bytes of a control message with so many descriptors.
 fn control_space(descriptors: usize) -> usize {
     rustix::cmsg_space!(ScmRights(descriptors))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        thread,
+    };
+
+    use super::*;
+
+    /// A server that answers so many messages at once when they all are there; those with 1 as their body with an
+    /// error.
+    fn answering(groups: &'static [usize]) -> (Connection, thread::JoinHandle<UnixStream>) {
+        let (here, mut there) = UnixStream::pair().unwrap();
+        here.set_nonblocking(true).unwrap();
+        let connection = Connection {
+            stream: here,
+            next: 0,
+            limits: Limits { descriptors: 1 },
+            posted: VecDeque::new(),
+        };
+        let serve = move || {
+            for count in groups {
+                let mut answers = Vec::new();
+                for _ in 0..*count {
+                    let mut message = [0; wire::HEADER + 1];
+                    there.read_exact(&mut message).unwrap();
+                    let failed = message[wire::HEADER] == 1;
+                    // A reply, or one with an error.
+                    message[8..12].copy_from_slice(&(1 | u32::from(failed) << 5).to_ne_bytes());
+                    message[12..16].copy_from_slice(&u32::from(failed).to_ne_bytes());
+                    answers.extend_from_slice(&message);
+                }
+                there.write_all(&answers).unwrap();
+            }
+            // Open until the test is over.
+            there
+        };
+        (connection, thread::spawn(serve))
+    }
+
+    const COMMAND: Command = Command::RegionWrite;
+
+    fn deadline() -> Deadline {
+        Deadline::after(Duration::from_secs(60))
+    }
+
+    #[test]
+    fn a_question_gets_its_own_answer_after_those_that_nobody_waits_for() {
+        let (mut connection, server) = answering(&[3, 1, 33, 1]);
+        for body in [2, 3] {
+            connection.post(COMMAND, &[&[body]], 1, deadline()).unwrap();
+        }
+        let ask = |connection: &mut Connection, body| {
+            let answer = connection.ask(COMMAND, &[&[body]], &[], 1, deadline());
+            answer.unwrap().body
+        };
+        assert_eq!(ask(&mut connection, 4), [4]);
+        assert_eq!(ask(&mut connection, 5), [5]);
+        for _ in 0..MAX_POSTED {
+            connection.post(COMMAND, &[&[6]], 1, deadline()).unwrap();
+        }
+        assert_eq!(ask(&mut connection, 7), [7]);
+        assert_eq!(ask(&mut connection, 8), [8]);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn an_error_that_nobody_has_waited_for_is_no_answer_to_the_next_question() {
+        let (mut connection, _server) = answering(&[2]);
+        connection.post(COMMAND, &[&[1]], 1, deadline()).unwrap();
+        let answer = connection.ask(COMMAND, &[&[2]], &[], 1, deadline());
+        assert!(matches!(answer, Err(Failure::RefusedPosted { .. })));
+    }
+
+    #[test]
+    fn what_is_posted_without_end_is_not_kept_without_end() {
+        let (mut connection, server) = answering(&[MAX_POSTED, MAX_POSTED]);
+        for _ in 0..=2 * MAX_POSTED {
+            connection.post(COMMAND, &[&[2]], 1, deadline()).unwrap();
+        }
+        assert_eq!(connection.posted.len(), 1);
+        server.join().unwrap();
+    }
 }

@@ -661,10 +661,10 @@ impl Mediator {
             self.command_errors()?;
         }
         if pending & 1 << 30 != 0 {
-            self.gpu.set(0x00_2a00, u32::MAX)?;
+            self.gpu.acknowledge(0x00_2a00)?;
         }
         if pending & 1 << 31 != 0 {
-            self.gpu.set(0x00_25a8, u32::MAX)?;
+            self.gpu.acknowledge(0x00_25a8)?;
             let holder = self.turn.and_then(|turn| self.vms.get_mut(&turn.vm));
             if let Some(vm) = holder {
                 vm.events.push_back(Event::NonStall);

@@ -176,15 +176,30 @@ impl Physical {
         self.write(BAR0, at.into(), &value.to_le_bytes())
     }
 
-    /// Asks for another message if there is still a reason for one.
-    pub fn rearm(&mut self) -> Result<(), Failure> {
-        self.write(BAR0, 0x08_8704, &[0xff])
+    /// Writes without waiting until it is carried out, which it is before any later access.
+    fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Failure> {
+        let body = wire::access(region, offset, data.len() as u32);
+        let deadline = Deadline::after(PATIENCE);
+        self.questions += 1;
+        let command = Command::RegionWrite;
+        self.connection
+            .post(command, &[&body, data], wire::ACCESS + 8, deadline)
     }
 
-    /// Tells a channel that its ring has entries up to `put`.
+    /// Takes reasons for a message away, without waiting.
+    pub fn acknowledge(&mut self, at: u32) -> Result<(), Failure> {
+        self.post(BAR0, at.into(), &u32::MAX.to_le_bytes())
+    }
+
+    /// Asks for another message if there is still a reason for one, without waiting.
+    pub fn rearm(&mut self) -> Result<(), Failure> {
+        self.post(BAR0, 0x08_8704, &[0xff])
+    }
+
+    /// Tells a channel that its ring has entries up to `put`, without waiting.
     pub fn doorbell(&mut self, channel: u8, put: u32) -> Result<(), Failure> {
         let at = u64::from(channel) * userd::STRIDE + userd::GP_PUT;
-        self.write(BAR1, at, &put.to_le_bytes())
+        self.post(BAR1, at, &put.to_le_bytes())
     }
 
     /// Has all spaces' translations forgotten.
