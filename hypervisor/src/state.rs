@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::raw;
 
 /// Time-stamp counter.
-const IA32_TSC: u32 = 0x10;
+pub(crate) const IA32_TSC: u32 = 0x10;
 
 /// Clock, timer and interrupt controllers of a VM.
 #[derive(Serialize, Deserialize)]

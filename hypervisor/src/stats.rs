@@ -55,11 +55,12 @@ impl VcpuStats {
         let count = word(&header, 8).min(MOST);
         let descriptors = u64::from(word(&header, 16));
         let data = u64::from(word(&header, 20));
+        let size = DESCRIPTOR + name_size;
+        // At most 1 MiB.
+        let mut all = vec![0; count as usize * size];
+        file.read_exact_at(&mut all, descriptors)?;
         let mut places = Vec::new();
-        let mut descriptor = vec![0; DESCRIPTOR + name_size];
-        for index in 0..count {
-            let at = descriptors + u64::from(index) * descriptor.len() as u64;
-            file.read_exact_at(&mut descriptor, at)?;
+        for descriptor in all.chunks_exact(size) {
             let (fixed, name) = descriptor.split_at(DESCRIPTOR);
             let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
             if let Some(known) = NAMES.into_iter().find(|known| known.as_bytes() == name) {

@@ -15,7 +15,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{CpuNeeds, Error, Result, VcpuState, VcpuStats, nested};
+use crate::{CpuNeeds, Error, Result, VcpuState, VcpuStats, nested, state::IA32_TSC};
 
 /// The MSR in which firmware allows VMX and locks that choice.
 const IA32_FEATURE_CONTROL: u32 = 0x3a;
@@ -380,6 +380,16 @@ impl Vcpu {
     /// Whether the guest has switched VMX or SVM on: it runs VMs of its own, or is about to.
     pub fn is_nesting(&self) -> Result<bool> {
         Ok(nested::is_on(&self.sregs()?))
+    }
+
+    /// Sets the time-stamp counter. KVM takes a value that is less than a second from what the VM's other counters, or this
+    /// one, would be by now for an attempt to make them equal, as it does 0, and makes them equal.
+    pub fn set_tsc(&self, ticks: u64) -> Result<()> {
+        self.set_msrs(&[kvm_msr_entry {
+            index: IA32_TSC,
+            data: ticks,
+            ..Default::default()
+        }])
     }
 
     /// Takes over a saved state, before the first run.

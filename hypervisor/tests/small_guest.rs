@@ -174,6 +174,27 @@ fn a_saved_vcpu_goes_on_in_another_vm() {
     assert_eq!(writes[0].0, 0x81);
 }
 
+#[test]
+fn a_vcpu_that_has_waited_for_its_state_gets_the_time_stamp_counter_in_it() {
+    let code = [0xeb, 0xfe];
+    let Some((_vm, vcpu)) = guest(&code) else {
+        return;
+    };
+    let msrs = [0x10];
+    let tsc = |state: &hypervisor::VcpuState| state.msrs[0].data;
+    vcpu.set_tsc(1 << 62).unwrap();
+    // What it would have had without that, less than a second later.
+    let mut state = vcpu.save(&msrs).unwrap();
+    let ahead = u64::from(vcpu.tsc_khz().unwrap()) * 500;
+    state.msrs[0].data = ahead;
+    vcpu.restore(&state).unwrap();
+    let after = tsc(&vcpu.save(&msrs).unwrap());
+    assert!((ahead..1 << 61).contains(&after), "{after} after {ahead}");
+    // As one that nobody has restored is set beside others.
+    vcpu.set_tsc(0).unwrap();
+    assert!(tsc(&vcpu.save(&msrs).unwrap()) >= after);
+}
+
 /// Pages of the slot that are marked.
 fn marked(log: &hypervisor::DirtyLog) -> Vec<usize> {
     let words = log.read().unwrap();

@@ -1,6 +1,6 @@
 //! All vCPUs of a machine.
 
-use std::{collections::BTreeMap, io, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, io, mem, sync::Arc, time::Duration};
 
 use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
 use devices::thread::ThreadSpawner;
@@ -13,6 +13,10 @@ use super::{
     throttle::Throttle,
 };
 use crate::{config::CoreScheduling, machine::buses::Buses};
+
+/// A time-stamp counter that is near no guest's: KVM would not set one that is near to what the vCPU had before
+/// ([`Vcpu::set_tsc`]).
+const NOBODYS_TSC: u64 = 1 << 62;
 
 /// vCPUs could not be started, stopped or saved.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +104,8 @@ pub struct Cpus {
     running: bool,
     throttle: Option<Throttle>,
     threads: BTreeMap<u32, VcpuThread>,
+    /// Made before the state comes that they get.
+    expected: BTreeMap<u32, VcpuThread>,
     /// Of all vCPUs that were ever made.
     stats: BTreeMap<u32, VcpuStats>,
     /// Unplugged: KVM cannot remove a vCPU from a VM, so it waits here for another plug.
@@ -126,6 +132,7 @@ impl Cpus {
             running: false,
             throttle: None,
             threads: BTreeMap::new(),
+            expected: BTreeMap::new(),
             stats: BTreeMap::new(),
             spares: BTreeMap::new(),
         })
@@ -279,31 +286,71 @@ impl Cpus {
         needs.map_err(|source| CpusError::Kvm { vcpu, source })
     }
 
+    /// Makes so many vCPUs for states that are on their way ([`Cpus::restore`]): to make them takes longer than to
+    /// give them a state.
+    pub fn expect(&mut self, count: u32) -> Result<(), CpusError> {
+        for index in 0..count.min(self.max()) {
+            let vcpu = self.create(index)?;
+            vcpu.set_tsc(NOBODYS_TSC).map_err(|source| CpusError::Kvm {
+                vcpu: index,
+                source,
+            })?;
+            let thread = self.spawn(index, vcpu)?;
+            self.expected.insert(index, thread);
+        }
+        Ok(())
+    }
+
     /// Adds vCPUs with saved states, paused.
-    pub fn restore(&mut self, saved: &[SavedCpu]) -> Result<(), CpusError> {
+    pub fn restore(&mut self, saved: Vec<SavedCpu>) -> Result<(), CpusError> {
         let max = self.max();
+        let supported = Arc::new(self.setup.supported_cpuid.clone());
         for SavedCpu { vcpu: index, state } in saved {
-            let index = *index;
             if index >= max || self.is_present(index) {
                 return Err(CpusError::TooMany { vcpu: index, max });
             }
-            let kvm = |source| CpusError::Kvm {
-                vcpu: index,
-                source,
+            let thread = match self.expected.remove(&index) {
+                Some(thread) => thread,
+                None => self
+                    .create(index)
+                    .and_then(|vcpu| self.spawn(index, vcpu))?,
             };
-            let vcpu = self.create(index)?;
-            let given = vcpu.cpuid().map_err(kvm)?;
-            let missing = arch::cpuid::missing(&state.cpuid, &self.setup.supported_cpuid, &given);
+            thread.wait_parked();
+            let supported = Arc::clone(&supported);
+            let restored = thread.with(move |vcpu| {
+                let given = vcpu.cpuid()?;
+                let missing = arch::cpuid::missing(&state.cpuid, &supported, &given);
+                if missing.is_empty() {
+                    vcpu.restore(&state)?;
+                    // Its time may have stood still, or have jumped.
+                    vcpu.tell_paused();
+                }
+                Ok(missing)
+            });
+            self.threads.insert(index, thread);
+            let missing = restored
+                .ok_or(CpusError::Unresponsive { vcpu: index })?
+                .map_err(|source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                })?;
             if !missing.is_empty() {
                 let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
                 return Err(CpusError::MissingFeatures {
                     missing: names.join(", "),
                 });
             }
-            vcpu.restore(state).map_err(kvm)?;
-            // Its time may have stood still, or have jumped.
-            vcpu.tell_paused();
-            self.start(index, vcpu)?;
+        }
+        // Those that the guest had given up.
+        for (index, thread) in mem::take(&mut self.expected) {
+            if let Some(vcpu) = thread.stop() {
+                // As those of the others, should it be plugged in again.
+                vcpu.set_tsc(0).map_err(|source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                })?;
+                self.spares.insert(index, vcpu);
+            }
         }
         Ok(())
     }
@@ -368,11 +415,18 @@ impl Cpus {
     }
 
     fn start(&mut self, index: u32, vcpu: Vcpu) -> Result<(), CpusError> {
+        let thread = self.spawn(index, vcpu)?;
+        self.threads.insert(index, thread);
+        Ok(())
+    }
+
+    /// Starts the thread of a vCPU, parked.
+    fn spawn(&mut self, index: u32, vcpu: Vcpu) -> Result<VcpuThread, CpusError> {
         if !self.stats.contains_key(&index) {
             self.stats.extend(vcpu.stats().map(|stats| (index, stats)));
         }
         core_scheduling::before_vcpu(self.setup.core_scheduling);
-        let thread = VcpuThread::spawn(
+        VcpuThread::spawn(
             vcpu,
             Arc::clone(&self.buses),
             Arc::clone(&self.setup.report),
@@ -382,16 +436,15 @@ impl Cpus {
         .map_err(|source| CpusError::Thread {
             vcpu: index,
             source,
-        })?;
-        self.threads.insert(index, thread);
-        Ok(())
+        })
     }
 }
 
 impl Drop for Cpus {
     fn drop(&mut self) {
         // Devices and memory go away after this.
-        for thread in std::mem::take(&mut self.threads).into_values() {
+        let expected = mem::take(&mut self.expected).into_values();
+        for thread in mem::take(&mut self.threads).into_values().chain(expected) {
             thread.stop();
         }
     }

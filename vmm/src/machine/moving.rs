@@ -123,15 +123,17 @@ impl Machine {
         })
     }
 
-    /// A machine with the memory of one that is on its way here: without devices and vCPUs.
-    /// `plugged` is base and length of what ACPI has plugged in.
+    /// A machine with the memory of one that is on its way here: without devices, and with vCPUs that wait for their
+    /// states. `plugged` is base and length of what ACPI has plugged in.
     pub fn arriving(
         config: &mut VmConfig,
         plugged: &[(u64, u64)],
         mut host: Host,
     ) -> Result<Self, MachineError> {
         host.arriving = true;
-        Self::shell(config, plugged, host)
+        let mut machine = Self::shell(config, plugged, host)?;
+        machine.cpus.expect(config.cpus.boot_vcpus)?;
+        Ok(machine)
     }
 
     /// Devices and vCPUs as they were when they left, `away` ago; paused, without the locks of the

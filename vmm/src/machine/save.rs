@@ -229,7 +229,7 @@ impl Machine {
 
     /// vCPUs and interrupt controllers as they were saved, after memory.
     pub(super) fn restore_rest(&mut self, state: SavedMachine) -> Result<(), MachineError> {
-        self.cpus.restore(&state.cpus)?;
+        self.cpus.restore(state.cpus)?;
         self.vm.restore(&state.vm)?;
         // Last, because it may raise an interrupt.
         self.platform.restore(state.platform)
