@@ -92,6 +92,10 @@ fn gone<S>(which: &'static str) -> impl Fn(S) -> String {
     move |_| format!("{which} does not answer")
 }
 
+/// How long a worker may take until it answers a new connection, at least: a pool that has just been started opens
+/// the device's driver first. The process goes on meanwhile.
+const OPENING: Duration = Duration::from_secs(60);
+
 const NOT_SHARED: &str = "parts of its window are in use, which a stream does not share";
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
@@ -105,11 +109,11 @@ pub fn change_seat<D: Carried>(
     link: &Link<D>,
     order: &Order,
 ) -> Result<Option<UnixStream>, String> {
-    let until = Instant::now() + order.patience.min(Duration::from_secs(600));
+    let patience = order.patience.min(LONG);
     // No listener hears of its end meanwhile, nor of messages.
     link.be_deaf(true);
-    let outcome = open(link, &order.to, until)
-        .and_then(|opened| go(link, &opened, until).map(|()| opened.orders));
+    let outcome = open(link, &order.to, Instant::now() + patience.max(OPENING))
+        .and_then(|opened| go(link, &opened, patience).map(|()| opened.orders));
     link.be_deaf(false);
     outcome
 }
@@ -139,7 +143,7 @@ fn hear<D: Driver>(link: &Link<D>) {
     }
 }
 
-fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(), String> {
+fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result<(), String> {
     // Nobody waits for callbacks of this one.
     let (due, _) = mpsc::channel();
     let environment = link.environment.clone();
@@ -158,9 +162,8 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, until: Instant) -> Result<(),
         there: &there,
         end: Instant::now() + LONG,
     };
-    // The rounds have time of their own.
-    let patience = until.saturating_duration_since(Instant::now());
-    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
+    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat. The rounds have time
+    // of their own.
     let outcome = both
         .precopy()
         .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));

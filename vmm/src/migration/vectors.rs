@@ -23,7 +23,7 @@ pub fn send(
         .map(|buffer| (buffer.as_ptr().cast_mut(), buffer.len()));
     let mut vectors = after(buffers.chain(memory.iter().map(place)), done);
     let message = message(&mut vectors);
-    // SAFETY: the vectors are buffers and memory that their owners have lent until this returns; the kernel
+    // SAFETY: the vectors are buffers and memory that are borrowed until this returns; the kernel
     // only reads them.
     count(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
 }
@@ -37,7 +37,7 @@ pub fn receive(
 ) -> io::Result<usize> {
     let mut vectors = after(memory.iter().map(place), done);
     let mut message = message(&mut vectors);
-    // SAFETY: the vectors are memory that its owner has lent until this returns, and that is no Rust object.
+    // SAFETY: the vectors are memory that is borrowed until this returns, and that is no Rust object.
     count(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_WAITALL) })
 }
 
