@@ -19,7 +19,7 @@
 //!
 //! ```no_run
 //! # use std::sync::Arc;
-//! # use devices::{console::*, legacy::Serial, thread::Unconfined};
+//! # use {console::*, device_model::thread::Unconfined, legacy::Serial};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let irq = vmm_sys_util::eventfd::EventFd::new(0)?;
 //! let backend = ConsoleBackend::open(&ConsoleMode::Pty)?;
