@@ -1,5 +1,6 @@
 //! Ten thousand synchronous calls between two marks, for whoever counts what else happens: says
-//! `ready` and its process id, waits for a line, says `begin`, calls, and says `end`.
+//! `ready` and its process id, waits for a line, says `begin`, calls, says `end`, and waits for the end of its
+//! input.
 
 use std::{
     io::{Write, stdin, stdout},
@@ -54,5 +55,9 @@ fn main() -> Result<(), String> {
     for _ in 0..CALLS {
         ask()?;
     }
-    say("end")
+    say("end")?;
+    stdin()
+        .read_line(&mut String::new())
+        .map_err(|error| error.to_string())?;
+    Ok(())
 }

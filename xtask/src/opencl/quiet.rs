@@ -132,15 +132,14 @@ pub fn steady(pool: &Pool) -> Result<()> {
         }
         ensure!(Instant::now() < until, "what is to stand still makes calls");
     }
-    application
-        .stdin
-        .take()
-        .context("no input")?
-        .write_all(b"go\n")?;
+    let mut input = application.stdin.take().context("no input")?;
+    input.write_all(b"go\n")?;
     ensure!(next()? == "begin" && next()? == "end", "no marks");
     // SAFETY: a plain call; strace leaves its processes alone then.
     unsafe { libc::kill(strace.id().cast_signed(), libc::SIGINT) };
     strace.wait()?;
+    // Only now may the application end: strace waits for ever for a process that ends as it is left alone.
+    drop(input);
     application.wait()?;
     let log = fs::read_to_string(log)?;
     let between = log
