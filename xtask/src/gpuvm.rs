@@ -15,7 +15,7 @@ use gantry_tests::{
 
 use crate::{
     bench::processors,
-    programs::{release, root, target},
+    programs::{self, release, root, target},
     ring::guests,
 };
 
@@ -101,16 +101,13 @@ pub fn replay() -> Result<()> {
     let (release, guests) = (release()?, guests()?);
     let folder = target().join("gpuvm");
     fs::create_dir_all(&folder)?;
-    for (from, name) in [
-        (&release, "gantry"),
-        (&release, "gantry-gpu"),
-        (&release, "gantry-gf100"),
-        (&guests, "gantry-gpu-guest"),
+    for (program, name) in [
+        (programs::gantry()?, "gantry"),
+        (release.join("gantry-gpu"), "gantry-gpu"),
+        (release.join("gantry-gf100"), "gantry-gf100"),
+        (guests.join("gantry-gpu-guest"), "gantry-gpu-guest"),
     ] {
-        let to = folder.join(name);
-        // One that is running cannot be written to.
-        let _ = fs::remove_file(&to);
-        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
+        programs::copy(&program, &folder.join(name))?;
     }
     println!("{}\n", processors());
     replay::run(&replay::programs(folder)?, &recorded)

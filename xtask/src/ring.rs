@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use gantry_tests::{report::Outcome, rig::packages};
 
 use crate::{
@@ -88,12 +88,13 @@ pub fn build() -> Result<PathBuf> {
     let guest = guests()?;
     let folder = target().join("ring");
     fs::create_dir_all(&folder)?;
-    let built = ["gantry", "gantry-accel", "gantry-ring-bench"].map(|name| (&release, name));
-    for (from, name) in built.into_iter().chain([(&guest, "gantry-ring-guest")]) {
-        let to = folder.join(name);
-        // One that is running cannot be written to.
-        let _ = fs::remove_file(&to);
-        fs::copy(from.join(name), &to).with_context(|| format!("cannot copy {name}"))?;
+    for (program, name) in [
+        (programs::gantry()?, "gantry"),
+        (release.join("gantry-accel"), "gantry-accel"),
+        (release.join("gantry-ring-bench"), "gantry-ring-bench"),
+        (guest.join("gantry-ring-guest"), "gantry-ring-guest"),
+    ] {
+        programs::copy(&program, &folder.join(name))?;
     }
     Ok(folder)
 }
