@@ -124,6 +124,11 @@ int main(int count, char **arguments) {
             CHECK(cudaStreamSynchronize(stream));
         }) * 1e6,
         "us");
+    // As long as the driver has not waited for the whole context since a launch, its look at any stream takes longer.
+    say("synchronize a stream behind launches",
+        median(calls, [&] { CHECK(cudaStreamSynchronize(stream)); }) * 1e6, "us");
+    say("query a stream behind launches", median(calls, [&] { CHECK(cudaStreamQuery(stream)); }) * 1e6,
+        "us");
     say("launch, event, synchronize the event", median(calls, [&] {
             nothing<<<1, 32, 0, stream>>>(memory, 1, 2, 3);
             CHECK(cudaEventRecord(event, stream));

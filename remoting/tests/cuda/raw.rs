@@ -271,6 +271,22 @@ fn the_device_writes_a_word_behind_a_stream_s_work_and_not_before() {
 }
 
 #[test]
+fn a_word_is_refused_while_the_legacy_stream_has_work_and_not_once_that_is_done() {
+    let mut client = Client::new();
+    let (stream, spin, until, parameters) = client.spin();
+    client.launch(0, spin, &parameters);
+    assert_eq!(client.signal(Some(stream), 1), (0, 1));
+    until.store(1, Ordering::SeqCst);
+    // Nobody waits for it in the driver.
+    let start = Instant::now();
+    while client.forward("cuStreamQuery", &[0]) == Err(codes::NOT_READY) {
+        assert!(start.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(client.signal(Some(stream), 2), (2, 0));
+}
+
+#[test]
 fn a_context_is_waited_for_with_the_work_of_streams_that_are_gone() {
     let mut client = Client::new();
     let (stream, spin, until, parameters) = client.spin();

@@ -55,23 +55,34 @@ impl Server {
         Ok(())
     }
 
+    /// Whether a stream and others wait for each other's work, with which a word counts.
+    fn waits_for_others(&mut self, context: u32, stream: u32) -> bool {
+        if is_legacy(stream) {
+            let backend = &self.backend;
+            return backend.objects.has_streams() || backend.left.contains(&context);
+        }
+        // Where a word has told the client of the end of the legacy stream's work, nobody has asked the driver.
+        let legacy = LEGACY as usize as CUstream;
+        if let LegacyWork::Of(own) = self.backend.legacy
+            && self.enter(context) == Ok(own)
+            && cu!(self.backend.api, cuStreamQuery(legacy)) == 0
+        {
+            self.backend.legacy.done(own);
+        }
+        self.backend.legacy != LegacyWork::Nobodys
+    }
+
     fn try_signal(&mut self, call: &Signal, word: CUdeviceptr) -> Result<Given, Refused> {
         let backend = &mut self.backend;
         if backend.printed.is_some() && backend.prints {
             return Err(Refused::Always);
         }
         let stream = call.stream.unwrap_or(LEGACY);
-        // The legacy stream and others wait for each other's work, with which a word counts.
-        let waits_for_others = match is_legacy(stream) {
-            true => backend.objects.has_streams() || backend.left.contains(&call.context),
-            false => backend.legacy != LegacyWork::Nobodys,
-        };
         let knows_more = !backend.deferred.is_empty()
             || backend.captures.is_any()
             || backend.has_pending()
-            || self.expected > 0
-            || waits_for_others;
-        if knows_more {
+            || self.expected > 0;
+        if knows_more || self.waits_for_others(call.context, stream) {
             return Err(Refused::Now);
         }
         // What is wrong with them the client is told when it asks. A word is no work.
