@@ -352,7 +352,19 @@ fn carry<D: Carried>(
 ) -> Result<(), String> {
     let Both { link, there, .. } = *both;
     let heap = || link.stages.lock_unpoisoned().pinned();
-    let mut outgoing = hold(link, until, || D::pinned(&link.state).or_else(heap))?;
+    // A copy that is under way by the window is over a moment later in most programs.
+    let copied = || {
+        let in_use = || {
+            !link
+                .stages
+                .lock_unpoisoned()
+                .in_use(&link.window)
+                .is_empty()
+        };
+        (!there.is_shared() && in_use()).then_some(NOT_SHARED)
+    };
+    let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(copied);
+    let mut outgoing = hold(link, until, in_the_way)?;
     let left = until.saturating_duration_since(Instant::now());
     let save = D::save(left.as_millis() as u64, rounds);
     let (length, why) = both.ask(Some(&mut outgoing), &save)?;
