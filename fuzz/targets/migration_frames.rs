@@ -4,6 +4,10 @@
 
 use std::{fs::File, io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
+use devices::accel::{
+    rounds::CopiedPort,
+    saved::{Piece, SavedSlice, check_pieces, image},
+};
 use libfuzzer_sys::fuzz_target;
 use vmm::{
     config::{AccelConfig, VmConfig},
@@ -15,7 +19,7 @@ use vmm::{
         files::GivenFile,
         frame::{Header, Kind},
         lanes::Body,
-        offer::{HostId, Moment, Offer, OfferedRegion},
+        offer::{CopyOf, HostId, Moment, Offer, OfferedRegion},
         pages::Region,
         progress::{Direction, Progress},
     },
@@ -42,6 +46,25 @@ impl Host for Anything {
             .map(|guest| Region::unused(guest, REGION).map_err(|error| error.to_string()))
             .into_iter()
             .collect()
+    }
+
+    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> Result<(), String> {
+        let words = |error: std::io::Error| error.to_string();
+        let slices = ports.iter().flat_map(|port| &port.slices);
+        check_pieces(slices.clone()).map_err(words)?;
+        let size = archive.metadata().map_err(words)?.len();
+        let mut lengths = 0;
+        for slice in slices {
+            let to = image().map_err(words)?;
+            let _ = slice.window.read_changed(&archive, &to, &slice.kept);
+            if let Some(piece) = &slice.image
+                && piece.read(&archive, &image().map_err(words)?).is_ok()
+            {
+                lengths += piece.length;
+            }
+        }
+        assert!(lengths <= size, "more was taken than has come");
+        Ok(())
     }
 
     fn restore(
@@ -93,15 +116,43 @@ fn offer() -> Vec<u8> {
         files: 0,
         lanes: 0,
         host: HostId::read(),
+        copies: true,
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }
 
+/// A copy of which numbers are the fuzzer's.
+fn copy(bytes: &[u8]) -> Vec<u8> {
+    let number = |at: usize| u64::from(bytes.get(at).copied().unwrap_or_default());
+    let piece = |at| Piece {
+        at: number(at) << 12,
+        length: number(at + 1) << 14,
+        crc32: number(at + 2) as u32,
+    };
+    let slice = |first| SavedSlice {
+        slice: number(0) as u32,
+        state: number(1) as u32,
+        owner: 0,
+        window: piece(first),
+        kept: (6..bytes.len().min(16)).map(|at| (number(at), number(at + 1))).collect(),
+        image: Some(piece(first + 1)),
+        rounds: number(5) as u32,
+    };
+    let copy = CopyOf {
+        archive: number(4) << 12,
+        ports: vec![CopiedPort {
+            id: "a".to_owned(),
+            slices: vec![slice(2), slice(16)],
+        }],
+    };
+    serde_json::to_vec(&copy).expect("a copy can be written")
+}
+
 /// Frames with right checksums, which no fuzzer guesses, made of bytes: kind, flags, two bytes of
 /// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
-/// a valid offer, or pages, instead of the contents.
+/// a valid offer, pages, or a copy of an application, instead of the contents.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
-    const KINDS: [Kind; 13] = [
+    const KINDS: [Kind; 14] = [
         Kind::Offer,
         Kind::Pages,
         Kind::Barrier,
@@ -115,6 +166,7 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
         Kind::Denied,
         Kind::Join,
         Kind::Archive,
+        Kind::Copy,
     ];
     let mut all = Vec::new();
     while let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() {
@@ -134,6 +186,7 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
                 contents.resize(contents.len() + 4096 * usize::from(flags >> 4), flags);
                 contents
             }
+            Kind::Copy if flags & 4 != 0 => copy(given),
             _ => given.to_vec(),
         };
         let mut header = Header::of(kind, u32::from(flags), &contents, flags & 8 == 0).encode();

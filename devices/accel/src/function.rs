@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     io, mem,
     os::fd::OwnedFd,
@@ -42,7 +42,7 @@ use super::{
     line::PortLine,
     moving::{self, Coming},
     registers::{Doorbells, Registers},
-    saved::SavedSlice,
+    saved::{SavedSlice, check_pieces},
     service::Service,
     slices::Slices,
     window::Window,
@@ -257,57 +257,122 @@ impl Accel {
         }
     }
 
+    /// Has what workers need before the port is plugged in: they take applications up that go on elsewhere
+    /// ([`moving::Handle::prepare`]).
+    ///
+    /// # Errors
+    /// The platform has no interrupts.
+    pub fn stand_by(&self) -> io::Result<()> {
+        // Whose they are is known when it is plugged in; by then they have their messages.
+        let vectors = self.resources.msi.allocate(self.msix.count(), 0)?;
+        self.msix.attach(vectors);
+        Ok(())
+    }
+
+    /// What the snapshot or migration that it comes from has of its applications.
+    pub fn set_archive(&mut self, archive: Option<Arc<File>>) {
+        self.options.archive = archive;
+    }
+
     /// Brings the applications of a snapshot back: their slices' contents, and what workers are to take
     /// up before the guest runs ([`moving::Handle::take_up`]).
     fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
         // It takes the host's memory, and is read once.
         let archive = self.options.archive.take();
-        let Some(archive) = archive.filter(|_| !slices.is_empty()) else {
-            return match slices {
-                [] => Ok(()),
-                _ => Err(LifecycleError::WrongState(
-                    "the state has applications of the accelerator, but their archive is not there",
-                )),
-            };
-        };
-        let host = |source| LifecycleError::Host {
-            action: "read the state of an accelerator's applications",
-            source,
-        };
+        let archive = archive.filter(|_| !slices.is_empty());
+        if archive.is_none() && !slices.is_empty() {
+            return Err(LifecycleError::WrongState(
+                "the state has applications of the accelerator, but their archive is not there",
+            ));
+        }
         if slices.len() > self.slices.count() as usize {
             return Err(LifecycleError::WrongState(
                 "the state has more applications than the accelerator has slices",
             ));
         }
+        let host = |source| LifecycleError::Host {
+            action: "read the state of an accelerator's applications",
+            source,
+        };
+        check_pieces(slices).map_err(host)?;
+        let standby = mem::take(&mut self.coming.lock_unpoisoned().standby);
+        let mut wanted = BTreeSet::new();
         let mut images = Vec::new();
         let mut seen = BTreeSet::new();
-        for one in slices {
+        for (one, archive) in slices.iter().zip(archive.iter().cycle()) {
             let slice = one.slice as usize;
             if !seen.insert(slice) {
                 return Err(LifecycleError::WrongState(
                     "the state has two applications in one slice of the accelerator",
                 ));
             }
-            let file = self
-                .window
-                .with_file(slice, |file| file.try_clone_to_owned());
-            let fits = one.window.length == self.options.slice_size;
-            let Some(file) = file.filter(|_| fits) else {
-                return Err(LifecycleError::WrongState(
-                    "the state is of an accelerator with other slices",
-                ));
-            };
-            one.window
-                .read(&archive, &File::from(file.map_err(host)?))
-                .map_err(host)?;
-            let Some(image) = &one.image else { continue };
-            let file = control::image().map_err(host)?;
-            image.read(&archive, &file).map_err(host)?;
-            self.slices.set_owner(slice, one.owner);
-            images.push((slice, file));
+            let known = standby.get(&slice).map(|known| known.rounds);
+            if let Some(image) = self.restore_slice(one, archive, known)? {
+                images.push((slice, image));
+            }
+            if one.rounds > 0 {
+                wanted.insert(slice);
+            }
         }
-        self.coming.lock_unpoisoned().images = images;
+        let all = standby.into_iter();
+        let (standby, unwanted): (_, BTreeMap<_, _>) =
+            all.partition(|(slice, _)| wanted.contains(slice));
+        for slice in unwanted.keys().filter(|slice| !seen.contains(slice)) {
+            // Its application has ended since it was copied, and the next one's rings are all zeroes.
+            let renewed = self.window.renew(*slice);
+            renewed.map_err(|error| host(io::Error::other(error)))?;
+            self.slices.set_owner(*slice, 0);
+        }
+        let mut coming = self.coming.lock_unpoisoned();
+        coming.images = images;
+        coming.standby = standby;
+        coming.unwanted = unwanted;
         Ok(())
+    }
+
+    /// Brings the contents of a slice back, of which a worker may have had so many rounds; what one is to
+    /// take up.
+    fn restore_slice(
+        &self,
+        one: &SavedSlice,
+        archive: &File,
+        known: Option<u32>,
+    ) -> Result<Option<File>, LifecycleError> {
+        let slice = one.slice as usize;
+        let host = |source| LifecycleError::Host {
+            action: "read the state of an accelerator's applications",
+            source,
+        };
+        let is_rest = one.rounds > 0;
+        if is_rest && (known != Some(one.rounds) || one.image.is_none()) {
+            return Err(LifecycleError::WrongState(
+                "the state has the rest of an application of which nothing has come before",
+            ));
+        }
+        if known.is_some() && !is_rest {
+            // What another worker was given is nobody else's.
+            let renewed = self.window.renew(slice);
+            renewed.map_err(|error| host(io::Error::other(error)))?;
+        }
+        let fits = one.window.length == self.options.slice_size;
+        let file = self.handle().window(slice).ok().filter(|_| fits);
+        let Some(file) = file else {
+            return Err(LifecycleError::WrongState(
+                "the state is of an accelerator with other slices",
+            ));
+        };
+        let read = match is_rest {
+            true => one.window.read_changed(archive, &file, &one.kept),
+            false => one.window.read(archive, &file),
+        };
+        read.map_err(host)?;
+        let Some(image) = &one.image else {
+            return Ok(None);
+        };
+        let file = control::image().map_err(host)?;
+        image.read(archive, &file).map_err(host)?;
+        self.slices.set_owner(slice, one.owner);
+        Ok(Some(file))
     }
 
     fn warn(&mut self, action: &str, error: &io::Error) {
@@ -447,9 +512,11 @@ impl PciFunction for Accel {
     }
 
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
-        let vectors = self.msix.count();
-        let vectors = self.resources.msi.allocate(vectors, bdf.requester_id())?;
-        self.msix.attach(vectors);
+        if self.msix.vectors().is_none() {
+            let vectors = self.msix.count();
+            let vectors = self.resources.msi.allocate(vectors, bdf.requester_id())?;
+            self.msix.attach(vectors);
+        }
         self.place = Some(bdf);
         self.join_line()?;
         let service = self.service();

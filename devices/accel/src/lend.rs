@@ -199,6 +199,16 @@ impl Lent {
         self.give_back(false);
     }
 
+    /// Gives back a worker that serves and has answered all that it was asked.
+    pub fn keep(mut self) {
+        self.give_back(true);
+    }
+
+    /// Has a worker that serves give up what it keeps of rounds.
+    pub fn forget(mut self) {
+        self.stops = true;
+    }
+
     fn give_back(&mut self, serves: bool) -> Return {
         Return {
             slice: self.slice,

@@ -18,6 +18,8 @@
 //!   slice over; `lend`: who speaks to workers beside it.
 //! - [`saved`]: what a snapshot has of applications.
 //! - [`moving`]: applications that go on with another worker while the guest runs.
+//! - [`rounds`]: applications of a machine that leaves, copied while they go on; `standby`: workers that
+//!   make what was copied where it arrives; `blocks`: what of a slice's contents has changed.
 //! - `wish`: who serves the guest's applications, as the host wishes and the guest's agent does.
 //! - `line`: interrupts by the function's line, while MSI-X is off.
 //!
@@ -28,14 +30,17 @@
 //! [`PACE`]: service::PACE
 
 mod attach;
+mod blocks;
 pub mod function;
 mod lend;
 mod line;
 pub mod moving;
 mod registers;
+pub mod rounds;
 pub mod saved;
 mod service;
 mod slices;
+mod standby;
 mod window;
 mod wish;
 

@@ -19,11 +19,12 @@
 //! move only; all of them have one deadline.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     io,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::{Arc, Mutex, MutexGuard},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
@@ -43,6 +44,7 @@ use super::{
     lend::{Desk, Lent},
     saved::SavedSlice,
     slices::Slices,
+    standby::Standby,
     wish::Mailbox,
 };
 
@@ -106,6 +108,10 @@ pub(super) struct Coming {
     pub images: Vec<(usize, File)>,
     /// Workers that have it, and do not serve yet.
     pub workers: Vec<Waiting>,
+    /// Workers that have a part of it, by slice.
+    pub standby: BTreeMap<usize, Standby>,
+    /// Workers that had, by slice, and are to end.
+    pub unwanted: BTreeMap<usize, Standby>,
 }
 
 impl Handle {
@@ -231,8 +237,7 @@ impl Handle {
         if patience.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
-        let gone = |source| NotMoved::Gone { who: NEW, source };
-        let stream = self.connect(lent.slice, to).map_err(gone)?;
+        let stream = self.connect(lent.slice, to, patience)?;
         let new = Peer {
             channel: &stream,
             who: NEW,
@@ -273,38 +278,51 @@ impl Handle {
     }
 
     /// Another worker for a slice, which waits for the state of its application.
-    fn connect(&self, slice: usize, to: &Pool) -> io::Result<UnixStream> {
-        let until = Instant::now() + FULL;
+    pub(super) fn connect(
+        &self,
+        slice: usize,
+        to: &Pool,
+        patience: &Patience,
+    ) -> Result<UnixStream, NotMoved> {
+        let patience = patience.at_most(FULL);
         loop {
             match self.attach.take_up(slice, to) {
+                Err(_) if patience.is_cancelled() => return Err(NotMoved::Cancelled),
                 Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < until =>
+                    if error.kind() == io::ErrorKind::WouldBlock && patience.check().is_ok() =>
                 {
                     std::thread::sleep(AGAIN);
                 }
-                other => return other,
+                other => return other.map_err(|source| NotMoved::Gone { who: NEW, source }),
             }
         }
     }
 
-    /// Whether there are applications of a snapshot that workers have yet to take up.
+    /// Whether there are applications of a snapshot that workers have yet to take up, or workers that have
+    /// some in vain.
     pub fn has_images(&self) -> bool {
-        !self.coming().images.is_empty()
+        let coming = self.coming();
+        !coming.images.is_empty() || !coming.unwanted.is_empty()
     }
 
     pub(super) fn coming(&self) -> MutexGuard<'_, Coming> {
         self.coming.lock_unpoisoned()
     }
 
-    /// Has workers of the port's pool take up the applications of a snapshot, all at the same time. None
+    /// Has workers of the port's pool take up the applications of a snapshot, all at the same time, those first
+    /// that have a part of them. None
     /// of them serves before the port goes on.
     ///
     /// # Errors
     /// All reasons why some cannot.
     pub fn take_up(&self, patience: &Patience) -> Result<(), String> {
-        let images = std::mem::take(&mut self.coming().images);
+        let Coming {
+            images,
+            mut standby,
+            unwanted,
+            ..
+        } = std::mem::take(&mut *self.coming());
         let pool = self.attach.pool();
-        let gone = |source| NotMoved::Gone { who: NEW, source };
         let mut reasons = Vec::new();
         let mut asked = Vec::new();
         let mut keep = |slice: usize, step: Result<UnixStream, NotMoved>| match step {
@@ -314,20 +332,31 @@ impl Handle {
                 None
             }
         };
+        for (slice, Standby { stream, .. }) in unwanted {
+            let ended = self.end(slice, &stream, patience);
+            keep(slice, ended.map(|()| stream));
+        }
         for (slice, image) in images {
-            if let Some(stream) = keep(slice, self.connect(slice, &pool).map_err(gone)) {
-                asked.push((slice, image, stream));
+            let (stream, is_ready) = match standby.remove(&slice) {
+                Some(Standby { stream, .. }) => (Ok(stream), true),
+                None => (self.connect(slice, &pool, patience), false),
+            };
+            if let Some(stream) = keep(slice, stream) {
+                asked.push((slice, image, stream, is_ready));
             }
         }
         let soon = patience.at_most(SOON);
         let mut restoring = Vec::new();
-        for (slice, image, stream) in asked {
+        for (slice, image, stream, is_ready) in asked {
             let new = Peer {
                 channel: &stream,
                 who: NEW,
             };
-            let ready = new.answer(&soon);
-            let step = ready.and_then(|_| new.send(&Command::Restore(false), &[image.as_fd()]));
+            let ready = match is_ready {
+                true => Ok(()),
+                false => new.answer(&soon).map(drop),
+            };
+            let step = ready.and_then(|()| new.send(&Command::Restore(false), &[image.as_fd()]));
             if let Some(stream) = keep(slice, step.map(|()| stream)) {
                 restoring.push((slice, stream));
             }
@@ -376,7 +405,7 @@ impl Waiting {
     }
 }
 
-const NEW: &str = "the worker that was to serve it";
+pub(super) const NEW: &str = "the worker that was to serve it";
 
 /// Asks a worker to stop, and goes on without its answer.
 pub(super) fn quiesce(worker: &mut Lent, drain: Duration) -> Result<(), NotMoved> {

@@ -14,15 +14,14 @@ use std::{
 
 use base::{Chain, Patience};
 pub use gantry_remoting::link::control::image;
-use gantry_remoting::{
-    link::control::{AFTER_DRAIN, Command},
-    port::State,
-};
+use gantry_remoting::{link::control::AFTER_DRAIN, port::State};
 use serde::{Deserialize, Serialize};
 
 use super::{
+    blocks::Run,
     lend::Lent,
-    moving::{Handle, quiesce, save},
+    moving::{Handle, quiesce},
+    rounds::Copied,
 };
 
 /// What pieces begin at multiples of.
@@ -52,11 +51,22 @@ pub struct SavedSlice {
     pub state: u32,
     /// Whose it is, as the guest has said.
     pub owner: u32,
-    /// Its contents.
+    /// Its contents; after rounds, what has changed of them since the last one.
     pub window: Piece,
-    /// What its worker has saved, if it is open.
+    /// Blocks of its contents that have not changed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub kept: Vec<Run>,
+    /// What its worker has saved, if it is open; after rounds, what is new since the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Piece>,
+    /// After how many rounds, this one included; none in a snapshot.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub rounds: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Why a port's applications cannot be saved.
@@ -97,12 +107,28 @@ impl Archive {
     /// One of the two fails, or there is no more patience.
     pub fn add(&mut self, from: &File, patience: &Patience) -> io::Result<Piece> {
         let length = from.metadata()?.len();
+        self.piece(length, |to, at| {
+            copy((from, 0), (to, at), length, || patience.check())
+        })
+    }
+
+    /// Adds a piece of so many bytes, which is written to the file at some place; its checksum.
+    pub(super) fn piece(
+        &mut self,
+        length: u64,
+        write: impl FnOnce(&File, u64) -> io::Result<u32>,
+    ) -> io::Result<Piece> {
         // A worker says how long its image is.
         if length > LONGEST {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let at = self.end;
-        let crc32 = copy((from, 0), (&self.file, at), length, || patience.check())?;
+        let written = write(&self.file, at);
+        if written.is_err() {
+            // What comes next has holes.
+            self.file.set_len(at)?;
+        }
+        let crc32 = written?;
         self.end = at
             .checked_add(length)
             .and_then(|end| end.checked_next_multiple_of(ALIGNMENT))
@@ -118,12 +144,7 @@ impl Piece {
     /// # Errors
     /// It is not in the archive, or not what was written.
     pub fn read(&self, archive: &File, to: &File) -> io::Result<()> {
-        let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
-        let end = self.at.checked_add(self.length);
-        let size = archive.metadata()?.len();
-        if self.length > LONGEST || end.is_none_or(|end| end > size) {
-            return Err(invalid("the archive of applications is truncated"));
-        }
+        self.is_in(archive)?;
         if copy((archive, self.at), (to, 0), self.length, || Ok(()))? != self.crc32 {
             return Err(invalid(
                 "the archive of applications is damaged: the checksum does not match",
@@ -131,6 +152,41 @@ impl Piece {
         }
         Ok(())
     }
+
+    /// Whether the archive is long enough.
+    pub(super) fn is_in(&self, archive: &File) -> io::Result<()> {
+        let end = self.at.checked_add(self.length);
+        let size = archive.metadata()?.len();
+        match self.length > LONGEST || end.is_none_or(|end| end > size) {
+            true => Err(invalid("the archive of applications is truncated")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// Checks that no two pieces of these slices have bytes of the archive in common: what is made of it is not
+/// more than has come.
+///
+/// # Errors
+/// Two have.
+pub fn check_pieces<'a>(slices: impl IntoIterator<Item = &'a SavedSlice>) -> io::Result<()> {
+    let pieces = slices.into_iter();
+    let pieces = pieces.flat_map(|one| [Some(one.window), one.image]);
+    let mut pieces: Vec<_> = pieces
+        .flatten()
+        .map(|piece| (piece.at, piece.length))
+        .collect();
+    pieces.sort_unstable();
+    let mut end = 0;
+    for (at, length) in pieces {
+        let next = at.checked_add(length).filter(|_| at >= end);
+        end = next.ok_or_else(|| invalid("two applications have one part of the archive"))?;
+    }
+    Ok(())
+}
+
+fn invalid(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 /// Where the next byte of a file is that is not in a hole; `end` if there is none before.
@@ -195,6 +251,8 @@ struct Port {
 /// for which nobody waits.
 pub struct Standing {
     ports: Vec<Port>,
+    /// What another host has of them already.
+    copied: Copied,
     drain: Duration,
     patience: Patience,
 }
@@ -221,6 +279,7 @@ impl Standing {
         };
         let mut standing = Self {
             ports: ports.into_iter().map(port).collect(),
+            copied: Copied::new(Vec::new()),
             drain,
             patience,
         };
@@ -234,6 +293,12 @@ impl Standing {
     #[must_use]
     pub fn wait(self, patience: Patience) -> Self {
         Self { patience, ..self }
+    }
+
+    /// Has what is saved be what is new since these rounds.
+    #[must_use]
+    pub fn after(self, copied: Copied) -> Self {
+        Self { copied, ..self }
     }
 
     /// Stops all that serve: how many there were, and why some do not stop.
@@ -294,17 +359,17 @@ impl Standing {
                     // To save takes long, and nobody would have it.
                     return Err(Error::Stays(reasons));
                 }
-                let image = match save(lent, &Command::Save(), &self.patience) {
-                    Ok(image) => archive.add(&image, &self.patience)?,
+                let one = self.copied.rest(&port.id, lent, &self.patience);
+                let (image, known) = match one {
+                    Ok(one) => one,
                     Err(why) => {
                         let named = named(&port.id, lent.slice as u32);
                         reasons.push(format!("{named}: {}", Chain(&why)));
                         continue;
                     }
                 };
-                let window = port.handle.window(lent.slice, archive, &self.patience)?;
-                let one = (lent.slice, State::Open, window, Some(image));
-                saved.push(port.handle.described(one));
+                let slice = (&port.handle, lent.slice);
+                saved.push(known.add(slice, &image, archive, &self.patience)?.0);
             }
             port.rest(&mut saved, (archive, &self.patience), &mut reasons)?;
             all.push(saved);
@@ -346,8 +411,8 @@ impl Port {
                 ));
                 continue;
             }
-            let window = self.handle.window(slice, archive, patience)?;
-            saved.push(self.handle.described((slice, state, window, None)));
+            let window = archive.add(&self.handle.window(slice)?, patience)?;
+            saved.push(self.handle.described(slice, state, window));
         }
         Ok(())
     }
@@ -371,35 +436,30 @@ impl Drop for Stopped {
 }
 
 impl Handle {
-    fn described(
-        &self,
-        (slice, state, window, image): (usize, State, Piece, Option<Piece>),
-    ) -> SavedSlice {
+    /// A slice in a state, with its contents.
+    pub(super) fn described(&self, slice: usize, state: State, window: Piece) -> SavedSlice {
         SavedSlice {
             slice: slice as u32,
             state: state as u32,
             owner: self.attach.slices.owner_number(slice),
             window,
-            image,
+            kept: Vec::new(),
+            image: None,
+            rounds: 0,
         }
     }
 
-    fn window(
-        &self,
-        slice: usize,
-        archive: &mut Archive,
-        patience: &Patience,
-    ) -> io::Result<Piece> {
+    /// The file of a slice's contents.
+    pub(super) fn window(&self, slice: usize) -> io::Result<File> {
         let file = self
             .attach
             .window
             .with_file(slice, |file| file.try_clone_to_owned());
-        let file = file.ok_or(io::ErrorKind::NotFound)??;
-        archive.add(&File::from(file), patience)
+        Ok(File::from(file.ok_or(io::ErrorKind::NotFound)??))
     }
 }
 
-fn named(port: &str, slice: u32) -> String {
+pub(super) fn named(port: &str, slice: u32) -> String {
     format!("{port}: the application of slice {slice}")
 }
 
@@ -460,6 +520,53 @@ mod tests {
         assert_eq!(&bytes, b"other");
         let blocks = std::os::unix::fs::MetadataExt::blocks(&archive.file().metadata().unwrap());
         assert!(blocks < 1 << 12, "{blocks}");
+    }
+
+    #[test]
+    fn pieces_that_have_bytes_in_common_are_refused() {
+        let piece = |at, length| Piece {
+            at,
+            length,
+            crc32: 0,
+        };
+        let slice = |window, image| SavedSlice {
+            slice: 0,
+            state: 0,
+            owner: 0,
+            window,
+            kept: Vec::new(),
+            image,
+            rounds: 0,
+        };
+        let first = slice(piece(4096, 5), Some(piece(8192, 4096)));
+        // One of no bytes is nobody's.
+        let empty = slice(piece(12288, 0), Some(piece(12288, 1)));
+        check_pieces([&empty, &slice(piece(0, 4096), None), &first]).unwrap();
+        for wrong in [
+            first.clone(),
+            slice(piece(0, 4097), None),
+            slice(piece(12287, 1), None),
+            slice(piece(0, u64::MAX), None),
+            slice(piece(u64::MAX, 1), None),
+        ] {
+            assert!(check_pieces([&first, &wrong]).is_err(), "{wrong:?}");
+        }
+        let within = slice(piece(0, 8192), Some(piece(4096, 1)));
+        assert!(check_pieces([&within]).is_err());
+    }
+
+    #[test]
+    fn a_file_that_ends_too_early_leaves_nothing_in_the_way_of_the_next_one() {
+        let mut archive = Archive::new(file(0));
+        let cut = archive.piece(1 << 20, |to, at| {
+            to.write_all_at(b"its beginning", at)?;
+            Err(io::ErrorKind::UnexpectedEof.into())
+        });
+        cut.unwrap_err();
+        let next = file(1 << 20);
+        next.write_all_at(b"end", (1 << 20) - 3).unwrap();
+        let piece = archive.add(&next, &ever()).unwrap();
+        piece.read(archive.file(), &file(1 << 20)).unwrap();
     }
 
     #[test]

@@ -12,6 +12,9 @@ pub fn fields() -> impl Iterator<Item = &'static str> {
 /// Those that are not for devices of a kind.
 const OTHERS: &[&str] = &[
     "accel",
+    "accel_bytes",
+    "accel_copies",
+    "accel_stop_bytes",
     "access",
     "address",
     "affinity",

@@ -107,6 +107,9 @@ pub struct SendMigration {
     /// What becomes of accelerators.
     #[serde(default)]
     pub accel: AccelMigration,
+    /// Applications that move are copied before, while they go on; the stop has what is new since.
+    #[serde(default)]
+    pub accel_copies: bool,
     /// What becomes of physical devices. `Remote` has accelerators' applications move.
     #[serde(default)]
     pub passthrough: PassthroughMigration,
@@ -152,6 +155,7 @@ impl SendMigration {
             bandwidth: None,
             max_throttle: max_throttle(),
             accel: AccelMigration::default(),
+            accel_copies: false,
             passthrough: PassthroughMigration::default(),
         }
     }

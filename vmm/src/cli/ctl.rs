@@ -235,6 +235,10 @@ pub enum Action {
         /// What becomes of accelerators: a VM that has one stays, or gives them up first.
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelMigration,
+        /// Copy applications of accelerators to the destination while they go on, so that the VM stands
+        /// still for less of them. Needs --accel move or --passthrough remote.
+        #[arg(long)]
+        accel_copies: bool,
         /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
         /// and applications on those with tracked=ACCEL go on meanwhile (remote) or lose them (detach).
         #[arg(long, value_enum, default_value = "refuse")]
@@ -589,6 +593,7 @@ impl Action {
                 max_throttle,
                 connections,
                 accel,
+                accel_copies,
                 passthrough,
                 tls_dir,
                 tunnel,
@@ -604,6 +609,7 @@ impl Action {
                     max_throttle: *max_throttle,
                     connections: *connections,
                     accel: *accel,
+                    accel_copies: *accel_copies,
                     passthrough: *passthrough,
                     tls_dir: tls_dir.clone(),
                     tunnel: tunnel.clone(),

@@ -22,7 +22,10 @@ use std::{
 
 use base::{Cancel, Chain};
 use devices::{
-    accel::saved::{Standing, Stopped},
+    accel::{
+        rounds::Copied,
+        saved::{Standing, Stopped},
+    },
     disk::Scope,
     thread::{ThreadRole, ThreadSpawner},
 };
@@ -50,6 +53,7 @@ use crate::{
     migration::{
         self,
         connection::{Address, STALL},
+        copies::Copy,
         files::{FileUse, GivenFile},
         lanes::{Body, MOST},
         offer::{HostId, Moment, Offer, OfferedRegion},
@@ -198,10 +202,10 @@ impl OnControl {
 enum Applications {
     /// They do not go with it: they keep it here, or it has none.
     Stay,
-    /// They go with it, and run.
-    Go,
+    /// They go with it, and run; what another host has of them.
+    Go(Copied),
     /// They stand still, and the guest may run.
-    Standing(Standing),
+    Standing(Standing, Copied),
     /// They stand still with their guest, and are saved.
     Saved(Stopped),
 }
@@ -239,9 +243,9 @@ impl Leaving {
     fn state(&mut self) -> Result<Paused, String> {
         // First: what their workers still signal is in the state of the interrupt controllers.
         let archive = match self.applications.take() {
-            Applications::Standing(standing) => {
+            Applications::Standing(standing, copied) => {
                 let (stopped, archive) =
-                    applications::depart(standing, self.cancel.clone()).map_err(words)?;
+                    applications::depart(standing, copied, self.cancel.clone()).map_err(words)?;
                 self.applications = Applications::Saved(stopped);
                 Some(archive)
             }
@@ -322,12 +326,23 @@ impl Owner for Leaving {
     }
 
     fn quiesce(&mut self) -> Result<(), String> {
-        if matches!(self.applications, Applications::Go) {
+        if let Applications::Go(copied) = &self.applications {
+            applications::settle(copied, self.cancel.clone()).map_err(words)?;
             let ports = self.on_machine(|machine| Ok(machine.devices().ports()))?;
             let standing = applications::stop(ports, self.cancel.clone()).map_err(words)?;
-            self.applications = Applications::Standing(standing);
+            if let Applications::Go(copied) = self.applications.take() {
+                self.applications = Applications::Standing(standing, copied);
+            }
         }
         Ok(())
+    }
+
+    fn copy(&mut self) -> Result<Option<Copy>, String> {
+        let Applications::Go(copied) = &mut self.applications else {
+            return Ok(None);
+        };
+        let (ports, archive) = applications::copy(copied, self.cancel.clone()).map_err(words)?;
+        Ok((!ports.is_empty()).then(|| Copy::new(ports, archive)))
     }
 
     fn pause(&mut self) -> Result<Paused, String> {
@@ -519,12 +534,13 @@ impl Control {
                     .to_owned(),
             );
         }
+        let ports = machine.devices().ports();
         let applications = match request.accel() {
-            AccelMigration::Move => Applications::Go,
+            AccelMigration::Move if ports.is_empty() => Applications::Stay,
+            AccelMigration::Move => Applications::Go(Copied::new(ports)),
             AccelMigration::Detach | AccelMigration::Refuse => Applications::Stay,
         };
-        let has_applications =
-            matches!(applications, Applications::Go) && !machine.devices().ports().is_empty();
+        let has_applications = matches!(applications, Applications::Go(_));
         let mut judged = offered_config.clone();
         if request.accel() == AccelMigration::Move {
             // Workers of a pool can be left; a process of another VM cannot.
@@ -562,6 +578,7 @@ impl Control {
             // Counted when they are sent.
             files: 0,
             host: self.migrations.host.clone(),
+            copies: has_applications && request.accel_copies,
         };
         let mut wishes = wishes(request);
         wishes.fixed = fixed;
@@ -782,6 +799,11 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     }
     if request.memory_mode != MigrationMode::Precopy {
         return bad("memory_mode=Postcopy is not supported: use Precopy".into());
+    }
+    if request.accel_copies && request.accel() != AccelMigration::Move {
+        return bad(
+            "accel_copies=true needs accel=Move: nothing else takes applications along".into(),
+        );
     }
     if request.bandwidth == Some(0) || request.max_throttle > 99 {
         return bad("bandwidth is at least 1, and max_throttle at most 99".into());

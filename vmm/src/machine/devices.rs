@@ -39,15 +39,16 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
+    applications::Ports,
     buses::Buses,
     error::{DeviceError, MachineError},
     events::EventSender,
     handover::Given,
-    kinds::Handle,
+    kinds::{self, Handle},
     physical::Physical,
     resets::Resets,
 };
-use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
+use crate::config::{AccelConfig, CommonConfig, HasCommonConfig, VmConfig};
 
 /// Where a device wants to sit.
 #[derive(Clone, Debug, Default)]
@@ -120,6 +121,8 @@ pub struct Surroundings {
     pub arriving: bool,
     /// What the snapshot that the machine comes from has of accelerators' applications.
     pub archive: Option<Arc<File>>,
+    /// Accelerators' ports that workers have taken applications up by before it came.
+    pub ports: Ports,
     /// Sockets and taps that come with it from another process of this host.
     pub given: Arc<Given>,
     /// Limits that several disks share, by name.
@@ -743,6 +746,18 @@ impl Devices {
             _ => None,
         };
         self.plugged.iter().filter_map(port).collect()
+    }
+
+    /// The port of an accelerator that has yet to come, for workers that take its applications up.
+    pub fn stand_by(&self, accel: &AccelConfig) -> Result<moving::Handle, MachineError> {
+        let id = accel.common().id.clone().unwrap_or_default();
+        kinds::accel::stand_by(accel, &id, &self.surroundings).map_err(|source| {
+            MachineError::Device {
+                kind: AccelConfig::NAME,
+                id,
+                source: Box::new(source),
+            }
+        })
     }
 
     /// What the machine that comes from elsewhere has of accelerators' applications; none once it is

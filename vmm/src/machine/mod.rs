@@ -190,6 +190,7 @@ impl Machine {
             events: host.events.clone(),
             arriving: host.arriving,
             archive: host.archive.clone(),
+            ports: applications::Ports::default(),
             given: Arc::clone(&host.given),
         };
         let devices = Devices::new(&map, &buses, surroundings)?;

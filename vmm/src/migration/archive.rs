@@ -35,8 +35,18 @@ fn host(error: io::Error) -> Error {
     ))
 }
 
-/// Sends what is in an archive, and returns how long it is.
-pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) -> Result<u64> {
+/// An archive that was sent.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent {
+    /// How long it is.
+    pub size: u64,
+    /// Bytes of it that are not zero, and were sent.
+    pub bytes: u64,
+}
+
+/// Sends what is in an archive.
+pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) -> Result<Sent> {
+    let mut bytes = 0;
     let size = archive.metadata().map_err(host)?.len();
     let mut frame = vec![0; FRAME];
     let mut at = 0;
@@ -54,11 +64,12 @@ pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) ->
         if part.iter().any(|byte| *byte != 0) {
             head.copy_from_slice(&at.to_le_bytes());
             connection.send(Kind::Archive, 0, &frame[..HEAD + count])?;
+            bytes += count as u64;
             progress.update(|info| info.sent_bytes += count as u64);
         }
         at += count as u64;
     }
-    Ok(size)
+    Ok(Sent { size, bytes })
 }
 
 /// An archive that arrives.

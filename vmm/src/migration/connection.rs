@@ -197,7 +197,7 @@ impl Connection {
         })
     }
 
-    /// Sends at most so many bytes of pages per second from now on.
+    /// Sends at most so many bytes of pages and archives per second from now on.
     pub fn set_rate(&mut self, bytes_per_second: Option<u64>) {
         let now = Instant::now();
         self.pace = bytes_per_second.map(|bytes_per_second| Pace {
@@ -235,6 +235,9 @@ impl Connection {
 
     /// Sends a frame.
     pub fn send(&mut self, kind: Kind, round: u32, contents: &[u8]) -> Result<()> {
+        if kind == Kind::Archive {
+            self.keep_pace(contents.len())?;
+        }
         let header = Header::of(kind, round, contents, true);
         self.write_all(&header.encode())?;
         self.write_all(contents)

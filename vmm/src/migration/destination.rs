@@ -5,14 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use devices::accel::rounds::CopiedPort;
+
 use super::{
     Error, Result, archive,
     connection::{Connection, STALL},
+    copies,
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
     lanes::{self, Body, Memory, Token},
     listener::Listener,
-    offer::{Departure, HostId, Moment, Offer, Prepared},
+    offer::{CopyOf, Departure, HostId, Moment, Offer, Prepared},
     pages::{Arriving, Region},
     progress::{Direction, Phase as Shown, Progress},
 };
@@ -42,6 +45,12 @@ pub trait Host: Send {
         offer: Offer,
         files: Vec<GivenFile>,
     ) -> std::result::Result<Vec<Region>, String>;
+    /// Has workers make a copy of applications that go on at the source. Those of a migration that fails end
+    /// with the machine.
+    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> std::result::Result<(), String> {
+        let _ = (ports, archive);
+        Err("there are no accelerators".to_owned())
+    }
     /// Devices and vCPUs as they were at that moment, if it is known, and applications of accelerators if
     /// some have come. The machine stands still, without disk locks.
     fn restore(
@@ -108,6 +117,10 @@ pub struct Destination<'a> {
     contents: Vec<u8>,
     /// What applications have saved, as far as it has come, if the machine may have some.
     archive: Option<archive::Incoming>,
+    /// Bytes of it.
+    archived: u64,
+    /// How many copies of applications may come yet.
+    copies: u32,
     dry_run: bool,
     /// An offer has come.
     is_source: bool,
@@ -130,6 +143,8 @@ impl<'a> Destination<'a> {
             progress,
             contents: Vec::new(),
             archive: None,
+            archived: 0,
+            copies: 0,
             dry_run: false,
             is_source: false,
             of_lanes: Progress::new(Direction::Incoming, ""),
@@ -199,6 +214,10 @@ impl<'a> Destination<'a> {
             self.connection.stall = WORKERS;
         }
         let count = offer.lanes;
+        let copies = offer.copies && self.archive.is_some();
+        if copies {
+            self.copies = copies::MOST_TAKEN;
+        }
         let same_host = offer
             .host
             .as_ref()
@@ -220,7 +239,11 @@ impl<'a> Destination<'a> {
             0 => None,
             _ => Some(lanes::token()?),
         };
-        let prepared = Prepared { token, same_host };
+        let prepared = Prepared {
+            token,
+            same_host,
+            copies,
+        };
         self.connection
             .send(Kind::Prepared, 0, &prepared.encode())?;
         if let Some(token) = token {
@@ -268,10 +291,17 @@ impl<'a> Destination<'a> {
     fn rounds(&mut self, memory: &Memory) -> Result<Phase> {
         self.show(Shown::Rounds, "receiving memory");
         loop {
-            let expected = [Kind::Pages, Kind::Barrier, Kind::State, Kind::Archive];
-            let expected = match self.archive {
-                Some(_) => &expected[..],
-                None => &expected[..3],
+            let expected = [
+                Kind::Pages,
+                Kind::Barrier,
+                Kind::State,
+                Kind::Archive,
+                Kind::Copy,
+            ];
+            let expected = match (&self.archive, self.copies) {
+                (None, _) => &expected[..3],
+                (Some(_), 0) => &expected[..4],
+                (Some(_), _) => &expected[..],
             };
             let header = self.connection.receive_header(expected)?;
             if header.kind != Kind::Pages {
@@ -292,7 +322,12 @@ impl<'a> Destination<'a> {
                         archive.take(&self.contents)?;
                     }
                     let bytes = self.contents.len() as u64;
+                    self.archived += bytes;
                     self.progress.update(|info| info.sent_bytes += bytes);
+                }
+                Kind::Copy => {
+                    self.copy()?;
+                    self.connection.send(Kind::Copy, header.round, &[])?;
                 }
                 // From here on nothing of the source changes it: a frame that is still coming by another
                 // connection is given up.
@@ -304,6 +339,18 @@ impl<'a> Destination<'a> {
         }
     }
 
+    fn copy(&mut self) -> Result<()> {
+        self.copies = self.copies.saturating_sub(1);
+        let copy: CopyOf = serde_json::from_slice(&self.contents)
+            .map_err(|error| protocol(format!("a copy does not parse: {error}")))?;
+        let archive = self.archive.replace(archive::Incoming::default());
+        let archive = archive.unwrap_or_default().finish(Some(copy.archive))?;
+        let archive = archive.ok_or_else(|| protocol("a copy without an archive"))?;
+        let bytes = std::mem::take(&mut self.archived);
+        self.progress.update(|info| info.accel_bytes += bytes);
+        self.host.copy(copy.ports, archive).map_err(Error::Machine)
+    }
+
     fn state(&mut self, memory: &Arriving) -> Result<Phase> {
         self.show(Shown::Final, "taking the state over");
         let departure: Departure = serde_json::from_slice(&self.contents)
@@ -313,6 +360,8 @@ impl<'a> Destination<'a> {
         }
         let archive = self.archive.take().unwrap_or_default();
         let archive = archive.finish(departure.archive)?;
+        let bytes = self.archived;
+        self.progress.update(|info| info.accel_stop_bytes = bytes);
         let came = Instant::now();
         self.host
             .restore(departure.state, departure.saved_at, archive)

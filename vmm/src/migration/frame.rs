@@ -58,8 +58,11 @@ pub enum Kind {
     File = 11,
     /// To the destination, on another connection: it carries pages; answered in kind.
     Join = 12,
-    /// To the destination, before the state: a piece of what applications have saved.
+    /// To the destination, before the state or a copy: a piece of what applications have saved.
     Archive = 13,
+    /// To the destination: what came before is a copy of applications, which go on; answered in kind when
+    /// workers have made it.
+    Copy = 14,
 }
 
 impl Kind {
@@ -78,6 +81,7 @@ impl Kind {
             Self::File,
             Self::Join,
             Self::Archive,
+            Self::Copy,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -92,6 +96,7 @@ impl Kind {
             Self::File => 4 << 10,
             Self::Join => TOKEN,
             Self::Archive => archive::FRAME,
+            Self::Copy => 16 << 20,
             Self::Failed | Self::Prepared | Self::Denied => 64 << 10,
             Self::Barrier | Self::Ready | Self::Go | Self::Running => 0,
         }

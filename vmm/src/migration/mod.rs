@@ -6,6 +6,7 @@
 //!   Offer     versions, configuration ─────> refuses with all reasons, or
 //!   Prepare                           <───── has a machine with memory
 //!   Rounds    pages, a barrier each   ─────> memory
+//!             copies of applications  ─────> workers that make what is in them
 //!   Quiesce   accelerators' applications stand still; vCPUs still run
 //!   Final     paused: last pages, state ───> devices and vCPUs as saved, READY
 //!   Go        disk locks given up, GO  ────> takes the locks, RUNNING, runs
@@ -26,12 +27,13 @@
 //!   [`vectors`]: memory that goes out and comes in without a buffer; [`listener`]: waiting for the source;
 //!   [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
-//!   [`archive`]: what accelerators' applications have saved.
+//!   [`archive`]: what accelerators' applications have saved; [`copies`]: of them, while they go on.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
 
 pub mod archive;
 pub mod connection;
+pub mod copies;
 pub mod destination;
 pub mod files;
 pub mod frame;

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use devices::accel::rounds::CopiedPort;
 use hypervisor::CpuNeeds;
 use serde::{Deserialize, Serialize};
 
@@ -63,6 +64,14 @@ pub struct Offer {
     /// The host that it leaves, if the destination is to say whether it is there, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostId>,
+    /// Applications are copied while they go on, if the destination says that it takes that.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub copies: bool,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
+fn is_false(flag: &bool) -> bool {
+    !flag
 }
 
 /// Which kernel a program runs on, and since which boot: two that have the same one have locks in common,
@@ -85,16 +94,23 @@ pub struct Prepared {
     pub token: Option<Token>,
     /// Both sides are on one host. An older destination does not say so, and is not asked by an older source.
     pub same_host: bool,
+    /// It takes copies of applications. Only said to a source that has offered some.
+    pub copies: bool,
 }
 
 impl Prepared {
-    /// What follows the token if both sides are on one host.
+    /// Of the flags that follow the token: both sides are on one host.
     const SAME_HOST: u8 = 1;
+    /// It takes copies.
+    const COPIES: u8 = 2;
 
-    /// The contents of the frame. Without [`Offer::host`] nothing but the token may be in it.
+    /// The contents of the frame. Without [`Offer::host`] and [`Offer::copies`] nothing but the token may
+    /// be in it.
     pub fn encode(&self) -> Vec<u8> {
         let mut contents: Vec<u8> = self.token.iter().flatten().copied().collect();
-        contents.extend(self.same_host.then_some(Self::SAME_HOST));
+        let flags =
+            u8::from(self.same_host) * Self::SAME_HOST + u8::from(self.copies) * Self::COPIES;
+        contents.extend((flags != 0).then_some(flags));
         contents
     }
 
@@ -108,9 +124,14 @@ impl Prepared {
                 (Some(*token), rest)
             }
         };
+        let flags = match rest {
+            [flags] => *flags,
+            _ => 0,
+        };
         Ok(Self {
             token,
-            same_host: rest == [Self::SAME_HOST],
+            same_host: flags & Self::SAME_HOST != 0,
+            copies: flags & Self::COPIES != 0,
         })
     }
 }
@@ -181,6 +202,15 @@ pub struct Departure {
     /// How long it took to stop the machine and to save its state, in milliseconds.
     #[serde(default)]
     pub stopping_ms: u64,
+}
+
+/// What a frame says of a copy, the archive of which came before.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct CopyOf {
+    /// Bytes of the archive.
+    pub archive: u64,
+    /// What is in it.
+    pub ports: Vec<CopiedPort>,
 }
 
 /// A moment of the host's clock: nanoseconds since 1970.

@@ -57,6 +57,12 @@ pub struct MigrationInfo {
     pub remaining_bytes: u64,
     /// Bytes per second of the last round.
     pub bytes_per_second: u64,
+    /// Bytes of accelerators' applications that were sent while the VM ran.
+    #[serde(default)]
+    pub accel_bytes: u64,
+    /// The same while it stood still.
+    #[serde(default)]
+    pub accel_stop_bytes: u64,
     /// How much of their time is taken away from the vCPUs, in percent.
     #[serde(default)]
     pub throttle_percent: u8,

@@ -12,6 +12,7 @@ use devices::disk::Scope;
 use super::{
     Error, Result, archive,
     connection::Connection,
+    copies::{Copies, Copy},
     files::GivenFile,
     frame::Kind,
     lanes::{Body, Lanes},
@@ -52,6 +53,8 @@ pub trait Owner: Send {
     /// Has what the guest waits for come to its end, while the machine runs; once or again. After an
     /// error, or when the owner goes, it goes on.
     fn quiesce(&mut self) -> std::result::Result<(), String>;
+    /// Copies what is new of its accelerators' applications, which go on; None if there are none now.
+    fn copy(&mut self) -> std::result::Result<Option<Copy>, String>;
     /// Takes so many percent of their time away from the vCPUs; 0: none.
     fn throttle(&mut self, percent: u8);
     /// Stops the machine. After an error it runs.
@@ -148,7 +151,7 @@ struct Rounds {
     rate: u64,
     /// Bytes that the next round has.
     outstanding: u64,
-    /// What the stop costs beside them, in milliseconds.
+    /// What the stop costs beside them and applications, in milliseconds.
     fixed: u64,
 }
 
@@ -237,6 +240,7 @@ pub struct Source<'a> {
     began: Instant,
     pagemap: Option<File>,
     contents: Vec<u8>,
+    copies: Copies,
     /// What is outstanding was waited for, and the guest has written memory meanwhile: the round after
     /// that.
     quiesced: Option<u32>,
@@ -268,6 +272,7 @@ impl<'a> Source<'a> {
             began: Instant::now(),
             pagemap,
             contents: Vec::new(),
+            copies: Copies::default(),
             quiesced: None,
             paused: None,
             among: Scope::Hosts,
@@ -338,10 +343,14 @@ impl<'a> Source<'a> {
         if prepared.same_host {
             self.among = Scope::Host;
         }
+        self.copies = Copies::new(prepared.copies && self.offer.copies);
         if self.offer.local {
             let sizes = self.offer.regions.iter().map(|region| region.len);
             let total = sizes.fold(0, u64::saturating_add);
             self.progress.update(|info| info.total_bytes = total);
+            while self.are_copies_due() {
+                self.copy(0)?;
+            }
             return Ok(Phase::Quiesce(None));
         }
         let mut memory = self.owner.watch(self.pagemap.take())?;
@@ -382,6 +391,10 @@ impl<'a> Source<'a> {
             info.rounds = rounds.round + 1;
             info.remaining_bytes = rounds.outstanding;
         });
+        if rounds.round == 0 && self.are_copies_due() {
+            // First of all: what is made there takes its time, and programs are built.
+            self.copy(rounds.brake.percent)?;
+        }
         let began = Instant::now();
         self.connection.set_rate(self.wishes.bandwidth);
         let sent = rounds
@@ -395,7 +408,11 @@ impl<'a> Source<'a> {
             rounds.rate = rate.max(1);
         }
         rounds.outstanding = rounds.memory.outstanding()?;
-        let predicted = rounds.fixed + rounds.outstanding.saturating_mul(1000) / rounds.rate;
+        let memory = rounds.outstanding.saturating_mul(1000) / rounds.rate;
+        let applications = self.copies.outstanding().saturating_mul(1000) / rounds.rate;
+        // So long it stands still whatever the rounds of memory do.
+        let fixed = rounds.fixed.saturating_add(applications);
+        let predicted = fixed.saturating_add(memory);
         self.progress.update(|info| {
             info.remaining_bytes = rounds.outstanding;
             info.bytes_per_second = rounds.rate;
@@ -403,13 +420,17 @@ impl<'a> Source<'a> {
         });
         // Further rounds make the memory less, and nothing else: that has half of the time at least.
         let promised = milliseconds(self.wishes.downtime);
-        let counted = predicted - rounds.fixed + rounds.fixed.min(promised / 2);
+        let counted = memory.saturating_add(fixed.min(promised / 2));
         // Applications stand still until then, whatever the guest writes.
         let waited = self
             .quiesced
             .is_some_and(|at| rounds.round >= at + AFTER_QUIESCE);
         if counted <= promised || self.offer.paused || waited {
-            return Ok(Phase::Quiesce(Some(rounds)));
+            if self.quiesced.is_some() || !self.are_copies_due() {
+                return Ok(Phase::Quiesce(Some(rounds)));
+            }
+            self.copy(rounds.brake.percent)?;
+            return Ok(Phase::Rounds(rounds));
         }
         if self.began.elapsed() >= self.wishes.timeout {
             if self.wishes.ignore_timeout {
@@ -426,8 +447,7 @@ impl<'a> Source<'a> {
                 log::info!(
                     "the guest writes as fast as its memory is sent: it is slowed by {percent} %"
                 );
-                self.owner.throttle(percent);
-                self.progress.update(|info| info.throttle_percent = percent);
+                self.throttle(percent);
             }
             Round::Useless if self.wishes.ignore_timeout => {
                 log::warn!(
@@ -438,7 +458,7 @@ impl<'a> Source<'a> {
             Round::Useless => {
                 return Err(Error::Useless {
                     predicted_ms: predicted,
-                    memory_ms: predicted - rounds.fixed,
+                    memory_ms: memory,
                 });
             }
         }
@@ -447,6 +467,51 @@ impl<'a> Source<'a> {
             thread::sleep(rest);
         }
         Ok(Phase::Rounds(rounds))
+    }
+
+    fn throttle(&mut self, percent: u8) {
+        self.owner.throttle(percent);
+        self.progress.update(|info| info.throttle_percent = percent);
+    }
+
+    fn are_copies_due(&self) -> bool {
+        let left = self.wishes.timeout.saturating_sub(self.began.elapsed());
+        self.copies.are_due(left)
+    }
+
+    /// A copy of applications; waits until workers at the destination have made it. A guest that is slowed
+    /// down by so many percent is not meanwhile: no memory is sent.
+    pub(super) fn copy(&mut self, slowed: u8) -> Result<()> {
+        if slowed > 0 {
+            self.throttle(0);
+        }
+        let doing = std::mem::replace(&mut self.connection.doing, "copying applications");
+        self.copy_now()?;
+        self.connection.doing = doing;
+        if slowed > 0 {
+            self.throttle(slowed);
+        }
+        Ok(())
+    }
+
+    fn copy_now(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let Some(copy) = self.owner.copy().map_err(|why| self.stays(why))? else {
+            self.copies.add(0, began);
+            return Ok(());
+        };
+        self.connection.set_rate(self.wishes.bandwidth);
+        let sent = archive::send(&copy.archive, &mut self.connection, &self.progress)?;
+        let text = copy.describe(sent.size).map_err(Error::Machine)?;
+        self.connection
+            .send(Kind::Copy, self.copies.count(), &text)?;
+        let stall = self.wishes.stall.max(self.wishes.take_up);
+        let stall = std::mem::replace(&mut self.connection.stall, stall);
+        self.connection.receive(&[Kind::Copy], &mut self.contents)?;
+        self.connection.stall = stall;
+        self.copies.add(sent.bytes, began);
+        self.progress.update(|info| info.accel_bytes += sent.bytes);
+        Ok(())
     }
 
     /// Calls of accelerators' applications wait from here on, while vCPUs run.
@@ -498,12 +563,15 @@ impl<'a> Source<'a> {
             self.connection.set_rate(None);
             archive::send(&file, &mut self.connection, &self.progress)
         });
+        let archive = archive.transpose()?;
+        let saved = archive.map_or(0, |archive| archive.bytes);
+        self.progress.update(|info| info.accel_stop_bytes = saved);
         let hash = rounds.filter(|_| self.offer.verify);
         let hash = hash.map(|rounds| rounds.memory.hash());
         let departure = serde_json::to_vec(&Departure {
             state,
             hash,
-            archive: archive.transpose()?,
+            archive: archive.map(|archive| archive.size),
             saved_at: Some(saved_at),
             stopping_ms,
         })

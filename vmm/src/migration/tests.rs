@@ -18,14 +18,16 @@ use std::{
 };
 
 use devices::{
-    accel::saved::image,
+    accel::{rounds::CopiedPort, saved::image},
     disk::{LockGranularity, Scope, lock},
 };
 
+mod applications;
 mod figures;
 
 use super::{
     connection::{Address, Connection, Pages},
+    copies::Copy,
     destination::{Destination, Ended, Host, receive},
     files::{FileUse, GivenFile},
     frame::{HEADER, Header, Kind},
@@ -85,7 +87,30 @@ struct Here {
     fail: Option<&'static str>,
     /// How long workers take to stop.
     slow: Duration,
+    /// How long they take for a copy.
+    copying: Duration,
+    /// Bytes of the first copy.
+    copy_size: usize,
+    /// How much the guest was slowed down during each copy.
+    copied: Vec<u8>,
     decision: bool,
+}
+
+/// Without memory, files and disk.
+fn here() -> Here {
+    Here {
+        memory: None,
+        files: Vec::new(),
+        throttled: 0,
+        disk: None,
+        running: Arc::default(),
+        fail: None,
+        slow: Duration::ZERO,
+        copying: Duration::ZERO,
+        copy_size: 0,
+        copied: Vec::new(),
+        decision: false,
+    }
 }
 
 impl Owner for Here {
@@ -114,6 +139,14 @@ impl Owner for Here {
     fn quiesce(&mut self) -> std::result::Result<(), String> {
         thread::sleep(self.slow);
         Ok(())
+    }
+
+    fn copy(&mut self) -> std::result::Result<Option<Copy>, String> {
+        thread::sleep(self.copying);
+        // Much less each time.
+        let more = vec![1; self.copy_size >> (2 * self.copied.len())];
+        self.copied.push(self.throttled);
+        Ok(Some(Copy::new(Vec::new(), applications::copy(&more))))
     }
 
     fn throttle(&mut self, percent: u8) {
@@ -183,6 +216,20 @@ struct There {
     state: Vec<u8>,
 }
 
+/// On the source's host, without a disk.
+fn there() -> There {
+    There {
+        same_host: true,
+        regions: Vec::new(),
+        files: Vec::new(),
+        disk: None,
+        running: Arc::default(),
+        fail: None,
+        slow: Duration::ZERO,
+        state: Vec::new(),
+    }
+}
+
 impl There {
     fn failing(&self, step: &str) -> std::result::Result<(), String> {
         match self.fail {
@@ -218,6 +265,11 @@ impl Host for There {
         let regions = [region(0), region(1 << 32)];
         self.regions = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
         Ok(regions.into())
+    }
+
+    fn copy(&mut self, _: Vec<CopiedPort>, archive: File) -> std::result::Result<(), String> {
+        assert_eq!(archive.metadata().unwrap().len(), (5 << 20) + 4);
+        self.failing("copy")
     }
 
     fn restore(
@@ -393,6 +445,7 @@ fn offer() -> Offer {
         files: 0,
         lanes: 0,
         host: HostId::read(),
+        copies: true,
     }
 }
 
@@ -436,22 +489,20 @@ fn migrate(setup: &Setup) -> Case {
     let mut here = Here {
         memory: Some(memory),
         files: shared_files(),
-        throttled: 0,
         disk: held,
         running: Arc::clone(&source_runs),
         fail: setup.source_fails,
         slow: setup.slow,
         decision: setup.decision,
+        ..here()
     };
     let mut there = There {
         same_host: setup.same_host,
-        regions: Vec::new(),
-        files: Vec::new(),
         disk: disk(usize::from(!setup.same_host)),
         running: Arc::clone(&destination_runs),
         fail: setup.destination_fails,
         slow: setup.slow,
-        state: Vec::new(),
+        ..there()
     };
     let progress = Progress::new(Direction::Outgoing, "test");
     let (outcome, received) = thread::scope(|scope| {
@@ -559,6 +610,7 @@ fn whatever_breaks_exactly_one_machine_runs() {
         Kind::Pages,
         Kind::Barrier,
         Kind::Archive,
+        Kind::Copy,
         Kind::State,
         Kind::Ready,
         Kind::Go,
@@ -597,6 +649,7 @@ fn a_side_that_cannot_go_on_leaves_the_machine_at_the_source() {
     let sides = [
         (None, Some("examine")),
         (None, Some("prepare")),
+        (None, Some("copy")),
         (None, Some("restore")),
         (None, Some("take_locks")),
         (None, Some("run")),
@@ -637,16 +690,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     wrong.write_all(b"{}").unwrap();
     let began = std::time::Instant::now();
     let received = thread::spawn(move || {
-        let mut there = There {
-            same_host: true,
-            regions: Vec::new(),
-            files: Vec::new(),
-            disk: None,
-            running: Arc::default(),
-            fail: None,
-            slow: Duration::ZERO,
-            state: Vec::new(),
-        };
+        let mut there = there();
         let progress = Progress::new(Direction::Incoming, "test");
         receive(&mut listener, &mut there, &progress).map(|()| there.state)
     });
@@ -656,13 +700,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     assert!(String::from_utf8_lossy(&answer).contains("does not parse"));
     let mut here = Here {
         memory: Some(Departing::unwatched(vec![region(0), region(1 << 32)])),
-        files: Vec::new(),
-        throttled: 0,
-        disk: None,
-        running: Arc::default(),
-        fail: None,
-        slow: Duration::ZERO,
-        decision: false,
+        ..here()
     };
     let progress = Progress::new(Direction::Outgoing, "test");
     let url = format!("tcp:127.0.0.1:{port}");
@@ -725,37 +763,6 @@ fn a_question_moves_nothing() {
 }
 
 #[test]
-fn workers_may_take_longer_than_the_other_side_may_be_silent() {
-    let moved = migrate(&Setup {
-        slow: Duration::from_secs(4),
-        ..Setup::default()
-    });
-    assert!(
-        matches!(moved.outcome, Outcome::Moved),
-        "{:?}",
-        moved.outcome
-    );
-    moved.received.unwrap();
-}
-
-#[test]
-fn applications_are_taken_only_of_a_machine_that_may_have_some() {
-    for change in [(|offer| offer.protocol = 3) as fn(&mut Offer), |offer| {
-        offer.config.accels = None
-    }] {
-        let case = migrate(&Setup {
-            change,
-            ..Setup::default()
-        });
-        let Err(Ended::Failed(error)) = case.received else {
-            panic!("they were taken: {:?}", case.outcome);
-        };
-        assert!(error.to_string().contains("Archive"), "{error}");
-        assert!(case.source_runs && !case.destination_runs);
-    }
-}
-
-#[test]
 fn without_a_lock_a_client_decides_who_runs() {
     for decision in [false, true] {
         let case = migrate(&Setup {
@@ -806,7 +813,11 @@ fn an_older_side_is_taken_for_one_on_another_host() {
     let token = Some([7; lanes::TOKEN]);
     for (token, lanes) in [(None, 0), (token, 2)] {
         for same_host in [false, true] {
-            let prepared = Prepared { token, same_host };
+            let prepared = Prepared {
+                token,
+                same_host,
+                copies: same_host,
+            };
             let contents = prepared.encode();
             assert_eq!(Prepared::decode(&contents, lanes).unwrap(), prepared);
         }

@@ -113,6 +113,50 @@ impl Worker {
         (command, files.into_iter().next().map(fs::File::from))
     }
 
+    /// It cannot be copied while it serves. It is asked to give up what it may have of that when all have
+    /// answered.
+    fn is_not_copied(&self) {
+        assert!(matches!(self.asked().0, Ask::Precopy(0, _)));
+        self.answers(&Reply::Refused(Blob(b"its device is busy".to_vec())));
+    }
+
+    /// It is copied while it serves. So few bytes are copied once.
+    fn is_copied(&self) {
+        let (command, file) = self.asked();
+        assert!(matches!(command, Ask::Precopy(0, _)), "{command:?}");
+        self.writes("a copy", file);
+    }
+
+    fn saves_rest(&self) {
+        let (command, file) = self.asked();
+        assert_eq!(command, Ask::SaveRest(1));
+        self.writes("the rest", file);
+    }
+
+    fn writes(&self, what: &str, file: Option<fs::File>) {
+        let state = format!("{what} of slice {}", self.slice);
+        file.unwrap().write_all_at(state.as_bytes(), 0).unwrap();
+        self.answers(&Reply::Done());
+    }
+
+    /// It is given this, by this command.
+    fn is_given(&self, by: &Ask, what: &str) {
+        let (command, file) = self.asked();
+        assert_eq!(command, *by);
+        let mut state = String::new();
+        let mut file = file.unwrap();
+        io::Seek::rewind(&mut file).unwrap();
+        file.read_to_string(&mut state).unwrap();
+        assert_eq!(state, format!("{what} of slice {}", self.slice));
+    }
+
+    /// It makes a copy of an application that goes on elsewhere.
+    fn prepares(&self) {
+        self.is_ready();
+        self.is_given(&Ask::Prepare(false), "a copy");
+        self.answers(&Reply::Done());
+    }
+
     fn answers(&self, reply: &Reply) {
         control::send(&self.stream, reply, &[]).unwrap();
     }
@@ -125,9 +169,7 @@ impl Worker {
     fn saves(&self) {
         let (command, file) = self.asked();
         assert_eq!(command, Ask::Save());
-        let state = format!("the state of slice {}", self.slice);
-        file.unwrap().write_all_at(state.as_bytes(), 0).unwrap();
-        self.answers(&Reply::Done());
+        self.writes("the state", file);
     }
 
     /// It goes on, whatever it was asked for and has not answered.
@@ -143,13 +185,7 @@ impl Worker {
     }
 
     fn restores(&self) {
-        let (command, file) = self.asked();
-        assert_eq!(command, Ask::Restore(false));
-        let mut state = String::new();
-        let mut file = file.unwrap();
-        io::Seek::rewind(&mut file).unwrap();
-        file.read_to_string(&mut state).unwrap();
-        assert_eq!(state, format!("the state of slice {}", self.slice));
+        self.is_given(&Ask::Restore(false), "the state");
     }
 
     fn serves(&self) {
@@ -252,6 +288,10 @@ fn a_snapshot_that_waits_for_workers_lets_others_ask_and_can_be_cancelled() {
     let to = to.to_str().unwrap();
     let save = ["snapshot", to, "--accel", "save"];
     vmm.refuses(&save, "pause it first");
+    vmm.refuses(
+        &["send-migration", "unix:/nowhere", "--accel-copies"],
+        "accel_copies=true needs accel=Move",
+    );
     vmm.does(&["pause"]);
     let saving = vmm.ask(&save);
     other.stops();
@@ -386,8 +426,17 @@ struct Going {
     dir: tempfile::TempDir,
 }
 
-/// Both applications are asked to stop.
+/// Both applications are asked to stop, and for nothing before.
 fn going() -> Going {
+    setting_off(&[])
+}
+
+/// Both applications are about to be copied.
+fn going_by_copies() -> Going {
+    setting_off(&["--accel-copies"])
+}
+
+fn setting_off(more: &[&str]) -> Going {
     let dir = tempfile::tempdir().unwrap();
     let (pool, there) = (
         Pool::new(dir.path(), "pool"),
@@ -400,14 +449,15 @@ fn going() -> Going {
     let rename = format!("{}={}", pool.path.display(), there.path.display());
     let receiving = second.receive_at(&url, &first.serial, &["--rename", &rename]);
     second.until("it listens", |_| path.exists());
-    let sending = first.ask(&[
+    let send = [
         "send-migration",
         &url,
         "--preserve-source",
         "--watch",
         "--accel",
         "move",
-    ]);
+    ];
+    let sending = first.ask(&[&send, more].concat());
     Going {
         first,
         second,
@@ -484,8 +534,115 @@ fn a_machine_moves_with_its_applications() {
         worker.serves();
     }
     let (second, _dir) = going.arrives();
+    let info = second.migration();
+    assert_eq!(info["accel_bytes"], 0, "{info}");
     assert_eq!(second.counter("slices_in_use"), SLICES as u64);
     assert_eq!(second.counter("workers_lost"), 0);
+}
+
+#[test]
+fn an_application_that_is_busy_is_saved_as_a_whole_beside_one_that_was_copied() {
+    if !has_kvm() {
+        return;
+    }
+    let going = going_by_copies();
+    going.workers[0].is_not_copied();
+    going.workers[1].is_copied();
+    going.workers[0].goes_on();
+    let copied = going.there.next();
+    copied.prepares();
+    going.workers.iter().for_each(Worker::stops);
+    going.workers[0].saves();
+    going.workers[1].saves_rest();
+    let busy = going.there.next();
+    assert_eq!((busy.slice, copied.slice), (0, 1));
+    busy.is_ready();
+    busy.restores();
+    copied.is_given(&Ask::Restore(false), "the rest");
+    for worker in [&busy, &copied] {
+        worker.answers(&Reply::Done());
+    }
+    for worker in [&busy, &copied] {
+        worker.serves();
+    }
+    let (second, _dir) = going.arrives();
+    assert_eq!(second.counter("slices_in_use"), SLICES as u64);
+    assert_eq!(second.counter("workers_lost"), 0);
+}
+
+#[test]
+fn a_machine_that_moves_has_its_applications_copied_while_they_go_on() {
+    if !has_kvm() {
+        return;
+    }
+    let going = going_by_copies();
+    going.workers.iter().for_each(Worker::is_copied);
+    let new = going.there.both();
+    new.iter().for_each(Worker::prepares);
+    going.workers.iter().for_each(Worker::stops);
+    going.workers.iter().for_each(Worker::saves_rest);
+    for worker in &new {
+        worker.is_given(&Ask::Restore(false), "the rest");
+        worker.answers(&Reply::Done());
+    }
+    new.iter().for_each(Worker::serves);
+    let (second, _dir) = going.arrives();
+    let info = second.migration();
+    assert!(info["accel_bytes"].as_u64() > Some(0), "{info}");
+    assert!(info["accel_stop_bytes"].as_u64() > Some(0), "{info}");
+    assert_eq!(second.counter("slices_in_use"), SLICES as u64);
+    assert_eq!(second.counter("workers_lost"), 0);
+}
+
+#[test]
+fn a_machine_stays_if_something_dies_amid_copies_of_its_applications() {
+    if !has_kvm() {
+        return;
+    }
+    for step in ["ready", "refused", "machine", "later", "stopped", "rest"] {
+        let mut going = going_by_copies();
+        going.workers.iter().for_each(Worker::is_copied);
+        let mut new = Vec::from(going.there.both());
+        let mut why = "does not answer";
+        if step == "ready" {
+            drop(new.remove(0));
+            new[0].prepares();
+        } else {
+            new[0].prepares();
+            new[1].is_ready();
+            new[1].is_given(&Ask::Prepare(false), "a copy");
+            if step == "refused" {
+                why = "no such device";
+                let refused = Blob(b"it has no such device".to_vec());
+                new[1].answers(&Reply::Refused(refused));
+            } else if step == "machine" {
+                why = "the connection broke";
+                going.second.kill();
+            } else {
+                new[1].answers(&Reply::Done());
+            }
+        }
+        if ["later", "stopped", "rest"].contains(&step) {
+            if step == "later" {
+                drop(new.remove(0));
+            }
+            going.workers.iter().for_each(Worker::stops);
+            if step == "stopped" {
+                drop(new.remove(0));
+            }
+            going.workers.iter().for_each(Worker::saves_rest);
+            if step == "rest" {
+                new[0].is_given(&Ask::Restore(false), "the rest");
+                drop(new.remove(0));
+            }
+            new[0].is_given(&Ask::Restore(false), "the rest");
+            new[0].answers(&Reply::Done());
+        }
+        // They are the first machine's alone, and give up what they keep of copies.
+        going.workers.iter().for_each(Worker::goes_on);
+        new.into_iter().for_each(Worker::ends);
+        going.stays(why, 0);
+    }
 }
 
 #[test]

@@ -27,6 +27,8 @@ use super::{
     *,
 };
 
+mod rounds;
+
 /// A pool beside the port's own.
 struct Other {
     pool: UnixListener,

@@ -3,6 +3,7 @@
 use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
 use base::{Cancel, Chain};
+use devices::accel::rounds::CopiedPort;
 use serde_json::Value;
 
 use super::{
@@ -89,6 +90,14 @@ impl Receives for Coming {
             false => None,
         };
         self.on_incoming(move |control| control.prepare_incoming(&offer, given))
+    }
+
+    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> Result<(), String> {
+        let ports = self.on_machine(move |incoming| {
+            let ports = incoming.machine.ports_to_prepare(&incoming.config, ports);
+            ports.map_err(words)
+        })?;
+        applications::prepare(&ports, &archive, self.cancel.clone()).map_err(words)
     }
 
     fn restore(

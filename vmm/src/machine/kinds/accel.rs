@@ -6,7 +6,7 @@ use std::{
 };
 
 use devices::{
-    accel::{Accel, Options, Resources},
+    accel::{Accel, Options, Resources, moving},
     gate::{self, Gate},
     pci::SharedFunction,
 };
@@ -44,7 +44,12 @@ impl DeviceKind for AccelConfig {
         }
         let (function, handle): (SharedFunction, _) = match &self.via {
             AccelVia::Ring(ring) => {
-                let port = port(self.api, ring, id, surroundings)?;
+                // One that workers have taken applications up by already.
+                let early = surroundings.ports.take(id, surroundings.archive.clone());
+                let port = match early {
+                    Some(port) => port,
+                    None => port(self.api, ring, id, surroundings)?,
+                };
                 let handle = Handle::Accel(port.handle());
                 (Arc::new(Mutex::new(port)), handle)
             }
@@ -59,6 +64,28 @@ impl DeviceKind for AccelConfig {
         })
     }
 }
+
+/// The port of an accelerator that is on its way here, for workers that take applications up before it has
+/// come.
+pub fn stand_by(
+    config: &AccelConfig,
+    id: &str,
+    surroundings: &Surroundings,
+) -> Result<moving::Handle, DeviceError> {
+    let AccelVia::Ring(ring) = &config.via else {
+        return Err(DeviceError::of(NoPort));
+    };
+    surroundings.ports.find(id, || {
+        let port = port(config.api, ring, id, surroundings)?;
+        port.stand_by().map_err(DeviceError::of)?;
+        Ok(port)
+    })
+}
+
+/// Applications that are served by another machine cannot come.
+#[derive(Debug, thiserror::Error)]
+#[error("no worker takes applications up by a gate")]
+struct NoPort;
 
 /// The port through which applications reach workers.
 fn port(

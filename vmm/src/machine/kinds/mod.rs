@@ -1,6 +1,6 @@
 //! The kinds of devices: how each is made from its configuration.
 
-mod accel;
+pub(super) mod accel;
 mod balloon;
 pub mod console;
 pub mod disk;

@@ -1,0 +1,275 @@
+//! Applications of a machine that leaves, copied in rounds while they go on: little is left to save when
+//! they stand still.
+//!
+//! ```text
+//!   worker here           archive                         worker there
+//!   Precopy(0)     ──>    image, contents of the slice    attachment, Prepare    it serves here
+//!   Precopy(1)     ──>    what is new of both             Prepare
+//!   Quiesce
+//!   SaveRest(2)    ──>    what is new of both             Restore                it stands still
+//! ```
+//!
+//! A worker is lent for each round, so that its end, and that of its application, are noticed as ever.
+//! One that does not know the rounds has come in the place of another one: it begins anew, and so does
+//! the worker there.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io, mem,
+    os::fd::AsFd,
+    thread,
+    time::{Duration, Instant},
+};
+
+use base::{Chain, Patience};
+use gantry_remoting::{
+    link::control::{self, AFTER_DRAIN, Command, NotMoved},
+    port::State,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    blocks::Sent,
+    lend::Lent,
+    moving::{Handle, save},
+    saved::{Archive, Error, SavedSlice, named},
+};
+
+/// How long a round of an application may take. What its device is at holds up what copies, too, and
+/// the machine waits for it.
+const ROUND: Duration = Duration::from_secs(30);
+/// How often a worker that has yet to come back is looked for.
+const AGAIN: Duration = Duration::from_millis(10);
+
+/// What a round has of a port.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct CopiedPort {
+    /// What it is called.
+    pub id: String,
+    /// Its applications.
+    pub slices: Vec<SavedSlice>,
+}
+
+/// What another host has of the applications of these ports. They forget it when this is dropped.
+pub struct Copied {
+    ports: Vec<(String, Handle)>,
+    /// By port and slice.
+    slices: BTreeMap<(String, usize), Known>,
+    /// Those that a round has left out: their workers may have to answer yet.
+    left_out: BTreeSet<(String, usize)>,
+    /// How long a round of an application may take.
+    pub(super) limit: Duration,
+}
+
+/// A worker that was asked for a round, what has been copied of its application, and the image that it has
+/// written.
+type Answered = (Lent, Known, Result<File, NotMoved>);
+
+/// What another host has of an application.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    rounds: u32,
+    window: Sent,
+}
+
+impl Known {
+    /// Adds a slice to an archive: an image of what is new of its application, as the worker has written
+    /// it, and what is new of its contents.
+    pub(super) fn add(
+        mut self,
+        (port, slice): (&Handle, usize),
+        image: &File,
+        archive: &mut Archive,
+        patience: &Patience,
+    ) -> io::Result<(SavedSlice, Self)> {
+        let image = archive.add(image, patience)?;
+        let window = port.window(slice)?;
+        let (window, kept) = match self.rounds {
+            0 => (archive.add(&window, patience)?, Vec::new()),
+            _ => self.window.add_changed(&window, archive, patience)?,
+        };
+        let saved = SavedSlice {
+            kept,
+            image: Some(image),
+            rounds: self.rounds,
+            ..port.described(slice, State::Open, window)
+        };
+        Ok((saved, self))
+    }
+}
+
+impl Copied {
+    /// Nothing yet.
+    pub fn new(ports: Vec<(String, Handle)>) -> Self {
+        Self {
+            ports,
+            slices: BTreeMap::new(),
+            left_out: BTreeSet::new(),
+            limit: ROUND,
+        }
+    }
+
+    /// Copies what is new of all applications to an archive. One that cannot be copied now is left out.
+    ///
+    /// # Errors
+    /// Somebody has asked for the end.
+    pub fn round(
+        &mut self,
+        archive: &mut Archive,
+        patience: &Patience,
+    ) -> Result<Vec<CopiedPort>, Error> {
+        let mut all = Vec::new();
+        for (id, port) in &self.ports {
+            let mut slices = Vec::new();
+            // All copy at the same time.
+            let lent = port.desk.lend(None).unwrap_or_default().into_iter();
+            let lent = lent.map(|lent| {
+                let known = self.slices.remove(&(id.clone(), lent.slice));
+                (lent, known.unwrap_or_default())
+            });
+            for (lent, known, image) in ask(lent.collect(), self.limit, patience) {
+                let slice = lent.slice;
+                let added = image
+                    .map_err(|why| Chain(&why).to_string())
+                    .and_then(|image| {
+                        let added = known.add((port, slice), &image, archive, patience);
+                        added.map_err(|why| format!("its copy cannot be written: {}", Chain(&why)))
+                    });
+                match added {
+                    Ok((saved, known)) => {
+                        slices.push(saved);
+                        self.slices.insert((id.clone(), slice), known);
+                        lent.keep();
+                    }
+                    Err(_) if patience.is_cancelled() => return Err(Error::Cancelled),
+                    Err(why) => {
+                        log::warn!(
+                            "{id}: the application of slice {slice} is not copied while it goes on, so that \
+                             the VM may stand still for longer: {why}"
+                        );
+                        self.left_out.insert((id.clone(), slice));
+                        // An order that came too late for an answer is carried out yet.
+                        lent.forget();
+                    }
+                }
+            }
+            if !slices.is_empty() {
+                let id = id.clone();
+                all.push(CopiedPort { id, slices });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Waits until the workers that rounds have left out are their ports' again, so that they can be
+    /// stopped.
+    ///
+    /// # Errors
+    /// One still has to answer, or somebody has asked for the end.
+    pub fn settle(&self, patience: &Patience) -> Result<(), Error> {
+        let patience = patience.at_most(self.limit.saturating_add(AFTER_DRAIN));
+        for (id, port) in &self.ports {
+            let of_port = self.left_out.iter().filter(|(of, _)| of == id);
+            for (_, slice) in of_port {
+                while !port.has_worker(*slice) {
+                    if let Err(why) = patience.check() {
+                        return Err(match patience.is_cancelled() {
+                            true => Error::Cancelled,
+                            false => Error::Stays(vec![format!(
+                                "{}: its worker still has to answer for a copy: {why}",
+                                named(id, *slice as u32)
+                            )]),
+                        });
+                    }
+                    thread::sleep(AGAIN);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Has a worker that has stopped save what is new since the rounds; all, if it does not know them.
+    pub(super) fn rest(
+        &mut self,
+        id: &str,
+        lent: &mut Lent,
+        patience: &Patience,
+    ) -> Result<(File, Known), NotMoved> {
+        if let Some(known) = self.slices.remove(&(id.to_owned(), lent.slice)) {
+            match save(lent, &Command::SaveRest(known.rounds), patience) {
+                Err(NotMoved::Refused(why)) => {
+                    log::info!("{id}: slice {} is saved as a whole: {why}", lent.slice);
+                }
+                image => return Ok((image?, known)),
+            }
+        }
+        Ok((save(lent, &Command::Save(), patience)?, Known::default()))
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let slices = mem::take(&mut self.slices);
+        for (id, port) in &self.ports {
+            let of_port = slices.keys().filter(|(of, _)| of == id);
+            for (_, slice) in of_port {
+                let lent = port.desk.lend(Some(*slice as u32)).unwrap_or_default();
+                lent.into_iter().for_each(Lent::forget);
+            }
+        }
+    }
+}
+
+impl Handle {
+    /// Whether a slice has no application, or one whose worker is the port's own.
+    fn has_worker(&self, slice: usize) -> bool {
+        if self.slices.get(slice) != State::Open {
+            return true;
+        }
+        let Some(lent) = self.desk.lend(Some(slice as u32)) else {
+            return false;
+        };
+        let is_there = !lent.is_empty();
+        lent.into_iter().for_each(Lent::keep);
+        is_there
+    }
+}
+
+/// Asks a worker for a round, and goes on without the answer.
+fn send(lent: &mut Lent, round: u32, limit: Duration) -> Result<File, NotMoved> {
+    let image = control::image().map_err(NotMoved::File)?;
+    let command = Command::Precopy(round, limit.as_millis() as u64);
+    lent.send(&command, &[image.as_fd()])?;
+    Ok(image)
+}
+
+/// Asks workers for a round, all at the same time, and waits for the images. Applications that have none of
+/// the earlier ones begin anew, once.
+fn ask(mut lent: Vec<(Lent, Known)>, limit: Duration, patience: &Patience) -> Vec<Answered> {
+    let mut answered = Vec::new();
+    while !lent.is_empty() {
+        let began = Instant::now();
+        let asked = lent.into_iter().map(|(mut lent, known)| {
+            let image = send(&mut lent, known.rounds, limit);
+            (lent, known, image)
+        });
+        let asked: Vec<Answered> = asked.collect();
+        // The worker says itself that it takes too long.
+        let patience = patience.at_most(limit.saturating_add(AFTER_DRAIN));
+        lent = Vec::new();
+        for (mut one, mut known, image) in asked {
+            match image.and_then(|image| one.answer(&patience).map(|_| image)) {
+                // One that has taken too long is as busy for another question.
+                Err(NotMoved::Refused(_)) if known.rounds > 0 && began.elapsed() < limit => {
+                    lent.push((one, Known::default()));
+                }
+                image => {
+                    known.rounds += u32::from(image.is_ok());
+                    answered.push((one, known, image));
+                }
+            }
+        }
+    }
+    answered
+}

@@ -1,0 +1,180 @@
+//! Workers that take applications up before their machine is here: each makes what rounds have of one
+//! that still goes on elsewhere, and the rest when the machine has come.
+//!
+//! Whatever comes from the other host is untrusted: there are as many workers as slices at most, and what
+//! they are given they take for what any application could have sent.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{self, Read},
+    net::Shutdown,
+    os::{fd::AsFd, unix::net::UnixStream},
+};
+
+use base::{Chain, Patience, patience::Patient};
+use gantry_remoting::link::control::{self, Command, NotMoved, Peer, SOON};
+
+use super::{
+    attach::Pool,
+    moving::{Handle, NEW},
+    saved::SavedSlice,
+};
+
+/// A worker that has a part of an application.
+#[derive(Debug)]
+pub(super) struct Standby {
+    pub stream: UnixStream,
+    /// How many rounds it has made.
+    pub rounds: u32,
+}
+
+/// Why a worker does not have what a round has.
+#[derive(Debug, thiserror::Error)]
+enum Unprepared {
+    #[error(transparent)]
+    Worker(#[from] NotMoved),
+    #[error("cannot take over what came of it")]
+    Came(#[from] io::Error),
+    #[error("its slice cannot be made anew")]
+    Slice(#[from] super::Error),
+    #[error("a round of it came that does not follow the one before")]
+    Order,
+}
+
+impl Handle {
+    /// Has workers of the port's pool make what a round has of applications, all at the same time.
+    ///
+    /// # Errors
+    /// All reasons why some cannot. Their workers end.
+    pub fn prepare(
+        &self,
+        copied: &[SavedSlice],
+        archive: &File,
+        patience: &Patience,
+    ) -> Result<(), String> {
+        if copied.len() > self.slices.count() as usize {
+            return Err("a round has more applications than the accelerator has slices".to_owned());
+        }
+        let mut seen = BTreeSet::new();
+        if let Some(twice) = copied.iter().find(|one| !seen.insert(one.slice)) {
+            return Err(format!("a round has slice {} twice", twice.slice));
+        }
+        let pool = self.attach.pool();
+        let mut reasons = Vec::new();
+        let mut keep = |slice: u32, step: Result<Standby, Unprepared>| match step {
+            Ok(standby) => Some((slice, standby)),
+            Err(why) => {
+                reasons.push(format!("slice {slice}: {}", Chain(&why)));
+                None
+            }
+        };
+        let mut found = Vec::new();
+        for one in copied {
+            let standby = keep(one.slice, self.standby(one, &pool, patience));
+            found.extend(standby.map(|(_, standby)| (one, standby)));
+        }
+        let mut asked = Vec::new();
+        for (one, standby) in found {
+            let step = self.give(one, standby, archive, patience);
+            asked.extend(keep(one.slice, step));
+        }
+        for (slice, standby) in asked {
+            let new = Peer {
+                channel: &standby.stream,
+                who: NEW,
+            };
+            let made = new.answer(patience).map_err(Unprepared::from);
+            if let Some((slice, standby)) = keep(slice, made.map(|_| standby)) {
+                self.coming().standby.insert(slice as usize, standby);
+            }
+        }
+        match reasons.is_empty() {
+            true => Ok(()),
+            false => {
+                let (reasons, pool) = (reasons.join("; "), pool.socket.display());
+                Err(format!("{reasons} (the pool is at {pool})"))
+            }
+        }
+    }
+
+    /// The worker of a slice; a new one for a first round, which is not ready yet.
+    fn standby(
+        &self,
+        one: &SavedSlice,
+        pool: &Pool,
+        patience: &Patience,
+    ) -> Result<Standby, Unprepared> {
+        let slice = one.slice as usize;
+        let known = self.coming().standby.remove(&slice);
+        if one.rounds > 1 {
+            return known.ok_or(Unprepared::Order);
+        }
+        if let Some(before) = known {
+            self.end(slice, &before.stream, patience)?;
+        }
+        // What an earlier worker was given is nobody else's.
+        self.attach.window.renew(slice)?;
+        self.slices.set_owner(slice, one.owner);
+        let stream = self.connect(slice, pool, patience)?;
+        Ok(Standby { stream, rounds: 0 })
+    }
+
+    /// Asks a worker to make what a round has, and goes on without the answer.
+    fn give(
+        &self,
+        one: &SavedSlice,
+        mut standby: Standby,
+        archive: &File,
+        patience: &Patience,
+    ) -> Result<Standby, Unprepared> {
+        let new = Peer {
+            channel: &standby.stream,
+            who: NEW,
+        };
+        if standby.rounds == 0 {
+            new.answer(&patience.at_most(SOON))?;
+        }
+        standby.rounds += 1;
+        if standby.rounds != one.rounds {
+            return Err(Unprepared::Order);
+        }
+        let window = self.window(one.slice as usize)?;
+        if one.window.length != window.metadata()?.len() {
+            let other = "it is of an accelerator with other slices";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, other).into());
+        }
+        one.window.read_changed(archive, &window, &one.kept)?;
+        let image = control::image().map_err(NotMoved::File)?;
+        let piece = one.image.ok_or(Unprepared::Order)?;
+        piece.read(archive, &image)?;
+        new.send(&Command::Prepare(false), &[image.as_fd()])?;
+        Ok(standby)
+    }
+
+    /// Ends a worker that takes no application up, and waits until its pool has seen that: what it had of
+    /// the device's memory is free.
+    pub(super) fn end(
+        &self,
+        slice: usize,
+        stream: &UnixStream,
+        patience: &Patience,
+    ) -> Result<(), NotMoved> {
+        let gone = |source| NotMoved::Gone { who: NEW, source };
+        let patience = patience.at_most(SOON);
+        // What cannot be shut down has ended.
+        let _ = stream.shutdown(Shutdown::Write);
+        loop {
+            match Patient(stream, &patience).read(&mut [0; 64]) {
+                Ok(0) => break,
+                // An answer that nobody waits for any more.
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
+                Err(_) if patience.is_cancelled() => return Err(NotMoved::Cancelled),
+                Err(error) => return Err(gone(error)),
+            }
+        }
+        self.attach.account.0.clear(slice as u32);
+        Ok(())
+    }
+}

@@ -1,0 +1,165 @@
+//! Copies of accelerators' applications that go on: how many are worth their time, and what is left to
+//! send while they stand still.
+
+use std::{
+    fs::File,
+    time::{Duration, Instant},
+};
+
+use devices::accel::rounds::CopiedPort;
+
+use super::offer::CopyOf;
+
+/// The most copies.
+const MOST: u32 = 8;
+/// The most that are taken: of a Gantry that makes more, too.
+pub const MOST_TAKEN: u32 = 4 * MOST;
+/// An application that was copied so shortly ago has not written much since.
+const RECENT: Duration = Duration::from_secs(10);
+/// So few bytes are as soon sent while the machine stands still.
+const FEW: u64 = 1 << 20;
+
+/// A copy of applications, or what is new since the last one.
+pub struct Copy {
+    ports: Vec<CopiedPort>,
+    /// Images and contents of slices.
+    pub archive: File,
+}
+
+impl Copy {
+    /// What is in an archive.
+    pub fn new(ports: Vec<CopiedPort>, archive: File) -> Self {
+        Self { ports, archive }
+    }
+
+    /// What the destination is told of it.
+    pub fn describe(self, archive: u64) -> Result<Vec<u8>, String> {
+        let ports = self.ports;
+        serde_json::to_vec(&CopyOf { archive, ports }).map_err(|error| error.to_string())
+    }
+}
+
+/// The copies of a migration.
+#[derive(Debug, Default)]
+pub struct Copies {
+    /// None if there are none.
+    last: Option<Last>,
+}
+
+#[derive(Debug)]
+struct Last {
+    count: u32,
+    /// Bytes of it; none before the first.
+    bytes: u64,
+    /// Whether it was much less than the one before.
+    shrinks: bool,
+    ended: Instant,
+    took: Duration,
+}
+
+impl Copies {
+    /// None yet, and none ever if they are not wanted.
+    pub fn new(wanted: bool) -> Self {
+        Self {
+            last: wanted.then(|| Last {
+                count: 0,
+                bytes: 0,
+                shrinks: true,
+                ended: Instant::now(),
+                took: Duration::ZERO,
+            }),
+        }
+    }
+
+    /// How many there were: the next one's number.
+    pub fn count(&self) -> u32 {
+        self.last.as_ref().map_or(0, |last| last.count)
+    }
+
+    /// Whether another one would leave less to send in the stop, in a migration that has so much time left:
+    /// there was none, or one that takes as long as the last one ends in time, and that one was much less than
+    /// the one before, or applications have gone on for longer than it took.
+    pub fn are_due(&self, left: Duration) -> bool {
+        self.are_due_at(Instant::now(), left)
+    }
+
+    fn are_due_at(&self, now: Instant, left: Duration) -> bool {
+        self.last.as_ref().is_some_and(|last| {
+            let since = now.saturating_duration_since(last.ended);
+            let worth = last.bytes >= FEW && last.shrinks || since > last.took.max(RECENT);
+            last.count == 0 || last.count < MOST && worth && last.took < left
+        })
+    }
+
+    /// One has sent so many bytes, which began then.
+    pub fn add(&mut self, bytes: u64, began: Instant) {
+        if let Some(last) = &mut self.last {
+            let ended = Instant::now();
+            *last = Last {
+                count: last.count + 1,
+                bytes,
+                shrinks: last.count == 0 || bytes <= last.bytes / 2,
+                ended,
+                took: ended.saturating_duration_since(began),
+            };
+        }
+    }
+
+    /// Bytes that are left, as far as is known: an application that writes as much as before. The first copy
+    /// is of all, and says nothing about that.
+    pub fn outstanding(&self) -> u64 {
+        let known = self.last.as_ref().filter(|last| last.count > 1);
+        known.map_or(0, |last| last.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Time enough.
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn copies_end_when_they_hardly_shrink_or_little_is_left() {
+        let mut copies = Copies::new(true);
+        assert!(copies.are_due(HOUR));
+        let mut after = |bytes| {
+            copies.add(bytes, Instant::now());
+            let ended = copies.last.as_ref().unwrap().ended;
+            copies.are_due_at(ended, HOUR)
+        };
+        let sizes = [64 << 20, 16 << 20, 12 << 20, 1 << 20, 4096];
+        assert_eq!(sizes.map(&mut after), [true, true, false, true, false]);
+        assert_eq!(copies.outstanding(), 4096);
+    }
+
+    #[test]
+    fn an_application_that_has_gone_on_for_long_is_copied_again_but_not_for_ever() {
+        let mut copies = Copies::new(true);
+        for count in 1..=MOST {
+            assert_eq!(copies.count(), count - 1);
+            copies.add(4096, Instant::now());
+            let later = Instant::now() + Duration::from_secs(60);
+            assert_eq!(copies.are_due_at(later, HOUR), count < MOST);
+        }
+    }
+
+    #[test]
+    fn the_first_copy_is_always_due_and_no_other_one_that_would_end_too_late() {
+        let mut copies = Copies::new(true);
+        assert!(copies.are_due(Duration::ZERO));
+        let took = Duration::from_secs(100);
+        copies.add(64 << 20, Instant::now() - took);
+        assert!(copies.are_due(2 * took));
+        assert!(!copies.are_due(took));
+    }
+
+    #[test]
+    fn what_is_not_wanted_is_never_due() {
+        let mut copies = Copies::new(false);
+        assert!(!copies.are_due(HOUR));
+        copies.add(1, Instant::now());
+        assert_eq!((copies.count(), copies.outstanding()), (0, 0));
+    }
+}
