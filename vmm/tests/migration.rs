@@ -601,10 +601,10 @@ fn whichever_side_is_killed_while_memory_moves_at_most_one_guest_is_left_with_th
     let disk = dir.path().join("disk");
     fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
     let disk = format!("path={},image_type=raw", disk.display());
-    let mut first = Vmm::counting(dir.path(), "size=32M", &["--disk", &disk]);
+    let mut first = Vmm::filling(dir.path(), "size=32M", &["--disk", &disk]);
     let in_rounds = |vmm: &Vmm| vmm.migration()["phase"] == "Rounds";
     let over = |vmm: &Vmm| vmm.migration()["phase"] == "Failed";
-    let slow = ["--bandwidth", "8K", "--max-throttle", "0"];
+    let slow = ["--bandwidth", "256K", "--max-throttle", "0"];
     // The destination: the guest goes on, with its disk.
     let mut second = Vmm::start(dir.path(), "second", &[]);
     let (mut receiving, url) = second.receive(&first.serial);
