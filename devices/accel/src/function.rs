@@ -111,7 +111,7 @@ pub struct Accel {
     account: Arc<(Account, OwnedFd)>,
     /// Hands slices to workers.
     attach: Arc<Attach>,
-    /// Where workers are lent.
+    /// Where workers are borrowed.
     desk: Arc<Desk>,
     /// The applications that a snapshot has, while it is written.
     saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,

@@ -28,13 +28,13 @@ use super::slices::Slices;
 
 /// How long the port's thread may take to answer.
 const SOON: Duration = Duration::from_secs(5);
-/// What a worker is called that is lent.
+/// What a worker is called that is borrowed.
 pub const OLD: &str = "the worker that serves it";
 
 /// What the port's thread is asked for.
 pub enum Order {
-    /// The workers of all open slices, or of one, that nobody has been lent.
-    Lend(Option<u32>, SyncSender<Vec<Lent>>),
+    /// The workers of all open slices, or of one, that nobody has borrowed.
+    Lend(Option<u32>, SyncSender<Vec<Borrowed>>),
     /// A slice's worker comes back, or another one comes in its place.
     Back(usize, UnixStream),
 }
@@ -49,7 +49,7 @@ pub struct Desk {
 }
 
 /// The connection to a slice's worker.
-pub struct Lent {
+pub struct Borrowed {
     /// Which slice.
     pub slice: usize,
     /// None if the worker has ended.
@@ -124,14 +124,14 @@ impl Desk {
     }
 
     /// The workers of all open slices, or of one. None if the port is not plugged in, or has no time.
-    pub fn lend(&self, of: Option<u32>) -> Option<Vec<Lent>> {
-        let (to, lent) = mpsc::sync_channel(1);
+    pub fn lend(&self, of: Option<u32>) -> Option<Vec<Borrowed>> {
+        let (to, borrowed) = mpsc::sync_channel(1);
         self.leave(Order::Lend(of, to));
-        lent.recv_timeout(SOON).ok()
+        borrowed.recv_timeout(SOON).ok()
     }
 }
 
-impl Lent {
+impl Borrowed {
     /// A slice's worker, which is given back to this desk.
     pub fn new(slice: usize, stream: UnixStream, desk: Arc<Desk>) -> Self {
         Self {
@@ -219,7 +219,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for Borrowed {
     fn drop(&mut self) {
         if self.stream.is_none() {
             return;

@@ -41,7 +41,7 @@ use device_model::thread::{ThreadRole, ThreadSpawner};
 
 use super::{
     attach::{Attach, Pool},
-    lend::{Desk, Lent},
+    lend::{Borrowed, Desk},
     saved::SavedSlice,
     slices::Slices,
     standby::Standby,
@@ -192,11 +192,11 @@ impl Handle {
             // What comes from now on has nothing to move.
             self.attach.set_pool(to.clone());
         }
-        let Some(lent) = self.desk.lend(slice) else {
+        let Some(borrowed) = self.desk.lend(slice) else {
             moved.reasons.push("the port is not plugged in".to_owned());
             return moved;
         };
-        if lent.is_empty() {
+        if borrowed.is_empty() {
             match slice {
                 Some(slice) => moved.reasons.push(format!(
                     "slice {slice} has no application, or it is being moved or saved already"
@@ -209,11 +209,11 @@ impl Handle {
                 })),
             }
         }
-        for lent in lent {
-            let slice = lent.slice as u32;
+        for borrowed in borrowed {
+            let slice = borrowed.slice as u32;
             // What one does not come to an end with costs the others nothing of theirs.
             let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
-            match self.carry_over(lent, &to, drain, &patience) {
+            match self.carry_over(borrowed, &to, drain, &patience) {
                 Ok(()) => moved.slices.push(slice),
                 Err(error) => {
                     let why = format!("the application of slice {slice} stays: {}", Chain(&error));
@@ -229,7 +229,7 @@ impl Handle {
 
     fn carry_over(
         &self,
-        mut lent: Lent,
+        mut borrowed: Borrowed,
         to: &Pool,
         drain: Duration,
         patience: &Patience,
@@ -237,7 +237,7 @@ impl Handle {
         if patience.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
-        let stream = self.connect(lent.slice, to, patience)?;
+        let stream = self.connect(borrowed.slice, to, patience)?;
         let new = Peer {
             channel: &stream,
             who: NEW,
@@ -245,35 +245,35 @@ impl Handle {
         new.answer(&patience.at_most(SOON))?;
         let rounds = precopy(
             &mut |command, files, patience| {
-                lent.send(command, files)?;
-                lent.answer(patience)
+                borrowed.send(command, files)?;
+                borrowed.answer(patience)
             },
             &new,
             patience,
         )?;
-        quiesce(&mut lent, drain)?;
-        lent.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
-        let image = save(&mut lent, &Command::SaveRest(rounds), patience)?;
+        quiesce(&mut borrowed, drain)?;
+        borrowed.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
+        let image = save(&mut borrowed, &Command::SaveRest(rounds), patience)?;
         new.ask(&Command::Restore(true), &[image.as_fd()], patience)?;
         drop(image);
         // From here on it does not stop half-way. Who has left need not have ended before another one
         // serves; with any other answer its end is waited for.
         let soon = Patience::within(SOON);
-        let left = lent.send(&Command::Leave(), &[]);
-        let has_left = left.and_then(|()| lent.answer(&soon)).is_ok();
+        let left = borrowed.send(&Command::Leave(), &[]);
+        let has_left = left.and_then(|()| borrowed.answer(&soon)).is_ok();
         if !has_left {
-            lent.end(&Patience::within(SOON))?;
+            borrowed.end(&Patience::within(SOON))?;
         }
         // The answer is that it serves.
         if let Err(error) = new.send(&Command::Go(), &[]) {
-            lent.leave();
+            borrowed.leave();
             return Err(error);
         }
-        if has_left && let Err(error) = lent.end(&Patience::within(SOON)) {
-            let (name, slice) = (&self.thread_name, lent.slice);
+        if has_left && let Err(error) = borrowed.end(&Patience::within(SOON)) {
+            let (name, slice) = (&self.thread_name, borrowed.slice);
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
         }
-        lent.replace(stream);
+        borrowed.replace(stream);
         Ok(())
     }
 
@@ -408,14 +408,14 @@ impl Waiting {
 pub(super) const NEW: &str = "the worker that was to serve it";
 
 /// Asks a worker to stop, and goes on without its answer.
-pub(super) fn quiesce(worker: &mut Lent, drain: Duration) -> Result<(), NotMoved> {
+pub(super) fn quiesce(worker: &mut Borrowed, drain: Duration) -> Result<(), NotMoved> {
     let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
     worker.send(&Command::Quiesce(drain), &[])
 }
 
 /// Has a worker that has stopped save its application's state, or the rest of it, by this command.
 pub(super) fn save(
-    worker: &mut Lent,
+    worker: &mut Borrowed,
     command: &Command,
     patience: &Patience,
 ) -> Result<File, NotMoved> {

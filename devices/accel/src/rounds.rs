@@ -9,7 +9,7 @@
 //!   SaveRest(2)    ──>    what is new of both             Restore                it stands still
 //! ```
 //!
-//! A worker is lent for each round, so that its end, and that of its application, are noticed as ever.
+//! A worker is borrowed for each round, so that its end, and that of its application, are noticed as ever.
 //! One that does not know the rounds has come in the place of another one: it begins anew, and so does
 //! the worker there.
 
@@ -31,7 +31,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     blocks::Sent,
-    lend::Lent,
+    lend::Borrowed,
     moving::{Handle, save},
     saved::{Archive, Error, SavedSlice, named},
 };
@@ -64,7 +64,7 @@ pub struct Copied {
 
 /// A worker that was asked for a round, what has been copied of its application, and the image that it has
 /// written.
-type Answered = (Lent, Known, Result<File, NotMoved>);
+type Answered = (Borrowed, Known, Result<File, NotMoved>);
 
 /// What another host has of an application.
 #[derive(Debug, Default)]
@@ -123,13 +123,13 @@ impl Copied {
         for (id, port) in &self.ports {
             let mut slices = Vec::new();
             // All copy at the same time.
-            let lent = port.desk.lend(None).unwrap_or_default().into_iter();
-            let lent = lent.map(|lent| {
-                let known = self.slices.remove(&(id.clone(), lent.slice));
-                (lent, known.unwrap_or_default())
+            let borrowed = port.desk.lend(None).unwrap_or_default().into_iter();
+            let borrowed = borrowed.map(|borrowed| {
+                let known = self.slices.remove(&(id.clone(), borrowed.slice));
+                (borrowed, known.unwrap_or_default())
             });
-            for (lent, known, image) in ask(lent.collect(), self.limit, patience) {
-                let slice = lent.slice;
+            for (borrowed, known, image) in ask(borrowed.collect(), self.limit, patience) {
+                let slice = borrowed.slice;
                 let added = image
                     .map_err(|why| Chain(&why).to_string())
                     .and_then(|image| {
@@ -140,7 +140,7 @@ impl Copied {
                     Ok((saved, known)) => {
                         slices.push(saved);
                         self.slices.insert((id.clone(), slice), known);
-                        lent.keep();
+                        borrowed.keep();
                     }
                     Err(_) if patience.is_cancelled() => return Err(Error::Cancelled),
                     Err(why) => {
@@ -150,7 +150,7 @@ impl Copied {
                         );
                         self.left_out.insert((id.clone(), slice));
                         // An order that came too late for an answer is carried out yet.
-                        lent.forget();
+                        borrowed.forget();
                     }
                 }
             }
@@ -167,7 +167,7 @@ impl Copied {
     ///
     /// # Errors
     /// One still has to answer, or somebody has asked for the end.
-    pub fn settle(&self, patience: &Patience) -> Result<(), Error> {
+    pub fn wait_for_workers(&self, patience: &Patience) -> Result<(), Error> {
         let patience = patience.at_most(self.limit.saturating_add(AFTER_DRAIN));
         for (id, port) in &self.ports {
             let of_port = self.left_out.iter().filter(|(of, _)| of == id);
@@ -193,18 +193,21 @@ impl Copied {
     pub(super) fn rest(
         &mut self,
         id: &str,
-        lent: &mut Lent,
+        borrowed: &mut Borrowed,
         patience: &Patience,
     ) -> Result<(File, Known), NotMoved> {
-        if let Some(known) = self.slices.remove(&(id.to_owned(), lent.slice)) {
-            match save(lent, &Command::SaveRest(known.rounds), patience) {
+        if let Some(known) = self.slices.remove(&(id.to_owned(), borrowed.slice)) {
+            match save(borrowed, &Command::SaveRest(known.rounds), patience) {
                 Err(NotMoved::Refused(why)) => {
-                    log::info!("{id}: slice {} is saved as a whole: {why}", lent.slice);
+                    log::info!("{id}: slice {} is saved as a whole: {why}", borrowed.slice);
                 }
                 image => return Ok((image?, known)),
             }
         }
-        Ok((save(lent, &Command::Save(), patience)?, Known::default()))
+        Ok((
+            save(borrowed, &Command::Save(), patience)?,
+            Known::default(),
+        ))
     }
 }
 
@@ -214,8 +217,8 @@ impl Drop for Copied {
         for (id, port) in &self.ports {
             let of_port = slices.keys().filter(|(of, _)| of == id);
             for (_, slice) in of_port {
-                let lent = port.desk.lend(Some(*slice as u32)).unwrap_or_default();
-                lent.into_iter().for_each(Lent::forget);
+                let borrowed = port.desk.lend(Some(*slice as u32)).unwrap_or_default();
+                borrowed.into_iter().for_each(Borrowed::forget);
             }
         }
     }
@@ -227,42 +230,46 @@ impl Handle {
         if self.slices.get(slice) != State::Open {
             return true;
         }
-        let Some(lent) = self.desk.lend(Some(slice as u32)) else {
+        let Some(borrowed) = self.desk.lend(Some(slice as u32)) else {
             return false;
         };
-        let is_there = !lent.is_empty();
-        lent.into_iter().for_each(Lent::keep);
+        let is_there = !borrowed.is_empty();
+        borrowed.into_iter().for_each(Borrowed::keep);
         is_there
     }
 }
 
 /// Asks a worker for a round, and goes on without the answer.
-fn send(lent: &mut Lent, round: u32, limit: Duration) -> Result<File, NotMoved> {
+fn send(borrowed: &mut Borrowed, round: u32, limit: Duration) -> Result<File, NotMoved> {
     let image = control::image().map_err(NotMoved::File)?;
     let command = Command::Precopy(round, limit.as_millis() as u64);
-    lent.send(&command, &[image.as_fd()])?;
+    borrowed.send(&command, &[image.as_fd()])?;
     Ok(image)
 }
 
 /// Asks workers for a round, all at the same time, and waits for the images. Applications that have none of
 /// the earlier ones begin anew, once.
-fn ask(mut lent: Vec<(Lent, Known)>, limit: Duration, patience: &Patience) -> Vec<Answered> {
+fn ask(
+    mut borrowed: Vec<(Borrowed, Known)>,
+    limit: Duration,
+    patience: &Patience,
+) -> Vec<Answered> {
     let mut answered = Vec::new();
-    while !lent.is_empty() {
+    while !borrowed.is_empty() {
         let began = Instant::now();
-        let asked = lent.into_iter().map(|(mut lent, known)| {
-            let image = send(&mut lent, known.rounds, limit);
-            (lent, known, image)
+        let asked = borrowed.into_iter().map(|(mut borrowed, known)| {
+            let image = send(&mut borrowed, known.rounds, limit);
+            (borrowed, known, image)
         });
         let asked: Vec<Answered> = asked.collect();
         // The worker says itself that it takes too long.
         let patience = patience.at_most(limit.saturating_add(AFTER_DRAIN));
-        lent = Vec::new();
+        borrowed = Vec::new();
         for (mut one, mut known, image) in asked {
             match image.and_then(|image| one.answer(&patience).map(|_| image)) {
                 // One that has taken too long is as busy for another question.
                 Err(NotMoved::Refused(_)) if known.rounds > 0 && began.elapsed() < limit => {
-                    lent.push((one, Known::default()));
+                    borrowed.push((one, Known::default()));
                 }
                 image => {
                     known.rounds += u32::from(image.is_ok());

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     blocks::Run,
-    lend::Lent,
+    lend::Borrowed,
     moving::{Handle, quiesce},
     rounds::Copied,
 };
@@ -242,9 +242,9 @@ struct Port {
     id: String,
     handle: Handle,
     /// Its workers that have stopped.
-    stopped: Vec<Lent>,
-    /// Those that have not, so that they are not lent again.
-    failed: Vec<Lent>,
+    stopped: Vec<Borrowed>,
+    /// Those that have not, so that they are not borrowed again.
+    failed: Vec<Borrowed>,
 }
 
 /// Applications that stand still: of several ports, whose guest may run. They go on when this is dropped,
@@ -306,22 +306,22 @@ impl Standing {
         let mut reasons = Vec::new();
         let mut asked = Vec::new();
         for (at, port) in self.ports.iter_mut().enumerate() {
-            for mut lent in port.handle.desk.lend(None).unwrap_or_default() {
-                let sent = quiesce(&mut lent, self.drain);
-                asked.push((at, lent, sent));
+            for mut borrowed in port.handle.desk.lend(None).unwrap_or_default() {
+                let sent = quiesce(&mut borrowed, self.drain);
+                asked.push((at, borrowed, sent));
             }
         }
         let count = asked.len();
         let patience = self.drain.saturating_add(AFTER_DRAIN);
         let patience = self.patience.at_most(patience);
-        for (at, mut lent, sent) in asked {
+        for (at, mut borrowed, sent) in asked {
             let port = &mut self.ports[at];
-            match sent.and_then(|()| lent.answer(&patience)) {
-                Ok(_) => port.stopped.push(lent),
+            match sent.and_then(|()| borrowed.answer(&patience)) {
+                Ok(_) => port.stopped.push(borrowed),
                 Err(why) => {
-                    let named = named(&port.id, lent.slice as u32);
+                    let named = named(&port.id, borrowed.slice as u32);
                     reasons.push(format!("{named}: {}", Chain(&why)));
-                    port.failed.push(lent);
+                    port.failed.push(borrowed);
                 }
             }
         }
@@ -354,21 +354,21 @@ impl Standing {
         let mut all = Vec::new();
         for port in &mut self.ports {
             let mut saved = Vec::new();
-            for lent in &mut port.stopped {
+            for borrowed in &mut port.stopped {
                 if !reasons.is_empty() {
                     // To save takes long, and nobody would have it.
                     return Err(Error::Stays(reasons));
                 }
-                let one = self.copied.rest(&port.id, lent, &self.patience);
+                let one = self.copied.rest(&port.id, borrowed, &self.patience);
                 let (image, known) = match one {
                     Ok(one) => one,
                     Err(why) => {
-                        let named = named(&port.id, lent.slice as u32);
+                        let named = named(&port.id, borrowed.slice as u32);
                         reasons.push(format!("{named}: {}", Chain(&why)));
                         continue;
                     }
                 };
-                let slice = (&port.handle, lent.slice);
+                let slice = (&port.handle, borrowed.slice);
                 saved.push(known.add(slice, &image, archive, &self.patience)?.0);
             }
             port.rest(&mut saved, (archive, &self.patience), &mut reasons)?;
@@ -398,7 +398,7 @@ impl Port {
     ) -> Result<(), Error> {
         let slices = &self.handle.attach.slices;
         let mine = self.stopped.iter().chain(&self.failed);
-        let mine: Vec<_> = mine.map(|lent| lent.slice).collect();
+        let mine: Vec<_> = mine.map(|borrowed| borrowed.slice).collect();
         for slice in 0..slices.count() as usize {
             let state = slices.get(slice);
             if state == State::Free || mine.contains(&slice) {
@@ -422,7 +422,7 @@ impl Stopped {
     /// They go on elsewhere: their workers end.
     pub fn end(mut self) {
         for port in &mut self.0.ports {
-            port.stopped.drain(..).for_each(Lent::leave);
+            port.stopped.drain(..).for_each(Borrowed::leave);
         }
     }
 }

@@ -27,7 +27,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     attach::Attach,
-    lend::{Desk, Lent, Order},
+    lend::{Borrowed, Desk, Order},
     line::PortLine,
     slices::Slices,
     window::Window,
@@ -68,7 +68,7 @@ enum Link {
     /// A worker that serves.
     Serving(UnixStream),
     /// A worker that serves, whom somebody else speaks to for now: it is saved, or replaced.
-    Lent(UnixStream),
+    Borrowed(UnixStream),
     /// A worker that was told to end.
     Ending(UnixStream),
     /// A worker that has ended. Nobody else gets the same memory.
@@ -78,8 +78,8 @@ enum Link {
 impl Link {
     fn stream(&self) -> Option<&UnixStream> {
         match self {
-            // What a worker that is lent says is not for this thread.
-            Self::None | Self::Gone | Self::Lent(_) => None,
+            // What a worker that is borrowed says is not for this thread.
+            Self::None | Self::Gone | Self::Borrowed(_) => None,
             Self::Asked(stream) | Self::Serving(stream) | Self::Ending(stream) => Some(stream),
         }
     }
@@ -98,9 +98,9 @@ impl Link {
                 Self::Ending(stream)
             }
             // Whoever has it gives it back when it notices.
-            Self::Lent(stream) => {
+            Self::Borrowed(stream) => {
                 let _ = stream.shutdown(Shutdown::Write);
-                Self::Lent(stream)
+                Self::Borrowed(stream)
             }
             Self::Ending(stream) => match (&mut &stream).read(&mut [0; 8]) {
                 Ok(0) => Self::Gone,
@@ -136,21 +136,21 @@ impl Service {
         }
     }
 
-    /// Lends workers, and takes back those that were lent.
+    /// Lends workers, and takes back those that were borrowed.
     fn at_the_desk(&self, links: &mut [Link]) {
         for order in self.desk.orders() {
             match order {
                 Order::Lend(of, to) => {
-                    let lent = self.lend(links, of);
+                    let borrowed = self.lend(links, of);
                     // Who has stopped to wait gives them back at once.
-                    let _ = to.send(lent);
+                    let _ = to.send(borrowed);
                 }
                 Order::Back(slice, stream) => {
                     let Some(link) = links.get_mut(slice) else {
                         continue;
                     };
-                    // A slice whose application was saved comes with a worker that nobody was lent.
-                    if matches!(link, Link::Lent(_) | Link::None) {
+                    // A slice whose application was saved comes with a worker that nobody has borrowed.
+                    if matches!(link, Link::Borrowed(_) | Link::None) {
                         *link = Link::Serving(stream);
                     }
                 }
@@ -158,8 +158,8 @@ impl Service {
         }
     }
 
-    fn lend(&self, links: &mut [Link], of: Option<u32>) -> Vec<Lent> {
-        let mut lent = Vec::new();
+    fn lend(&self, links: &mut [Link], of: Option<u32>) -> Vec<Borrowed> {
+        let mut borrowed = Vec::new();
         for (slice, link) in links.iter_mut().enumerate() {
             let meant = of.is_none_or(|of| of as usize == slice);
             if !meant || self.slices.get(slice) != State::Open {
@@ -171,11 +171,11 @@ impl Service {
             let Ok(copy) = stream.try_clone() else {
                 continue;
             };
-            if let Link::Serving(stream) = mem::replace(link, Link::Lent(copy)) {
-                lent.push(Lent::new(slice, stream, Arc::clone(&self.desk)));
+            if let Link::Serving(stream) = mem::replace(link, Link::Borrowed(copy)) {
+                borrowed.push(Borrowed::new(slice, stream, Arc::clone(&self.desk)));
             }
         }
-        lent
+        borrowed
     }
 
     /// Looks at every slice once. When to look again, if that is not up to an event.

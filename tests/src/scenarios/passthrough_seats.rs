@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "passthrough: one program, started once, goes from its device to the host's, to another host's by TLS, and back",
+    "passthrough: one program, started once, goes from its device to the host's, to another pool by TLS, and back",
     every_seat,
 )];
 

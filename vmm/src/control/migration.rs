@@ -327,7 +327,7 @@ impl Owner for Leaving {
 
     fn quiesce(&mut self) -> Result<(), String> {
         if let Applications::Go(copied) = &self.applications {
-            applications::settle(copied, self.cancel.clone()).map_err(words)?;
+            applications::wait_for_workers(copied, self.cancel.clone()).map_err(words)?;
             let ports = self.on_machine(|machine| Ok(machine.devices().ports()))?;
             let standing = applications::stop(ports, self.cancel.clone()).map_err(words)?;
             if let Applications::Go(copied) = self.applications.take() {

@@ -37,8 +37,8 @@ pub fn stop(ports: Vec<(String, Handle)>, cancel: Cancel) -> Result<Standing, Ma
 }
 
 /// Waits until workers that have not copied their applications in time can be stopped.
-pub fn settle(copied: &Copied, cancel: Cancel) -> Result<(), MachineError> {
-    Ok(copied.settle(&Patience::new(LONG, cancel))?)
+pub fn wait_for_workers(copied: &Copied, cancel: Cancel) -> Result<(), MachineError> {
+    Ok(copied.wait_for_workers(&Patience::new(LONG, cancel))?)
 }
 
 /// An empty archive, and its file.

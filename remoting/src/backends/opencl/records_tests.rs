@@ -1,9 +1,6 @@
 //! What a worker records of programs, kernels and events.
 
-use std::{
-    ffi::c_void,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::{
@@ -17,8 +14,8 @@ use crate::{
     },
     backends::opencl::{
         Server,
-        driver::{Api, api::Handle},
-        testing,
+        driver::Api,
+        testing::{self, Parameter, Parameters, with_parameters},
     },
     wire::Header,
 };
@@ -142,56 +139,22 @@ fn bytes(length: usize) -> Value {
     Value::Bytes(Blob(vec![7; length]))
 }
 
-/// A kernel's arguments, as a driver describes them: address space and name of the type.
-const DESCRIBED: [(u32, &[u8]); 6] = [
-    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image_t*\0"),
-    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_array_t\0"),
-    (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"sampler_t\0"),
-    (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"ulong\0"),
-    (codes::KERNEL_ARG_ADDRESS_LOCAL, b"float*\0"),
-    (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"queue_t\0"),
-];
+struct Described;
 
-unsafe extern "C" fn counted(
-    _: Handle,
-    _: u32,
-    _: usize,
-    value: *mut c_void,
-    _: *mut usize,
-) -> i32 {
-    // SAFETY: the number of arguments alone is asked for.
-    unsafe { value.cast::<u32>().write(DESCRIBED.len() as u32) };
-    0
-}
-
-unsafe extern "C" fn described(
-    _: Handle,
-    index: u32,
-    what: u32,
-    size: usize,
-    value: *mut c_void,
-    _: *mut usize,
-) -> i32 {
-    let (space, name) = DESCRIBED[index as usize];
-    // SAFETY: there is room for what is asked for.
-    unsafe {
-        match what {
-            codes::KERNEL_ARG_ADDRESS_QUALIFIER => value.cast::<u32>().write(space),
-            _ if name.len() > size => return codes::INVALID_VALUE,
-            _ => value.cast::<u8>().copy_from(name.as_ptr(), name.len()),
-        }
-    }
-    0
-}
-
-/// Takes whatever it is given.
-unsafe extern "C" fn any(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
-    0
+impl Parameters for Described {
+    const TABLE: &[Parameter] = &[
+        (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image_t*\0", 0),
+        (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_array_t\0", 0),
+        (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"sampler_t\0", 0),
+        (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"ulong\0", 0),
+        (codes::KERNEL_ARG_ADDRESS_LOCAL, b"float*\0", 0),
+        (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"queue_t\0", 0),
+    ];
 }
 
 #[test]
 fn an_argument_gets_no_value_of_another_kind() {
-    let mut server = server_of(Api::null().with_kernels(counted, described, any));
+    let mut server = server_of(with_parameters::<Described>(Api::null()));
     program(&mut server, 0, b"");
     kernel(&mut server, 0, 0);
     let sampler = CreateSampler {

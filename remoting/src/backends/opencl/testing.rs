@@ -1,14 +1,17 @@
 //! A worker's server for tests.
 
-use std::{sync::Arc, time::Duration};
+use std::{ffi::c_void, sync::Arc, time::Duration};
 
 use crate::session::{
     quota::Quota,
     server::{Nudge, Session, Tuning},
 };
 use crate::{
-    apis::opencl::calls::Request,
-    backends::opencl::{OpenClBackend, Server, driver::Api},
+    apis::opencl::{calls::Request, codes},
+    backends::opencl::{
+        OpenClBackend, Server,
+        driver::{Api, api::Handle},
+    },
     link::{
         bell::Futex,
         endpoint::Receiver,
@@ -63,4 +66,55 @@ pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Wa
         nudge,
     );
     (server, calls, window)
+}
+
+/// A parameter of a kernel, as a driver describes it: address space, name of the type with its zero, and access.
+pub(crate) type Parameter = (u32, &'static [u8], u32);
+
+/// What all kernels of a driver take.
+pub(crate) trait Parameters {
+    /// In their order.
+    const TABLE: &[Parameter];
+}
+
+/// An OpenCL whose kernels take these parameters, and any values for them.
+pub(crate) fn with_parameters<P: Parameters>(api: Api) -> Api {
+    api.with_kernels(counted::<P>, described::<P>, any)
+}
+
+unsafe extern "C" fn counted<P: Parameters>(
+    _: Handle,
+    _: u32,
+    _: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    // SAFETY: the number of arguments alone is asked for.
+    unsafe { value.cast::<u32>().write(P::TABLE.len() as u32) };
+    0
+}
+
+unsafe extern "C" fn described<P: Parameters>(
+    _: Handle,
+    index: u32,
+    what: u32,
+    size: usize,
+    value: *mut c_void,
+    _: *mut usize,
+) -> i32 {
+    let (space, name, access) = P::TABLE[index as usize];
+    // SAFETY: there is room for what is asked for.
+    unsafe {
+        match what {
+            codes::KERNEL_ARG_ADDRESS_QUALIFIER => value.cast::<u32>().write(space),
+            codes::KERNEL_ARG_ACCESS_QUALIFIER => value.cast::<u32>().write(access),
+            _ if name.len() > size => return codes::INVALID_VALUE,
+            _ => value.cast::<u8>().copy_from(name.as_ptr(), name.len()),
+        }
+    }
+    0
+}
+
+unsafe extern "C" fn any(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
+    0
 }

@@ -1,7 +1,5 @@
 //! What is noted of commands.
 
-use std::ffi::c_void;
-
 use super::*;
 use crate::{
     apis::opencl::calls::{
@@ -11,8 +9,8 @@ use crate::{
         SetArgument, Value,
     },
     backends::opencl::{
-        driver::{Api, api::Handle},
-        testing::{self, carry_out},
+        driver::Api,
+        testing::{self, Parameter, Parameters, carry_out, with_parameters},
     },
     wire::Blob,
 };
@@ -203,57 +201,23 @@ fn a_kernel_with_an_argument_that_was_released_may_write_anything() {
     assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
 }
 
-/// A kernel's arguments, as a driver describes them: address space, name of the type, and access.
-const DESCRIBED: [(u32, &[u8], u32); 4] = [
-    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"uint*\0", NONE),
-    (codes::KERNEL_ARG_ADDRESS_CONSTANT, b"uint*\0", NONE),
-    (
-        codes::KERNEL_ARG_ADDRESS_GLOBAL,
-        b"image2d_t\0",
-        codes::KERNEL_ARG_ACCESS_READ_ONLY,
-    ),
-    // What is read and written.
-    (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_t\0", NONE),
-];
 /// Another access than that of images that are only read.
 const NONE: u32 = 0;
 
-unsafe extern "C" fn counted(
-    _: Handle,
-    _: u32,
-    _: usize,
-    value: *mut c_void,
-    _: *mut usize,
-) -> i32 {
-    // SAFETY: the number of arguments alone is asked for.
-    unsafe { value.cast::<u32>().write(DESCRIBED.len() as u32) };
-    0
-}
+struct Described;
 
-unsafe extern "C" fn described(
-    _: Handle,
-    index: u32,
-    what: u32,
-    size: usize,
-    value: *mut c_void,
-    _: *mut usize,
-) -> i32 {
-    let (space, name, access) = DESCRIBED[index as usize];
-    // SAFETY: there is room for what is asked for.
-    unsafe {
-        match what {
-            codes::KERNEL_ARG_ADDRESS_QUALIFIER => value.cast::<u32>().write(space),
-            codes::KERNEL_ARG_ACCESS_QUALIFIER => value.cast::<u32>().write(access),
-            _ if name.len() > size => return codes::INVALID_VALUE,
-            _ => value.cast::<u8>().copy_from(name.as_ptr(), name.len()),
-        }
-    }
-    0
-}
-
-/// Takes whatever it is given.
-unsafe extern "C" fn any(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
-    0
+impl Parameters for Described {
+    const TABLE: &[Parameter] = &[
+        (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"uint*\0", NONE),
+        (codes::KERNEL_ARG_ADDRESS_CONSTANT, b"uint*\0", NONE),
+        (
+            codes::KERNEL_ARG_ADDRESS_GLOBAL,
+            b"image2d_t\0",
+            codes::KERNEL_ARG_ACCESS_READ_ONLY,
+        ),
+        // What is read and written.
+        (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_t\0", NONE),
+    ];
 }
 
 /// An image of its own, or one that is made of a buffer.
@@ -281,7 +245,7 @@ fn image(server: &mut Server, id: u32, of: Option<u32>) {
 
 #[test]
 fn a_kernel_does_not_write_what_its_parameters_only_read() {
-    let mut server = server_before(Api::null().with_kernels(counted, described, any));
+    let mut server = server_before(with_parameters::<Described>(Api::null()));
     for (index, mem) in [(0, 0), (1, 1)] {
         set(&mut server, index, mem);
     }

@@ -206,7 +206,10 @@ fn an_application_that_is_busy_in_a_later_round_is_saved_as_a_whole() {
     assert_eq!(copied(&mut copies).0[0].slices[0].rounds, 1);
     copies.limit = Duration::from_millis(100);
     assert!(copied(&mut copies).0.is_empty(), "it is left out");
-    copies.settle(&Patience::within(LONG)).ok().unwrap();
+    copies
+        .wait_for_workers(&Patience::within(LONG))
+        .ok()
+        .unwrap();
     let mut archive = Archive::new(tempfile::tempfile().unwrap());
     let standing = rig.stop(Patience::within(LONG)).ok().unwrap();
     let stopped = standing.after(copies).save(&mut archive).ok().unwrap();
@@ -237,7 +240,8 @@ fn a_worker_that_answers_for_a_round_late_is_waited_for_before_all_stop() {
     let mut copies = Copied::new(rig.ports());
     copies.limit = Duration::from_millis(100);
     assert!(copied(&mut copies).0.is_empty());
-    let Err(Error::Stays(reasons)) = copies.settle(&Patience::within(Duration::ZERO)) else {
+    let Err(Error::Stays(reasons)) = copies.wait_for_workers(&Patience::within(Duration::ZERO))
+    else {
         panic!("nobody has answered");
     };
     assert!(
@@ -245,7 +249,10 @@ fn a_worker_that_answers_for_a_round_late_is_waited_for_before_all_stop() {
         "{reasons:?}"
     );
     go.send(()).unwrap();
-    copies.settle(&Patience::within(LONG)).ok().unwrap();
+    copies
+        .wait_for_workers(&Patience::within(LONG))
+        .ok()
+        .unwrap();
     let _standing = rig.stop(Patience::within(LONG)).ok().unwrap();
     let _old = worker.join().unwrap();
 }
