@@ -47,6 +47,8 @@ use crate::{
 
 /// How long an application may take until nothing is under way, and all is unmapped.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a worker may take to answer: a pool that has just been started opens the device's driver first.
+const OPENING: Duration = Duration::from_secs(60);
 /// How often the agent looks while the pool is about to listen, or to end.
 pub const SOON: Duration = Duration::from_millis(20);
 /// Most applications that are served elsewhere than by the port; further ones stay there. Each costs
@@ -333,6 +335,7 @@ impl Seats {
         let order = Order {
             to,
             patience: PATIENCE,
+            opening: OPENING,
         };
         let mut stay: u16 = 0;
         let ordered = || {

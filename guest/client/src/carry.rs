@@ -92,10 +92,6 @@ fn gone<S>(which: &'static str) -> impl Fn(S) -> String {
     move |_| format!("{which} does not answer")
 }
 
-/// How long a worker may take until it answers a new connection, at least: a pool that has just been started opens
-/// the device's driver first. The process goes on meanwhile.
-const OPENING: Duration = Duration::from_secs(60);
-
 const NOT_SHARED: &str = "parts of its window are in use, which a stream does not share";
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
@@ -112,7 +108,7 @@ pub fn change_seat<D: Carried>(
     let patience = order.patience.min(LONG);
     // No listener hears of its end meanwhile, nor of messages.
     link.be_deaf(true);
-    let outcome = open(link, &order.to, Instant::now() + patience.max(OPENING))
+    let outcome = open(link, &order.to, Instant::now() + order.opening.min(LONG))
         .and_then(|opened| go(link, &opened, patience).map(|()| opened.orders));
     link.be_deaf(false);
     outcome
@@ -177,7 +173,7 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
 fn hold<'a, D: Driver>(
     link: &'a Link<D>,
     until: Instant,
-    in_the_way: impl Fn() -> Option<&'static str>,
+    mut in_the_way: impl FnMut() -> Option<&'static str>,
 ) -> Result<MutexGuard<'a, Outgoing>, String> {
     loop {
         // Who has it may wait for a worker that waits for somebody to read.
@@ -352,31 +348,21 @@ fn carry<D: Carried>(
 ) -> Result<(), String> {
     let Both { link, there, .. } = *both;
     let heap = || link.stages.lock_unpoisoned().pinned();
-    // A copy that is under way by the window is over a moment later in most programs.
-    let copied = || {
-        let in_use = || {
-            !link
-                .stages
-                .lock_unpoisoned()
-                .in_use(&link.window)
-                .is_empty()
-        };
-        (!there.is_shared() && in_use()).then_some(NOT_SHARED)
+    // Copies that are under way by the window are over a moment later in most programs, and no further ones
+    // begin.
+    let mut closed = None;
+    let mut copied = || {
+        if !there.is_shared() {
+            closed = link.close_unused();
+        }
+        (!there.is_shared() && closed.is_none()).then_some(NOT_SHARED)
     };
-    let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(copied);
+    let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = hold(link, until, in_the_way)?;
     let left = until.saturating_duration_since(Instant::now());
     let save = D::save(left.as_millis() as u64, rounds);
     let (length, why) = both.ask(Some(&mut outgoing), &save)?;
     refusal(why)?;
-    let in_use = !link
-        .stages
-        .lock_unpoisoned()
-        .in_use(&link.window)
-        .is_empty();
-    if in_use && !there.is_shared() {
-        return Err(NOT_SHARED.to_owned());
-    }
     both.copy_image(Some(&mut outgoing), length)?;
     take_over(both, &mut outgoing, opened)
 }

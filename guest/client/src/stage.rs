@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    sync::MutexGuard,
     thread,
     time::Duration,
 };
@@ -26,7 +27,8 @@ use crate::{
 /// How many stages their order may name that have been released, beside as many as have not.
 const SLACK: usize = 64;
 
-/// How long to sleep where another thread has a stage whose command it has not sent yet.
+/// How long to sleep where another thread has a stage whose command it has not sent yet, or space is not given
+/// out.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
 /// The fewest bytes of a state that are carried at a time.
 const LEAST_PART: u64 = 64 << 10;
@@ -142,6 +144,17 @@ pub struct Stages {
     landing: usize,
     /// What the application's allocator has, by its offset: how much.
     heap: BTreeMap<u64, u64>,
+    /// Whether the application's threads get no space now.
+    closed: bool,
+}
+
+/// Gives a window's space to the application's threads again when it is dropped.
+pub(crate) struct Reopens<'a, D: Driver>(&'a Link<D>);
+
+impl<D: Driver> Drop for Reopens<'_, D> {
+    fn drop(&mut self) {
+        self.0.stages.lock_unpoisoned().closed = false;
+    }
 }
 
 impl Stages {
@@ -255,9 +268,29 @@ impl<D: Driver> Link<D> {
         }
     }
 
+    /// Has the application's threads get no space until what is returned is dropped, if they have none: those
+    /// that want some wait.
+    pub(crate) fn close_unused(&self) -> Option<Reopens<'_, D>> {
+        let mut stages = self.stages.lock_unpoisoned();
+        stages.closed = stages.in_use(&self.window).is_empty();
+        stages.closed.then_some(Reopens(self))
+    }
+
+    /// The window's space, once it is the application's threads' to take.
+    fn open_stages(&self) -> MutexGuard<'_, Stages> {
+        loop {
+            let stages = self.stages.lock_unpoisoned();
+            if !stages.closed {
+                return stages;
+            }
+            drop(stages);
+            thread::sleep(RETRY_DELAY);
+        }
+    }
+
     /// Space in the window for memory that has a second address, if there is some at once.
     pub fn try_reserve_aliased(&self, length: u64) -> Option<u64> {
-        let mut stages = self.stages.lock_unpoisoned();
+        let mut stages = self.open_stages();
         // Looked at under the lock, under which another worker comes.
         self.is_file().then(|| stages.take(&self.window, length))?
     }
@@ -286,7 +319,7 @@ impl<D: Driver> Link<D> {
         // The allocator is also this driver's own, which may be at work with this very lock.
         let mut stages = self.stages.try_lock().ok()?;
         // A port's window may go. Looked at under the lock, under which another worker comes.
-        if !self.is_file() {
+        if !self.is_file() || stages.closed {
             return None;
         }
         let offset = stages.take(&self.window, size)?;
@@ -336,7 +369,7 @@ impl<D: Driver> Link<D> {
         let mut retries = 0;
         loop {
             let oldest = {
-                let mut stages = self.stages.lock_unpoisoned();
+                let mut stages = self.open_stages();
                 if let Some(offset) = take(&mut stages, &self.window, length) {
                     return Ok(offset);
                 }

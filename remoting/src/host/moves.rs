@@ -282,7 +282,7 @@ impl Moves {
                 }
             };
             let (outcome, lead) = match given {
-                Ok(lead) => match lead.answer(order.patience + LONG) {
+                Ok(lead) => match lead.answer(order.opening + order.patience + LONG) {
                     Ok(outcome) => (outcome, Some(lead)),
                     Err(error) => (Err(lost(&error)), None),
                 },

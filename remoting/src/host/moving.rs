@@ -143,6 +143,7 @@ impl Pool<'_> {
         let order = Order {
             to: to.to_owned(),
             patience,
+            opening: patience,
         };
         let (number, process) = (serving.worker.number, serving.peer());
         self.moves
@@ -161,6 +162,7 @@ impl Pool<'_> {
         let order = Order {
             to: to.to_owned(),
             patience,
+            opening: patience,
         };
         let way = Way::There(one.lead, one.to);
         let begun = self

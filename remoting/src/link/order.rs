@@ -3,7 +3,8 @@
 //! Whoever serves an application (a pool, or the agent of a guest) sends one byte and one end of a
 //! pair of sockets over the connection beside the rings, where the application's driver waits anyway:
 //! an application that nobody moves does nothing for it. On the pair goes a line, `move`, the
-//! milliseconds that it may take until nothing is under way, and the address, as `GANTRY_OPENCL` has it;
+//! milliseconds that it may take until nothing is under way, those until the worker there answers, and the
+//! address, as `GANTRY_OPENCL` has it;
 //! and back one line: `moved`, or `stays` and why. The pair stays, for who has given the order to give
 //! further ones wherever the application is by then, until somebody else gives one. Who sends an
 //! application elsewhere as it says hello gives it such a pair at once. Neither side trusts the other's.
@@ -38,6 +39,8 @@ pub struct Order {
     pub to: String,
     /// How long what is under way may take to end.
     pub patience: Duration,
+    /// How long the worker there may take to answer. The application goes on meanwhile.
+    pub opening: Duration,
 }
 
 /// Closes what applications have sent, and the pairs.
@@ -92,13 +95,17 @@ impl Order {
     /// It is none.
     pub fn take(stream: &UnixStream) -> io::Result<Self> {
         let line = line(stream, SOON)?;
-        let mut words = line.splitn(3, ' ');
-        let order = match (words.next(), words.next(), words.next()) {
-            (Some("move"), Some(patience), Some(to)) => {
-                patience.parse().ok().map(|patience| Self {
-                    to: to.to_owned(),
-                    patience: Duration::from_millis(patience),
-                })
+        let words: Vec<_> = line.splitn(4, ' ').collect();
+        let time = |word: &str| word.parse().ok().map(Duration::from_millis);
+        let order = match words[..] {
+            ["move", patience, opening, to] => {
+                time(patience)
+                    .zip(time(opening))
+                    .map(|(patience, opening)| Self {
+                        to: to.to_owned(),
+                        patience,
+                        opening,
+                    })
             }
             _ => None,
         };
@@ -193,7 +200,8 @@ impl Lead {
         if order.to.contains('\n') || order.to.len() > ADDRESS {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let line = format!("move {} {}\n", order.patience.as_millis(), order.to);
+        let (patience, opening) = (order.patience.as_millis(), order.opening.as_millis());
+        let line = format!("move {patience} {opening} {}\n", order.to);
         socket::send(&self.stream, line.as_bytes(), &[])
     }
 
@@ -268,6 +276,7 @@ mod tests {
         let order = Order {
             to: "/run/other pool".to_owned(),
             patience: Duration::from_millis(250),
+            opening: Duration::from_secs(60),
         };
         let mut lead = order.give(&pool).unwrap();
         let mut byte = [0];
@@ -296,6 +305,7 @@ mod tests {
         let orders = ["/run/one", "/run/two"].map(|to| Order {
             to: to.to_owned(),
             patience: PATIENCE,
+            opening: PATIENCE,
         });
         orders.iter().for_each(|order| lead.give(order).unwrap());
         for order in &orders {
@@ -328,6 +338,7 @@ mod tests {
         let order = Order {
             to: "/run/other".to_owned(),
             patience: PATIENCE,
+            opening: PATIENCE,
         };
         let ends = || {
             let mut byte = [0];
@@ -372,6 +383,7 @@ mod tests {
         let order = Order {
             to: "/run/other".to_owned(),
             patience: PATIENCE,
+            opening: PATIENCE,
         };
         lead.give(&order).unwrap();
         assert_eq!(Order::take(&orders).unwrap(), order);
@@ -383,7 +395,14 @@ mod tests {
 
     #[test]
     fn what_is_no_order_or_no_answer_is_an_error() {
-        for text in ["", "move\n", "move x /a\n", "stay 1 /a\n", "move 1 /a"] {
+        for text in [
+            "",
+            "move\n",
+            "move x 1 /a\n",
+            "move 1 /a\n",
+            "stay 1 1 /a\n",
+            "move 1 1 /a",
+        ] {
             let (ours, theirs) = UnixStream::pair().unwrap();
             (&ours).write_all(text.as_bytes()).unwrap();
             drop(ours);
