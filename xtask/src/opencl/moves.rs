@@ -219,14 +219,26 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     // of the time; and commands by chance, whose memory is compared.
     back_and_forth(pools, "moving.py", &["15"], 5)?;
     back_and_forth(pools, "written.py", &["15", "2"], 2)?;
-    // Nobody is left behind.
-    for (pool, control) in pools {
-        let left = packages::output(moving(pool, control).arg("--list"))?;
-        ensure!(left.is_empty(), "{left}");
-    }
+    nobody_is_left(pools)?;
     through_tls(pool, &first, &first_control)?;
     let _ = fs::remove_file(&first_control);
     let _ = fs::remove_file(&second_control);
+    Ok(())
+}
+
+/// Waits until pools have noticed the end of all that they have served.
+fn nobody_is_left(pools: [(&Pool, &PathBuf); 2]) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(30);
+    for (pool, control) in pools {
+        loop {
+            let left = packages::output(moving(pool, control).arg("--list"))?;
+            if left.is_empty() {
+                break;
+            }
+            ensure!(Instant::now() < until, "{left}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
     Ok(())
 }
 
@@ -419,17 +431,7 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
     ensure!(text.contains(" moved to "), "{text}");
     signal(&[next.id().cast_signed()], libc::SIGTERM);
     next.wait()?;
-    for (pool, control) in [(&first, &first_control), (&second, &second_control)] {
-        let until = Instant::now() + Duration::from_secs(30);
-        loop {
-            let left = packages::output(moving(pool, control).arg("--list"))?;
-            if left.is_empty() {
-                break;
-            }
-            ensure!(Instant::now() < until, "{left}");
-            thread::sleep(Duration::from_millis(20));
-        }
-    }
+    nobody_is_left([(&first, &first_control), (&second, &second_control)])?;
     let _ = fs::remove_file(&first_control);
     let _ = fs::remove_file(&second_control);
     Ok(())

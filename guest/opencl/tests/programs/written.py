@@ -19,7 +19,7 @@ kernel void spread(constant uint *from, global uint *to) {
 }
 kernel void paint(read_only image2d_t from, write_only image2d_t to) {
     int2 at = (int2)(get_global_id(0), get_global_id(1));
-    write_imageui(to, at, read_imageui(from, at) + 1);
+    write_imageui(to, at, (read_imageui(from, at) + 1) & 255u);
 }
 """
 # Several blocks of what is looked at for changes, and a part of one.
