@@ -1,6 +1,10 @@
 //! Exits of a guest, by KVM's own counters, and what a block read from a disk costs of them.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 
@@ -25,7 +29,7 @@ pub struct Exits {
 }
 
 impl Exits {
-    /// The counters of the VM of a process so far.
+    /// The counters of the VM of a process so far. KVM names it after the thread that has made it.
     pub fn of(pid: u32) -> Result<Self> {
         sh(&format!(
             "[ -e {STATISTICS} ] || mount -t debugfs debug /sys/kernel/debug"
@@ -34,7 +38,10 @@ impl Exits {
             .filter_map(Result::ok)
             .find(|entry| {
                 let name = entry.file_name();
-                name.to_string_lossy().starts_with(&format!("{pid}-"))
+                let thread = name.to_str().and_then(|name| name.split_once('-'));
+                thread.is_some_and(|(thread, _)| {
+                    Path::new(&format!("/proc/{pid}/task/{thread}")).exists()
+                })
             })
             .with_context(|| format!("KVM knows no VM of process {pid}"))?
             .path();
