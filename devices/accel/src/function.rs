@@ -132,19 +132,10 @@ impl Accel {
             slice_size: size,
             ..
         } = options;
-        let whole = u64::from(count)
-            .checked_mul(size)
-            .filter(|&whole| whole <= 1 << 46);
-        let fits = count.is_power_of_two()
-            && count <= MOST_SLICES
-            && size.is_power_of_two()
-            && size >= SMALLEST;
-        let Some(whole) = whole.filter(|_| fits) else {
-            return Err(Error::Sizes {
-                slices: count,
-                size,
-            });
-        };
+        let whole = window_size(count, size).ok_or(Error::Sizes {
+            slices: count,
+            size,
+        })?;
         let mut config = ConfigSpace::new(Identity {
             vendor: port::VENDOR,
             device: port::DEVICE,
@@ -464,6 +455,16 @@ fn attachment(options: &Options) -> Attachment {
     attachment.client.clone_from(&options.client);
     attachment.compiled.clone_from(&options.compiled);
     attachment
+}
+
+/// How many bytes so many slices of so many bytes have, if a function can have them.
+fn window_size(slices: u32, slice: u64) -> Option<u64> {
+    let fits = slices.is_power_of_two()
+        && slices <= MOST_SLICES
+        && slice.is_power_of_two()
+        && slice >= SMALLEST;
+    let whole = u64::from(slices).checked_mul(slice)?;
+    (fits && whole <= 1 << 46).then_some(whole)
 }
 
 /// A BAR of the three.

@@ -299,7 +299,7 @@ impl Handle {
     }
 
     /// Whether there are applications of a snapshot that workers have yet to take up, or workers that have
-    /// some in vain.
+    /// taken some up that are not wanted any more.
     pub fn has_images(&self) -> bool {
         let coming = self.coming();
         !coming.images.is_empty() || !coming.unwanted.is_empty()

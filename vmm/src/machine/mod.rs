@@ -150,12 +150,7 @@ impl Machine {
                 .map(|backend| Box::new(backend.output()) as Box<_>),
             start: host.start,
         })?;
-        if let Some(backend) = &backends.debug {
-            let port = config.debug_console.iobase;
-            let port = port.unwrap_or(arch::layout::DEBUG_CONSOLE_PORT);
-            let console = DebugConsole::new(Box::new(backend.output()));
-            buses.pio.insert(port.into(), 1, Arc::new(console))?;
-        }
+        plug_debug_console(config, &backends, &buses)?;
         let extra = map.device_memory();
         let host_error = |source| MachineError::Host {
             action: "lay out device memory",
@@ -491,6 +486,21 @@ fn topology(cpus: &CpusConfig) -> Result<Topology, MachineError> {
         )));
     }
     Ok(topology)
+}
+
+/// Adds the port where firmware writes what it does, if it is wanted.
+fn plug_debug_console(
+    config: &VmConfig,
+    backends: &consoles::Backends,
+    buses: &Buses,
+) -> Result<(), MachineError> {
+    if let Some(backend) = &backends.debug {
+        let port = config.debug_console.iobase;
+        let port = port.unwrap_or(arch::layout::DEBUG_CONSOLE_PORT);
+        let console = DebugConsole::new(Box::new(backend.output()));
+        buses.pio.insert(port.into(), 1, Arc::new(console))?;
+    }
+    Ok(())
 }
 
 fn rate_limit_groups(

@@ -463,6 +463,17 @@ fn wishes() -> Wishes {
     }
 }
 
+fn are_equal(some: &[Arc<Mapping>], others: &[Arc<Mapping>]) -> bool {
+    let whole = |mapping: &Arc<Mapping>| {
+        let region = Region {
+            guest: 0,
+            mapping: Arc::clone(mapping),
+        };
+        bytes(&region).to_vec()
+    };
+    some.iter().map(whole).eq(others.iter().map(whole))
+}
+
 fn migrate(setup: &Setup) -> Case {
     let (source_end, source_wire) = UnixStream::pair().unwrap();
     let (destination_end, destination_wire) = UnixStream::pair().unwrap();
@@ -538,17 +549,7 @@ fn migrate(setup: &Setup) -> Case {
         let outcome = Source::new(connection, &mut here, offer, wishes, shown, None).run();
         (outcome, received.join().unwrap())
     });
-    let equal = originals.len() == there.regions.len()
-        && originals.iter().zip(&there.regions).all(|(a, b)| {
-            let whole = |mapping: &Arc<Mapping>| {
-                let region = Region {
-                    guest: 0,
-                    mapping: Arc::clone(mapping),
-                };
-                bytes(&region).to_vec()
-            };
-            whole(a) == whole(b)
-        });
+    let equal = are_equal(&originals, &there.regions);
     assert!(there.state.is_empty() || there.state == b"state");
     let first_byte = |GivenFile { what, file }: GivenFile| {
         let mut byte = [0];
