@@ -3,17 +3,15 @@
 use std::{
     collections::BTreeMap,
     fs::File,
-    os::fd::AsRawFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    ptr::null_mut,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_ring_client::desk::{self, Desk, Orders, State};
+use gantry_ring_client::desk::{Desk, Orders, State};
 
-use super::{Counts, Figure, Pool, Programs, Report, count::Tracer};
+use super::{Counts, Figure, Pool, Programs, Report, View, count::Tracer};
 
 /// Bytes of the guest's RAM.
 const RAM: u64 = 256 << 20;
@@ -25,7 +23,7 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// A running guest, whose desk is mapped.
 struct Guest {
     process: Child,
-    ram: *mut u8,
+    view: View,
     api: PathBuf,
 }
 
@@ -41,22 +39,7 @@ impl Guest {
             .open(&path)
             .with_context(|| format!("cannot create {}", path.display()))?;
         file.set_len(RAM)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let ram = unsafe {
-            libc::mmap(
-                null_mut(),
-                RAM as usize,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                0,
-            )
-        };
-        ensure!(
-            ram != libc::MAP_FAILED,
-            "cannot map the guest's memory: {}",
-            std::io::Error::last_os_error()
-        );
+        let view = View::of(&file)?;
         let process = Command::new(programs.path("gantry"))
             .arg("--kernel")
             .arg(programs.path("gantry-ring-guest"))
@@ -73,22 +56,13 @@ impl Guest {
             .args(["--serial", "off", "--console", "off", "--api-socket"])
             .arg(&api)
             .stdin(Stdio::null())
-            .spawn();
-        let ram = ram.cast();
-        match process {
-            Ok(process) => Ok(Self { process, ram, api }),
-            Err(error) => {
-                // SAFETY: mapped above.
-                unsafe { libc::munmap(ram.cast(), RAM as usize) };
-                Err(error).context("cannot start gantry")
-            }
-        }
+            .spawn()
+            .context("cannot start gantry")?;
+        Ok(Self { process, view, api })
     }
 
     fn desk(&self) -> &Desk {
-        // SAFETY: within the RAM, aligned, mapped as long as the value; all bytes are valid, and
-        // both sides use atomics only.
-        unsafe { &*self.ram.add(desk::ADDRESS as usize).cast() }
+        self.view.desk()
     }
 
     /// Waits until the guest is in one of these states.
@@ -99,14 +73,7 @@ impl Guest {
             if wanted.contains(&state) {
                 return Ok(state);
             }
-            if state == State::Failed {
-                let text: Vec<u8> = self.desk().text().collect();
-                let text = String::from_utf8_lossy(&text);
-                bail!(
-                    "the guest: {}",
-                    text.lines().last().unwrap_or("it says nothing")
-                );
-            }
+            self.view.check()?;
             if let Some(status) = self.process.try_wait()? {
                 bail!("gantry has ended ({status}): see its message above");
             }
@@ -124,8 +91,6 @@ impl Drop for Guest {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
-        // SAFETY: mapped by `start`, and the desk is borrowed from this value.
-        unsafe { libc::munmap(self.ram.cast(), RAM as usize) };
     }
 }
 

@@ -7,10 +7,12 @@
 //! - `here`: the process.
 //! - `guest`: the virtual machine.
 //! - `count`: exits and system calls of both sides, counted in a stretch of calls of their own.
+//! - `view`: what the guest has on its desk.
 
 mod count;
 mod guest;
 mod here;
+mod view;
 
 use std::{
     path::{Path, PathBuf},
@@ -24,6 +26,8 @@ use gantry_ring_client::{COUNTED, desk::Orders};
 use crate::programs::Programs;
 
 pub use count::Counts;
+pub use gantry_ring_client::desk;
+pub use view::View;
 
 /// Something that was measured, in counts of the time stamp counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +155,7 @@ fn now() -> u64 {
 }
 
 /// Counts of the time stamp counter in a microsecond.
-fn clock() -> f64 {
+pub fn clock() -> f64 {
     let (time, counts) = (Instant::now(), now());
     std::thread::sleep(Duration::from_millis(200));
     (now() - counts) as f64 / time.elapsed().as_secs_f64() / 1e6

@@ -1,5 +1,8 @@
 //! Programs that nobody here wrote: what it costs them that they are served by workers, and that they are moved
 //! every 50 to 500 ms, to another worker of a pool and to another pool. With moves they compute the same.
+//!
+//! x264 has a buffer mapped from its beginning to its end, and goes to no other pool: another pool has another window,
+//! and what a program has pointers to stays in the one that it has.
 
 use std::{
     collections::BTreeMap,
@@ -140,7 +143,9 @@ pub fn clpeak(pools: &[Movable; 2]) -> Result<()> {
         );
     }
     let alone = measure(pool.pool.remoted_for(LONGEST, &program))?;
-    let (amid, moves) = moved(pools, || measure(pool.pool.remoted_for(LONGEST, &program)))?;
+    let (amid, moves) = moved(pools, Way::Both, || {
+        measure(pool.pool.remoted_for(LONGEST, &program))
+    })?;
     let ratios = alone.iter().filter(|(_, (_, is_rate))| *is_rate);
     let ratios: Vec<_> = ratios
         .filter_map(|(name, (value, _))| Some(amid.get(name)?.0 / value))
@@ -218,7 +223,9 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
     taken(encode(remoted(), &folder, &same)?)?;
     let natively = taken(encode(native(), &folder, &same)?)?.checksum;
     let by_workers = taken(encode(remoted(), &folder, &same)?)?.checksum;
-    let (amid, moves) = moved(pools, || taken(encode(remoted(), &folder, &same)?))?;
+    let (amid, moves) = moved(pools, Way::Within, || {
+        taken(encode(remoted(), &folder, &same)?)
+    })?;
     row(
         &format!("x264 --opencl --threads 1: what is encoded of {frames} pictures"),
         "",
@@ -235,7 +242,9 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
     for _ in 0..RUNS {
         alone.push(taken(encode(native(), &folder, &[])?)?.rate);
         served.push(taken(encode(remoted(), &folder, &[])?)?.rate);
-        let (encoded, count) = moved(pools, || taken(encode(remoted(), &folder, &[])?))?;
+        let (encoded, count) = moved(pools, Way::Within, || {
+            taken(encode(remoted(), &folder, &[])?)
+        })?;
         amid.push(encoded.rate);
         moves += count;
     }
@@ -254,24 +263,37 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
     Ok(())
 }
 
-/// What comes of some work while the application of both pools is moved every 50 to 500 ms, and how often it
-/// was.
+/// Where an application is moved to.
+#[derive(Clone, Copy, PartialEq)]
+enum Way {
+    /// To other workers of its pool.
+    Within,
+    /// By turns to another worker, and to another pool.
+    Both,
+}
+
+/// What comes of some work while its application, which is the first pool's, is moved every 50 to 500 ms, and how
+/// often it was.
 fn moved<T: Send>(
     pools: &[Movable; 2],
+    way: Way,
     work: impl FnOnce() -> Result<T> + Send,
 ) -> Result<(T, usize)> {
-    let [one, two] = pools;
     thread::scope(|scope| {
         let work = scope.spawn(work);
-        let (mut moves, mut pause, mut last) = (0, 7, None);
-        let steps = [(one, None), (one, Some(two)), (two, None), (two, Some(one))];
-        for (from, to) in steps.into_iter().cycle() {
+        let (mut moves, mut pause, mut at, mut last) = (0, 7, 0, None);
+        let leaves = [false, way == Way::Both];
+        for leaves in leaves.into_iter().cycle() {
             if work.is_finished() {
                 break;
             }
+            let (from, other) = (&pools[at], &pools[1 - at]);
             // There may be none yet, or it may have gone just now.
-            match from.move_all(to) {
-                Ok(()) => moves += 1,
+            match from.move_all(leaves.then_some(other)) {
+                Ok(()) => {
+                    moves += 1;
+                    at = if leaves { 1 - at } else { at };
+                }
                 Err(error) => last = Some(error),
             }
             pause = (pause * 73 + 41) % 451;

@@ -3,10 +3,13 @@
 //! workers before its OpenCL driver, and applications.
 //!
 //! - [`pauses`]: the application whose rounds are looked at; [`tracking`]: what an application costs
-//!   that is never moved; [`moves`]: what moves cost; [`foreign`]: both, for programs of others.
+//!   that is never moved; [`moves`]: what moves cost; [`foreign`]: both, for programs of others; [`link`]: a whole VM
+//!   and its application over a [`network`].
 
 mod foreign;
+mod link;
 mod moves;
+mod network;
 mod pauses;
 mod tracking;
 
@@ -25,10 +28,12 @@ use crate::{
     opencl::pool::Pool,
     programs::{self, target},
     progress::Step,
+    ring,
 };
 
 /// What is built for a machine where nothing can be built.
 const BUILT: &[&str] = &[
+    link::GANTRY,
     "gantry-accel",
     "libgantry_opencl.so",
     "xtask",
@@ -44,7 +49,7 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, clpeak, x264 (may be given again). gpuvm: only `record`, which
+    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264 (may be given again). gpuvm: only `record`, which
     /// records in the rig what a guest with nouveau does (writes tests/recordings/), or `replay`, which does that
     /// again on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
@@ -63,6 +68,7 @@ const PARTS: &[(&str, Part)] = &[
     ("rates", |pools, _| moves::rates(pools)),
     ("moves", |pools, options| moves::many(pools, options.moves)),
     ("kernels", |pools, _| tracking::kernels(&pools[0])),
+    ("link", |pools, _| link::link(pools)),
     ("clpeak", |pools, _| foreign::clpeak(pools)),
     ("x264", |pools, _| foreign::x264(pools)),
 ];
@@ -80,6 +86,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
         ),
         None => {
             packages::install(foreign::PACKAGES)?;
+            packages::install(link::PACKAGES)?;
             (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
         }
     };
@@ -199,6 +206,10 @@ fn pack() -> Result<PathBuf> {
         programs::copy(&release.join(name), &folder.join(name))
             .with_context(|| format!("packing {name}"))?;
     }
+    programs::copy(
+        &ring::guests()?.join(link::GUEST),
+        &folder.join(link::GUEST),
+    )?;
     foreign::pack(&folder)?;
     Ok(folder)
 }

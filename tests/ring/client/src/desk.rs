@@ -1,7 +1,8 @@
-//! A page of a guest's memory that its host looks at: no exit, no interrupt, no device.
+//! A part of a guest's memory that its host looks at: no exit, no interrupt, no device.
 
 use core::{
     fmt,
+    ops::Range,
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
@@ -9,6 +10,8 @@ use core::{
 pub const ADDRESS: u64 = 0x10_0000;
 /// Bytes of the text.
 pub const TEXT: usize = 32 << 10;
+/// What a guest that is moved writes to before it computes: 2 GiB.
+pub const FILLED: Range<u64> = 256 << 20..2304 << 20;
 
 /// What the guest is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,9 +41,26 @@ pub enum Orders {
     Combining = 1,
     /// With caches, as RAM.
     Cached = 2,
+    /// As that, to compute round after round on so much of the device's memory as the desk says.
+    Rounds = 3,
+    /// To end the rounds, and to look whether what was computed is right.
+    Check = 4,
 }
 
-/// The page. The host writes `orders` and `go`, the guest everything else.
+/// Rounds that the guest has computed since it was told to go on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rounds {
+    /// The order to go on that they follow.
+    pub since: u32,
+    /// How many.
+    pub count: u64,
+    /// Counts of the time stamp counter that they took.
+    pub counts: u64,
+    /// The same of the longest one.
+    pub longest: u64,
+}
+
+/// The desk. The host writes `orders`, `go` and `size`, the guest everything else.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Desk {
@@ -48,6 +68,13 @@ pub struct Desk {
     orders: AtomicU32,
     /// How often the guest was told to go on.
     go: AtomicU32,
+    /// MiB of the device's memory on which it computes rounds.
+    size: AtomicU32,
+    /// [`Rounds`], each number by itself.
+    since: AtomicU32,
+    count: AtomicU64,
+    counts: AtomicU64,
+    longest: AtomicU64,
     /// Bytes of the text that are valid.
     length: AtomicU32,
     text: [AtomicU64; TEXT / 8],
@@ -61,6 +88,11 @@ impl Desk {
             state: AtomicU32::new(0),
             orders: AtomicU32::new(0),
             go: AtomicU32::new(0),
+            size: AtomicU32::new(0),
+            since: AtomicU32::new(0),
+            count: AtomicU64::new(0),
+            counts: AtomicU64::new(0),
+            longest: AtomicU64::new(0),
             length: AtomicU32::new(0),
             text: [const { AtomicU64::new(0) }; TEXT / 8],
         }
@@ -95,8 +127,39 @@ impl Desk {
         match self.orders.load(Ordering::Acquire) {
             0 => Orders::None,
             1 => Orders::Combining,
+            3 => Orders::Rounds,
+            4 => Orders::Check,
             _ => Orders::Cached,
         }
+    }
+
+    /// Has the guest begin to compute rounds on so many MiB.
+    pub fn order_rounds(&self, size: u32) {
+        self.size.store(size, Ordering::Relaxed);
+        self.order(Orders::Rounds);
+    }
+
+    /// On how many MiB it was told to compute rounds.
+    pub fn size(&self) -> u32 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// What the guest has said of its rounds, as it was a moment ago.
+    pub fn rounds(&self) -> Rounds {
+        Rounds {
+            since: self.since.load(Ordering::Acquire),
+            count: self.count.load(Ordering::Relaxed),
+            counts: self.counts.load(Ordering::Relaxed),
+            longest: self.longest.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Says what there is to say of rounds.
+    pub fn say(&self, rounds: Rounds) {
+        self.count.store(rounds.count, Ordering::Relaxed);
+        self.counts.store(rounds.counts, Ordering::Relaxed);
+        self.longest.store(rounds.longest, Ordering::Relaxed);
+        self.since.store(rounds.since, Ordering::Release);
     }
 
     /// Has the guest go on.

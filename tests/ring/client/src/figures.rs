@@ -3,17 +3,14 @@
 use alloc::{
     string::{String, ToString as _},
     sync::Arc,
-    vec,
     vec::Vec,
 };
 
 use gantry_remoting::{
     apis::opencl::{
         calls::{
-            BuildProgram, ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram,
-            CreateQueue, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, Order, Platforms,
-            ProgramId, ProgramOrigin, QueueId, ReadBuffer, SetArgument, Target, Value, WindowRange,
-            WriteBuffer,
+            CreateBuffer, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, ReadBuffer,
+            SetArgument, Target, Value, WindowRange, WriteBuffer,
         },
         codes,
     },
@@ -21,7 +18,10 @@ use gantry_remoting::{
     wire::Blob,
 };
 
-use crate::{Connection, Failure};
+use crate::{
+    Connection, Failure,
+    opened::{CONTEXT, QUEUE, open, order},
+};
 
 /// What the client needs besides the window.
 pub trait Surroundings {
@@ -49,9 +49,6 @@ kernel void add(global const int *a, global const int *b, global int *sum) {
 kernel void nothing(int a, int b) {}
 ";
 
-const CONTEXT: ContextId = ContextId(0);
-const QUEUE: QueueId = QueueId(0);
-const PROGRAM: ProgramId = ProgramId(0);
 const ADD: KernelId = KernelId(0);
 const NOTHING: KernelId = KernelId(1);
 
@@ -67,14 +64,6 @@ const FEWEST: usize = 20;
 const LONGEST: u64 = 2_500_000_000;
 /// Sizes that are copied.
 const COPIES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, BUFFER];
-
-fn order() -> Order {
-    Order {
-        queue: QUEUE,
-        wait: Vec::new(),
-        event: None,
-    }
-}
 
 fn launch(kernel: KernelId, size: u64) -> NdRange {
     NdRange {
@@ -117,46 +106,14 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
 
     /// Opens the first device; its id.
     fn open(&mut self) -> Result<DeviceId, Failure> {
-        let platforms = self.link.ask(&Platforms {})?;
-        let device = platforms.iter().flatten().next().map(|offered| offered.id);
-        let device = device.ok_or(Failure::NoDevice)?;
+        let kernels = [(ADD, "add"), (NOTHING, "nothing")];
+        let device = open(&mut self.link, SOURCE, kernels)?;
         let name = self.link.ask(&Info {
             of: Target::Device(device),
             parameter: codes::DEVICE_NAME,
         })?;
         let name = String::from_utf8_lossy(&name.0).to_string();
         self.here.note("device", name.trim_end_matches('\0'));
-        self.link.ask(&CreateContext {
-            id: CONTEXT,
-            devices: vec![device],
-            platform: None,
-        })?;
-        self.link.ask(&CreateQueue {
-            id: QUEUE,
-            context: CONTEXT,
-            device,
-            properties: 0,
-            further: Vec::new(),
-        })?;
-        self.link.ask(&CreateProgram {
-            id: PROGRAM,
-            context: CONTEXT,
-            origin: ProgramOrigin::Source(Blob(SOURCE.as_bytes().to_vec())),
-        })?;
-        self.link.ask(&BuildProgram {
-            id: PROGRAM,
-            devices: Vec::new(),
-            options: Blob(Vec::new()),
-            folders: 0,
-            included: Vec::new(),
-        })?;
-        for (id, name) in [(ADD, "add"), (NOTHING, "nothing")] {
-            self.link.ask(&CreateKernel {
-                id,
-                program: PROGRAM,
-                name: Blob(name.as_bytes().to_vec()),
-            })?;
-        }
         for id in 0..3 {
             self.link.ask(&CreateBuffer {
                 id: MemId(id),

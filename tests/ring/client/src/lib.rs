@@ -3,6 +3,7 @@
 //! process beside the worker and in ring 3 of a guest, and what differs is the border between.
 //!
 //! - [`run`]: computes, checks what was computed, and measures.
+//! - [`rounds`]: computes round after round on state of the device's while its machine moves.
 //! - [`desk`]: how a guest without devices is told what to do, and hands on what it has measured.
 
 #![no_std]
@@ -12,6 +13,9 @@ extern crate alloc;
 mod connection;
 pub mod desk;
 mod figures;
+mod opened;
+mod rounds;
 
 pub use connection::{Connection, Failure};
 pub use figures::{COUNTED, Surroundings, run};
+pub use rounds::{Told, rounds};

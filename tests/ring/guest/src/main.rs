@@ -22,9 +22,9 @@ use core::{
 };
 
 use gantry_ring_client::{
-    Surroundings,
-    desk::{Desk, Orders, Pen, State},
-    run,
+    Surroundings, Told,
+    desk::{Desk, FILLED, Orders, Pen, Rounds, State},
+    rounds, run,
 };
 
 use crate::port::Port;
@@ -50,12 +50,16 @@ fn report(state: State) {
     until(|| DESK.gone() != before);
 }
 
+fn now() -> u64 {
+    // SAFETY: an instruction of every processor with long mode; ring 0 left it allowed.
+    unsafe { _rdtsc() }
+}
+
 struct Here;
 
 impl Surroundings for Here {
     fn now(&mut self) -> u64 {
-        // SAFETY: an instruction of every processor with long mode; ring 0 left it allowed.
-        unsafe { _rdtsc() }
+        now()
     }
 
     fn note(&mut self, what: &str, is: &str) {
@@ -75,14 +79,71 @@ impl Surroundings for Here {
     }
 }
 
+/// Rounds since the host has asked for them last.
+struct Stretch {
+    rounds: Rounds,
+    begun: u64,
+    /// When the last round was over.
+    last: u64,
+}
+
+impl Told for Stretch {
+    fn begins(&mut self) {
+        DESK.enter(State::Ready);
+        (self.begun, self.last) = (now(), now());
+    }
+
+    fn goes_on(&mut self) -> bool {
+        let now = now();
+        let took = now.wrapping_sub(self.last);
+        self.last = now;
+        let since = DESK.gone();
+        if since == self.rounds.since {
+            self.rounds.count += 1;
+            self.rounds.counts = now.wrapping_sub(self.begun);
+            self.rounds.longest = self.rounds.longest.max(took);
+        } else {
+            self.begun = now;
+            self.rounds = Rounds {
+                since,
+                ..Rounds::default()
+            };
+        }
+        DESK.say(self.rounds);
+        DESK.orders() != Orders::Check
+    }
+}
+
+/// Writes to memory, all of it: no page is like another one.
+fn fill() {
+    for at in FILLED.step_by(8) {
+        // SAFETY: memory that nobody else uses, mapped one to one.
+        unsafe { (at as *mut u64).write_volatile(at.wrapping_mul(0x9e37_79b9_7f4a_7c15)) };
+    }
+}
+
 fn work(start_info: u64) -> Result<(), alloc::string::String> {
     let ecam = machine::ecam(start_info).ok_or("ACPI names no PCI configuration space")?;
     let port = Port::find(ecam).ok_or("there is no accelerator port")?;
     DESK.enter(State::Waiting);
     until(|| DESK.orders() != Orders::None);
-    let combining = DESK.orders() == Orders::Combining;
-    let (window, bell) = port.open(combining)?;
-    run(&window, bell, &mut Here).map_err(|why| alloc::format!("{why}"))
+    let orders = DESK.orders();
+    if orders == Orders::Rounds {
+        fill();
+    }
+    let (window, bell) = port.open(orders == Orders::Combining)?;
+    let done = match orders {
+        Orders::Rounds => {
+            let mut stretch = Stretch {
+                rounds: Rounds::default(),
+                begun: 0,
+                last: 0,
+            };
+            rounds(&window, bell, DESK.size(), &mut stretch)
+        }
+        _ => run(&window, bell, &mut Here),
+    };
+    done.map_err(|why| alloc::format!("{why}"))
 }
 
 /// The program, in ring 3.

@@ -1,0 +1,150 @@
+//! An application that computes round after round, and whose machine moves meanwhile.
+
+use alloc::sync::Arc;
+
+use gantry_remoting::{
+    apis::opencl::{
+        calls::{
+            CreateBuffer, Finish, Grid, KernelId, MemId, NdRange, ReadBuffer, SetArgument, Value,
+            WindowRange,
+        },
+        codes,
+    },
+    link::{bell::Bell, window::Window},
+    wire::Blob,
+};
+
+use crate::{
+    Connection, Failure,
+    opened::{CONTEXT, QUEUE, open, order},
+};
+
+/// Words in a buffer: there are several, as with most programs.
+const WORDS: u32 = 1 << 20;
+const BYTES: u64 = WORDS as u64 * 4;
+/// How many words of the first buffer change in a round: 1 MiB.
+const CHANGED: u32 = 1 << 18;
+
+const SOURCE: &str = "
+kernel void fill(global uint *a, uint first) {
+    size_t i = get_global_id(0);
+    a[i] = (first + (uint)i) * 2654435761u;
+}
+kernel void advance(global uint *a, uint step) {
+    a[get_global_id(0)] += step;
+}
+";
+const FILL: KernelId = KernelId(0);
+const ADVANCE: KernelId = KernelId(1);
+
+/// Whoever has it go on.
+pub trait Told {
+    /// All of its state is there.
+    fn begins(&mut self);
+    /// A round is over. Whether there is another one.
+    fn goes_on(&mut self) -> bool;
+}
+
+struct Work<B> {
+    link: Connection<B>,
+    buffers: u32,
+    rounds: u32,
+}
+
+impl<B: Bell + Clone> Work<B> {
+    fn launch(
+        &mut self,
+        kernel: KernelId,
+        mem: u32,
+        number: u32,
+        words: u32,
+    ) -> Result<(), Failure> {
+        let number = Value::Bytes(Blob(number.to_le_bytes().to_vec()));
+        let values = [Value::Mem(Some(MemId(mem))), number];
+        for (index, value) in (0..).zip(values) {
+            self.link.post_with_next(&SetArgument {
+                kernel,
+                index,
+                value,
+            })?;
+        }
+        self.link.post(&NdRange {
+            order: order(),
+            kernel,
+            grid: Grid::line(words.into()),
+        })
+    }
+
+    fn finish(&mut self) -> Result<(), Failure> {
+        self.link.ask(&Finish { queue: QUEUE })
+    }
+
+    /// Whether all of the memory is as it is to be; it is read through the window.
+    fn check(&mut self, window: &Window) -> Result<(), Failure> {
+        let sum = (1..=self.rounds).fold(0, u32::wrapping_add);
+        let offset = window.data();
+        let seen = window.at(offset, BYTES).ok_or(Failure::NoDevice)?;
+        for mem in 0..self.buffers {
+            self.link.ask(&ReadBuffer {
+                order: order(),
+                mem: MemId(mem),
+                offset: 0,
+                to: WindowRange {
+                    offset,
+                    length: BYTES,
+                    stage: None,
+                },
+            })?;
+            for at in 0..WORDS {
+                // SAFETY: within the window's data, of which the worker writes nothing any more.
+                let word = unsafe { seen.cast::<u32>().add(at as usize).read_volatile() };
+                let changes = mem == 0 && at < CHANGED;
+                let first = (mem * WORDS + at).wrapping_mul(2_654_435_761);
+                if word != first.wrapping_add(if changes { sum } else { 0 }) {
+                    let at = (mem * WORDS + at) as usize;
+                    return Err(Failure::Wrong { at });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Computes on so many MiB of the device's memory until told to end, and checks all of it.
+pub fn rounds<B: Bell + Clone>(
+    window: &Arc<Window>,
+    bell: B,
+    size: u32,
+    told: &mut impl Told,
+) -> Result<(), Failure> {
+    let mut link = Connection::new(window, bell);
+    open(&mut link, SOURCE, [(FILL, "fill"), (ADVANCE, "advance")])?;
+    let buffers = (size >> 2).clamp(1, 1024);
+    let mut work = Work {
+        link,
+        buffers,
+        rounds: 0,
+    };
+    for mem in 0..buffers {
+        work.link.ask(&CreateBuffer {
+            id: MemId(mem),
+            context: CONTEXT,
+            flags: codes::MEM_READ_WRITE,
+            size: BYTES,
+            contents: None,
+            lives: None,
+            svm: None,
+        })?;
+        work.launch(FILL, mem, mem * WORDS, WORDS)?;
+        work.finish()?;
+    }
+    told.begins();
+    loop {
+        work.rounds += 1;
+        work.launch(ADVANCE, 0, work.rounds, CHANGED)?;
+        work.finish()?;
+        if !told.goes_on() {
+            return work.check(window);
+        }
+    }
+}
