@@ -92,7 +92,10 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             complain(&error);
-            ExitCode::FAILURE
+            match error {
+                Error::Vm(_) => ExitCode::from(USAGE),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }

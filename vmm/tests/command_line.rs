@@ -83,6 +83,8 @@ fn the_version_is_that_of_the_name_that_was_called() {
 fn a_wrong_command_line_has_exit_status_2_and_a_failure_1() {
     assert_eq!(gantry(&[]).status.code(), Some(2));
     assert_eq!(gantry(&["--disk", "nonsense=1"]).status.code(), Some(2));
+    let no_vcpu = gantry(&["--kernel", "/nonexistent", "--cpus", "boot=0"]);
+    assert_eq!(no_vcpu.status.code(), Some(2));
     let output = gantry(&["ctl", "--socket", "/nonexistent/api", "ping"]);
     assert_eq!(output.status.code(), Some(1));
     let message = text(&output.stderr);

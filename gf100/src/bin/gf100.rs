@@ -14,7 +14,7 @@ use manual::Manual;
 /// Serves a model of a GPU, NVIDIA's GF100 of 2010, to one virtual machine.
 ///
 /// A Linux guest's own driver, nouveau, runs on it: memory, channels, copies, semaphores and
-/// interrupts work; there is no display, and nothing is drawn or computed.
+/// interrupts work; there is no display, nothing is drawn, and of compute kernels simple integer ones run.
 #[derive(Parser)]
 #[command(
     name = "gantry-gf100",

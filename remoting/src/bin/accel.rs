@@ -35,9 +35,10 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Role {
     /// Listen for applications and keep workers ready for them.
+    #[command(group = clap::ArgGroup::new("where").required(true).args(["socket", "listen"]))]
     Serve {
         /// The socket to listen on, for applications and virtual machines of this machine.
-        #[arg(long, value_name = "PATH", required_unless_present = "listen")]
+        #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Where to listen for applications of other machines: tcp:ADDRESS:PORT, with TLS; or for
         /// those that share no memory: unix:PATH.
@@ -69,18 +70,19 @@ enum Role {
     /// Move applications to fresh workers while they run, or to another pool: each stands still until the commands that
     /// are under way have ended and its objects are made again, and notices nothing else. Prints a
     /// line for each; one that cannot be moved stays, and the line says why.
+    #[command(group = clap::ArgGroup::new("which").required(true).args(["pid", "all", "list"]))]
     Move {
         /// The pool's --control socket.
         #[arg(long, value_name = "PATH")]
         control: PathBuf,
         /// The application's process id (in a virtual machine: the VMM's), or its worker's.
-        #[arg(long, value_name = "PID", required_unless_present_any = ["all", "list"], value_parser = clap::value_parser!(i32).range(1..))]
+        #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
         pid: Option<i32>,
         /// All applications.
-        #[arg(long, conflicts_with = "pid")]
+        #[arg(long)]
         all: bool,
         /// Move none: print which applications are served, and by which worker.
-        #[arg(long, conflicts_with_all = ["pid", "all"])]
+        #[arg(long)]
         list: bool,
         /// Move them to another pool: the address that GANTRY_OPENCL would have for it, a socket's
         /// path, tls://HOST:PORT, or in a virtual machine that of its agent. The application goes

@@ -1,6 +1,7 @@
 //! Who asks a pool to move applications, and what becomes of that.
 //!
-//! The pool listens on a second socket for its own user and root. A request is a line: `list`, or
+//! The pool listens on a second socket for its own user and root, and says there first what the socket is.
+//! A request is a line: `list`, or
 //! `move`, an application (`all`, or the process id of it or of its worker), how many milliseconds
 //! may pass until it stands still, and the address of another pool, if it is to be served there. The
 //! answer is a line for each application, and the end: an application that was to leave has left then,
@@ -40,6 +41,10 @@ use crate::link::{
 const LONGEST: u64 = 1024;
 /// How long who asks may take to say what.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// The first line of an answer: sockets for applications say nothing of their own accord.
+const GREETING: &str = "gantry-accel control";
+/// How long a pool may take until it says so: others may ask before.
+const GREETED: Duration = Duration::from_secs(10);
 
 /// Which applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -344,9 +349,10 @@ fn serve(listener: &UnixListener, post: &Post) {
         // Who does not read its answer holds nobody up.
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let mut line = String::new();
-        if BufReader::new((&stream).take(LONGEST))
-            .read_line(&mut line)
-            .is_err()
+        if writeln!(&stream, "{GREETING}").is_err()
+            || BufReader::new((&stream).take(LONGEST))
+                .read_line(&mut line)
+                .is_err()
         {
             continue;
         }
@@ -371,9 +377,24 @@ pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<b
         );
         io::Error::new(error.kind(), text)
     })?;
+    let refused = |error: io::Error| {
+        let text = format!(
+            "{} does not answer as a control socket of a pool of this user: name that of --control, not that of \
+             --socket",
+            path.display()
+        );
+        io::Error::new(error.kind(), text)
+    };
+    stream.set_read_timeout(Some(GREETED))?;
+    let mut lines = BufReader::new(&stream).lines();
+    let greeting = lines.next().unwrap_or(Ok(String::new())).map_err(refused)?;
+    if greeting != GREETING {
+        return Err(refused(io::ErrorKind::InvalidData.into()));
+    }
+    stream.set_read_timeout(None)?;
     (&stream).write_all(request.line().as_bytes())?;
     let mut good = true;
-    for line in BufReader::new(&stream).lines() {
+    for line in lines {
         let line = line?;
         good &= !line.starts_with("error");
         writeln!(out, "{line}")?;
@@ -385,6 +406,39 @@ pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<b
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_socket_that_is_no_control_socket_is_told_from_one() {
+        let name = format!("gantry-no-control-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_file(&path);
+        let listener = UnixListener::bind(&path).unwrap();
+        let answers = |said: &'static str| {
+            let listener = listener.try_clone().unwrap();
+            let serving = thread::spawn(move || {
+                let (stream, _) = listener.accept().unwrap();
+                (&stream).write_all(said.as_bytes()).unwrap();
+                let mut line = String::new();
+                BufReader::new((&stream).take(LONGEST))
+                    .read_line(&mut line)
+                    .unwrap();
+                line
+            });
+            let mut out = Vec::new();
+            let outcome = ask(&path, &Request::List, &mut out);
+            (outcome, String::from_utf8(out).unwrap(), serving.join())
+        };
+        for said in ["hello\n", "\n"] {
+            let (outcome, out, _) = answers(said);
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("--control"), "{error}");
+            assert_eq!(out, "");
+        }
+        let (outcome, _, line) = answers("gantry-accel control\n");
+        assert!(outcome.unwrap());
+        assert_eq!(line.unwrap(), "list\n");
+        std::fs::remove_file(&path).unwrap();
+    }
 
     #[test]
     fn a_request_survives_the_way_through_a_line() {

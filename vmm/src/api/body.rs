@@ -3,11 +3,8 @@
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
 
-use super::{
-    ApiError, Status,
-    fields::{fields, nearest},
-};
-use crate::config::SHARED;
+use super::{ApiError, Status, fields::fields};
+use crate::config::{SHARED, nearest};
 
 /// So many unknown fields are named.
 const MOST_UNKNOWN: usize = 8;

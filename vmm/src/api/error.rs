@@ -85,7 +85,10 @@ impl ApiError {
 
     /// 404: there is no VM.
     pub fn not_created() -> Self {
-        Self::message(Status::NotFound, "no VM has been created; use vm.create")
+        Self::message(
+            Status::NotFound,
+            "no VM has been created: use vm.create (gantry ctl create FILE)",
+        )
     }
 
     /// 405: the VM is in a state in which this cannot be done.

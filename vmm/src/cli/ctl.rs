@@ -232,7 +232,8 @@ pub enum Action {
         /// Connections that carry memory, 1 to 8.
         #[arg(long, value_name = "COUNT", default_value_t = 1)]
         connections: u32,
-        /// What becomes of accelerators: a VM that has one stays, or gives them up first.
+        /// What becomes of accelerators: a VM that has one stays, gives them up first, or takes their
+        /// OpenCL applications along.
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelMigration,
         /// Copy applications of accelerators to the destination while they go on, so that the VM stands
@@ -368,6 +369,9 @@ fn written(written: io::Result<()>) -> Result<(), CtlError> {
 /// Lists the VMMs that run, a line for each.
 fn list(out: &mut dyn Write) -> Result<(), CtlError> {
     let lines = find::running(Path::new("/proc"));
+    if lines.is_empty() {
+        eprintln!("gantry: no VMM with an API socket runs here that this user can see");
+    }
     let lines = lines.iter().map(|running| format!("{running}\n"));
     written(out.write_all(lines.collect::<String>().as_bytes()))
 }

@@ -101,7 +101,7 @@ pub struct Cli {
     help_all: bool,
 
     /// Bring back a saved VM: source_url=URL,prefault=on|off,resume=on|off,
-    /// memory_restore_mode=copy|ondemand,net_fds=[ID@[FD,FD]].
+    /// memory_restore_mode=copy|ondemand,net_fds=[ID@[FD,FD]],accels=[ID@SOCKET].
     #[arg(
         long,
         value_name = "RESTORE",

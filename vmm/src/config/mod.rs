@@ -16,6 +16,7 @@ mod disk;
 mod gpu;
 mod kind;
 mod memory;
+mod nearest;
 mod net;
 mod payload;
 mod platform;
@@ -42,6 +43,7 @@ pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, Vir
 pub use gpu::GpuConfig;
 pub use kind::{Configured, Device, FileAccess, FileUse, HotPlug, Kind, Refused};
 pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
+pub use nearest::nearest;
 pub use net::{NetConfig, TapFd};
 pub use payload::PayloadConfig;
 pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};

@@ -12,6 +12,8 @@
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
+use super::nearest::nearest;
+
 /// Numbers in a list at most: more than any machine has of anything.
 const MAX_LIST: usize = 4096;
 
@@ -128,6 +130,11 @@ impl SyntaxError {
     }
 }
 
+/// Says which key was meant.
+fn meant(near: Option<&str>) -> String {
+    near.map(|near| format!(" ({near}?)")).unwrap_or_default()
+}
+
 /// What is wrong.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SyntaxProblem {
@@ -135,10 +142,12 @@ pub enum SyntaxProblem {
     #[error("a quote or bracket has no partner")]
     Unbalanced,
     /// There is no such key.
-    #[error("unknown key '{key}'; known are {known}")]
+    #[error("unknown key '{key}'{}; known are {known}", meant(near.as_deref()))]
     UnknownKey {
         /// As written.
         key: String,
+        /// The key that was meant, if one is near.
+        near: Option<String>,
         /// The keys.
         known: String,
     },
@@ -237,6 +246,7 @@ impl Parsed {
                 let known: Vec<&str> = keys().map(|key| key.name).collect();
                 return Err(SyntaxProblem::UnknownKey {
                     key: name.to_owned(),
+                    near: nearest(name, known.iter().copied()).map(str::to_owned),
                     known: known.join(", "),
                 });
             };
@@ -598,6 +608,7 @@ mod tests {
             "--test switch=maybe: switch=maybe is not on or off"
         );
         assert!(problem("colour=red").contains("unknown key 'colour'; known are text, number"));
+        assert!(problem("swich=on").contains("unknown key 'swich' (switch?); known are"));
         assert!(problem("text").contains("'text' needs a value"));
         assert!(problem("number=1,number=2").contains("'number' stands there twice"));
         assert!(problem("choice=three").contains("one of one, two"));

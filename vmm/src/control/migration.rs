@@ -802,7 +802,9 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     }
     if request.accel_copies && request.accel() != AccelMigration::Move {
         return bad(
-            "accel_copies=true needs accel=Move: nothing else takes applications along".into(),
+            "accel_copies=true needs accel=Move or passthrough=Remote (gantry ctl: --accel move or \
+             --passthrough remote): nothing else takes applications along"
+                .into(),
         );
     }
     if request.bandwidth == Some(0) || request.max_throttle > 99 {

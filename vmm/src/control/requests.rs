@@ -520,7 +520,7 @@ impl Control {
     pub(super) fn not_live(&self) -> ApiError {
         match self.life {
             Life::None => ApiError::not_created(),
-            _ => ApiError::wrong_state("the VM has not booted: use vm.boot"),
+            _ => ApiError::wrong_state("the VM has not booted: use vm.boot (gantry ctl boot)"),
         }
     }
 }

@@ -51,7 +51,10 @@ impl Tls {
             url: url.clone(),
             source,
         };
-        let mut stream = UnixStream::connect(&self.tunnel).map_err(failed)?;
+        let mut stream = UnixStream::connect(&self.tunnel).map_err(|source| {
+            let cure = "start it as this user: gantry-tunnel --socket PATH, or systemctl start gantry-tunnel";
+            failed(io::Error::new(source.kind(), format!("{source}; {cure}")))
+        })?;
         stream.set_read_timeout(Some(TICK)).map_err(failed)?;
         stream
             .write_all(format!("{request}\n").as_bytes())

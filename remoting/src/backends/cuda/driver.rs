@@ -11,7 +11,9 @@ use crate::apis::cuda::{codes, forwarded::ALL};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The library cannot be opened.
-    #[error("cannot open the CUDA driver {library}")]
+    #[error(
+        "cannot open the CUDA driver {library}: install NVIDIA's driver, or name the file by --library"
+    )]
     Open {
         /// Its name.
         library: String,
