@@ -54,6 +54,7 @@ const REMOTING: &[&str] = &[
     "services:",
     "stream:",
     "ring-3",
+    "gate:seats",
 ];
 
 /// What is to be run.

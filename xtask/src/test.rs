@@ -39,7 +39,7 @@ pub const PROGRAMS: &[(&str, &str)] = &[
 #[derive(Clone, clap::Args)]
 pub struct Options {
     /// Only scenarios whose names contain one of these words. `gate:` chooses the gate's
-    /// checks; gate:bare, gate:6.1, gate:6.12 and gate:linux are their parts.
+    /// checks; gate:bare, gate:6.1, gate:6.12, gate:linux and gate:seats are their parts.
     words: Vec<String>,
     /// Leave the nested scenarios out.
     #[arg(long, conflicts_with = "words")]

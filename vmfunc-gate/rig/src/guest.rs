@@ -23,7 +23,7 @@ use vmfunc_gate::{
     window::PAGE,
 };
 
-use crate::remoting;
+use crate::{opencl, remoting};
 
 /// The machine's debug console.
 const TEXT: u16 = 0xe9;
@@ -39,7 +39,7 @@ const QUIET: Duration = Duration::from_secs(5);
 /// What a client's guest prints before it delegates to what takes long in the server's kernel.
 pub const LONG: &str = "long";
 
-fn print(text: &str) {
+pub fn print(text: &str) {
     for byte in text.bytes().chain([b'\n']) {
         // SAFETY: the machine's port.
         unsafe { asm!("out dx, al", in("dx") TEXT, in("al") byte) };
@@ -61,6 +61,8 @@ pub fn run() -> ! {
     let done = match role.as_str() {
         "server" => serve(),
         "waiter" => wait_inside(),
+        "opencl-server" => opencl::run(opencl::serve),
+        "opencl-client" => opencl::run(opencl::compute),
         _ => delegate(),
     };
     if let Err(error) = done {
@@ -94,7 +96,8 @@ fn mount(kind: &CStr, to: &CStr) -> Result<()> {
     Ok(())
 }
 
-fn mount_all() -> Result<()> {
+/// Mounts what programs expect, but for /proc.
+pub fn mount_all() -> Result<()> {
     mount(c"devtmpfs", c"/dev")?;
     mount(c"sysfs", c"/sys")?;
     mount(c"tmpfs", c"/tmp")

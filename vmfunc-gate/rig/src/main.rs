@@ -4,14 +4,19 @@
 //! - [`checks`]: what is checked.
 //! - [`fuzz`]: calls with anything.
 //! - [`linux`]: what is checked with Linux guests, the argument `linux`.
-//! - [`remoting`]: an accelerator's calls by delegation, in such guests.
+//! - [`seats`]: an OpenCL program that changes who serves it, in such guests, the argument `seats`.
+//! - [`machine`]: the processes of gantry that run them.
+//! - [`remoting`], [`opencl`]: an accelerator's calls by delegation, and by a driver, in such guests.
 //! - [`guest`]: what this program does as the first process of such a guest.
 
 mod checks;
 mod fuzz;
 mod guest;
 mod linux;
+mod machine;
+mod opencl;
 mod remoting;
+mod seats;
 mod vm;
 
 use anyhow::Result;
@@ -22,6 +27,7 @@ fn main() {
     }
     let all = match std::env::args().nth(1).as_deref() {
         Some("linux") => linux::all,
+        Some("seats") => seats::all,
         _ => checks::all,
     };
     all(&mut |name, run| {

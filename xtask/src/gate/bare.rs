@@ -41,6 +41,7 @@ pub fn checks() -> Result<Vec<Check>> {
     let machine = bochs::Machine {
         cpu: "corei7_icelake_u",
         megabytes: 256,
+        disk: None,
         seconds: 60,
     };
     let printed = machine.run(&work)?;

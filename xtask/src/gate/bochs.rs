@@ -28,16 +28,18 @@ pub const PROGRAMS: &[(&str, &str)] = &[
 pub const CYLINDER: u64 = 16 * 63 * 512;
 
 /// An emulated machine with one CPU.
-pub struct Machine {
+pub struct Machine<'m> {
     /// Bochs's name of the CPU.
     pub cpu: &'static str,
     /// RAM in MiB.
     pub megabytes: u32,
+    /// A second disk, of whole cylinders.
+    pub disk: Option<&'m Path>,
     /// Longest run.
     pub seconds: u32,
 }
 
-impl Machine {
+impl Machine<'_> {
     /// Boots `disk.img` of a folder, which gets the logs; what was written to the serial port.
     ///
     /// # Errors
@@ -45,9 +47,11 @@ impl Machine {
     pub fn run(&self, work: &Path) -> Result<String> {
         let serial = work.join("serial.txt");
         let _ = fs::remove_file(&serial);
-        // Of a run that was ended by its limit; the disk is nobody else's.
-        let _ = fs::remove_file(work.join("disk.img.lock"));
-        let cylinders = fs::metadata(work.join("disk.img"))?.len() / CYLINDER;
+        let boot = disk("master", &work.join("disk.img"))?;
+        let second = match self.disk {
+            Some(path) => disk("slave", path)?,
+            None => String::new(),
+        };
         // The display is a terminal: others listen on the network, or want a window system. The
         // debugger, which Debian's build starts in, is told to go on.
         let settings = format!(
@@ -55,8 +59,7 @@ impl Machine {
 megs: {}
 romimage: file=/usr/share/bochs/BIOS-bochs-latest
 vgaromimage: file=/usr/share/bochs/VGABIOS-lgpl-latest
-ata0-master: type=disk, path=disk.img, mode=flat, cylinders={cylinders}, heads=16, spt=63
-boot: disk
+{boot}{second}boot: disk
 com1: enabled=1, mode=file, dev=serial.txt
 display_library: term
 sound: driver=dummy, waveoutdrv=dummy, waveout=none, wavein=none, midiout=none
@@ -81,4 +84,18 @@ log: bochs.log
             .with_context(|| format!("Bochs wrote nothing: see {}/bochs.log", work.display()))?;
         Ok(String::from_utf8_lossy(&printed).into_owned())
     }
+}
+
+/// The line for a disk, which is nobody else's.
+fn disk(place: &str, path: &Path) -> Result<String> {
+    let length = fs::metadata(path)
+        .with_context(|| format!("no disk at {}", path.display()))?
+        .len();
+    let path = std::path::absolute(path)?.display().to_string();
+    // Of a run that was ended by its limit.
+    let _ = fs::remove_file(format!("{path}.lock"));
+    Ok(format!(
+        "ata0-{place}: type=disk, path={path}, mode=flat, cylinders={}, heads=16, spt=63\n",
+        length / CYLINDER
+    ))
 }

@@ -18,7 +18,7 @@ use gantry_tests::{
     rig::{Cache, images, packages},
 };
 
-use super::{Check, bare, bochs, check, module::Module};
+use super::{Check, bare, bochs, check, module::Module, opencl};
 use crate::{
     programs::{self, target},
     progress::Step,
@@ -26,9 +26,6 @@ use crate::{
 
 /// What KVM consists of.
 const MODULES: &[&str] = &["irqbypass", "kvm", "kvm-intel"];
-
-/// The emulated host's RAM in MiB. One of the servers has 1024.
-const MEGABYTES: u32 = 1536;
 
 /// Saves two thirds of the emulated boot.
 const COMMAND_LINE: &str = "console=ttyS0,115200 nokaslr mitigations=off noxsave panic=-1 \
@@ -42,6 +39,8 @@ pub enum Guests {
     Small,
     /// Linux, with the host's kernel.
     Linux,
+    /// The same, with OpenCL.
+    Seats,
 }
 
 impl Guests {
@@ -49,6 +48,7 @@ impl Guests {
         match self {
             Self::Small => "small",
             Self::Linux => "linux",
+            Self::Seats => "seats",
         }
     }
 
@@ -57,6 +57,17 @@ impl Guests {
         match self {
             Self::Small => 900,
             Self::Linux => 1200,
+            Self::Seats => 1500,
+        }
+    }
+
+    /// The emulated host's RAM in MiB.
+    fn megabytes(self) -> u32 {
+        match self {
+            // One of the servers has 1024.
+            Self::Small | Self::Linux => 1536,
+            // Twice PoCL, and the pages of its disk.
+            Self::Seats => 2048,
         }
     }
 }
@@ -67,6 +78,8 @@ pub struct Host {
     release: String,
     guests: Guests,
     work: PathBuf,
+    /// A further disk.
+    disk: Option<PathBuf>,
 }
 
 impl Host {
@@ -82,11 +95,17 @@ impl Host {
         let loader = bare::build()?.join("vmfunc-gate-loader");
         let kernel = images::unpacked_kernel(cache, &module.kernel)?;
         let archive = initramfs(cache, module, guests, &kernel, &work)?;
-        write_disk(&loader, &kernel, &archive, &work.join("disk.img"))?;
+        let memory = guests.megabytes();
+        write_disk(&loader, &kernel, (&archive, memory), &work.join("disk.img"))?;
+        let disk = match guests {
+            Guests::Seats => Some(opencl::disk()?),
+            Guests::Small | Guests::Linux => None,
+        };
         Ok(Self {
             release,
             guests,
             work,
+            disk,
         })
     }
 
@@ -96,7 +115,8 @@ impl Host {
             // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's
             // timers.
             cpu: "corei7_haswell_4770",
-            megabytes: MEGABYTES,
+            megabytes: self.guests.megabytes(),
+            disk: self.disk.as_deref(),
             seconds: self.guests.seconds(),
         };
         let started = Instant::now();
@@ -145,6 +165,7 @@ fn checks(host: &Host, printed: &str, seconds: f64) -> Vec<Check> {
         release,
         guests,
         work,
+        disk: _,
     } = host;
     let guests = guests.name();
     eprintln!("KVM in Bochs, {release}, guests {guests}: done in {seconds:.1} s");
@@ -187,21 +208,27 @@ fn initramfs(
     let root = work.join("root");
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
     images::start(&root, &busybox)?;
-    let loaded = images::modules(&module.kernel, MODULES, &root.join("modules"))?;
+    let mut wanted = MODULES.to_vec();
+    if guests == Guests::Seats {
+        wanted.extend(opencl::DISK_MODULES);
+    }
+    let loaded = images::modules(&module.kernel, &wanted, &root.join("modules"))?;
     fs::copy(&module.file, root.join("modules/gantry_gate.ko"))?;
     let program = release.join("vmfunc-gate-rig");
     images::program(&program, &root, "bin/gate-rig")?;
-    let mut arguments = "";
-    if guests == Guests::Linux {
+    if guests != Guests::Small {
         let guest = work.join("guest");
         images::start(&guest, &busybox)?;
         images::program(&program, &guest, "init")?;
+        if guests == Guests::Seats {
+            opencl::files(module, &release, &guest)?;
+        }
         fs::create_dir_all(root.join("linux"))?;
         archive(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
         images::program(&programs::gantry()?, &root, "bin/gantry")?;
-        arguments = "linux";
     }
+    let name = guests.name();
     let init = format!(
         "#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /tmp
@@ -212,7 +239,7 @@ mount -t devtmpfs dev /dev
 mount -t tmpfs tmp /tmp
 exec 0</dev/console 1>/dev/console 2>&1
 for m in {loaded}; do insmod /modules/$m.ko; done
-/bin/gate-rig {arguments}
+/bin/gate-rig {name}
 poweroff -f
 "
     );
@@ -243,12 +270,17 @@ const COMMAND_LINE_AT: u64 = 0x9_2000;
 const INITRAMFS: u64 = 0x1000_0000;
 
 /// A disk that boots a kernel: the loader, its plan, and what it loads.
-fn write_disk(loader: &Path, kernel: &Path, archive: &Path, disk: &Path) -> Result<()> {
+fn write_disk(
+    loader: &Path,
+    kernel: &Path,
+    (archive, megabytes): (&Path, u32),
+    disk: &Path,
+) -> Result<()> {
     let elf = fs::read(kernel).with_context(|| format!("cannot read {}", kernel.display()))?;
     let archive = fs::read(archive)?;
     let mut parts = segments(&elf)?;
     let entry = number(&elf, 24, 8)?;
-    parts.push((PARAMETERS, parameters(archive.len())?));
+    parts.push((PARAMETERS, parameters(archive.len(), megabytes)?));
     parts.push((COMMAND_LINE_AT, format!("{COMMAND_LINE}\0").into_bytes()));
     parts.push((INITRAMFS, archive));
     ensure!(
@@ -322,7 +354,7 @@ fn segments(elf: &[u8]) -> Result<Vec<(u64, Vec<u8>)>> {
 }
 
 /// The boot parameters (Documentation/arch/x86/boot.rst and zero-page.rst of the kernel).
-fn parameters(initramfs: usize) -> Result<Vec<u8>> {
+fn parameters(initramfs: usize, megabytes: u32) -> Result<Vec<u8>> {
     let mut page = vec![0; 4096];
     let mut put = |at: usize, bytes: &[u8]| page[at..at + bytes.len()].copy_from_slice(bytes);
     put(0x1fe, &0xaa55_u16.to_le_bytes());
@@ -334,7 +366,7 @@ fn parameters(initramfs: usize) -> Result<Vec<u8>> {
     put(0x218, &u32::try_from(INITRAMFS)?.to_le_bytes());
     put(0x21c, &u32::try_from(initramfs)?.to_le_bytes());
     put(0x228, &u32::try_from(COMMAND_LINE_AT)?.to_le_bytes());
-    let end = u64::from(MEGABYTES) << 20;
+    let end = u64::from(megabytes) << 20;
     // The BIOS has its ACPI tables in the last 64 KiB.
     let tables = 64 << 10;
     let map = [

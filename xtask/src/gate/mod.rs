@@ -3,13 +3,14 @@
 //! - [`bare`]: a program without an operating system, in VMX root operation.
 //! - [`module`]: the kernel module, built for the kernels that it is made for.
 //! - [`kvm`]: the module under Debian's kernel and KVM, with small guests, and with Linux guests of
-//!   two processes of Gantry.
+//!   two processes of Gantry; [`opencl`]: what those have that compute.
 //! - [`bochs`]: the emulator.
 
 mod bare;
 mod bochs;
 mod kvm;
 mod module;
+mod opencl;
 
 use anyhow::Result;
 use gantry_tests::{report::Outcome, rig::Cache};
@@ -22,8 +23,8 @@ use kvm::{Guests, Host};
 pub type Check = (String, Outcome);
 
 /// What words choose parts of: `gate:` all of it, `gate:bare` the program without an operating
-/// system, `gate:6.1`, say, the module for that kernel with small guests, and `gate:linux` two
-/// processes of Gantry with Linux guests.
+/// system, `gate:6.1`, say, the module for that kernel with small guests, `gate:linux` two
+/// processes of Gantry with Linux guests, and `gate:seats` two with OpenCL.
 const PREFIX: &str = "gate:";
 
 /// Whether a word is for these checks.
@@ -58,19 +59,22 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
         all(bare::checks()?);
     }
     for version in module::VERSIONS {
-        let linux = version == module::VERSIONS[0] && wanted("linux");
-        if !wanted(version) && !linux {
+        let is_first = version == module::VERSIONS[0];
+        // The longest is to begin first.
+        let parts = [("seats", Guests::Seats), ("linux", Guests::Linux)];
+        let linux = parts
+            .into_iter()
+            .filter(|(part, _)| is_first && wanted(part));
+        let small = wanted(version).then_some(Guests::Small);
+        let guests: Vec<_> = linux.map(|(_, guests)| guests).chain(small).collect();
+        if guests.is_empty() {
             continue;
         }
         let (checks, module) = module::build(&cache, version)?;
         all(checks);
         let Some(module) = module else { continue };
-        // The longest is to begin first.
-        if linux {
-            hosts.push(Host::build(&cache, &module, Guests::Linux)?);
-        }
-        if wanted(version) {
-            hosts.push(Host::build(&cache, &module, Guests::Small)?);
+        for guests in guests {
+            hosts.push(Host::build(&cache, &module, guests)?);
         }
     }
     Ok(Hosts(hosts))

@@ -1,0 +1,252 @@
+//! OpenCL in the Linux guests of [`seats`](crate::seats), by PoCL from a disk: one has a server behind the
+//! gate, the other a pool of its own, and a program that goes from the pool to that server and comes back
+//! while it computes.
+//!
+//! `/bin/prepare` mounts the disk, and puts programs of this repository into its `/tmp`.
+
+use std::{
+    fs::{self, File},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+    thread,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{
+    guest::{mount_all, print},
+    machine::{PATIENCE, SOON},
+};
+
+/// What a guest prints when its program has computed by rings, behind the gate, and by rings again.
+pub const BY_RINGS: &str = "by rings";
+pub const BEHIND: &str = "behind the gate";
+pub const AGAIN: &str = "by rings again";
+/// What it prints when the program has then gone on, and when all of its results were right.
+pub const ON: &str = "goes on";
+pub const RIGHT: &str = "right";
+
+/// Where the disk with PoCL is mounted: programs that need it have this as their root.
+const ROOT: &str = "/opencl";
+
+/// What follows is the same for those programs, and this one.
+const POOL: &str = "/tmp/pool";
+const GATE: &str = "gate";
+const CONTROL: &str = "/tmp/control";
+const COMPILED: &str = "/tmp/compiled";
+/// Milliseconds that a move may take until the program stands still: more than the emulator takes.
+const DRAIN: &str = "300000";
+const STOP: &str = "/tmp/stop";
+const SAID: &str = "/tmp/said";
+const LOG: &str = "/tmp/log";
+
+fn prepare() -> Result<()> {
+    mount_all()?;
+    succeeds(&Command::new("/bin/prepare").output()?)
+}
+
+fn succeeds(output: &Output) -> Result<()> {
+    ensure!(
+        output.status.success(),
+        "{}: {}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(())
+}
+
+/// A program with the disk as its root.
+fn program(name: &str) -> Command {
+    let mut command = Command::new("/bin/busybox");
+    command
+        .args(["chroot", ROOT, &format!("/tmp/{name}")])
+        // PoCL links what it has compiled by a program.
+        .env("PATH", "/usr/bin")
+        .envs([("HOME", "/tmp"), ("POCL_CACHE_DIR", "/tmp")])
+        .stdin(Stdio::null());
+    command
+}
+
+/// Starts a program whose messages go to a file.
+fn start(command: &mut Command) -> Result<Child> {
+    let log = File::options().create(true).append(true).open(LOG)?;
+    Ok(command.stderr(log).spawn()?)
+}
+
+fn log() -> String {
+    fs::read_to_string(LOG).unwrap_or_default()
+}
+
+/// Runs what a guest is for. If that fails the machine ends, so that nobody waits for it.
+pub fn run(role: impl FnOnce() -> Result<()>) -> Result<()> {
+    role().inspect_err(|error| {
+        print(&format!("{error:#}"));
+        // SAFETY: there is nothing on a disk that could be lost.
+        unsafe { libc::reboot(libc::RB_POWER_OFF) };
+    })
+}
+
+/// Serves behind the gate for as long as applications come.
+pub fn serve() -> Result<()> {
+    prepare()?;
+    let mut passive = program("gantry-accel");
+    passive.args(["passive", "--own-cpu", "--heap", "8"]);
+    let ended = start(&mut passive)?.wait()?;
+    bail!("the server has ended ({ended}): {}", log())
+}
+
+/// Waits until something is so.
+fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
+    let start = Instant::now();
+    while !is()? {
+        ensure!(start.elapsed() < PATIENCE, "{what}: not for {PATIENCE:?}");
+        thread::sleep(SOON);
+    }
+    Ok(())
+}
+
+/// The pool of this guest.
+struct Pool(Child);
+
+impl Pool {
+    fn start() -> Result<Self> {
+        let mut serve = program("gantry-accel");
+        serve
+            .args(["serve", "--socket", POOL, "--control", CONTROL])
+            // The smallest window, for which the gate has room.
+            .args(["--window", "8", "--spare", "1", "--cache", "/tmp"]);
+        let pool = Self(start(&mut serve)?);
+        until("the pool listens", || Ok(Path::new(POOL).exists()))?;
+        Ok(pool)
+    }
+
+    /// How many workers there are, with those that wait for applications.
+    fn workers(&self) -> Result<usize> {
+        let path = format!("/proc/{0}/task/{0}/children", self.0.id());
+        Ok(fs::read_to_string(path)?.split_whitespace().count())
+    }
+
+    /// Waits until there are so many.
+    fn has_workers(&self, expected: usize) -> Result<()> {
+        until(&format!("the pool has {expected} workers"), || {
+            Ok(self.workers()? == expected)
+        })
+    }
+
+    /// What it says of its applications.
+    fn list(&self) -> Result<String> {
+        let mut list = program("gantry-accel");
+        let output = list
+            .args(["move", "--control", CONTROL, "--list"])
+            .output()?;
+        succeeds(&output)?;
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Waits until one of its workers serves this application, and another one waits for the next.
+    fn serves(&self, application: u32) -> Result<()> {
+        self.has_workers(2)?;
+        let list = self.list()?;
+        let by_worker = format!("process {application} worker ");
+        // Of one that has come back it also knows where it was sent last.
+        let is_here = list.lines().any(|line| line.starts_with(&by_worker));
+        ensure!(is_here && !list.contains(GATE), "{list}");
+        Ok(())
+    }
+
+    /// Waits until none of its workers serves anybody, and it says that this application is elsewhere.
+    fn has_sent(&self, application: u32, to: &str) -> Result<()> {
+        self.has_workers(1)?;
+        let list = self.list()?;
+        ensure!(list == format!("process {application} at {to}\n"), "{list}");
+        Ok(())
+    }
+
+    /// Has an application of this process id be served at an address.
+    fn send(&self, application: u32, to: &str) -> Result<()> {
+        let mut order = program("gantry-accel");
+        let pid = format!("--pid={application}");
+        let output = order
+            .args(["move", "--control", CONTROL, &pid, "--to", to])
+            .args(["--drain", DRAIN]);
+        let output = output.output()?;
+        let said = String::from_utf8_lossy(&output.stdout);
+        let done = format!("process {application} moved to {to}");
+        ensure!(said.trim_end() == done, "{output:?} {}", log());
+        Ok(())
+    }
+}
+
+/// A program that compares each round of its results with what it computes itself.
+struct Computing(Child);
+
+impl Computing {
+    fn start() -> Result<Self> {
+        let mut command = program("opencl-moving");
+        command
+            .arg(STOP)
+            .env("OPENCL_MOVING_BINARY", COMPILED)
+            .env("OCL_ICD_VENDORS", "/tmp/vendors/")
+            .env("GANTRY_OPENCL", POOL)
+            .stdout(File::create(SAID)?);
+        Ok(Self(start(&mut command)?))
+    }
+
+    /// Waits until it says something new twice: all rounds before the last of it have begun since.
+    fn goes_on(&mut self) -> Result<()> {
+        let lines = || Ok::<_, anyhow::Error>(fs::read_to_string(SAID)?.lines().count());
+        let before = lines()?;
+        until("the program goes on", || {
+            if let Some(status) = self.0.try_wait()? {
+                bail!("the program has ended ({status}): {}", log());
+            }
+            Ok(lines()? >= before + 2)
+        })
+    }
+
+    fn ends(mut self) -> Result<()> {
+        File::create(STOP)?;
+        let status = self.0.wait()?;
+        let said = fs::read_to_string(SAID)?;
+        let last = said.lines().last().unwrap_or_default();
+        let right = last.starts_with("all ") && last.ends_with(" rounds were right");
+        ensure!(status.success() && right, "{status}: {said}{}", log());
+        print(last);
+        Ok(())
+    }
+}
+
+/// Has a program compute by rings with this guest's pool, then behind the gate, and by rings again.
+pub fn compute() -> Result<()> {
+    prepare()?;
+    let start = Instant::now();
+    // Nobody is to compile when the program moves: that takes long here.
+    let mut compile = program("opencl-moving");
+    compile
+        .arg("/dev/null")
+        .env("OPENCL_MOVING_BINARY", COMPILED);
+    succeeds(&compile.output()?).context("compiling")?;
+    print(&format!("compiled after {:?}", start.elapsed()));
+    let pool = Pool::start()?;
+    let mut computing = Computing::start()?;
+    let process = computing.0.id();
+    computing.goes_on()?;
+    pool.serves(process)?;
+    print(BY_RINGS);
+    pool.send(process, GATE)?;
+    computing.goes_on()?;
+    pool.has_sent(process, GATE)?;
+    print(BEHIND);
+    pool.send(process, POOL)?;
+    computing.goes_on()?;
+    pool.serves(process)?;
+    print(AGAIN);
+    computing.goes_on()?;
+    print(ON);
+    computing.ends()?;
+    pool.has_workers(1)?;
+    print(RIGHT);
+    Ok(())
+}

@@ -1,0 +1,63 @@
+//! What Linux guests with OpenCL have: PoCL on a disk, and programs of this repository.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use gantry_tests::rig::{self, images};
+
+use super::{bochs::CYLINDER, module::Module};
+use crate::programs::{self, target};
+
+/// What the emulated host loads for the disk, and what its guests load. All else is in the kernel.
+pub const DISK_MODULES: &[&str] = &["scsi_common", "scsi_mod", "libata", "ata_piix", "sd_mod"];
+const GUEST_MODULES: &[&str] = &[
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+];
+
+/// The disk with PoCL, which nobody writes to, of whole cylinders.
+pub fn disk() -> Result<PathBuf> {
+    let folder = target().join("rig");
+    fs::create_dir_all(&folder)?;
+    let disk = rig::opencl::disk(&folder)?;
+    let file = fs::File::options().write(true).open(&disk)?;
+    let length = file.metadata()?.len();
+    file.set_len(length.next_multiple_of(CYLINDER))?;
+    Ok(std::path::absolute(disk)?)
+}
+
+/// What a guest with that disk needs besides, and what mounts it: see `vmfunc-gate/rig/src/opencl.rs`.
+pub fn files(module: &Module, release: &Path, guest: &Path) -> Result<()> {
+    let loaded = images::modules(&module.kernel, GUEST_MODULES, &guest.join("modules"))?;
+    let programs = guest.join("programs");
+    fs::create_dir_all(&programs)?;
+    for (file, name) in [
+        ("gantry-accel", "gantry-accel"),
+        ("libgantry_opencl.so", "libgantry_opencl.so"),
+        ("examples/opencl_moving", "opencl-moving"),
+    ] {
+        programs::copy(&release.join(file), &programs.join(name))?;
+    }
+    let prepare = format!(
+        "#!/bin/busybox sh
+set -e
+/bin/busybox --install -s /bin
+mkdir /proc /opencl
+mount -t proc proc /proc
+for m in {loaded}; do insmod /modules/$m.ko; done
+mount -t ext4 -o ro /dev/vda /opencl
+for d in proc sys dev tmp; do mount -o bind /$d /opencl/$d; done
+cp /programs/* /tmp/
+mkdir /tmp/vendors
+echo /tmp/libgantry_opencl.so >/tmp/vendors/gantry.icd
+"
+    );
+    images::script(&guest.join("bin/prepare"), &prepare)
+}
