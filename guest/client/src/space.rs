@@ -31,15 +31,19 @@ impl Space {
         Some(offset)
     }
 
-    /// The same, as near to the end as there is room.
-    pub fn take_last(&mut self, length: u64) -> Option<u64> {
+    /// The same, as near to the end as there is room, and nothing before `floor`.
+    pub fn take_last(&mut self, length: u64, floor: u64) -> Option<u64> {
         let length = rounded(length)?;
         let (&offset, &free) = self.0.iter().rev().find(|(_, free)| **free >= length)?;
+        let place = offset + (free - length);
+        if place < floor {
+            return None;
+        }
         match free - length {
             0 => self.0.remove(&offset),
             left => self.0.insert(offset, left),
         };
-        Some(offset + free - length)
+        Some(place)
     }
 
     /// What is not free from `start` to `end`: where each stretch begins and ends.
@@ -107,15 +111,25 @@ mod tests {
     #[test]
     fn space_is_taken_from_both_ends_and_meets() {
         let mut space = Space::new(0, 8 * GRAIN);
-        assert_eq!(space.take_last(3 * GRAIN), Some(5 * GRAIN));
+        assert_eq!(space.take_last(3 * GRAIN, 0), Some(5 * GRAIN));
         assert_eq!(space.take(2 * GRAIN), Some(0));
-        assert_eq!(space.take_last(1), Some(4 * GRAIN));
-        assert_eq!(space.take_last(3 * GRAIN), None);
-        assert_eq!(space.take_last(2 * GRAIN), Some(2 * GRAIN));
+        assert_eq!(space.take_last(1, 0), Some(4 * GRAIN));
+        assert_eq!(space.take_last(3 * GRAIN, 0), None);
+        assert_eq!(space.take_last(2 * GRAIN, 0), Some(2 * GRAIN));
         space.give(4 * GRAIN, 1);
         space.give(5 * GRAIN, 3 * GRAIN);
-        assert_eq!(space.take_last(4 * GRAIN), Some(4 * GRAIN));
-        assert_eq!(space.take_last(u64::MAX), None);
+        assert_eq!(space.take_last(4 * GRAIN, 0), Some(4 * GRAIN));
+        assert_eq!(space.take_last(u64::MAX, 0), None);
+    }
+
+    #[test]
+    fn what_is_taken_from_the_end_leaves_the_beginning_to_others() {
+        let mut space = Space::new(0, 8 * GRAIN);
+        assert_eq!(space.take_last(5 * GRAIN, 2 * GRAIN), Some(3 * GRAIN));
+        assert_eq!(space.take_last(2 * GRAIN, 2 * GRAIN), None);
+        assert_eq!(space.take_last(GRAIN, 2 * GRAIN), Some(2 * GRAIN));
+        assert_eq!(space.take_last(1, 2 * GRAIN), None);
+        assert_eq!(space.take(2 * GRAIN), Some(0));
     }
 
     #[test]

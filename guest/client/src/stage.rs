@@ -127,6 +127,10 @@ struct Stage {
     keeps_space: bool,
 }
 
+/// Bytes at the beginning of the window's data that only commands' own data goes through, if they are not more than an
+/// eighth of the window: whatever the application keeps elsewhere, copies have room.
+const PASSAGE: u64 = 32 << 20;
+
 /// How space is taken.
 type Take = fn(&mut Stages, &Window, u64) -> Option<u64>;
 
@@ -195,7 +199,8 @@ impl Stages {
 
     /// Space at the end, if there is some, and its memory.
     fn take_last(&mut self, window: &Window, length: u64) -> Option<u64> {
-        let offset = self.space.take_last(length)?;
+        let passage = PASSAGE.min(window.size() / 8);
+        let offset = self.space.take_last(length, window.data() + passage)?;
         if offset + length > self.populated {
             window.populate(offset, length);
         }
@@ -405,7 +410,8 @@ impl<D: Driver> Link<D> {
         Ok(())
     }
 
-    /// The same for what stays in use for long: at the window's end, where what commands go through is not.
+    /// Space that the worker sees for good, for what stays in use for long, if there is some: at the window's end, and
+    /// not where only commands' data goes through.
     pub fn reserve_lasting(&self, length: u64) -> Option<u64> {
         self.reserve_in_common(length, Stages::take_last)
     }

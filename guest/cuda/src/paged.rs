@@ -6,7 +6,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use cuda_definition::driver::types::*;
@@ -41,6 +44,21 @@ pub struct Rows {
     /// Bytes from one row to the next, rows from one plane to the next.
     pub pitch: u64,
     pub height: u64,
+}
+
+/// Why there is no place for a node's copy. Where there is no room, it is said once what would make some.
+fn no_place(link: &Link, length: u64) -> i32 {
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    if !link.is_shared() {
+        return codes::NOT_SUPPORTED;
+    }
+    if !TOLD.swap(true, Ordering::Relaxed) {
+        base::note!(
+            "gantry-cuda: the window has no room for a graph's copy of {length} bytes from or to memory that is not pinned, as \
+             graphs and pinned memory have the rest: destroy graphs, copy pinned memory, or give the VM's port a larger window"
+        );
+    }
+    codes::OUT_OF_MEMORY
 }
 
 /// Space in the window, which is given back with the last copy that has it.
@@ -81,7 +99,8 @@ impl Paged {
             .checked_mul(count)
             .and_then(|bytes| bytes.checked_mul(planes));
         let length = length.ok_or(codes::INVALID_VALUE)?;
-        let offset = link.reserve_shared(length).ok_or(codes::NOT_SUPPORTED)?;
+        let offset = link.reserve_lasting(length);
+        let offset = offset.ok_or_else(|| no_place(link, length))?;
         let place = Arc::new(Place { offset, length });
         let paged = Self {
             rows,

@@ -366,3 +366,66 @@ fn a_captured_copy_of_memory_that_is_not_pinned_is_one_node_of_any_size() {
     }
     ok!(cuMemFree_v2(small));
 }
+
+#[test]
+fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
+    let _context = context();
+    let bytes = 64 << 20;
+    let (mut to, mut from) = (0, vec![7u8; bytes]);
+    ok!(cuMemAlloc_v2(&mut to, bytes));
+    let (captured, ordinary, mut graph) = (stream(), stream(), null_mut());
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    ok!(cuStreamBeginCapture_v2(captured, mode));
+    let mut capture = |bytes| {
+        cuda!(cuMemcpyHtoDAsync_v2(
+            to,
+            from.as_mut_ptr().cast(),
+            bytes,
+            captured
+        ))
+    };
+    // Until there is no room for a page.
+    for length in [bytes, 1 << 20, 4096] {
+        let refused = std::iter::repeat_with(|| capture(length)).find(|copied| copied.0 != 0);
+        assert_eq!(
+            refused,
+            Some(CUresult::CUDA_ERROR_OUT_OF_MEMORY),
+            "{length}"
+        );
+    }
+    let mut at: *mut c_void = null_mut();
+    let pinned = cuda!(cuMemHostAlloc(&mut at, 4096, 0));
+    assert_eq!(pinned, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    for (round, length) in [4096, 1 << 20, bytes].into_iter().enumerate() {
+        let (there, mut back) = (vec![round as u8 + 1; length], vec![0u8; length]);
+        ok!(cuMemcpyHtoDAsync_v2(
+            to,
+            there.as_ptr().cast(),
+            length,
+            ordinary
+        ));
+        ok!(cuMemcpyDtoHAsync_v2(
+            back.as_mut_ptr().cast(),
+            to,
+            length,
+            ordinary
+        ));
+        ok!(cuStreamSynchronize(ordinary));
+        assert!(back == there, "{length}");
+    }
+    // What was refused is no part of the graph, and what was not is.
+    ok!(cuStreamEndCapture(captured, &mut graph));
+    let executable = instance(graph);
+    ok!(cuGraphLaunch(executable, ordinary));
+    ok!(cuStreamSynchronize(ordinary));
+    assert!(values::<u8>(to, bytes) == from);
+    // With the graph goes what it had of the window.
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuMemHostAlloc(&mut at, bytes, 0));
+    ok!(cuMemFreeHost(at));
+    for stream in [captured, ordinary] {
+        ok!(cuStreamDestroy_v2(stream));
+    }
+    ok!(cuMemFree_v2(to));
+}
