@@ -21,6 +21,8 @@ pub struct Callbacks<S> {
     pending: HashMap<u64, Callback<S>>,
     /// Those that are called again and again.
     lasting: HashMap<u64, LastingCallback<S>>,
+    /// Those that come at some time, and that no wait is for.
+    unawaited: HashMap<u64, Callback<S>>,
     /// Whether the thread that polls for them has to be woken for another one.
     poller_sleeps: bool,
 }
@@ -31,6 +33,7 @@ impl<S> Default for Callbacks<S> {
             registered: 0,
             pending: HashMap::new(),
             lasting: HashMap::new(),
+            unawaited: HashMap::new(),
             poller_sleeps: false,
         }
     }
@@ -51,9 +54,17 @@ impl<S> Callbacks<S> {
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
+    /// Adds one that no wait is for: its number, and whether to wake the thread that polls.
+    pub fn register_unawaited(&mut self, callback: Callback<S>) -> (u64, bool) {
+        self.registered += 1;
+        self.unawaited.insert(self.registered, callback);
+        (self.registered, std::mem::take(&mut self.poller_sleeps))
+    }
+
     /// Takes one that is due, or not needed any more.
     pub fn take(&mut self, number: u64) -> Option<Callback<S>> {
-        self.pending.remove(&number)
+        let pending = self.pending.remove(&number);
+        pending.or_else(|| self.unawaited.remove(&number))
     }
 
     /// One that is called again and again.
@@ -66,14 +77,21 @@ impl<S> Callbacks<S> {
         self.lasting.remove(&number);
     }
 
+    /// Whether there are some that waits are for.
+    pub fn is_awaited(&self) -> bool {
+        !self.pending.is_empty() || !self.lasting.is_empty()
+    }
+
     /// How many there are.
-    pub fn count(&self) -> usize {
-        self.pending.len() + self.lasting.len()
+    fn count(&self) -> usize {
+        self.pending.len() + self.lasting.len() + self.unawaited.len()
     }
 
     /// Takes all.
     pub fn take_all(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
-        std::mem::take(&mut self.pending).into_values()
+        let unawaited = std::mem::take(&mut self.unawaited).into_values();
+        let pending = std::mem::take(&mut self.pending).into_values();
+        pending.chain(unawaited)
     }
 }
 

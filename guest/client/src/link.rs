@@ -205,7 +205,7 @@ impl<D: Driver> Link<D> {
     /// Whether something is under way that ends with a message: data that is to land in the
     /// application's memory, or a callback.
     pub fn expects(&self) -> bool {
-        self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().count() > 0
+        self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().is_awaited()
     }
 
     fn alive(&self) -> bool {
@@ -552,6 +552,17 @@ impl<D: Driver> Link<D> {
     pub fn register_lasting_callback(&self, callback: LastingCallback<D::Status>) -> u64 {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         let (number, wakes) = callbacks.register_lasting(callback);
+        drop(callbacks);
+        if wakes {
+            self.wake_listener();
+        }
+        number
+    }
+
+    /// Keeps a callback that no wait is for, and gives it a number.
+    pub fn register_unawaited_callback(&self, callback: Callback<D::Status>) -> u64 {
+        let mut callbacks = self.callbacks.lock_unpoisoned();
+        let (number, wakes) = callbacks.register_unawaited(callback);
         drop(callbacks);
         if wakes {
             self.wake_listener();

@@ -10,7 +10,7 @@
 //! - `generated`: an entry point for each public symbol; what is not served says so, once by name
 //! - `forward`: those whose parameters travel by the API's definition
 //! - `capture`: captures of streams; `nodes`: graphs' nodes that call, allocate, or decide
-//! - `dot`: graphs as text
+//! - `dot`: graphs as text; `user_objects`: what graphs keep for the program
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
 //! - `landing`: what functions of such graphs look at; `turns`: which launches come behind each other
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
@@ -49,3 +49,4 @@ mod pointers;
 mod signals;
 mod streams;
 mod turns;
+mod user_objects;

@@ -32,3 +32,4 @@ mod programs;
 mod raw;
 mod stream;
 mod threads;
+mod user_objects;

@@ -15,9 +15,10 @@ use gantry_remoting::{
         Cuda, NEVER,
         calls::{
             AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
-            CaptureInfo, ContextSynchronize, CopyVolume, Forward, Free, HostFunction, Launch,
-            LaunchGraph, Load, Post, Read, SetCopyNode, SetHostNode, Shape, Side, Signal, Source,
-            Start, StreamSynchronize,
+            CaptureInfo, ContextSynchronize, CopyVolume, CreateUserObject, Forward, Free,
+            HostFunction, Launch, LaunchGraph, Load, Post, Read, ReleaseUserObject,
+            RetainUserObject, SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start,
+            StreamSynchronize,
         },
         codes,
         forwarded::number,
@@ -702,6 +703,51 @@ fn graphs_of_nodes_go_with_these_and_not_before() {
         done: client.window.data() + 64,
     };
     assert_eq!(client.ask(&add), Err(codes::INVALID_HANDLE));
+}
+
+#[test]
+fn user_objects_are_counted_whatever_a_client_says_and_are_not_without_number() {
+    let mut client = Client::new();
+    let (context, graph) = (client.context, client.made("cuGraphCreate", &[0, 0]));
+    let retain = |graph, number, count, moves| RetainUserObject {
+        graph,
+        number,
+        count,
+        moves,
+    };
+    let release = |graph, number, count| ReleaseUserObject {
+        graph,
+        number,
+        count,
+    };
+    let create = |number| CreateUserObject { number, count: 1 };
+    let invalid = Err(codes::INVALID_VALUE);
+    assert_eq!(client.ask(&create(1)), Ok(()));
+    assert_eq!(client.ask(&create(1)), invalid);
+    for number in [0, 2, u64::MAX] {
+        assert_eq!(client.ask(&retain(graph, number, 1, false)), invalid);
+        assert_eq!(client.ask(&release(graph, number, 1)), invalid);
+        assert_eq!(client.ask(&release(0, number, 1)), invalid);
+    }
+    for forged in [1, context, graph + 1, u32::MAX] {
+        assert!(client.ask(&retain(forged, 1, 1, true)).is_err());
+        assert!(client.ask(&release(forged, 1, 1)).is_err());
+    }
+    // Nobody gives up or hands on what it does not have.
+    assert_eq!(client.ask(&retain(graph, 1, 2, true)), invalid);
+    assert_eq!(client.ask(&release(graph, 1, 1)), invalid);
+    assert_eq!(client.ask(&retain(graph, 1, 1, true)), Ok(()));
+    assert_eq!(client.ask(&retain(graph, 1, 1, true)), invalid);
+    assert_eq!(client.ask(&release(0, 1, 1)), invalid);
+    client.forward("cuGraphDestroy", &[graph.into()]).unwrap();
+    assert!(client.ask(&release(graph, 1, 1)).is_err());
+    assert_eq!(client.ask(&retain(0, 1, 1, false)), invalid);
+    // Others are there until there are too many.
+    let mut numbers = 2..=65_600;
+    let refused = numbers.find_map(|number| client.ask(&create(number)).err());
+    assert_eq!(refused, Some(codes::OUT_OF_MEMORY));
+    assert_eq!(client.ask(&release(0, 2, 1)), Ok(()));
+    assert_eq!(client.ask(&create(100_000)), Ok(()));
 }
 
 #[test]

@@ -517,6 +517,34 @@ calls! {
     } -> (u32, Vec<u32>);
     /// `cuStreamGetCaptureInfo`.
     55 CaptureInfo { /** The current context. */ context: u32, /** Which. */ stream: u32, } -> Captured;
+    /// `cuUserObjectCreate`: the client is called back, once and with
+    /// [`FUNCTION_GONE`](super::codes::FUNCTION_GONE), when neither it nor a graph has a reference any more.
+    56 CreateUserObject {
+        /// The client's number of it, and of the callback.
+        number: u64,
+        /// How many references the client has.
+        count: u32,
+    } -> ();
+    /// Has the client (0) or a graph have more references to a user object.
+    57 RetainUserObject {
+        /// Which graph, if any.
+        graph: u32,
+        /// The client's number of the object.
+        number: u64,
+        /// How many more.
+        count: u32,
+        /// Whether the graph's are the client's from before.
+        moves: bool,
+    } -> ();
+    /// Has the client (0) or a graph have fewer references to a user object.
+    58 ReleaseUserObject {
+        /// Which graph, if any.
+        graph: u32,
+        /// The client's number of the object.
+        number: u64,
+        /// How many fewer.
+        count: u32,
+    } -> ();
 }
 
 wire! {

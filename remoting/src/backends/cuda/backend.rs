@@ -11,7 +11,7 @@ use std::{
 use super::{
     captures::Captures, charges::Kept, cover::Cover, driver::Api, fences::Fence,
     host_functions::News, light::Algorithm, linear, memory::Memory, objects::Objects,
-    printed::Printed, textures::Texture, waiting::PutOff,
+    printed::Printed, textures::Texture, user_objects::UserObjects, waiting::PutOff,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
@@ -70,6 +70,8 @@ pub struct CudaBackend {
     pub(super) calling: Vec<Fence>,
     /// Graphs' handles for conditional nodes, and the graph of each.
     pub(super) conditionals: HashMap<u64, u32>,
+    /// What the client has graphs have.
+    pub(super) user_objects: UserObjects,
     /// What waits for a context's work or for functions of the client, as the driver would.
     pub(super) put_off: Vec<PutOff>,
     /// What waits for functions of the client and has to come before all that follows.
@@ -104,6 +106,7 @@ impl CudaBackend {
             lasting: Arc::default(),
             calling: Vec::new(),
             conditionals: HashMap::new(),
+            user_objects: UserObjects::default(),
             put_off: Vec::new(),
             parked: None,
             api,
@@ -158,7 +161,10 @@ impl Backend for CudaBackend {
         match news {
             News::Returned => {}
             News::Due(number) => session.call_back(number, 0)?,
-            News::Gone(number) => session.call_back(number, codes::FUNCTION_GONE)?,
+            News::Gone(number) => {
+                session.backend.user_objects.forget(number);
+                session.call_back(number, codes::FUNCTION_GONE)?;
+            }
         }
         Ok(())
     }
@@ -229,6 +235,9 @@ fn may_block(request: &Request) -> bool {
         | Request::HostFunction(_)
         | Request::AddHostNode(_)
         | Request::SetHostNode(_)
+        | Request::CreateUserObject(_)
+        | Request::RetainUserObject(_)
+        | Request::ReleaseUserObject(_)
         | Request::StreamSynchronize(_)
         | Request::ContextSynchronize(_)
         | Request::EventSynchronize(_)
@@ -484,6 +493,9 @@ impl Server {
             Request::AddFreeNode(call) => answered!(&call, add_free_node),
             Request::AddConditionalNode(call) => answered!(&call, add_conditional_node),
             Request::CaptureInfo(call) => answered!(&call, capture_info),
+            Request::CreateUserObject(call) => answered!(&call, create_user_object),
+            Request::RetainUserObject(call) => answered!(&call, retain_user_object),
+            Request::ReleaseUserObject(call) => answered!(&call, release_user_object),
             Request::Clusters(call) => answered!(&call, clusters),
             Request::HostFunction(call) => answered!(&call, host_function),
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,

@@ -41,7 +41,7 @@ pub enum News {
     Returned,
     /// A graph calls that of this number.
     Due(u64),
-    /// No graph has that of this number any more.
+    /// No graph has that of this number any more, be it a function or a user object, and nor has the client.
     Gone(u64),
 }
 

@@ -8,7 +8,8 @@
 //!   `cover`: what of the window the driver knows; `printed`: what kernels print,
 //!   `prints`: which may.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
-//!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`, `host_functions`; `forwarding`: all those whose parameters travel by the API's definition.
+//!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`, `host_functions`,
+//!   `user_objects` (of graphs); `forwarding`: all those whose parameters travel by the API's definition.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
 //!   `light`: what takes the other's descriptors.
 
@@ -38,6 +39,7 @@ mod prints;
 mod signals;
 mod start;
 mod textures;
+mod user_objects;
 mod volumes;
 mod waiting;
 

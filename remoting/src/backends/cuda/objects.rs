@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use super::user_objects::Retained;
 use crate::{
     apis::cuda::{FIRST, Kind, LEGACY, codes},
     session::quota::Charge,
@@ -44,6 +45,8 @@ pub(super) struct Object {
     pub(super) references: u32,
     /// Whether kernels of it are known not to print, of an image.
     pub(super) is_silent: bool,
+    /// What the client has had it retain, of a graph.
+    pub(super) retained: Vec<Retained>,
     /// Whether there are graphs that go with it, of a node.
     has_graphs: bool,
 }
@@ -142,6 +145,7 @@ impl Objects {
             device: 0,
             references: 1,
             is_silent: false,
+            retained: Vec::new(),
             has_graphs: false,
         };
         if kind == Kind::Graph

@@ -1,0 +1,86 @@
+//! User objects: what graphs of the program keep, and what it has called when nobody has one any more. The worker
+//! counts; the program's function is called by the thread for callbacks, as nobody waits for it.
+
+use std::ffi::{c_uint, c_void};
+
+use cuda_definition::driver::types::*;
+use gantry_remoting::apis::cuda::{
+    Kind,
+    calls::{CreateUserObject, ReleaseUserObject, RetainUserObject},
+    codes,
+};
+
+use crate::{
+    entry::{Outcome, connected, entry_points, put},
+    handles,
+};
+
+/// What handles are above, and the numbers of their callbacks below.
+const BASE: u64 = 0x4780 << 40;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, without which there are none.
+const NO_SYNC: c_uint = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`
+const MOVE: c_uint = 1;
+
+/// The number of a handle. Whether there is such an object, the worker knows.
+fn number(object: CUuserObject) -> Outcome<u64> {
+    match (object as u64).checked_sub(BASE) {
+        Some(number) if number < 1 << 40 => Ok(number),
+        _ => Err(codes::INVALID_VALUE),
+    }
+}
+
+/// The number of a graph.
+fn graph(graph: CUgraph) -> Outcome<u32> {
+    match handles::valid(Kind::Graph, graph as u64)? {
+        0 => Err(codes::INVALID_VALUE),
+        number => Ok(number),
+    }
+}
+
+entry_points! {
+    fn cuUserObjectCreate(
+        object_out: *mut CUuserObject,
+        ptr: *mut c_void,
+        destroy: CUhostFn,
+        initialRefcount: c_uint,
+        flags: c_uint,
+    ) {
+        let link = connected()?;
+        let destroy = destroy.ok_or(codes::INVALID_VALUE)?;
+        if object_out.is_null() || flags != NO_SYNC {
+            return Err(codes::INVALID_VALUE);
+        }
+        let data = ptr as u64;
+        let number = link.register_unawaited_callback(Box::new(move |_| {
+            // SAFETY: the program's function, and what it wants.
+            unsafe { destroy(data as *mut c_void) };
+        }));
+        let made = link.ask(&CreateUserObject { number, count: initialRefcount });
+        made.inspect_err(|_| link.cancel_callback(number))?;
+        put(object_out, (BASE + number) as CUuserObject)
+    }
+
+    fn cuUserObjectRetain(object: CUuserObject, count: c_uint) {
+        let (graph, number) = (0, number(object)?);
+        connected()?.ask(&RetainUserObject { graph, number, count, moves: false })
+    }
+
+    fn cuUserObjectRelease(object: CUuserObject, count: c_uint) {
+        let (graph, number) = (0, number(object)?);
+        connected()?.ask(&ReleaseUserObject { graph, number, count })
+    }
+
+    fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
+        if flags & !MOVE != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        let (graph, number) = (self::graph(graph)?, number(object)?);
+        connected()?.ask(&RetainUserObject { graph, number, count, moves: flags == MOVE })
+    }
+
+    fn cuGraphReleaseUserObject(graph: CUgraph, object: CUuserObject, count: c_uint) {
+        let (graph, number) = (self::graph(graph)?, number(object)?);
+        connected()?.ask(&ReleaseUserObject { graph, number, count })
+    }
+}

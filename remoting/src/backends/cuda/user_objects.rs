@@ -1,0 +1,260 @@
+//! User objects: what the client has graphs keep, with a function that it calls when nobody has it any more.
+//!
+//! A graph that has one has a user object of the driver's, with one reference: the driver knows which clones and
+//! executable graphs have it as well, and what of them still runs. The client's own references are counted here, and
+//! so are those of a graph that the client names: it gives up none that it does not have.
+
+use std::{
+    collections::HashMap,
+    ffi::c_void,
+    ptr::null_mut,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use cuda_definition::driver::types::{CUgraph, CUuserObject};
+
+use super::{
+    Server,
+    driver::{cu, outcome},
+    host_functions::News,
+};
+use crate::{
+    apis::cuda::{
+        Kind,
+        calls::{CreateUserObject, ReleaseUserObject, RetainUserObject},
+        codes,
+    },
+    session::notice::{Board, Notice},
+};
+
+/// The most user objects, and the most that graphs have.
+const MOST: usize = 64 << 10;
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`
+const NO_SYNC: u32 = 1;
+/// `CU_GRAPH_USER_OBJECT_MOVE`
+const MOVE: u32 = 1;
+
+/// A user object, as long as somebody has it. The client is told of its end, on whichever thread that is.
+#[derive(Debug)]
+struct Shared {
+    board: Arc<Board<News>>,
+    all: Arc<AtomicUsize>,
+    number: u64,
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::AcqRel);
+        self.board.leave(Notice::Backend(News::Gone(self.number)));
+    }
+}
+
+/// What the driver keeps for graphs.
+struct Kept {
+    _shared: Arc<Shared>,
+    all: Arc<AtomicUsize>,
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// What the driver calls when no graph has it any more.
+unsafe extern "C" fn gone(data: *mut c_void) {
+    // SAFETY: made by `have_retain`; the driver calls this once and nothing with it afterwards.
+    drop(unsafe { Box::from_raw(data.cast::<Kept>()) });
+}
+
+/// What a graph has.
+#[derive(Debug)]
+pub(super) struct Retained {
+    /// The client's number of the user object.
+    number: u64,
+    count: u32,
+    /// The driver's user object, of which the graph has one reference.
+    raw: usize,
+}
+
+/// A user object of the client.
+#[derive(Debug)]
+struct UserObject {
+    shared: Weak<Shared>,
+    /// The client's own references, if it has any.
+    own: Option<(Arc<Shared>, u32)>,
+}
+
+/// All of them, by the client's numbers.
+#[derive(Debug, Default)]
+pub(super) struct UserObjects {
+    by_number: HashMap<u64, UserObject>,
+    all: Arc<AtomicUsize>,
+}
+
+/// As many references as the API has.
+fn counted(count: u32) -> Result<u32, i32> {
+    match count {
+        1..=0x7fff_ffff => Ok(count),
+        _ => Err(codes::INVALID_VALUE),
+    }
+}
+
+impl UserObjects {
+    /// One has ended.
+    pub(super) fn forget(&mut self, number: u64) {
+        self.by_number.remove(&number);
+    }
+
+    /// There is room for one more, which counts from here on.
+    fn count_one(&self) -> Result<Arc<AtomicUsize>, i32> {
+        if self.all.load(Ordering::Acquire) >= MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        self.all.fetch_add(1, Ordering::AcqRel);
+        Ok(Arc::clone(&self.all))
+    }
+
+    fn get(&self, number: u64) -> Result<&UserObject, i32> {
+        self.by_number.get(&number).ok_or(codes::INVALID_VALUE)
+    }
+
+    /// One that somebody has.
+    fn shared(&self, number: u64) -> Result<Arc<Shared>, i32> {
+        let shared = self.get(number)?.shared.upgrade();
+        shared.ok_or(codes::INVALID_VALUE)
+    }
+
+    /// That the client has so many references.
+    fn check_own(&self, number: u64, count: u32) -> Result<(), i32> {
+        match &self.get(number)?.own {
+            Some((_, own)) if *own >= count => Ok(()),
+            _ => Err(codes::INVALID_VALUE),
+        }
+    }
+
+    /// The client has so many more.
+    fn add_own(&mut self, number: u64, count: u32) -> Result<(), i32> {
+        let shared = self.shared(number)?;
+        let object = self.by_number.get_mut(&number);
+        let own = &mut object.ok_or(codes::INVALID_VALUE)?.own;
+        let before = own.as_ref().map_or(0, |(_, count)| *count);
+        // Cannot overflow: both are at most half of what a u32 holds.
+        *own = Some((shared, counted(before + count)?));
+        Ok(())
+    }
+
+    /// The client has so many fewer.
+    fn drop_own(&mut self, number: u64, count: u32) -> Result<(), i32> {
+        self.check_own(number, count)?;
+        if let Some(object) = self.by_number.get_mut(&number)
+            && let Some((_, own)) = &mut object.own
+        {
+            *own -= count;
+            if *own == 0 {
+                object.own = None;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Server {
+    pub(super) fn create_user_object(&mut self, call: &CreateUserObject) -> Result<(), i32> {
+        let count = counted(call.count)?;
+        let objects = &mut self.backend.user_objects;
+        if objects.by_number.contains_key(&call.number) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let shared = Arc::new(Shared {
+            board: Arc::clone(&self.board),
+            all: objects.count_one()?,
+            number: call.number,
+        });
+        let object = UserObject {
+            shared: Arc::downgrade(&shared),
+            own: Some((shared, count)),
+        };
+        objects.by_number.insert(call.number, object);
+        Ok(())
+    }
+
+    pub(super) fn retain_user_object(&mut self, call: &RetainUserObject) -> Result<(), i32> {
+        let count = counted(call.count)?;
+        if call.graph == 0 {
+            return self.backend.user_objects.add_own(call.number, count);
+        }
+        if call.moves {
+            self.backend.user_objects.check_own(call.number, count)?;
+        }
+        let shared = self.backend.user_objects.shared(call.number)?;
+        let graph = self.backend.objects.get_mut(Kind::Graph, call.graph)?;
+        let mut known = graph.retained.iter_mut();
+        match known.find(|one| one.number == call.number) {
+            // Cannot overflow: both are at most half of what a u32 holds.
+            Some(known) => known.count = counted(known.count + count)?,
+            None => {
+                let raw = graph.raw;
+                let raw = self.have_retain(raw as CUgraph, shared)? as usize;
+                let graph = self.backend.objects.get_mut(Kind::Graph, call.graph)?;
+                graph.retained.push(Retained {
+                    number: call.number,
+                    count,
+                    raw,
+                });
+            }
+        }
+        match call.moves {
+            true => self.backend.user_objects.drop_own(call.number, count),
+            false => Ok(()),
+        }
+    }
+
+    /// Has a graph have a user object: the driver's.
+    fn have_retain(&self, graph: CUgraph, shared: Arc<Shared>) -> Result<CUuserObject, i32> {
+        let kept = Box::new(Kept {
+            _shared: shared,
+            all: self.backend.user_objects.count_one()?,
+        });
+        let (data, mut object) = (Box::into_raw(kept).cast::<c_void>(), null_mut());
+        let api = &self.backend.api;
+        let made = cu!(
+            api,
+            cuUserObjectCreate(&raw mut object, data, Some(gone), 1, NO_SYNC)
+        );
+        if made != 0 {
+            // SAFETY: the driver has refused it.
+            unsafe { gone(data) };
+            return Err(made);
+        }
+        let retained = cu!(api, cuGraphRetainUserObject(graph, object, 1, MOVE));
+        if retained != 0 {
+            cu!(api, cuUserObjectRelease(object, 1));
+        }
+        outcome(retained).map(|()| object)
+    }
+
+    pub(super) fn release_user_object(&mut self, call: &ReleaseUserObject) -> Result<(), i32> {
+        let count = counted(call.count)?;
+        if call.graph == 0 {
+            return self.backend.user_objects.drop_own(call.number, count);
+        }
+        let graph = self.backend.objects.get_mut(Kind::Graph, call.graph)?;
+        let mut known = graph.retained.iter();
+        let place = known.position(|one| one.number == call.number && one.count >= count);
+        let place = place.ok_or(codes::INVALID_VALUE)?;
+        graph.retained[place].count -= count;
+        if graph.retained[place].count > 0 {
+            return Ok(());
+        }
+        let raw = graph.retained.swap_remove(place).raw as CUuserObject;
+        let graph = graph.raw as CUgraph;
+        outcome(cu!(
+            self.backend.api,
+            cuGraphReleaseUserObject(graph, raw, 1)
+        ))
+    }
+}
