@@ -24,15 +24,16 @@ use crate::{
     gpuvm,
     guest::{BOOT, COMMAND, Guest, READY, STATUS},
     host_device::{HostDevice, NVME},
-    http, idle, moves,
+    idle, moves,
     rig::images::BESIDE,
     scenarios::passthrough_tracked,
+    starts,
 };
 
 /// Boots that are measured; the median counts.
 const BOOTS: usize = 7;
 
-/// Starts of the process that are measured.
+/// Starts of the process that are measured in L1.
 const STARTS: usize = 15;
 
 /// Guest of the boot measurements: no modules, no agent.
@@ -304,36 +305,11 @@ fn private_dirty(pid: u32, ram: u64) -> Result<u64> {
     Ok(total)
 }
 
-/// Milliseconds of CPU time that a Gantry has used when its API answers for the first time.
-pub fn api_cpu_time(gantry: &Path, dir: &Path) -> Result<f64> {
-    let socket = dir.join("bench-api.sock");
-    let mut times = Vec::new();
-    for _ in 0..STARTS {
-        let mut child = Command::new(gantry)
-            .arg("--api-socket")
-            .arg(&socket)
-            .stderr(Stdio::null())
-            .spawn()
-            .with_context(|| format!("cannot start {}", gantry.display()))?;
-        let start = Instant::now();
-        while http::request(&socket, "GET", "vmm.ping", None).is_err() {
-            ensure!(start.elapsed().as_secs() < 10, "the API does not answer");
-            thread::sleep(Duration::from_millis(1));
-        }
-        times.push(cpu_time(child.id())? as f64 / 1e6);
-        child.kill()?;
-        child.wait()?;
-    }
-    Ok(median(times))
-}
-
 fn process(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench");
     fs::create_dir_all(dir)?;
-    row(
-        "API answers, in L1: CPU time so far (ms)",
-        format!("{:.1}", api_cpu_time(Path::new(GANTRY), dir)?),
-    );
+    let gantry = ("gantry in L1".to_owned(), GANTRY.into());
+    starts::measure(&[gantry], dir, STARTS, row)?;
     let disk = dir.join("disk.raw");
     fs::File::create(&disk)?.set_len(16 << 20)?;
     let more =

@@ -21,6 +21,7 @@
 //! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
 //! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: a GPU without a driver, attacked;
 //!   [`gpuvm`]: what a virtual GPU costs, also on any host with KVM, by a recording.
+//! - [`starts`]: what a process has used up when its API answers.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
 //! - [`memory_checker`]: writes memory at a set rate, and looks whether it stays as it was written.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
@@ -62,3 +63,4 @@ pub mod rig;
 pub mod ring;
 pub mod scenarios;
 pub mod shared_vms;
+pub mod starts;

@@ -1,6 +1,6 @@
 //! Figures, as a table with the machine's description.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use gantry_tests::{
@@ -10,6 +10,7 @@ use gantry_tests::{
         images::{Beside, with_others},
         packages,
     },
+    starts,
 };
 
 use crate::{
@@ -26,7 +27,8 @@ use crate::{
 #[derive(clap::Args)]
 pub struct Options {
     /// Only these measurements of the nested rig: boot, process, snapshot, net, migration,
-    /// passthrough, idle.
+    /// passthrough, idle; and `start`, on this machine itself: what `gantry` and programs beside it have used up when
+    /// their API answers, by turns.
     /// Or one of these, alone: `fairness`: how fairly schedulers share an accelerator, in virtual
     /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
     /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
@@ -38,7 +40,7 @@ pub struct Options {
     /// nested rig;
     /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
-    /// boot: another VMM that boots the same guest by turns: an older gantry, or any that takes its options, such as
+    /// boot, start: another VMM that boots the same guest by turns: an older gantry, or any that takes its options, such as
     /// Cloud Hypervisor. Can be given more than once.
     #[arg(long, value_name = "NAME=PROGRAM", value_parser = beside)]
     beside: Vec<Beside>,
@@ -88,6 +90,12 @@ pub fn run(options: &Options) -> Result<()> {
     if options.names == ["sharing"] {
         return sharing_figures::run(&options.sharing, &options.elsewhere);
     }
+    if options.names == ["start"] {
+        let gantry = programs::gantry()?;
+        println!("{}", processors());
+        println!("| what | figure |\n|---|---|");
+        return starts(&gantry, &options.beside);
+    }
     packages::install(PROGRAMS)?;
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");
@@ -132,16 +140,33 @@ fn beside(text: &str) -> Result<Beside, String> {
     })
 }
 
+/// Starts of each that are measured.
+const STARTS: usize = 31;
+
+/// This gantry, and others.
+fn vmms(gantry: &Path, beside: &[Beside]) -> Vec<(String, PathBuf)> {
+    let others = beside
+        .iter()
+        .map(|vmm| (vmm.name.clone(), vmm.program.clone()));
+    std::iter::once(("gantry".to_owned(), gantry.to_owned()))
+        .chain(others)
+        .collect()
+}
+
+/// What they have used up when their API answers.
+fn starts(gantry: &Path, beside: &[Beside]) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut row = |what: &str, figure: String| println!("| {what} | {figure} |");
+    starts::measure(&vmms(gantry, beside), folder.path(), STARTS, &mut row)
+}
+
 /// What is measured without the rig.
 fn here(gantry: &Path, beside: &[Beside]) -> Result<()> {
-    let this = ("gantry", gantry);
-    let others = beside.iter().map(|vmm| (&*vmm.name, &*vmm.program));
-    for (name, program) in std::iter::once(this).chain(others) {
+    for (name, program) in vmms(gantry, beside) {
         let size = std::fs::metadata(program)?.len();
         println!("| {name}: release binary (KiB) | {} |", size >> 10);
-        let cpu_time = gantry_tests::bench::api_cpu_time(program, &std::env::temp_dir())?;
-        println!("| {name}: API answers, CPU time so far (ms) | {cpu_time:.2} |");
     }
+    starts(gantry, beside)?;
     // Prints its own row, or says why it cannot.
     packages::output(cargo().args([
         "bench",
