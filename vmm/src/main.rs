@@ -12,8 +12,8 @@ use std::{
 use vmm::{
     api::{self, ListenError, Listener, Server},
     cli::{
-        Cli, Command, CtlError, EventTarget, Places, TopError, VmArgsError, command, help_all,
-        help_of, write_manual,
+        Cli, Command, CtlError, Deferred, EventTarget, Places, TopError, VmArgsError, command,
+        help_all, help_of, write_manual,
     },
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
@@ -111,7 +111,7 @@ fn complain(error: &dyn StdError) {
 
 fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     match cli.command {
-        Some(Command::Ctl(ctl)) => {
+        Some(Command::Ctl(Deferred(ctl))) => {
             ctl.run(&mut io::stdout().lock())?;
             return Ok(ExitCode::SUCCESS);
         }
@@ -128,7 +128,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
                 false => ExitCode::SUCCESS,
             });
         }
-        Some(Command::Top(top)) => return Err(top.exec().into()),
+        Some(Command::Top(Deferred(top))) => return Err(top.exec().into()),
         Some(Command::Values(values)) => {
             let lines = values.list(&Places::default()).into_iter();
             let text: String = lines.map(|value| value + "\n").collect();
@@ -176,10 +176,12 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     };
     let filters = Filters::new(cli.seccomp);
     let (sender, receiver) = api::channel().map_err(Error::Api)?;
-    let server = match &cli.api_socket {
+    let listener = cli.api_socket.as_ref().map(Listener::open).transpose()?;
+    // Once: threads that are started from now on inherit it.
+    filters.confine()?;
+    let server = match listener {
         None => None,
-        Some(socket) => {
-            let listener = Listener::open(socket)?;
+        Some(listener) => {
             let spawner = Spawner::new(filters.clone()).map_err(Error::Api)?;
             Some(Server::start(listener, sender, &spawner).map_err(Error::Api)?)
         }

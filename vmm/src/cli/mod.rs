@@ -3,6 +3,7 @@
 mod client;
 mod console;
 mod ctl;
+mod deferred;
 mod devices;
 mod find;
 mod short;
@@ -19,6 +20,7 @@ use manual::Manual;
 pub use self::{
     client::{Client, ClientError},
     ctl::{Ctl, CtlError},
+    deferred::Deferred,
     top::{Top, TopError},
     values::{Places, Values},
     vm::{VmArgs, VmArgsError},
@@ -116,11 +118,11 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Ask a running Gantry for something.
-    Ctl(Ctl),
+    Ctl(Deferred<Ctl>),
     /// Check what this host has for VMs, and say how to mend what it lacks.
     Doctor,
     /// Watch who uses a shared accelerator (gantry-top, with all of its options).
-    Top(Top),
+    Top(Deferred<Top>),
     /// Print what may complete a command line.
     #[command(hide = true)]
     Values(Values),

@@ -27,7 +27,7 @@ fn the_description_of_the_command_line_is_consistent() {
 #[test]
 fn options_of_the_watching_program_are_passed_on() {
     let cli = parse("gantry top --socket /run/a --help");
-    let Some(Command::Top(top)) = cli.command else {
+    let Some(Command::Top(Deferred(top))) = cli.command else {
         panic!("{cli:?}");
     };
     assert_eq!(top.options, ["--socket", "/run/a", "--help"]);

@@ -101,9 +101,6 @@ pub enum Error {
     /// The hypervisor.
     #[error("cannot use the hypervisor")]
     Hypervisor(#[from] hypervisor::Error),
-    /// Confinement.
-    #[error("cannot confine the control loop")]
-    Seccomp(#[from] crate::seccomp::Error),
     /// The first VM.
     #[error("cannot start the VM: {0}")]
     Start(ApiError),
@@ -119,6 +116,31 @@ const TOKEN_REMOVALS: u32 = 3;
 const TOKEN_ALARMS: u32 = 4;
 const TOKEN_MIGRATION: u32 = 5;
 
+/// Milliseconds without a request after which a VM is made in advance: whoever has started the process asks for an
+/// answer first.
+const IDLE_MS: i32 = 20;
+
+/// KVM's part of a machine, which takes a while to make.
+enum Advance {
+    /// None is made in advance.
+    No,
+    /// As soon as there is nothing else to do.
+    Due,
+    Made(Shell),
+}
+
+impl Advance {
+    fn make() -> Self {
+        match Shell::new() {
+            Ok(shell) => Self::Made(shell),
+            Err(error) => {
+                log::debug!("no VM in advance: {error}");
+                Self::No
+            }
+        }
+    }
+}
+
 /// Everything that the control thread owns.
 pub struct Control {
     api: Option<ApiReceiver>,
@@ -132,14 +154,14 @@ pub struct Control {
     receiver: EventReceiver,
     signals: OwnedFd,
     filters: Filters,
-    /// For the next machine, if one has been made.
-    shell: Option<Shell>,
+    /// For the first machine.
+    advance: Advance,
     started: Instant,
     exit: Option<ExitReason>,
 }
 
 /// Runs until the VMM is to end. Call it on a thread that has blocked the signals of
-/// [`block_signals`], as all threads started earlier must have.
+/// [`block_signals`] and is [confined](Filters::confine), as all threads started earlier must have.
 pub fn run(
     options: StartOptions,
     api: ApiReceiver,
@@ -148,15 +170,12 @@ pub fn run(
     hypervisor::install_kick_handler()?;
     let mut control = Control::new(options.filters, options.started, monitor)?;
     control.api = Some(api);
-    control.filters.apply(devices::thread::ThreadRole::Vmm)?;
     control.monitor.emit("vmm", "starting", &[]);
     // The answer to what was asked first, if that takes time.
     let mut restored: Option<mpsc::Receiver<_>> = None;
     let first = match options.start {
         Start::Wait => {
-            control.shell = Shell::new()
-                .inspect_err(|error| log::debug!("no VM in advance: {error}"))
-                .ok();
+            control.advance = Advance::Due;
             Ok(())
         }
         Start::Boot(config) => control
@@ -189,7 +208,12 @@ pub fn run(
             control.monitor.emit("vmm", "shutdown", &[]);
             return Ok(reason);
         }
-        manager.run().map_err(Error::Loop)?;
+        if !matches!(control.advance, Advance::Due) {
+            manager.run().map_err(Error::Loop)?;
+        } else if manager.run_with_timeout(IDLE_MS).map_err(Error::Loop)? == 0 {
+            let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
+            control.advance = Advance::make();
+        }
     }
 }
 
@@ -257,7 +281,7 @@ impl Control {
             receiver,
             signals: signal_fd().map_err(host("listen to signals"))?,
             filters,
-            shell: None,
+            advance: Advance::No,
             started,
             exit: None,
         })

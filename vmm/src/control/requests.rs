@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    Control, ExitReason,
+    Advance, Control, ExitReason,
     accel::ring,
     life::{Life, RunState},
 };
@@ -335,9 +335,9 @@ impl Control {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
         };
-        let shell = match self.shell.take() {
-            Some(shell) => shell,
-            None => Shell::new().map_err(|e| failed(&e))?,
+        let shell = match mem::replace(&mut self.advance, Advance::No) {
+            Advance::Made(shell) => shell,
+            Advance::No | Advance::Due => Shell::new().map_err(|e| failed(&e))?,
         };
         Ok(Host {
             shell,

@@ -63,8 +63,13 @@ impl Filters {
         })
     }
 
+    /// Confines the calling thread, and all that it starts from now on, to what any thread may do.
+    pub fn confine(&self) -> Result<(), Error> {
+        self.apply(ThreadRole::Vmm)
+    }
+
     /// Confines the calling thread, for good.
-    pub fn apply(&self, role: ThreadRole) -> Result<(), Error> {
+    fn apply(&self, role: ThreadRole) -> Result<(), Error> {
         let Some(action) = &self.0 else {
             return Ok(());
         };
@@ -96,7 +101,8 @@ struct Order {
 /// Starts threads, each under the filter of its role.
 ///
 /// A device's worker is started when the guest's driver is ready, that is on a vCPU's thread. It
-/// must not inherit the vCPU's filter, so a thread of its own, `_spawner`, starts all others.
+/// must not inherit the vCPU's filter, so a thread of its own, `_spawner`, starts all others. Its filter is that
+/// of the thread that makes it.
 #[derive(Clone)]
 pub struct Spawner(mpsc::Sender<Order>);
 
@@ -107,7 +113,6 @@ impl Spawner {
         thread::Builder::new()
             .name("_spawner".to_owned())
             .spawn(move || {
-                filters.apply_or_abort(ThreadRole::Vmm);
                 for Order {
                     role,
                     name,
