@@ -24,6 +24,8 @@ pub struct Exits {
     pub interrupts: f64,
     /// Pages of the guest that had no memory of the host yet.
     pub pages: f64,
+    /// Writes to pages that were there, and write-protected: the first after KVM's log was cleared.
+    pub write_faults: f64,
     /// The guest had nothing to do.
     pub halts: f64,
 }
@@ -55,6 +57,7 @@ impl Exits {
             to_vmm: counter("mmio_exits")? + counter("io_exits")?,
             interrupts: counter("irq_exits")?,
             pages: counter("pf_fixed")?,
+            write_faults: counter("pf_fast")?,
             halts: counter("halt_exits")?,
         })
     }
@@ -65,6 +68,7 @@ impl Exits {
             to_vmm: by(self.to_vmm, other.to_vmm),
             interrupts: by(self.interrupts, other.interrupts),
             pages: by(self.pages, other.pages),
+            write_faults: by(self.write_faults, other.write_faults),
             halts: by(self.halts, other.halts),
         }
     }

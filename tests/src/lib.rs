@@ -23,6 +23,7 @@
 //!   [`gpuvm`]: what a virtual GPU costs, also on any host with KVM, by a recording.
 //! - [`starts`]: what a process has used up when its API answers.
 //! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
+//! - [`write_faults`]: what it costs a guest that a write is logged.
 //! - [`memory_checker`]: writes memory at a set rate, and looks whether it stays as it was written.
 //! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
 //!   [`bench`]: measurements.
@@ -64,3 +65,4 @@ pub mod ring;
 pub mod scenarios;
 pub mod shared_vms;
 pub mod starts;
+pub mod write_faults;

@@ -15,9 +15,11 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use crate::{
+    exits::Exits,
     gantry::Gantry,
     guest::Guest,
     scenarios::migration::{phase_until, wait_in},
+    write_faults,
 };
 
 /// Moves that are measured of each kind; the median counts.
@@ -91,6 +93,18 @@ struct Done {
     at: f64,
     /// Milliseconds of processor time.
     vcpu: f64,
+    /// Faults of write protection.
+    faults: f64,
+}
+
+/// What it has done in a while.
+#[derive(Clone, Copy)]
+struct Rate {
+    /// Pages a second that were looked at, and for each second of processor time.
+    pages: [f64; 2],
+    /// Milliseconds, and those of processor time.
+    time: [f64; 2],
+    faults: f64,
 }
 
 impl Done {
@@ -108,13 +122,18 @@ impl Done {
             pages,
             at,
             vcpu: vcpu_time(gantry.pid())?,
+            faults: Exits::of(gantry.pid())?.write_faults,
         })
     }
 
-    /// Pages a second that were looked at since, and for each second of processor time.
-    fn since(self, before: Self) -> [f64; 2] {
+    fn since(self, before: Self) -> Rate {
         let pages = self.pages - before.pages;
-        [self.at - before.at, self.vcpu - before.vcpu].map(|ms| pages * 1e3 / ms)
+        let time = [self.at - before.at, self.vcpu - before.vcpu];
+        Rate {
+            pages: time.map(|ms| pages * 1e3 / ms),
+            time,
+            faults: self.faults - before.faults,
+        }
     }
 }
 
@@ -145,7 +164,7 @@ fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     ))?;
     guest.eventually("tail -n 1 /tmp/checks", |said| said.contains(" pages "))?;
     thread::sleep(STEADY_AFTER);
-    let mut during = || -> Result<[f64; 2]> {
+    let mut during = || -> Result<Rate> {
         let before = Done::read(&gantry, &mut guest)?;
         thread::sleep(WHILE);
         Ok(Done::read(&gantry, &mut guest)?.since(before))
@@ -169,7 +188,7 @@ fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     gantry.act("vm.cancel-migration")?;
     phase_until(&gantry, &["Failed"])?;
     let after = during()?;
-    let shown = |[wall, own]: [f64; 2]| format!("{wall:.0}; {own:.0}");
+    let shown = |rate: Rate| format!("{:.0}; {:.0}", rate.pages[0], rate.pages[1]);
     row(
         &format!(
             "memory checker that writes {} MiB a second: pages a second; and a second of its vCPU",
@@ -182,12 +201,38 @@ fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         shown(moving),
     );
     row("the same, after it was cancelled", shown(after));
-    let lost = |at: usize| 100.0 - moving[at] * 200.0 / (alone[at] + after[at]);
+    let lost = |at: usize| 100.0 - moving.pages[at] * 200.0 / (alone.pages[at] + after.pages[at]);
     row(
         "slower while a round runs (%); for each second of its vCPU (%)",
         format!("{:.1}; {:.1}", lost(0), lost(1)),
     );
+    drop((gantry, guest));
+    projected(alone, moving, row)?;
     fs::remove_dir_all(dir)?;
+    Ok(())
+}
+
+/// What the round costs the guest by what it does to it: faults of write protection, each as long as a loop of the same
+/// run says. Rates vary with whatever else the machine does, and these do not.
+fn projected(alone: Rate, moving: Rate, row: &mut dyn FnMut(&str, String)) -> Result<()> {
+    let a_second = |rate: Rate| rate.faults * 1e3 / rate.time[0];
+    row(
+        "faults of write protection a second, alone; while a round runs",
+        format!("{:.0}; {:.0}", a_second(alone), a_second(moving)),
+    );
+    let cost = write_faults::cost()?;
+    row("one of them, by a loop (us; median)", format!("{cost:.1}"));
+    let [wall, own] = moving
+        .time
+        .map(|ms| 100.0 * moving.faults * cost / 1e3 / ms);
+    let Rate { faults, time, .. } = moving;
+    row(
+        "slower by faults while a round runs (%): faults x cost / time; / time of its vCPU",
+        format!(
+            "{faults:.0} x {cost:.1} us / {:.0} ms = {wall:.1}; / {:.0} ms = {own:.1}",
+            time[0], time[1]
+        ),
+    );
     Ok(())
 }
 
