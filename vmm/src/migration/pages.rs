@@ -507,6 +507,14 @@ impl Taken {
     fn is_touched(&self, page: u64) -> bool {
         self.touched[page as usize / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }
+
+    /// Makes a page one that was not touched; whether it was.
+    fn forget(&self, page: u64) -> bool {
+        let bit = 1 << (page % 64);
+        // Most were not.
+        self.is_touched(page)
+            && self.touched[page as usize / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    }
 }
 
 impl Arriving {
@@ -531,7 +539,16 @@ impl Arriving {
     }
 
     /// Where the pages of those runs are that are not zero. The others are zero afterwards.
+    ///
+    /// A few bytes say that any number of pages is zero: none is written that is zero already, and no page is
+    /// named more than once by those who make frames, so that a frame costs no more than a look at all RAM.
     fn place(&self, runs: &[Run]) -> Result<Vec<VolatileSlice<'_>>> {
+        let all = self.regions.iter().map(|taken| taken.region.pages());
+        let named = runs.iter().map(|run| u64::from(run.pages));
+        // Cannot overflow: at most 1024 runs of 2^32 pages; and RAM has fewer than 2^52.
+        if named.sum::<u64>() > all.sum() {
+            return Err(protocol("a frame has more pages than there are"));
+        }
         let mut memory = Vec::new();
         for run in runs {
             let (taken, first) = self
@@ -541,7 +558,7 @@ impl Arriving {
                 .ok_or_else(|| protocol(format!("pages at {:#x} are not RAM", run.guest)))?;
             let pages = first..first + u64::from(run.pages);
             if run.zero {
-                for page in pages.filter(|page| taken.is_touched(*page)) {
+                for page in pages.filter(|page| taken.forget(*page)) {
                     let target = taken.region.page_address(page);
                     // SAFETY: the page is within the mapping, as was checked, which lives as long as `self`. No
                     // Rust object is in it, and the machine does not run yet.
@@ -627,6 +644,28 @@ mod tests {
             assert_eq!(runs, [(0, 4), (len, 4)]);
             assert!(batch.runs.iter().all(|run| run.zero) && batch.bytes == 0);
         }
+    }
+
+    #[test]
+    fn pages_of_zeroes_are_written_once_and_as_many_as_there_are() {
+        let pages = 64;
+        let arriving = Arriving::new(vec![Region::unused(0, pages * PAGE).unwrap()]);
+        let run = |zero, pages: u64| Run {
+            guest: 0,
+            pages: pages as u32,
+            zero,
+        };
+        arriving.place(&[run(false, 2)]).unwrap();
+        assert!(arriving.regions[0].is_touched(1));
+        let address = arriving.regions[0].region.page_address(1);
+        // SAFETY: within the mapping, which nobody else uses.
+        unsafe { address.write(7) };
+        arriving.place(&[run(true, pages)]).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { address.read() }, 0);
+        assert!((0..pages).all(|page| !arriving.regions[0].is_touched(page)));
+        let error = arriving.place(&[run(true, pages), run(true, 1)]);
+        assert!(error.unwrap_err().to_string().contains("more pages"));
     }
 
     #[test]
