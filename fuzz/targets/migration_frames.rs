@@ -4,6 +4,7 @@
 
 use std::{fs::File, io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
+use base::Cancel;
 use devices::accel::{
     rounds::CopiedPort,
     saved::{Piece, SavedSlice, check_pieces, image},
@@ -48,7 +49,12 @@ impl Host for Anything {
             .collect()
     }
 
-    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> Result<(), String> {
+    fn copy(
+        &mut self,
+        ports: Vec<CopiedPort>,
+        archive: File,
+        _cancel: Cancel,
+    ) -> Result<(), String> {
         let words = |error: std::io::Error| error.to_string();
         let slices = ports.iter().flat_map(|port| &port.slices);
         check_pieces(slices.clone()).map_err(words)?;
@@ -72,6 +78,7 @@ impl Host for Anything {
         state: Vec<u8>,
         saved_at: Option<Moment>,
         _archive: Option<File>,
+        _cancel: Cancel,
     ) -> Result<(), String> {
         let _ = saved_at.map(Moment::ago);
         let _ = state_file::decode::<SavedMachine>(&state);

@@ -22,7 +22,10 @@ use std::{
     collections::BTreeMap,
     fs::File,
     io,
-    os::{fd::AsFd, unix::net::UnixStream},
+    os::{
+        fd::AsFd,
+        unix::{fs::MetadataExt, net::UnixStream},
+    },
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -41,7 +44,7 @@ use device_model::thread::{ThreadRole, ThreadSpawner};
 
 use super::{
     attach::{Attach, Pool},
-    lend::{Borrowed, Desk},
+    lend::{Borrowed, Desk, OLD},
     saved::SavedSlice,
     slices::Slices,
     standby::Standby,
@@ -50,6 +53,8 @@ use super::{
 
 /// How long the queue of a pool's socket may be full.
 const FULL: Duration = Duration::from_secs(5);
+/// For how long a worker may write nothing of what it saves: its device may have to copy or to hash first.
+const SILENT: Duration = Duration::from_secs(120);
 /// How often it is looked at meanwhile.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -413,16 +418,42 @@ pub(super) fn quiesce(worker: &mut Borrowed, drain: Duration) -> Result<(), NotM
     worker.send(&Command::Quiesce(drain), &[])
 }
 
-/// Has a worker that has stopped save its application's state, or the rest of it, by this command.
+/// Has a worker that has stopped save its application's state, or the rest of it, by this command. Its application
+/// stands still meanwhile, and perhaps its machine: it is waited for as long as it writes.
 pub(super) fn save(
     worker: &mut Borrowed,
     command: &Command,
     patience: &Patience,
 ) -> Result<File, NotMoved> {
+    save_within(worker, command, patience, SILENT)
+}
+
+pub(super) fn save_within(
+    worker: &mut Borrowed,
+    command: &Command,
+    patience: &Patience,
+    silent: Duration,
+) -> Result<File, NotMoved> {
     let image = control::image().map_err(NotMoved::File)?;
     worker.send(command, &[image.as_fd()])?;
-    worker.answer(patience)?;
-    Ok(image)
+    let mut written = 0;
+    loop {
+        match worker.answer(&patience.at_most(silent)) {
+            Err(NotMoved::Gone { source, .. })
+                if source.kind() == io::ErrorKind::TimedOut && patience.check().is_ok() =>
+            {
+                let before = written;
+                written = image.metadata().map_err(NotMoved::File)?.blocks();
+                if written <= before {
+                    return Err(NotMoved::Silent {
+                        who: OLD,
+                        seconds: silent.as_secs(),
+                    });
+                }
+            }
+            answer => return answer.map(|_| image),
+        }
+    }
 }
 
 /// Whether somebody listens there.

@@ -24,7 +24,7 @@ use std::{
 
 use base::{Chain, Patience};
 use gantry_remoting::{
-    link::control::{self, AFTER_DRAIN, Command, NotMoved},
+    link::control::{self, AFTER_DRAIN, Command, NotMoved, SOON},
     port::State,
 };
 use serde::{Deserialize, Serialize};
@@ -222,6 +222,30 @@ impl Drop for Copied {
             }
         }
     }
+}
+
+/// Why applications of these ports cannot go elsewhere, as far as their workers know while they serve. Those that
+/// are not there, or do not answer, are found out later.
+pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
+    let mut asked = Vec::new();
+    for (id, port) in ports {
+        for mut borrowed in port.desk.lend(None).unwrap_or_default() {
+            let sent = borrowed.send(&Command::Examine(), &[]);
+            asked.push((id, borrowed, sent));
+        }
+    }
+    let patience = patience.at_most(SOON);
+    let mut reasons = Vec::new();
+    for (id, mut borrowed, sent) in asked {
+        let answer = sent.and_then(|()| borrowed.answer(&patience));
+        if let Err(NotMoved::Refused(why)) = &answer {
+            reasons.push(format!("{}: {why}", named(id, borrowed.slice as u32)));
+        }
+        if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
+            borrowed.keep();
+        }
+    }
+    reasons
 }
 
 impl Handle {

@@ -47,6 +47,9 @@ use crate::{
 /// The descriptor on which a worker finds its end of the control channel.
 pub(super) const MOVES: i32 = 5;
 
+/// How long a worker may be in the middle of something before it says whether it can be moved.
+const LOOK: Duration = Duration::from_secs(2);
+
 /// What a worker serves: what another one needs to go on.
 #[derive(Debug)]
 pub(super) struct Seat {
@@ -160,6 +163,8 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 }
             };
             let mut patience = None;
+            let mut when_busy =
+                refusal("its device is busy: what it has there is not copied in time");
             let order = match (command, files.into_iter().next()) {
                 (Command::Describe(), None) => {
                     let files: Vec<_> = seat.files.iter().map(AsFd::as_fd).collect();
@@ -175,6 +180,11 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     board.leave(Notice::Control(Ordered { order, done }));
                     refuse("somebody else moves it, or nobody");
                     continue;
+                }
+                (Command::Examine(), None) => {
+                    // Who cannot look at once may well be movable.
+                    (patience, when_busy) = (Some(LOOK), Reply::Done());
+                    Order::Examine
                 }
                 (Command::Save() | Command::SaveRest(_) | Command::Leave(), _) if !stopped => {
                     refuse("somebody else moves it");
@@ -202,7 +212,8 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 | Order::SaveRest(..)
                 | Order::Precopy(..)
                 | Order::Leave
-                | Order::Forget(_) => stopped,
+                | Order::Forget(_)
+                | Order::Examine => stopped,
             };
             let (done, outcome) = mpsc::channel();
             board.leave(Notice::Control(Ordered { order, done }));
@@ -217,9 +228,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     Reply::Done()
                 }
                 Ok(Err(why)) => refusal(&why),
-                Err(RecvTimeoutError::Timeout) => {
-                    refusal("its device is busy: what it has there is not copied in time")
-                }
+                Err(RecvTimeoutError::Timeout) => when_busy,
                 // The session has ended, and the process is about to.
                 Err(RecvTimeoutError::Disconnected) => return,
             };
@@ -436,6 +445,40 @@ mod tests {
         ask(&machine, &Command::Quiesce(1000)).unwrap();
         assert!(ask(&pool, &Command::Resume()).is_err());
         ask(&machine, &Command::Resume()).unwrap();
+    }
+
+    #[test]
+    fn what_cannot_be_made_again_is_named_before_and_when_it_is_to_stop() {
+        use crate::{apis::opencl::calls::*, backends::opencl::testing::carry_out};
+        let (mut server, calls, _) = testing::server();
+        let create = CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        };
+        carry_out(&mut server, Request::CreateContext(create));
+        let allocate = SvmAlloc {
+            context: ContextId(0),
+            flags: 0,
+            size: 4096,
+            retries: 0,
+        };
+        server.svm_alloc(&allocate).unwrap();
+        let board = Arc::clone(&server.board);
+        let (pool, theirs) = UnixStream::pair().unwrap();
+        let seat = Seat {
+            attachment: Vec::new(),
+            window: 0,
+            files: Vec::new(),
+        };
+        attend_both(theirs, board, Movable::From(seat), None).unwrap();
+        // Nobody knows before it serves.
+        ask(&pool, &Command::Examine()).unwrap();
+        thread::spawn(move || server.run(calls, Duration::ZERO));
+        for command in [Command::Examine(), Command::Quiesce(1000)] {
+            let refused = ask(&pool, &command).unwrap_err();
+            assert_eq!(refused, "it has shared virtual memory");
+        }
     }
 
     #[test]

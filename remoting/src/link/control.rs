@@ -71,6 +71,8 @@ wire! { enum
         11 SaveRest(rounds: u32),
         /// Leave the window alone for good: another worker serves it from now on.
         12 Leave(),
+        /// Say whether the state can be saved, as far as that is known while it is served.
+        13 Examine(),
     }
 }
 
@@ -188,6 +190,17 @@ pub enum NotMoved {
         who: &'static str,
         /// How it was noticed.
         source: io::Error,
+    },
+    /// A worker that saves an application's state does not get on.
+    #[error(
+        "{who} has written nothing of its state for {seconds} s: it hangs, or its device does; end the application, \
+         then try again"
+    )]
+    Silent {
+        /// Which of the two.
+        who: &'static str,
+        /// For how long.
+        seconds: u64,
     },
     /// The worker that was to stop is in the middle of something long, and goes on after it.
     #[error("its worker is busy, and goes on by itself")]

@@ -150,6 +150,15 @@ pub trait Backend: Debug + Sized {
         Some(Busy::Never(Immovable::Api(Self::Api::ID.name())))
     }
 
+    /// Whether all that the client has made can be made again, whatever is under way.
+    ///
+    /// # Errors
+    /// What cannot is named.
+    fn check_movable(session: &Session<Self>) -> Result<(), Immovable> {
+        let _ = session;
+        Err(Immovable::Api(Self::Api::ID.name()))
+    }
+
     /// Whether a fence is one that the client decides, and has not yet.
     fn is_undecided(&self, fence: <Self::Driver as Fences>::Fence) -> bool {
         let _ = fence;

@@ -57,6 +57,8 @@ pub enum Order {
     Leave,
     /// Give up what is kept for that. Nobody waits for it.
     Forget(Asker),
+    /// Say whether the state can be saved, and go on.
+    Examine,
 }
 
 /// An order, and whom to tell that it has been carried out, or why not.
@@ -165,7 +167,13 @@ impl<B: Backend> Session<B> {
     pub(crate) fn obey(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {
         while let Some(Ordered { order, done }) = self.orders.pop_front() {
             match order {
+                Order::Examine => Ordered::answer(&done, said(B::check_movable(self))),
                 Order::Quiesce(patience) if self.phase.serves() => {
+                    // What nobody can save need not stop.
+                    if let Err(why) = B::check_movable(self) {
+                        Ordered::answer(&done, said(Err(why)));
+                        continue;
+                    }
                     let until = Instant::now() + patience;
                     let whose = Whose::Control(done);
                     self.phase = Phase::Draining { until, whose };

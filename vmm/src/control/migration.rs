@@ -275,6 +275,14 @@ impl Owner for Leaving {
             .unwrap_or_default()
     }
 
+    fn check_movable(&mut self) -> Result<(), String> {
+        if let Applications::Go(_) = &self.applications {
+            let ports = self.on_machine(|machine| Ok(machine.devices().ports()))?;
+            applications::check_movable(&ports, self.cancel.clone()).map_err(words)?;
+        }
+        Ok(())
+    }
+
     fn files(&mut self) -> Result<Vec<GivenFile>, String> {
         let regions = self.on_machine(|machine| Ok(machine.moving_ram()))?;
         let with_file = |(region, moving): (usize, &MovingRegion)| {

@@ -14,8 +14,8 @@ use std::{
 use ::devices::accel::{
     Accel,
     moving::Handle,
-    rounds::{Copied, CopiedPort},
-    saved::{Archive, Standing, Stopped, check_pieces, image},
+    rounds::{Copied, CopiedPort, immovable},
+    saved::{self, Archive, Standing, Stopped, check_pieces, image},
 };
 use base::{Cancel, Chain, Patience, Unpoisoned};
 
@@ -34,6 +34,18 @@ pub const LONG: Duration = Duration::from_secs(600);
 /// Stops all applications of these accelerators, which have so long for all of it.
 pub fn stop(ports: Vec<(String, Handle)>, cancel: Cancel) -> Result<Standing, MachineError> {
     Ok(Standing::new(ports, DRAIN, Patience::new(LONG, cancel))?)
+}
+
+/// Checks whether the applications of these accelerators can go elsewhere, as far as that is known while they go on.
+///
+/// # Errors
+/// All reasons why some cannot.
+pub fn check_movable(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), MachineError> {
+    let reasons = immovable(ports, &Patience::new(LONG, cancel));
+    match reasons.is_empty() {
+        true => Ok(()),
+        false => Err(saved::Error::Stays(reasons).into()),
+    }
 }
 
 /// Waits until workers that have not copied their applications in time can be stopped.

@@ -4,13 +4,14 @@ use std::{
     io::{self, Read, Write},
     net::TcpStream,
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
     time::{Duration, Instant},
 };
 
+use base::poll::poll;
 use vm_memory::VolatileSlice;
 
 use super::{
@@ -118,6 +119,45 @@ pub enum Pages<'a> {
     InPlace(&'a [VolatileSlice<'a>]),
 }
 
+/// The other side, as far as that can be looked at.
+pub struct OtherSide {
+    stream: OwnedFd,
+    doing: &'static str,
+}
+
+impl OtherSide {
+    /// Waits for so long at most, and says whether it has closed the connection or died. What it has sent before
+    /// need not have been received.
+    pub fn has_ended(&self, patience: Duration) -> bool {
+        let mut entries = [libc::pollfd {
+            fd: self.stream.as_raw_fd(),
+            events: libc::POLLRDHUP,
+            revents: 0,
+        }];
+        // A connection that cannot be looked at fails when it is used.
+        matches!(poll(&mut entries, Some(patience)), Ok(count) if count > 0)
+    }
+
+    /// The same, for another thread.
+    pub fn try_clone(&self) -> Result<Self> {
+        match self.stream.try_clone() {
+            Ok(stream) => Ok(Self { stream, ..*self }),
+            Err(source) => Err(Error::Broken {
+                doing: self.doing,
+                source,
+            }),
+        }
+    }
+
+    /// That it has ended.
+    pub fn broken(&self) -> Error {
+        Error::Broken {
+            doing: self.doing,
+            source: io::ErrorKind::UnexpectedEof.into(),
+        }
+    }
+}
+
 /// A connection to the other side.
 pub struct Connection {
     stream: Stream,
@@ -157,6 +197,15 @@ impl Connection {
     /// Somebody cancels it by this from now on.
     pub fn watch(&mut self, progress: Progress) {
         self.progress = progress;
+    }
+
+    /// By which it is seen whether the other side has ended while nothing is received.
+    pub fn other_side(&self) -> Result<OtherSide> {
+        let doing = self.doing;
+        match self.stream.as_fd().try_clone_to_owned() {
+            Ok(stream) => Ok(OtherSide { stream, doing }),
+            Err(source) => Err(Error::Broken { doing, source }),
+        }
     }
 
     /// Connects to a URL, through a tunnel if it is to be encrypted.

@@ -2,14 +2,16 @@
 
 use std::{
     fs::File,
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
+use base::Cancel;
 use devices::accel::rounds::CopiedPort;
 
 use super::{
     Error, Result, archive,
-    connection::{Connection, STALL},
+    connection::{Connection, OtherSide, STALL, TICK},
     copies,
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
@@ -33,6 +35,9 @@ const OFFER: Duration = Duration::from_secs(10);
 /// The most that a source is believed to need for stopping its machine, in milliseconds.
 const MOST_MS: u64 = 10_000;
 
+/// What is going on while workers are waited for.
+const COPYING: &str = "having workers make a copy of applications";
+
 /// Who makes the machine. Called on the thread of the migration, which waits.
 pub trait Host: Send {
     /// Every reason why the offer cannot be taken; empty if it can.
@@ -45,19 +50,25 @@ pub trait Host: Send {
         offer: Offer,
         files: Vec<GivenFile>,
     ) -> std::result::Result<Vec<Region>, String>;
-    /// Has workers make a copy of applications that go on at the source. Those of a migration that fails end
-    /// with the machine.
-    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> std::result::Result<(), String> {
-        let _ = (ports, archive);
+    /// Has workers make a copy of applications that go on at the source, and waits for them unless that is
+    /// cancelled. Those of a migration that fails end with the machine.
+    fn copy(
+        &mut self,
+        ports: Vec<CopiedPort>,
+        archive: File,
+        cancel: Cancel,
+    ) -> std::result::Result<(), String> {
+        let _ = (ports, archive, cancel);
         Err("there are no accelerators".to_owned())
     }
     /// Devices and vCPUs as they were at that moment, if it is known, and applications of accelerators if
-    /// some have come. The machine stands still, without disk locks.
+    /// some have come, as for [`Host::copy`]. The machine stands still, without disk locks.
     fn restore(
         &mut self,
         state: Vec<u8>,
         saved_at: Option<Moment>,
         archive: Option<File>,
+        cancel: Cancel,
     ) -> std::result::Result<(), String>;
     /// Starts a thread that takes memory over.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
@@ -326,7 +337,9 @@ impl<'a> Destination<'a> {
                     self.progress.update(|info| info.sent_bytes += bytes);
                 }
                 Kind::Copy => {
+                    let doing = std::mem::replace(&mut self.connection.doing, COPYING);
                     self.copy()?;
+                    self.connection.doing = doing;
                     self.connection.send(Kind::Copy, header.round, &[])?;
                 }
                 // From here on nothing of the source changes it: a frame that is still coming by another
@@ -348,7 +361,28 @@ impl<'a> Destination<'a> {
         let archive = archive.ok_or_else(|| protocol("a copy without an archive"))?;
         let bytes = std::mem::take(&mut self.archived);
         self.progress.update(|info| info.accel_bytes += bytes);
-        self.host.copy(copy.ports, archive).map_err(Error::Machine)
+        self.for_source(|host, cancel| host.copy(copy.ports, archive, cancel))
+    }
+
+    /// Does what is in vain once somebody cancels the migration, or the source has ended: a thread looks for
+    /// that meanwhile.
+    fn for_source(
+        &mut self,
+        work: impl FnOnce(&mut dyn Host, Cancel) -> std::result::Result<(), String>,
+    ) -> Result<()> {
+        let source = self.connection.other_side()?;
+        let cancel = Cancel::default();
+        let goes_on = Arc::new(());
+        let (of_thread, ends) = (cancel.clone(), Arc::downgrade(&goes_on));
+        let (progress, looks) = (self.progress.clone(), source.try_clone()?);
+        let body = move || look(&looks, &progress, &of_thread, &ends);
+        self.host.start(Box::new(body)).map_err(Error::Machine)?;
+        let done = work(self.host, cancel);
+        drop(goes_on);
+        done.map_err(|why| match source.has_ended(Duration::ZERO) {
+            true if !self.progress.is_cancelled() => source.broken(),
+            _ => Error::Machine(why),
+        })
     }
 
     fn state(&mut self, memory: &Arriving) -> Result<Phase> {
@@ -363,9 +397,9 @@ impl<'a> Destination<'a> {
         let bytes = self.archived;
         self.progress.update(|info| info.accel_stop_bytes = bytes);
         let came = Instant::now();
-        self.host
-            .restore(departure.state, departure.saved_at, archive)
-            .map_err(Error::Machine)?;
+        self.for_source(|host, cancel| {
+            host.restore(departure.state, departure.saved_at, archive, cancel)
+        })?;
         self.connection.send(Kind::Ready, 0, &[])?;
         // The other side says so; a machine that moves on has it as a guess.
         let stopping = Duration::from_millis(departure.stopping_ms.min(MOST_MS));
@@ -390,5 +424,15 @@ impl<'a> Destination<'a> {
         }
         self.host.has_moved(so_far + came.elapsed());
         Ok(Phase::Running)
+    }
+}
+
+/// Cancels when a migration is cancelled, or its source has ended, as long as something goes on.
+fn look(source: &OtherSide, progress: &Progress, cancel: &Cancel, goes_on: &Weak<()>) {
+    while goes_on.strong_count() > 0 {
+        if source.has_ended(TICK) || progress.is_cancelled() {
+            cancel.cancel();
+            break;
+        }
     }
 }

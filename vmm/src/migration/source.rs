@@ -42,6 +42,8 @@ const GO: Duration = Duration::from_secs(30);
 pub trait Owner: Send {
     /// RAM.
     fn ram(&mut self) -> Vec<MovingRegion>;
+    /// Checks whether its accelerators' applications can go elsewhere, as far as that is known while they go on.
+    fn check_movable(&mut self) -> std::result::Result<(), String>;
     /// The files that go with the machine (`local=on`).
     fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String>;
     /// Starts a thread that sends memory.
@@ -319,6 +321,7 @@ impl<'a> Source<'a> {
 
     fn offer(&mut self) -> Result<Phase> {
         self.show(Shown::Offer, "offering the VM");
+        self.owner.check_movable().map_err(|why| self.stays(why))?;
         let files = match self.offer.local && !self.offer.dry_run {
             true => self.owner.files().map_err(Error::Machine)?,
             false => Vec::new(),

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use base::Cancel;
 use devices::{
     accel::{rounds::CopiedPort, saved::image},
     disk::{LockGranularity, Scope, lock},
@@ -116,6 +117,10 @@ fn here() -> Here {
 impl Owner for Here {
     fn ram(&mut self) -> Vec<MovingRegion> {
         Vec::new()
+    }
+
+    fn check_movable(&mut self) -> std::result::Result<(), String> {
+        Ok(())
     }
 
     fn watch(&mut self, _pagemap: Option<File>) -> Result<Departing> {
@@ -267,7 +272,12 @@ impl Host for There {
         Ok(regions.into())
     }
 
-    fn copy(&mut self, _: Vec<CopiedPort>, archive: File) -> std::result::Result<(), String> {
+    fn copy(
+        &mut self,
+        _: Vec<CopiedPort>,
+        archive: File,
+        _: Cancel,
+    ) -> std::result::Result<(), String> {
         assert_eq!(archive.metadata().unwrap().len(), (5 << 20) + 4);
         self.failing("copy")
     }
@@ -277,6 +287,7 @@ impl Host for There {
         state: Vec<u8>,
         saved_at: Option<Moment>,
         archive: Option<File>,
+        _: Cancel,
     ) -> std::result::Result<(), String> {
         self.failing("restore")?;
         assert!(saved_at.is_some());

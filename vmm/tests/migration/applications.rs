@@ -432,15 +432,16 @@ struct Going {
 
 /// Both applications are asked to stop, and for nothing before.
 fn going() -> Going {
-    setting_off(&[])
+    setting_off(&[], &Reply::Done())
 }
 
 /// Both applications are about to be copied.
 fn going_by_copies() -> Going {
-    setting_off(&["--accel-copies"])
+    setting_off(&["--accel-copies"], &Reply::Done())
 }
 
-fn setting_off(more: &[&str]) -> Going {
+/// What each application's worker says of whether it can be moved.
+fn setting_off(more: &[&str], may_move: &Reply) -> Going {
     let dir = tempfile::tempdir().unwrap();
     let (pool, there) = (
         Pool::new(dir.path(), "pool"),
@@ -462,6 +463,10 @@ fn setting_off(more: &[&str]) -> Going {
         "move",
     ];
     let sending = first.ask(&[&send, more].concat());
+    for worker in &workers {
+        assert_eq!(worker.asked().0, Ask::Examine());
+        worker.answers(may_move);
+    }
     Going {
         first,
         second,
@@ -542,6 +547,73 @@ fn a_machine_moves_with_its_applications() {
     assert_eq!(info["accel_bytes"], 0, "{info}");
     assert_eq!(second.counter("slices_in_use"), SLICES as u64);
     assert_eq!(second.counter("workers_lost"), 0);
+}
+
+#[test]
+fn applications_that_cannot_be_moved_are_named_before_anything_is_sent() {
+    if !has_kvm() {
+        return;
+    }
+    for how in [&["--dry-run"][..], &[], &["--accel-copies"]] {
+        let why = Blob(b"it has shared virtual memory".to_vec());
+        let mut going = setting_off(how, &Reply::Refused(why));
+        let sent = going.sending.wait_with_output().unwrap();
+        assert!(!sent.status.success());
+        for slice in 0..SLICES {
+            let named =
+                format!("gpu: the application of slice {slice}: it has shared virtual memory");
+            assert!(error(&sent).contains(&named), "{}", error(&sent));
+        }
+        going.first.counts_on();
+        assert_eq!(going.first.migration()["sent_bytes"], 0);
+        // The destination has not heard of it, and goes on to wait.
+        assert!(going.receiving.try_wait().unwrap().is_none());
+        going.second.does(&["cancel-migration"]);
+        assert!(!going.receiving.wait().unwrap().success());
+        going.first.kill();
+        // They serve all the time.
+        going.workers.into_iter().for_each(Worker::ends);
+    }
+}
+
+#[test]
+fn a_machine_whose_source_is_killed_is_given_up_before_its_workers_have_answered() {
+    if !has_kvm() {
+        return;
+    }
+    for copies in [true, false] {
+        let mut going = match copies {
+            true => going_by_copies(),
+            false => going(),
+        };
+        match copies {
+            true => going.workers.iter().for_each(Worker::is_copied),
+            false => going.stop_and_save(),
+        }
+        let new = going.there.both();
+        new.iter().for_each(Worker::is_ready);
+        for worker in &new {
+            match copies {
+                true => worker.is_given(&Ask::Prepare(false), "a copy"),
+                false => worker.restores(),
+            }
+        }
+        going.first.kill();
+        let received = going.receiving.wait_with_output().unwrap();
+        assert!(!received.status.success());
+        let said = error(&received);
+        assert!(said.contains("the connection broke"), "{said}");
+        new.into_iter().for_each(Worker::ends);
+        assert!(!going.sending.wait().unwrap().success());
+        // Another one may come.
+        let url = format!("unix:{}", going.dir.path().join("again").display());
+        let mut receiving = going.second.receive_at(&url, &going.first.serial, &[]);
+        going
+            .second
+            .until("it listens", |_| going.dir.path().join("again").exists());
+        going.second.does(&["cancel-migration"]);
+        assert!(!receiving.wait().unwrap().success());
+    }
 }
 
 #[test]

@@ -216,6 +216,10 @@ impl Backend for OpenClBackend {
         session.driver_busy()
     }
 
+    fn check_movable(session: &Server) -> Result<(), Immovable> {
+        session.check_objects()
+    }
+
     fn is_undecided(&self, fence: Handle) -> bool {
         let mut events = self.events.iter();
         events.any(|event| event.raw == fence && event.is_undecided())

@@ -35,8 +35,6 @@ use crate::{
 struct Coming {
     control: OnControl,
     number: u64,
-    /// Ends a wait for workers.
-    cancel: Cancel,
     /// This host.
     host: Option<HostId>,
 }
@@ -92,12 +90,17 @@ impl Receives for Coming {
         self.on_incoming(move |control| control.prepare_incoming(&offer, given))
     }
 
-    fn copy(&mut self, ports: Vec<CopiedPort>, archive: File) -> Result<(), String> {
+    fn copy(
+        &mut self,
+        ports: Vec<CopiedPort>,
+        archive: File,
+        cancel: Cancel,
+    ) -> Result<(), String> {
         let ports = self.on_machine(move |incoming| {
             let ports = incoming.machine.ports_to_prepare(&incoming.config, ports);
             ports.map_err(words)
         })?;
-        applications::prepare(&ports, &archive, self.cancel.clone()).map_err(words)
+        applications::prepare(&ports, &archive, cancel).map_err(words)
     }
 
     fn restore(
@@ -105,6 +108,7 @@ impl Receives for Coming {
         state: Vec<u8>,
         saved_at: Option<Moment>,
         archive: Option<File>,
+        cancel: Cancel,
     ) -> Result<(), String> {
         let ports = self.on_machine(move |incoming| {
             let (config, machine) = (&mut incoming.config, &mut incoming.machine);
@@ -114,7 +118,7 @@ impl Receives for Coming {
             arrived.map_err(words)?;
             Ok(machine.ports_to_take_up())
         })?;
-        applications::take_up(&ports, self.cancel.clone()).map_err(words)
+        applications::take_up(&ports, cancel).map_err(words)
     }
 
     fn start(&mut self, body: Body) -> Result<(), String> {
@@ -191,7 +195,6 @@ impl Control {
         let mut coming = Coming {
             control: self.migrations.on_control().map_err(host)?,
             number,
-            cancel: progress.cancellation(),
             host: self.migrations.host.clone(),
         };
         let of_thread = progress.clone();

@@ -36,6 +36,7 @@ impl Host for Fresh {
         _state: Vec<u8>,
         _saved_at: Option<Moment>,
         _archive: Option<File>,
+        _cancel: Cancel,
     ) -> std::result::Result<(), String> {
         Err("nothing but memory".to_owned())
     }

@@ -406,6 +406,11 @@ impl Server {
         Log::new(count as u32)
     }
 
+    /// Whether all objects can be made again.
+    pub(in super::super) fn check_objects(&self) -> Result<(), Immovable> {
+        self.log_objects(&mut self.empty_log()).map(drop)
+    }
+
     /// Writes to the log what is not in it.
     pub(super) fn log_objects(&self, log: &mut Log) -> Result<AllNames, Immovable> {
         if !self.backend.svm.is_empty() {
