@@ -19,8 +19,8 @@ cd "$root"
 cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
 cp "$target/release/gantry-accel" "$folder/gantry-accel"
 cp "$target/release/libgantry_cuda.so" "$folder/guest/"
-cargo build --release --quiet -p gantry-cuda-run
-cp "$target/release/gantry-cuda" "$folder/"
+cargo build --release --quiet -p gantry-cuda-run -p gantry-smi
+cp "$target/release/gantry-cuda" "$target/release/gantry-smi" "$folder/"
 cp "$target/release/libgantry_cuda_audit.so" "$folder/guest/"
 guest/cudart/link.sh "$target/release/libgantry_cudart.a" "$folder/guest"
 if [ -e guest/cublas/link.sh ]; then
@@ -35,7 +35,7 @@ program() {
 cp "$(program tests/cuda-driver)" "$folder/tests/native"
 cp "$(program remoting)" "$folder/tests/remoted"
 realpath "$target/debug/gantry-accel" > "$folder/tests/built"
-find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
+find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name gantry-smi -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
 cp "$here/run.sh" "$here/python.sh" "$here/suites.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
 cp -r "$here"/*.cu "$here"/*.py "$here/python" "$folder/programs/"

@@ -11,6 +11,7 @@
 #   figures    calls and copies by turns, medians; nothing else runs meanwhile
 #   torch      20 losses of three models, natively and through Gantry, compared
 #   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
+#   smi        what scripts ask nvidia-smi of devices, answered by it and by gantry-smi, compared
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
 #   suites     tests of cuda-python, Triton and PyTorch as far as they were packed: suites.sh, beside the two below
 #   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
@@ -259,6 +260,16 @@ if [ -e "$work/elementwise.native" ] && [ -x "$here/gantry-cuda" ]; then
             say "start to first result, $which: status $?, $((($(date +%s%N) - start_of) / 1000000)) ms"
         done
     done
+fi
+
+if [ -x "$here/gantry-smi" ] && [ -n "$(command -v nvidia-smi)" ]; then
+    part "smi: what scripts ask nvidia-smi of devices, answered by it and by gantry-smi"
+    smi() { GANTRY_CUDA=$work/cuda.sock within 20 "$here/gantry-smi" --libraries "$work/guest" "$@"; }
+    for asked in -L "--query-gpu=index,count,name,uuid,compute_cap,pci.bus_id --format=csv"; do
+        # shellcheck disable=SC2086
+        say "$asked: $(cmp <(within 20 nvidia-smi $asked) <(smi $asked) && echo equal)"
+    done
+    smi 2>&1 | tee -a "$log"
 fi
 
 part "tests: the programs that test the stand-in, on this driver and through Gantry"

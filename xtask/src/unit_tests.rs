@@ -40,6 +40,7 @@ const CRATES: &[&str] = &[
     "gantry-cuda",
     "gantry-nvml",
     "gantry-cuda-run",
+    "gantry-smi",
     "gantry-opencl",
     "gantry-agent",
     "gf100",

@@ -83,6 +83,11 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
     ),
     (
         "gantry-remoting",
+        "gantry-smi",
+        "and show what its users see",
+    ),
+    (
+        "gantry-remoting",
         "gantry-cuda-blas",
         "and serve the stand-in for the host's",
     ),

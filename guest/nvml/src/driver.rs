@@ -180,6 +180,19 @@ impl Device {
         c_uint::try_from(value).map_err(|_| NOT_SUPPORTED)
     }
 
+    /// All memory of the device.
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn total(&self) -> Result<u64, nvmlReturn_t> {
+        let mut total = 0usize;
+        cu!(
+            Driver::get()?,
+            cuDeviceTotalMem_v2(&raw mut total, self.ordinal)
+        )?;
+        Ok(total as u64)
+    }
+
     /// Memory of the device that is free, and all of it. Where neither its primary context is active nor
     /// the current one is its, all of it counts as free: asking would make one, which takes memory.
     ///
@@ -187,28 +200,36 @@ impl Device {
     /// The driver has failed.
     pub fn memory(&self) -> Result<(u64, u64), nvmlReturn_t> {
         let driver = Driver::get()?;
-        let mut total = 0usize;
-        cu!(driver, cuDeviceTotalMem_v2(&raw mut total, self.ordinal))?;
+        let total = self.total()?;
         let (mut flags, mut active): (c_uint, c_int) = (0, 0);
         cu!(
             driver,
             cuDevicePrimaryCtxGetState(self.ordinal, &raw mut flags, &raw mut active)
         )?;
-        let mut current = null_mut();
-        cu!(driver, cuCtxGetCurrent(&raw mut current))?;
-        let (mut free, mut all) = (0usize, 0usize);
-        if active == 0 {
-            let mut of = -1;
-            if !current.is_null() {
-                cu!(driver, cuCtxGetDevice(&raw mut of))?;
-            }
-            if of != self.ordinal {
-                return Ok((total as u64, total as u64));
-            }
-            cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
-            return Ok((free.min(all) as u64, all as u64));
+        if active != 0 {
+            return self.memory_of_context();
         }
-        let mut primary = null_mut();
+        let (mut current, mut of) = (null_mut(), -1);
+        cu!(driver, cuCtxGetCurrent(&raw mut current))?;
+        if !current.is_null() {
+            cu!(driver, cuCtxGetDevice(&raw mut of))?;
+        }
+        if of != self.ordinal {
+            return Ok((total, total));
+        }
+        let (mut free, mut all) = (0usize, 0usize);
+        cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
+        Ok((free.min(all) as u64, all as u64))
+    }
+
+    /// The same as its primary context has it, which is made if it is not active.
+    ///
+    /// # Errors
+    /// The driver has failed, or has no memory for a context.
+    pub fn memory_of_context(&self) -> Result<(u64, u64), nvmlReturn_t> {
+        let driver = Driver::get()?;
+        let (mut free, mut all) = (0usize, 0usize);
+        let (mut primary, mut current) = (null_mut(), null_mut());
         cu!(
             driver,
             cuDevicePrimaryCtxRetain(&raw mut primary, self.ordinal)

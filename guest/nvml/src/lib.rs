@@ -6,7 +6,7 @@
 
 #![allow(missing_docs, non_snake_case, non_camel_case_types)]
 
-mod driver;
+pub mod driver;
 mod refused;
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong};
@@ -154,7 +154,7 @@ fn find(wanted: impl Fn(&Device) -> bool) -> Result<nvmlDevice_t, nvmlReturn_t> 
 }
 
 /// Domain, bus and device of a PCI address, however many digits it has.
-fn address(text: &str) -> Option<(u32, u32, u32)> {
+pub fn address(text: &str) -> Option<(u32, u32, u32)> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
     let device = rest.split('.').next()?;
@@ -365,10 +365,9 @@ entry_points! {
     }
 }
 
-/// `nvmlErrorString`
-#[unsafe(no_mangle)]
-pub extern "C" fn nvmlErrorString(error: nvmlReturn_t) -> *const c_char {
-    let text = match error {
+/// What a result means.
+pub fn error_text(error: nvmlReturn_t) -> &'static CStr {
+    match error {
         SUCCESS => c"The operation was successful",
         UNINITIALIZED => c"The library has not been initialized",
         INVALID_ARGUMENT => c"An argument is invalid",
@@ -378,8 +377,13 @@ pub extern "C" fn nvmlErrorString(error: nvmlReturn_t) -> *const c_char {
         DRIVER_NOT_LOADED => c"There is no CUDA driver, or no worker",
         VERSION_MISMATCH => c"This version of a structure is not known",
         _ => c"Unknown error",
-    };
-    text.as_ptr()
+    }
+}
+
+/// `nvmlErrorString`
+#[unsafe(no_mangle)]
+pub extern "C" fn nvmlErrorString(error: nvmlReturn_t) -> *const c_char {
+    error_text(error).as_ptr()
 }
 
 #[cfg(test)]

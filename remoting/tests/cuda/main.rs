@@ -30,6 +30,7 @@ mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
 mod raw;
+mod smi;
 mod stream;
 mod threads;
 mod user_objects;

@@ -1,0 +1,160 @@
+//! The fields that scripts ask for, and the form of their values: nvidia-smi's.
+
+use std::str::FromStr;
+
+use clap::ValueEnum;
+
+use crate::facts::Facts;
+
+/// What stands for a value that is not known.
+const UNKNOWN: &str = "[N/A]";
+
+/// What can be asked of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Field {
+    #[value(alias = "gpu_name")]
+    Name,
+    #[value(alias = "gpu_uuid")]
+    Uuid,
+    /// As the quota has it.
+    #[value(name = "memory.total")]
+    MemoryTotal,
+    #[value(name = "memory.used")]
+    MemoryUsed,
+    #[value(name = "memory.free")]
+    MemoryFree,
+    Index,
+    /// How many devices there are.
+    Count,
+    /// Of the host's driver: not known here.
+    #[value(name = "driver_version")]
+    DriverVersion,
+    #[value(name = "compute_cap")]
+    ComputeCap,
+    #[value(name = "pci.bus_id", alias = "gpu_bus_id")]
+    PciBusId,
+}
+
+impl Field {
+    /// Whether only a context tells.
+    pub fn needs_context(self) -> bool {
+        matches!(self, Self::MemoryUsed | Self::MemoryFree)
+    }
+
+    fn header(self) -> String {
+        let value = self.to_possible_value();
+        let name = value.as_ref().map_or("", |value| value.get_name());
+        let unit = match self {
+            Self::MemoryTotal | Self::MemoryUsed | Self::MemoryFree => " [MiB]",
+            _ => "",
+        };
+        format!("{name}{unit}")
+    }
+
+    fn value(self, facts: &Facts, units: bool) -> Option<String> {
+        let unit = if units { " MiB" } else { "" };
+        let memory = |bytes: u64| format!("{}{unit}", bytes >> 20);
+        Some(match self {
+            Self::Name => facts.name.clone(),
+            Self::Uuid => facts.uuid.clone(),
+            Self::MemoryTotal => memory(facts.total),
+            Self::MemoryUsed => memory(facts.used()?),
+            Self::MemoryFree => memory(facts.free?),
+            Self::Index => facts.index.to_string(),
+            Self::Count => facts.count.to_string(),
+            Self::DriverVersion => return None,
+            Self::ComputeCap => format!("{}.{}", facts.capability.0, facts.capability.1),
+            Self::PciBusId => {
+                let (domain, bus, slot) = facts.address?;
+                format!("{domain:08X}:{bus:02X}:{slot:02X}.0")
+            }
+        })
+    }
+}
+
+/// How fields are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Format {
+    header: bool,
+    units: bool,
+}
+
+impl FromStr for Format {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut words: Vec<_> = text.split(',').map(str::trim).collect();
+        let mut has = |word| {
+            let before = words.len();
+            words.retain(|one| *one != word);
+            words.len() < before
+        };
+        let (is_csv, header, units) = (has("csv"), !has("noheader"), !has("nounits"));
+        if is_csv && words.is_empty() {
+            return Ok(Self { header, units });
+        }
+        Err("it is csv, csv,noheader, csv,nounits or csv,noheader,nounits")
+    }
+}
+
+/// A line for each device, and one with the fields' names before them.
+pub fn csv(fields: &[Field], format: Format, devices: &[Facts]) -> String {
+    let line = |one: &dyn Fn(Field) -> String| {
+        let values: Vec<_> = fields.iter().map(|field| one(*field)).collect();
+        values.join(", ") + "\n"
+    };
+    let header = format.header.then(|| line(&Field::header));
+    let value = |facts: &Facts, field: Field| {
+        let value = field.value(facts, format.units);
+        value.unwrap_or_else(|| UNKNOWN.to_owned())
+    };
+    let lines = devices
+        .iter()
+        .map(|facts| line(&|field| value(facts, field)));
+    header.into_iter().chain(lines).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(fields: &str, format: &str) -> String {
+        let fields = fields.split(',').map(|name| Field::from_str(name, false));
+        let fields: Vec<_> = fields.map(Result::unwrap).collect();
+        let devices = [Facts::example(0), Facts::example(1)];
+        csv(&fields, format.parse().unwrap(), &devices)
+    }
+
+    #[test]
+    fn values_have_the_form_that_scripts_expect() {
+        assert_eq!(
+            asked("index,count,memory.total,memory.used,memory.free", "csv"),
+            "index, count, memory.total [MiB], memory.used [MiB], memory.free [MiB]\n\
+             0, 2, 81559 MiB, 559 MiB, 81000 MiB\n\
+             1, 2, 81559 MiB, [N/A], [N/A]\n"
+        );
+        assert_eq!(
+            asked(
+                "gpu_name,driver_version,compute_cap,gpu_bus_id",
+                "csv, noheader"
+            ),
+            "NVIDIA H100 80GB HBM3, [N/A], 9.0, 00000000:0B:00.0\n\
+             NVIDIA H100 80GB HBM3, [N/A], 9.0, 00000000:0C:00.0\n"
+        );
+        assert_eq!(
+            asked("memory.total", "csv,nounits"),
+            "memory.total [MiB]\n81559\n81559\n"
+        );
+        assert_eq!(
+            asked("memory.total", "nounits,csv,noheader"),
+            "81559\n81559\n"
+        );
+    }
+
+    #[test]
+    fn other_formats_are_refused() {
+        for wrong in ["", "csv,", "xml", "noheader", "csv,noheaders"] {
+            assert!(wrong.parse::<Format>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `gantry-smi`: shows the CUDA devices that programs of this machine find, as far as scripts and schedulers ask
+//! nvidia-smi for them.
+//!
+//! It asks the `libcuda.so.1` that programs load, by Gantry's management library. What that does not know is not
+//! shown. How much memory is used is known within a context alone, so that one is made where it is asked for.
+
+mod error;
+mod facts;
+mod fields;
+mod table;
+
+use std::{fmt::Write as _, io, path::PathBuf};
+
+use clap::Parser;
+use gantry_nvml::driver::Driver;
+use libloading::Library;
+use manual::Manual;
+
+pub use error::Error;
+use facts::{Facts, Selector};
+use fields::{Field, Format};
+
+/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
+const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
+/// The driver.
+const DRIVER: &str = "libcuda.so.1";
+
+const MORE: &str = "Examples:
+  gantry-smi                                 the devices, and how much of their memory is used
+  gantry-smi -L                              their names and UUIDs
+  gantry-smi --query-gpu=name,memory.free --format=csv,noheader,nounits -i 0
+
+Exit status: 0, 1 (the driver or the output has failed), 2 (arguments), 6 (-i names no device),
+9 (no CUDA driver, or nobody serves it).";
+
+/// Shows the CUDA devices that programs find.
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry-smi",
+    version,
+    after_help = MORE,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+pub struct Arguments {
+    /// What the program prints about itself.
+    #[command(subcommand)]
+    pub manual: Option<Manual>,
+    /// List the devices with their UUIDs.
+    #[arg(short = 'L', long, conflicts_with = "query_gpu")]
+    list_gpus: bool,
+    /// Print these fields of each device, as --format says.
+    #[arg(
+        long,
+        value_name = "FIELD,...",
+        value_delimiter = ',',
+        requires = "format"
+    )]
+    query_gpu: Vec<Field>,
+    /// How fields are printed: csv, and behind it noheader or nounits or both.
+    #[arg(long, value_name = "csv[,noheader][,nounits]", requires = "query_gpu")]
+    format: Option<Format>,
+    /// Only these devices: indices, UUIDs or their beginnings, or PCI addresses.
+    #[arg(short, long, value_name = "ID,...", value_delimiter = ',')]
+    id: Vec<Selector>,
+    /// Where libcuda.so.1 is; without it, where the loader finds it, or in /usr/local/lib/gantry-cuda.
+    #[arg(long, value_name = "DIR")]
+    libraries: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Shows what is asked for.
+    ///
+    /// # Errors
+    /// There is no driver or no such device, or the driver or `out` has failed.
+    pub fn run(&self, out: &mut dyn io::Write) -> Result<(), Error> {
+        let _open = self.open()?;
+        Driver::start().map_err(|_| Error::not_started())?;
+        let driver = Driver::get().map_err(Error::Driver)?;
+        let memory = match &self.query_gpu[..] {
+            [] => !self.list_gpus,
+            fields => fields.iter().any(|field| field.needs_context()),
+        };
+        let devices = Facts::all(driver, &self.id, memory)?;
+        let text = if let Some(format) = self.format {
+            fields::csv(&self.query_gpu, format, &devices)
+        } else if self.list_gpus {
+            list(&devices)
+        } else {
+            table::table(driver.version().map_err(Error::Driver)?, &devices)
+        };
+        out.write_all(text.as_bytes()).map_err(Error::Output)
+    }
+
+    /// Opens the driver where it is, for whoever opens it by its name from now on.
+    fn open(&self) -> Result<Library, Error> {
+        // SAFETY: opening a driver runs its constructors, which are its own.
+        let library = |path: PathBuf| unsafe { Library::new(path) };
+        let within = |folder: PathBuf| {
+            library(folder.join(DRIVER)).map_err(|source| Error::NoLibrary { folder, source })
+        };
+        match &self.libraries {
+            Some(folder) => within(folder.clone()),
+            None => library(DRIVER.into()).or_else(|_| within(LIBRARIES.into())),
+        }
+    }
+}
+
+/// The form of `nvidia-smi -L`.
+fn list(devices: &[Facts]) -> String {
+    devices.iter().fold(String::new(), |mut text, one| {
+        let Facts {
+            index, name, uuid, ..
+        } = one;
+        // A string takes it.
+        let _ = writeln!(text, "GPU {index}: {name} (UUID: {uuid})");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        manual::check::<Arguments>(
+            &[
+                "",
+                "-L",
+                "--list-gpus -i 0",
+                "-i 0,GPU-12345678,0000:01:00.0",
+                "--query-gpu=index,gpu_name,pci.bus_id --format=csv",
+                "--query-gpu memory.free --format csv,noheader,nounits --libraries /l",
+                "completions bash",
+                "man /pages",
+            ],
+            &[
+                "--query-gpu=name",
+                "--format=csv",
+                "--query-gpu=name --format=xml",
+                "--query-gpu=name --format=noheader",
+                "--query-gpu=temperature.gpu --format=csv",
+                "-L --query-gpu=name --format=csv",
+                "-i none",
+                "-i GPU-1",
+                "-L man",
+            ],
+        );
+        let line = ["gantry-smi", "--query-gpu=fan.speed", "--format=csv"];
+        let refused = Arguments::try_parse_from(line).unwrap_err();
+        assert_eq!(refused.exit_code(), 2);
+        let said = refused.to_string();
+        assert!(
+            said.contains("memory.total") && said.contains("fan.speed"),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn devices_are_listed_as_scripts_expect() {
+        let devices = [Facts::example(0), Facts::example(1)];
+        assert_eq!(
+            list(&devices),
+            "GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-01020304-0506-0708-090a-0b0c0d0e0f00)\n\
+             GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-01020304-0506-0708-090a-0b0c0d0e0f01)\n"
+        );
+    }
+}
