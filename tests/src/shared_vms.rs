@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gpu_mediator::{simulator::WINDOW, status::Client};
 use serde_json::{Value, json};
 
@@ -218,7 +218,10 @@ impl Vms {
             let before = self.clients()?;
             let command = format!("{HOSTILE} {attack} 2>/tmp/hostile || cat /tmp/hostile");
             let heard = self.vms[last].guest.run(&command)?;
-            ensure!(heard.trim() == said, "{attack}: {heard:?}");
+            if heard.trim() != said {
+                let agent = self.vms[last].guest.run("cat /tmp/agent.log")?;
+                bail!("{attack}: {heard:?}\n{agent}{}", self.state()?);
+            }
             self.each(|vm, now| vm == last || now.calls > before[vm].calls)?;
         }
         let guest = &mut self.vms[last].guest;

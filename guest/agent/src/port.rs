@@ -280,6 +280,11 @@ impl Port {
         (0..self.slices).find(|&slice| self.state(slice) == State::Free)
     }
 
+    /// Whether a slice is being closed.
+    pub fn is_closing(&self) -> bool {
+        (0..self.slices).any(|slice| self.state(slice) == State::Closing)
+    }
+
     /// Leaves an application's hello in a slice and has it opened, for this user's application if
     /// that is known.
     pub fn open_slice(

@@ -33,7 +33,8 @@ use crate::{
 
 /// How often the registers are looked at while a worker is waited for.
 const SOON: Duration = Duration::from_millis(2);
-/// How long a worker may take to answer: it opens the host's driver.
+/// How long a worker may take to answer, as it opens the host's driver, and one to end for whose slice
+/// somebody waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take to say hello.
 const HELLO: Duration = Duration::from_secs(5);
@@ -468,8 +469,12 @@ impl Server {
             }
             let found = serving().find_map(|port| port.free().map(|slice| (port, slice)));
             let Some((port, slice)) = found else {
-                // None of them will be free soon, unless one is being closed.
-                let waits = !ports.is_empty() && client.since.elapsed() < HELLO;
+                // One that is being closed is free when its worker has ended; of others that is not known.
+                let patience = match serving().any(Port::is_closing) {
+                    true => PATIENCE,
+                    false => HELLO,
+                };
+                let waits = !ports.is_empty() && client.since.elapsed() < patience;
                 if !waits {
                     let why = if ports.is_empty() {
                         "this guest has no accelerator port"
