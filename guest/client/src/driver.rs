@@ -73,6 +73,11 @@ pub trait Driver: Sized + 'static {
         ))
     }
 
+    /// A call has been sent. Under the lock under which calls are.
+    fn sent(opcode: u16, body: &[u8]) {
+        let _ = (opcode, body);
+    }
+
     /// Handles an unsolicited message of the worker that the core does not know. Runs on whichever
     /// thread has read it; none of the core's locks is held.
     fn message(link: &Link<Self>, opcode: u16, body: &[u8]) {

@@ -208,7 +208,8 @@ impl<D: Driver> Link<D> {
         self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().is_awaited()
     }
 
-    fn alive(&self) -> bool {
+    /// Whether a worker serves this, as far as has been noticed.
+    pub fn alive(&self) -> bool {
         self.state_of_worker.load(Ordering::Relaxed) == SERVED
     }
 
@@ -304,6 +305,7 @@ impl<D: Driver> Link<D> {
             sender.send(header, body, || self.still_alive())
         };
         sent.map_err(|_| D::WORKER_LOST)?;
+        D::sent(C::OPCODE, body);
         Ok(outgoing.sequence)
     }
 

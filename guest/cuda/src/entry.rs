@@ -5,7 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use cuda_definition::driver::types::{CUresult, cudaError_enum};
 use gantry_remoting::apis::cuda::codes;
 
-use crate::link::{self, Link};
+use crate::{
+    idle,
+    link::{self, Link},
+};
 
 /// A result: what is wrong is a `CUresult`'s number.
 pub type Outcome<T = ()> = Result<T, i32>;
@@ -28,6 +31,11 @@ pub fn connected() -> Outcome<&'static Link> {
 
 /// A result for the caller.
 pub fn result(outcome: Outcome) -> CUresult {
+    if let Err(code) = outcome
+        && code != codes::NOT_READY
+    {
+        idle::note_failure();
+    }
     cudaError_enum(outcome.err().unwrap_or(0).cast_unsigned())
 }
 

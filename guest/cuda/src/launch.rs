@@ -33,6 +33,8 @@ const BUFFER: u64 = 1;
 const SIZE: u64 = 2;
 /// The largest parameters of a kernel, in bytes.
 const LARGEST: usize = 32_764;
+/// The compute capability from which on kernels can begin before the one before them ends.
+const OVERLAP: i32 = 9;
 /// The most attributes of a launch.
 const ATTRIBUTES: u32 = 64;
 
@@ -244,6 +246,28 @@ unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<Vec<u8>> {
     Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), size) }.to_vec())
 }
 
+/// Whether no driver refuses a launch for its attributes: they only allow a kernel to begin before the one before it
+/// ends, on devices that can do so.
+fn are_harmless(attributes: &[u8]) -> bool {
+    use CUlaunchAttributeID as Id;
+    let harmless = [
+        Id::CU_LAUNCH_ATTRIBUTE_IGNORE,
+        Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+    ];
+    // The id comes first.
+    let mut each = attributes.chunks(size_of::<CUlaunchAttribute>());
+    let all = each.all(|one| {
+        let id = one.first_chunk().map(|id| u32::from_ne_bytes(*id));
+        id.is_some_and(|id| harmless.iter().any(|harmless| harmless.0 == id))
+    });
+    let major = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR.0;
+    let has_overlap = || {
+        let device = context::device().ok();
+        device.and_then(|device| crate::device::attribute(device, major).ok())
+    };
+    all && has_overlap().is_some_and(|major| major >= OVERLAP)
+}
+
 /// What a program wants launched.
 struct Wanted {
     function: CUfunction,
@@ -278,7 +302,7 @@ unsafe fn launch(wanted: Wanted, each: *mut *mut c_void, extra: *mut *mut c_void
         && grid[1] <= 65535
         && grid[2] <= 65535
         && !wanted.cooperative
-        && wanted.attributes.is_empty()
+        && (wanted.attributes.is_empty() || are_harmless(&wanted.attributes))
         && !capturing(link, context, stream);
     // SAFETY: the caller's promise.
     let parameters = unsafe { gather(&kernel, each, extra)? };

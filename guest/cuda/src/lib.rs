@@ -16,7 +16,7 @@
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `context`: what is current in a thread; `memory`: which addresses are what
 //! - `libraries`: what cuBLAS in a guest uses of the connection
-//! - `signals`: waits that end without an answer
+//! - `signals`: waits that end without an answer; `idle`: those for streams that have nothing to do
 //! - `answers`: attributes of kernels and the like, which are asked for once
 //! - the others: entry points by subject
 
@@ -36,6 +36,7 @@ mod generated;
 mod graphs;
 mod handles;
 mod host_memory;
+mod idle;
 mod landing;
 mod launch;
 mod libraries;

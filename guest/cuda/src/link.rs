@@ -13,7 +13,7 @@ use gantry_remoting::{
     wire::messages::{Call, PRINTED, StageId},
 };
 
-use crate::{launch::Kernel, memory::Memory};
+use crate::{idle, launch::Kernel, memory::Memory};
 
 /// CUDA, for the core of all drivers.
 #[derive(Debug)]
@@ -55,6 +55,10 @@ impl Driver for Cuda {
 
     fn await_stage(stage: StageId) -> impl Call<Answer = ()> {
         Await { stage }
+    }
+
+    fn sent(opcode: u16, body: &[u8]) {
+        idle::note(opcode, body);
     }
 
     fn message(_: &Link, opcode: u16, body: &[u8]) {

@@ -22,7 +22,9 @@ use crate::{
     context,
     entry::{Outcome, connected, entry_points},
     forward::forward,
-    handles, landing,
+    handles,
+    idle::Sent,
+    landing,
     link::Link,
     paged, signals,
     turns::{self, Common},
@@ -179,10 +181,16 @@ entry_points! {
         let link = connected()?;
         let context = context::need()?;
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
-        if !captures() && signals::wait(link, context, Some(stream)) {
+        let sent = Sent::now(context, stream);
+        let may_be_told = !captures();
+        if may_be_told && sent.is_done() && link.alive() {
             return Ok(());
         }
-        exact(link, context, stream, link.ask(&StreamSynchronize { context, stream }))
+        if !may_be_told || !signals::wait(link, context, Some(stream)) {
+            exact(link, context, stream, link.ask(&StreamSynchronize { context, stream }))?;
+        }
+        sent.was_waited_for();
+        Ok(())
     }
 
     fn cuEventSynchronize(hEvent: CUevent) {

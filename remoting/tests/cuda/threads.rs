@@ -13,7 +13,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, device, function, launch, module, ok};
+use crate::driver::{argument, context, cuda, device, function, launch, module, ok};
 
 const ORDER: &str = include_str!("../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
 
@@ -103,4 +103,59 @@ fn a_call_that_waits_for_a_function_holds_up_no_other_thread() {
     });
     ok!(cuStreamSynchronize(stream));
     ok!(cuStreamDestroy_v2(stream));
+}
+
+/// Memory that kernels and the host see alike.
+fn pinned() -> *mut u32 {
+    let mut at: *mut c_void = null_mut();
+    ok!(cuMemHostAlloc(&mut at, 4, 2));
+    at.cast()
+}
+
+#[test]
+fn a_stream_that_was_idle_is_waited_for_once_another_thread_has_sent_it_work() {
+    let own = context();
+    let current = own.handle() as u64;
+    let (mut stream, word, count) = (null_mut(), pinned(), 1u32);
+    ok!(cuStreamCreate(&mut stream, 1));
+    let (at, to) = (word as u64, stream as u64);
+    let twice = function(module(ORDER), "twice") as u64;
+    // SAFETY: a word that nobody else uses; kernels have ended when it is looked at.
+    unsafe { word.write_volatile(1) };
+    for round in 1..20 {
+        // It is known to be idle the second time.
+        ok!(cuStreamSynchronize(stream));
+        ok!(cuStreamSynchronize(stream));
+        let sent = thread::spawn(move || {
+            ok!(cuCtxSetCurrent(current as CUcontext));
+            let arguments = [argument(&at), argument(&count)];
+            let (twice, stream) = (twice as CUfunction, to as CUstream);
+            launch(twice, [1; 3], [1; 3], 0, stream, &arguments)
+        });
+        assert_eq!(sent.join().unwrap(), CUresult::CUDA_SUCCESS);
+        ok!(cuStreamSynchronize(stream));
+        // SAFETY: as above.
+        assert_eq!(unsafe { word.read_volatile() }, 1 << round);
+    }
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn a_stream_that_was_idle_tells_of_a_fault_in_another_one() {
+    let _context = context();
+    let (mut idle, mut other) = (null_mut(), null_mut());
+    for stream in [&mut idle, &mut other] {
+        ok!(cuStreamCreate(stream, 1));
+        ok!(cuStreamSynchronize(*stream));
+        ok!(cuStreamSynchronize(*stream));
+    }
+    let (memory, beyond) = (device(&[0u32; 4]), 4u32);
+    let function = function(module(ORDER), "beyond");
+    let arguments = [argument(&memory), argument(&beyond)];
+    let launched = launch(function, [1; 3], [1; 3], 0, other, &arguments);
+    assert_eq!(launched, CUresult::CUDA_SUCCESS);
+    let failed = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    assert_eq!(cuda!(cuStreamSynchronize(other)), failed);
+    assert_eq!(cuda!(cuStreamSynchronize(idle)), failed);
+    assert_eq!(cuda!(cuStreamSynchronize(idle)), failed);
 }
