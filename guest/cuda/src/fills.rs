@@ -33,7 +33,9 @@ fn fill(
         return Ok(());
     }
     let known = find(link, at).ok_or(codes::INVALID_VALUE)?;
-    let fits = known.what == crate::memory::What::Mapped || at - known.start + size <= known.size;
+    let end = (at - known.start).checked_add(size);
+    let fits =
+        known.what == crate::memory::What::Mapped || end.is_some_and(|end| end <= known.size);
     if !fits || !at.is_multiple_of(width.into()) || rows > 1 && pitch < line {
         return Err(codes::INVALID_VALUE);
     }

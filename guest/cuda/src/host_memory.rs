@@ -18,6 +18,7 @@ use crate::{
     entry::{Outcome, connected, entry_points, put},
     link::Link,
     memory::{What, find},
+    streams::exact,
 };
 
 /// `CU_MEMHOSTALLOC_PORTABLE` and its like: all that there are.
@@ -148,7 +149,7 @@ entry_points! {
         // Copies may be under way; what went wrong before is no fault of this memory.
         let waited = link.ask(&ContextSynchronize { context });
         give_back(link, known.start);
-        waited.map_err(|code| if code == codes::ASK_AGAIN { codes::UNKNOWN } else { code })
+        exact(link, context, 0, waited)
     }
 
     // Copies go through the window as those of other memory do.

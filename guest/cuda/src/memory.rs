@@ -16,6 +16,7 @@ use crate::{
     entry::{Outcome, connected, entry_points, offer, put},
     handles, host_memory,
     link::{self, Link},
+    streams::exact,
 };
 
 /// What memory is.
@@ -105,11 +106,19 @@ pub fn find(link: &Link, at: u64) -> Option<Known> {
     link.state.memory.lock_unpoisoned().find(at)
 }
 
-/// Forgets memory that has been freed; what a graph allocates it allocates again.
-fn forget_freed(link: &Link, known: &Known) {
-    if known.what != What::OfGraph {
-        link.state.memory.lock_unpoisoned().remove(known.start);
+/// Has memory freed, which is forgotten before that: as soon as it is free, another thread may be given its address.
+fn freed(link: &Link, known: &Known, free: impl FnOnce() -> Outcome) -> Outcome {
+    // What a graph allocates it allocates again.
+    if known.what == What::OfGraph {
+        return free();
     }
+    let taken = link.state.memory.lock_unpoisoned().remove(known.start);
+    let freed = free();
+    if let (Some(known), Err(_)) = (taken, &freed) {
+        let mut memory = link.state.memory.lock_unpoisoned();
+        memory.all.entry(known.start).or_insert(known);
+    }
+    freed
 }
 
 /// Forgets what goes with a context.
@@ -248,11 +257,9 @@ entry_points! {
         if known.what == What::Managed {
             let waited = link.ask(&ContextSynchronize { context });
             host_memory::give_back(link, known.start);
-            return waited;
+            return exact(link, context, 0, waited);
         }
-        link.ask(&Free { context, address: dptr, stream: None })?;
-        forget_freed(link, &known);
-        Ok(())
+        freed(link, &known, || link.ask(&Free { context, address: dptr, stream: None }))
     }
 
     fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
@@ -266,9 +273,7 @@ entry_points! {
             // A launch of the graph frees it, and another one allocates it again.
             return link.ask(&free);
         }
-        link.post(&free)?;
-        forget_freed(link, &known);
-        Ok(())
+        freed(link, &known, || link.post(&free))
     }
 
     fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {

@@ -135,6 +135,7 @@ fn captured_function(
             number,
             done,
             lasting: true,
+            told: false,
         })
     };
     let captured = paged::captured_call(handles::handle(Kind::Stream, stream), number, ask);
@@ -149,17 +150,27 @@ pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> 
     let link = connected()?;
     let context = context::need()?;
     let stream = handles::valid(Kind::Stream, stream as u64)?;
-    host_function_in(link, (context, stream), call)
+    host_function_in(link, (context, stream), Told::OfEnd, move |_| call())
+}
+
+/// What a function is called with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Told {
+    /// Nothing, and it is not called where work has failed.
+    OfEnd,
+    /// The result of the work before it.
+    OfResult,
 }
 
 fn host_function_in(
     link: &Link,
     (context, stream): (u32, u32),
-    call: impl FnOnce() + Send + 'static,
+    told: Told,
+    call: impl FnOnce(i32) + Send + 'static,
 ) -> Outcome {
     let (done, word) = word(link)?;
-    let number = link.register_callback(Box::new(move |_| {
-        call();
+    let number = link.register_callback(Box::new(move |status| {
+        call(status);
         word.store(RETURNED, Ordering::Release);
     }));
     let asked = link.ask(&HostFunction {
@@ -168,6 +179,7 @@ fn host_function_in(
         number,
         done,
         lasting: false,
+        told: told == Told::OfResult,
     });
     if asked.is_err() {
         link.cancel_callback(number);
@@ -227,7 +239,7 @@ entry_points! {
         if capturing(link, place.0, place.1) {
             return captured_function(link, place, call);
         }
-        host_function_in(link, place, call)
+        host_function_in(link, place, Told::OfEnd, move |_| call())
     }
 
     fn cuStreamAddCallback(
@@ -237,10 +249,13 @@ entry_points! {
         flags: c_uint,
     ) {
         let callback = callback.filter(|_| flags == 0).ok_or(codes::INVALID_VALUE)?;
+        let link = connected()?;
+        let place = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
         let (stream, data) = (hStream as u64, userData as u64);
-        host_function(hStream, move || {
+        host_function_in(link, place, Told::OfResult, move |status| {
+            let result = cudaError_enum(status.cast_unsigned());
             // SAFETY: the program's function, and what it wants.
-            unsafe { callback(stream as CUstream, CUresult::CUDA_SUCCESS, data as *mut c_void) };
+            unsafe { callback(stream as CUstream, result, data as *mut c_void) };
         })
     }
 }

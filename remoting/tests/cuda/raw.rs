@@ -334,6 +334,7 @@ fn the_worker_refuses_a_word_while_a_wait_would_say_more() {
         number: 1,
         done,
         lasting: false,
+        told: false,
     };
     client.ask(&pending).unwrap();
     assert_eq!(client.signal(Some(stream), 4), (0, 4));

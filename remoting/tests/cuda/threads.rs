@@ -159,3 +159,72 @@ fn a_stream_that_was_idle_tells_of_a_fault_in_another_one() {
     assert_eq!(cuda!(cuStreamSynchronize(idle)), failed);
     assert_eq!(cuda!(cuStreamSynchronize(idle)), failed);
 }
+
+/// What a callback has been told.
+static TOLD: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn told(_: CUstream, result: CUresult, data: *mut c_void) {
+    TOLD.store(result.0, Ordering::SeqCst);
+    // SAFETY: as above.
+    unsafe { &*data.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
+}
+
+#[test]
+fn a_function_behind_a_fault_holds_nothing_up_and_a_callback_is_told_of_it() {
+    let own = context();
+    let (mut stream, gate) = (null_mut(), pinned());
+    ok!(cuStreamCreate(&mut stream, 1));
+    // SAFETY: a word that kernels look at, too.
+    let gate = unsafe { AtomicU32::from_ptr(gate) };
+    gate.store(0, Ordering::SeqCst);
+    let (at, one, beyond) = (gate.as_ptr() as u64, 1u32, 4u32);
+    let (memory, mut managed, module) = (device(&[0u32; 4]), 0, module(ORDER));
+    ok!(cuMemAllocManaged(&mut managed, 4, 1));
+    let run = |name, arguments: &[*mut c_void]| {
+        let launched = launch(function(module, name), [1; 3], [1; 3], 0, stream, arguments);
+        assert_eq!(launched, CUresult::CUDA_SUCCESS);
+    };
+    run("spin", &[argument(&at), argument(&one)]);
+    run("beyond", &[argument(&memory), argument(&beyond)]);
+    let (called, answered) = (AtomicBool::new(false), AtomicBool::new(false));
+    let data = |flag: &AtomicBool| std::ptr::from_ref(flag).cast_mut().cast();
+    ok!(cuLaunchHostFunc(stream, Some(set), data(&called)));
+    ok!(cuStreamAddCallback(stream, Some(told), data(&answered), 0));
+    gate.store(1, Ordering::SeqCst);
+    let failed = CUresult::CUDA_ERROR_ILLEGAL_ADDRESS;
+    assert_eq!(cuda!(cuStreamSynchronize(stream)), failed);
+    while !answered.load(Ordering::SeqCst) {
+        thread::yield_now();
+    }
+    assert_eq!(cudaError_enum(TOLD.load(Ordering::SeqCst)), failed);
+    // These may wait for functions, and none is due any more.
+    for freed in [memory, managed] {
+        assert_eq!(cuda!(cuMemFree_v2(freed)), failed);
+    }
+    assert_eq!(cuda!(cuMemFreeHost(gate.as_ptr().cast())), failed);
+    assert_ne!(cuda!(cuModuleUnload(module)), CUresult::CUDA_SUCCESS);
+    drop(own);
+    assert!(!called.load(Ordering::SeqCst));
+    // Another context is as good as any.
+    let _other = context();
+    let memory = device(&[1u32]);
+    ok!(cuMemFree_v2(memory));
+}
+
+#[test]
+fn memory_is_known_that_has_the_address_of_what_another_thread_has_just_freed() {
+    let own = context();
+    let current = own.handle() as u64;
+    thread::scope(|scope| {
+        for value in [7u32, 9] {
+            scope.spawn(move || {
+                ok!(cuCtxSetCurrent(current as CUcontext));
+                for _ in 0..400 {
+                    let memory = device(&[value; 4]);
+                    assert_eq!(crate::driver::values::<u32>(memory, 4), [value; 4]);
+                    ok!(cuMemFree_v2(memory));
+                }
+            });
+        }
+    });
+}

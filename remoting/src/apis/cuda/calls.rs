@@ -296,6 +296,8 @@ calls! {
         done: u64,
         /// The stream is being captured: each launch of the graph calls it. As of [`AddHostNode`].
         lasting: bool,
+        /// It is called also where work has failed, with the result (`cuStreamAddCallback`); else only where none has.
+        told: bool,
     } -> ();
     /// Launches a graph.
     37 LaunchGraph {

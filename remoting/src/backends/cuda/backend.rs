@@ -2,16 +2,24 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use super::{
-    captures::Captures, charges::Kept, cover::Cover, driver::Api, fences::Fence,
-    host_functions::News, light::Algorithm, linear, memory::Memory, objects::Objects,
-    printed::Printed, textures::Texture, user_objects::UserObjects, waiting::PutOff,
+    captures::Captures,
+    charges::Kept,
+    cover::Cover,
+    driver::Api,
+    fences::Fence,
+    host_functions::{News, Pending},
+    light::Algorithm,
+    linear,
+    memory::Memory,
+    objects::Objects,
+    printed::Printed,
+    textures::Texture,
+    user_objects::UserObjects,
+    waiting::PutOff,
 };
 use crate::{
     apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
@@ -52,7 +60,7 @@ pub struct CudaBackend {
     /// Errors of what nobody waited for, by context.
     pub(super) deferred: HashMap<u32, i32>,
     /// Functions of the client that the driver has and that have not returned.
-    pub(super) pending: Arc<AtomicUsize>,
+    pub(super) pending: Pending,
     /// What kernels print, if it can be told.
     pub(super) printed: Option<Printed>,
     /// Whose legacy stream has been given work since all of that was waited for.
@@ -97,7 +105,7 @@ impl CudaBackend {
             algorithms: HashSet::new(),
             textures: HashSet::new(),
             deferred: HashMap::new(),
-            pending: Arc::default(),
+            pending: Pending::default(),
             printed: None,
             legacy: LegacyWork::default(),
             left: HashSet::new(),
@@ -134,9 +142,10 @@ impl CudaBackend {
             }
             !over
         });
-        // Looks at fences make their contexts current; the caller goes on in its own.
+        let any = !self.calling.is_empty() || self.pending.any(api);
+        // Looks at fences and contexts make these current; the caller goes on in its own.
         api.enter(before);
-        self.pending.load(Ordering::Acquire) > 0 || !self.calling.is_empty()
+        any
     }
 }
 

@@ -69,7 +69,7 @@ functions! {
     cuLinkCreate_v2 cuLinkAddData_v2 cuLinkComplete cuLinkDestroy
     cuKernelGetParamInfo cuFuncGetParamInfo cuKernelGetName cuFuncGetName cuFuncGetAttribute
     cuKernelGetAttribute cuKernelGetFunction
-    cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc
+    cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc cuStreamAddCallback
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
     cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamQuery cuStreamWriteValue32_v2
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize

@@ -528,7 +528,9 @@ impl Server {
         self.backend
             .textures
             .retain(|texture| texture.context != id);
-        self.backend.objects.remove(id);
+        if let Some(context) = self.backend.objects.remove(id) {
+            self.backend.pending.forget_context(context.raw);
+        }
         self.end_captures_without_stream();
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);

@@ -7,6 +7,7 @@
 //! graph that has it, by a user object.
 
 use std::{
+    collections::HashMap,
     ffi::c_void,
     ptr::null_mut,
     sync::{
@@ -22,11 +23,11 @@ use cuda_definition::driver::types::*;
 use super::{
     Server,
     backend::Submitted,
-    driver::{cu, outcome},
+    driver::{Api, cu, outcome},
 };
 use crate::{
     apis::cuda::{
-        Kind,
+        Kind, LEGACY,
         calls::{AddHostNode, HostFunction, SetHostNode},
         codes,
     },
@@ -56,6 +57,39 @@ const NAP: Duration = Duration::from_micros(50);
 /// The most functions that the driver has at a time.
 const MOST: usize = 64 << 10;
 
+/// How many functions of the client the driver has that have not returned, by the driver's contexts.
+#[derive(Debug, Default)]
+pub(super) struct Pending(HashMap<usize, Arc<AtomicUsize>>);
+
+impl Pending {
+    /// One more: what counts it.
+    fn add(&mut self, context: usize) -> Result<Arc<AtomicUsize>, i32> {
+        let all = self.0.values().map(|count| count.load(Ordering::Acquire));
+        if all.sum::<usize>() >= MOST {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        let count = self.0.entry(context).or_default();
+        count.fetch_add(1, Ordering::AcqRel);
+        Ok(Arc::clone(count))
+    }
+
+    /// A context has gone, with functions that were not called as its work had failed.
+    pub(super) fn forget_context(&mut self, context: usize) {
+        self.0.remove(&context);
+    }
+
+    /// Whether there are some that will still be called: where work has failed the driver calls none. Another context
+    /// may be current afterwards.
+    pub(super) fn any(&mut self, api: &Api) -> bool {
+        self.0.retain(|_, count| count.load(Ordering::Acquire) > 0);
+        self.0.keys().any(|context| {
+            api.enter(*context);
+            let legacy = LEGACY as usize as CUstream;
+            matches!(cu!(api, cuStreamQuery(legacy)), 0 | codes::NOT_READY)
+        })
+    }
+}
+
 /// What the driver keeps for a function.
 struct Leaf {
     board: Arc<Board<News>>,
@@ -66,11 +100,24 @@ struct Leaf {
     _window: Arc<Window>,
 }
 
-/// What the driver calls.
+/// What the driver calls, unless work has failed.
 unsafe extern "C" fn due(data: *mut c_void) {
     // SAFETY: made by `host_function` for this very call.
+    unsafe { tell(data, 0) };
+}
+
+/// What the driver calls in any case.
+unsafe extern "C" fn due_with(_: CUstream, status: CUresult, data: *mut c_void) {
+    // SAFETY: as above.
+    unsafe { tell(data, status.0.cast_signed()) };
+}
+
+/// # Safety
+/// Made by `host_function` for this very call.
+unsafe fn tell(data: *mut c_void, status: i32) {
+    // SAFETY: the caller's promise.
     let leaf = unsafe { Box::from_raw(data.cast::<Leaf>()) };
-    leaf.board.leave(Notice::Callback(leaf.number, 0));
+    leaf.board.leave(Notice::Callback(leaf.number, status));
     // SAFETY: a word of the window, which the leaf keeps.
     wait_for(unsafe { &*leaf.done });
     leaf.pending.fetch_sub(1, Ordering::AcqRel);
@@ -142,11 +189,7 @@ impl Server {
         if captured {
             return self.capture_function(submitted.raw as CUstream, call.number, call.done);
         }
-        let pending = Arc::clone(&self.backend.pending);
-        if pending.load(Ordering::Acquire) >= MOST {
-            return Err(codes::OUT_OF_MEMORY);
-        }
-        pending.fetch_add(1, Ordering::AcqRel);
+        let pending = self.backend.pending.add(submitted.context)?;
         let leaf = Box::into_raw(Box::new(Leaf {
             board: Arc::clone(&self.board),
             pending,
@@ -155,10 +198,14 @@ impl Server {
             _window: Arc::clone(&self.window),
         }));
         let stream = submitted.raw as CUstream;
-        let code = cu!(
-            self.backend.api,
-            cuLaunchHostFunc(stream, Some(due), leaf.cast())
-        );
+        let api = &self.backend.api;
+        let code = match call.told {
+            true => cu!(
+                api,
+                cuStreamAddCallback(stream, Some(due_with), leaf.cast(), 0)
+            ),
+            false => cu!(api, cuLaunchHostFunc(stream, Some(due), leaf.cast())),
+        };
         if code == 0 {
             self.expected += 1;
         } else {

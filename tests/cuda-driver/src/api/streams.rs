@@ -3,8 +3,8 @@
 use std::{
     ffi::{c_int, c_uint, c_ulonglong, c_void},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering},
+        Arc, Mutex, OnceLock, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -138,6 +138,34 @@ impl Callers {
     }
 }
 
+/// A callback, which comes once: in its place or, as nothing is executed behind a fault, when that is passed over.
+struct Told {
+    callback: unsafe extern "C" fn(CUstream, CUresult, *mut c_void),
+    stream: Callers,
+    data: Callers,
+    context: Weak<Context>,
+    is_over: AtomicBool,
+}
+
+impl Told {
+    fn tell(&self) {
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            let status = match self.context.upgrade() {
+                Some(context) => super::result(context.check()),
+                None => CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
+            };
+            // SAFETY: the caller's function and what it wants.
+            unsafe { (self.callback)(self.stream.get().cast(), status, self.data.get()) };
+        }
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.tell();
+    }
+}
+
 pub(super) fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
     let function = function.ok_or(INVALID)?;
     let data = Callers(data);
@@ -247,12 +275,22 @@ entry_points! {
 
     fn cuStreamAddCallback(hStream: CUstream, callback: CUstreamCallback, userData: *mut c_void, flags: c_uint) {
         let callback = callback.filter(|_| flags == 0).ok_or(INVALID)?;
-        let (stream, data) = (Callers(hStream.cast()), Callers(userData));
-        submit(hStream, Arc::new(move |context: &Arc<Context>| {
-            let status = super::result(context.check());
-            callback(stream.get().cast(), status, data.get());
+        let told = Arc::new(Told {
+            callback,
+            stream: Callers(hStream.cast()),
+            data: Callers(userData),
+            context: Arc::downgrade(&context::current()?),
+            is_over: AtomicBool::new(false),
+        });
+        let own = Arc::clone(&told);
+        let submitted = submit(hStream, Arc::new(move |_: &Arc<Context>| {
+            own.tell();
             Ok(())
-        }))
+        }));
+        if submitted.is_err() {
+            told.is_over.store(true, Ordering::Release);
+        }
+        submitted
     }
 
     fn cuStreamWriteValue32_v2(stream: CUstream, addr: CUdeviceptr, value: cuuint32_t, flags: c_uint) {
