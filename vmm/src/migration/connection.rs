@@ -15,7 +15,7 @@ use base::poll::poll;
 use vm_memory::VolatileSlice;
 
 use super::{
-    Error, Result,
+    Error, Result, dial,
     frame::{HEADER, Header, Kind, Run, decode_runs, protocol, runs_length},
     progress::Progress,
     tunnel::Tls,
@@ -220,7 +220,10 @@ impl Connection {
                 Stream::Tunnel(tls.connect(&host, progress)?)
             }
             Address::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
-            Address::Tcp(host) => Stream::Tcp(TcpStream::connect(host).map_err(failed)?),
+            Address::Tcp(host) => {
+                let stream = dial::tcp(&host, progress).map_err(failed)?;
+                Stream::Tcp(stream.ok_or(Error::Cancelled)?)
+            }
         };
         Self::new(stream, progress.clone())
     }

@@ -25,6 +25,7 @@
 //!
 //! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
 //!   [`vectors`]: memory that goes out and comes in without a buffer; [`listener`]: waiting for the source;
+//!   [`dial`]: connecting to a host that may not answer;
 //!   [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
 //!   [`archive`]: what accelerators' applications have saved; [`copies`]: of them, while they go on.
@@ -35,6 +36,7 @@ pub mod archive;
 pub mod connection;
 pub mod copies;
 pub mod destination;
+mod dial;
 pub mod files;
 pub mod frame;
 pub mod lanes;
