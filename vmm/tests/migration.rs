@@ -808,6 +808,8 @@ fn one_runs_after(at: Kind, fault: Fault, connection: usize, one: Option<usize>)
     fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
     let disk = format!("path={},image_type=raw", path.display());
     let mut first = Vmm::filling(dir.path(), "size=16M", &["--disk", &disk]);
+    // Enough to look at, however early it is killed.
+    first.until("it has counted on", |vmm| vmm.printed().len() > 9 * 20);
     let mut second = Vmm::start(dir.path(), "second", &[]);
     let (receiving, _) = second.receive(&first.serial);
     let wire = dir.path().join("wire");
