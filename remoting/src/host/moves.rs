@@ -42,9 +42,9 @@ const LONGEST: u64 = 1024;
 /// How long who asks may take to say what.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The first line of an answer: sockets for applications say nothing of their own accord.
-const GREETING: &str = "gantry-accel control";
+const BANNER: &str = "gantry-accel control";
 /// How long a pool may take until it says so: others may ask before.
-const GREETED: Duration = Duration::from_secs(10);
+const BANNER_DUE: Duration = Duration::from_secs(10);
 
 /// Which applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -349,7 +349,7 @@ fn serve(listener: &UnixListener, post: &Post) {
         // Who does not read its answer holds nobody up.
         let _ = stream.set_write_timeout(Some(PATIENCE));
         let mut line = String::new();
-        if writeln!(&stream, "{GREETING}").is_err()
+        if writeln!(&stream, "{BANNER}").is_err()
             || BufReader::new((&stream).take(LONGEST))
                 .read_line(&mut line)
                 .is_err()
@@ -385,10 +385,10 @@ pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<b
         );
         io::Error::new(error.kind(), text)
     };
-    stream.set_read_timeout(Some(GREETED))?;
+    stream.set_read_timeout(Some(BANNER_DUE))?;
     let mut lines = BufReader::new(&stream).lines();
-    let greeting = lines.next().unwrap_or(Ok(String::new())).map_err(refused)?;
-    if greeting != GREETING {
+    let banner = lines.next().unwrap_or(Ok(String::new())).map_err(refused)?;
+    if banner != BANNER {
         return Err(refused(io::ErrorKind::InvalidData.into()));
     }
     stream.set_read_timeout(None)?;

@@ -536,6 +536,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn urls_name_sockets_and_ports() {
+        let unix = |path: &str| Address::Unix(path.into());
+        assert_eq!(Address::parse("unix:/a").unwrap(), unix("/a"));
+        assert_eq!(Address::parse("unix:///a").unwrap(), unix("/a"));
+        let tcp = Address::Tcp("[::1]:80".to_owned());
+        assert_eq!(Address::parse("tcp:[::1]:80").unwrap(), tcp);
+        for bad in ["", "unix:", "tcp:host", "tcp:host:99999", "http://x", "/a"] {
+            assert!(matches!(Address::parse(bad), Err(Error::Url(_))), "{bad}");
+        }
+    }
+
+    #[test]
     fn pages_go_out_at_the_rate_that_is_allowed_whatever_their_size() {
         let start = Instant::now();
         let mut pace = Pace {

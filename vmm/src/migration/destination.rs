@@ -364,8 +364,8 @@ impl<'a> Destination<'a> {
         self.for_source(|host, cancel| host.copy(copy.ports, archive, cancel))
     }
 
-    /// Does what is in vain once somebody cancels the migration, or the source has ended: a thread looks for
-    /// that meanwhile.
+    /// Does what nobody needs any more once somebody cancels the migration, or the source has ended: a thread looks
+    /// for that meanwhile.
     fn for_source(
         &mut self,
         work: impl FnOnce(&mut dyn Host, Cancel) -> std::result::Result<(), String>,

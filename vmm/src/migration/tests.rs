@@ -27,7 +27,7 @@ mod applications;
 mod figures;
 
 use super::{
-    connection::{Address, Connection, Pages},
+    connection::{Connection, Pages},
     copies::Copy,
     destination::{Destination, Ended, Host, receive},
     files::{FileUse, GivenFile},
@@ -889,16 +889,4 @@ fn pages_outside_of_ram_are_refused() {
         assert!(take(region(0), u64::MAX - 4095, 2, zero).is_err());
     }
     assert!(take(region(1 << 20), past, u32::MAX, true).is_err());
-}
-
-#[test]
-fn urls_name_sockets_and_ports() {
-    let unix = |path: &str| Address::Unix(path.into());
-    assert_eq!(Address::parse("unix:/a").unwrap(), unix("/a"));
-    assert_eq!(Address::parse("unix:///a").unwrap(), unix("/a"));
-    let tcp = Address::Tcp("[::1]:80".to_owned());
-    assert_eq!(Address::parse("tcp:[::1]:80").unwrap(), tcp);
-    for bad in ["", "unix:", "tcp:host", "tcp:host:99999", "http://x", "/a"] {
-        assert!(matches!(Address::parse(bad), Err(Error::Url(_))), "{bad}");
-    }
 }
