@@ -278,7 +278,8 @@ impl<D: Driver> Link<D> {
     pub(crate) fn close_unused(&self) -> Option<Reopens<'_, D>> {
         let mut stages = self.stages.lock_unpoisoned();
         stages.closed = stages.in_use(&self.window).is_empty();
-        stages.closed.then_some(Reopens(self))
+        // Not made if it is not to be dropped, which takes the lock.
+        stages.closed.then(|| Reopens(self))
     }
 
     /// The window's space, once it is the application's threads' to take.
