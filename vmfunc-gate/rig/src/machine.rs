@@ -110,9 +110,12 @@ impl Machine {
             }
             let ended = self.process.try_wait()?;
             if ended.is_some() || start.elapsed() > PATIENCE {
+                // Why it has ended may be what it said last.
+                self.listen()?;
                 bail!(
-                    "{} has not come to {what} ({ended:?}): {} {} {}",
+                    "{} has not come to {what} ({ended:?}): {:?} {} {} {}",
                     self.name,
+                    self.lines,
                     self.read("log")?,
                     self.read("serial")?,
                     compact(&self.events()?)
