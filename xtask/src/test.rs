@@ -7,6 +7,7 @@ use std::{
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail};
@@ -67,6 +68,8 @@ struct Count {
     skipped: usize,
     /// Seconds and name of each test whose time is known.
     times: Vec<(f64, String)>,
+    /// When each part of the run began, in their order.
+    parts: Vec<(Instant, &'static str)>,
 }
 
 struct Failure {
@@ -75,6 +78,11 @@ struct Failure {
 }
 
 impl Count {
+    /// Begins a part of the run.
+    fn begin(&mut self, part: &'static str) {
+        self.parts.push((Instant::now(), part));
+    }
+
     fn add(&mut self, name: &str, outcome: &Outcome, seconds: Option<f64>) {
         let time = seconds
             .map(|seconds| format!(" ({seconds:.1} s)"))
@@ -124,10 +132,13 @@ pub fn run(options: &Options) -> Result<()> {
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
     if options.words.is_empty() {
+        count.begin("checks");
         checks(&mut count)?;
         // Unit tests leave a processor idle most of the time, and so does linking.
         let build = is_whole.then(|| thread::spawn(programs::build));
+        count.begin("models");
         models(&mut count)?;
+        count.begin("unit tests, and building what is shipped");
         unit_tests::run(
             |name| {
                 let crates = selection.as_ref().map(|selection| &selection.crates);
@@ -150,6 +161,7 @@ pub fn run(options: &Options) -> Result<()> {
         words,
         ..options.clone()
     };
+    count.begin("building the gate's hosts");
     // Here and not beside others: it fills the cache.
     let hosts = gate::prepare(&options.words, |name, outcome| {
         count.add(name, outcome, None);
@@ -186,8 +198,12 @@ fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome, seconds| {
         count.lock_unpoisoned().add(name, outcome, Some(seconds));
     };
+    let begin = |part| count.lock_unpoisoned().begin(part);
+    begin("scenarios of the API's description");
     described::run(words, report)?;
+    begin("scenarios of OpenCL");
     opencl::run(words, report)?;
+    begin("scenarios of sharing, of the ring and of GLoop");
     sharing::run(words, report)?;
     ring::run(words, report)?;
     gloop::run(words, report)?;
@@ -201,6 +217,11 @@ fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
 /// Says how it ended.
 fn summary(mut count: Count, options: &Options) -> Result<()> {
     if options.words.is_empty() {
+        println!("parts of the run:");
+        let ends = count.parts.iter().skip(1).map(|&(start, _)| start);
+        for (&(start, part), end) in count.parts.iter().zip(ends.chain([Instant::now()])) {
+            println!("    {:6.1} s  {part}", (end - start).as_secs_f64());
+        }
         println!("slowest tests:");
         for (seconds, name) in slowest(&mut count.times) {
             println!("    {seconds:6.1} s  {name}");
@@ -401,6 +422,7 @@ fn models(count: &mut Count) -> Result<()> {
 }
 
 fn nested(options: &Options, count: &Mutex<Count>) -> Result<()> {
+    count.lock_unpoisoned().begin("nested scenarios");
     let binaries = programs::build()?;
     if options.words.is_empty() {
         count.lock_unpoisoned().add(

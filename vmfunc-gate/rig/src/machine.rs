@@ -16,7 +16,7 @@ const INITRAMFS: &str = "/linux/initramfs.cpio";
 const COMMAND_LINE: &str = "earlyprintk=serial,0x3f8,115200,keep quiet nokaslr mitigations=off \
     noxsave tsc=reliable no_timer_check cryptomgr.notests random.trust_cpu=on \
     initcall_blacklist=load_system_certificate_list,crypto_kdf108_init,trace_eval_init \
-    panic=-1 reboot=t --";
+    panic=-1 reboot=t";
 
 /// Longest wait for anything: the emulator boots a guest in a tenth of that on an idle machine.
 pub const PATIENCE: Duration = Duration::from_secs(600);
@@ -43,10 +43,23 @@ pub struct Machine {
 impl Machine {
     /// Boots a guest, which is told its name, with so much memory.
     pub fn start(name: &'static str, memory: &str, options: &[&str]) -> Result<Self> {
+        Self::start_with(name, memory, "", options)
+    }
+
+    /// The same, with further parameters for its kernel.
+    pub fn start_with(
+        name: &'static str,
+        memory: &str,
+        parameters: &str,
+        options: &[&str],
+    ) -> Result<Self> {
         let file = |what: &str| format!("/tmp/{name}.{what}");
         let process = Command::new(GANTRY)
             .args(["--kernel", KERNEL, "--initramfs", INITRAMFS])
-            .args(["--cmdline", &format!("{COMMAND_LINE} {name}")])
+            .args([
+                "--cmdline",
+                &format!("{COMMAND_LINE} {parameters} -- {name}"),
+            ])
             .args(["--cpus", "boot=1", "--memory", &format!("size={memory}")])
             .args(["--serial", &format!("file={}", file("serial"))])
             .args(["--console", "off"])

@@ -9,6 +9,9 @@ use crate::{Check, checks, machine::Machine, opencl};
 /// Addresses that both guests have. The server has 592 MiB of that: PoCL, locked. Where its hole is, the
 /// page table of the client's program hides nothing.
 const MEMORY: &str = "1280M";
+/// Leaves the client's kernel little else for page tables than that hole: what is below it and above the
+/// kernel is reserved, and what was loaded at the end of RAM is not given back.
+const IN_HOLE: &str = "memmap=512M$64M retain_initrd";
 const SERVER: &str = "socket=/tmp/gate,hole_start=576M,hole_end=1264M,id=gate";
 /// The disk with PoCL.
 const DISK: &str = "path=/dev/sdb,readonly=on,image_type=raw";
@@ -37,7 +40,7 @@ fn every_seat(server: &mut Machine) -> Result<()> {
     let unused = wakes(server)?;
     let gate = "transport=gate,server=/tmp/gate,shared=16M,id=gate";
     let options = ["--disk", DISK, "--accel", gate];
-    let mut client = Machine::start("opencl-client", MEMORY, &options)?;
+    let mut client = Machine::start_with("opencl-client", MEMORY, IN_HOLE, &options)?;
     client.wait_for(opencl::BY_RINGS)?;
     let before = wakes(server)?;
     ensure!(before == unused, "{before} calls came through the gate");
