@@ -16,6 +16,23 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const CODE: u64 = 0x1000;
 
+/// Fresh memory that is never unmapped, so it outlives every VM.
+fn memory(bytes: usize) -> *mut u8 {
+    // SAFETY: a fresh anonymous mapping.
+    let host = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    assert_ne!(host, libc::MAP_FAILED);
+    host.cast()
+}
+
 /// Runs real-mode `code` at [`CODE`] in a page of memory of its own, or says why it cannot.
 fn guest(code: &[u8]) -> Option<(Vm, Vcpu)> {
     let kvm = match Kvm::open() {
@@ -27,27 +44,16 @@ fn guest(code: &[u8]) -> Option<(Vm, Vcpu)> {
     };
     install_kick_handler().unwrap();
     let vm = kvm.create_vm(0xfffb_d000, 0xfffb_c000).unwrap();
-    // SAFETY: a fresh anonymous mapping; it is never unmapped, so it outlives the VM.
-    let host = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            0x1000,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(host, libc::MAP_FAILED);
+    let host = memory(0x1000);
     // SAFETY: the page is large enough for the code and not shared yet.
-    unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), host.cast::<u8>(), code.len()) };
+    unsafe { std::ptr::copy_nonoverlapping(code.as_ptr(), host, code.len()) };
     let slot = MemorySlot {
         guest: CODE,
         len: 0x1000,
-        host: host.cast(),
+        host,
         read_only: false,
     };
-    // SAFETY: as above.
+    // SAFETY: the memory is never unmapped.
     unsafe { vm.map(slot) }.unwrap();
     let vcpu = vm.create_vcpu(0, 0).unwrap();
     let mut sregs = vcpu.sregs().unwrap();
@@ -215,25 +221,14 @@ fn the_log_names_the_pages_that_were_written_since_they_were_armed() {
         return;
     };
     let vm = std::sync::Arc::new(vm);
-    // SAFETY: a fresh anonymous mapping that is never unmapped.
-    let host = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            0x7000,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(host, libc::MAP_FAILED);
+    let host = memory(0x7000);
     let slot = MemorySlot {
         guest: 0x2000,
         len: 0x7000,
-        host: host.cast(),
+        host,
         read_only: false,
     };
-    // SAFETY: as above.
+    // SAFETY: the memory is never unmapped.
     let slot = unsafe { vm.map(slot) }.unwrap();
     let log = match vm.watch(slot) {
         Ok(log) => log,
@@ -273,22 +268,11 @@ fn what_it_costs_that_a_write_arrives_in_a_changed_way() {
         return;
     };
     let event = EventFd::new(EFD_NONBLOCK).unwrap();
-    // SAFETY: a fresh anonymous mapping that is never unmapped.
-    let host = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            0x1000,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        )
-    };
-    assert_ne!(host, libc::MAP_FAILED);
+    let host = memory(0x1000);
     let page = |read_only| MemorySlot {
         guest: 0x10_0000,
         len: 0x1000,
-        host: host.cast(),
+        host,
         read_only,
     };
     let mut times: [Vec<f64>; 4] = Default::default();
@@ -297,7 +281,7 @@ fn what_it_costs_that_a_write_arrives_in_a_changed_way() {
         work();
         of.push(start.elapsed().as_secs_f64() * 1e6);
     };
-    // SAFETY: as above.
+    // SAFETY: the memory is never unmapped.
     let mut slot = unsafe { vm.map(page(true)) }.unwrap();
     for nth in 0..TIMES {
         let address = 0xe000_0000 + nth as u64 * 4;

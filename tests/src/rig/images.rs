@@ -26,7 +26,17 @@ const L1_MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd", "tun"];
 /// Modules that an L1 with another kernel loads before, in order.
 const OTHER_L1_MODULES: &[&str] = &["virtio-iommu"];
 
-/// Modules that are there for scenarios to load in L1.
+/// Modules that a virtio disk needs, in order.
+pub const VIRTIO_DISK: &[&str] = &[
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_blk",
+];
+
+/// Modules that are there for scenarios to load in L1, beside those of the disk with PoCL.
 const L1_EXTRA: &[&str] = &[
     "vfio",
     "vfio_virqfd",
@@ -37,27 +47,14 @@ const L1_EXTRA: &[&str] = &[
     "loop",
     // Makes errors of devices up.
     "aer_inject",
-    // For the disk with PoCL.
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "virtio_blk",
     // For networks between two L1s.
     "failover",
     "net_failover",
     "virtio_net",
 ];
 
-/// Modules that L2 loads at start, in order.
+/// Modules that L2 loads at start, in order, after those of its disk.
 const L2_MODULES: &[&str] = &[
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "virtio_blk",
     "failover",
     "net_failover",
     "virtio_net",
@@ -182,7 +179,7 @@ impl Images {
         let l2 = work.join("l2.cpio.gz");
         build_l2(
             &kernel,
-            [L2_MODULES.to_vec(), L2_EXTRA.to_vec()],
+            [[VIRTIO_DISK, L2_MODULES].concat(), L2_EXTRA.to_vec()],
             &busybox,
             &binaries.runner,
             &l2,
@@ -193,7 +190,8 @@ impl Images {
         let root = work.join("l1");
         start(&root, &busybox)?;
         let loaded = modules(&kernel, L1_MODULES, &root.join("modules"))?;
-        modules(&kernel, L1_EXTRA, &root.join("modules"))?;
+        let extra = [VIRTIO_DISK, L1_EXTRA].concat();
+        modules(&kernel, &extra, &root.join("modules"))?;
         vendors::copy(&vendors::modules(cache, &kernel)?, &root.join("modules"))?;
         let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
@@ -237,7 +235,7 @@ impl Images {
         let folder = root.join("modules");
         let names = [OTHER_L1_MODULES, L1_MODULES].concat();
         let loaded = modules(&kernel, &names, &folder)?;
-        modules(&kernel, L1_EXTRA, &folder)?;
+        modules(&kernel, &[VIRTIO_DISK, L1_EXTRA].concat(), &folder)?;
         if other == OtherKernel::Iommufd {
             iommufd::copy(&iommufd::modules(cache, &kernel)?, &folder)?;
         }
@@ -247,7 +245,10 @@ impl Images {
             fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
             build_l2(
                 &kernel,
-                [[L2_IOMMU, L2_MODULES, L2_VFIO].concat(), Vec::new()],
+                [
+                    [L2_IOMMU, VIRTIO_DISK, L2_MODULES, L2_VFIO].concat(),
+                    Vec::new(),
+                ],
                 &busybox,
                 &binaries.runner,
                 &l2,

@@ -11,16 +11,8 @@ use gantry_tests::rig::{self, images};
 use super::{bochs::CYLINDER, module::Module};
 use crate::programs::{self, target};
 
-/// What the emulated host loads for the disk, and what its guests load. All else is in the kernel.
+/// What the emulated host loads for the disk. All else is in the kernel.
 pub const DISK_MODULES: &[&str] = &["scsi_common", "scsi_mod", "libata", "ata_piix", "sd_mod"];
-const GUEST_MODULES: &[&str] = &[
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "virtio_blk",
-];
 
 /// The disk with PoCL, which nobody writes to, of whole cylinders.
 pub fn disk() -> Result<PathBuf> {
@@ -35,7 +27,7 @@ pub fn disk() -> Result<PathBuf> {
 
 /// What a guest with that disk needs besides, and what mounts it: see `vmfunc-gate/rig/src/opencl.rs`.
 pub fn files(module: &Module, release: &Path, guest: &Path) -> Result<()> {
-    let loaded = images::modules(&module.kernel, GUEST_MODULES, &guest.join("modules"))?;
+    let loaded = images::modules(&module.kernel, images::VIRTIO_DISK, &guest.join("modules"))?;
     let programs = guest.join("programs");
     fs::create_dir_all(&programs)?;
     for (file, name) in [
