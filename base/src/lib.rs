@@ -6,6 +6,7 @@
 //! - [`patience`]: waiting until a moment, or until somebody gives it up
 //! - [`poll`]: waiting for descriptors, however many there are
 //! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
+//! - [`tcp`]: connections that notice that the other machine is gone
 //! - [`limits`]: resource limits of the process
 //! - `confine` (a feature): taking files and system calls away from a process that serves others
 //! - [`error_chain`]: an error with its causes
@@ -25,6 +26,7 @@ pub mod note;
 pub mod patience;
 pub mod poll;
 pub mod socket;
+pub mod tcp;
 
 pub use error_chain::{Chain, causes};
 pub use lock::Unpoisoned;

@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::tcp::SILENCE;
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
 use crate::{identity, place::Place};
@@ -179,7 +180,8 @@ impl Door {
 fn shake_hands(socket: TcpStream, mut tls: Connection) -> io::Result<Known> {
     let deadline = Instant::now() + PATIENCE;
     socket.set_nonblocking(false)?;
-    socket.set_nodelay(true)?;
+    // Nobody else would tell the VMM that the other host is gone.
+    base::tcp::tune(&socket, SILENCE)?;
     let mut socket = Bounded { socket, deadline };
     while tls.is_handshaking() || tls.wants_write() {
         tls.complete_io(&mut socket)?;

@@ -3,20 +3,18 @@
 use std::{
     io,
     net::TcpListener,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixListener,
-    },
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::PathBuf,
     sync::Arc,
 };
+
+use base::tcp;
 
 use super::{pool::Error, process::Options, stream::StreamProtocol};
 use crate::link::{
     socket,
     stream::{
         address::Listen,
-        connect,
         tls::{self, Keeper},
     },
 };
@@ -108,7 +106,7 @@ impl Listener {
                 };
                 let port = (host.name.as_str(), host.port);
                 let listener = TcpListener::bind(port).map_err(failed)?;
-                connect::tune(listener.as_fd()).map_err(failed)?;
+                tcp::tune(&listener, tcp::SILENCE).map_err(failed)?;
                 let here = listener.local_addr().map_err(failed)?.ip().is_loopback();
                 let files = (
                     &options.stream.tls_cert,

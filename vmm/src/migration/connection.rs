@@ -11,7 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::poll::poll;
+use base::{
+    poll::poll,
+    tcp::{self, SILENCE},
+};
+use rustix::net::sockopt;
 use vm_memory::VolatileSlice;
 
 use super::{
@@ -87,7 +91,7 @@ impl Stream {
             }
             Self::Tcp(stream) => {
                 stream.set_nonblocking(false)?;
-                stream.set_nodelay(true)?;
+                tcp::tune(stream, SILENCE)?;
                 stream.set_read_timeout(Some(TICK))?;
                 stream.set_write_timeout(Some(TICK))
             }
@@ -151,10 +155,12 @@ impl OtherSide {
 
     /// That it has ended.
     pub fn broken(&self) -> Error {
-        Error::Broken {
-            doing: self.doing,
-            source: io::ErrorKind::UnexpectedEof.into(),
-        }
+        let failed = sockopt::socket_error(&self.stream).ok();
+        let source = match failed.and_then(std::result::Result::err) {
+            Some(error) => error.into(),
+            None => io::ErrorKind::UnexpectedEof.into(),
+        };
+        Error::lost(self.doing, source)
     }
 }
 
@@ -219,7 +225,10 @@ impl Connection {
             Address::Tcp(host) if let Some(tls) = tls => {
                 Stream::Tunnel(tls.connect(&host, progress)?)
             }
-            Address::Unix(path) => Stream::Unix(UnixStream::connect(path).map_err(failed)?),
+            Address::Unix(path) => {
+                let stream = dial::unix(&path, progress).map_err(failed)?;
+                Stream::Unix(stream.ok_or(Error::Cancelled)?)
+            }
             Address::Tcp(host) => {
                 let stream = dial::tcp(&host, progress).map_err(failed)?;
                 Stream::Tcp(stream.ok_or(Error::Cancelled)?)
@@ -513,9 +522,7 @@ impl Connection {
             Err(error)
                 if matches!(
                     error.kind(),
-                    io::ErrorKind::WouldBlock
-                        | io::ErrorKind::TimedOut
-                        | io::ErrorKind::Interrupted
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) =>
             {
                 if since.elapsed() >= self.stall {
@@ -526,7 +533,7 @@ impl Connection {
                 }
                 Ok(0)
             }
-            Err(source) => Err(Error::Broken { doing, source }),
+            Err(source) => Err(Error::lost(doing, source)),
         }
     }
 }

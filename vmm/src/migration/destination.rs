@@ -176,7 +176,10 @@ impl<'a> Destination<'a> {
                 Ok(_) if self.dry_run => return Err(Ended::Asked),
                 Ok(next) => next,
                 Err(error) => {
-                    if !matches!(error, Error::Refused(_) | Error::Broken { .. }) {
+                    if !matches!(
+                        error,
+                        Error::Refused(_) | Error::Broken { .. } | Error::HostGone { .. }
+                    ) {
                         self.connection.send_failure(&[error.to_string()]);
                     }
                     return Err(match self.is_source || self.progress.is_cancelled() {

@@ -1,11 +1,13 @@
-//! Connecting to another host, which may never answer: the kernel tries for two minutes, and a wish to cancel is
-//! looked at meanwhile.
+//! Connecting to who may never answer: the kernel tries another host for two minutes, and waits for a path whose queue
+//! is full for ever. A wish to cancel is looked at meanwhile.
 
 use std::{
     io,
     net::{SocketAddr, TcpStream, ToSocketAddrs},
-    os::fd::AsRawFd,
-    time::Instant,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -17,6 +19,27 @@ use super::{
     connection::{STALL, TICK},
     progress::Progress,
 };
+
+/// How soon a path is tried again whose listener has a full queue: nobody tells when it has room.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// Connects to a path; none if that was cancelled.
+pub fn unix(path: &Path, progress: &Progress) -> io::Result<Option<UnixStream>> {
+    let began = Instant::now();
+    loop {
+        match base::socket::connect(path) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            connected => return connected.map(Some),
+        }
+        if progress.is_cancelled() {
+            return Ok(None);
+        }
+        if began.elapsed() >= STALL {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        thread::sleep(AGAIN);
+    }
+}
 
 /// Connects to `HOST:PORT`, of whose addresses the first counts that answers; none if that was cancelled.
 pub fn tcp(host: &str, progress: &Progress) -> io::Result<Option<TcpStream>> {
@@ -65,10 +88,21 @@ fn one(address: SocketAddr, progress: &Progress) -> io::Result<Option<TcpStream>
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, os::fd::FromRawFd, thread};
+    use std::{
+        net::{TcpListener, UdpSocket},
+        os::{fd::FromRawFd, unix::net::UnixListener},
+        thread,
+    };
+
+    use base::tcp::{Silence, tune};
 
     use super::*;
-    use crate::migration::progress::Direction;
+    use crate::migration::{
+        Error,
+        connection::{Connection, Stream},
+        frame::Kind,
+        progress::Direction,
+    };
 
     #[test]
     fn a_host_that_does_not_answer_does_not_hold_up_who_cancels() {
@@ -100,6 +134,100 @@ mod tests {
         progress.cancel();
         assert!(!connecting.join().unwrap().unwrap());
         drop(listener);
+    }
+
+    #[test]
+    fn a_path_whose_queue_is_full_does_not_hold_up_who_cancels() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let progress = Progress::new(Direction::Outgoing, "test");
+        assert!(unix(&path, &progress).is_err());
+        let listener = UnixListener::bind(&path).unwrap();
+        // SAFETY: no pointers; the listener keeps at most one connection waiting from here on.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
+        let mut taken = Vec::new();
+        while let Ok(stream) = base::socket::connect(&path) {
+            taken.push(stream);
+        }
+        let waits = {
+            let (path, progress) = (path.clone(), progress.clone());
+            thread::spawn(move || unix(&path, &progress))
+        };
+        thread::sleep(2 * AGAIN);
+        assert!(!waits.is_finished());
+        // One is taken from the queue, and the next one gets its place.
+        drop(listener.accept().unwrap());
+        assert!(waits.join().unwrap().unwrap().is_some());
+        progress.cancel();
+        assert!(unix(&path, &progress).unwrap().is_none());
+    }
+
+    /// A network of this thread's own, in which it reaches itself, or does not any more. None where this user may
+    /// not have one.
+    struct Network(UdpSocket);
+
+    impl Network {
+        fn own() -> Option<Self> {
+            // SAFETY: no pointers; it changes this thread alone.
+            if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
+                eprintln!("not tested: a network needs root");
+                return None;
+            }
+            let network = Self(UdpSocket::bind("0.0.0.0:0").unwrap());
+            network.be_up(true);
+            Some(network)
+        }
+
+        /// As `ip link set lo up`, or down: nobody is told.
+        fn be_up(&self, up: bool) {
+            // SAFETY: all zeroes are a valid request, which outlives the call.
+            let set = unsafe {
+                let mut request: libc::ifreq = std::mem::zeroed();
+                request.ifr_name[0] = b'l' as libc::c_char;
+                request.ifr_name[1] = b'o' as libc::c_char;
+                request.ifr_ifru.ifru_flags = if up { libc::IFF_UP as i16 } else { 0 };
+                libc::ioctl(self.0.as_raw_fd(), libc::SIOCSIFFLAGS, &raw mut request)
+            };
+            assert_eq!(set, 0);
+        }
+    }
+
+    #[test]
+    fn a_host_that_has_lost_its_network_is_noticed_and_named_though_nobody_ends_the_connection() {
+        let cut = thread::spawn(|| {
+            let network = Network::own()?;
+            let progress = Progress::new(Direction::Incoming, "test");
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let at = listener.local_addr().unwrap().to_string();
+            let pair = || {
+                let source = tcp(&at, &progress).unwrap().unwrap();
+                let (here, _) = listener.accept().unwrap();
+                let stream = Stream::Tcp(here.try_clone().unwrap());
+                let mut connection = Connection::new(stream, progress.clone()).unwrap();
+                // Its own patience is longer than anybody's.
+                connection.stall = Duration::from_secs(3600);
+                // As for all, but sooner.
+                let soon = Silence {
+                    asked_after: Duration::from_secs(1),
+                    gone_after: Duration::from_secs(2),
+                };
+                tune(&here, soon).unwrap();
+                (source, connection)
+            };
+            let ((_source, mut waits), (_other, works)) = (pair(), pair());
+            let source = works.other_side().unwrap();
+            assert!(!source.has_ended(Duration::ZERO));
+            network.be_up(false);
+            // Who receives, and who only looks.
+            let received = waits.receive(&[Kind::Offer], &mut Vec::new());
+            assert!(source.has_ended(Duration::from_secs(60)));
+            Some([received.unwrap_err(), source.broken()])
+        });
+        for error in cut.join().unwrap().into_iter().flatten() {
+            let said = error.to_string();
+            assert!(matches!(error, Error::HostGone { .. }), "{error:?}");
+            assert!(said.contains("its power or its network"), "{said}");
+        }
     }
 
     #[test]

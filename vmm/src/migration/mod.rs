@@ -85,6 +85,17 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The other host is gone.
+    #[error(
+        "the other host does not answer any more while {doing}: it has lost its power or its network, or a \
+         firewall between the two has forgotten the connection"
+    )]
+    HostGone {
+        /// What was going on.
+        doing: &'static str,
+        /// How it was noticed.
+        source: io::Error,
+    },
     /// Nothing arrives or leaves.
     #[error("the other side has not answered for {seconds} s while {doing}")]
     Stalled {
@@ -150,6 +161,16 @@ pub enum Error {
     /// The kernel.
     #[error("cannot follow what devices write: the kernel has no membarrier")]
     Order(#[source] io::Error),
+}
+
+impl Error {
+    /// That a connection has failed so.
+    fn lost(doing: &'static str, source: io::Error) -> Self {
+        match base::tcp::is_gone(&source) {
+            true => Self::HostGone { doing, source },
+            false => Self::Broken { doing, source },
+        }
+    }
 }
 
 /// Result of a step.

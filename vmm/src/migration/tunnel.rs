@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{Error, Result, connection::TICK, progress::Progress};
+use super::{Error, Result, connection::TICK, dial, progress::Progress};
 
 /// How long the tunnel may take: it connects, and both sides show their certificates.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -51,10 +51,12 @@ impl Tls {
             url: url.clone(),
             source,
         };
-        let mut stream = UnixStream::connect(&self.tunnel).map_err(|source| {
+        let stream = dial::unix(&self.tunnel, progress).map_err(|source| {
             let cure = "start it as this user: gantry-tunnel --socket PATH, or systemctl start gantry-tunnel";
             failed(io::Error::new(source.kind(), format!("{source}; {cure}")))
         })?;
+        let mut stream = stream.ok_or(Error::Cancelled)?;
+        stream.set_nonblocking(false).map_err(failed)?;
         stream.set_read_timeout(Some(TICK)).map_err(failed)?;
         stream
             .write_all(format!("{request}\n").as_bytes())

@@ -3,15 +3,14 @@
 use std::{
     io,
     net::{TcpStream, ToSocketAddrs},
-    os::{
-        fd::{AsRawFd, BorrowedFd, OwnedFd},
-        unix::net::UnixStream,
-    },
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
+
+use base::tcp;
 
 use super::{
     address::{Address, Host},
@@ -194,10 +193,11 @@ fn exchange<A: Api>(
 ) -> Result<(Channel, [u8; hello::SIZE]), Error> {
     let channel = match address {
         Address::Unix(path) => Channel::plain(unix(path, until)?),
-        Address::Tcp(host) => Channel::plain(tcp(host, until, true)?),
+        Address::Tcp(host) => Channel::plain(machine(host, until, true)?),
         Address::Tls(host) => {
             let session = files.client()?.connect(host)?;
-            Channel::secure(tcp(host, until, false)?, session, until).map_err(Error::Handshake)?
+            Channel::secure(machine(host, until, false)?, session, until)
+                .map_err(Error::Handshake)?
         }
     };
     let ours = Hello {
@@ -227,7 +227,7 @@ fn unix(path: &Path, until: Instant) -> Result<Socket, Error> {
     }
 }
 
-fn tcp(host: &Host, until: Instant, here: bool) -> Result<Socket, Error> {
+fn machine(host: &Host, until: Instant, here: bool) -> Result<Socket, Error> {
     let failed = |error| Error::Host(host.clone(), error);
     let addresses = (host.name.as_str(), host.port)
         .to_socket_addrs()
@@ -241,7 +241,7 @@ fn tcp(host: &Host, until: Instant, here: bool) -> Result<Socket, Error> {
         match TcpStream::connect_timeout(&address, left.max(AGAIN)) {
             Ok(stream) => {
                 let stream = OwnedFd::from(stream);
-                tune(std::os::fd::AsFd::as_fd(&stream)).map_err(failed)?;
+                tcp::tune(&stream, tcp::SILENCE).map_err(failed)?;
                 return Ok(Socket::new(stream));
             }
             Err(error) => last = error,
@@ -249,45 +249,6 @@ fn tcp(host: &Host, until: Instant, here: bool) -> Result<Socket, Error> {
     }
     Err(failed(last))
 }
-
-/// Has a TCP socket send at once, and notice within a minute that the other machine is gone. What
-/// a listening socket is set to, its connections are.
-pub fn tune(socket: BorrowedFd<'_>) -> io::Result<()> {
-    let seconds = |time: Duration| time.as_secs() as libc::c_int;
-    let options = [
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
-        (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(IDLE)),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(IDLE)),
-        (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
-        (
-            libc::IPPROTO_TCP,
-            libc::TCP_USER_TIMEOUT,
-            1000 * seconds(SILENT),
-        ),
-    ];
-    for (level, name, value) in options {
-        // SAFETY: an integer that outlives the call, of the size that is passed beside it.
-        let set = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                level,
-                name,
-                (&raw const value).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if set < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
-}
-
-/// After so much silence, and then as often, the other machine is asked whether it is there.
-const IDLE: Duration = Duration::from_secs(10);
-/// So long the other machine may leave bytes unacknowledged, or not take any.
-const SILENT: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
