@@ -32,7 +32,7 @@ use std::{
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
 use gantry_remoting::link::{
-    control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SOON},
+    control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SILENT, SOON},
     rounds::precopy,
     socket,
 };
@@ -53,8 +53,6 @@ use super::{
 
 /// How long the queue of a pool's socket may be full.
 const FULL: Duration = Duration::from_secs(5);
-/// For how long a worker may write nothing of what it saves: its device may have to copy or to hash first.
-const SILENT: Duration = Duration::from_secs(120);
 /// How often it is looked at meanwhile.
 const AGAIN: Duration = Duration::from_millis(10);
 
@@ -259,7 +257,7 @@ impl Handle {
         quiesce(&mut borrowed, drain)?;
         borrowed.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
         let image = save(&mut borrowed, &Command::SaveRest(rounds), patience)?;
-        new.ask(&Command::Restore(true), &[image.as_fd()], patience)?;
+        new.make(&Command::Restore(true), image.as_fd(), patience)?;
         drop(image);
         // From here on it does not stop half-way. Who has left need not have ended before another one
         // serves; with any other answer its end is waited for.
@@ -372,8 +370,8 @@ impl Handle {
                 channel: &stream,
                 who: NEW,
             };
-            let restored = new.answer(patience);
-            if let Some(stream) = keep(slice, restored.map(|_| stream)) {
+            let restored = new.made(patience);
+            if let Some(stream) = keep(slice, restored.map(|()| stream)) {
                 workers.push(Waiting { slice, stream });
             }
         }

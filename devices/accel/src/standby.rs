@@ -84,8 +84,8 @@ impl Handle {
                 channel: &standby.stream,
                 who: NEW,
             };
-            let made = new.answer(patience).map_err(Unprepared::from);
-            if let Some((slice, standby)) = keep(slice, made.map(|_| standby)) {
+            let made = new.made(patience).map_err(Unprepared::from);
+            if let Some((slice, standby)) = keep(slice, made.map(|()| standby)) {
                 self.coming().standby.insert(slice as usize, standby);
             }
         }

@@ -81,7 +81,7 @@ pub fn carry_over(
         ask(&Command::Quiesce(drain), &[], &drained)?;
         let image = control::image().map_err(NotMoved::File)?;
         ask(&Command::SaveRest(rounds), &[image.as_fd()], &patience)?;
-        destination.ask(&Command::Restore(true), &[image.as_fd()], &patience)?;
+        destination.make(&Command::Restore(true), image.as_fd(), &patience)?;
         match ask(&Command::Leave(), &[], &soon) {
             // One that has ended has left.
             Err(NotMoved::Gone { source, .. }) if source.kind() != ErrorKind::TimedOut => Ok(()),

@@ -50,6 +50,12 @@ pub(super) const MOVES: i32 = 5;
 /// How long a worker may be in the middle of something before it says whether it can be moved.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// How often a worker says that it is at work on an application's state.
+const TOLD: Duration = Duration::from_secs(1);
+/// The part of that time for which it has to have had a processor: threads that look for something now and then
+/// have less.
+const BUSY: u32 = 100;
+
 /// What a worker serves: what another one needs to go on.
 #[derive(Debug)]
 pub(super) struct Seat {
@@ -298,6 +304,54 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
     Ok(outcome?)
 }
 
+/// Does what may take long. Who has asked for it by this channel is told as often that it goes on, if this process
+/// has had processor time since: one whose driver hangs has none.
+fn telling<T>(
+    channel: &UnixStream,
+    often: Duration,
+    had: impl Fn() -> Duration + Send,
+    work: impl FnOnce() -> T,
+) -> io::Result<T> {
+    let (over, is_over) = mpsc::channel::<()>();
+    let tell = move || {
+        let mut before = had();
+        while is_over.recv_timeout(often) == Err(RecvTimeoutError::Timeout) {
+            let now = had();
+            if now.saturating_sub(before) >= often / BUSY {
+                // Who has asked may have ended, as this process is about to, then.
+                let _ = control::send(channel, &Reply::Works(), &[]);
+            }
+            before = now;
+        }
+    };
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("tells".to_owned());
+        thread.spawn_scoped(scope, tell)?;
+        let done = work();
+        drop(over);
+        Ok(done)
+    })
+}
+
+/// What this process and those that it has started and waited for have had.
+fn processor_time() -> Duration {
+    let of = |which| {
+        // SAFETY: all zeroes are a valid value, which outlives the call.
+        let usage = unsafe {
+            let mut usage: libc::rusage = std::mem::zeroed();
+            libc::getrusage(which, &raw mut usage);
+            usage
+        };
+        let [user, system] = [usage.ru_utime, usage.ru_stime].map(|time| {
+            // Neither is negative.
+            Duration::from_secs(time.tv_sec.unsigned_abs())
+                + Duration::from_micros(time.tv_usec.unsigned_abs())
+        });
+        user + system
+    };
+    of(libc::RUSAGE_SELF) + of(libc::RUSAGE_CHILDREN)
+}
+
 /// Waits for the state on this channel, makes it again, and waits until nobody else serves the window.
 fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<Prepared, Error> {
     let (mut server, mut calls, spin) = prepared.inspect_err(|error| {
@@ -318,10 +372,11 @@ fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<P
             };
             Some((file, charged))
         })?;
-        let made = match is_whole {
+        let make = || match is_whole {
             true => server.restore(image.into(), charged),
             false => server.prepare(image.into(), charged),
         };
+        let made = telling(channel, TOLD, processor_time, make).map_err(Error::Start)?;
         made.map_err(|error| {
             let _ = control::send(channel, &control::refused(&error), &[]);
             Error::Restore(error)
@@ -512,6 +567,25 @@ mod tests {
         while let Err(refused) = round(30_000) {
             assert!(refused.contains("is being copied"), "{refused}");
         }
+    }
+
+    #[test]
+    fn who_works_says_so_and_who_hangs_does_not() {
+        let often = Duration::from_millis(20);
+        let (here, there) = UnixStream::pair().unwrap();
+        let next = || control::receive::<Reply>(&here).unwrap().unwrap().0;
+        let begun = std::time::Instant::now();
+        // The work ends when that has been heard a few times.
+        let busy = || begun.elapsed();
+        telling(&there, often, busy, || {
+            (0..3).for_each(|_| assert_eq!(next(), Reply::Works()));
+        })
+        .unwrap();
+        while here.set_nonblocking(true).is_ok() && control::receive::<Reply>(&here).is_ok() {}
+        telling(&there, often, || often, || thread::sleep(10 * often)).unwrap();
+        assert!(control::receive::<Reply>(&here).is_err());
+        let before = processor_time();
+        while processor_time() == before {}
     }
 
     #[test]

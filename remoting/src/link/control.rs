@@ -85,6 +85,8 @@ wire! { enum
         2 Refused(why: Blob),
         /// What it serves; files come along.
         3 Serves(served: Served),
+        /// It has yet to be done, and has had processor time in the last second.
+        4 Works(),
     }
 }
 
@@ -202,6 +204,17 @@ pub enum NotMoved {
         /// For how long.
         seconds: u64,
     },
+    /// A worker that makes an application's state does not get on.
+    #[error(
+        "{who} has not used a processor for {seconds} s while it makes the application's state: its driver \
+         hangs, or its device does; see the log of its pool, start that anew, then try again"
+    )]
+    Hangs {
+        /// Which of the two.
+        who: &'static str,
+        /// For how long.
+        seconds: u64,
+    },
     /// The worker that was to stop is in the middle of something long, and goes on after it.
     #[error("its worker is busy, and goes on by itself")]
     Busy {
@@ -263,6 +276,56 @@ impl Peer<'_> {
     /// # Errors
     /// It is a refusal, the worker is gone, or there is no more patience.
     pub fn answer(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+        loop {
+            match self.reply(patience)? {
+                (Reply::Works(), _) => {}
+                answer => return Ok(answer),
+            }
+        }
+    }
+
+    /// Asks for the state of an application to be made, and waits for the answer, as
+    /// [`made`](Self::made) does.
+    ///
+    /// # Errors
+    /// As [`made`](Self::made).
+    pub fn make(
+        &self,
+        command: &Command,
+        image: BorrowedFd<'_>,
+        patience: &Patience,
+    ) -> Result<(), NotMoved> {
+        self.send(command, &[image])?;
+        self.made(patience)
+    }
+
+    /// Waits until the state of an application has been made, as long as the worker is at it.
+    ///
+    /// # Errors
+    /// It is refused, the worker is gone or hangs, or there is no more patience.
+    pub fn made(&self, patience: &Patience) -> Result<(), NotMoved> {
+        self.made_within(patience, SILENT)
+    }
+
+    fn made_within(&self, patience: &Patience, silent: Duration) -> Result<(), NotMoved> {
+        loop {
+            match self.reply(&patience.at_most(silent)) {
+                Ok((Reply::Works(), _)) => {}
+                Err(NotMoved::Gone { source, .. })
+                    if source.kind() == io::ErrorKind::TimedOut && patience.check().is_ok() =>
+                {
+                    return Err(NotMoved::Hangs {
+                        who: self.who,
+                        seconds: silent.as_secs(),
+                    });
+                }
+                other => return other.map(drop),
+            }
+        }
+    }
+
+    /// Waits for a reply, which need not be an answer.
+    fn reply(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
         let answer = receive_within(self.channel, patience).map_err(|source| {
             match patience.is_cancelled() {
                 true => NotMoved::Cancelled,
@@ -323,6 +386,8 @@ pub const SOON: Duration = Duration::from_secs(30);
 /// How long for saving and restoring, all applications together: contents of memory are copied, and
 /// programs built.
 pub const LONG: Duration = Duration::from_secs(600);
+/// For how long a worker may show nothing of its work meanwhile: its device may have to copy or to hash first.
+pub const SILENT: Duration = Duration::from_secs(120);
 /// What is added to the time that the device has to come to an end.
 pub const AFTER_DRAIN: Duration = Duration::from_secs(5);
 
@@ -342,6 +407,46 @@ mod tests {
         assert_eq!(files.len(), 1);
         drop((here, files));
         assert!(receive::<Command>(&there).unwrap().is_none());
+    }
+
+    #[test]
+    fn who_makes_a_state_is_waited_for_as_long_as_it_is_at_work() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let silent = Duration::from_millis(300);
+        let worker = std::thread::spawn(move || {
+            for _ in 0..6 {
+                std::thread::sleep(silent / 3);
+                send(&there, &Reply::Works(), &[]).unwrap();
+            }
+            send(&there, &Reply::Done(), &[]).unwrap();
+            // It hangs with the next one.
+            send(&there, &Reply::Works(), &[]).unwrap();
+            there
+        });
+        let new = Peer {
+            channel: &here,
+            who: "the new worker",
+        };
+        let patience = Patience::within(LONG);
+        new.made_within(&patience, silent).unwrap();
+        let there = worker.join().unwrap();
+        let hangs = new.made_within(&patience, silent).unwrap_err();
+        assert!(
+            matches!(hangs, NotMoved::Hangs { .. }) && hangs.to_string().contains("new worker"),
+            "{hangs}"
+        );
+        // The time for all of it is over, or somebody gives it up: that is said.
+        let over = new.made_within(&Patience::within(Duration::ZERO), silent);
+        assert!(matches!(over, Err(NotMoved::Gone { .. })), "{over:?}");
+        let cancel = base::Cancel::default();
+        cancel.cancel();
+        let over = new.made_within(&Patience::new(LONG, cancel), silent);
+        assert!(matches!(over, Err(NotMoved::Cancelled)), "{over:?}");
+        // What is said late is no answer to what is asked next.
+        send(&there, &Reply::Works(), &[]).unwrap();
+        send(&there, &Reply::Done(), &[]).unwrap();
+        let (answer, _) = new.answer(&patience).unwrap();
+        assert_eq!(answer, Reply::Done());
     }
 
     #[test]

@@ -87,7 +87,7 @@ fn precopy_within(
             Err(NotMoved::Refused(_)) if rounds.count() == 0 => return Ok(0),
             answer => answer?,
         };
-        destination.ask(&Command::Prepare(true), &[image.as_fd()], patience)?;
+        destination.make(&Command::Prepare(true), image.as_fd(), patience)?;
         let bytes = image.metadata().map_err(NotMoved::File)?.len();
         // Another one is as long at most, or nearly.
         let has_time = Instant::now() + begun.elapsed() < until;
