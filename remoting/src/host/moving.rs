@@ -42,7 +42,8 @@ pub(super) enum Leaving {
 impl Serving {
     /// The application's process id, as far as that is known: a machine's is that of its VMM.
     fn peer(&self) -> Option<i32> {
-        socket::process(&self.connection).ok()
+        // Zero is a process that this one's namespace does not have.
+        socket::process(&self.connection).ok().filter(|id| *id > 0)
     }
 
     fn is_meant(&self, which: Which) -> bool {
@@ -195,6 +196,12 @@ impl Pool<'_> {
             Ok(()) => Some(departure.order.to),
             Err(_) => departure.before,
         };
+        // One that has come home is led by its worker's connection.
+        let is_home = departure.process.is_some()
+            && (self.serving.iter()).any(|one| one.peer() == departure.process);
+        if is_home {
+            return;
+        }
         if let (Some(to), Some(lead)) = (place, departure.lead) {
             self.departed.push(Departed {
                 process: departure.process,

@@ -152,9 +152,8 @@ impl Pool {
         self.has_workers(2)?;
         let list = self.list()?;
         let by_worker = format!("process {application} worker ");
-        // Of one that has come back it also knows where it was sent last.
-        let is_here = list.lines().any(|line| line.starts_with(&by_worker));
-        ensure!(is_here && !list.contains(GATE), "{list}");
+        let is_here = list.lines().count() == 1 && list.starts_with(&by_worker);
+        ensure!(is_here, "{list}");
         Ok(())
     }
 

@@ -325,6 +325,14 @@ fn there_and_back(mut command: Command, first: &Pool, control: &Path, far: &Pool
             let text = send(first, control, &pid, to)?;
             said += &text;
             moves = said.matches(" moved to ").count();
+            if text.contains(" moved to ") {
+                is_listed_once(
+                    &mut child,
+                    moving(first, control),
+                    process,
+                    to == &far.address,
+                )?;
+            }
             if to == &first.address && text.contains(" moved to ") {
                 alone |= is_left_by(&mut child, far, &there)?;
             }
@@ -339,6 +347,21 @@ fn there_and_back(mut command: Command, first: &Pool, control: &Path, far: &Pool
         output.stdout == b"ok\n" && moves >= 4,
         "{moves} moves:\n{said}"
     );
+    Ok(())
+}
+
+/// Checks that a pool lists a process where it is, and nowhere else, if it has not ended.
+fn is_listed_once(
+    child: &mut Child,
+    mut moving: Command,
+    process: &str,
+    is_away: bool,
+) -> Result<()> {
+    let list = packages::output(moving.arg("--list"))?;
+    let place = if is_away { "at" } else { "worker" };
+    let expected = format!("process {process} {place} ");
+    let is_right = list.lines().count() == 1 && list.starts_with(&expected);
+    ensure!(is_right || has_ended(child)?, "{list}");
     Ok(())
 }
 
