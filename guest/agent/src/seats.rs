@@ -154,8 +154,10 @@ struct Round {
     renew: bool,
     /// Since when the pool is to listen.
     started: Option<Instant>,
-    /// Whether orders were given.
-    given: bool,
+    /// Since when orders are given.
+    given: Option<Instant>,
+    /// When the first application has moved.
+    first: Option<Instant>,
     /// Since when all have left the pool.
     left: Option<Instant>,
     /// Since when the pool is to end.
@@ -287,7 +289,8 @@ impl Seats {
             devices,
             renew: false,
             started: None,
-            given: false,
+            given: None,
+            first: None,
             left: None,
             ending: None,
             moved: 0,
@@ -400,10 +403,13 @@ impl Seats {
         let (round, limit) = (&mut self.round, self.limits.answer);
         let mut count = |to: &Place, stays: Option<&str>| {
             // Answers to an earlier wish's orders are no outcome of this one.
-            let counts = |round: &&mut Round| round.given && round.to == *to;
+            let counts = |round: &&mut Round| round.given.is_some() && round.to == *to;
             if let Some(round) = round.as_mut().filter(counts) {
                 let counted = match stays {
-                    None => &mut round.moved,
+                    None => {
+                        round.first.get_or_insert_with(Instant::now);
+                        &mut round.moved
+                    }
                     Some(why) => {
                         if round.reason.is_empty() {
                             why.clone_into(&mut round.reason);
@@ -463,7 +469,7 @@ impl Seats {
             let holders = std::mem::take(&mut round.holders);
             return self.in_use(&holders);
         }
-        let given = round.given;
+        let given = round.given.is_some();
         // Nobody is told to go elsewhere while it is on its way.
         if self.led.iter().any(Led::is_awaited) {
             return None;
@@ -481,9 +487,10 @@ impl Seats {
             if to != Place::Port && coming {
                 return None;
             }
+            let given = Instant::now();
             let stay = self.give(&to, served);
             let round = self.round.as_mut()?;
-            (round.given, round.stay) = (true, stay);
+            (round.given, round.stay) = (Some(given), stay);
             if self.led.iter().any(Led::is_awaited) {
                 return None;
             }
@@ -601,12 +608,20 @@ impl Seats {
 
     fn done(&mut self) -> Option<Told> {
         let round = self.round.as_ref()?;
-        let (moved, took) = (round.moved, round.since.elapsed().as_millis());
+        let moved = round.moved;
         // Nobody has asked for it.
         if round.port.is_empty() && moved > 0 {
+            let took = round.since.elapsed().as_millis();
+            let after = |when: Option<Instant>| {
+                let passed = when.unwrap_or(round.since) - round.since;
+                passed.as_millis()
+            };
+            let (started, given) = (after(round.started), after(round.given));
+            let first = after(round.first);
             base::note!(
                 "gantry-agent: {moved} applications have come back to this guest's own pool, {took} ms \
-                 after its device had its driver"
+                 after its device had its driver: the pool was asked to start at {started} ms and \
+                 listened at {given} ms, and the first one had moved at {first} ms"
             );
         }
         self.over(OutcomeKind::Done, moved)
