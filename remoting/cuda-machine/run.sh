@@ -9,7 +9,10 @@
 #   probe      the driver in a confined worker, and if it does not start, without which part it does
 #   vectorAdd  one program, natively and through Gantry; all that follows goes on with what worked
 #   figures    calls and copies by turns, medians; nothing else runs meanwhile
+#   calls      calls by turns, where application and worker have four neighbouring processors
+#   ring       calls by turns: natively, from a process, and from ring 3 of a guest on /dev/kvm
 #   torch      20 losses of three models, natively and through Gantry, compared
+#   copies     copies alone: the first, and then as above
 #   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
 #   smi        what scripts ask nvidia-smi of devices, answered by it and by gantry-smi, compared
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
@@ -18,7 +21,7 @@
 #              beside
 #   samples    NVIDIA's samples as far as they were packed: compiled, and outputs compared
 #
-# GANTRY_SUITES names suites; GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
+# GANTRY_PARTS names the parts from `figures` on, where not all are to be run. GANTRY_SUITES names suites; GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
 #
 # On a machine without a GPU, GANTRY_DRIVER names a stand-in for libcuda.so.1.
 set -u
@@ -34,6 +37,8 @@ trap '[ -z "$pool" ] || kill "$pool" 2>/dev/null; rm -rf "$work"' EXIT
 log=$out/cuda.txt
 say() { echo "$*" | tee -a "$log"; }
 part() { say ""; say "== $* (after $((SECONDS - begin)) s)"; }
+# Whether a part is to be run.
+wanted() { [ -z "${GANTRY_PARTS:-}" ] || [[ " $GANTRY_PARTS " = *" $1 "* ]]; }
 # At most so many seconds, and no longer than there are.
 within() {
     local seconds=$1 rest
@@ -180,26 +185,37 @@ part "figures: by turns, medians of the rounds"
 say "load before: $(cut -d' ' -f1-3 /proc/loadavg)"
 within 40 "$here/gantry-accel" distances --group 4 > "$work/distances" 2> /dev/null
 say "a cache line from the first processor to each and back, in ns: $(head -1 "$work/distances")"
-by_turns figures "${GANTRY_ROUNDS:-3}" ${GANTRY_SMALL:-}
+! wanted figures || by_turns figures "${GANTRY_ROUNDS:-3}" ${GANTRY_SMALL:-}
 say "load behind: $(cut -d' ' -f1-3 /proc/loadavg)"
+if wanted ring && [ -x "$here/ring/gantry-ring-bench" ] && [ -w /dev/kvm ]; then
+    part "ring: calls by turns: natively, from a process, and from ring 3 of a guest"
+    within 100 "$here/ring/gantry-ring-bench" "$here/ring" --api cuda --library "$driver" ${GANTRY_HEAP:+--heap $GANTRY_HEAP} \
+        --rounds "${GANTRY_ROUNDS:-3}" 2>&1 | tee -a "$log"
+fi
 if [ -z "${GANTRY_SMALL:-}" ]; then
-    part "calls, where application and worker have four neighbouring processors"
-    near=$(sed -n 's/^near: //p' "$work/distances")
-    start "$without" "$near"
-    by_turns calls "${GANTRY_ROUNDS:-3}" calls
-    near=
-    start "$without"
-    part "copies alone: the first, and then as above"
-    by_turns copies 3 copies
-    part "copies beside busy processes, one for each second processor"
-    busy=()
-    for _ in $(seq $(($(nproc) / 2))); do
-        (while :; do :; done) &
-        busy+=($!)
-    done
-    by_turns busy 3 copies
-    kill "${busy[@]}"
-    wait "${busy[@]}" 2> /dev/null
+    if wanted calls; then
+        part "calls, where application and worker have four neighbouring processors"
+        near=$(sed -n 's/^near: //p' "$work/distances")
+        start "$without" "$near"
+        by_turns calls "${GANTRY_ROUNDS:-3}" calls
+        near=
+        start "$without"
+    fi
+    if wanted copies; then
+        part "copies alone: the first, and then as above"
+        by_turns copies 3 copies
+    fi
+    if wanted busy; then
+        part "copies beside busy processes, one for each second processor"
+        busy=()
+        for _ in $(seq $(($(nproc) / 2))); do
+            (while :; do :; done) &
+            busy+=($!)
+        done
+        by_turns busy 3 copies
+        kill "${busy[@]}"
+        wait "${busy[@]}" 2> /dev/null
+    fi
 fi
 
 part "torch: losses of 20 steps"
@@ -222,7 +238,9 @@ export work CUBLAS_WORKSPACE_CONFIG=:4096:8
 first_result='import torch; print((torch.ones(3, device="cuda") + 1).sum().item())'
 models="elementwise"
 [ ! -e "$work/guest/libcublas.so.13" ] || models=${GANTRY_MODELS-elementwise mlp gpt}
-if within 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tee -a "$log" | grep -q PyTorch; then
+if ! wanted torch; then
+    say "left out"
+elif within 60 python3 -c 'import torch; print("PyTorch", torch.__version__)' 2>&1 | tee -a "$log" | grep -q PyTorch; then
     for model in $models; do
         for which in native remoted; do
             start_of=$SECONDS
@@ -262,18 +280,26 @@ if [ -e "$work/elementwise.native" ] && [ -x "$here/gantry-cuda" ]; then
     done
 fi
 
-if [ -x "$here/gantry-smi" ] && [ -n "$(command -v nvidia-smi)" ]; then
+if wanted smi && [ -x "$here/gantry-smi" ] && [ -n "$(command -v nvidia-smi)" ]; then
     part "smi: what scripts ask nvidia-smi of devices, answered by it and by gantry-smi"
     smi() { GANTRY_CUDA=$work/cuda.sock within 20 "$here/gantry-smi" --libraries "$work/guest" "$@"; }
     for asked in -L "--query-gpu=index,count,name,uuid,compute_cap,pci.bus_id --format=csv"; do
         # shellcheck disable=SC2086
         say "$asked: $(cmp <(within 20 nvidia-smi $asked) <(smi $asked) && echo equal)"
     done
+    took() { local start_of; start_of=$(date +%s%N); "$@" > /dev/null 2>&1; echo $((($(date +%s%N) - start_of) / 1000000)); }
+    # Only with how much memory is used there has to be a context.
+    for asked in -L "--query-gpu=memory.used --format=csv"; do
+        for _ in 1 2 3; do
+            # shellcheck disable=SC2086
+            say "$asked: nvidia-smi took $(took within 20 nvidia-smi $asked) ms, gantry-smi $(took smi $asked) ms"
+        done
+    done
     smi 2>&1 | tee -a "$log"
 fi
 
 part "tests: the programs that test the stand-in, on this driver and through Gantry"
-if [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}${GANTRY_NO_TESTS:-}" ]; then
+if wanted tests && [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}${GANTRY_NO_TESTS:-}" ]; then
     cp -r "$here/tests" "$work/tests"
     # They look for the driver beside them, and for the pool where it was built.
     ln -sf "$(realpath "$driver")" "$work/tests/libgantry_cuda_driver.so"
@@ -292,17 +318,19 @@ part "python: beside the samples"
 export -f within left
 export here out work limit
 # Seconds count from the start of each shell.
-begin=$((begin - SECONDS)) "$here/python.sh" > "$work/python.txt" 2>&1 &
-python=$!
+if wanted python; then
+    begin=$((begin - SECONDS)) "$here/python.sh" > "$work/python.txt" 2>&1 &
+    python=$!
+fi
 
-if [ -e "$here/suites.tar.gz" ]; then
+if wanted suites && [ -e "$here/suites.tar.gz" ]; then
     part "suites: beside, too"
     begin=$((begin - SECONDS)) "$here/suites.sh" > "$work/suites.txt" 2>&1 &
     suites=$!
 fi
 
 part "samples: outputs compared"
-if [ -d "$work/samples" ]; then
+if wanted samples && [ -d "$work/samples" ]; then
     ls "$work/samples" | grep -v '^Common$' | { [ -z "${GANTRY_SAMPLES:-}" ] && cat || grep -wE "${GANTRY_SAMPLES// /|}"; } > "$work/names"
     sample() {
         cd "$work/samples/$1" || exit
@@ -335,16 +363,18 @@ if [ -d "$work/samples" ]; then
     grep -vE '\| 0 \| 0 \| equal' "$out/samples.txt" | tee -a "$log"
     cat "$work"/differences.* >> "$out/samples.txt" 2>/dev/null
 fi
-part "python"
-wait $python
-tee -a "$log" < "$work/python.txt"
-if [ -e "$here/suites.tar.gz" ]; then
+if wanted python; then
+    part "python"
+    wait $python
+    tee -a "$log" < "$work/python.txt"
+    # Few files come back from some machines.
+    tar -czf "$out/python.tar.gz" -C "$out" python && rm -r "$out/python"
+fi
+if wanted suites && [ -e "$here/suites.tar.gz" ]; then
     part "suites"
     wait $suites
     tee -a "$log" < "$work/suites.txt"
     tar -czf "$out/suites.tar.gz" -C "$out" suites && rm -r "$out/suites"
 fi
-# Few files come back from some machines.
-tar -czf "$out/python.tar.gz" -C "$out" python && rm -r "$out/python"
 part "done"
 tail -40 "$out/pool.txt" | sort | uniq -c | sort -rn | head -20 | tee -a "$log"

@@ -54,6 +54,8 @@ pub struct Options {
     gpu: gpu_machine::Options,
     #[command(flatten)]
     crane: crane::Options,
+    #[command(flatten)]
+    ring: ring::Options,
 }
 
 /// Measures and prints.
@@ -62,7 +64,7 @@ pub fn run(options: &Options) -> Result<()> {
         return fairness::run();
     }
     if options.names == ["ring"] {
-        return ring::bench();
+        return ring::bench(&options.ring);
     }
     let is_gpuvm = options.names == ["gpuvm"];
     let part = match is_gpuvm {

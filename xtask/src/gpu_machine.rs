@@ -70,6 +70,7 @@ pub fn cuda(options: &Options) -> Result<()> {
     pack.arg(&folder)
         .args(options.samples.as_deref().map(absolute).transpose()?);
     packages::run(&mut pack)?;
+    ring::pack(&folder.join("ring"))?;
     if options.pack {
         println!(
             "bring {0} there, and run FOLDER/run.sh RESULTS",

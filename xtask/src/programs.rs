@@ -34,6 +34,13 @@ pub fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Copies a program or library without its symbols, for a machine to which not much can be brought.
+pub fn pack(from: &Path, to: &Path) -> Result<()> {
+    copy(from, to)?;
+    packages::run(Command::new("strip").arg("--strip-unneeded").arg(to))
+        .with_context(|| format!("cannot take the symbols out of {}", to.display()))
+}
+
 /// Cargo, as it runs this program.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));

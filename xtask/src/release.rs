@@ -35,6 +35,9 @@ const RELEASED: &[(&str, &[&str])] = &[
         &["gantry-arbiter", "gantry-gpu", "gantry-top"],
     ),
     ("gantry-tunnel", &["gantry-tunnel"]),
+    // Of guests, and of hosts whose programs are served by a pool.
+    ("gantry-smi", &["gantry-smi"]),
+    ("gantry-cuda-run", &["gantry-cuda"]),
 ];
 
 /// Options of `cargo xtask release`.
@@ -44,7 +47,7 @@ pub struct Options {
     folder: PathBuf,
 }
 
-/// Builds the programs of the host, and splits each.
+/// Builds them, and splits each.
 pub fn run(options: &Options) -> Result<()> {
     for stripped in build(RELEASED, &options.folder)? {
         let size = fs::metadata(&stripped)?.len();

@@ -32,52 +32,93 @@ const PROGRAMS: &[(&str, &str)] = &[
     ),
 ];
 
-const SCENARIO: &str = "ring-3: a guest computes there, and a call is no exit and no system call";
-
-/// Whether a word selects the scenario.
-fn has(word: &str) -> bool {
-    SCENARIO.contains(word)
+/// What is called from ring 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Api {
+    /// By the host's OpenCL driver.
+    Opencl,
+    /// By the host's CUDA driver; where there is none, by a stand-in that has no GPU.
+    Cuda,
 }
 
+/// Options of `cargo xtask bench ring`.
+#[derive(clap::Args)]
+#[group(skip)]
+pub struct Options {
+    /// ring: which API is called
+    #[arg(long, value_enum, default_value_t = Api::Opencl)]
+    api: Api,
+    /// ring: how often everything is measured, by turns
+    #[arg(long, default_value_t = 1, value_name = "COUNT")]
+    rounds: usize,
+}
+
+const SCENARIOS: &[(&str, Api)] = &[
+    (
+        "ring-3: a guest computes there, and a call is no exit and no system call",
+        Api::Opencl,
+    ),
+    (
+        "ring-3: a guest computes with CUDA there, and a call is no exit and no system call",
+        Api::Cuda,
+    ),
+];
+
 /// Measures, and prints a table.
-pub fn bench() -> Result<()> {
+pub fn bench(options: &Options) -> Result<()> {
     let folder = build()?;
     println!(
         "(copy {} to another machine, and run gantry-ring-bench in it)",
         folder.display()
     );
-    let status = program(&folder).status()?;
+    let mut program = program(&folder, options.api)?;
+    let status = program
+        .args(["--rounds", &options.rounds.to_string()])
+        .status()?;
     ensure!(status.success(), "the measurement has failed: {status}");
     Ok(())
 }
 
-/// Runs the scenario, if the words select it.
+/// Runs the scenarios that the words select.
 pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
-    if !words.is_empty() && !words.iter().any(|word| has(word)) {
-        return Ok(());
+    let is_selected =
+        |name: &str| words.is_empty() || words.iter().any(|word| name.contains(&**word));
+    for (name, api) in SCENARIOS.iter().filter(|(name, _)| is_selected(name)) {
+        if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
+            let why = format!("/dev/kvm cannot be used: {error}");
+            report(name, &Outcome::Skipped(why), 0.0);
+            continue;
+        }
+        let folder = build()?;
+        let start = Instant::now();
+        let outcome = match packages::output(program(&folder, *api)?.arg("--check")) {
+            Ok(_) => Outcome::Passed,
+            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
+        };
+        report(name, &outcome, start.elapsed().as_secs_f64());
     }
-    if let Err(error) = fs::File::options().read(true).write(true).open("/dev/kvm") {
-        let why = format!("/dev/kvm cannot be used: {error}");
-        report(SCENARIO, &Outcome::Skipped(why), 0.0);
-        return Ok(());
-    }
-    let folder = build()?;
-    let start = Instant::now();
-    let outcome = match packages::output(program(&folder).arg("--check")) {
-        Ok(_) => Outcome::Passed,
-        Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-    };
-    report(SCENARIO, &outcome, start.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn program(folder: &Path) -> Command {
+/// The measuring program, before the host's driver of the API.
+fn program(folder: &Path, api: Api) -> Result<Command> {
     let mut command = Command::new("timeout");
     command
         .arg("300")
         .arg(folder.join("gantry-ring-bench"))
         .arg(folder);
-    command
+    if api == Api::Cuda {
+        command.args(["--api", "cuda"]);
+        // A device file of NVIDIA's driver.
+        if !Path::new("/dev/nvidiactl").exists() {
+            let stand_in = programs::release()?.join("libgantry_cuda_driver.so");
+            // It reserves addresses that count as memory.
+            command
+                .args(["--heap", "262144", "--library"])
+                .arg(stand_in);
+        }
+    }
+    Ok(command)
 }
 
 /// A folder with all that is needed: the programs need the C library and an OpenCL driver, and the
@@ -97,6 +138,16 @@ pub fn build() -> Result<PathBuf> {
         programs::copy(&program, &folder.join(name))?;
     }
     Ok(folder)
+}
+
+/// The same in this folder, without symbols, for another machine.
+pub fn pack(folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    for entry in fs::read_dir(build()?)? {
+        let entry = entry?;
+        programs::pack(&entry.path(), &folder.join(entry.file_name()))?;
+    }
+    Ok(())
 }
 
 /// Builds the guests without an operating system; their folder.

@@ -1,18 +1,57 @@
-//! `gantry-ring-bench [FOLDER] [--check]`: what a call over the rings costs, as a table. FOLDER holds
-//! `gantry`, `gantry-accel` and `gantry-ring-guest`; without one it is that of this program. With
-//! `--check` it only checks that a guest's calls are no exits and no system calls.
+//! `gantry-ring-bench [FOLDER] [--api opencl|cuda] [--library FILE] [--heap MIB] [--rounds N] [--check]`: what a call over
+//! the rings costs, as a table. FOLDER holds `gantry`, `gantry-accel` and `gantry-ring-guest`; without one it is that of
+//! this program. `--library` names the API's driver, `--rounds` how often everything is measured, by turns. With `--check`
+//! it only checks that a guest's calls are no exits and no system calls.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
-use gantry_tests::ring::{check, programs, run};
+use anyhow::{Context, Result, bail};
+use gantry_remoting::wire::api::ApiId;
+use gantry_tests::ring::{Options, check, programs, run};
+
+/// What it was told.
+#[derive(Default)]
+struct Told {
+    folder: Option<PathBuf>,
+    options: Options,
+    only_check: bool,
+}
+
+fn told(mut words: impl Iterator<Item = OsString>) -> Result<Told> {
+    let mut told = Told::default();
+    while let Some(word) = words.next() {
+        let name = word.to_string_lossy().into_owned();
+        let mut value = || {
+            words
+                .next()
+                .with_context(|| format!("{name} needs a value"))
+        };
+        let number = |value: OsString| {
+            let text = value.to_string_lossy().into_owned();
+            text.parse().with_context(|| format!("{name} {text}"))
+        };
+        match &*name {
+            "--check" => told.only_check = true,
+            "--api" => {
+                let wanted = value()?;
+                let api = ApiId::ALL.into_iter().find(|api| *api.name() == *wanted);
+                told.options.api =
+                    api.with_context(|| format!("{} is no API: opencl or cuda", wanted.display()))?;
+            }
+            "--library" => told.options.library = Some(value()?.into()),
+            "--heap" => told.options.heap = Some(number(value()?)?),
+            "--rounds" => told.options.rounds = number(value()?)? as usize,
+            _ if name.starts_with('-') => bail!("there is no option {name}"),
+            _ => told.folder = Some(word.into()),
+        }
+    }
+    Ok(told)
+}
 
 fn work() -> Result<()> {
-    let (options, mut folders): (Vec<_>, Vec<_>) = std::env::args_os()
-        .skip(1)
-        .partition(|word| word == "--check");
-    let folder = match folders.pop() {
-        Some(folder) => PathBuf::from(folder),
+    let told = told(std::env::args_os().skip(1))?;
+    let folder = match told.folder {
+        Some(folder) => folder,
         None => {
             let program = std::env::current_exe()?;
             let folder = program.parent().context("this program has no folder")?;
@@ -20,10 +59,10 @@ fn work() -> Result<()> {
         }
     };
     let programs = programs(folder)?;
-    if options.is_empty() {
-        run(&programs)
+    if told.only_check {
+        check(&programs, &told.options)
     } else {
-        check(&programs)
+        run(&programs, &told.options)
     }
 }
 

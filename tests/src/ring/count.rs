@@ -172,9 +172,11 @@ fn number(thread: i32) -> Result<i64> {
     i64::try_from(registers.orig_rax).context("a system call has no number")
 }
 
-/// What happened in a stretch of [`COUNTED`] synchronous calls.
+/// What happened in a stretch of [`COUNTED`] calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
+    /// Which calls.
+    pub of: &'static str,
     /// System calls: whose, which, how many.
     pub calls: Vec<(String, i64, u64)>,
     /// What KVM has counted of the vCPU, by its own names; nothing where it does not count.
@@ -190,7 +192,7 @@ impl Counts {
 
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "in {COUNTED} synchronous calls")?;
+        write!(f, "in {COUNTED} {}", self.of)?;
         for (name, count) in &self.exits {
             write!(f, ", {count} {name}")?;
         }

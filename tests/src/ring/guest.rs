@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use gantry_ring_client::desk::{Desk, Orders, State};
 
-use super::{Counts, Figure, Pool, Programs, Report, View, count::Tracer};
+use super::{Counts, Figure, Pool, Programs, Report, View, count::Tracer, kinds};
 
 /// Bytes of the guest's RAM.
 const RAM: u64 = 256 << 20;
@@ -50,7 +50,8 @@ impl Guest {
             ))
             .arg("--accel")
             .arg(format!(
-                "window=64M,slices=1,socket={}",
+                "api={},window=64M,slices=1,socket={}",
+                pool.api,
                 pool.socket.display()
             ))
             .args(["--serial", "off", "--console", "off", "--api-socket"])
@@ -118,19 +119,43 @@ fn read(text: &str) -> Result<Report> {
     Ok(report)
 }
 
-/// Boots the guest, and has it measure.
-pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Result<Report> {
+/// Boots the guest, and has it begin; with the workers that waited before: one of them serves it.
+fn begun(
+    programs: &Programs,
+    pool: &Pool,
+    work: &Path,
+    orders: Orders,
+) -> Result<(Guest, Vec<i32>)> {
     let mut guest = Guest::start(programs, pool, work)?;
     guest.becomes(&[State::Waiting], || Ok(()))?;
     let idle = pool.workers()?;
-    guest.desk().order(orders);
-    // The workers that waited before: one of them serves the guest.
-    let counts = count(&mut guest, programs, &idle)?;
+    guest.desk().order_calls(pool.api, orders);
+    Ok((guest, idle))
+}
+
+/// Boots the guest, and has it measure.
+pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Result<Report> {
+    let (mut guest, idle) = begun(programs, pool, work, orders)?;
+    let counts = kinds(pool.api).iter();
+    let counts = counts.map(|of| count(&mut guest, programs, &idle, of));
+    let counts = counts.collect::<Result<_>>()?;
     guest.becomes(&[State::Done], || Ok(()))?;
     let text: Vec<u8> = guest.desk().text().collect();
     let mut report = read(&String::from_utf8_lossy(&text))?;
-    report.counts = Some(counts);
+    report.counts = counts;
     Ok(report)
+}
+
+/// Boots the guest, has it compute, and counts what its synchronous calls make.
+pub fn synchronous(
+    programs: &Programs,
+    pool: &Pool,
+    work: &Path,
+    orders: Orders,
+) -> Result<Counts> {
+    let (mut guest, idle) = begun(programs, pool, work, orders)?;
+    let first = kinds(pool.api).first().context("nothing is counted")?;
+    count(&mut guest, programs, &idle, first)
 }
 
 /// What KVM has counted of the vCPU so far.
@@ -146,7 +171,12 @@ fn exits(programs: &Programs, api: &Path) -> Result<BTreeMap<String, u64>> {
 }
 
 /// Lets the guest make its calls, and counts what happens meanwhile: first the exits.
-fn count(guest: &mut Guest, programs: &Programs, workers: &[i32]) -> Result<Counts> {
+fn count(
+    guest: &mut Guest,
+    programs: &Programs,
+    workers: &[i32],
+    of: &'static str,
+) -> Result<Counts> {
     let api = guest.api.clone();
     guest.becomes(&[State::Ready], || Ok(()))?;
     let before = exits(programs, &api)?;
@@ -168,7 +198,7 @@ fn count(guest: &mut Guest, programs: &Programs, workers: &[i32]) -> Result<Coun
     let calls = tracer.calls();
     drop(tracer);
     guest.desk().go();
-    Ok(Counts { calls, exits })
+    Ok(Counts { of, calls, exits })
 }
 
 #[cfg(test)]

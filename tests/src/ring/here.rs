@@ -3,16 +3,17 @@
 use std::{
     os::unix::net::UnixStream,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use gantry_remoting::{
-    apis::opencl::OpenCl,
+    apis::{cuda::Cuda, opencl::OpenCl},
     link::{bell::Futex, socket, window::Window},
-    wire::hello::Hello,
+    wire::{Api, api::ApiId, hello::Hello},
 };
-use gantry_ring_client::Surroundings;
+use gantry_ring_client::{Surroundings, cuda, opencl};
 
 use super::{Figure, Report, now};
 
@@ -42,8 +43,13 @@ impl Surroundings for Report {
     fn counted(&mut self, _begins: bool) {}
 }
 
-/// Connects to the pool, and measures.
-pub fn run(socket: &Path) -> Result<Report> {
+/// A window of the pool's, and what has to stay while it is used.
+struct Opened {
+    window: Arc<Window>,
+    _stream: UnixStream,
+}
+
+fn open<A: Api>(socket: &Path) -> Result<Opened> {
     let start = Instant::now();
     // A worker is being started.
     let stream = loop {
@@ -56,15 +62,26 @@ pub fn run(socket: &Path) -> Result<Report> {
             ),
         }
     };
-    socket::send_hello(&stream, Hello::client::<OpenCl>(), &[]).context("cannot say hello")?;
+    socket::send_hello(&stream, Hello::client::<A>(), &[]).context("cannot say hello")?;
     let (bytes, files) = socket::receive_hello(&stream).context("the worker does not answer")?;
-    let hello = Hello::check_for::<OpenCl>(&bytes)?;
+    let hello = Hello::check_for::<A>(&bytes)?;
     let file = files.first().context("the worker sent no window")?;
     let window = Window::map(file, hello.window, hello.ring)?;
+    Ok(Opened {
+        window,
+        _stream: stream,
+    })
+}
+
+/// Connects to the pool, and measures.
+pub fn run(api: ApiId, socket: &Path) -> Result<Report> {
     let bell = Futex {
         patience: Duration::from_millis(200),
     };
     let mut report = Report::default();
-    gantry_ring_client::run(&window, bell, &mut report)?;
+    match api {
+        ApiId::OpenCl => opencl::run(&open::<OpenCl>(socket)?.window, bell, &mut report)?,
+        ApiId::Cuda => cuda::run(&open::<Cuda>(socket)?.window, bell, &mut report)?,
+    }
     Ok(report)
 }

@@ -2,8 +2,9 @@
 //!
 //! The same client ([`gantry_ring_client`]) runs as a process beside the worker, and in ring 3 of a
 //! guest of Gantry that has no operating system, on this machine's own KVM. Both use the worker
-//! that is shipped, and the host's OpenCL driver.
+//! that is shipped, and the host's driver.
 //!
+//! - `native`: the same calls of CUDA by the driver itself.
 //! - `here`: the process.
 //! - `guest`: the virtual machine.
 //! - `count`: exits and system calls of both sides, counted in a stretch of calls of their own.
@@ -12,22 +13,57 @@
 mod count;
 mod guest;
 mod here;
+mod native;
 mod view;
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_ring_client::{COUNTED, desk::Orders};
+use gantry_remoting::wire::api::ApiId;
+use gantry_ring_client::{COUNTED, cuda, desk::Orders, opencl};
 
 use crate::programs::Programs;
 
 pub use count::Counts;
 pub use gantry_ring_client::desk;
 pub use view::View;
+
+/// What is measured, before which driver.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The API.
+    pub api: ApiId,
+    /// The driver's library, where it is not the API's usual one.
+    pub library: Option<PathBuf>,
+    /// MiB of address space that a worker may use, where it is not the usual.
+    pub heap: Option<u64>,
+    /// How often everything is measured, by turns.
+    pub rounds: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            api: ApiId::OpenCl,
+            library: None,
+            heap: None,
+            rounds: 1,
+        }
+    }
+}
+
+/// The kinds of calls in whose stretches exits and system calls are counted.
+fn kinds(api: ApiId) -> &'static [&'static str] {
+    match api {
+        ApiId::OpenCl => &opencl::KINDS,
+        ApiId::Cuda => &cuda::KINDS,
+    }
+}
 
 /// Something that was measured, in counts of the time stamp counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +98,19 @@ impl Figure {
         }
     }
 
+    /// The same of several rounds: their medians.
+    fn of(mut rounds: Vec<&Self>) -> Option<Self> {
+        rounds.sort_by_key(|figure| figure.median());
+        let middle = (*rounds.get(rounds.len() / 2)?).clone();
+        Some(middle)
+    }
+
+    fn median(&self) -> u64 {
+        match self {
+            Self::Time { median, .. } | Self::Copy { median, .. } => *median,
+        }
+    }
+
     fn value(&self, clock: f64) -> String {
         let us = |counts: u64| counts as f64 / clock;
         match self {
@@ -82,8 +131,8 @@ pub struct Report {
     pub notes: Vec<(String, String)>,
     /// Figures in their order.
     pub figures: Vec<Figure>,
-    /// Of a virtual machine: what was counted.
-    pub counts: Option<Counts>,
+    /// Of a virtual machine: what was counted, for each kind of call.
+    pub counts: Vec<Counts>,
 }
 
 /// Finds the programs that are measured.
@@ -102,20 +151,42 @@ pub fn programs(folder: PathBuf) -> Result<Programs> {
 struct Pool {
     process: Child,
     socket: PathBuf,
+    api: ApiId,
 }
 
 impl Pool {
-    fn start(programs: &Programs, work: &Path) -> Result<Self> {
-        let socket = work.join("pool");
-        let process = Command::new(programs.path("gantry-accel"))
-            .args(["serve", "--spare", "1", "--socket"])
+    fn start(programs: &Programs, work: &Path, options: &Options) -> Result<Self> {
+        let (socket, api) = (work.join("pool"), options.api);
+        let mut command = Command::new(programs.path("gantry-accel"));
+        command
+            .args(["serve", "--spare", "1", "--api", api.name(), "--socket"])
             .arg(&socket)
             .arg("--cache")
-            .arg(work)
+            .arg(work);
+        if let Some(library) = &options.library {
+            let folder = std::fs::canonicalize(library)
+                .with_context(|| format!("there is no {}", library.display()))?;
+            command.arg("--library").arg(library);
+            command.args(
+                folder
+                    .parent()
+                    .map(|folder| [Path::new("--readable"), folder])
+                    .iter()
+                    .flatten(),
+            );
+        }
+        if let Some(heap) = options.heap {
+            command.arg("--heap").arg(heap.to_string());
+        }
+        let process = command
             .stdin(Stdio::null())
             .spawn()
             .context("cannot start gantry-accel")?;
-        let mut pool = Self { process, socket };
+        let mut pool = Self {
+            process,
+            socket,
+            api,
+        };
         let start = Instant::now();
         while !pool.socket.exists() {
             if let Some(status) = pool.process.try_wait()? {
@@ -170,17 +241,16 @@ const MOST: u64 = (COUNTED / 10) as u64;
 /// every time.
 const ATTEMPTS: usize = 5;
 
-/// Checks that a guest's calls made no exits and no system calls to speak of.
+/// Checks that a guest's synchronous calls made no exits and no system calls to speak of.
 ///
 /// # Errors
 /// They did each time, or something cannot be started.
-pub fn check(programs: &Programs) -> Result<()> {
+pub fn check(programs: &Programs, options: &Options) -> Result<()> {
     let work = tempfile::tempdir().context("cannot make a folder for the run")?;
-    let pool = Pool::start(programs, work.path())?;
+    let pool = Pool::start(programs, work.path(), options)?;
     let mut last = String::new();
     for _ in 0..ATTEMPTS {
-        let report = guest::run(programs, &pool, work.path(), Orders::Combining)?;
-        let counts = report.counts.context("nothing was counted")?;
+        let counts = guest::synchronous(programs, &pool, work.path(), Orders::Combining)?;
         if is_steady(&counts) {
             return Ok(());
         }
@@ -198,41 +268,104 @@ fn is_steady(counts: &Counts) -> bool {
     counts.system_calls() < MOST && exits < MOST
 }
 
+/// What is measured by turns, and what it has shown each time.
+struct Turn<'a> {
+    name: &'static str,
+    measure: Box<dyn Fn() -> Result<Report> + 'a>,
+    reports: Vec<Report>,
+}
+
+impl Turn<'_> {
+    /// A figure's medians, as text.
+    fn cell(&self, index: usize, clock: f64) -> String {
+        let rounds = self.reports.iter();
+        let rounds = rounds.filter_map(|report| report.figures.get(index));
+        Figure::of(rounds.collect()).map_or_else(String::new, |figure| figure.value(clock))
+    }
+}
+
 /// Runs everything, and prints the table.
 ///
 /// # Errors
 /// Something cannot be started, or has failed.
-pub fn run(programs: &Programs) -> Result<()> {
+pub fn run(programs: &Programs, options: &Options) -> Result<()> {
     let work = tempfile::tempdir().context("cannot make a folder for the run")?;
-    let pool = Pool::start(programs, work.path())?;
+    let pool = Pool::start(programs, work.path(), options)?;
     let clock = clock();
-    let runs = [
-        ("process", here::run(&pool.socket)?),
-        (
-            "guest, window cached",
-            guest::run(programs, &pool, work.path(), Orders::Cached)?,
-        ),
-        (
-            "guest, window write-combining",
-            guest::run(programs, &pool, work.path(), Orders::Combining)?,
-        ),
-    ];
-    for (what, is) in &runs[0].1.notes {
-        println!("{what}: {is}");
-    }
-    println!("\n| what | {} | {} | {} |", runs[0].0, runs[1].0, runs[2].0);
-    println!("|---|---|---|---|");
-    for (index, figure) in runs[0].1.figures.iter().enumerate() {
-        let cells = runs.each_ref().map(|(_, report)| {
-            let figure = report.figures.get(index);
-            figure.map_or_else(String::new, |figure| figure.value(clock))
+    let mut turns = Vec::new();
+    let mut turn = |name, measure: Box<dyn Fn() -> Result<Report>>| {
+        let reports = Vec::new();
+        turns.push(Turn {
+            name,
+            measure,
+            reports,
         });
-        println!("| {} | {} |", figure.name(), cells.join(" | "));
+    };
+    let in_guest = |orders| {
+        let (programs, pool, work) = (&programs, &pool, work.path());
+        move || guest::run(programs, pool, work, orders)
+    };
+    if options.api == ApiId::Cuda {
+        let library = options.library.as_deref();
+        let library = library.unwrap_or(Path::new("libcuda.so.1"));
+        turn("native", Box::new(move || native::run(library)));
     }
-    for (name, report) in &runs {
-        if let Some(counts) = &report.counts {
-            println!("\n{name}: {counts}");
+    turn("process", Box::new(|| here::run(options.api, &pool.socket)));
+    turn("guest, window cached", Box::new(in_guest(Orders::Cached)));
+    turn(
+        "guest, window write-combining",
+        Box::new(in_guest(Orders::Combining)),
+    );
+    for _ in 0..options.rounds.max(1) {
+        for turn in &mut turns {
+            let report = (turn.measure)().with_context(|| turn.name)?;
+            turn.reports.push(report);
         }
     }
+    print(&turns, clock);
     Ok(())
+}
+
+fn print(turns: &[Turn<'_>], clock: f64) {
+    for turn in turns {
+        // What rounds have in common is said once.
+        let notes = turn.reports.iter().flat_map(|report| &report.notes);
+        for (what, is) in notes.collect::<BTreeSet<_>>() {
+            println!("{}: {what}: {is}", turn.name);
+        }
+    }
+    let names: Vec<_> = turns.iter().map(|turn| turn.name).collect();
+    println!("\n| what | {} |", names.join(" | "));
+    println!("|---|{}", "---|".repeat(turns.len()));
+    let figures = turns.first().and_then(|turn| turn.reports.first());
+    for (index, figure) in figures
+        .iter()
+        .flat_map(|report| report.figures.iter().enumerate())
+    {
+        let cells: Vec<_> = turns.iter().map(|turn| turn.cell(index, clock)).collect();
+        println!("| {} | {} |", figure.name(), cells.join(" | "));
+    }
+    for turn in turns {
+        // Counts differ little from round to round.
+        for counts in turn.reports.last().iter().flat_map(|report| &report.counts) {
+            println!("\n{}: {counts}", turn.name);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_of_several_rounds_is_their_median() {
+        let figure = |median| Figure::Copy {
+            what: "read".to_owned(),
+            bytes: 4096,
+            median,
+        };
+        let rounds = [figure(30), figure(10), figure(20)];
+        assert_eq!(Figure::of(rounds.iter().collect()), Some(figure(20)));
+        assert_eq!(Figure::of(Vec::new()), None);
+    }
 }

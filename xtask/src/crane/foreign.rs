@@ -30,6 +30,8 @@ pub const PACKAGES: &[(&str, &str)] = &[
 ];
 /// By this name x264 opens the loader.
 const LOADER: &str = "/usr/lib/x86_64-linux-gnu/libOpenCL.so";
+/// What x264 links to read films, and does not call here: most of what it links is linked by these.
+const UNCALLED: &[&str] = &["libffms2.so.5", "libavformat.so.59", "libavcodec.so.59"];
 /// Where they are in a folder for another machine.
 const FOLDER: &str = "foreign";
 
@@ -40,16 +42,31 @@ const PICTURES: (usize, usize) = (1000, 240);
 /// The longest run, in seconds.
 const LONGEST: u32 = 300;
 
-/// Packs the programs and all that they link but for the C library, for another machine.
+/// Packs the programs and all that they link but for the C library, for another machine. What they do not call is empty
+/// there: it would be too much to bring along.
 pub fn pack(folder: &Path) -> Result<()> {
     packages::install(PACKAGES)?;
     let all = folder.join(FOLDER);
     let libraries = all.join("libraries");
+    // What was packed before may be more.
+    let _ = fs::remove_dir_all(&all);
     fs::create_dir_all(&libraries)?;
+    for name in UNCALLED {
+        let mut link = Command::new("cc");
+        link.args(["-shared", "-nostdlib", "-x", "c", "/dev/null"])
+            .arg(format!("-Wl,-soname,{name}"))
+            .arg("-o")
+            .arg(libraries.join(name));
+        packages::run(&mut link)?;
+    }
     let mut linked = String::new();
     for (name, _) in PACKAGES.iter().filter(|(name, _)| !name.contains('/')) {
         let program = Path::new("/usr/bin").join(name);
-        linked += &packages::output(Command::new("ldd").arg(&program))?;
+        linked += &packages::output(
+            Command::new("ldd")
+                .arg(&program)
+                .env("LD_LIBRARY_PATH", &libraries),
+        )?;
         fs::copy(&program, all.join(format!("{name}.program")))?;
         images::script(
             &all.join(name),
@@ -67,6 +84,9 @@ pub fn pack(folder: &Path) -> Result<()> {
         else {
             continue;
         };
+        if path.starts_with(&libraries) {
+            continue;
+        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let of_c = [
             "libc.",

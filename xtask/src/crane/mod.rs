@@ -203,7 +203,7 @@ fn pack() -> Result<PathBuf> {
     let release = programs::release()?;
     packages::run(programs::cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
     for name in BUILT {
-        programs::copy(&release.join(name), &folder.join(name))
+        programs::pack(&release.join(name), &folder.join(name))
             .with_context(|| format!("packing {name}"))?;
     }
     programs::copy(

@@ -4,14 +4,16 @@ use alloc::{sync::Arc, vec::Vec};
 use core::{fmt, time::Duration};
 
 use gantry_remoting::{
-    apis::opencl::calls::{self, Call},
     link::{
         bell::Bell,
         endpoint::{Gone, Receiver, Sender, Spin},
         ring::{Consumer, Producer},
         window::{Slice, Window},
     },
-    wire::{Flags, Header, Malformed, Wire},
+    wire::{
+        Flags, Header, Malformed, Wire,
+        messages::{ANSWER, Call, WindowRange},
+    },
 };
 
 /// Polled for so long before sleeping: longer than anything here takes but building a program.
@@ -28,7 +30,7 @@ pub enum Failure {
     Code {
         /// Which.
         call: &'static str,
-        /// The OpenCL code.
+        /// The API's code.
         code: i32,
     },
     /// There is no device.
@@ -45,7 +47,7 @@ impl fmt::Display for Failure {
         match self {
             Self::Gone(why) => write!(f, "the rings cannot be used: {why}"),
             Self::Malformed(why) => write!(f, "an answer is malformed: {why}"),
-            Self::Code { call, code } => write!(f, "{call} failed with OpenCL's code {code}"),
+            Self::Code { call, code } => write!(f, "{call} failed with the code {code}"),
             Self::NoDevice => f.write_str("the worker offers no device"),
             Self::Wrong { at } => write!(f, "the sum at {at} is wrong"),
         }
@@ -125,7 +127,7 @@ impl<B: Bell + Clone> Connection<B> {
                 continue;
             };
             // One thread, and no stages and callbacks: the next answer is the one.
-            if header.opcode == calls::ANSWER && header.sequence == sequence {
+            if header.opcode == ANSWER && header.sequence == sequence {
                 break;
             }
         }
@@ -134,5 +136,14 @@ impl<B: Bell + Clone> Connection<B> {
             call: C::NAME,
             code,
         })
+    }
+}
+
+/// A stretch of the window's data, from `offset` of the data on.
+pub fn place(window: &Window, offset: u64, length: u64) -> WindowRange {
+    WindowRange {
+        offset: window.data() + offset,
+        length,
+        stage: None,
     }
 }

@@ -6,6 +6,8 @@ use core::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
+use gantry_remoting::wire::api::ApiId;
+
 /// Guest-physical address of the desk.
 pub const ADDRESS: u64 = 0x10_0000;
 /// Bytes of the text.
@@ -60,7 +62,7 @@ pub struct Rounds {
     pub longest: u64,
 }
 
-/// The desk. The host writes `orders`, `go` and `size`, the guest everything else.
+/// The desk. The host writes `orders`, `go`, `size` and `api`, the guest everything else.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Desk {
@@ -70,6 +72,8 @@ pub struct Desk {
     go: AtomicU32,
     /// MiB of the device's memory on which it computes rounds.
     size: AtomicU32,
+    /// The number of the API that it calls.
+    api: AtomicU32,
     /// [`Rounds`], each number by itself.
     since: AtomicU32,
     count: AtomicU64,
@@ -89,6 +93,7 @@ impl Desk {
             orders: AtomicU32::new(0),
             go: AtomicU32::new(0),
             size: AtomicU32::new(0),
+            api: AtomicU32::new(0),
             since: AtomicU32::new(0),
             count: AtomicU64::new(0),
             counts: AtomicU64::new(0),
@@ -131,6 +136,17 @@ impl Desk {
             4 => Orders::Check,
             _ => Orders::Cached,
         }
+    }
+
+    /// Has the guest begin with the calls of an API.
+    pub fn order_calls(&self, api: ApiId, orders: Orders) {
+        self.api.store(api.number(), Ordering::Relaxed);
+        self.order(orders);
+    }
+
+    /// Which API it was told to call.
+    pub fn api(&self) -> ApiId {
+        ApiId::from_number(self.api.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
     /// Has the guest begin to compute rounds on so many MiB.

@@ -1,8 +1,8 @@
 //! A client of a worker, reduced to what is measured: it speaks the protocol over the rings as the
-//! OpenCL driver does, from one thread, and needs no operating system. So the same code runs as a
+//! OpenCL driver or CUDA's does, from one thread, and needs no operating system. So the same code runs as a
 //! process beside the worker and in ring 3 of a guest, and what differs is the border between.
 //!
-//! - [`run`]: computes, checks what was computed, and measures.
+//! - [`opencl::run`], [`cuda::run`]: compute, check what was computed, and measure.
 //! - [`rounds`]: computes round after round on state of the device's while its machine moves.
 //! - [`desk`]: how a guest without devices is told what to do, and hands on what it has measured.
 
@@ -10,12 +10,14 @@
 
 extern crate alloc;
 
+mod bench;
 mod connection;
+pub mod cuda;
 pub mod desk;
-mod figures;
+pub mod opencl;
 mod opened;
 mod rounds;
 
+pub use bench::{COUNTED, Direction, Surroundings};
 pub use connection::{Connection, Failure};
-pub use figures::{COUNTED, Surroundings, run};
 pub use rounds::{Told, rounds};

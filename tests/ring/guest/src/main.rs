@@ -21,10 +21,14 @@ use core::{
     panic::PanicInfo,
 };
 
+use gantry_remoting::{
+    apis::{cuda::Cuda, opencl::OpenCl},
+    wire::api::ApiId,
+};
 use gantry_ring_client::{
-    Surroundings, Told,
+    Surroundings, Told, cuda,
     desk::{Desk, FILLED, Orders, Pen, Rounds, State},
-    rounds, run,
+    opencl, rounds,
 };
 
 use crate::port::Port;
@@ -131,9 +135,10 @@ fn work(start_info: u64) -> Result<(), alloc::string::String> {
     if orders == Orders::Rounds {
         fill();
     }
-    let (window, bell) = port.open(orders == Orders::Combining)?;
-    let done = match orders {
-        Orders::Rounds => {
+    let combining = orders == Orders::Combining;
+    let done = match (orders, DESK.api()) {
+        (Orders::Rounds, _) => {
+            let (window, bell) = port.open::<OpenCl>(combining)?;
             let mut stretch = Stretch {
                 rounds: Rounds::default(),
                 begun: 0,
@@ -141,7 +146,14 @@ fn work(start_info: u64) -> Result<(), alloc::string::String> {
             };
             rounds(&window, bell, DESK.size(), &mut stretch)
         }
-        _ => run(&window, bell, &mut Here),
+        (_, ApiId::OpenCl) => {
+            let (window, bell) = port.open::<OpenCl>(combining)?;
+            opencl::run(&window, bell, &mut Here)
+        }
+        (_, ApiId::Cuda) => {
+            let (window, bell) = port.open::<Cuda>(combining)?;
+            cuda::run(&window, bell, &mut Here)
+        }
     };
     done.map_err(|why| alloc::format!("{why}"))
 }

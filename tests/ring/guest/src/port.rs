@@ -4,14 +4,16 @@ use alloc::{format, string::String, sync::Arc};
 use core::time::Duration;
 
 use gantry_remoting::{
-    apis::opencl::OpenCl,
     link::{
         bell::Bell,
         sync::{AtomicU32, Ordering},
         window::{CLIENT_HELLO, REPLY, Window},
     },
     port::{self, Command, State, registers},
-    wire::hello::{self, Hello},
+    wire::{
+        Api,
+        hello::{self, Hello},
+    },
 };
 
 use crate::{machine, until};
@@ -72,8 +74,8 @@ impl Port {
         State::from_number(number).unwrap_or(State::Ended)
     }
 
-    /// Opens the first slice: its window, and how to wake its worker.
-    pub fn open(&self, combining: bool) -> Result<(Arc<Window>, Doorbell), String> {
+    /// Opens the first slice for an API: its window, and how to wake its worker.
+    pub fn open<A: Api>(&self, combining: bool) -> Result<(Arc<Window>, Doorbell), String> {
         let version = read(self.registers + registers::VERSION);
         if version != registers::INTERFACE {
             return Err(format!("the port's registers are of version {version}"));
@@ -83,7 +85,7 @@ impl Port {
         let size = u64::from(low) | u64::from(high) << 32;
         machine::map(self.window, size, combining).ok_or("there are not enough page tables")?;
         let start = self.window as *mut u8;
-        for (at, byte) in (CLIENT_HELLO as usize..).zip(Hello::client::<OpenCl>().to_bytes()) {
+        for (at, byte) in (CLIENT_HELLO as usize..).zip(Hello::client::<A>().to_bytes()) {
             // SAFETY: within the slice's first page.
             unsafe { start.add(at).write_volatile(byte) };
         }
@@ -94,7 +96,7 @@ impl Port {
             // SAFETY: as above.
             *byte = unsafe { start.add(at).read_volatile() };
         }
-        let theirs = Hello::check_for::<OpenCl>(&reply).map_err(|why| format!("{why}"))?;
+        let theirs = Hello::check_for::<A>(&reply).map_err(|why| format!("{why}"))?;
         if self.slice() != State::Open {
             return Err(format!("the slice is {:?}", self.slice()));
         }

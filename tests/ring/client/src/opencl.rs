@@ -1,4 +1,4 @@
-//! What is measured, and how.
+//! What is measured of OpenCL.
 
 use alloc::{
     string::{String, ToString as _},
@@ -10,7 +10,7 @@ use gantry_remoting::{
     apis::opencl::{
         calls::{
             CreateBuffer, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, ReadBuffer,
-            SetArgument, Target, Value, WindowRange, WriteBuffer,
+            SetArgument, Target, Value, WriteBuffer,
         },
         codes,
     },
@@ -19,27 +19,14 @@ use gantry_remoting::{
 };
 
 use crate::{
-    Connection, Failure,
+    Connection, Failure, Surroundings,
+    bench::{Direction, Samples, copies, count, time},
+    connection::place,
     opened::{CONTEXT, QUEUE, open, order},
 };
 
-/// What the client needs besides the window.
-pub trait Surroundings {
-    /// Counts of the time stamp counter, or of another clock of about a gigahertz.
-    fn now(&mut self) -> u64;
-    /// Hands on what something is called.
-    fn note(&mut self, what: &str, is: &str);
-    /// Hands on how long one took of something that was measured, in counts: the median, and what
-    /// 99 of 100 did not exceed.
-    fn time(&mut self, what: &str, median: u64, most: u64);
-    /// Hands on how many counts it took to copy so many bytes.
-    fn copy(&mut self, what: &str, bytes: u64, median: u64);
-    /// A stretch of [`COUNTED`] synchronous calls begins (`true`), or is over; there are two.
-    fn counted(&mut self, begins: bool);
-}
-
-/// Calls in the stretch in which exits and system calls are counted.
-pub const COUNTED: u32 = 10_000;
+/// The kind of calls in whose stretches exits and system calls are counted.
+pub const KINDS: [&str; 1] = ["synchronous calls"];
 
 const SOURCE: &str = "
 kernel void add(global const int *a, global const int *b, global int *sum) {
@@ -56,12 +43,6 @@ const NOTHING: KernelId = KernelId(1);
 const NUMBERS: usize = 1 << 16;
 /// Bytes of the buffers.
 const BUFFER: u64 = 16 << 20;
-/// Samples of each figure, if they can be had in [`LONGEST`].
-const SAMPLES: usize = 400;
-/// Samples in any case.
-const FEWEST: usize = 20;
-/// Counts after which there are samples enough: about a second.
-const LONGEST: u64 = 2_500_000_000;
 /// Sizes that are copied.
 const COPIES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, BUFFER];
 
@@ -81,13 +62,6 @@ fn argument(index: u32, value: i32) -> SetArgument {
     }
 }
 
-/// The median, and what 99 of 100 do not exceed; of one sample at least.
-fn summary(mut samples: Vec<u64>) -> (u64, u64) {
-    samples.sort_unstable();
-    let count = samples.len();
-    (samples[count / 2], samples[count * 99 / 100])
-}
-
 struct Bench<'a, B, S> {
     window: &'a Window,
     link: Connection<B>,
@@ -95,15 +69,6 @@ struct Bench<'a, B, S> {
 }
 
 impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
-    /// A stretch of the window's data, from `offset` of the data on.
-    fn place(&self, offset: u64, length: u64) -> WindowRange {
-        WindowRange {
-            offset: self.window.data() + offset,
-            length,
-            stage: None,
-        }
-    }
-
     /// Opens the first device; its id.
     fn open(&mut self) -> Result<DeviceId, Failure> {
         let kernels = [(ADD, "add"), (NOTHING, "nothing")];
@@ -150,7 +115,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
                 order: order(),
                 mem: MemId(mem),
                 offset: 0,
-                from: self.place(offset, bytes),
+                from: place(self.window, offset, bytes),
             })?;
         }
         for index in 0..3 {
@@ -165,7 +130,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
             order: order(),
             mem: MemId(2),
             offset: 0,
-            to: self.place(2 * bytes, bytes),
+            to: place(self.window, 2 * bytes, bytes),
         })?;
         for at in 0..NUMBERS {
             // SAFETY: as above; the read has completed.
@@ -178,121 +143,78 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
         Ok(())
     }
 
-    /// Counts that one of `batch` takes: the median of many, and what 99 of 100 do not exceed.
-    fn sample(
-        &mut self,
-        batch: u32,
-        mut work: impl FnMut(&mut Connection<B>) -> Result<(), Failure>,
-    ) -> Result<(u64, u64), Failure> {
-        let mut samples = Vec::with_capacity(SAMPLES);
-        let begin = self.here.now();
-        while self.goes_on(begin, samples.len()) {
-            let start = self.here.now();
-            for _ in 0..batch {
-                work(&mut self.link)?;
-            }
-            samples.push(self.here.now().wrapping_sub(start) / u64::from(batch));
-        }
-        Ok(summary(samples))
-    }
-
-    /// Whether there are not samples enough.
-    fn goes_on(&mut self, begin: u64, samples: usize) -> bool {
-        let late = self.here.now().wrapping_sub(begin) > LONGEST;
-        samples < FEWEST || (samples < SAMPLES && !late)
-    }
-
     fn calls(&mut self, device: DeviceId) -> Result<(), Failure> {
+        let (link, here) = (&mut self.link, &mut *self.here);
         let ask = Info {
             of: Target::WorkGroup(NOTHING, Some(device)),
             parameter: codes::KERNEL_PREFERRED_WORK_GROUP_SIZE_MULTIPLE,
         };
-        let (median, most) = self.sample(100, |link| link.ask(&ask).map(drop))?;
-        self.here.time("synchronous call", median, most);
-        // Once for each kind of thing that is counted: counting one would disturb the other.
-        for _ in 0..2 {
-            self.here.counted(true);
-            for _ in 0..COUNTED {
-                self.link.ask(&ask)?;
-            }
-            self.here.counted(false);
-        }
+        time(here, "synchronous call", 100, || link.ask(&ask).map(drop))?;
+        count(here, || link.ask(&ask).map(drop))?;
 
         for index in 0..2 {
-            self.link.ask(&argument(index, 1))?;
+            link.ask(&argument(index, 1))?;
         }
         let finish = Finish { queue: QUEUE };
-        let (median, most) = self.sample(10, |link| link.ask(&finish))?;
-        self.here.time("finish of an idle queue", median, most);
+        time(here, "finish of an idle queue", 10, || link.ask(&finish))?;
         let kernel = launch(NOTHING, 1);
         // What a client spends on an enqueue that it does not wait for: both arguments change.
-        let mut samples = Vec::with_capacity(SAMPLES);
-        let begin = self.here.now();
-        while self.goes_on(begin, samples.len()) {
-            let round = samples.len() as i32;
-            let start = self.here.now();
+        let mut samples = Samples::new(here);
+        while samples.goes_on(here) {
+            let round = samples.count() as i32;
+            let start = here.now();
             for _ in 0..20 {
-                self.link.post_with_next(&argument(0, round))?;
-                self.link.post_with_next(&argument(1, -round))?;
-                self.link.post(&kernel)?;
+                link.post_with_next(&argument(0, round))?;
+                link.post_with_next(&argument(1, -round))?;
+                link.post(&kernel)?;
             }
-            samples.push(self.here.now().wrapping_sub(start) / 20);
-            self.link.ask(&finish)?;
+            samples.add([here.now().wrapping_sub(start) / 20]);
+            link.ask(&finish)?;
         }
-        let (median, most) = summary(samples);
-        self.here.time(
+        let [(median, most)] = samples.summaries();
+        here.time(
             "client's time for an enqueue with 2 arguments",
             median,
             most,
         );
-        let (median, most) = self.sample(5, |link| {
+        time(here, "enqueue + finish", 5, || {
             link.post(&kernel)?;
             link.ask(&finish)
         })?;
-        self.here.time("enqueue + finish", median, most);
         // Calls that nobody waits for, as fast as the worker takes them: the ring fills up.
-        let (median, most) = self.sample(1, |link| {
+        time(here, "2000 posted calls and an answer", 1, || {
             for value in 0..2000 {
                 link.post(&argument(0, value))?;
             }
             link.ask(&ask).map(drop)
-        })?;
-        self.here
-            .time("2000 posted calls and an answer", median, most);
-        Ok(())
+        })
     }
 
     fn copies(&mut self) -> Result<(), Failure> {
-        let mut sizes: Vec<_> = COPIES.into_iter().collect();
-        sizes.retain(|size| self.window.data() + size <= self.window.size());
-        for size in sizes {
-            let write = WriteBuffer {
-                order: order(),
-                mem: MemId(0),
-                offset: 0,
-                from: self.place(0, size),
-            };
-            let read = ReadBuffer {
-                order: order(),
-                mem: MemId(0),
-                offset: 0,
-                to: self.place(0, size),
-            };
-            let mut samples = [const { Vec::new() }; 2];
-            let begin = self.here.now();
-            while self.goes_on(begin, samples[0].len()) {
-                let start = self.here.now();
-                self.link.ask(&write)?;
-                let half = self.here.now();
-                self.link.ask(&read)?;
-                samples[0].push(half.wrapping_sub(start));
-                samples[1].push(self.here.now().wrapping_sub(half));
+        let window = self.window;
+        let sizes: Vec<_> = COPIES
+            .into_iter()
+            .filter(|size| window.data() + size <= window.size())
+            .collect();
+        let link = &mut self.link;
+        copies(self.here, &sizes, |direction, size| {
+            let place = place(window, 0, size);
+            let (order, mem, offset) = (order(), MemId(0), 0);
+            match direction {
+                Direction::Write => link.ask(&WriteBuffer {
+                    order,
+                    mem,
+                    offset,
+                    from: place,
+                }),
+                Direction::Read => link.ask(&ReadBuffer {
+                    order,
+                    mem,
+                    offset,
+                    to: place,
+                }),
             }
-            for (what, samples) in ["write", "read"].into_iter().zip(samples) {
-                self.here.copy(what, size, summary(samples).0);
-            }
-        }
-        Ok(())
+        })
     }
 }
 
