@@ -84,7 +84,8 @@ pub mod registers {
     /// opened, for which it counts; none is said by zero.
     pub const OWNER: u64 = 0x1800;
     /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere), or the
-    /// devices that one for [`Server::Away`](super::Server::Away) is about: its bytes, and zeroes up to
+    /// devices that one for [`Server::Away`](super::Server::Away) or
+    /// [`Server::Parked`](super::Server::Parked) is about: its bytes, and zeroes up to
     /// [`ADDRESS_SIZE`]. Whoever reads it reads the wish again afterwards: another
     /// one has another address.
     pub const ADDRESS: u64 = 0x1a00;
@@ -150,6 +151,16 @@ pub enum Server {
     /// their drivers back. Their PCI addresses are in the [registers](registers::ADDRESS), with commas
     /// between them.
     Away,
+    /// Nobody: those of the guest's own pool wait, with their state in the guest's memory, until devices that
+    /// are named as above, if some are, have their drivers back. The port serves those that come.
+    Parked,
+}
+
+impl Server {
+    /// Whether an address, or devices, go with a wish for it.
+    pub fn is_at_address(self) -> bool {
+        matches!(self, Self::Elsewhere | Self::Away | Self::Parked)
+    }
 }
 
 /// Where the host wishes the guest's applications to be served. As a number: who serves in the lower
@@ -170,6 +181,7 @@ impl Wish {
             Server::Host => 2,
             Server::Elsewhere => 3,
             Server::Away => 4,
+            Server::Parked => 5,
         };
         u32::from(self.number) << 8 | by
     }
@@ -182,6 +194,7 @@ impl Wish {
             2 => Server::Host,
             3 => Server::Elsewhere,
             4 => Server::Away,
+            5 => Server::Parked,
             _ => return None,
         };
         Some(Self { number: own, by })
@@ -523,7 +536,13 @@ mod tests {
 
     #[test]
     fn wishes_and_outcomes_survive_the_way_through_a_register() {
-        for by in [Server::Local, Server::Host, Server::Elsewhere] {
+        for by in [
+            Server::Local,
+            Server::Host,
+            Server::Elsewhere,
+            Server::Away,
+            Server::Parked,
+        ] {
             let wish = Wish { number: 255, by };
             assert_eq!(Wish::from_number(wish.to_number()), Some(wish));
         }

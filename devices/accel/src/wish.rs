@@ -60,6 +60,9 @@ pub enum Seat {
     /// The host's, by the port, until these devices of the guest are back: their PCI addresses there, with
     /// commas between them.
     Away(Address),
+    /// Nobody: applications of the guest's own pool wait until these devices are back, or until another wish
+    /// if there are none.
+    Parked(Option<Address>),
 }
 
 impl Seat {
@@ -69,6 +72,17 @@ impl Seat {
             Self::Host => Server::Host,
             Self::At(_) => Server::Elsewhere,
             Self::Away(_) => Server::Away,
+            Self::Parked(_) => Server::Parked,
+        }
+    }
+}
+
+impl Seat {
+    fn address(&self) -> Option<&Address> {
+        match self {
+            Self::Local | Self::Host => None,
+            Self::At(address) | Self::Away(address) => Some(address),
+            Self::Parked(devices) => devices.as_ref(),
         }
     }
 }
@@ -79,6 +93,7 @@ impl fmt::Display for Seat {
             Self::Local => f.write_str("the guest's own pool"),
             Self::Host | Self::Away(_) => f.write_str("the port"),
             Self::At(Address(address)) => f.write_str(address),
+            Self::Parked(_) => f.write_str("the guest's memory"),
         }
     }
 }
@@ -228,7 +243,7 @@ impl Mailbox {
         };
         state.wish = Some(wish);
         state.address.clear();
-        if let Seat::At(Address(address)) | Seat::Away(Address(address)) = seat {
+        if let Some(Address(address)) = seat.address() {
             state.address.clone_from(address);
         }
         (state.begun, state.reason, state.answer) = (false, [0; _], None);

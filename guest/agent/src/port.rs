@@ -11,7 +11,7 @@ use base::{Access, Mapping};
 use gantry_remoting::{
     apis,
     link::window::{CLIENT_HELLO, REPLY},
-    port::{self, Command, DOORBELL, Outcome, Server, SliceOffsets, State, Wish, registers},
+    port::{self, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
@@ -326,7 +326,7 @@ impl Port {
     pub fn wish(&self) -> Option<(Wish, String)> {
         let read = || Wish::from_number(self.registers.read(registers::WISH));
         let wish = read()?;
-        if !matches!(wish.by, Server::Elsewhere | Server::Away) {
+        if !wish.by.is_at_address() {
             return Some((wish, String::new()));
         }
         let words = (0..registers::ADDRESS_SIZE).step_by(4);

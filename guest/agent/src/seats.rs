@@ -12,8 +12,9 @@
 //! has ended with all that it has started, so that nobody has the device's files open. An application
 //! that comes while others are served elsewhere is served by the port.
 //!
-//! Where the host is about to take devices away (a wish for [`Server::Away`]), the agent says who else
-//! uses them, and moves nobody if somebody does. When all have come back, and have their drivers, it brings
+//! Where the host is about to take devices away (a wish for [`Server::Away`], or [`Server::Parked`] where
+//! nobody else can serve: applications of the pool keep their state in their own memory then, and wait), the
+//! agent says who else uses them, and moves nobody if somebody does. When all have come back, and have their drivers, it brings
 //! applications back to the pool by itself, whatever host the guest is on by then.
 
 use std::{
@@ -29,7 +30,7 @@ use std::{
 use gantry_remoting::{
     apis,
     link::{
-        order::{self, Lead, Order},
+        order::{self, Lead, Order, PARKED},
         socket,
     },
     port::{Outcome, OutcomeKind, Server, Wish},
@@ -93,6 +94,8 @@ enum Place {
     Port,
     /// At an address that the host has named.
     At(String),
+    /// By nobody: it waits for another order.
+    Parked,
 }
 
 /// An order that was not answered yet.
@@ -267,10 +270,15 @@ impl Seats {
             Server::Local => (Place::Local, Serves::Pool),
             Server::Host => (Place::Port, Serves::Port),
             Server::Elsewhere => (Place::At(address.to_owned()), Serves::Port),
-            Server::Away => {
+            Server::Parked if address.is_empty() => (Place::Parked, Serves::Port),
+            Server::Away | Server::Parked => {
                 let devices = Tracked::of(self.pci.clone(), address);
                 holders = holders::of(&devices, self.owner);
-                (Place::Port, Serves::PortUntilBack(devices))
+                let to = match wish.by {
+                    Server::Parked => Place::Parked,
+                    _ => Place::Port,
+                };
+                (to, Serves::PortUntilBack(devices))
             }
         };
         if holders.is_empty() {
@@ -315,6 +323,8 @@ impl Seats {
             Serves::PortUntilBack(devices) => devices.are_back(),
         };
         if !due || !self.has_pool() {
+            // It may be of another model, or one of several.
+            self.note_parked();
             return;
         }
         let wish = Wish {
@@ -334,6 +344,7 @@ impl Seats {
             Place::Local => self.pool.socket().display().to_string(),
             Place::Port => self.own.display().to_string(),
             Place::At(address) => address.clone(),
+            Place::Parked => PARKED.to_owned(),
         };
         let order = Order {
             to,
@@ -349,7 +360,9 @@ impl Seats {
             })
         };
         self.led.retain_mut(|led| {
-            if led.at == *place {
+            // Only the pool is left by who is parked.
+            let leaves = *place != Place::Parked || led.at == Place::Local;
+            if led.at == *place || !(leaves || led.ordered.is_some()) {
                 return true;
             }
             // Who has not answered the last one gets no further one.
@@ -365,7 +378,7 @@ impl Seats {
             }
             true
         });
-        if *place == Place::Port {
+        if matches!(place, Place::Port | Place::Parked) {
             return stay;
         }
         for stream in served {
@@ -484,7 +497,7 @@ impl Seats {
                 }
             }
             // Who is about to be served by the port is told when it is.
-            if to != Place::Port && coming {
+            if matches!(to, Place::Local | Place::At(_)) && coming {
                 return None;
             }
             let given = Instant::now();
@@ -501,7 +514,7 @@ impl Seats {
         }
         match to {
             Place::Local => self.done(),
-            Place::Port | Place::At(_) => self.end(),
+            Place::Port | Place::At(_) | Place::Parked => self.end(),
         }
     }
 
@@ -608,6 +621,9 @@ impl Seats {
 
     fn done(&mut self) -> Option<Told> {
         let round = self.round.as_ref()?;
+        if round.to == Place::Parked {
+            self.note_parked();
+        }
         let moved = round.moved;
         // Nobody has asked for it.
         if round.port.is_empty() && moved > 0 {
@@ -625,6 +641,22 @@ impl Seats {
             );
         }
         self.over(OutcomeKind::Done, moved)
+    }
+
+    /// Says for what those that are parked wait.
+    fn note_parked(&self) {
+        let parked = self.led.iter().filter(|led| led.at == Place::Parked);
+        let count = parked.count();
+        let until = match &self.serves {
+            Serves::PortUntilBack(devices) => format!("{devices} is back with its driver, or "),
+            Serves::Pool | Serves::Port => String::new(),
+        };
+        if count > 0 {
+            base::note!(
+                "gantry-agent: {count} applications are parked, their state in this guest's memory: they \
+                 wait until {until}the host has them go on (gantry ctl move-accel ID --to host or local)"
+            );
+        }
     }
 
     fn over(&mut self, kind: OutcomeKind, applications: u16) -> Option<Told> {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs,
+    fmt, fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -85,6 +85,17 @@ impl Tracked {
             let mut back = || new.iter().position(alike).map(|at| new.swap_remove(at));
             old.iter().any(is_there) || back().is_some()
         })
+    }
+}
+
+/// Those that are missing, by where they were.
+impl fmt::Display for Tracked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, device) in self.missing.iter().enumerate() {
+            let comma = if number == 0 { "" } else { ", " };
+            write!(f, "{comma}{}", device.address)?;
+        }
+        Ok(())
     }
 }
 

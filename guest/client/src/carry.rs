@@ -25,8 +25,8 @@
 //! stretch of memory that is copied into the window, beside what the copy takes.
 
 use std::{
-    os::unix::net::UnixStream,
-    sync::{MutexGuard, mpsc},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{Arc, MutexGuard, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -36,7 +36,7 @@ use gantry_remoting::{
     link::{
         control::{LONG, SOON},
         mapping::Error,
-        order::Order,
+        order::{Order, PARKED},
         rounds::Rounds,
     },
     wire::{
@@ -48,14 +48,16 @@ use gantry_remoting::{
 use crate::{
     connect::Opened,
     driver::Driver,
-    link::{Link, Outgoing, ends},
-    stage::HostRegion,
+    link::{Link, Outgoing, Reader, ends},
+    park,
+    peer::Seat,
+    stage::{HostRegion, Stages},
 };
 
 /// How often is looked for what has come or changed.
 const LOOK: Duration = Duration::from_micros(100);
 /// How many bytes of an image are carried at a time, at most.
-const PART: u64 = 4 << 20;
+pub(crate) const PART: u64 = 4 << 20;
 /// The same while the application goes on: its calls wait while the worker copies a part.
 const SMALL_PART: u64 = 512 << 10;
 
@@ -96,26 +98,30 @@ const NOT_SHARED: &str = "parts of its window are in use, which a stream does no
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
-/// Has a process be served where the order says. Where further orders come from, if it was sent on from
-/// there.
+/// Has a process be served where the order says, which has come by `orders`. Where further ones come from,
+/// if it was sent on from there.
 ///
 /// # Errors
 /// It stays where it is; why.
 pub fn change_seat<D: Carried>(
     link: &Link<D>,
     order: &Order,
+    orders: &UnixStream,
 ) -> Result<Option<UnixStream>, String> {
     let patience = order.patience.min(LONG);
     // No listener hears of its end meanwhile, nor of messages.
     link.be_deaf(true);
-    let outcome = open(link, &order.to, Instant::now() + order.opening.min(LONG))
-        .and_then(|opened| go(link, &opened, patience).map(|()| opened.orders));
+    let outcome = match order.to == PARKED {
+        true => park::park(link, order, orders),
+        false => open(link, &order.to, Instant::now() + order.opening.min(LONG))
+            .and_then(|opened| go(link, &opened, patience).map(|()| opened.orders)),
+    };
     link.be_deaf(false);
     outcome
 }
 
 /// Connects with the worker at this address. What the one that serves says is heard meanwhile.
-fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
+pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
     thread::scope(|scope| {
         // As the listener, it blocks all signals.
         let opening = scope.spawn(|| {
@@ -139,7 +145,8 @@ fn hear<D: Driver>(link: &Link<D>) {
     }
 }
 
-fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result<(), String> {
+/// The connection with the other worker, whose window is as large as this one's at least.
+pub(crate) fn connection<D: Carried>(link: &Link<D>, opened: &Opened) -> Result<Link<D>, String> {
     // Nobody waits for callbacks of this one.
     let (due, _) = mpsc::channel();
     let environment = link.environment.clone();
@@ -153,6 +160,11 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
         ));
     }
     there.be_deaf(true);
+    Ok(there)
+}
+
+fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result<(), String> {
+    let there = connection(link, opened)?;
     let both = Both {
         link,
         there: &there,
@@ -170,7 +182,7 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
 }
 
 /// Waits for the lock under which calls are sent, and until nothing is in the way.
-fn hold<'a, D: Driver>(
+pub(crate) fn hold<'a, D: Driver>(
     link: &'a Link<D>,
     until: Instant,
     mut in_the_way: impl FnMut() -> Option<&'static str>,
@@ -198,13 +210,13 @@ fn hold<'a, D: Driver>(
 }
 
 /// The connections with both workers.
-struct Both<'a, D: Driver> {
+pub(crate) struct Both<'a, D: Driver> {
     /// That with the one that serves.
-    link: &'a Link<D>,
+    pub link: &'a Link<D>,
     /// That with the one that is to serve.
-    there: &'a Link<D>,
+    pub there: &'a Link<D>,
     /// By when all is to be answered.
-    end: Instant,
+    pub end: Instant,
 }
 
 impl<D: Carried> Both<'_, D> {
@@ -275,7 +287,7 @@ impl<D: Carried> Both<'_, D> {
     }
 
     /// Has the worker that serves keep nothing. If it has ended, that is noticed.
-    fn give_up(&self) {
+    pub fn give_up(&self) {
         let none = WindowRange {
             offset: self.link.window.data(),
             length: 0,
@@ -298,44 +310,77 @@ impl<D: Carried> Both<'_, D> {
         }
     }
 
+    /// Has the worker save what is new since so many rounds: how many bytes the image has.
+    pub fn save(
+        &self,
+        outgoing: &mut Outgoing,
+        rounds: u32,
+        until: Instant,
+    ) -> Result<u64, String> {
+        let left = until.saturating_duration_since(Instant::now());
+        let save = D::save(left.as_millis() as u64, rounds);
+        let (length, why) = self.ask(Some(outgoing), &save)?;
+        refusal(why).map(|()| length)
+    }
+
     /// Carries the image over, through both windows.
     fn copy_image(&self, mut held: Option<&mut Outgoing>, length: u64) -> Result<(), String> {
-        let Self { link, there, .. } = *self;
         let is_held = held.is_some();
         let largest = if is_held { PART } else { SMALL_PART };
-        let mut bytes = vec![0; largest.min(length) as usize];
+        let mut bytes = Vec::new();
         let mut at = 0;
         while at < length {
             let most = largest.min(length - at);
-            let (offset, part) = self
-                .room(link, most, is_held)
-                .ok_or("its window has no room for its state")?;
-            let memory = HostRegion::flat(bytes.as_mut_ptr(), part as usize);
-            // SAFETY: the bytes live until the worker has released the stage, which is checked below,
-            // or is not heard of any more.
-            let to = unsafe { link.stage_into(offset, part, memory) };
-            let stage = to.stage;
-            let read = self.ask(held.as_deref_mut(), &D::read(at, to));
-            let landed = stage.is_some_and(|stage| !link.is_pending(stage));
-            if !landed {
-                // Nobody knows when.
-                std::mem::forget(std::mem::take(&mut bytes));
-            }
-            refusal(read?)?;
-            if !landed {
-                return Err(gone(OLD)(()));
-            }
-            let (offset, _) = there
-                .reserve_part(part)
-                .filter(|(_, room)| *room == part)
-                .ok_or("the window there has no room for its state")?;
-            // SAFETY: both have so many bytes.
-            unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
-            let from = there.stage(offset, part);
-            refusal(self.ask_there(is_held, &D::write(at, from), SOON)?)?;
-            at += part;
+            let part = self.read_part(held.as_deref_mut(), at, most, &mut bytes)?;
+            at += self.write_part(is_held, at, part)?;
         }
         Ok(())
+    }
+
+    /// Reads a part of the image, of `most` bytes at most, which then are the first ones of `bytes`.
+    pub fn read_part<'b>(
+        &self,
+        held: Option<&mut Outgoing>,
+        at: u64,
+        most: u64,
+        bytes: &'b mut Vec<u8>,
+    ) -> Result<&'b [u8], String> {
+        let link = self.link;
+        let (offset, part) = self
+            .room(link, most, held.is_some())
+            .ok_or("its window has no room for its state")?;
+        bytes.resize(bytes.len().max(part as usize), 0);
+        let memory = HostRegion::flat(bytes.as_mut_ptr(), part as usize);
+        // SAFETY: the bytes live until the worker has released the stage, which is checked below,
+        // or is not heard of any more.
+        let to = unsafe { link.stage_into(offset, part, memory) };
+        let stage = to.stage;
+        let read = self.ask(held, &D::read(at, to));
+        let landed = stage.is_some_and(|stage| !link.is_pending(stage));
+        if !landed {
+            // Nobody knows when.
+            std::mem::forget(std::mem::take(bytes));
+        }
+        refusal(read?)?;
+        match landed {
+            true => Ok(&bytes[..part as usize]),
+            false => Err(gone(OLD)(())),
+        }
+    }
+
+    /// Writes a part of the image to the other worker: how many bytes.
+    pub fn write_part(&self, is_held: bool, at: u64, bytes: &[u8]) -> Result<u64, String> {
+        let (there, part) = (self.there, bytes.len() as u64);
+        let (offset, _) = there
+            .reserve_part(part)
+            .filter(|(_, room)| *room == part)
+            .ok_or("the window there has no room for its state")?;
+        let memory = HostRegion::flat(bytes.as_ptr().cast_mut(), bytes.len());
+        // SAFETY: it is read, and both have so many bytes.
+        unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
+        let from = there.stage(offset, part);
+        refusal(self.ask_there(is_held, &D::write(at, from), SOON)?)?;
+        Ok(part)
     }
 }
 
@@ -359,70 +404,97 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = hold(link, until, in_the_way)?;
-    let left = until.saturating_duration_since(Instant::now());
-    let save = D::save(left.as_millis() as u64, rounds);
-    let (length, why) = both.ask(Some(&mut outgoing), &save)?;
-    refusal(why)?;
+    let length = both.save(&mut outgoing, rounds, until)?;
     both.copy_image(Some(&mut outgoing), length)?;
     take_over(both, &mut outgoing, opened)
 }
 
-/// Has the other worker go on where this one has stopped, with the window's contents and addresses.
+/// Has no thread read answers until that is let.
+pub(crate) fn hold_readers<D: Driver>(link: &Link<D>) -> Result<Box<Reader>, String> {
+    link.hold_readers().ok_or_else(|| gone(OLD)(()))
+}
+
+/// Has the other worker go on where this one has stopped.
 fn take_over<D: Carried>(
     both: &Both<'_, D>,
     outgoing: &mut Outgoing,
     opened: &Opened,
 ) -> Result<(), String> {
-    let Both { link, there, .. } = *both;
-    let mut reader = link.hold_readers().ok_or_else(|| gone(OLD)(()))?;
-    let outcome = (|| {
-        let writers = link.writers.write_unpoisoned();
-        let mut stages = link.stages.lock_unpoisoned();
-        if let Some(why) = stages.pinned() {
-            return Err(why.to_owned());
-        }
-        let in_use = stages.in_use(&link.window);
-        if !in_use.is_empty() && !there.is_shared() {
-            return Err(NOT_SHARED.to_owned());
-        }
-        for (start, end) in in_use {
-            let place =
-                (link.window.at(start, end - start)).zip(there.window.at(start, end - start));
-            let (from, to) = place.ok_or("its window is in use where the other one ends")?;
-            // SAFETY: as many bytes of both windows. The worker that is left writes nothing any more,
-            // and no thread of this process does, which has no pointers to mapped memory.
-            unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
-        }
-        refusal(both.ask_there(true, &D::restore(), LONG)?)?;
-        let (file, offset) = opened
-            .file
-            .as_ref()
-            .ok_or("the memory of the window there cannot be mapped once more")?;
-        let weak = !there.is_file() && there.is_shared();
-        if let Err(error) = link.window.replace(file, *offset, weak) {
-            if let Error::Lost(_) = error {
-                // What it had in the window is gone.
-                link.lose();
-            }
-            return Err(base::Chain(&error).to_string());
-        }
-        stages.forget_pages();
-        let seat = opened.seat.clone();
-        // Before others get space, which is used as the worker sees it.
-        link.take_seat(seat.clone());
-        drop((stages, writers));
-        let (mut sender, mut other) = ends(&link.window, &seat.bell, seat.spins);
-        let written = there.outgoing.lock_unpoisoned().sender.written();
-        // Fails if the other worker breaks the ring's rules, which the next call notices, too.
-        let _ = sender.go_on(written);
-        if let Some(theirs) = &there.incoming.lock_unpoisoned().receiver {
-            let (read, partial) = theirs.ring.read();
-            other.ring.go_on(read, partial.to_vec());
-        }
-        outgoing.sender = sender;
-        *reader = other;
-        Ok(())
-    })();
-    link.let_read(reader);
+    let mut reader = hold_readers(both.link)?;
+    let outcome = come_to(both, outgoing, &mut reader, opened);
+    both.link.let_read(reader);
     outcome
+}
+
+/// Has the other worker restore the state that it was brought and go on, with the window's contents and
+/// addresses.
+pub(crate) fn come_to<D: Carried>(
+    both: &Both<'_, D>,
+    outgoing: &mut Outgoing,
+    reader: &mut Reader,
+    opened: &Opened,
+) -> Result<(), String> {
+    let Both { link, there, .. } = *both;
+    let _writers = link.writers.write_unpoisoned();
+    let mut stages = link.stages.lock_unpoisoned();
+    if let Some(why) = stages.pinned() {
+        return Err(why.to_owned());
+    }
+    let in_use = stages.in_use(&link.window);
+    if !in_use.is_empty() && !there.is_shared() {
+        return Err(NOT_SHARED.to_owned());
+    }
+    for (start, end) in in_use {
+        let place = (link.window.at(start, end - start)).zip(there.window.at(start, end - start));
+        let (from, to) = place.ok_or("its window is in use where the other one ends")?;
+        // SAFETY: as many bytes of both windows. The worker that is left writes nothing any more,
+        // and no thread of this process does, which has no pointers to mapped memory.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
+    }
+    refusal(both.ask_there(true, &D::restore(), LONG)?)?;
+    let (file, offset) = opened
+        .file
+        .as_ref()
+        .ok_or("the memory of the window there cannot be mapped once more")?;
+    let weak = !there.is_file() && there.is_shared();
+    let ends = (&mut *outgoing, &mut *reader);
+    change(
+        link,
+        ends,
+        &mut stages,
+        (file, *offset, weak),
+        opened.seat.clone(),
+    )?;
+    let written = there.outgoing.lock_unpoisoned().sender.written();
+    // Fails if the other worker breaks the ring's rules, which the next call notices, too.
+    let _ = outgoing.sender.go_on(written);
+    if let Some(theirs) = &there.incoming.lock_unpoisoned().receiver {
+        let (read, partial) = theirs.ring.read();
+        reader.ring.go_on(read, partial.to_vec());
+    }
+    Ok(())
+}
+
+/// Gives the window other memory, from a place in a file on, which may be weak, and the rings other ends:
+/// who has this seat serves from here on.
+pub(crate) fn change<D: Driver>(
+    link: &Link<D>,
+    (outgoing, reader): (&mut Outgoing, &mut Reader),
+    stages: &mut Stages,
+    (file, offset, weak): (&OwnedFd, u64, bool),
+    seat: Arc<Seat>,
+) -> Result<(), String> {
+    if let Err(error) = link.window.replace(file, offset, weak) {
+        if let Error::Lost(_) = error {
+            // What it had in the window is gone.
+            link.lose();
+        }
+        return Err(base::Chain(&error).to_string());
+    }
+    stages.forget_pages();
+    let (sender, other) = ends(&link.window, &seat.bell, seat.spins);
+    (outgoing.sender, *reader) = (sender, other);
+    // Before others get space, which is used as the worker sees it.
+    link.take_seat(seat);
+    Ok(())
 }

@@ -100,6 +100,8 @@ pub struct Environment {
     spin: Option<Duration>,
     /// What TLS needs.
     files: Files,
+    /// Where workers are found at first.
+    home: String,
 }
 
 impl Environment {
@@ -110,7 +112,13 @@ impl Environment {
         Self {
             spin: micros.map(Duration::from_micros),
             files: Files::named(),
+            home: std::env::var(D::ADDRESS_VARIABLE).unwrap_or_else(|_| D::SOCKET.to_owned()),
         }
+    }
+
+    /// Where workers are found at first.
+    pub(crate) fn home(&self) -> &str {
+        &self.home
     }
 }
 

@@ -60,13 +60,17 @@ pub trait Driver: Sized + 'static {
         None
     }
 
-    /// Has this process be served where an order says from now on, while it runs. On the listener's
-    /// thread. Where further orders come from, if not from who has given this one.
+    /// Has this process be served where an order says from now on, while it runs; it has come by `orders`. On
+    /// the listener's thread. Where further orders come from, if not from who has given this one.
     ///
     /// # Errors
     /// It stays where it is; why.
-    fn change_seat(link: &'static Link<Self>, order: &Order) -> Result<Option<UnixStream>, String> {
-        let _ = (link, order);
+    fn change_seat(
+        link: &'static Link<Self>,
+        order: &Order,
+        orders: &UnixStream,
+    ) -> Result<Option<UnixStream>, String> {
+        let _ = (link, order, orders);
         Err(format!(
             "applications that call {} cannot be moved yet",
             Self::API

@@ -25,7 +25,8 @@
 //! - [`connect`]: how a process comes to its connection; [`gate`]: to a worker that its own CPU
 //!   serves; `paired`: a real exitless gate; `peer`: whom it leads to
 //! - [`link`]: the connection: calls out, answers in
-//! - [`carry`]: the connection changes to another worker, while the process runs
+//! - [`carry`]: the connection changes to another worker, while the process runs; `park`: to none, for
+//!   a while
 //! - [`callbacks`]: those that are waited for; `listen`: the thread that hears of them;
 //!   `event_fd`: how it is woken
 //! - [`ids`]: numbers of objects; [`progress`]: how far a queue is known to be
@@ -52,6 +53,7 @@ pub mod link;
 mod listen;
 #[cfg(feature = "gate")]
 mod paired;
+mod park;
 mod peer;
 pub mod progress;
 mod space;

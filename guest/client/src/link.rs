@@ -42,7 +42,7 @@ const MANY_THREADS: usize = 1;
 
 /// The worker is there.
 const SERVED: u8 = 0;
-/// Another one is about to take its place: nobody reads.
+/// Another one is about to take its place, or will some day: nobody reads.
 const CHANGING: u8 = 1;
 /// It has ended.
 const LOST: u8 = 2;
@@ -187,6 +187,11 @@ impl<D: Driver> Link<D> {
         self.state_of_worker.store(SERVED, Ordering::Relaxed);
     }
 
+    /// Nobody serves for now: no thread reads until [`let_read`](Self::let_read).
+    pub(crate) fn hold_up(&self) {
+        self.state_of_worker.store(CHANGING, Ordering::Relaxed);
+    }
+
     /// Says that no listener hears of the worker's end, or that one does again.
     pub(crate) fn be_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
@@ -222,7 +227,7 @@ impl<D: Driver> Link<D> {
         self.state_of_worker.load(Ordering::Relaxed) == CHANGING
     }
 
-    fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.state_of_worker.load(Ordering::Relaxed) == LOST
     }
 

@@ -42,7 +42,9 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
         let Heard::Order(order, stream) = heard else {
             break;
         };
-        let changed = D::change_seat(link, &order);
+        // Who has ordered before has no say any more: it is not to wait for an answer while this lasts.
+        drop(orders.take());
+        let changed = D::change_seat(link, &order, &stream);
         let (outcome, new) = match changed {
             Ok(new) => (Ok(()), new),
             Err(why) => {

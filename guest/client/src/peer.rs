@@ -27,6 +27,8 @@ pub(crate) enum Peer {
     /// A worker with a window of its own, to which a bridge copies this one's contents. The bridge
     /// sends the bytes that say that there is something to read.
     Stream(Closer),
+    /// No worker: the window's memory is this process's own.
+    Nobody,
 }
 
 /// How long a waiting call polls before it sleeps, and how long while the worker stays awake for it.
@@ -94,7 +96,7 @@ impl Peer {
     /// The event that wakes the thread that polls for callbacks, if one polls.
     pub(crate) fn poll_event(&self) -> Option<&EventFd> {
         match self {
-            Self::Worker | Self::Stream(_) => None,
+            Self::Worker | Self::Stream(_) | Self::Nobody => None,
             Self::Agent(event, _) | Self::Gate(event) => Some(event),
         }
     }

@@ -95,8 +95,12 @@ impl Driver for OpenCl {
         Await { stage }
     }
 
-    fn change_seat(link: &'static Link, order: &Order) -> Result<Option<UnixStream>, String> {
-        carry::change_seat(link, order)
+    fn change_seat(
+        link: &'static Link,
+        order: &Order,
+        orders: &UnixStream,
+    ) -> Result<Option<UnixStream>, String> {
+        carry::change_seat(link, order, orders)
     }
 
     fn in_window(pointer: *const u8, length: u64) -> Option<u64> {

@@ -86,7 +86,9 @@ enum Role {
         list: bool,
         /// Move them to another pool: the address that GANTRY_OPENCL would have for it, a socket's
         /// path, tls://HOST:PORT, or in a virtual machine that of its agent. The application goes
-        /// there by itself, with all that it has. Its files (GANTRY_TLS_CA and the like) are those of
+        /// there by itself, with all that it has. Or to nobody (parked): it keeps its state in its own
+        /// memory, and its calls wait until it is moved again (--pid), or another pool is started in
+        /// the place of this one. Its files (GANTRY_TLS_CA and the like) are those of
         /// its own environment.
         #[arg(long, value_name = "ADDRESS", conflicts_with = "list")]
         to: Option<String>,

@@ -27,6 +27,9 @@ use crate::wire::hello::Hello;
 
 /// The byte that comes with the pair's end. Others say that there is something to read.
 pub const ORDER: u8 = 1;
+/// In the place of an address: the application keeps its state in its own memory, and its calls wait until
+/// another order says where it is to go on.
+pub const PARKED: &str = "parked";
 /// The longest line, in bytes.
 const LONGEST: usize = 4096;
 /// How long the other side may take to say what it wants.

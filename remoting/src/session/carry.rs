@@ -28,7 +28,7 @@ use std::{
 use super::{
     backend::Backend,
     checkpoint::{Phase, Whose},
-    image::{self, Immovable, Writer},
+    image::{self, Immovable, Room, Writer},
     notice::Notice,
     precopy::Asker,
     server::{Error, Session},
@@ -107,7 +107,7 @@ impl<B: Backend> Session<B> {
             ));
         }
         let file = image::create()?;
-        let image = Writer::within(file.try_clone()?, self.most_carried);
+        let image = Writer::within(file.try_clone()?, Room::of_worker(self.most_carried));
         let board = Arc::clone(&self.board);
         let tell = move |copied: Result<(), Immovable>| {
             board.leave(Notice::Copied(header, copied.map(|()| file)));
@@ -165,7 +165,7 @@ impl<B: Backend> Session<B> {
         let saved = (|| {
             let known = self.rounds_of(Asker::Client, rounds)?;
             let file = image::create()?;
-            let writer = Writer::within(file.try_clone()?, self.most_carried);
+            let writer = Writer::within(file.try_clone()?, Room::of_worker(self.most_carried));
             self.save(calls, known, writer)?;
             Ok(file)
         })();

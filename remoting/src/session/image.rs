@@ -57,12 +57,40 @@ pub enum Immovable {
     File(#[from] io::Error),
 }
 
+/// How many bytes an image may have, and what says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// As many as the file takes.
+    Any,
+    /// So many, as a worker may have no more of its own.
+    Own(u64),
+    /// So many, as there is no more memory to be had.
+    Spare(u64),
+}
+
+impl Room {
+    /// For an image in memory, made by a worker that may have so many bytes of its own.
+    pub fn of_worker(own: u64) -> Self {
+        match base::limits::spare_memory() {
+            Some(spare) if spare < own => Self::Spare(spare),
+            _ => Self::Own(own),
+        }
+    }
+
+    fn bytes(self) -> u64 {
+        match self {
+            Self::Any => 1 << 62,
+            Self::Own(bytes) | Self::Spare(bytes) => bytes.min(1 << 62),
+        }
+    }
+}
+
 /// Writes an image.
 #[derive(Debug)]
 pub struct Writer {
     file: File,
     end: u64,
-    most: u64,
+    room: Room,
 }
 
 impl Writer {
@@ -71,24 +99,27 @@ impl Writer {
         Self {
             file,
             end: ALIGNMENT,
-            most: 1 << 62,
+            room: Room::Any,
         }
     }
 
-    /// To an empty file, which gets no more than so many bytes.
-    pub fn within(file: File, most: u64) -> Self {
-        let most = most.min(1 << 62);
+    /// To an empty file that has no more room.
+    pub fn within(file: File, room: Room) -> Self {
         Self {
-            most,
+            room,
             ..Self::new(file)
         }
     }
 
     fn too_long(&self) -> Immovable {
+        let what = match self.room {
+            Room::Any => "a file may have",
+            Room::Own(_) => "a worker may have of its own here (gantry-accel --heap)",
+            Room::Spare(_) => "of memory are free on its worker's machine",
+        };
+        let most = self.room.bytes() >> 20;
         Immovable::Has(format!(
-            "its state has more than the {} MiB that a worker may have of its own here \
-             (gantry-accel --heap)",
-            self.most >> 20
+            "its state has more than the {most} MiB that {what}"
         ))
     }
 
@@ -102,7 +133,7 @@ impl Writer {
             .checked_add(length)
             .and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
         self.end = end
-            .filter(|end| *end <= self.most)
+            .filter(|end| *end <= self.room.bytes())
             .ok_or_else(|| self.too_long())?;
         Ok(start)
     }
@@ -130,7 +161,7 @@ impl Writer {
                 LONGEST >> 20
             )));
         }
-        if bytes.len() as u64 > self.most.saturating_sub(self.end) {
+        if bytes.len() as u64 > self.room.bytes().saturating_sub(self.end) {
             return Err(self.too_long());
         }
         self.file.write_all_at(&bytes, self.end)?;
@@ -235,11 +266,12 @@ mod tests {
     #[test]
     fn no_more_is_written_than_may_be() {
         let file = create().unwrap();
-        let mut writer = Writer::within(file.try_clone().unwrap(), 3 * ALIGNMENT);
+        let room = Room::Own(3 * ALIGNMENT);
+        let mut writer = Writer::within(file.try_clone().unwrap(), room);
         let start = writer.reserve(2 * ALIGNMENT).unwrap();
         assert!(writer.reserve(1).is_err());
         assert_eq!(start, ALIGNMENT);
-        let mut writer = Writer::within(file.try_clone().unwrap(), 3 * ALIGNMENT);
+        let mut writer = Writer::within(file.try_clone().unwrap(), Room::Spare(3 * ALIGNMENT));
         writer.reserve(ALIGNMENT).unwrap();
         let state = Blob(vec![0; ALIGNMENT as usize]);
         assert!(writer.finish::<OpenCl, _>(7, &state).is_err());

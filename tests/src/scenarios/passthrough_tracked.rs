@@ -1,5 +1,6 @@
 //! A program of a guest changes between the guest's own pool, on a device that is passed through, and the
-//! host's, while it runs: the device leaves and comes back meanwhile, and the VM moves without it.
+//! host's, while it runs: the device leaves and comes back meanwhile, and the VM moves without it, also where
+//! no other device serves the program until then.
 //!
 //! What stands in for the device's driver is PoCL in the guest, in a pool that holds `edu`'s file, and the
 //! kernel's driver for unknown devices, which has a node in /dev.
@@ -27,7 +28,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "passthrough: a VM moves while a program computes on its device, which leaves and comes back",
+    "passthrough: a VM moves while a program computes on its device, which leaves and comes back, or waits for it",
     moves,
 )];
 
@@ -162,10 +163,10 @@ impl Computing {
         until("the host's slices are free", || {
             Ok(counter(&self.gantry, "slices_in_use")? == 0)
         })?;
-        ensure!(
-            self.guest.run(HOLDERS)?.trim() != "0",
-            "nobody has the device"
-        );
+        // Who has waited is on its way.
+        self.guest
+            .eventually(HOLDERS, |holders| holders.trim() != "0")
+            .context("nobody has the device")?;
         self.goes_on()
     }
 
@@ -252,31 +253,42 @@ impl Computing {
     /// As it is now, somebody has the device, or the destination dies: it stays.
     fn stays(&mut self, dir: &Path) -> Result<()> {
         let mut waiting = migration::wait_in(dir, &self.gantry.serial)?;
-        for (passthrough, words) in [
-            ("Refuse", "passthrough=Remote"),
-            ("Park", "is not supported"),
-        ] {
-            let body = Some(sent(&waiting, passthrough));
-            self.gantry.refused("vm.send-migration", body, 400, words)?;
-        }
+        let body = Some(sent(&waiting, "Refuse"));
+        (self.gantry).refused("vm.send-migration", body, 400, "passthrough=Remote")?;
         let port = Some(json!({"id": "a"}));
         self.gantry
             .refused("vm.remove-device", port, 400, "tracks physical device")?;
         self.stays_while_held(&waiting)?;
         // The destination has been asked, and waits still.
-        self.send(&waiting, "Remote")?;
+        self.send(&waiting, "Park")?;
         let info = phase_until(&self.gantry, &["Rounds", "Completed", "Failed"])?;
         ensure!(info["phase"] == "Rounds", "{info}");
-        ensure!(counter(&self.gantry, "slices_in_use")? == 1);
         gone(&self.gantry, "edu")?;
+        self.is_parked()?;
         waiting.gantry.kill()?;
         phase_until(&self.gantry, &["Failed"])?;
         self.is_local()
     }
 
-    /// It goes to another Gantry with its VM, and comes back to the device that is plugged there. `returned`:
-    /// how often the agent has brought it back by itself before.
-    fn moves(mut self, dir: &Path, returned: usize) -> Result<(Self, Timeline)> {
+    /// It waits, and nobody has the device, nor serves it.
+    fn is_parked(&mut self) -> Result<()> {
+        let told = self.told()?;
+        ensure!(
+            counter(&self.gantry, "slices_in_use")? == 0,
+            "the host serves it"
+        );
+        let left = self.guest.run(&format!("pidof gantry-accel; {HOLDERS}"))?;
+        ensure!(left.trim() == "0", "the guest has {left}");
+        let said = self.guest.run("tail -n 1 /tmp/agent.log")?;
+        ensure!(said.contains("1 applications are parked"), "{said}");
+        ensure!(self.told()? == told, "it computes");
+        Ok(())
+    }
+
+    /// It goes to another Gantry with its VM, and comes back to the device that is plugged there; until then
+    /// the host serves it, or nobody (`Park`). `returned`: how often the agent has brought it back by itself
+    /// before.
+    fn moves(mut self, dir: &Path, passthrough: &str, returned: usize) -> Result<(Self, Timeline)> {
         let waiting = migration::wait_in(dir, &self.gantry.serial)?;
         let told = self.told()?;
         let mut timeline = Timeline::new();
@@ -284,7 +296,7 @@ impl Computing {
             "vm.send-migration",
             json!({
                 "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
-                "passthrough": "Remote",
+                "passthrough": passthrough,
             }),
         )?;
         let info = timeline.phases(&self.gantry)?;
@@ -298,8 +310,13 @@ impl Computing {
         source.act("vmm.shutdown")?;
         source.wait_exit(Duration::from_secs(10))?;
         self.guest = Guest::connect(&self.gantry.serial)?;
-        let away = self.longest_since(told)?;
-        ensure!(counter(&self.gantry, "slices_in_use")? == 1);
+        let mut away = 0;
+        if passthrough == "Park" {
+            self.is_parked()?;
+        } else {
+            away = self.longest_since(told)?;
+            ensure!(counter(&self.gantry, "slices_in_use")? == 1);
+        }
         let told = self.told()?;
         self.gantry.put("vm.add-device", self.device.clone())?;
         timeline.step("plugged in there");
@@ -402,7 +419,8 @@ fn moves(context: &Context) -> Result<()> {
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
     // It has come back when the destination had died.
-    let (mut computing, _) = computing.moves(&context.dir.join("again"), 1)?;
+    let (computing, _) = computing.moves(&context.dir.join("again"), "Remote", 1)?;
+    let (mut computing, _) = computing.moves(&context.dir.join("parked"), "Park", 2)?;
     computing.ends()
 }
 
@@ -429,7 +447,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         );
         times.push([left, back]);
     }
-    let (mut computing, timeline) = computing.moves(&dir.join("there"), 0)?;
+    let (mut computing, timeline) = computing.moves(&dir.join("there"), "Remote", 0)?;
     computing.ends()?;
     timeline.rows(row);
     for (at, what) in ["to the host's pool", "to the device"]

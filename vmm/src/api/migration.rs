@@ -49,7 +49,8 @@ pub enum PassthroughMigration {
     /// each, and move with the VM; the guest is asked to give the devices up. All is as before if the VM
     /// stays.
     Remote,
-    /// Applications would stand still until the VM has a device again. Not supported yet.
+    /// Applications on devices that are tracked stand still, with their state in the guest's memory, until the
+    /// VM has the devices again; the guest is asked to give them up. All is as before if the VM stays.
     Park,
     /// The guest is asked to give the devices up, and applications lose them. It has them again if the VM
     /// stays.
@@ -110,7 +111,7 @@ pub struct SendMigration {
     /// Applications that move are copied before, while they go on; the stop has what is new since.
     #[serde(default)]
     pub accel_copies: bool,
-    /// What becomes of physical devices. `Remote` has accelerators' applications move.
+    /// What becomes of physical devices. `Remote` and `Park` have accelerators' applications move.
     #[serde(default)]
     pub passthrough: PassthroughMigration,
 }
@@ -163,7 +164,9 @@ impl SendMigration {
     /// What becomes of accelerators, by the wish for physical devices, too.
     pub fn accel(&self) -> AccelMigration {
         match (self.passthrough, self.accel) {
-            (PassthroughMigration::Remote, AccelMigration::Refuse) => AccelMigration::Move,
+            (PassthroughMigration::Remote | PassthroughMigration::Park, AccelMigration::Refuse) => {
+                AccelMigration::Move
+            }
             (_, accel) => accel,
         }
     }

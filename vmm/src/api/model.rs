@@ -188,7 +188,7 @@ pub struct VmMoveAccel {
     /// Part of the names of the devices that they get there; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Who is to serve the guest's applications, instead: the guest's own pool or the port. Nothing
+    /// Who is to serve the guest's applications, instead: the guest's own pool, the port, or nobody. Nothing
     /// else is to be named with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<AccelSeat>,
@@ -208,6 +208,8 @@ pub enum AccelSeat {
     Local,
     /// The host's, by the port.
     Host,
+    /// Nobody: those of the guest's own pool wait, their state in the guest's memory.
+    Parked,
 }
 
 /// As long as an application may take to come to a point at which it can be moved.

@@ -160,9 +160,10 @@ pub enum Action {
         /// Socket of the pool that they move to; the port's own without it. Or who is to serve all of
         /// the guest's applications: its own pool on a device that was passed through to it (local;
         /// see gantry-agent --local), the host's (host), another host's (tls://HOST:PORT), or the
-        /// server behind the guest's gate (gate). Unless it is local, the guest does not use the device
-        /// any more then, which can be removed.
-        #[arg(long, value_name = "SOCKET|host|local|tls://HOST:PORT|gate")]
+        /// server behind the guest's gate (gate). Or nobody: those of its own pool wait, their state in
+        /// the guest's memory, until they are told where to go on (parked). Unless it is local, the
+        /// guest does not use the device any more then, which can be removed.
+        #[arg(long, value_name = "SOCKET|host|local|parked|tls://HOST:PORT|gate")]
         to: Option<PathBuf>,
         /// Part of the names of the devices that they get there; the port's own without it.
         #[arg(long, value_name = "NAME")]
@@ -237,11 +238,12 @@ pub enum Action {
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelMigration,
         /// Copy applications of accelerators to the destination while they go on, so that the VM stands
-        /// still for less of them. Needs --accel move or --passthrough remote.
+        /// still for less of them. Needs --accel move, or --passthrough remote or park.
         #[arg(long)]
         accel_copies: bool,
         /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
-        /// and applications on those with tracked=ACCEL go on meanwhile (remote) or lose them (detach).
+        /// and applications on those with tracked=ACCEL go on meanwhile (remote), stand still until the VM
+        /// has a device again (park), or lose them (detach).
         #[arg(long, value_enum, default_value = "refuse")]
         passthrough: PassthroughMigration,
         /// Directory with certificates and keys, for TLS over TCP.

@@ -154,7 +154,10 @@ impl Control {
 
     /// All applications of the guest are served so now, and so many of them have moved.
     pub(super) fn tell_accel_moved(&mut self, id: &str, count: u16, by: &Seat) {
-        log::info!("{id:?}: applications are served by {by} now; {count} have moved");
+        match by {
+            Seat::Parked(_) => log::info!("{id:?}: {count} applications are parked in {by}"),
+            _ => log::info!("{id:?}: applications are served by {by} now; {count} have moved"),
+        }
         let (moved, by) = (count.to_string(), by.to_string());
         let properties = [("id", id), ("applications", &moved), ("by", &by)];
         self.monitor.emit("vm", "accel-moved", &properties);
@@ -236,7 +239,9 @@ pub(super) fn applications_served(
         OutcomeKind::Cannot | OutcomeKind::Begun => {
             let what = match by {
                 Seat::Local => "it does not start",
-                Seat::Host | Seat::At(_) | Seat::Away(_) => "what that has started does not end",
+                Seat::Host | Seat::At(_) | Seat::Away(_) | Seat::Parked(_) => {
+                    "what that has started does not end"
+                }
             };
             format!("the guest has no pool of its own (gantry-agent --local), or {what}: {why}")
         }
@@ -250,6 +255,7 @@ fn seat(request: &VmMoveAccel) -> Result<Option<Seat>, ApiError> {
         (None, None) => None,
         (Some(AccelSeat::Local), None) => Some(Seat::Local),
         (Some(AccelSeat::Host), None) => Some(Seat::Host),
+        (Some(AccelSeat::Parked), None) => Some(Seat::Parked(None)),
         (None, Some(address)) => match Address::new(address.clone()) {
             Ok(address) => Some(Seat::At(address)),
             Err(error) => return wrong(error.to_string()),

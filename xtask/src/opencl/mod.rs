@@ -138,6 +138,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         moves::between_pools,
     ),
     (
+        "opencl: a program that is parked goes on with whoever serves next, also where its pool was killed",
+        moves::parked,
+    ),
+    (
         "opencl: a program computes the same while it goes behind a gate and comes back",
         moves::behind_a_gate,
     ),

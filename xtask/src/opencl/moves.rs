@@ -12,13 +12,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use gantry_tests::rig::packages;
 
 use super::{
     applications::{program, signal},
     pool::{Pool, Way},
 };
+
+/// In the place of an address: the application waits.
+const PARKED: &str = "parked";
 
 /// A pool whose applications can be moved, and the socket for that.
 fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
@@ -362,6 +365,91 @@ fn is_listed_once(
     let expected = format!("process {process} {place} ");
     let is_right = list.lines().count() == 1 && list.starts_with(&expected);
     ensure!(is_right || has_ended(child)?, "{list}");
+    Ok(())
+}
+
+/// The process id of the only application that a pool has, as `move` takes it.
+fn listed(pool: &Pool, control: &Path) -> Result<String> {
+    let line = packages::output(moving(pool, control).arg("--list"))?;
+    let process = line.split_ascii_whitespace().nth(1);
+    Ok(format!("--pid={}", process.context("nobody is listed")?))
+}
+
+/// Parks the only application of a pool, and waits until its worker has ended.
+fn park(pool: &Pool, control: &Path) -> Result<()> {
+    let before = pool.workers()?;
+    let text = send(pool, control, "--all", PARKED)?;
+    ensure!(text.contains(" moved to parked"), "{text}");
+    let listed = packages::output(moving(pool, control).arg("--list"))?;
+    ensure!(listed.contains(" at parked"), "{listed}");
+    let now = pool.workers()?;
+    ensure!(
+        before.iter().any(|worker| !now.contains(worker)),
+        "its worker has not ended: {before:?}, {now:?}"
+    );
+    Ok(())
+}
+
+pub fn parked(pool: &Pool) -> Result<()> {
+    thread::scope(|scope| {
+        // Nobody is waited for at once.
+        let alone = scope.spawn(|| ends_without_a_pool(pool));
+        goes_on(pool)?;
+        alone.join().map_err(|_| anyhow!("a thread has panicked"))?
+    })
+}
+
+fn goes_on(pool: &Pool) -> Result<()> {
+    let (first, control) = movable(pool, "parks")?;
+    let (second, _second_control) = movable(pool, "unparks")?;
+    let mut child = start_for(&first, "20")?;
+    let process = listed(&first, &control)?;
+    for to in [&first.address, &second.address] {
+        park(&first, &control)?;
+        // One that it cannot be served by costs nothing.
+        let nowhere = send(&first, &control, &process, "/nowhere/pool")?;
+        ensure!(nowhere.contains("it cannot connect with"), "{nowhere}");
+        let text = send(&first, &control, &process, to)?;
+        ensure!(text.contains(" moved to "), "{text}");
+        let back = send(&first, &control, &process, &first.address)?;
+        ensure!(
+            to == &first.address || back.contains(" moved to "),
+            "{back}"
+        );
+    }
+    park(&first, &control)?;
+    // It is killed, and another one is started in its place: the application goes there by itself.
+    drop(first);
+    ensure!(!has_ended(&mut child)?, "it has ended with the pool");
+    let (first, control) = movable(pool, "parks")?;
+    let until = Instant::now() + Duration::from_secs(60);
+    while !packages::output(moving(&first, &control).arg("--list"))?.contains(" worker ") {
+        ensure!(Instant::now() < until && !has_ended(&mut child)?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.stdout == b"ok\n",
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    let _ = fs::remove_file(&control);
+    Ok(())
+}
+
+/// Who parks an application and ends for good costs it an error.
+fn ends_without_a_pool(pool: &Pool) -> Result<()> {
+    let (first, control) = movable(pool, "ends")?;
+    let child = start_for(&first, "120")?;
+    park(&first, &control)?;
+    drop(first);
+    let output = child.wait_with_output()?;
+    let _ = fs::remove_file(&control);
+    ensure!(
+        output.stdout == b"error\n",
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
     Ok(())
 }
 

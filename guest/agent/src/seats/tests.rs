@@ -410,10 +410,11 @@ impl Gpu {
     }
 
     fn leave(rig: &mut Rig) {
-        let wish = Wish {
-            number: 1,
-            by: Server::Away,
-        };
+        Self::asked(rig, Server::Away);
+    }
+
+    fn asked(rig: &mut Rig, by: Server) {
+        let wish = Wish { number: 1, by };
         rig.seats.wish(wish, Self::ADDRESS, "port");
     }
 }
@@ -537,4 +538,85 @@ fn nobody_leaves_a_device_that_somebody_else_uses_and_who_that_is_is_told() {
     drop(held);
     Gpu::leave(&mut rig);
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
+}
+
+#[test]
+fn applications_of_the_pool_are_parked_until_their_device_is_back_and_the_ports_stay() {
+    let mut rig = Rig::serving();
+    let gpu = Gpu::of(&mut rig);
+    let pool = rig.pool();
+    let application = rig.seat();
+    let (agent, of_port) = UnixStream::pair().unwrap();
+    Gpu::asked(&mut rig, Server::Parked);
+    assert!(rig.look(&[&agent]).is_none() && !rig.seats.serves());
+    assert_eq!(Order::take(&application).unwrap().to, PARKED);
+    order::answer(&application, &Ok(()));
+    assert_eq!(rig.over(&[&agent]), (OutcomeKind::Done, 1));
+    assert!(!is_there(pool));
+    // Another model, and then the device.
+    gpu.unplug();
+    rig.seats.again(true);
+    assert!(rig.seats.round.is_none());
+    gpu.plug();
+    gpu.bind();
+    rig.seats.again(true);
+    until(|| {
+        assert!(rig.look(&[]).is_none());
+        rig.seats.serves()
+    });
+    assert!(rig.look(&[]).is_none());
+    let local = rig.path("agent.local.sock").display().to_string();
+    assert_eq!(Order::take(&application).unwrap().to, local);
+    // It cannot, and waits for the next order, which may be by the host's pool.
+    order::answer(&application, &Err("it has more memory".to_owned()));
+    let told = rig.look(&[]).unwrap();
+    assert_eq!(told.outcome.kind, OutcomeKind::Stay);
+    assert_eq!(rig.seats.led[0].at, Place::Parked);
+    rig.wish(3, Server::Host);
+    assert!(rig.look(&[]).is_none());
+    let own = rig.path("agent.sock").display().to_string();
+    assert_eq!(Order::take(&application).unwrap().to, own);
+    order::answer(&application, &Ok(()));
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
+    of_port.set_nonblocking(true).unwrap();
+    assert!(socket::receive(&of_port, &mut [0]).is_err());
+}
+
+#[test]
+fn who_cannot_be_parked_keeps_the_pool_and_parked_ones_wait_for_a_wish_where_no_device_is_named() {
+    let mut rig = Rig::serving();
+    let (one, other) = (rig.seat(), rig.seat());
+    let parked = |rig: &mut Rig, number| {
+        let wish = Wish {
+            number,
+            by: Server::Parked,
+        };
+        rig.seats.wish(wish, "", "port");
+        assert!(rig.look(&[]).is_none());
+    };
+    parked(&mut rig, 1);
+    for (application, outcome) in [(&one, Ok(())), (&other, Err("it is mapped".to_owned()))] {
+        assert_eq!(Order::take(application).unwrap().to, PARKED);
+        order::answer(application, &outcome);
+    }
+    assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
+    assert!(rig.reason == "it is mapped" && rig.seats.serves());
+    // Only the other one is asked again. Then both go back.
+    parked(&mut rig, 2);
+    Order::take(&other).unwrap();
+    order::answer(&other, &Ok(()));
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
+    rig.seats.again(false);
+    assert!(rig.seats.round.is_none());
+    rig.wish(3, Server::Local);
+    until(|| {
+        assert!(rig.look(&[]).is_none());
+        rig.seats.serves()
+    });
+    assert!(rig.look(&[]).is_none());
+    for application in [&one, &other] {
+        Order::take(application).unwrap();
+        order::answer(application, &Ok(()));
+    }
+    assert_eq!(rig.over(&[]), (OutcomeKind::Done, 2));
 }

@@ -4,6 +4,7 @@
 //! ```text
 //!   a question   would the destination take the VM without it?        nothing has changed
 //!   Seats        applications go from the devices to the host's pool  they come back
+//!                (Remote), or wait in the guest's memory (Park)
 //!   Detach       the guest gives up what leaves, as by                it gets all of it back
 //!                vm.remove-device
 //! ```
@@ -78,12 +79,9 @@ fn name(device: &impl HasCommonConfig) -> String {
 pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError> {
     let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
     match (request.passthrough, request.accel) {
-        (PassthroughMigration::Park, _) => bad(
-            "passthrough=Park is not supported: use Remote, with which applications go on with the \
-             host's pool, or Detach",
-        ),
-        (PassthroughMigration::Remote, AccelMigration::Detach) => bad(
-            "passthrough=Remote needs the accelerators that accel=Detach takes away: leave accel out",
+        (PassthroughMigration::Remote | PassthroughMigration::Park, AccelMigration::Detach) => bad(
+            "passthrough=Remote and Park need the accelerators that accel=Detach takes away: leave \
+             accel out",
         ),
         _ => Ok(()),
     }
@@ -107,8 +105,12 @@ impl Leaves {
             reasons.extend(obstacle(device, request.passthrough));
         }
         let seats = match request.passthrough {
-            PassthroughMigration::Remote => seats(&physical, machine, reasons),
-            _ => Vec::new(),
+            PassthroughMigration::Remote => seats(&physical, machine, Seat::Away, reasons),
+            PassthroughMigration::Park => {
+                let parked = |devices| Seat::Parked(Some(devices));
+                seats(&physical, machine, parked, reasons)
+            }
+            PassthroughMigration::Refuse | PassthroughMigration::Detach => Vec::new(),
         };
         Self {
             physical,
@@ -159,24 +161,32 @@ impl Leaves {
 fn obstacle(device: &DeviceConfig, wish: PassthroughMigration) -> Option<String> {
     let id = name(device);
     match (wish, &device.tracked) {
-        (PassthroughMigration::Refuse | PassthroughMigration::Park, None) => Some(format!(
+        (PassthroughMigration::Refuse, None) => Some(format!(
             "physical device {id:?} cannot move: remove it first (vm.remove-device), or have the guest \
              give it up for the move (passthrough=Detach)"
         )),
-        (PassthroughMigration::Refuse | PassthroughMigration::Park, Some(accel)) => Some(format!(
+        (PassthroughMigration::Refuse, Some(accel)) => Some(format!(
             "physical device {id:?} cannot move: have its applications go on by {accel:?} meanwhile \
-             (passthrough=Remote), or remove it first (vm.remove-device)"
+             (passthrough=Remote) or wait for a device there (passthrough=Park), or remove it first \
+             (vm.remove-device)"
         )),
-        (PassthroughMigration::Remote, None) => Some(format!(
+        (PassthroughMigration::Remote | PassthroughMigration::Park, None) => Some(format!(
             "no accelerator tracks physical device {id:?} (tracked=ACCEL), so that its applications \
              would lose it: remove it first (vm.remove-device), or use passthrough=Detach"
         )),
-        (PassthroughMigration::Remote, Some(_)) | (PassthroughMigration::Detach, _) => None,
+        (PassthroughMigration::Remote | PassthroughMigration::Park, Some(_))
+        | (PassthroughMigration::Detach, _) => None,
     }
 }
 
-/// The applications of each accelerator that tracks some of these devices.
-fn seats(physical: &[DeviceConfig], machine: &Machine, reasons: &mut Vec<String>) -> Vec<Seats> {
+/// The applications of each accelerator that tracks some of these devices; `away`: where they are until these
+/// are back.
+fn seats(
+    physical: &[DeviceConfig],
+    machine: &Machine,
+    away: impl Fn(Address) -> Seat,
+    reasons: &mut Vec<String>,
+) -> Vec<Seats> {
     let mut trackers: Vec<_> = physical
         .iter()
         .filter_map(|it| it.tracked.clone())
@@ -203,7 +213,7 @@ fn seats(physical: &[DeviceConfig], machine: &Machine, reasons: &mut Vec<String>
                 id,
                 port: port.clone(),
                 devices,
-                away: Seat::Away(address),
+                away: away(address),
             }),
             Err(_) => reasons.push(format!(
                 "{id:?} tracks more devices than a guest can be told of at once: {devices:?}"
@@ -294,8 +304,8 @@ impl Leaving {
         }
     }
 
-    /// Has applications go from the guest's own devices to the host's pool, and waits until nobody uses
-    /// the devices.
+    /// Has applications leave the guest's own devices, for the host's pool or to wait, and waits until nobody
+    /// uses the devices.
     fn leave_seats(&self, seats: &Seats, progress: &Progress) -> Result<()> {
         let answer = seats
             .port
@@ -468,6 +478,9 @@ mod tests {
         for (device, wish, advice) in [
             (&plain, Wish::Refuse, Some("passthrough=Detach")),
             (&tracked, Wish::Refuse, Some("passthrough=Remote")),
+            (&tracked, Wish::Refuse, Some("passthrough=Park")),
+            (&plain, Wish::Park, Some("tracked=ACCEL")),
+            (&tracked, Wish::Park, None),
             (&plain, Wish::Remote, Some("tracked=ACCEL")),
             (&tracked, Wish::Remote, None),
             (&plain, Wish::Detach, None),
@@ -490,16 +503,13 @@ mod tests {
             accel,
             ..SendMigration::to("unix:/x")
         };
-        for (passthrough, accel, word) in [
-            (Wish::Park, Accel::Move, "not supported"),
-            (Wish::Remote, Accel::Detach, "accel=Detach"),
-        ] {
-            let error = check(&request(passthrough, accel)).unwrap_err();
-            assert!(error.to_string().contains(word), "{error}");
+        for passthrough in [Wish::Remote, Wish::Park] {
+            let error = check(&request(passthrough, Accel::Detach)).unwrap_err();
+            assert!(error.to_string().contains("accel=Detach"), "{error}");
+            let alone = request(passthrough, Accel::Refuse);
+            assert!(check(&alone).is_ok());
+            assert_eq!(alone.accel(), Accel::Move);
         }
-        let remote = request(Wish::Remote, Accel::Refuse);
-        assert!(check(&remote).is_ok());
-        assert_eq!(remote.accel(), Accel::Move);
         assert_eq!(request(Wish::Detach, Accel::Refuse).accel(), Accel::Refuse);
     }
 

@@ -1,0 +1,285 @@
+//! This process has no worker for a while: its state and its window are in its own memory, and its calls
+//! wait. Nobody uses the device for it then.
+//!
+//! ```text
+//!   served ── order ──> the worker saves its state, which is read to a file in memory; what is in use of
+//!                       the window, too, is in memory of this process alone; the worker is left
+//!   parked ── order ──> another worker makes the state again, and the window's memory is its own
+//! ```
+//!
+//! As where a process goes from one worker to another ([`carry`](super::carry)), a failure costs nothing but
+//! the time: who cannot be parked is served as before, and who cannot go on stays parked, for the next order.
+//! Where no more orders can come, as who gave them has ended, it goes to where it was served at first, which
+//! may be about to start anew; if nobody is there for half a minute, its worker is lost.
+
+use std::{
+    fs::File,
+    io,
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::{fs::FileExt, net::UnixStream},
+    },
+    sync::{Arc, MutexGuard},
+    thread,
+    time::{Duration, Instant},
+};
+
+use base::{Unpoisoned, limits, lock::UnpoisonedRw};
+use gantry_remoting::link::{
+    bell::Futex,
+    control::{self, LONG},
+    order::{self, Order, PARKED},
+    port_bell::Doorbell,
+    window::{self, Window},
+};
+
+use crate::{
+    carry::{self, Both, Carried},
+    driver::Driver,
+    event_fd,
+    link::{LIVENESS_TIMEOUT, Link, Outgoing, Reader},
+    peer::{Peer, Seat, Spins},
+};
+
+/// How long is looked for somebody who serves, where nobody gives orders any more.
+const ALONE: Duration = Duration::from_secs(30);
+/// How often.
+const AGAIN: Duration = Duration::from_millis(500);
+
+/// A process that nobody serves. Its calls wait for as long as this is kept.
+struct Parked<'a, D: Driver> {
+    link: &'a Link<D>,
+    outgoing: MutexGuard<'a, Outgoing>,
+    reader: Box<Reader>,
+    image: File,
+    length: u64,
+}
+
+/// Parks this process as an order says, which is answered, and waits for one by which it goes on. Where
+/// further orders come from, as of [`change_seat`](carry::change_seat).
+///
+/// # Errors
+/// It is served as before, or its worker is lost as nobody serves it any more; why.
+pub(crate) fn park<D: Carried>(
+    link: &Link<D>,
+    order: &Order,
+    orders: &UnixStream,
+) -> Result<Option<UnixStream>, String> {
+    let mut parked = Parked::new(link, order.patience.min(LONG))?;
+    order::answer(orders, &Ok(()));
+    let outcome = parked.wait(orders);
+    link.let_read(parked.reader);
+    outcome
+}
+
+/// The next order; none if there will be none.
+fn next(orders: &UnixStream) -> Option<Order> {
+    loop {
+        match event_fd::wait(None, [Some(orders), None], None) {
+            Ok([true, _]) => return Order::take(orders).ok(),
+            Ok(_) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+impl<'a, D: Carried> Parked<'a, D> {
+    /// Takes the state from the worker, once nothing is in the way, which lasts no longer than so.
+    fn new(link: &'a Link<D>, patience: Duration) -> Result<Self, String> {
+        let until = Instant::now() + patience;
+        let heap = || link.stages.lock_unpoisoned().pinned();
+        let mut outgoing = carry::hold(link, until, || D::pinned(&link.state).or_else(heap))?;
+        let both = Both {
+            link,
+            there: link,
+            end: Instant::now() + LONG,
+        };
+        let taken = save(&both, &mut outgoing, until).and_then(|saved| {
+            let mut reader = carry::hold_readers(link)?;
+            match leave(link, &mut outgoing, &mut reader) {
+                Ok(()) => Ok((saved, reader)),
+                Err(why) => {
+                    link.let_read(reader);
+                    Err(why)
+                }
+            }
+        });
+        match taken {
+            Ok(((image, length), reader)) => Ok(Self {
+                link,
+                outgoing,
+                reader,
+                image,
+                length,
+            }),
+            Err(why) => {
+                drop(outgoing);
+                both.give_up();
+                Err(why)
+            }
+        }
+    }
+
+    /// Waits until somebody serves it, or nobody will.
+    fn wait(&mut self, orders: &UnixStream) -> Result<Option<UnixStream>, String> {
+        while let Some(order) = next(orders) {
+            if order.to == PARKED {
+                order::answer(orders, &Ok(()));
+                continue;
+            }
+            match self.go_on(&order.to, order.opening.min(LONG)) {
+                Err(why) if !self.link.is_lost() => {
+                    base::note!("{}: stays parked: {why}", D::NAME);
+                    order::answer(orders, &Err(why));
+                }
+                outcome => return outcome,
+            }
+        }
+        self.go_home()
+    }
+
+    /// Goes to where it was served at first: who has parked it has ended.
+    fn go_home(&mut self) -> Result<Option<UnixStream>, String> {
+        let home = self.link.environment.home();
+        let end = Instant::now() + ALONE;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.go_on(home, left) {
+                Err(_) if !left.is_zero() && !self.link.is_lost() => thread::sleep(AGAIN),
+                Err(why) => {
+                    self.link.lose();
+                    return Err(format!(
+                        "it was parked by a process that has ended, and {why}"
+                    ));
+                }
+                further => return further,
+            }
+        }
+    }
+
+    /// Has a worker at this address, which has so long to answer, go on with the state.
+    fn go_on(&mut self, to: &str, opening: Duration) -> Result<Option<UnixStream>, String> {
+        let link = self.link;
+        let opened = carry::open(link, to, Instant::now() + opening)?;
+        let there = carry::connection(link, &opened)?;
+        if there.is_file() {
+            // The worker has it once more, in this machine's memory.
+            check_memory(self.length)?;
+        }
+        let both = Both {
+            link,
+            there: &there,
+            end: Instant::now() + LONG,
+        };
+        let mut bytes = vec![0; carry::PART.min(self.length) as usize];
+        let mut at = 0;
+        while at < self.length {
+            let most = carry::PART.min(self.length - at) as usize;
+            let read = self.image.read_exact_at(&mut bytes[..most], at);
+            read.map_err(|error| format!("its state cannot be read: {error}"))?;
+            at += both.write_part(true, at, &bytes[..most])?;
+        }
+        carry::come_to(&both, &mut self.outgoing, &mut self.reader, &opened)?;
+        Ok(opened.orders)
+    }
+}
+
+/// Whether this machine has so many bytes of memory for a state.
+fn check_memory(length: u64) -> Result<(), String> {
+    match limits::spare_memory() {
+        Some(spare) if spare < length => Err(format!(
+            "its state has {} MiB, and {} MiB of memory are free",
+            length >> 20,
+            spare >> 20
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Has the worker save the state, and reads it: how many bytes it has.
+fn save<D: Carried>(
+    both: &Both<'_, D>,
+    outgoing: &mut Outgoing,
+    until: Instant,
+) -> Result<(File, u64), String> {
+    let length = both.save(outgoing, 0, until)?;
+    check_memory(length)?;
+    let failed = |error: io::Error| format!("its memory takes no state: {error}");
+    let image = control::image().map_err(failed)?;
+    let mut bytes = Vec::new();
+    let mut at = 0;
+    while at < length {
+        let most = carry::PART.min(length - at);
+        let part = both.read_part(Some(&mut *outgoing), at, most, &mut bytes)?;
+        image.write_all_at(part, at).map_err(failed)?;
+        at += part.len() as u64;
+    }
+    Ok((image, length))
+}
+
+/// Leaves the worker, with the window's contents and addresses.
+fn leave<D: Driver>(
+    link: &Link<D>,
+    outgoing: &mut Outgoing,
+    reader: &mut Reader,
+) -> Result<(), String> {
+    let _writers = link.writers.write_unpoisoned();
+    let mut stages = link.stages.lock_unpoisoned();
+    if let Some(why) = stages.pinned() {
+        return Err(why.to_owned());
+    }
+    let own =
+        window::create(link.window.size()).map_err(|error| base::Chain(&error).to_string())?;
+    for (start, end) in stages.in_use(&link.window) {
+        keep(&link.window, &own, start, end)
+            .map_err(|error| format!("its memory does not take its window: {error}"))?;
+    }
+    let nobody = Arc::new(Seat {
+        bell: Doorbell::Futex(Futex {
+            patience: LIVENESS_TIMEOUT,
+        }),
+        peer: Peer::Nobody,
+        spins: Spins {
+            spin: Duration::ZERO,
+            attended: Duration::ZERO,
+        },
+        stream: None,
+    });
+    carry::change(
+        link,
+        (outgoing, reader),
+        &mut stages,
+        (&own, 0, false),
+        nobody,
+    )?;
+    link.hold_up();
+    Ok(())
+}
+
+/// Copies a stretch of a window to the same place of a file.
+fn keep(window: &Window, file: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
+    let mut at = start;
+    while at < end {
+        let from = window.at(at, end - at).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: so many bytes of the window. The kernel reads them, whoever writes there.
+        let written = unsafe {
+            libc::pwrite(
+                file.as_raw_fd(),
+                from.cast(),
+                (end - at) as usize,
+                at as libc::off_t,
+            )
+        };
+        match written {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written if written > 0 => at += written as u64,
+            _ => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
