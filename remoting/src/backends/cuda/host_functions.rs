@@ -24,6 +24,7 @@ use super::{
     Server,
     backend::Submitted,
     driver::{Api, cu, outcome},
+    user_objects,
 };
 use crate::{
     apis::cuda::{
@@ -171,12 +172,6 @@ unsafe extern "C" fn due_again(data: *mut c_void) {
     wait_for(done);
 }
 
-/// What the driver calls when no graph has it any more.
-unsafe extern "C" fn gone(data: *mut c_void) {
-    // SAFETY: made by `lasting`; the driver calls this once and nothing with it afterwards.
-    drop(unsafe { Box::from_raw(data.cast::<Lasting>()) });
-}
-
 impl Server {
     pub(super) fn host_function(&mut self, call: &HostFunction) -> Result<(), i32> {
         let submitted = self.submit_to(call.context, call.stream)?;
@@ -247,24 +242,8 @@ impl Server {
         lasting: Box<Lasting>,
         add: impl FnOnce(*mut c_void) -> i32,
     ) -> Result<(), i32> {
-        const NO_SYNC: u32 = 1;
-        const MOVE: u32 = 1;
         let api = &self.backend.api;
-        let (data, mut object) = (Box::into_raw(lasting).cast::<c_void>(), null_mut());
-        let made = cu!(
-            api,
-            cuUserObjectCreate(&raw mut object, data, Some(gone), 1, NO_SYNC)
-        );
-        if made != 0 {
-            // SAFETY: the driver has refused it.
-            unsafe { gone(data) };
-            return Err(made);
-        }
-        let kept = cu!(api, cuGraphRetainUserObject(graph, object, 1, MOVE));
-        if kept != 0 {
-            cu!(api, cuUserObjectRelease(object, 1));
-            return Err(kept);
-        }
+        let (object, data) = user_objects::keep(api, graph, lasting)?;
         let added = add(data);
         if added != 0 {
             cu!(api, cuGraphReleaseUserObject(graph, object, 1));
@@ -340,15 +319,15 @@ impl Server {
         }
         let executable = objects.get(Kind::Executable, call.executable)?.raw as CUgraphExec;
         // Executable graphs keep no objects: it stays as long as the session.
-        let data = Box::into_raw(self.lasting(call.number, call.done)?).cast::<c_void>();
-        let params = params(data);
+        let data = Box::into_raw(self.lasting(call.number, call.done)?);
+        let params = params(data.cast());
         let code = cu!(
             self.backend.api,
             cuGraphExecHostNodeSetParams(executable, raw, &raw const params)
         );
         if code != 0 {
             // SAFETY: the driver has refused it.
-            unsafe { gone(data) };
+            drop(unsafe { Box::from_raw(data) });
         }
         outcome(code)
     }

@@ -18,7 +18,7 @@ use cuda_definition::driver::types::{CUgraph, CUuserObject};
 
 use super::{
     Server,
-    driver::{cu, outcome},
+    driver::{Api, cu, outcome},
     host_functions::News,
 };
 use crate::{
@@ -64,10 +64,34 @@ impl Drop for Kept {
     }
 }
 
-/// What the driver calls when no graph has it any more.
-unsafe extern "C" fn gone(data: *mut c_void) {
-    // SAFETY: made by `have_retain`; the driver calls this once and nothing with it afterwards.
-    drop(unsafe { Box::from_raw(data.cast::<Kept>()) });
+/// What the driver calls when no graph has a value any more.
+unsafe extern "C" fn gone<T>(data: *mut c_void) {
+    // SAFETY: made by `keep`; the driver calls this once and nothing with it afterwards.
+    drop(unsafe { Box::from_raw(data.cast::<T>()) });
+}
+
+/// Has a graph keep a value, by a user object of the driver's of which it has the only reference: that object, and where
+/// the value is. If that fails, the value goes.
+pub(super) fn keep<T>(
+    api: &Api,
+    graph: CUgraph,
+    value: Box<T>,
+) -> Result<(CUuserObject, *mut c_void), i32> {
+    let (data, mut object) = (Box::into_raw(value).cast::<c_void>(), null_mut());
+    let made = cu!(
+        api,
+        cuUserObjectCreate(&raw mut object, data, Some(gone::<T>), 1, NO_SYNC)
+    );
+    if made != 0 {
+        // SAFETY: the driver has refused it.
+        unsafe { gone::<T>(data) };
+        return Err(made);
+    }
+    let retained = cu!(api, cuGraphRetainUserObject(graph, object, 1, MOVE));
+    if retained != 0 {
+        cu!(api, cuUserObjectRelease(object, 1));
+    }
+    outcome(retained).map(|()| (object, data))
 }
 
 /// What a graph has.
@@ -197,13 +221,15 @@ impl Server {
             // Cannot overflow: both are at most half of what a u32 holds.
             Some(known) => known.count = counted(known.count + count)?,
             None => {
-                let raw = graph.raw;
-                let raw = self.have_retain(raw as CUgraph, shared)? as usize;
-                let graph = self.backend.objects.get_mut(Kind::Graph, call.graph)?;
+                let kept = Box::new(Kept {
+                    _shared: shared,
+                    all: self.backend.user_objects.count_one()?,
+                });
+                let (raw, _) = keep(&self.backend.api, graph.raw as CUgraph, kept)?;
                 graph.retained.push(Retained {
                     number: call.number,
                     count,
-                    raw,
+                    raw: raw as usize,
                 });
             }
         }
@@ -211,30 +237,6 @@ impl Server {
             true => self.backend.user_objects.drop_own(call.number, count),
             false => Ok(()),
         }
-    }
-
-    /// Has a graph have a user object: the driver's.
-    fn have_retain(&self, graph: CUgraph, shared: Arc<Shared>) -> Result<CUuserObject, i32> {
-        let kept = Box::new(Kept {
-            _shared: shared,
-            all: self.backend.user_objects.count_one()?,
-        });
-        let (data, mut object) = (Box::into_raw(kept).cast::<c_void>(), null_mut());
-        let api = &self.backend.api;
-        let made = cu!(
-            api,
-            cuUserObjectCreate(&raw mut object, data, Some(gone), 1, NO_SYNC)
-        );
-        if made != 0 {
-            // SAFETY: the driver has refused it.
-            unsafe { gone(data) };
-            return Err(made);
-        }
-        let retained = cu!(api, cuGraphRetainUserObject(graph, object, 1, MOVE));
-        if retained != 0 {
-            cu!(api, cuUserObjectRelease(object, 1));
-        }
-        outcome(retained).map(|()| object)
     }
 
     pub(super) fn release_user_object(&mut self, call: &ReleaseUserObject) -> Result<(), i32> {
