@@ -49,6 +49,7 @@ const GUIDE: (&str, &str) = ("docs/user/ten-minutes.md", "commands of the guide"
 /// What everything between an application's call and the host's device affects.
 const REMOTING: &[&str] = &[
     "opencl:",
+    "cuda:",
     "accelerator:",
     "sharing:",
     "services:",
