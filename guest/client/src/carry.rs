@@ -76,6 +76,13 @@ pub trait Carried: Driver {
     fn prepare() -> impl Call<Answer = Blob>;
     /// The call that makes the rest of the state.
     fn restore() -> impl Call<Answer = Blob>;
+    /// A question about a device.
+    type Question: Call<Answer = Blob>;
+    /// What another worker is to be asked before it serves this application: about what that has been
+    /// told of its devices.
+    fn questions() -> Vec<Self::Question>;
+    /// What the device there lacks, if its answer is less than what was told; none if it has not answered.
+    fn lacking(question: &Self::Question, there: Option<&[u8]>) -> Option<String>;
     /// Why the window cannot get other memory now, if something is in the way. Nothing gets in the way
     /// while no call can be sent.
     fn pinned(state: &Self::State) -> Option<&'static str>;
@@ -173,7 +180,8 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
     // Ends whichever of the two workers is not its own any more: nobody else keeps a seat. The rounds have time
     // of their own.
     let outcome = both
-        .precopy()
+        .compare(false)
+        .and_then(|()| both.precopy())
         .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));
     if outcome.is_err() {
         both.give_up();
@@ -250,6 +258,26 @@ impl<D: Carried> Both<'_, D> {
             sent.and_then(|sequence| self.look_for::<C>(there, sequence))
         };
         answer.map_err(gone(NEW))
+    }
+
+    /// Whether the devices there have all that the application has been told of its own.
+    pub fn compare(&self, is_held: bool) -> Result<(), String> {
+        let mut lacking = Vec::new();
+        for question in D::questions() {
+            let answer = self.ask_there(is_held, &question, SOON);
+            if answer.is_err() && !self.there.still_alive() {
+                return Err(gone(NEW)(()));
+            }
+            let answer = answer.ok().map(|Blob(bytes)| bytes);
+            lacking.extend(D::lacking(&question, answer.as_deref()));
+        }
+        match lacking.is_empty() {
+            true => Ok(()),
+            false => Err(format!(
+                "the device there is another one: {}",
+                lacking.join("; ")
+            )),
+        }
     }
 
     /// Waits for an answer without being in the way of the application's threads, and hears what else

@@ -171,6 +171,7 @@ impl<'a, D: Carried> Parked<'a, D> {
             there: &there,
             end: Instant::now() + LONG,
         };
+        both.compare(true)?;
         let mut bytes = vec![0; carry::PART.min(self.length) as usize];
         let mut at = 0;
         while at < self.length {

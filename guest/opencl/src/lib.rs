@@ -21,6 +21,7 @@
 //!   a call, and of its data
 //! - `svm`: memory whose addresses mean the same to the device
 //! - `include`: headers that travel with sources
+//! - `told`: what the application has been told of its devices, and another one may lack
 //! - `abi`: what C programs hand over; `object`: handles and reference counts
 //! - the others: entry points by subject
 
@@ -42,6 +43,7 @@ mod svm;
 mod table;
 #[cfg(test)]
 mod testing;
+mod told;
 mod transfer;
 
 use std::ffi::{c_char, c_void};

@@ -21,8 +21,8 @@ use gantry_client::{
 use gantry_remoting::{
     apis::opencl::{
         calls::{
-            self, Await, Call, ContextId, PrecopyState, PrepareState, ReadState, RestoreState,
-            SaveState, StageId, WindowRange, WriteState,
+            self, Await, Call, ContextId, Info, PrecopyState, PrepareState, ReadState,
+            RestoreState, SaveState, StageId, WindowRange, WriteState,
         },
         codes,
     },
@@ -30,7 +30,7 @@ use gantry_remoting::{
     wire::{Blob, Wire},
 };
 
-use crate::svm;
+use crate::{svm, told};
 
 /// OpenCL, for the core of all drivers.
 #[derive(Debug)]
@@ -143,6 +143,16 @@ impl Carried for OpenCl {
 
     fn restore() -> impl Call<Answer = Blob> {
         RestoreState {}
+    }
+
+    type Question = Info;
+
+    fn questions() -> Vec<Info> {
+        told::questions()
+    }
+
+    fn lacking(question: &Info, there: Option<&[u8]>) -> Option<String> {
+        told::lacking(question, there)
     }
 
     fn pinned(state: &State) -> Option<&'static str> {

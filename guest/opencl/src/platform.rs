@@ -1,13 +1,11 @@
 //! Platforms and devices.
 
 use std::{
-    collections::HashMap,
     ffi::{CStr, c_char, c_void},
     ptr::null_mut,
-    sync::{Mutex, OnceLock},
+    sync::OnceLock,
 };
 
-use base::Unpoisoned;
 use gantry_remoting::{
     apis::opencl::{
         calls::{self, DeviceId, Info, PlatformId, Target},
@@ -20,6 +18,7 @@ use crate::{
     abi::{Outcome, array, bytes, code, give, properties, set},
     link,
     object::{self, Device, Handle, Object, Own, Platform, SUB_DEVICES, get},
+    told,
 };
 
 /// Asks the worker.
@@ -227,31 +226,9 @@ pub extern "C" fn clGetDeviceIDs(
     })())
 }
 
-/// What does not change while a device exists, by device and parameter.
-fn kept(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
-    static KEPT: Mutex<Option<HashMap<(u32, u32), Vec<u8>>>> = Mutex::new(None);
-    if id.0 >= SUB_DEVICES {
-        return ask(Target::Device(id), name);
-    }
-    let known = |value: Option<Vec<u8>>| {
-        let mut kept = KEPT.lock_unpoisoned();
-        let kept = kept.get_or_insert_default();
-        if let Some(value) = value {
-            kept.insert((id.0, name), value);
-        }
-        kept.get(&(id.0, name)).cloned()
-    };
-    if let Some(value) = known(None) {
-        return Ok(value);
-    }
-    let value = ask(Target::Device(id), name)?;
-    known(Some(value.clone()));
-    Ok(value)
-}
-
 /// A device's limit as a number.
 pub fn limit(device: &Object<Device>, name: u32) -> Outcome<u64> {
-    let value = kept(device.it.id, name)?;
+    let value = told::answer(device.it.id, name)?;
     let mut number = [0; 8];
     let count = value.len().min(8);
     number[..count].copy_from_slice(&value[..count]);
@@ -296,17 +273,17 @@ pub extern "C" fn clGetDeviceInfo(
                 bytes(&[parent.map_or(null_mut(), |parent| parent.pointer())])
             }
             codes::DEVICE_REFERENCE_COUNT => bytes(&[device.count()]),
-            codes::DEVICE_EXTENSIONS => extensions(&kept(id, name)?, ""),
-            codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&kept(id, name)?, false),
+            codes::DEVICE_EXTENSIONS => extensions(&told::answer(id, name)?, ""),
+            codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&told::answer(id, name)?, false),
             // Finer grains of shared virtual memory would need one memory.
             codes::DEVICE_SVM_CAPABILITIES => {
-                kept(id, name)?;
+                told::answer(id, name)?;
                 bytes(&[limit(device, name)? & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
             }
-            _ if is_withheld(name) => vec![0; kept(id, name)?.len()],
+            _ if is_withheld(name) => vec![0; told::answer(id, name)?.len()],
             // Kernels on the device only: functions of the application stay with it.
             codes::DEVICE_EXECUTION_CAPABILITIES => bytes(&[1u64]),
-            _ => kept(id, name)?,
+            _ => told::answer(id, name)?,
         };
         give(&answer, size, value, size_ret)
     })())

@@ -223,6 +223,7 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     back_and_forth(pools, "moving.py", &["15"], 5)?;
     back_and_forth(pools, "written.py", &["15", "2"], 2)?;
     nobody_is_left(pools)?;
+    another_model(pool, &first, &first_control)?;
     through_tls(pool, &first, &first_control)?;
     let _ = fs::remove_file(&first_control);
     let _ = fs::remove_file(&second_control);
@@ -280,6 +281,49 @@ fn back_and_forth(
         String::from_utf8_lossy(&output.stdout)
     );
     ensure!(moves >= least, "{name}: only {moves} moves:\n{said}");
+    Ok(())
+}
+
+/// A device of another model is one with less, as PoCL's environment says: an application that has asked for it
+/// stays, with all reasons.
+fn another_model(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
+    let small = ["env", "POCL_MAX_WORK_GROUP_SIZE=64"];
+    let release = pool.release.clone();
+    let small = Pool::under(&small, Way::Rings, "small", release, &[])?;
+    let child = start_asking(first, &["MAX_WORK_GROUP_SIZE", "MAX_WORK_ITEM_SIZES"])?;
+    let text = send(first, control, "--all", &small.address)?;
+    for name in [
+        "CL_DEVICE_MAX_WORK_GROUP_SIZE is [64] there",
+        "CL_DEVICE_MAX_WORK_ITEM_SIZES is [64,",
+    ] {
+        ensure!(text.contains(name), "{text}");
+    }
+    finishes(child)?;
+    // It has asked for nothing that this one lacks, and its device answers as the first one did.
+    let child = start_asking(first, &["MAX_COMPUTE_UNITS"])?;
+    let text = send(first, control, "--all", &small.address)?;
+    ensure!(text.contains(" moved to "), "{text}");
+    finishes(child)
+}
+
+/// An application that asks its device for these, computes once a line of its input has come, and compares.
+fn start_asking(pool: &Pool, asked: &[&str]) -> Result<Child> {
+    let mut child = pool
+        .remoted("/usr/bin/python3")
+        .arg(program("asking.py"))
+        .args(asked)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    await_running(&mut child)?;
+    Ok(child)
+}
+
+fn finishes(mut child: Child) -> Result<()> {
+    drop(child.stdin.take());
+    let output = child.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(said == "ok\n", "{said}");
     Ok(())
 }
 
