@@ -54,5 +54,5 @@ fuzz_target!(|bytes: &[u8]| {
     let file = image::create().expect("there is memory");
     let mut writer = image::Writer::new(file);
     // Parts of parts may be too deep to be made once more.
-    let _ = OpenClBackend::checkpoint(&mut restored, None, &mut writer);
+    let _ = OpenClBackend::checkpoint(&mut restored, None, &mut writer, false);
 });

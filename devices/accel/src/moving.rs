@@ -256,7 +256,7 @@ impl Handle {
         )?;
         quiesce(&mut borrowed, drain)?;
         borrowed.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
-        let image = save(&mut borrowed, &Command::SaveRest(rounds), patience)?;
+        let image = save(&mut borrowed, &Command::SaveRest(rounds, false), patience)?;
         new.make(&Command::Restore(true), image.as_fd(), patience)?;
         drop(image);
         // From here on it does not stop half-way. Who has left need not have ended before another one

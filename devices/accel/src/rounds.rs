@@ -197,7 +197,7 @@ impl Copied {
         patience: &Patience,
     ) -> Result<(File, Known), NotMoved> {
         if let Some(known) = self.slices.remove(&(id.to_owned(), borrowed.slice)) {
-            match save(borrowed, &Command::SaveRest(known.rounds), patience) {
+            match save(borrowed, &Command::SaveRest(known.rounds, false), patience) {
                 Err(NotMoved::Refused(why)) => {
                     log::info!("{id}: slice {} is saved as a whole: {why}", borrowed.slice);
                 }

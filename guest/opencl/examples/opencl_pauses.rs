@@ -1,5 +1,6 @@
 //! Computes round after round on so many MiB of the device's memory, and says on demand how long its
-//! rounds took: `opencl_pauses MIB CHANGED`. CHANGED MiB of the memory change in each round.
+//! rounds took: `opencl_pauses MIB CHANGED`. CHANGED MiB of the memory change in each round; with CHANGED
+//! 0 a buffer of 4 MiB, another one in each round, so that all of it changes little by little.
 //!
 //! Each line on its input is answered by one, about the rounds since the last one: how many, in how
 //! many seconds, and how many milliseconds the longest and the median one took. When the input ends,
@@ -35,7 +36,7 @@ struct Work {
     device: Device,
     kernel: Handle,
     buffers: Vec<Handle>,
-    /// How many words change in a round.
+    /// How many words change in a round, from the first on; 0: those of the buffer that is next.
     changed: usize,
     rounds: u32,
 }
@@ -55,7 +56,10 @@ impl Work {
             check(filled, "filling a buffer")?;
             buffers.push(buffer);
         }
-        let changed = (changed * MIB / size_of::<u32>()).clamp(1024, count * WORDS);
+        let changed = match changed {
+            0 => 0,
+            changed => (changed * MIB / size_of::<u32>()).clamp(1024, count * WORDS),
+        };
         Ok(Self {
             device,
             kernel,
@@ -65,17 +69,23 @@ impl Work {
         })
     }
 
-    /// The buffers whose words change, with how many.
-    fn changing(&self) -> impl Iterator<Item = (Handle, usize)> {
-        let parts = (0..self.changed).step_by(WORDS);
-        let parts = parts.map(|from| WORDS.min(self.changed - from));
-        self.buffers.iter().copied().zip(parts)
+    /// How many words of a buffer change in a round.
+    fn changing(&self, index: usize, round: u32) -> usize {
+        match self.changed {
+            0 if round as usize % self.buffers.len() == index => WORDS,
+            0 => 0,
+            changed => changed.saturating_sub(index * WORDS).min(WORDS),
+        }
     }
 
     fn round(&mut self) -> Result<(), String> {
         self.rounds += 1;
         let (device, kernel) = (&self.device, self.kernel);
-        for (buffer, words) in self.changing() {
+        for (index, &buffer) in self.buffers.iter().enumerate() {
+            let words = self.changing(index, self.rounds);
+            if words == 0 {
+                continue;
+            }
             device.set(kernel, 0, buffer)?;
             device.set(kernel, 1, self.rounds)?;
             let enqueued = device.enqueue(device.queue, kernel, words, null_mut());
@@ -87,8 +97,6 @@ impl Work {
 
     /// Whether all of the memory is as it is to be.
     fn verify(&self) -> Result<(), String> {
-        let changing: Vec<_> = self.changing().map(|(_, words)| words).collect();
-        let sum = (1..=self.rounds).fold(0, u32::wrapping_add);
         let mut seen = vec![0u32; WORDS];
         for (index, buffer) in self.buffers.iter().enumerate() {
             let (bytes, to) = (WORDS * size_of::<u32>(), seen.as_mut_ptr().cast());
@@ -98,7 +106,12 @@ impl Work {
                 clEnqueueReadBuffer(queue, *buffer, 1, 0, bytes, to, 0, none, event)
             );
             check(read, "reading a buffer")?;
-            let changed = changing.get(index).copied().unwrap_or(0);
+            let rounds = (1..=self.rounds).filter(|round| self.changing(index, *round) > 0);
+            let sum = rounds.fold(0, u32::wrapping_add);
+            let changed = match self.changed {
+                0 => WORDS,
+                _ => self.changing(index, 0),
+            };
             for (at, word) in seen.iter().enumerate() {
                 let first = ((index * WORDS + at) as u32).wrapping_mul(2_654_435_761);
                 let expected = first.wrapping_add(if at < changed { sum } else { 0 });

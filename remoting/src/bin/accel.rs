@@ -12,7 +12,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     host::{
         gate,
-        moves::{self, Request, Which},
+        moves::{self, Request, To, Which},
         placement,
         pool::{self, ListenConfig},
         probe, process,
@@ -92,6 +92,11 @@ enum Role {
         /// its own environment.
         #[arg(long, value_name = "ADDRESS", conflicts_with = "list")]
         to: Option<String>,
+        /// Go on before all memory has come (postcopy): each stands still for a shorter time, contents of large
+        /// buffers and images that it has written lately follow, and a command waits for those that it names. Returns
+        /// when all have come. If the worker before is killed until then, the application has an error.
+        #[arg(long, conflicts_with_all = ["list", "to"])]
+        postcopy: bool,
         /// Milliseconds to wait for the commands that are under way; an application whose commands
         /// take longer stays. With --to also until it has connected, and unmapped what it has mapped.
         #[arg(long, default_value_t = 10_000, value_name = "MS")]
@@ -185,9 +190,15 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             all: _,
             list,
             to,
+            postcopy,
             drain,
         } => {
             let which = pid.map_or(Which::All, Which::Process);
+            let to = match (to, postcopy) {
+                (Some(address), _) => To::Address(address),
+                (None, true) => To::WorkerFirst,
+                (None, false) => To::Worker,
+            };
             let request = match list {
                 true => Request::List,
                 false => Request::Move(which, Duration::from_millis(drain), to),

@@ -19,6 +19,10 @@
 //! `Precopy` and `Prepare` come in [rounds](crate::link::rounds): the application stands still from
 //! `Quiesce` to `Go` alone.
 //!
+//! By postcopy `SaveRest` leaves large contents out. The source is not killed then before these have come:
+//! `Go` goes with a socket on which the destination asks for one after the other, and the pool has the source
+//! `Fetch` each.
+//!
 //! If anything fails before the source is killed, it is told to `Resume`, and the destination is
 //! killed. The application sees nothing but a pause: its window is the same file, and the pool keeps
 //! its connection open.
@@ -38,7 +42,8 @@ use crate::link::{
 };
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
-/// `connection` is the application's.
+/// `connection` is the application's. With `postcopy` the source is to be asked for contents that are
+/// left, first.
 ///
 /// # Errors
 /// The application stays where it is, if its worker lives. One that is busy is asked for nothing more
@@ -48,6 +53,7 @@ pub fn carry_over(
     destination: &Peer<'_>,
     connection: BorrowedFd<'_>,
     drain: Duration,
+    postcopy: bool,
 ) -> Result<(), NotMoved> {
     // All of it, whoever is slow.
     let patience = Patience::within(drain.saturating_add(LONG));
@@ -80,7 +86,11 @@ pub fn carry_over(
         let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
         ask(&Command::Quiesce(drain), &[], &drained)?;
         let image = control::image().map_err(NotMoved::File)?;
-        ask(&Command::SaveRest(rounds), &[image.as_fd()], &patience)?;
+        ask(
+            &Command::SaveRest(rounds, postcopy),
+            &[image.as_fd()],
+            &patience,
+        )?;
         destination.make(&Command::Restore(true), image.as_fd(), &patience)?;
         match ask(&Command::Leave(), &[], &soon) {
             // One that has ended has left.
@@ -180,6 +190,7 @@ mod tests {
             &peer(&to_destination),
             connection.as_fd(),
             Duration::from_millis(10),
+            false,
         );
         drop((to_source, to_destination));
         let [source, destination] = workers.map(|worker| worker.join().unwrap());
@@ -206,7 +217,7 @@ mod tests {
                     "{name}"
                 );
             }
-            for step in [Command::Quiesce(0), Command::SaveRest(0)] {
+            for step in [Command::Quiesce(0), Command::SaveRest(0, false)] {
                 let name = format!("{step:?} {refuses}");
                 let (moves, _, destination) = moved(Some(step), None, refuses);
                 assert!(
@@ -221,7 +232,7 @@ mod tests {
     fn what_cannot_be_copied_while_it_serves_is_saved_while_it_stands_still() {
         let (moves, source, destination) = moved(Some(Command::Precopy(0, 0)), None, true);
         assert!(
-            moves && source.contains(&Command::SaveRest(0)),
+            moves && source.contains(&Command::SaveRest(0, false)),
             "{source:?}"
         );
         assert!(!destination.contains(&Command::Prepare(true)));

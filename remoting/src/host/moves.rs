@@ -3,7 +3,8 @@
 //! The pool listens on a second socket for its own user and root, and says there first what the socket is.
 //! A request is a line: `list`, or
 //! `move`, an application (`all`, or the process id of it or of its worker), how many milliseconds
-//! may pass until it stands still, and the address of another pool, if it is to be served there. The
+//! may pass until it stands still, and the address of another pool, if it is to be served there; or
+//! `postcopy` instead, for one that goes on before all of its memory has come. The
 //! answer is a line for each application, and the end: an application that was to leave has left then,
 //! and its worker has ended, unless the line says why not.
 //!
@@ -32,7 +33,7 @@ use base::{Patience, Unpoisoned};
 
 use super::control::{self, Command, NotMoved, Peer, Reply};
 use crate::link::{
-    control::{LONG, SOON},
+    control::{LONG, SILENT, SOON, serve_fetches},
     order::{Lead, Order},
     socket,
 };
@@ -60,9 +61,19 @@ pub enum Which {
 pub enum Request {
     /// Which applications there are.
     List,
-    /// To move applications, each of which may go on with what is under way for so long, to other
-    /// workers of this pool or to this address.
-    Move(Which, Duration, Option<String>),
+    /// To move applications, each of which may go on with what is under way for so long.
+    Move(Which, Duration, To),
+}
+
+/// Where applications are to be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum To {
+    /// By other workers of this pool, which have all of their memory before they serve.
+    Worker,
+    /// The same, but contents of large memory objects follow (postcopy).
+    WorkerFirst,
+    /// At this address.
+    Address(String),
 }
 
 impl Request {
@@ -71,16 +82,19 @@ impl Request {
         let words: Vec<_> = line.trim_end().splitn(4, ' ').collect();
         match words[..] {
             ["list"] => Some(Self::List),
-            ["move", which, drain, ref to @ ..] => {
+            [verb @ ("move" | "postcopy"), which, drain, ref to @ ..] => {
                 let which = match which {
                     "all" => Which::All,
                     process => Which::Process(process.parse().ok().filter(|id| *id > 0)?),
                 };
-                Some(Self::Move(
-                    which,
-                    Duration::from_millis(drain.parse().ok()?),
-                    to.first().map(|&to| to.to_owned()),
-                ))
+                let to = match (verb, to) {
+                    ("move", [to]) => To::Address((*to).to_owned()),
+                    ("move", _) => To::Worker,
+                    (_, []) => To::WorkerFirst,
+                    _ => return None,
+                };
+                let drain = Duration::from_millis(drain.parse().ok()?);
+                Some(Self::Move(which, drain, to))
             }
             _ => None,
         }
@@ -95,8 +109,12 @@ impl Request {
                     Which::All => "all".to_owned(),
                     Which::Process(id) => id.to_string(),
                 };
-                let to = to.as_ref().map(|to| format!(" {to}")).unwrap_or_default();
-                format!("move {which} {}{to}\n", drain.as_millis())
+                let drain = drain.as_millis();
+                match to {
+                    To::Worker => format!("move {which} {drain}\n"),
+                    To::WorkerFirst => format!("postcopy {which} {drain}\n"),
+                    To::Address(to) => format!("move {which} {drain} {to}\n"),
+                }
             }
         }
     }
@@ -120,8 +138,11 @@ pub(super) enum Event {
     Asked(Request, Asker),
     /// The worker of this number, which was busy when its application was to move, has answered.
     Answered(u64),
-    /// The application of the worker of this number has been carried over, or not.
-    Over(u64, Result<(), NotMoved>, Asker),
+    /// The application of the worker of this number has been carried over, or not. By postcopy the
+    /// destination fetches what is left by this socket.
+    Over(u64, Result<(), NotMoved>, Option<UnixStream>, Asker),
+    /// Nobody asks the worker of this number any more for contents of memory; why some were lost.
+    Fetched(u64, Result<(), NotMoved>, Asker),
     /// An application is served elsewhere, or stays.
     Left(Departure),
 }
@@ -224,10 +245,14 @@ impl Moves {
         number: u64,
         (source, destination): (&UnixStream, &UnixStream),
         connection: Arc<OwnedFd>,
-        drain: Duration,
+        (drain, postcopy): (Duration, bool),
         asker: Asker,
     ) -> io::Result<()> {
         let (source, destination) = (source.try_clone()?, destination.try_clone()?);
+        let fetches = match postcopy {
+            true => Some(UnixStream::pair()?),
+            false => None,
+        };
         let post = self.post.clone();
         let work = move || {
             let source = Peer {
@@ -238,13 +263,19 @@ impl Moves {
                 channel: &destination,
                 who: "the worker that was to serve it",
             };
-            let outcome = control::carry_over(&source, &destination, connection.as_fd(), drain);
+            let application = connection.as_fd();
+            let outcome = control::carry_over(&source, &destination, application, drain, postcopy);
             drop(connection);
             let busy = match &outcome {
                 Err(NotMoved::Busy { due, .. }) => Some(*due),
                 _ => None,
             };
-            post.leave(Event::Over(number, outcome, asker));
+            let (ours, theirs) = fetches.filter(|_| outcome.is_ok()).unzip();
+            post.leave(Event::Over(number, outcome, theirs, asker.clone()));
+            if let Some(ours) = ours {
+                let fetched = fetch_all(&source, &ours);
+                post.leave(Event::Fetched(number, fetched, asker));
+            }
             if let Some(due) = busy {
                 control::answers_of(&source, due);
                 post.leave(Event::Answered(number));
@@ -255,6 +286,24 @@ impl Moves {
             .spawn(work)
             .map(drop)
     }
+}
+
+/// Has a worker that has left save what the one in its place asks for, as long as that asks.
+fn fetch_all(source: &Peer<'_>, destination: &UnixStream) -> Result<(), NotMoved> {
+    let mut lost = Ok(());
+    let served = serve_fetches(destination, |mem, file| {
+        let patience = Patience::within(SILENT);
+        let fetched = source.ask(&Command::Fetch(mem), &[file], &patience);
+        fetched.map(drop).map_err(|why| {
+            let told = NotMoved::Refused(base::Chain(&why).to_string());
+            lost = Err(why);
+            told
+        })
+    });
+    lost.and(served.map_err(|source| NotMoved::Gone {
+        who: "the worker that serves it",
+        source,
+    }))
 }
 
 /// What leads to an application.
@@ -445,9 +494,10 @@ mod tests {
         let drain = Duration::from_millis(250);
         for request in [
             Request::List,
-            Request::Move(Which::All, drain, None),
-            Request::Move(Which::Process(7), drain, None),
-            Request::Move(Which::All, drain, Some("/run/a b".to_owned())),
+            Request::Move(Which::All, drain, To::Worker),
+            Request::Move(Which::All, drain, To::WorkerFirst),
+            Request::Move(Which::Process(7), drain, To::Worker),
+            Request::Move(Which::All, drain, To::Address("/run/a b".to_owned())),
         ] {
             assert_eq!(Request::of(&request.line()), Some(request));
         }
@@ -460,6 +510,7 @@ mod tests {
             "list 1",
             "move  1 1",
             "move 1 -1",
+            "postcopy all 1 /run/a",
         ] {
             assert_eq!(Request::of(wrong), None, "{wrong}");
         }

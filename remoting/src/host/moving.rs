@@ -1,11 +1,16 @@
 //! A pool that moves applications: starts the workers that take them up, and ends those that had
 //! them.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::{fd::AsFd, unix::net::UnixStream},
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{
     control::{self, NotMoved},
-    moves::{Asker, Departure, Event, Request, Way, Which},
+    moves::{Asker, Departure, Event, Request, To, Way, Which},
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
@@ -61,7 +66,7 @@ impl Pool<'_> {
             match event {
                 Event::Asked(Request::List, asker) => self.list(&asker),
                 Event::Asked(Request::Move(which, drain, to), asker) => {
-                    self.begin(which, drain, to.as_deref(), &asker);
+                    self.begin(which, drain, &to, &asker);
                 }
                 Event::Left(departure) => self.left(departure),
                 Event::Answered(number) => {
@@ -70,7 +75,10 @@ impl Pool<'_> {
                         one.is_busy = false;
                     }
                 }
-                Event::Over(number, outcome, asker) => self.over(number, &outcome, &asker),
+                Event::Over(number, outcome, fetches, asker) => {
+                    self.over(number, &outcome, fetches.as_ref(), &asker);
+                }
+                Event::Fetched(number, outcome, asker) => self.fetched(number, &outcome, &asker),
             }
         }
     }
@@ -96,10 +104,10 @@ impl Pool<'_> {
     }
 
     /// Begins to move applications to workers that are started for them.
-    fn begin(&mut self, which: Which, drain: Duration, to: Option<&str>, asker: &Asker) {
+    fn begin(&mut self, which: Which, drain: Duration, to: &To, asker: &Asker) {
         let chosen = (0..self.serving.len()).filter(|&at| self.serving[at].is_meant(which));
         let chosen: Vec<_> = chosen.collect();
-        if let (Which::Process(id), [], Some(to)) = (which, &chosen[..], to)
+        if let (Which::Process(id), [], To::Address(to)) = (which, &chosen[..], to)
             && self.lead(id, drain, to, asker)
         {
             return;
@@ -109,7 +117,8 @@ impl Pool<'_> {
         }
         for index in chosen {
             let serving = &self.serving[index];
-            if serving.destination.is_some() || serving.leaving.is_some() {
+            let is_moving = serving.destination.is_some() || serving.source.is_some();
+            if is_moving || serving.leaving.is_some() {
                 asker.tell("error: it is being moved already");
                 continue;
             }
@@ -121,8 +130,9 @@ impl Pool<'_> {
                 continue;
             }
             let begun = match to {
-                Some(to) => self.send_away(index, drain, to, asker),
-                None => self.begin_one(index, drain, asker),
+                To::Address(to) => self.send_away(index, drain, to, asker),
+                To::Worker => self.begin_one(index, (drain, false), asker),
+                To::WorkerFirst => self.begin_one(index, (drain, true), asker),
             };
             if let Err(error) = begun {
                 asker.tell(&format!("error: cannot begin to move it: {error}"));
@@ -211,7 +221,7 @@ impl Pool<'_> {
         }
     }
 
-    fn begin_one(&mut self, index: usize, drain: Duration, asker: &Asker) -> io::Result<()> {
+    fn begin_one(&mut self, index: usize, how: (Duration, bool), asker: &Asker) -> io::Result<()> {
         self.started += 1;
         let new = New {
             number: self.started,
@@ -226,7 +236,7 @@ impl Pool<'_> {
         let number = serving.worker.number;
         let begun = self
             .moves
-            .start(number, channels, connection, drain, asker.clone());
+            .start(number, channels, connection, how, asker.clone());
         if let Err(error) = begun {
             worker.end_aside(&self.remover, &self.closer);
             return Err(error);
@@ -239,7 +249,13 @@ impl Pool<'_> {
     }
 
     /// What becomes of an application that was carried over, or was not.
-    fn over(&mut self, number: u64, outcome: &Result<(), NotMoved>, asker: &Asker) {
+    fn over(
+        &mut self,
+        number: u64,
+        outcome: &Result<(), NotMoved>,
+        fetches: Option<&UnixStream>,
+        asker: &Asker,
+    ) {
         let mut all = self.serving.iter();
         let Some(index) = all.position(|serving| serving.worker.number == number) else {
             return;
@@ -262,11 +278,14 @@ impl Pool<'_> {
             return;
         }
         // Nobody else serves the window: the source has left it, or ended.
-        serving.worker.kill();
+        if fetches.is_none() {
+            serving.worker.kill();
+        }
         let source = std::mem::replace(&mut serving.worker, destination.worker);
         serving.phase = Phase::Speaking;
         // Fails if the worker has ended meanwhile, which is noticed as such.
-        let _ = control::send(&serving.worker.control, &control::Command::Go(), &[]);
+        let files: Vec<_> = fetches.iter().map(AsFd::as_fd).collect();
+        let _ = control::send(&serving.worker.control, &control::Command::Go(), &files);
         let (from, to) = (source.id(), serving.worker.id());
         asker.tell(&format!(
             "process {process} moved from worker {from} to {to}"
@@ -274,7 +293,36 @@ impl Pool<'_> {
         let folder = &serving.worker.remains.folder.0;
         let number = serving.worker.number;
         self.sweeper.serves(number, folder, &serving.connection);
+        match fetches {
+            Some(_) => serving.source = Some(source),
+            None => self.end_source(source),
+        }
+    }
+
+    /// Ends the worker that an application was moved from.
+    pub fn end_source(&self, source: Worker) {
         self.sweeper.ended(source.number);
         source.end_aside(&self.remover, &self.closer);
+    }
+
+    /// An application that has moved has fetched all that it can from where it was, or has ended.
+    fn fetched(&mut self, number: u64, outcome: &Result<(), NotMoved>, asker: &Asker) {
+        let has_left = |serving: &&mut Serving| {
+            let source = serving.source.as_ref();
+            source.is_some_and(|source| source.number == number)
+        };
+        // Gone if it has needed what was lost.
+        let mut serving = self.serving.iter_mut().find(has_left);
+        if let Err(error) = outcome {
+            let process = serving.as_ref().and_then(|serving| serving.peer());
+            let process = process.map_or("-".to_owned(), |id| id.to_string());
+            let why = base::Chain(error);
+            asker.tell(&format!(
+                "error: process {process} has lost contents of its memory: {why}"
+            ));
+        }
+        if let Some(source) = serving.as_mut().and_then(|serving| serving.source.take()) {
+            self.end_source(source);
+        }
     }
 }

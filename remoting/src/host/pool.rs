@@ -272,6 +272,8 @@ pub(super) struct Serving {
     pub phase: Phase,
     /// The worker that its application is being moved to.
     pub destination: Option<Destination>,
+    /// The worker that its application was moved from, while that has contents of its memory.
+    pub source: Option<Worker>,
     /// Its worker has yet to answer to a move that has failed, and cannot be asked for another one.
     pub is_busy: bool,
     /// Whether it is to be served elsewhere.
@@ -379,6 +381,9 @@ impl Pool<'_> {
                 self.sweeper.ended(ended.worker.number);
                 let connection = Some(ended.connection);
                 ended.worker.end(connection, &self.remover, &self.closer);
+                if let Some(source) = ended.source {
+                    self.end_source(source);
+                }
                 if let Some(Leaving::Left(departure)) = ended.leaving {
                     self.has_left(departure);
                 }
@@ -505,6 +510,7 @@ impl Pool<'_> {
             user,
             phase: Phase::Speaking,
             destination: None,
+            source: None,
             is_busy: false,
             leaving: None,
         });

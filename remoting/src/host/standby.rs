@@ -37,6 +37,7 @@ use crate::{
     session::{
         checkpoint::{Order, Ordered},
         notice::{Board, Notice},
+        postcopy::Fetch,
         precopy::Asker,
         quota::Quota,
         server::{Nudge, Tuning},
@@ -158,6 +159,8 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
     let work = move || {
         // Whether it stands still because of this one.
         let mut stopped = false;
+        // Once it has left.
+        let mut fetches = None;
         // Its end is that of the other side, with which this process ends.
         while let Ok(Some((command, files))) = control::receive::<Command>(&channel) {
             let refuse = |why: &str| drop(control::send(&channel, &refusal(why), &[]));
@@ -192,15 +195,26 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     (patience, when_busy) = (Some(LOOK), Reply::Done());
                     Order::Examine
                 }
-                (Command::Save() | Command::SaveRest(_) | Command::Leave(), _) if !stopped => {
+                (Command::Save() | Command::SaveRest(..) | Command::Leave(), _) if !stopped => {
                     refuse("somebody else moves it");
                     continue;
                 }
                 (Command::Save(), Some(file)) => Order::Save(file.into()),
-                (Command::SaveRest(rounds), Some(file)) => {
-                    Order::SaveRest(file.into(), asker, rounds)
+                (Command::SaveRest(rounds, postcopy), Some(file)) => {
+                    Order::SaveRest(file.into(), asker, rounds, postcopy)
                 }
-                (Command::Leave(), None) => Order::Leave,
+                (Command::Leave(), None) => {
+                    let (to, fetched) = mpsc::channel();
+                    fetches = Some(to);
+                    Order::Leave(fetched)
+                }
+                (Command::Fetch(mem), Some(file)) => {
+                    let saved = fetches.as_ref().map(|to| Fetch::ask(to, mem, file.into()));
+                    let saved = saved.unwrap_or_else(|| Err("it has not left".to_owned()));
+                    let reply = saved.map_or_else(|why| refusal(&why), |()| Reply::Done());
+                    let _ = control::send(&channel, &reply, &[]);
+                    continue;
+                }
                 (Command::Precopy(round, time), Some(file)) => {
                     patience = Some(Duration::from_millis(time));
                     Order::Precopy(file.into(), asker, round)
@@ -217,7 +231,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 Order::Save(_)
                 | Order::SaveRest(..)
                 | Order::Precopy(..)
-                | Order::Leave
+                | Order::Leave(_)
                 | Order::Forget(_)
                 | Order::Examine => stopped,
             };
@@ -383,9 +397,11 @@ fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<P
         })?;
         done(channel)?;
     }
-    next(channel, |command, _| {
-        (command == Command::Go()).then_some(())
+    let source = next(channel, |command, files| {
+        (command == Command::Go()).then(|| files.into_iter().next())
     })?;
+    let fetching = server.fetch_contents(source.map(UnixStream::from));
+    fetching.map_err(Error::Restore)?;
     server.take_up(&mut calls)?;
     Ok((server, calls, spin))
 }

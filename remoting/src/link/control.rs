@@ -56,7 +56,8 @@ wire! { enum
         5 Restore(charged: bool),
         /// Go on, or give up what rounds have left.
         6 Resume(),
-        /// Serve what was restored.
+        /// Serve what was restored. If contents of memory are still where it was, a socket comes along, on which
+        /// [`Fetch`](Self::Fetch) is asked for until all have come.
         7 Go(),
         /// The files of what is to be served come along.
         8 Files(),
@@ -67,12 +68,16 @@ wire! { enum
         /// Make what is in the file that comes along: more is to come. Whether its device memory is
         /// charged already, as for the whole.
         10 Prepare(charged: bool),
-        /// Save what is new since so many rounds, to the file that comes along.
-        11 SaveRest(rounds: u32),
+        /// Save what is new since so many rounds, to the file that comes along. With `postcopy` contents of large
+        /// memory objects may be left out: they are to be fetched after [`Leave`](Self::Leave).
+        11 SaveRest(rounds: u32, postcopy: bool),
         /// Leave the window alone for good: another worker serves it from now on.
         12 Leave(),
         /// Say whether the state can be saved, as far as that is known while it is served.
         13 Examine(),
+        /// Save the contents of a memory object that were left out, to the file that comes along; by its number
+        /// in the state.
+        14 Fetch(mem: u32),
     }
 }
 
@@ -230,6 +235,28 @@ pub enum NotMoved {
     /// The system.
     #[error("cannot make a file for the application's state")]
     File(#[source] io::Error),
+}
+
+/// Does what a worker asks for on the socket that it got with [`Command::Go`], until it has all contents, or
+/// has ended: `fetch` has the worker that has left save those of a memory object to a file.
+///
+/// # Errors
+/// It asks for something else.
+pub fn serve_fetches(
+    destination: &UnixStream,
+    mut fetch: impl FnMut(u32, BorrowedFd<'_>) -> Result<(), NotMoved>,
+) -> io::Result<()> {
+    while let Some((command, files)) = receive::<Command>(destination)? {
+        let (Command::Fetch(mem), [file]) = (command, &files[..]) else {
+            return Err(invalid("a worker asks for more than contents of memory"));
+        };
+        let reply = match fetch(mem, file.as_fd()) {
+            Ok(()) => Reply::Done(),
+            Err(why) => refused(&why),
+        };
+        send(destination, &reply, &[])?;
+    }
+    Ok(())
 }
 
 /// A pool's end of a worker's channel.

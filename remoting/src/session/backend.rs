@@ -10,6 +10,7 @@ use std::{fmt::Debug, hash::Hash, sync::Arc};
 use super::{
     checkpoint::Busy,
     image::{Contents, Immovable, Writer},
+    postcopy::Remaining,
     precopy::Copying,
     server::{Error, Session},
 };
@@ -106,6 +107,20 @@ pub trait Backend: Debug + Sized {
     fn resume(session: &mut Session<Self>) -> Result<bool, Error> {
         let _ = session;
         Ok(false)
+    }
+
+    /// Whether all is here that a request needs: contents of memory may still be on their way from where the
+    /// application was. The session keeps it until they have come, and those that follow it.
+    ///
+    /// # Errors
+    /// The session ends: they do not come any more.
+    fn has_come(
+        session: &mut Session<Self>,
+        opcode: u16,
+        request: &<Self::Api as Api>::Request,
+    ) -> Result<bool, Error> {
+        let _ = (session, opcode, request);
+        Ok(true)
     }
 
     /// Whether no request is to be taken for now, because of what the backend is still at.
@@ -206,7 +221,8 @@ pub trait Backend: Debug + Sized {
     }
 
     /// The state of a session that nothing is under way of, without what has been copied before.
-    /// Contents of memory go to the image. The session can go on afterwards.
+    /// Contents of memory go to the image; with `postcopy` those of large objects remain here, to be
+    /// saved later if the session does not go on. It can go on afterwards.
     ///
     /// # Errors
     /// What cannot be made again is named.
@@ -214,8 +230,9 @@ pub trait Backend: Debug + Sized {
         session: &mut Session<Self>,
         known: Option<Self::Precopied>,
         image: &mut Writer,
-    ) -> Result<Vec<u8>, Immovable> {
-        let _ = (session, known, image);
+        postcopy: bool,
+    ) -> Result<(Vec<u8>, Option<Remaining>), Immovable> {
+        let _ = (session, known, image, postcopy);
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 

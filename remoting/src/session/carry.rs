@@ -166,7 +166,7 @@ impl<B: Backend> Session<B> {
             let known = self.rounds_of(Asker::Client, rounds)?;
             let file = image::create()?;
             let writer = Writer::within(file.try_clone()?, Room::of_worker(self.most_carried));
-            self.save(calls, known, writer)?;
+            self.save(calls, known, writer, false)?;
             Ok(file)
         })();
         self.answer_saved(header, saved)

@@ -23,6 +23,7 @@ use super::{
     backend::{Backend, Fences, Progress},
     image::{Contents, Immovable, Writer},
     notice::Notice,
+    postcopy::{Fetch, Remaining},
     precopy::{Asker, said},
     server::{Error, Session, Wait},
 };
@@ -51,10 +52,10 @@ pub enum Order {
     Resume,
     /// Write what is new since the last round to this file, and serve meanwhile; the round's number.
     Precopy(File, Asker, u32),
-    /// Save what is new since so many rounds to this file.
-    SaveRest(File, Asker, u32),
-    /// Leave the window alone for good.
-    Leave,
+    /// Save what is new since so many rounds to this file; by postcopy, or not.
+    SaveRest(File, Asker, u32, bool),
+    /// Leave the window alone for good, and save contents that were left out as they are asked for.
+    Leave(mpsc::Receiver<Fetch>),
     /// Give up what is kept for that. Nobody waits for it.
     Forget(Asker),
     /// Say whether the state can be saved, and go on.
@@ -180,11 +181,13 @@ impl<B: Backend> Session<B> {
                     self.backend.flush_all();
                 }
                 Order::Save(file) if matches!(self.phase, Phase::Quiesced) => {
-                    let saved = self.save(calls, None, Writer::new(file));
+                    let saved = self.save(calls, None, Writer::new(file), false);
                     Ordered::answer(&done, said(saved));
                 }
-                Order::SaveRest(file, asker, rounds) if matches!(self.phase, Phase::Quiesced) => {
-                    let saved = self.save_rest(calls, file, asker, rounds);
+                Order::SaveRest(file, asker, rounds, postcopy)
+                    if matches!(self.phase, Phase::Quiesced) =>
+                {
+                    let saved = self.save_rest(calls, file, (asker, rounds), postcopy);
                     Ordered::answer(&done, said(saved));
                 }
                 Order::Resume if !matches!(self.phase, Phase::Draining { .. }) => {
@@ -193,14 +196,16 @@ impl<B: Backend> Session<B> {
                         self.quota.level();
                     }
                     self.precopied = None;
+                    self.remaining = None;
                     self.phase = Phase::Serving;
                     Ordered::answer(&done, Ok(()));
                 }
                 Order::Precopy(file, asker, round) if self.phase.serves() => {
                     self.precopy(file, asker, round, &done);
                 }
-                Order::Leave if matches!(self.phase, Phase::Quiesced) => {
+                Order::Leave(fetches) if matches!(self.phase, Phase::Quiesced) => {
                     Ordered::answer(&done, Ok(()));
+                    Remaining::serve(self.remaining.take(), fetches);
                     // Until the process is killed.
                     loop {
                         std::thread::park();
@@ -214,7 +219,7 @@ impl<B: Backend> Session<B> {
                 | Order::Save(_)
                 | Order::SaveRest(..)
                 | Order::Precopy(..)
-                | Order::Leave
+                | Order::Leave(_)
                 | Order::Resume => {
                     Ordered::answer(&done, Err("the worker is in another state".to_owned()));
                 }
@@ -320,7 +325,8 @@ impl<B: Backend> Session<B> {
         Ok((self.poll_waits()? || self.board.any()).then_some(Busy::Still("answers are due")))
     }
 
-    /// Saves the state of a session that is quiesced, without what is known.
+    /// Saves the state of a session that is quiesced, without what is known; by postcopy without contents that are
+    /// fetched later, too.
     ///
     /// # Errors
     /// Something cannot be made again, or the file cannot be written. The session can go on.
@@ -329,8 +335,10 @@ impl<B: Backend> Session<B> {
         calls: &Receiver<Slice, Waker>,
         known: Option<B::Precopied>,
         mut writer: Writer,
+        postcopy: bool,
     ) -> Result<(), Immovable> {
-        let backend = B::checkpoint(self, known, &mut writer)?;
+        let (backend, remaining) = B::checkpoint(self, known, &mut writer, postcopy)?;
+        self.remaining = remaining;
         let (read, partial) = calls.read();
         let driver = self.backend.driver();
         let mut waits = Vec::new();

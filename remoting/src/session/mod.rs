@@ -11,7 +11,8 @@
 //!   sees commands complete while it sleeps; `limit`: one that ends what runs for too long.
 //! - [`passive`]: passive mode, without a thread, on the caller's vCPU; [`drain`]: one round of it.
 //! - [`checkpoint`]: stopping, and going on in another process; [`image`]: the file in between.
-//!   `carry`: the client takes its state there by itself; [`precopy`]: before it stops.
+//!   `carry`: the client takes its state there by itself; [`precopy`]: before it stops; [`postcopy`]: once it
+//!   goes on elsewhere.
 //! - [`table`]: an application's objects by their ids.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
@@ -23,6 +24,7 @@ pub mod image;
 pub(crate) mod limit;
 pub mod notice;
 pub mod passive;
+pub mod postcopy;
 pub mod precopy;
 pub mod quota;
 pub mod server;

@@ -135,11 +135,11 @@ impl<B: Backend> Session<B> {
         &mut self,
         calls: &Receiver<Slice, Waker>,
         file: File,
-        asker: Asker,
-        rounds: u32,
+        (asker, rounds): (Asker, u32),
+        postcopy: bool,
     ) -> Result<(), Immovable> {
         let known = self.rounds_of(asker, rounds)?;
-        self.save(calls, known, Writer::new(file))
+        self.save(calls, known, Writer::new(file), postcopy)
     }
 
     /// Gives up what is kept for a save.

@@ -14,6 +14,7 @@ use super::{
     drain::PassiveState,
     limit::Limit,
     notice::{Board, Notice},
+    postcopy::Remaining,
     precopy::Rounds,
     quota::Quota,
     sharing::Sharing,
@@ -68,6 +69,10 @@ pub enum Error {
     /// An application came with a state that cannot be made again: it has stayed where it was.
     #[error("an application has stayed elsewhere, as its state cannot be made again here")]
     Elsewhere,
+    /// A command needs contents of memory that have not come from where the application was, and do not come
+    /// any more.
+    #[error("the application needs contents of memory that were lost when it moved: {0}")]
+    Lost(String),
     /// The application's driver sent more calls of a kind than it has memory or threads for.
     #[error(
         "the application has {stages} stages under way and {waits} waiting calls: more than there \
@@ -152,6 +157,8 @@ pub struct Session<B: Backend> {
     pub(crate) precopied: Option<Rounds<B::Precopied>>,
     /// Lives for as long as a thread copies for that, whether somebody waits for it or not.
     pub(crate) copying: Weak<()>,
+    /// Contents of memory that a state by postcopy was saved without.
+    pub(crate) remaining: Option<Remaining>,
     /// Whether it has objects of a state that is to be restored.
     pub(crate) is_prepared: bool,
     /// The state that the client carries elsewhere, or brings.
@@ -214,6 +221,7 @@ impl<B: Backend> Session<B> {
             start_at: None,
             precopied: None,
             copying: Weak::new(),
+            remaining: None,
             is_prepared: false,
             carried: Carried::default(),
             most_carried: MOST_CARRIED,

@@ -70,6 +70,8 @@ pub struct Sharing<R, F> {
     held_bytes: usize,
     /// How many of them only wait for commands.
     held_waits: usize,
+    /// Whether the first of them waits for contents of memory, and not for the device.
+    awaits_contents: bool,
     /// The kind of the command that is about to be submitted, if it is to be measured.
     pub(crate) metered: Option<RequestClass>,
     submitted: VecDeque<Submitted<F>>,
@@ -84,6 +86,7 @@ impl<R, F> Default for Sharing<R, F> {
             held: VecDeque::new(),
             held_bytes: 0,
             held_waits: 0,
+            awaits_contents: false,
             metered: None,
             submitted: VecDeque::new(),
             unflushed: false,
@@ -304,9 +307,13 @@ impl<B: Backend> Session<B> {
         })
     }
 
-    /// Carries out a call, or gives it back if the device is not free for it.
+    /// Carries out a call, or gives it back if the device is not free for it, or what it needs is not here.
     fn try_serve(&mut self, call: Held<RequestOf<B>>) -> Result<Option<Held<RequestOf<B>>>, Error> {
         let header = call.header;
+        self.sharing.awaits_contents = !B::has_come(self, header.opcode, &call.request)?;
+        if self.sharing.awaits_contents {
+            return Ok(Some(call));
+        }
         if self.sharing.turns.is_some()
             && let Some(cost) = B::Api::cost(header.opcode, &call.request)
         {
@@ -415,7 +422,7 @@ impl<B: Backend> Session<B> {
         self.tell_memory();
         self.sharing.flush_submitted(&self.backend);
         let stuck = self.sharing.stuck(&**self.backend.driver(), self.undecided);
-        if self.sharing.held.is_empty()
+        if (self.sharing.held.is_empty() || self.sharing.awaits_contents)
             && let Some(turns) = &mut self.sharing.turns
         {
             turns.idle(stuck);

@@ -129,7 +129,7 @@ impl Worker {
 
     fn saves_rest(&self) {
         let (command, file) = self.asked();
-        assert_eq!(command, Ask::SaveRest(1));
+        assert_eq!(command, Ask::SaveRest(1, false));
         self.writes("the rest", file);
     }
 

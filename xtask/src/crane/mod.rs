@@ -155,15 +155,21 @@ impl Movable {
 
     /// Moves its only application to another worker, or to another pool.
     fn move_all(&self, to: Option<&Self>) -> Result<()> {
+        match to {
+            Some(to) => self.move_by(&["--to", &to.pool.address]),
+            None => self.move_by(&[]),
+        }
+    }
+
+    /// Moves its only application with these options.
+    fn move_by(&self, options: &[&str]) -> Result<()> {
         let mut command = Command::new("timeout");
         command
             .arg("60")
             .arg(self.pool.release.join("gantry-accel"));
         command.arg("move").arg("--control").arg(&self.control);
         command.arg("--all");
-        if let Some(to) = to {
-            command.args(["--to", &to.pool.address]);
-        }
+        command.args(options);
         let said = packages::output(&mut command)?;
         ensure!(
             said.matches(" moved ").count() == 1,

@@ -19,6 +19,8 @@ use super::{
 const STOPS: usize = 5;
 /// MiB that change in a round: what a round takes is to be little beside a stop.
 const CHANGED: usize = 1;
+/// What the application takes for another part of its state in each round.
+const IN_TURN: usize = 0;
 /// MiB of state, and what Crane's applications with as much of it stood still for when they left and
 /// when they arrived.
 const STATES: [(usize, &str, &str); 2] = [
@@ -27,8 +29,12 @@ const STATES: [(usize, &str, &str); 2] = [
 ];
 
 fn start(pool: &Movable, size: usize) -> Result<Application> {
+    start_with(pool, size, CHANGED)
+}
+
+fn start_with(pool: &Movable, size: usize, changed: usize) -> Result<Application> {
     let program = pool.pool.release.join("examples/opencl_pauses");
-    let mut application = Application::start(pool.pool.remoted_for(300, program), size, CHANGED)?;
+    let mut application = Application::start(pool.pool.remoted_for(300, program), size, changed)?;
     thread::sleep(Duration::from_millis(200));
     application.rounds()?;
     Ok(application)
@@ -84,6 +90,41 @@ pub fn stops(pools: &[Movable; 2]) -> Result<()> {
             );
         }
         application.end()?;
+        large_write_set(one, size)?;
+    }
+    Ok(())
+}
+
+/// The stop of an application that writes all of its state between one round of pre-copy and the next, a part
+/// after the other, with postcopy and without, by turns.
+fn large_write_set(pool: &Movable, size: usize) -> Result<()> {
+    let mut application = start_with(pool, size, IN_TURN)?;
+    let ways: [(&str, &[&str]); 2] = [("pre-copy", &[]), ("postcopy", &["--postcopy"])];
+    let mut stops = [Vec::new(), Vec::new()];
+    let mut all = [Vec::new(), Vec::new()];
+    for _ in 0..STOPS {
+        for (way, (_, options)) in ways.iter().enumerate() {
+            thread::sleep(Duration::from_millis(100));
+            application.rounds()?;
+            let start = Instant::now();
+            pool.move_by(options)?;
+            all[way].push(start.elapsed().as_secs_f64());
+            thread::sleep(Duration::from_millis(100));
+            stops[way].push(application.rounds()?.stop());
+        }
+    }
+    application.end()?;
+    for (way, (name, _)) in ways.iter().enumerate() {
+        let longest = stops[way].iter().copied().fold(0.0, f64::max);
+        row(
+            &format!("stop, {size} MiB of state that is all written meanwhile, {name}"),
+            "",
+            &format!(
+                "{:.1} ms (longest of {STOPS} {longest:.1}); the command takes {:.2} s",
+                median(stops[way].clone()),
+                median(all[way].clone())
+            ),
+        );
     }
     Ok(())
 }

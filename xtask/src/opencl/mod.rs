@@ -130,6 +130,14 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         moves::chaos,
     ),
     (
+        "opencl: programs compute the same while their memory follows them from worker to worker",
+        moves::followed,
+    ),
+    (
+        "opencl: a worker that is killed before its memory has followed costs an error at most",
+        moves::lost,
+    ),
+    (
         "opencl: who is killed while an application moves costs it an error at most",
         moves::killed,
     ),

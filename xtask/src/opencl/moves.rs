@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{
@@ -51,11 +52,11 @@ struct Mover {
 }
 
 impl Mover {
-    fn start(pool: &Pool, control: &Path) -> Self {
+    fn start(pool: &Pool, control: &Path, how: &[&str]) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
         let mut all = moving(pool, control);
-        all.arg("--all");
+        all.arg("--all").args(how);
         let work = move || {
             let (mut lines, mut pause) = (Vec::new(), 7u64);
             while !seen.load(Ordering::Relaxed) {
@@ -95,7 +96,7 @@ pub fn chaos(pool: &Pool) -> Result<()> {
     let (moved, control) = movable(pool, "moved")?;
     let entries = pool.release.join("examples/opencl_entries");
     let native = packages::output(&mut pool.native(&entries))?;
-    let mover = Mover::start(&moved, &control);
+    let mover = Mover::start(&moved, &control, &[]);
     let computed = packages::output(
         moved
             .remoted("/usr/bin/python3")
@@ -110,11 +111,78 @@ pub fn chaos(pool: &Pool) -> Result<()> {
     }
     let lines = mover.end();
     let _ = fs::remove_file(&control);
-    let count = lines
-        .iter()
-        .filter(|line| line.contains(" moved from "))
-        .count();
-    ensure!(count >= 10, "only {count} moves:\n{}", lines.join("\n"));
+    has_moved(&lines, 10)
+}
+
+/// Whether there were so many moves at least.
+fn has_moved(lines: &[String], least: usize) -> Result<()> {
+    let moves = lines.iter().filter(|line| line.contains(" moved from "));
+    let count = moves.count();
+    ensure!(count >= least, "only {count} moves:\n{}", lines.join("\n"));
+    Ok(())
+}
+
+pub fn followed(pool: &Pool) -> Result<()> {
+    let (moved, control) = movable(pool, "followed")?;
+    let mover = Mover::start(&moved, &control, &["--postcopy"]);
+    let mut objects = moved.remoted("/usr/bin/python3");
+    let computed = packages::output(objects.arg(program("moving.py")).arg("10"))?;
+    ensure!(computed == "running\nok\n", "{computed}");
+    writes_what_it_is_to(&moved, 1)?;
+    writes_what_it_is_to(&moved, 3)?;
+    let lines = mover.end();
+    let _ = fs::remove_file(&control);
+    let lost = lines.iter().find(|line| line.contains("lost"));
+    ensure!(lost.is_none(), "{lost:?}");
+    has_moved(&lines, 10)
+}
+
+/// MiB of an application's memory, all of which it writes again and again.
+const MEMORY: &str = "192";
+
+pub fn lost(pool: &Pool) -> Result<()> {
+    let (moved, control) = movable(pool, "lost")?;
+    let mut lost = 0;
+    for round in 0..5u64 {
+        let program = moved.release.join("examples/opencl_pauses");
+        let mut command = moved.remoted(program);
+        let mut child = command
+            .args([MEMORY, "0"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        await_running(&mut child)?;
+        let mut mover = moving(&moved, &control)
+            .args(["--all", "--postcopy"])
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let output = mover.stdout.take().context("no output")?;
+        let mut lines = BufReader::new(output).lines();
+        let line = lines.next().context("the pool says nothing")??;
+        let worker = line.split(" moved from worker ").nth(1);
+        let worker = worker.and_then(|rest| rest.split(' ').next()?.parse().ok());
+        let worker = worker.with_context(|| format!("no move: {line}"))?;
+        thread::sleep(Duration::from_millis(round * 10));
+        // One that has ended by then has brought all.
+        signal(&[worker], libc::SIGKILL);
+        let rest: Vec<_> = lines.collect::<Result<_, _>>()?;
+        mover.wait()?;
+        let is_lost = rest.iter().any(|line| line.contains("has lost contents"));
+        lost += usize::from(is_lost);
+        drop(child.stdin.take());
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let failed = String::from_utf8_lossy(&output.stderr).into_owned();
+        let is_wrong = failed.contains("of buffer");
+        ensure!(
+            !is_wrong && said.starts_with("right ") != is_lost,
+            "round {round}: {rest:?}: the application said {said:?} {failed:?}"
+        );
+        ensure!(workers(&moved, true)?.len() <= 1, "a worker is left");
+    }
+    let _ = fs::remove_file(&control);
+    ensure!(lost > 0, "no worker was killed before all had followed");
     Ok(())
 }
 

@@ -145,7 +145,7 @@ fn saves_rest(stream: &UnixStream, rounds: u32, state: &[u8]) {
     assert_eq!(next(stream).0, Ask::Quiesce(250));
     done(stream);
     let (command, file) = next(stream);
-    assert_eq!(command, Ask::SaveRest(rounds));
+    assert_eq!(command, Ask::SaveRest(rounds, false));
     File::from(file.unwrap()).write_all_at(state, 0).unwrap();
     done(stream);
 }

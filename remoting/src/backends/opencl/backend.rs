@@ -12,6 +12,7 @@ use super::{
     cover::Cover,
     driver::{Api, api::Handle, cl},
     freed,
+    missing::Missing,
     objects::{Context, Device, Event, Home, Kernel, Mem, Program, Queue, Sampler},
     platform::Platform,
     programs::MOST_BUILDS,
@@ -30,6 +31,7 @@ use crate::{
         backend::Backend,
         checkpoint::Busy,
         image::{Contents, Immovable, Writer},
+        postcopy::Remaining,
         precopy::Copying,
         server::{Error, Session},
         table::Table,
@@ -63,6 +65,8 @@ pub struct OpenClBackend {
     pub(crate) building: usize,
     /// Where is noted what commands may write, while somebody wants to know.
     pub(super) written: Weak<Mutex<Written>>,
+    /// Contents that have yet to come from where the application was.
+    pub(super) missing: Option<Missing>,
     /// Where files for the driver's compiler go, if anywhere.
     pub(crate) files: Option<PathBuf>,
 }
@@ -108,6 +112,7 @@ impl OpenClBackend {
             destructors: HashMap::new(),
             building: 0,
             written: Weak::new(),
+            missing: None,
             files: None,
             api,
             platforms,
@@ -176,6 +181,10 @@ impl Backend for OpenClBackend {
             DriverNotice::Report(context, text) => session.report(context.0, text)?,
         }
         Ok(())
+    }
+
+    fn has_come(session: &mut Server, opcode: u16, request: &Request) -> Result<bool, Error> {
+        session.contents_have_come(opcode, request)
     }
 
     fn is_busy(&self) -> bool {
@@ -252,11 +261,12 @@ impl Backend for OpenClBackend {
         session: &mut Server,
         known: Option<Precopied>,
         image: &mut Writer,
-    ) -> Result<Vec<u8>, Immovable> {
-        let objects = session.save_objects(known, image)?;
+        postcopy: bool,
+    ) -> Result<(Vec<u8>, Option<Remaining>), Immovable> {
+        let (objects, remaining) = session.save_objects(known, image, postcopy)?;
         let mut bytes = Vec::new();
         objects.put(&mut bytes);
-        Ok(bytes)
+        Ok((bytes, remaining))
     }
 
     fn restore(session: &mut Server, state: &[u8], contents: &Contents) -> Result<(), Immovable> {
@@ -343,7 +353,10 @@ impl Server {
             Request::RestoreState(_) => self.restore_state(header)?,
             Request::PrecopyState(call) => self.precopy_state(header, call.round)?,
             Request::PrepareState(_) => self.prepare_state(header)?,
-            command => self.command(header, command)?,
+            command => {
+                self.command(header, command)?;
+                self.end_overwriting();
+            }
         }
         Ok(())
     }

@@ -146,6 +146,9 @@ impl Server {
             }
             return self.defer(header, order.queue, code);
         }
+        if let Some(missing) = &mut self.backend.missing {
+            missing.overwritten();
+        }
         if let Some(kind) = metered {
             match start {
                 Some(start) => self.meter_done(kind, start),

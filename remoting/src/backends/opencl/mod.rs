@@ -11,7 +11,7 @@
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
 //!   use of it still.
 //! - `state`: all objects, saved and made again in another process; `written`: which of them commands may
-//!   have written meanwhile.
+//!   have written meanwhile; `missing`: whose contents have yet to come.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;
@@ -39,6 +39,8 @@ mod headers;
 mod kernels;
 #[cfg(feature = "server")]
 mod memory;
+#[cfg(feature = "server")]
+mod missing;
 #[cfg(feature = "server")]
 pub mod objects;
 #[cfg(feature = "server")]

@@ -48,7 +48,7 @@ pub fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
     }
 }
 
-fn place(record: &Arc<MemRecord>) -> usize {
+pub fn place(record: &Arc<MemRecord>) -> usize {
     Arc::as_ptr(root(record)).addr()
 }
 

@@ -168,6 +168,29 @@ pub(super) struct Root {
 }
 
 impl Root {
+    /// One that has this number in the log.
+    pub fn of(
+        server: &Server,
+        number: u32,
+        mem: &Mem,
+        is_written: bool,
+    ) -> Result<Self, Immovable> {
+        let shape = Shape::of(&mem.record);
+        let sizes = shape.and_then(|shape| Some((shape, shape.length()?)));
+        let (shape, length) = sizes.ok_or_else(|| {
+            Immovable::Has("it has an image of a format that is not known here".to_owned())
+        })?;
+        Ok(Self {
+            number,
+            context: mem.home.raw,
+            device: server.device_of(mem.home.raw, &mem.record.context)?,
+            mem: mem.raw,
+            shape,
+            length,
+            is_written,
+        })
+    }
+
     /// Whether it is a buffer.
     pub fn is_plain(&self) -> bool {
         matches!(self.shape, Shape::Plain(_))
@@ -187,6 +210,24 @@ impl Root {
             mem: self.mem,
         };
         transfer.read(self.shape, to)
+    }
+
+    /// Writes parts of its bytes, which are in an image.
+    pub fn write(
+        &self,
+        api: &Api,
+        queue: Handle,
+        parts: &[Bytes],
+        contents: &Contents,
+    ) -> Result<(), Immovable> {
+        let transfer = Transfer {
+            api,
+            context: self.context,
+            queue,
+            mem: self.mem,
+        };
+        let mut own = parts.iter().filter(|part| part.mem == self.number);
+        own.try_for_each(|part| transfer.restore(self.shape, part, contents))
     }
 }
 
@@ -208,21 +249,9 @@ pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec
         if lives(root(&mem.record)).is_some() {
             continue;
         }
-        let shape = Shape::of(&mem.record);
-        let sizes = shape.and_then(|shape| Some((shape, shape.length()?)));
-        let (shape, length) = sizes.ok_or_else(|| {
-            Immovable::Has("it has an image of a format that is not known here".to_owned())
-        })?;
         let number = log.known_mem(&mem.record);
-        roots.push(Root {
-            number: number.ok_or(Immovable::Wrong("a buffer that is not in the log"))?,
-            context: mem.home.raw,
-            device: server.device_of(mem.home.raw, &mem.record.context)?,
-            mem: mem.raw,
-            shape,
-            length,
-            is_written: written.has(&mem.record),
-        });
+        let number = number.ok_or(Immovable::Wrong("a buffer that is not in the log"))?;
+        roots.push(Root::of(server, number, mem, written.has(&mem.record))?);
     }
     Ok(roots)
 }
@@ -257,15 +286,6 @@ pub(super) fn restore(
         let mem = server.backend.mems.get(part.mem);
         let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
         let shape = Shape::of(&mem.record).ok_or(Immovable::Wrong("contents of no image"))?;
-        let length = shape.length();
-        let end = part.from.checked_add(part.length);
-        let is_part = match shape {
-            Shape::Plain(_) => end.is_some() && end <= length,
-            Shape::Pixels(..) => part.from == 0 && end == length,
-        };
-        if !is_part {
-            return Err(Immovable::Wrong("contents of another size"));
-        }
         let queue = queues.of(server, mem.home.raw, &mem.record.context)?;
         let transfer = Transfer {
             api: &server.backend.api,
@@ -273,14 +293,7 @@ pub(super) fn restore(
             queue,
             mem: mem.raw,
         };
-        let piece = |from: u64, bytes: &mut [u8]| {
-            let start = part.at.checked_add(from - part.from);
-            contents.read(start.ok_or(Immovable::Wrong("contents"))?, bytes)
-        };
-        match shape {
-            Shape::Plain(_) => transfer.write_part(part.from, part.length, piece)?,
-            Shape::Pixels(region, pixel) => transfer.write_pixels(region, pixel, piece)?,
-        }
+        transfer.restore(shape, part, contents)?;
     }
     queues.end(&server.backend.api);
     Ok(())
@@ -351,6 +364,27 @@ impl Transfer<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Writes a part of an object's bytes, which is in an image.
+    fn restore(&self, shape: Shape, part: &Bytes, contents: &Contents) -> Result<(), Immovable> {
+        let length = shape.length();
+        let end = part.from.checked_add(part.length);
+        let is_part = match shape {
+            Shape::Plain(_) => end.is_some() && end <= length,
+            Shape::Pixels(..) => part.from == 0 && end == length,
+        };
+        if !is_part {
+            return Err(Immovable::Wrong("contents of another size"));
+        }
+        let piece = |from: u64, bytes: &mut [u8]| {
+            let start = part.at.checked_add(from - part.from);
+            contents.read(start.ok_or(Immovable::Wrong("contents"))?, bytes)
+        };
+        match shape {
+            Shape::Plain(_) => self.write_part(part.from, part.length, piece),
+            Shape::Pixels(region, pixel) => self.write_pixels(region, pixel, piece),
+        }
     }
 
     /// Writes so many bytes of a buffer, which come from `from`.

@@ -106,7 +106,7 @@ impl Copies {
     ) -> Result<Vec<Bytes>, Immovable> {
         let mut saved = Vec::new();
         for root in roots {
-            if !root.is_written && self.known.contains_key(&root.number) {
+            if !self.is_due(root) {
                 continue;
             }
             if !self.contexts.contains_key(&root.context) {
@@ -138,6 +138,11 @@ impl Copies {
         Ok(saved)
     }
 
+    /// Whether an object's bytes may be other than they were copied.
+    pub fn is_due(&self, root: &Root) -> bool {
+        root.is_written || !self.known.contains_key(&root.number)
+    }
+
     /// Forgets buffers and images that are no more.
     pub fn forget(&mut self, numbers: &[u32]) {
         for number in numbers {
@@ -148,18 +153,18 @@ impl Copies {
 
 /// A queue for the copies of a context, which lives as long as this.
 #[derive(Debug)]
-struct Copier {
+pub(super) struct Copier {
     api: Arc<Api>,
     context: Handle,
     device: Handle,
-    queue: Handle,
+    pub queue: Handle,
     /// For what hashes, until that is made.
     key: Option<Hash>,
     hashing: Option<Hashing>,
 }
 
 impl Copier {
-    fn new(api: &Arc<Api>, root: &Root, key: Option<Hash>) -> Result<Self, Immovable> {
+    pub fn new(api: &Arc<Api>, root: &Root, key: Option<Hash>) -> Result<Self, Immovable> {
         let (context, device) = (root.context, root.device);
         let mut code = 0;
         let queue = cl!(api, clCreateCommandQueue(context, device, 0, &raw mut code));

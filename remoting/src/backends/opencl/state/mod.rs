@@ -7,19 +7,22 @@
 //!
 //! - `save`: from the records of the objects to the log; `contents`: bytes of buffers and images;
 //!   `copies`: those of them that have changed.
-//! - `precopy`: a part of the log and of the contents, while the application goes on.
+//! - `precopy`: a part of the log and of the contents, while the application goes on; `postcopy`: contents that
+//!   follow once it goes on elsewhere.
 //! - `restore`: carries the log out, by the same methods as an application's calls: it is trusted no
 //!   more than these, and charged to the same quota.
 
 mod contents;
 mod copies;
+mod postcopy;
 mod precopy;
 mod restore;
 mod save;
 
+pub use postcopy::Fetching;
 pub use precopy::Precopied;
 
-use super::Server;
+use super::{Server, missing::Missing};
 use crate::{
     apis::opencl::calls::{EventId, KernelId, MemId, QueueId, SetArgument},
     session::checkpoint::Busy,
@@ -140,6 +143,8 @@ wire! {
         destructors: Vec<(u32, u64)>,
         /// Contents.
         contents: Vec<Bytes>,
+        /// Numbers in the log of those whose contents follow by postcopy.
+        missing: Vec<u32>,
     }
 }
 
@@ -169,6 +174,9 @@ impl Server {
         if let Err(why) = self.backend.svm.freed.all_marked() {
             return Some(Busy::Never(why));
         }
+        if let Some(busy) = self.backend.missing.as_ref().and_then(Missing::busy) {
+            return Some(busy);
+        }
         if !self.backend.ended() {
             return Some(Busy::Still(if self.undecided > 0 {
                 "commands have not ended; some may wait for user events that are not decided"
@@ -181,6 +189,9 @@ impl Server {
     }
 }
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod postcopy_tests;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;

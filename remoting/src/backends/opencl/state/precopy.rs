@@ -23,6 +23,7 @@ use crate::{
             cl, status,
         },
         freed,
+        missing::{self, Missing},
         written::{Noted, Written},
     },
     session::{
@@ -93,13 +94,14 @@ impl Drop for Behind {
 }
 
 /// Buffers and images that stay with the driver until they have been copied.
-struct Kept {
+#[derive(Debug)]
+pub(super) struct Kept {
     api: Arc<Api>,
-    roots: Vec<Root>,
+    pub roots: Vec<Root>,
 }
 
 impl Kept {
-    fn new(api: &Arc<Api>, roots: Vec<Root>) -> Self {
+    pub fn new(api: &Arc<Api>, roots: Vec<Root>) -> Self {
         for mem in Self::handles(&roots) {
             cl!(api, clRetainMemObject(mem));
         }
@@ -153,6 +155,14 @@ impl Server {
     ) -> Result<(Precopied, Copying), Immovable> {
         // What these write a later round would leave out.
         self.backend.svm.freed.all_marked()?;
+        if self
+            .backend
+            .missing
+            .as_ref()
+            .is_some_and(Missing::is_awaited)
+        {
+            return Err(Immovable::Has(missing::ON_THEIR_WAY.to_owned()));
+        }
         let (mut log, mut copies, written) = match known {
             Some(known) => known.into_parts()?,
             None => (self.empty_log(), Copies::repeated(), Written::all()),

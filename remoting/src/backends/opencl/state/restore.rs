@@ -43,6 +43,7 @@ impl Server {
         let contexts = &objects.contexts.made;
         let numbers = self.make_objects(&objects.offered, &objects.log, contexts)?;
         contents::restore(self, &objects.contents, contents)?;
+        self.await_contents(&objects.missing)?;
         for (mem, number) in &objects.destructors {
             self.restore_destructor(*mem, *number);
         }

@@ -8,6 +8,7 @@ use std::{
 use super::{
     Entry, Mapping, Names, Objects, Precopied, Refused, SavedEvent, Status, contents,
     copies::Copies,
+    postcopy::{self, LARGE},
 };
 use crate::{
     apis::opencl::{
@@ -28,6 +29,7 @@ use crate::{
     },
     session::{
         image::{Immovable, Writer},
+        postcopy::Remaining,
         table::Table,
     },
     wire::Blob,
@@ -482,7 +484,8 @@ impl Server {
         &mut self,
         precopied: Option<Precopied>,
         image: &mut Writer,
-    ) -> Result<Objects, Immovable> {
+        postcopy: bool,
+    ) -> Result<(Objects, Option<Remaining>), Immovable> {
         let (mut log, mut copies, written) = match precopied {
             Some(known) => known.into_parts()?,
             None => (self.empty_log(), Copies::default(), Written::all()),
@@ -501,9 +504,13 @@ impl Server {
             .filter_map(|(id, queue)| Some((calls::QueueId(id), queue.ok()?.deferred?)))
             .collect();
         contents::sync(self)?;
-        let roots = contents::roots(self, &log, &written)?;
+        let (left, roots): (Vec<_>, Vec<_>) = contents::roots(self, &log, &written)?
+            .into_iter()
+            .partition(|root| postcopy && root.length >= LARGE && copies.is_due(root));
         let contents = copies.save(&self.backend.api, &roots, image)?;
-        Ok(Objects {
+        let missing = left.iter().map(|root| root.number).collect();
+        let remaining = postcopy::remaining(&self.backend.api, copies, left);
+        let objects = Objects {
             offered: self.offered_kinds(),
             log: log.entries,
             devices: all.devices,
@@ -521,7 +528,9 @@ impl Server {
             events,
             destructors,
             contents,
-        })
+            missing,
+        };
+        Ok((objects, remaining))
     }
 
     /// Mappings of buffers in the window.

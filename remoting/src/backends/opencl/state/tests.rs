@@ -37,8 +37,8 @@ fn file() -> File {
 /// for ever.
 fn state(server: &mut Server) -> Result<Objects, String> {
     server.notices().unwrap();
-    let saved = server.save_objects(None, &mut Writer::new(file()));
-    let mut objects = saved.map_err(|error| error.to_string())?;
+    let saved = server.save_objects(None, &mut Writer::new(file()), false);
+    let (mut objects, _) = saved.map_err(|error| error.to_string())?;
     for event in &mut objects.events {
         if let Status::Over(_, times) = &mut event.status {
             times.clear();
@@ -70,7 +70,7 @@ fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> 
     server.notices().unwrap();
     let image = file();
     let mut writer = Writer::new(image.try_clone().unwrap());
-    let objects = server.save_objects(known, &mut writer).unwrap();
+    let (objects, _) = server.save_objects(known, &mut writer, false).unwrap();
     let mut bytes = Vec::new();
     objects.put(&mut bytes);
     writer
@@ -338,7 +338,8 @@ proptest! {
         if again.prepare(image, true).is_ok() {
             let rest = file();
             let mut writer = Writer::new(rest.try_clone().unwrap());
-            let objects = server.save_objects(Some(known), &mut writer).unwrap();
+            let saved = server.save_objects(Some(known), &mut writer, true);
+            let (objects, _) = saved.unwrap();
             let mut bytes = Vec::new();
             objects.put(&mut bytes);
             checkpoint::write::<OpenClBackend>(rest.try_clone().unwrap(), &bytes).unwrap();
@@ -362,7 +363,7 @@ proptest! {
         server.notices().unwrap();
         let image = file();
         let writer = &mut Writer::new(image.try_clone().unwrap());
-        let Ok(objects) = server.save_objects(None, writer) else {
+        let Ok((objects, _)) = server.save_objects(None, writer, true) else {
             return Ok(());
         };
         let mut bytes = Vec::new();
@@ -558,7 +559,7 @@ fn a_round_copies_of_images_those_that_commands_have_written_since() {
     assert_eq!(third, 1);
     fill_image(&mut server);
     let writer = &mut Writer::new(file());
-    let rest = server.save_objects(Some(known), writer).unwrap();
+    let (rest, _) = server.save_objects(Some(known), writer, false).unwrap();
     assert_eq!(rest.contents.len(), 1);
 }
 

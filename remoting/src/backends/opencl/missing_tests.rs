@@ -1,0 +1,308 @@
+//! What commands need.
+
+use super::*;
+use crate::{
+    apis::opencl::calls::{
+        BufferRect, ContextId, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage,
+        CopyImageToBuffer, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue,
+        CreateSubBuffer, CreateUserEvent, DeviceId, EventId, FillBuffer, FillImage, Grid,
+        ImageRect, KernelId, Map, Marker, Migrate, NdRange, ProgramId, ProgramOrigin, QueueId,
+        ReadBuffer, ReleaseMem, SetArgument, Unmap, Value, WindowRange, WriteBuffer,
+    },
+    backends::opencl::testing::{self, carry_out},
+    wire::Blob,
+};
+
+const SIZE: u64 = 64;
+/// The buffer whose contents are missing, a part of it, and another one.
+const GONE: MemId = MemId(0);
+const PART: MemId = MemId(1);
+const HERE: MemId = MemId(2);
+
+fn order() -> Order {
+    Order {
+        queue: QueueId(0),
+        wait: Vec::new(),
+        event: None,
+    }
+}
+
+/// A server that has yet to fetch a buffer.
+fn server() -> Server {
+    let (mut server, ..) = testing::server();
+    let buffer = |id| CreateBuffer {
+        id,
+        context: ContextId(0),
+        flags: 0,
+        size: SIZE,
+        contents: None,
+        lives: None,
+        svm: None,
+    };
+    for request in [
+        Request::CreateContext(CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        }),
+        Request::CreateQueue(CreateQueue {
+            id: QueueId(0),
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        }),
+        Request::CreateBuffer(buffer(GONE)),
+        Request::CreateBuffer(buffer(HERE)),
+        Request::CreateSubBuffer(CreateSubBuffer {
+            id: PART,
+            of: GONE,
+            flags: 0,
+            origin: 0,
+            size: 8,
+        }),
+        Request::CreateProgram(CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
+        }),
+        Request::CreateKernel(CreateKernel {
+            id: KernelId(0),
+            program: ProgramId(0),
+            name: Blob(b"kernel".to_vec()),
+        }),
+    ] {
+        carry_out(&mut server, request);
+    }
+    server.await_contents(&[GONE.0]).unwrap();
+    server
+}
+
+fn set(server: &mut Server, index: u32, mem: MemId) {
+    let call = SetArgument {
+        kernel: KernelId(0),
+        index,
+        value: Value::Mem(Some(mem)),
+    };
+    carry_out(server, Request::SetArgument(call));
+}
+
+fn run() -> Request {
+    Request::NdRange(NdRange {
+        order: order(),
+        kernel: KernelId(0),
+        grid: Grid::line(1),
+    })
+}
+
+fn fill(order: Order, mem: MemId, size: u64) -> Request {
+    Request::FillBuffer(FillBuffer {
+        order,
+        mem,
+        pattern: Blob(vec![7]),
+        offset: 0,
+        size,
+    })
+}
+
+/// Whether a command need not wait.
+fn has_come(server: &mut Server, request: &Request) -> bool {
+    server.contents_have_come(70, request).unwrap()
+}
+
+/// Each command that may name memory, where it names some.
+fn commands(one: MemId, other: MemId) -> Vec<Request> {
+    let place = || WindowRange {
+        offset: 0,
+        length: 1,
+        stage: None,
+    };
+    let (origin, region) = ([0; 3], [1; 3]);
+    let order = order();
+    vec![
+        Request::ReadBuffer(ReadBuffer {
+            order: order.clone(),
+            mem: one,
+            offset: 0,
+            to: place(),
+        }),
+        Request::WriteBuffer(WriteBuffer {
+            order: order.clone(),
+            mem: one,
+            offset: 0,
+            from: place(),
+        }),
+        Request::BufferRect(BufferRect {
+            order: order.clone(),
+            mem: one,
+            write: true,
+            origin,
+            region,
+            pitches: [0; 2],
+            place: place(),
+        }),
+        Request::ImageRect(ImageRect {
+            order: order.clone(),
+            mem: one,
+            write: false,
+            origin,
+            region,
+            place: place(),
+        }),
+        Request::CopyBuffer(CopyBuffer {
+            order: order.clone(),
+            from: one,
+            to: other,
+            offsets: [0; 2],
+            size: 1,
+        }),
+        Request::CopyBufferRect(CopyBufferRect {
+            order: order.clone(),
+            from: one,
+            to: other,
+            origins: [origin; 2],
+            region,
+            pitches: [[0; 2]; 2],
+        }),
+        Request::CopyImage(CopyImage {
+            order: order.clone(),
+            from: one,
+            to: other,
+            origins: [origin; 2],
+            region,
+        }),
+        Request::CopyImageToBuffer(CopyImageToBuffer {
+            order: order.clone(),
+            image: one,
+            buffer: other,
+            origin,
+            region,
+            offset: 0,
+        }),
+        Request::CopyBufferToImage(CopyBufferToImage {
+            order: order.clone(),
+            buffer: one,
+            image: other,
+            offset: 0,
+            origin,
+            region,
+        }),
+        fill(order.clone(), one, 1),
+        Request::FillImage(FillImage {
+            order: order.clone(),
+            mem: one,
+            colour: [0; 4],
+            origin,
+            region,
+        }),
+        Request::Migrate(Migrate {
+            order: order.clone(),
+            mems: vec![other, one],
+            flags: 0,
+        }),
+        Request::Map(Map {
+            order: order.clone(),
+            mem: one,
+            flags: 1,
+            offset: 0,
+            size: 1,
+        }),
+        Request::Unmap(Unmap {
+            order,
+            mem: one,
+            offset: 0,
+        }),
+    ]
+}
+
+#[test]
+fn a_command_waits_for_what_it_names_and_no_other() {
+    let mut server = server();
+    for one in [GONE, PART] {
+        let both = commands(one, HERE).into_iter().chain(commands(HERE, one));
+        for request in both {
+            let names_one = format!("{request:?}").contains(&format!("{one:?}"));
+            assert_eq!(has_come(&mut server, &request), !names_one, "{request:?}");
+        }
+    }
+    for request in commands(HERE, HERE) {
+        assert!(has_come(&mut server, &request), "{request:?}");
+    }
+    let marker = Request::Marker(Marker { order: order() });
+    assert!(has_come(&mut server, &marker));
+}
+
+#[test]
+fn a_kernel_waits_for_all_that_it_has_for_arguments() {
+    let mut server = server();
+    assert!(has_come(&mut server, &run()));
+    set(&mut server, 0, HERE);
+    assert!(has_come(&mut server, &run()));
+    set(&mut server, 1, PART);
+    assert!(!has_come(&mut server, &run()));
+    set(&mut server, 1, HERE);
+    assert!(has_come(&mut server, &run()));
+    // What was released may be a part of anything.
+    let release = ReleaseMem {
+        id: HERE,
+        callback: None,
+    };
+    carry_out(&mut server, Request::ReleaseMem(release));
+    assert!(!has_come(&mut server, &run()));
+}
+
+#[test]
+fn who_overwrites_a_whole_buffer_that_nothing_can_read_before_does_not_wait() {
+    let mut server = server();
+    let whole = |wait| {
+        let order = Order { wait, ..order() };
+        fill(order, GONE, SIZE)
+    };
+    assert!(!has_come(&mut server, &fill(order(), GONE, SIZE - 1)));
+    assert!(!has_come(&mut server, &fill(order(), PART, 8)));
+    assert!(!has_come(&mut server, &whole(vec![EventId(0)])));
+    let event = CreateUserEvent {
+        id: EventId(1),
+        context: ContextId(0),
+    };
+    let mut waits = server;
+    carry_out(&mut waits, Request::CreateUserEvent(event));
+    assert!(!has_come(&mut waits, &whole(Vec::new())));
+
+    let mut server = self::server();
+    let missing = server.backend.missing.as_ref().unwrap();
+    let numbers = Arc::clone(&missing.numbers);
+    assert!(has_come(&mut server, &whole(Vec::new())));
+    // Nobody writes what was there meanwhile.
+    assert_eq!(numbers.state.lock_unpoisoned().overwriting, Some(GONE.0));
+    carry_out(&mut server, whole(Vec::new()));
+    assert!(numbers.state.lock_unpoisoned().left.is_empty());
+    assert_eq!(numbers.next(), None);
+    for request in commands(GONE, PART) {
+        assert!(has_come(&mut server, &request), "{request:?}");
+    }
+}
+
+#[test]
+fn what_is_waited_for_comes_first_and_what_was_released_not_at_all() {
+    let mut server = server();
+    server.backend.missing = None;
+    server.await_contents(&[GONE.0, HERE.0]).unwrap();
+    let missing = server.backend.missing.as_ref().unwrap();
+    let numbers = Arc::clone(&missing.numbers);
+    assert!(!has_come(&mut server, &fill(order(), HERE, 1)));
+    assert_eq!(numbers.next(), Some(HERE.0));
+    // It is being written.
+    assert!(!has_come(&mut server, &fill(order(), HERE, SIZE)));
+    numbers.came(HERE.0, Ok(()));
+    assert!(has_come(&mut server, &fill(order(), HERE, 1)));
+    for id in [PART, GONE] {
+        let callback = None;
+        carry_out(
+            &mut server,
+            Request::ReleaseMem(ReleaseMem { id, callback }),
+        );
+    }
+    assert_eq!(numbers.next(), None);
+    assert!(server.driver_busy().is_none());
+}

@@ -1,0 +1,353 @@
+//! Moves after which contents follow.
+
+use std::{
+    os::unix::net::UnixStream,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use proptest::prelude::*;
+
+use super::{postcopy::LARGE, *};
+use crate::{
+    apis::opencl::{OpenCl, calls::*},
+    backends::opencl::{
+        driver::adder,
+        testing::{self, carry_out},
+    },
+    link::{
+        control::{NotMoved, serve_fetches},
+        window::Window,
+    },
+    session::{
+        checkpoint,
+        image::{self, Contents, Immovable, Writer},
+        postcopy::{Fetch, Remaining},
+        server::Error,
+    },
+    wire::{Flags, Header},
+};
+
+const BUFFERS: u32 = 3;
+const QUEUE: Order = Order {
+    queue: QueueId(0),
+    wait: Vec::new(),
+    event: None,
+};
+
+/// An application with a few large buffers, and its window.
+struct Application {
+    server: Server,
+    window: Arc<Window>,
+}
+
+impl Application {
+    fn new() -> Self {
+        let (server, _, window) = testing::server_before(adder::open());
+        Self { server, window }
+    }
+
+    fn with_buffers() -> Self {
+        let mut application = Self::new();
+        let context = CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        };
+        carry_out(&mut application.server, Request::CreateContext(context));
+        let queue = CreateQueue {
+            id: QueueId(0),
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        };
+        carry_out(&mut application.server, Request::CreateQueue(queue));
+        for id in 0..BUFFERS {
+            let buffer = CreateBuffer {
+                id: MemId(id),
+                context: ContextId(0),
+                flags: 0,
+                size: LARGE,
+                contents: None,
+                lives: None,
+                svm: None,
+            };
+            carry_out(&mut application.server, Request::CreateBuffer(buffer));
+        }
+        application
+    }
+
+    /// Makes a call, and waits until it is carried out.
+    fn call(&mut self, request: Request) -> Result<(), Error> {
+        let header = Header {
+            length: 0,
+            opcode: 70,
+            flags: Flags::default(),
+            sequence: 0,
+        };
+        self.server.serve_in_turn(header, request, 0)?;
+        while !self.server.holds_nothing() {
+            self.server.notices()?;
+            self.server.serve_held()?;
+            thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    fn place(&self, length: u64) -> WindowRange {
+        WindowRange {
+            offset: self.window.data(),
+            length,
+            stage: None,
+        }
+    }
+
+    /// Writes a part of a buffer.
+    fn write(&mut self, mem: u32, offset: u64, length: u64, value: u8) -> Result<(), Error> {
+        let from = self.place(length);
+        let start = self.window.at(from.offset, length).unwrap();
+        // SAFETY: within the window, which nobody else uses.
+        unsafe { start.write_bytes(value, length as usize) };
+        let mem = MemId(mem);
+        self.call(Request::WriteBuffer(WriteBuffer {
+            order: QUEUE,
+            mem,
+            offset,
+            from,
+        }))
+    }
+
+    fn read(&mut self, mem: u32) -> Result<Vec<u8>, Error> {
+        let to = self.place(LARGE);
+        let start = self.window.at(to.offset, LARGE).unwrap();
+        let mem = MemId(mem);
+        self.call(Request::ReadBuffer(ReadBuffer {
+            order: QUEUE,
+            mem,
+            offset: 0,
+            to,
+        }))?;
+        // SAFETY: as above.
+        Ok(unsafe { std::slice::from_raw_parts(start, LARGE as usize) }.to_vec())
+    }
+
+    fn read_all(&mut self) -> Vec<Vec<u8>> {
+        (0..BUFFERS).map(|mem| self.read(mem).unwrap()).collect()
+    }
+
+    /// The application elsewhere, the contents that remain here, and how many they are.
+    fn left(mut self) -> (Self, Option<Remaining>, usize) {
+        self.server.notices().unwrap();
+        let image = image::create().unwrap();
+        let mut writer = Writer::new(image.try_clone().unwrap());
+        let (objects, remaining) = self.server.save_objects(None, &mut writer, true).unwrap();
+        let mut bytes = Vec::new();
+        objects.put(&mut bytes);
+        writer.finish::<OpenCl, _>(SHAPE, &Blob(bytes)).unwrap();
+        let (state, contents) = Contents::open::<OpenCl, Blob>(image, SHAPE).unwrap();
+        let mut new = Self::new();
+        new.server.restore_objects(&state.0, &contents).unwrap();
+        (new, remaining, objects.missing.len())
+    }
+
+    /// The application elsewhere, which gets its contents from here.
+    fn moved(self) -> Self {
+        let (mut new, remaining, _) = self.left();
+        new.server.fetch_contents(remaining.map(serve)).unwrap();
+        new
+    }
+
+    /// Waits until all contents have come.
+    fn await_all(&mut self) {
+        while self.server.driver_busy().is_some() {
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+}
+
+/// Serves contents in a thread.
+fn serve(Remaining(mut save): Remaining) -> UnixStream {
+    let (here, there) = UnixStream::pair().unwrap();
+    thread::spawn(move || {
+        serve_fetches(&here, |mem, file| {
+            let file = file.try_clone_to_owned().unwrap();
+            let saved = save(mem, Writer::new(file.into()));
+            saved.map_err(|why| NotMoved::Refused(why.to_string()))
+        })
+    });
+    there
+}
+
+/// Where, how much and what is written: a part of a buffer, or all of it.
+fn some_writes() -> impl Strategy<Value = Vec<(u32, bool, u64, u8)>> {
+    prop::collection::vec((0..BUFFERS, any::<bool>(), 0..LARGE, any::<u8>()), 0..6)
+}
+
+fn write_all(application: &mut Application, writes: &[(u32, bool, u64, u8)]) {
+    for (mem, is_whole, at, value) in writes {
+        let (offset, length) = match is_whole {
+            true => (0, LARGE),
+            false => (*at, (LARGE - at).min(1000)),
+        };
+        application.write(*mem, offset, length, *value).unwrap();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Wherever a move is, and whatever has come by then: the contents at the end are those without.
+    #[test]
+    fn an_application_whose_contents_follow_it_computes_what_one_does_that_stays(
+        parts in prop::collection::vec(some_writes(), 2..4),
+    ) {
+        let mut stays = Application::with_buffers();
+        let mut moves = Application::with_buffers();
+        for (at, writes) in parts.iter().enumerate() {
+            if at > 0 {
+                moves.await_all();
+                moves = moves.moved();
+            }
+            write_all(&mut stays, writes);
+            write_all(&mut moves, writes);
+        }
+        prop_assert!(stays.read_all() == moves.read_all());
+    }
+}
+
+#[test]
+fn large_contents_follow_and_are_there_when_a_command_needs_them() {
+    let mut application = Application::with_buffers();
+    for mem in 0..BUFFERS {
+        application.write(mem, 0, LARGE, 5).unwrap();
+    }
+    let (mut new, remaining, count) = application.left();
+    assert_eq!(count, BUFFERS as usize);
+    assert!(new.server.driver_busy().is_some());
+    new.server.fetch_contents(remaining.map(serve)).unwrap();
+    assert!(new.read_all().iter().flatten().all(|byte| *byte == 5));
+    new.await_all();
+    // What has come is not saved for another one again, and can go on elsewhere.
+    let mut again = new.moved();
+    assert!(again.read_all().iter().flatten().all(|byte| *byte == 5));
+}
+
+#[test]
+fn who_needs_what_is_lost_ends_and_who_overwrites_it_goes_on() {
+    let (mut new, remaining, _) = Application::with_buffers().left();
+    drop(remaining);
+    let (here, there) = UnixStream::pair().unwrap();
+    new.server.fetch_contents(Some(there)).unwrap();
+    drop(here);
+    new.write(0, 0, LARGE, 7).unwrap();
+    assert!(new.read(0).unwrap().iter().all(|byte| *byte == 7));
+    // A part is not enough.
+    let refused = new.write(1, 0, LARGE - 1, 7);
+    assert!(matches!(refused, Err(Error::Lost(_))), "{refused:?}");
+    let busy = new.server.driver_busy();
+    assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
+}
+
+#[test]
+fn a_write_that_may_be_late_or_is_refused_does_not_stand_for_what_was_there() {
+    for is_refused in [false, true] {
+        let mut application = Application::with_buffers();
+        application.write(0, 0, LARGE, 5).unwrap();
+        let (mut new, remaining, _) = application.left();
+        let order = Order {
+            // An event that there is none of: the command fails.
+            wait: match is_refused {
+                false => vec![EventId(9)],
+                true => Vec::new(),
+            },
+            // A number that is no queue's.
+            queue: QueueId(u32::from(is_refused)),
+            event: None,
+        };
+        let source = remaining.map(serve);
+        let from = new.place(LARGE);
+        new.server.fetch_contents(source).unwrap();
+        let mem = MemId(0);
+        new.call(Request::WriteBuffer(WriteBuffer {
+            order,
+            mem,
+            offset: 0,
+            from,
+        }))
+        .unwrap();
+        assert!(new.read(0).unwrap().iter().all(|byte| *byte == 5));
+    }
+}
+
+#[test]
+fn contents_that_nobody_brings_or_of_nothing_are_refused() {
+    let (mut new, ..) = Application::with_buffers().left();
+    let refused = new.server.fetch_contents(None);
+    assert!(matches!(refused, Err(Immovable::Wrong(_))), "{refused:?}");
+    let (_, remaining, _) = Application::with_buffers().left();
+    let Some(Remaining(mut save)) = remaining else {
+        panic!("nothing is left");
+    };
+    let refused = save(BUFFERS, Writer::new(image::create().unwrap()));
+    assert!(matches!(refused, Err(Immovable::Wrong(_))), "{refused:?}");
+    let mut server = Application::with_buffers().server;
+    let (mut objects, _) = server
+        .save_objects(None, &mut Writer::new(image::create().unwrap()), true)
+        .unwrap();
+    objects.missing = vec![0, u32::MAX];
+    let mut bytes = Vec::new();
+    objects.put(&mut bytes);
+    let image = image::create().unwrap();
+    checkpoint::write::<crate::backends::opencl::OpenClBackend>(image.try_clone().unwrap(), &bytes)
+        .unwrap();
+    let refused = Application::new().server.restore(image, true);
+    assert!(matches!(refused, Err(Immovable::Wrong(_))), "{refused:?}");
+}
+
+#[test]
+fn whatever_a_source_sends_is_written_within_its_object_or_lost() {
+    let part = |mem, from, length| Bytes {
+        mem,
+        from,
+        at: 4096,
+        length,
+    };
+    let wrong = [
+        part(0, 1, LARGE),
+        part(0, u64::MAX, 1),
+        part(0, 0, u64::MAX),
+        part(0, 0, LARGE),
+    ];
+    for part in wrong {
+        let (mut new, remaining, _) = Application::with_buffers().left();
+        drop(remaining);
+        // What the image says that it has, and has not.
+        let sends = Remaining(Box::new(move |_, image| {
+            image.finish::<OpenCl, _>(
+                SHAPE,
+                &vec![Bytes {
+                    mem: part.mem,
+                    from: part.from,
+                    at: part.at,
+                    length: part.length,
+                }],
+            )
+        }));
+        new.server.fetch_contents(Some(serve(sends))).unwrap();
+        assert!(matches!(new.read(0), Err(Error::Lost(_))));
+    }
+}
+
+#[test]
+fn a_session_that_has_left_saves_what_remains_until_nobody_can_ask() {
+    let (_, remaining, _) = Application::with_buffers().left();
+    let (fetches, asked) = mpsc::channel();
+    let left = thread::spawn(move || Remaining::serve(remaining, asked));
+    let ask = |mem| Fetch::ask(&fetches, mem, image::create().unwrap());
+    assert!(ask(0).is_ok() && ask(0).is_ok());
+    assert!(ask(BUFFERS).is_err());
+    drop(fetches);
+    left.join().unwrap();
+}
