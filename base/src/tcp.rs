@@ -56,11 +56,19 @@ pub fn tune(socket: impl AsFd, silence: Silence) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection has failed as the other machine does not answer any more. A timeout of a read or a write is
-/// `EAGAIN`, and none of these.
+/// Whether a connection that there was has failed as the other machine does not answer any more, or somebody on the way
+/// refuses what is sent to it. A timeout of a read or a write is `EAGAIN`, and none of these.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
-        Some(libc::ETIMEDOUT | libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN)
+        Some(
+            libc::ETIMEDOUT
+                | libc::EHOSTUNREACH
+                | libc::ENETUNREACH
+                | libc::EHOSTDOWN
+                | libc::ECONNREFUSED
+                | libc::EACCES
+                | libc::ENONET
+        )
     )
 }

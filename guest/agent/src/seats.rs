@@ -317,8 +317,9 @@ impl Seats {
             return;
         }
         self.bound = false;
+        let parked = self.led.iter().any(|led| led.at == Place::Parked);
         let due = match &mut self.serves {
-            Serves::Pool => !self.pool.is_running() || served,
+            Serves::Pool => !self.pool.is_running() || served || parked,
             Serves::Port => false,
             Serves::PortUntilBack(devices) => devices.are_back(),
         };
@@ -332,7 +333,9 @@ impl Seats {
             by: Server::Local,
         };
         self.wish(wish, "", "");
-        let empty = self.led.is_empty() && self.pool.connections() == 0;
+        let mut led = self.led.iter();
+        let empty = led.all(|led| led.at == Place::Parked && led.ordered.is_none())
+            && self.pool.connections() == 0;
         if let Some(round) = &mut self.round {
             round.renew = empty;
         }
@@ -607,6 +610,7 @@ impl Seats {
         if self.pool.is_running() {
             self.serves = Serves::Pool;
         }
+        self.note_parked();
         self.over(OutcomeKind::Stay, stay)
     }
 

@@ -101,7 +101,7 @@ fn gone<S>(which: &'static str) -> impl Fn(S) -> String {
     move |_| format!("{which} does not answer")
 }
 
-const NOT_SHARED: &str = "parts of its window are in use, which a stream does not share";
+pub(crate) const NOT_SHARED: &str = "parts of its window are in use, which a stream does not share";
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
@@ -179,10 +179,18 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
     };
     // Ends whichever of the two workers is not its own any more: nobody else keeps a seat. The rounds have time
     // of their own.
+    let questions = D::questions().len();
     let outcome = both
         .compare(false)
         .and_then(|()| both.precopy())
-        .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));
+        .and_then(|rounds| {
+            carry(
+                &both,
+                opened,
+                (rounds, questions),
+                Instant::now() + patience,
+            )
+        });
     if outcome.is_err() {
         both.give_up();
     }
@@ -412,11 +420,12 @@ impl<D: Carried> Both<'_, D> {
     }
 }
 
-/// Carries the rest over, once nothing is in the way, which lasts no longer than until then.
+/// Carries the rest over, once nothing is in the way, which lasts no longer than until then. Rounds have copied what
+/// there was, and so many questions were compared.
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
-    rounds: u32,
+    (rounds, questions): (u32, usize),
     until: Instant,
 ) -> Result<(), String> {
     let Both { link, there, .. } = *both;
@@ -432,6 +441,9 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = hold(link, until, in_the_way)?;
+    if D::questions().len() > questions {
+        return Err("it has asked more of its device meanwhile: try again".to_owned());
+    }
     let length = both.save(&mut outgoing, rounds, until)?;
     both.copy_image(Some(&mut outgoing), length)?;
     take_over(both, &mut outgoing, opened)

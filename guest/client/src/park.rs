@@ -43,6 +43,8 @@ use crate::{
 
 /// How long is looked for somebody who serves, where nobody gives orders any more.
 const ALONE: Duration = Duration::from_secs(30);
+/// How long who serves there may take until it answers: others may have come before.
+const OPENING: Duration = Duration::from_secs(60);
 /// How often.
 const AGAIN: Duration = Duration::from_millis(500);
 
@@ -143,9 +145,8 @@ impl<'a, D: Carried> Parked<'a, D> {
         let home = self.link.environment.home();
         let end = Instant::now() + ALONE;
         loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.go_on(home, left) {
-                Err(_) if !left.is_zero() && !self.link.is_lost() => thread::sleep(AGAIN),
+            match self.go_on(home, OPENING) {
+                Err(_) if Instant::now() < end && !self.link.is_lost() => thread::sleep(AGAIN),
                 Err(why) => {
                     self.link.lose();
                     return Err(format!(
@@ -171,6 +172,16 @@ impl<'a, D: Carried> Parked<'a, D> {
             there: &there,
             end: Instant::now() + LONG,
         };
+        // Who waits with a copy does so for as long as this is parked.
+        if !there.is_shared()
+            && !link
+                .stages
+                .lock_unpoisoned()
+                .in_use(&link.window)
+                .is_empty()
+        {
+            return Err(carry::NOT_SHARED.to_owned());
+        }
         both.compare(true)?;
         let mut bytes = vec![0; carry::PART.min(self.length) as usize];
         let mut at = 0;

@@ -90,7 +90,7 @@ pub extern "C" fn clGetPlatformIDs(
 
 /// Extensions that only concern kernels, or that this driver knows how to pass on. Others have
 /// entry points that do not travel.
-fn passes(extension: &str) -> bool {
+pub fn passes(extension: &str) -> bool {
     let known = [
         "cl_khr_byte_addressable_store",
         "cl_khr_fp16",

@@ -16,10 +16,14 @@ use crate::{abi::Outcome, object::SUB_DEVICES, platform};
 /// Answers by device and parameter.
 static TOLD: Mutex<BTreeMap<(u32, u32), Vec<u8>>> = Mutex::new(BTreeMap::new());
 
+/// What a device says of itself that changes: whether it is there (`CL_DEVICE_AVAILABLE`), and how much memory is
+/// free (`CL_DEVICE_GLOBAL_FREE_MEMORY_AMD`).
+const CHANGES: [u32; 2] = [0x1027, 0x4039];
+
 /// What a device says of itself that does not change while it exists.
 pub fn answer(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
     let of = Target::Device(id);
-    if id.0 >= SUB_DEVICES {
+    if id.0 >= SUB_DEVICES || CHANGES.contains(&name) {
         return platform::ask(of, name);
     }
     if let Some(value) = TOLD.lock_unpoisoned().get(&(id.0, name)) {
@@ -94,7 +98,21 @@ const RULES: &[(u32, &str, Rule)] = &[
         Rule::Words,
     ),
     (0x1032, "CL_DEVICE_DOUBLE_FP_CONFIG", Rule::Bits),
+    (0x1033, "CL_DEVICE_HALF_FP_CONFIG", Rule::Bits),
+    (0x1040, "CL_DEVICE_IMAGE_MAX_BUFFER_SIZE", Rule::AtLeast),
     (0x1041, "CL_DEVICE_IMAGE_MAX_ARRAY_SIZE", Rule::AtLeast),
+    (
+        0x104b,
+        "CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT",
+        Rule::AtMost,
+    ),
+    (0x104c, "CL_DEVICE_MAX_READ_WRITE_IMAGE_ARGS", Rule::AtLeast),
+    (0x105c, "CL_DEVICE_MAX_NUM_SUB_GROUPS", Rule::AtLeast),
+    (0x1063, "CL_DEVICE_ATOMIC_MEMORY_CAPABILITIES", Rule::Bits),
+    (0x1064, "CL_DEVICE_ATOMIC_FENCE_CAPABILITIES", Rule::Bits),
+    // Programs are written for one of them.
+    (0x4003, "CL_DEVICE_WARP_SIZE_NV", Rule::Equal),
+    (0x4043, "CL_DEVICE_WAVEFRONT_WIDTH_AMD", Rule::Equal),
 ];
 
 fn rule(name: u32) -> Option<(&'static str, Rule)> {
@@ -155,7 +173,11 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
 fn words(bytes: &[u8]) -> Vec<String> {
     let text = String::from_utf8_lossy(bytes);
     let text = text.trim_end_matches('\0');
-    text.split_whitespace().map(str::to_owned).collect()
+    // The application is told of no others.
+    let told = text
+        .split_whitespace()
+        .filter(|word| platform::passes(word));
+    told.map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -167,6 +189,7 @@ mod tests {
         let eight = |numbers: &[u64]| -> Vec<u8> {
             numbers.iter().flat_map(|it| it.to_le_bytes()).collect()
         };
+        let both = b"cl_khr_fp16 cl_khr_fp64\0";
         let four = |number: u32| number.to_le_bytes().to_vec();
         for (rule, here, there, lacks) in [
             (Rule::AtLeast, eight(&[64]), eight(&[64]), false),
@@ -195,13 +218,30 @@ mod tests {
             (Rule::Equal, four(64), four(32), true),
             (Rule::Bits, eight(&[0b101]), eight(&[0b1101]), false),
             (Rule::Bits, eight(&[0b101]), eight(&[0b1100]), true),
-            (Rule::Words, b"a b\0".to_vec(), b"b c a\0".to_vec(), false),
-            (Rule::Words, b"a b\0".to_vec(), b"b c\0".to_vec(), true),
+            (
+                Rule::Words,
+                both.to_vec(),
+                b"more cl_khr_fp64 cl_khr_fp16\0".to_vec(),
+                false,
+            ),
+            (
+                Rule::Words,
+                both.to_vec(),
+                b"cl_khr_fp16 more\0".to_vec(),
+                true,
+            ),
+            // Of one that the application does not see.
+            (
+                Rule::Words,
+                b"cl_khr_gl_sharing\0".to_vec(),
+                Vec::new(),
+                false,
+            ),
         ] {
             let said = less(rule, &here, &there);
             assert_eq!(said.is_some(), lacks, "{said:?}");
         }
-        let said = less(Rule::Words, b"cl_khr_fp64 a\0", b"a\0").unwrap();
+        let said = less(Rule::Words, both, b"cl_khr_fp16\0").unwrap();
         assert_eq!(said, "is without cl_khr_fp64 there");
         let said = less(Rule::AtLeast, &eight(&[256]), &eight(&[64])).unwrap();
         assert_eq!(said, "is [64] there, and was [256]");

@@ -86,10 +86,11 @@ enum Role {
         list: bool,
         /// Move them to another pool: the address that GANTRY_OPENCL would have for it, a socket's
         /// path, tls://HOST:PORT, or in a virtual machine that of its agent. The application goes
-        /// there by itself, with all that it has. Or to nobody (parked): it keeps its state in its own
-        /// memory, and its calls wait until it is moved again (--pid), or another pool is started in
-        /// the place of this one. Its files (GANTRY_TLS_CA and the like) are those of
-        /// its own environment.
+        /// there by itself, with all that it has; files for TLS are those of its own environment
+        /// (GANTRY_TLS_CA and the like). Or `parked`: nobody serves it, it keeps its state in its own
+        /// memory, and its calls wait until it is sent somewhere (--pid ... --to ADDRESS). If this pool
+        /// ends meanwhile, it goes to where it was served at first, and fails if nobody serves there
+        /// within 30 s.
         #[arg(long, value_name = "ADDRESS", conflicts_with = "list")]
         to: Option<String>,
         /// Go on before all memory has come (postcopy): each stands still for a shorter time, contents of large

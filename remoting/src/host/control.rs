@@ -67,6 +67,14 @@ pub fn carry_over(
             "a worker has sent too few files".to_owned(),
         ));
     }
+    if postcopy && !served.attachment.0.is_empty() {
+        // Its VMM talks with one worker at a time.
+        return Err(NotMoved::Refused(
+            "it is a virtual machine's, which goes on once all its memory has come: move it without \
+             --postcopy"
+                .to_owned(),
+        ));
+    }
     destination.ask(&Command::Adopt(served), &[connection], &soon)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     destination.ask(&Command::Files(), &files, &patience.at_most(SOON))?;

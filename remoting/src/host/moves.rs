@@ -33,7 +33,7 @@ use base::{Patience, Unpoisoned};
 
 use super::control::{self, Command, NotMoved, Peer, Reply};
 use crate::link::{
-    control::{LONG, SILENT, SOON, serve_fetches},
+    control::{LONG, SOON, serve_fetches},
     order::{Lead, Order},
     socket,
 };
@@ -154,6 +154,8 @@ pub(super) struct Departure {
     pub number: u64,
     /// Its process id, as far as that is known.
     pub process: Option<i32>,
+    /// How many other connections of that process are served here.
+    pub others: usize,
     /// Where it is to be served.
     pub order: Order,
     /// Why it stays, if it does.
@@ -292,7 +294,7 @@ impl Moves {
 fn fetch_all(source: &Peer<'_>, destination: &UnixStream) -> Result<(), NotMoved> {
     let mut lost = Ok(());
     let served = serve_fetches(destination, |mem, file| {
-        let patience = Patience::within(SILENT);
+        let patience = Patience::within(LONG);
         let fetched = source.ask(&Command::Fetch(mem), &[file], &patience);
         fetched.map(drop).map_err(|why| {
             let told = NotMoved::Refused(base::Chain(&why).to_string());
@@ -300,10 +302,22 @@ fn fetch_all(source: &Peer<'_>, destination: &UnixStream) -> Result<(), NotMoved
             told
         })
     });
-    lost.and(served.map_err(|source| NotMoved::Gone {
-        who: "the worker that serves it",
-        source,
-    }))
+    match served {
+        Ok(()) => lost,
+        // It has ended before it has heard that: nobody needs them.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            Ok(())
+        }
+        Err(source) => Err(NotMoved::Gone {
+            who: "the worker that serves it",
+            source,
+        }),
+    }
 }
 
 /// What leads to an application.
@@ -320,7 +334,7 @@ impl Moves {
         &self,
         way: Way,
         number: u64,
-        process: Option<i32>,
+        (process, others): (Option<i32>, usize),
         order: Order,
         asker: Asker,
     ) -> io::Result<()> {
@@ -345,6 +359,7 @@ impl Moves {
             post.leave(Event::Left(Departure {
                 number,
                 process,
+                others,
                 order,
                 outcome,
                 lead,

@@ -2,7 +2,7 @@
 //! them.
 
 use std::{
-    io,
+    io, mem,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::Arc,
     time::Duration,
@@ -15,7 +15,7 @@ use super::{
     worker::{self, New, Worker},
 };
 use crate::link::{
-    order::{Lead, Order},
+    order::{Lead, Order, PARKED},
     socket,
 };
 
@@ -107,8 +107,11 @@ impl Pool<'_> {
     fn begin(&mut self, which: Which, drain: Duration, to: &To, asker: &Asker) {
         let chosen = (0..self.serving.len()).filter(|&at| self.serving[at].is_meant(which));
         let chosen: Vec<_> = chosen.collect();
-        if let (Which::Process(id), [], To::Address(to)) = (which, &chosen[..], to)
-            && self.lead(id, drain, to, asker)
+        let is_here = matches!(which, Which::Process(_)) && !chosen.is_empty();
+        if let To::Address(to) = to
+            && !is_here
+            && self.lead(which, drain, to, asker)
+            && chosen.is_empty()
         {
             return;
         }
@@ -140,6 +143,12 @@ impl Pool<'_> {
         }
     }
 
+    /// How many connections of a process are served.
+    fn served_of(&self, process: Option<i32>) -> usize {
+        let of = |serving: &&Serving| process.is_some() && serving.peer() == process;
+        self.serving.iter().filter(of).count()
+    }
+
     /// Has an application be served elsewhere.
     fn send_away(
         &mut self,
@@ -148,7 +157,7 @@ impl Pool<'_> {
         to: &str,
         asker: &Asker,
     ) -> io::Result<()> {
-        let serving = &mut self.serving[index];
+        let serving = &self.serving[index];
         let channel = serving.worker.control.try_clone()?;
         let way = Way::Here(channel, Arc::clone(&serving.connection));
         let order = Order {
@@ -157,32 +166,39 @@ impl Pool<'_> {
             opening: patience,
         };
         let (number, process) = (serving.worker.number, serving.peer());
+        let others = self.served_of(process).saturating_sub(1);
         self.moves
-            .send_away(way, number, process, order, asker.clone())?;
-        serving.leaving = Some(Leaving::Ordered);
+            .send_away(way, number, (process, others), order, asker.clone())?;
+        self.serving[index].leaving = Some(Leaving::Ordered);
         Ok(())
     }
 
-    /// Has an application that has left be served somewhere else, perhaps here. Whether there is one.
-    fn lead(&mut self, process: i32, patience: Duration, to: &str, asker: &Asker) -> bool {
-        let mut all = self.departed.iter();
-        let Some(at) = all.position(|one| one.process == Some(process)) else {
-            return false;
+    /// Has applications that have left be served somewhere else, perhaps here. Whether there is one.
+    fn lead(&mut self, which: Which, patience: Duration, to: &str, asker: &Asker) -> bool {
+        let is_meant = |one: &Departed| match which {
+            // Those that others serve are theirs.
+            Which::All => one.to == PARKED && to != PARKED,
+            Which::Process(id) => one.process == Some(id),
         };
-        let one = self.departed.swap_remove(at);
-        let order = Order {
-            to: to.to_owned(),
-            patience,
-            opening: patience,
-        };
-        let way = Way::There(one.lead, one.to);
-        let begun = self
-            .moves
-            .send_away(way, NOBODY, one.process, order, asker.clone());
-        if let Err(error) = begun {
-            asker.tell(&format!("error: cannot begin to move it: {error}"));
+        let (meant, others) = mem::take(&mut self.departed)
+            .into_iter()
+            .partition::<Vec<_>, _>(is_meant);
+        self.departed = others;
+        let is_any = !meant.is_empty();
+        for one in meant {
+            let order = Order {
+                to: to.to_owned(),
+                patience,
+                opening: patience,
+            };
+            let way = Way::There(one.lead, one.to);
+            let of = (one.process, self.served_of(one.process));
+            let begun = self.moves.send_away(way, NOBODY, of, order, asker.clone());
+            if let Err(error) = begun {
+                asker.tell(&format!("error: cannot begin to move it: {error}"));
+            }
         }
-        true
+        is_any
     }
 
     /// What has become of an application that was to be served elsewhere.
@@ -202,16 +218,15 @@ impl Pool<'_> {
     /// An application is served elsewhere, and its worker, if it had one here, has ended.
     pub fn has_left(&mut self, departure: Departure) {
         departure.tell();
+        // One that has come home is led by its worker's connection.
+        let served = self.served_of(departure.process);
+        if departure.outcome.is_ok() && served > departure.others {
+            return;
+        }
         let place = match departure.outcome {
             Ok(()) => Some(departure.order.to),
             Err(_) => departure.before,
         };
-        // One that has come home is led by its worker's connection.
-        let is_home = departure.process.is_some()
-            && (self.serving.iter()).any(|one| one.peer() == departure.process);
-        if is_home {
-            return;
-        }
         if let (Some(to), Some(lead)) = (place, departure.lead) {
             self.departed.push(Departed {
                 process: departure.process,

@@ -171,7 +171,11 @@ pub fn redirected(
 pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
     let _ = match outcome {
         Ok(()) => writeln!(&*stream, "moved"),
-        Err(why) => writeln!(&*stream, "stays {}", why.replace('\n', " ")),
+        Err(why) => {
+            // A worker has perhaps said it, and the line is one that the other side takes.
+            let end = why.floor_char_boundary(LONGEST / 2);
+            writeln!(&*stream, "stays {}", why[..end].replace('\n', " "))
+        }
     };
 }
 
@@ -333,6 +337,19 @@ mod tests {
         assert!(lead.come.len() <= 2 * LONGEST);
         drop(application);
         assert!(lead.heard().is_err());
+    }
+
+    #[test]
+    fn a_reason_of_any_length_is_an_answer() {
+        let (mut lead, application) = Lead::pair().unwrap();
+        let why = "é".repeat(LONGEST);
+        answer(&application, &Err(why.clone()));
+        let told = lead.answer(PATIENCE).unwrap().unwrap_err();
+        assert!(told.starts_with("éé") && told.len() < LONGEST);
+        answer(&application, &Err(why));
+        lead.be_nonblocking().unwrap();
+        let told = lead.heard().unwrap().unwrap().unwrap_err();
+        assert!(told.starts_with("éé") && told.len() < LONGEST);
     }
 
     #[test]

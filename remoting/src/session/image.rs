@@ -115,7 +115,7 @@ impl Writer {
         let what = match self.room {
             Room::Any => "a file may have",
             Room::Own(_) => "a worker may have of its own here (gantry-accel --heap)",
-            Room::Spare(_) => "of memory are free on its worker's machine",
+            Room::Spare(_) => "are free in the memory of its worker's machine",
         };
         let most = self.room.bytes() >> 20;
         Immovable::Has(format!(

@@ -810,8 +810,8 @@ fn check_send(request: &SendMigration) -> Result<(), ApiError> {
     }
     if request.accel_copies && request.accel() != AccelMigration::Move {
         return bad(
-            "accel_copies=true needs accel=Move or passthrough=Remote (gantry ctl: --accel move or \
-             --passthrough remote): nothing else takes applications along"
+            "accel_copies=true needs accel=Move, or passthrough=Remote or Park (gantry ctl: --accel move, \
+             or --passthrough remote or park): nothing else takes applications along"
                 .into(),
         );
     }

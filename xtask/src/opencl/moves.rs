@@ -521,7 +521,7 @@ fn goes_on(pool: &Pool) -> Result<()> {
         // One that it cannot be served by costs nothing.
         let nowhere = send(&first, &control, &process, "/nowhere/pool")?;
         ensure!(nowhere.contains("it cannot connect with"), "{nowhere}");
-        let text = send(&first, &control, &process, to)?;
+        let text = send(&first, &control, "--all", to)?;
         ensure!(text.contains(" moved to "), "{text}");
         let back = send(&first, &control, &process, &first.address)?;
         ensure!(

@@ -350,7 +350,13 @@ impl Server {
             Request::SaveState(call) => self.save_state(header, call.patience, call.rounds)?,
             Request::ReadState(call) => self.read_state(header, call.at, &call.to)?,
             Request::WriteState(call) => self.write_state(header, call.at, &call.from)?,
-            Request::RestoreState(_) => self.restore_state(header)?,
+            Request::RestoreState(_) => {
+                self.restore_state(header)?;
+                // A client brings all contents.
+                if self.backend.missing.is_some() {
+                    return Err(Error::Elsewhere);
+                }
+            }
             Request::PrecopyState(call) => self.precopy_state(header, call.round)?,
             Request::PrepareState(_) => self.prepare_state(header)?,
             command => {

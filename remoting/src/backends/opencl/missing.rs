@@ -54,8 +54,8 @@ struct State {
     /// Those whose contents have not come, with the records of what their bytes are a part of: nobody needs what
     /// is of none.
     left: BTreeMap<u32, Weak<MemRecord>>,
-    /// The one that a command waits for.
-    wanted: Option<u32>,
+    /// Those that a command waits for.
+    wanted: Vec<u32>,
     /// The one that is being fetched.
     coming: Option<u32>,
     /// The one that a command is about to overwrite.
@@ -85,11 +85,10 @@ impl Numbers {
                 return None;
             }
             let is_free = |number: &u32| state.overwriting != Some(*number);
-            let wanted = state
-                .wanted
-                .filter(|number| state.left.contains_key(number));
+            let is_left = |number: &u32| state.left.contains_key(number) && is_free(number);
+            let wanted = state.wanted.iter().copied().find(is_left);
             let first = || state.left.keys().copied().find(is_free);
-            if let Some(number) = wanted.filter(is_free).or_else(first) {
+            if let Some(number) = wanted.or_else(first) {
                 state.coming = Some(number);
                 return Some(number);
             }
@@ -164,20 +163,24 @@ impl Missing {
     fn have_come(&self, places: Option<&[usize]>) -> Result<bool, Error> {
         let mut state = self.numbers.state.lock_unpoisoned();
         state.forget_released();
-        let missing = match places {
-            None => state.left.keys().next().copied(),
+        let missing: Vec<u32> = match places {
+            None => state.left.keys().copied().collect(),
             Some(places) => places
                 .iter()
                 .filter_map(|place| self.by_place.get(place))
                 .flatten()
-                .find(|number| state.left.contains_key(number))
-                .copied(),
+                .filter(|number| state.left.contains_key(number))
+                .copied()
+                .collect(),
         };
-        if let (Some(_), Some(why)) = (missing, &state.lost) {
+        if missing.is_empty() {
+            return Ok(true);
+        }
+        if let Some(why) = &state.lost {
             return Err(Error::Lost(why.clone()));
         }
         state.wanted = missing;
-        Ok(missing.is_none())
+        Ok(false)
     }
 
     /// A command that is next overwrites all of the object at this place: its contents are not written any more

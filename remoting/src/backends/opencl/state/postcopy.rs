@@ -22,7 +22,7 @@ use crate::{
         driver::api::Api,
         missing::{Missing, Numbers},
     },
-    link::control::{AFTER_DRAIN, Command, Peer, SILENT},
+    link::control::{AFTER_DRAIN, Command, LONG, Peer},
     session::{
         image::{self, Contents, Immovable},
         notice::Notice,
@@ -79,7 +79,7 @@ fn fetch(api: &Arc<Api>, source: &UnixStream, root: &Root) -> Result<(), String>
         who: "the worker that it has left",
     };
     // Who passes it on says itself that it takes too long.
-    let patience = Patience::within(SILENT + AFTER_DRAIN);
+    let patience = Patience::within(LONG + AFTER_DRAIN);
     source
         .ask(&Command::Fetch(root.number), &[image.as_fd()], &patience)
         .map_err(|error| words(&error))?;
@@ -113,7 +113,7 @@ impl Server {
     /// Begins to fetch what the state was saved without, by this socket.
     ///
     /// # Errors
-    /// There is no socket, or no thread.
+    /// There is no socket.
     pub fn fetch_contents(&mut self, source: Option<UnixStream>) -> Result<(), Immovable> {
         let Some(missing) = &mut self.backend.missing else {
             return Ok(());
@@ -123,10 +123,15 @@ impl Server {
             return Ok(());
         };
         let (api, board) = (Arc::clone(&self.backend.api), Arc::clone(&self.board));
-        let work = move || {
+        let work = Arc::new(move || {
             fetching.run(&api, &source, &numbers, || board.leave(Notice::Wake));
-        };
+        });
+        let aside = Arc::clone(&work);
         let thread = thread::Builder::new().name("postcopy".to_owned());
-        Ok(thread.spawn(work).map(drop)?)
+        if thread.spawn(move || aside()).is_err() {
+            // The source has left: all comes before it is served, then.
+            work();
+        }
+        Ok(())
     }
 }
