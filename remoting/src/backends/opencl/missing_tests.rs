@@ -9,7 +9,7 @@ use crate::{
         ImageRect, KernelId, Map, Marker, Migrate, NdRange, ProgramId, ProgramOrigin, QueueId,
         ReadBuffer, ReleaseMem, SetArgument, Unmap, Value, WindowRange, WriteBuffer,
     },
-    backends::opencl::testing::{self, carry_out},
+    backends::opencl::testing::{self, carry_out, order},
     wire::Blob,
 };
 
@@ -18,14 +18,6 @@ const SIZE: u64 = 64;
 const GONE: MemId = MemId(0);
 const PART: MemId = MemId(1);
 const HERE: MemId = MemId(2);
-
-fn order() -> Order {
-    Order {
-        queue: QueueId(0),
-        wait: Vec::new(),
-        event: None,
-    }
-}
 
 /// A server that has yet to fetch a buffer.
 fn server() -> Server {

@@ -7,7 +7,10 @@ use crate::session::{
     server::{Nudge, Session, Tuning},
 };
 use crate::{
-    apis::opencl::{calls::Request, codes},
+    apis::opencl::{
+        calls::{Order, QueueId, Request},
+        codes,
+    },
     backends::opencl::{
         OpenClBackend, Server,
         driver::{Api, api::Handle},
@@ -27,6 +30,15 @@ pub(crate) const RING: u64 = 1 << 16;
 pub(crate) const BELL: Futex = Futex {
     patience: Duration::from_millis(1),
 };
+
+/// For a command of the first queue that waits for nothing and has no event.
+pub(crate) fn order() -> Order {
+    Order {
+        queue: QueueId(0),
+        wait: Vec::new(),
+        event: None,
+    }
+}
 
 /// Has a server carry a request out, as if it had come by its ring.
 pub(crate) fn carry_out(server: &mut Server, request: Request) {

@@ -5,12 +5,12 @@ use crate::{
     apis::opencl::calls::{
         ContextId, CopyBuffer, CreateBuffer, CreateContext, CreateImage, CreateKernel,
         CreateProgram, CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, FillImage, Grid,
-        ImageShape, KernelId, Marker, NdRange, Order, ProgramId, ProgramOrigin, QueueId,
-        SetArgument, Value,
+        ImageShape, KernelId, Marker, NdRange, ProgramId, ProgramOrigin, QueueId, SetArgument,
+        Value,
     },
     backends::opencl::{
         driver::Api,
-        testing::{self, Parameter, Parameters, carry_out, with_parameters},
+        testing::{self, Parameter, Parameters, carry_out, order, with_parameters},
     },
     wire::Blob,
 };
@@ -18,14 +18,6 @@ use crate::{
 const BUFFERS: u32 = 4;
 /// The buffer that was made with `CL_MEM_READ_ONLY`.
 const READ_ONLY: u32 = 3;
-
-fn order() -> Order {
-    Order {
-        queue: QueueId(0),
-        wait: Vec::new(),
-        event: None,
-    }
-}
 
 /// A server with buffers, and a kernel.
 fn server() -> Server {

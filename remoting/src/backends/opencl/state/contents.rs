@@ -196,6 +196,15 @@ impl Root {
         matches!(self.shape, Shape::Plain(_))
     }
 
+    fn transfer<'a>(&self, api: &'a Api, queue: Handle) -> Transfer<'a> {
+        Transfer {
+            api,
+            context: self.context,
+            queue,
+            mem: self.mem,
+        }
+    }
+
     /// Passes all bytes to `to`, with where they are.
     pub fn read(
         &self,
@@ -203,13 +212,7 @@ impl Root {
         queue: Handle,
         to: impl FnMut(u64, &[u8]) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
-        let transfer = Transfer {
-            api,
-            context: self.context,
-            queue,
-            mem: self.mem,
-        };
-        transfer.read(self.shape, to)
+        self.transfer(api, queue).read(self.shape, to)
     }
 
     /// Writes parts of its bytes, which are in an image.
@@ -220,12 +223,7 @@ impl Root {
         parts: &[Bytes],
         contents: &Contents,
     ) -> Result<(), Immovable> {
-        let transfer = Transfer {
-            api,
-            context: self.context,
-            queue,
-            mem: self.mem,
-        };
+        let transfer = self.transfer(api, queue);
         let mut own = parts.iter().filter(|part| part.mem == self.number);
         own.try_for_each(|part| transfer.restore(self.shape, part, contents))
     }
