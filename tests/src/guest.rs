@@ -32,6 +32,15 @@ pub struct Guest {
     at: usize,
 }
 
+/// The MD5 sum in what `md5sum` has printed, whatever else is on the console.
+pub fn md5_in(said: &str) -> Result<String> {
+    let is_sum = |word: &&str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let sum = said.split_whitespace().find(is_sum);
+    Ok(sum
+        .with_context(|| format!("no MD5 sum: {said}"))?
+        .to_owned())
+}
+
 impl Guest {
     /// Connects to the Unix socket of the guest's serial port.
     pub fn connect(socket: &Path) -> Result<Self> {
@@ -96,6 +105,12 @@ impl Guest {
             "{command:?} ended with {status} in the guest:\n{output}"
         );
         Ok(output)
+    }
+
+    /// The MD5 sum of what a shell command prints.
+    pub fn md5_of(&mut self, command: &str) -> Result<String> {
+        let said = self.run(&format!("{command} | md5sum"))?;
+        md5_in(&said)
     }
 
     /// Runs a shell command and returns its exit status and output.

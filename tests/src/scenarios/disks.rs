@@ -6,7 +6,10 @@ use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
 use super::{Context, Entry};
-use crate::{gantry::Gantry, guest::Guest};
+use crate::{
+    gantry::Gantry,
+    guest::{Guest, md5_in},
+};
 
 pub const SCENARIOS: &[Entry] = &[
     ("disk: written in the guest and found on the host", raw),
@@ -47,7 +50,7 @@ pub fn write_pattern(guest: &mut Guest, device: &str, mib: u64) -> Result<String
     guest.run(&format!(
         "dd if=/tmp/p of={device} bs=1M conv=fsync 2>/dev/null"
     ))?;
-    let sum = guest.run("md5sum < /tmp/p")?;
+    let sum = guest.md5_of("cat /tmp/p")?;
     guest.run("rm /tmp/p")?;
     Ok(sum)
 }
@@ -57,7 +60,7 @@ fn host_sum(path: &Path, mib: u64) -> Result<String> {
         "dd if={} bs=1M count={mib} 2>/dev/null | md5sum",
         path.display()
     );
-    Ok(crate::net::sh(&command)?.trim().to_owned())
+    md5_in(&crate::net::sh(&command)?)
 }
 
 fn disk(path: &Path, more: Value) -> Value {
@@ -74,7 +77,7 @@ fn raw(context: &Context) -> Result<()> {
     let sum = write_pattern(&mut guest, "/dev/vda", 32)?;
     ensure!(host_sum(&path, 32)? == sum);
     guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
-    ensure!(guest.run("dd if=/dev/vda bs=1M count=32 2>/dev/null | md5sum")? == sum);
+    ensure!(guest.md5_of("dd if=/dev/vda bs=1M count=32 2>/dev/null")? == sum);
     let counters = gantry.ok("GET", "vm.counters", None)?;
     let written = counters["_disk0"]["write_bytes"].as_u64().unwrap_or(0);
     ensure!(written >= 32 * MIB, "counters: {counters}");
@@ -95,7 +98,7 @@ fn qcow2(context: &Context) -> Result<()> {
     gantry.act("vm.boot")?;
     let mut guest = Guest::connect(&gantry.serial)?;
     guest.wait_ready()?;
-    ensure!(guest.run("dd if=/dev/vda bs=1M count=8 2>/dev/null | md5sum")? == sum);
+    ensure!(guest.md5_of("dd if=/dev/vda bs=1M count=8 2>/dev/null")? == sum);
     Ok(())
 }
 

@@ -112,7 +112,7 @@ fn devices(context: &Context) -> Result<()> {
     gantry.kill()?;
     let (gantry, mut guest) = restored(context, json!({}))?;
     guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
-    ensure!(guest.run("dd if=/dev/vda bs=1M count=8 2>/dev/null | md5sum")? == sum);
+    ensure!(guest.md5_of("dd if=/dev/vda bs=1M count=8 2>/dev/null")? == sum);
     write_pattern(&mut guest, "/dev/vda", 8)?;
     // The guest still knows its neighbour's MAC address.
     guest.run("ping -c 3 -W 2 192.168.77.1")?;
