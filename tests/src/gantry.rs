@@ -34,6 +34,9 @@ const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio.gz
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
 
+/// Longest wait for what is a matter of moments: only a hang reaches it, on whatever machine.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Who starts Gantry, if not root.
 #[derive(Clone, Copy)]
 pub struct User {
@@ -204,7 +207,7 @@ impl Gantry {
     }
 
     fn wait_api(&mut self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if http::request(&self.socket, "GET", "vmm.ping", None).is_ok() {
                 return Ok(());
@@ -228,7 +231,7 @@ impl Gantry {
 
     /// Waits until Gantry has logged some words, and returns the log.
     pub fn log_until(&self, words: &str) -> Result<String> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let log = self.log();
             if log.contains(words) {
@@ -308,7 +311,7 @@ impl Gantry {
 
     /// Waits until `vm.info` satisfies `is`.
     pub fn info_until(&self, what: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + PATIENCE;
         loop {
             let info = self.info()?;
             if is(&info) {
@@ -335,15 +338,15 @@ impl Gantry {
     }
 
     /// Waits for the process to end.
-    pub fn wait_exit(&mut self, limit: Duration) -> Result<ExitStatus> {
-        let deadline = Instant::now() + limit;
+    pub fn wait_exit(&mut self) -> Result<ExitStatus> {
+        let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(status);
             }
             ensure!(
                 Instant::now() < deadline,
-                "gantry is still there after {limit:?}"
+                "gantry is still there after {PATIENCE:?}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }

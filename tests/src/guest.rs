@@ -12,6 +12,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::gantry::PATIENCE;
+
 /// What init prints when it takes commands.
 pub const READY: &str = "@ready@";
 /// What follows a command's output, before its exit status.
@@ -44,7 +46,7 @@ pub fn md5_in(said: &str) -> Result<String> {
 impl Guest {
     /// Connects to the Unix socket of the guest's serial port.
     pub fn connect(socket: &Path) -> Result<Self> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         let stream = loop {
             match UnixStream::connect(socket) {
                 Ok(stream) => break stream,
@@ -129,6 +131,18 @@ impl Guest {
             .parse()
             .with_context(|| format!("status {status:?}"))?;
         Ok((status, output.replace('\r', "").trim().to_owned()))
+    }
+
+    /// Starts a command that goes on, and waits until it has said something: before or after the shell takes
+    /// the next command.
+    pub fn start(&mut self, command: &str, says: &str) -> Result<()> {
+        let from = self.at;
+        self.run(&format!("{command} & true"))?;
+        let answered = self.at;
+        self.at = from;
+        self.wait_for(says, COMMAND)?;
+        self.at = self.at.max(answered);
+        Ok(())
     }
 
     /// Sends a command without waiting for its end.

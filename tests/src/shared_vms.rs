@@ -30,7 +30,7 @@ const BATCH: u32 = 4;
 /// Turns that the guest with the fewest has had before what is had counts.
 const WARM: u64 = 3;
 /// The longest wait for all guests to compute.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// A guest, and its application.
 struct Vm {

@@ -299,6 +299,8 @@ fn build_l2(
 cut -d' ' -f1 /proc/uptime > /tmp/init-at
 for m in {loaded}; do insmod /modules/$m.ko; done
 stty -F /dev/ttyS0 -echo -onlcr 2>/dev/null
+# What the kernel says goes between the words of what is printed here, but for its last words.
+dmesg -n 1
 exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
 echo init at $(cat /tmp/init-at)
 for a in $(cat /proc/cmdline); do case $a in then=*) sh -c \"$(echo ${{a#then=}} | tr + ' ')\";; esac; done
@@ -362,7 +364,8 @@ const POWER_BUTTON: &str = "#!/bin/sh
 for e in /dev/input/event*; do
   (dd if=$e of=/dev/null bs=24 count=1 2>/dev/null && poweroff -f) &
 done
-sleep 1
+all=$(ls /dev/input/event* | wc -l)
+until [ $(ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c /dev/input/event) -ge $all ]; do sleep 0.1; done
 echo waiting for the button
 wait
 ";

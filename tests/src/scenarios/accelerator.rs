@@ -292,7 +292,10 @@ fn deaths(context: &Context) -> Result<()> {
     ))?;
     let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
     ensure!(end.contains("failed with code"), "{end}");
-    ensure!(counter(&gantry, "workers_lost")? == 1);
+    // The program is told first.
+    until("the lost worker is counted", || {
+        Ok(counter(&gantry, "workers_lost")? == 1)
+    })?;
     ensure!(counter(&gantry, "sleepers_woken")? > 0);
     // The next one is served by a new worker.
     let list = guest.run("clinfo -l")?;

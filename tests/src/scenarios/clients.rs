@@ -59,7 +59,7 @@ fn foreign_client(context: &Context) -> Result<()> {
     let path = context.dir.join("config.json");
     std::fs::write(&path, config.to_string())?;
     run_foreign_client([&gantry.socket, &path, &context.dir].map(|path| path.as_os_str()))?;
-    gone_within(gantry, Duration::from_secs(20))
+    ends(gantry)
 }
 
 fn run_foreign_client<const N: usize>(arguments: [&OsStr; N]) -> Result<()> {
@@ -96,7 +96,7 @@ fn foreign_client_moves(context: &Context) -> Result<()> {
     let sockets = [source.socket.as_os_str(), destination.socket.as_os_str()];
     run_foreign_client([sockets[0], sockets[1], folder, OsStr::new("migrate")])?;
     ensure!(destination.state()? == "Running");
-    gone_within(source, Duration::from_secs(20))
+    ends(source)
 }
 
 /// Longest wait for an answer.
@@ -365,7 +365,7 @@ fn ch_remote(context: &Context) -> Result<()> {
     client.does("PUT", "vm.restore", Some(&restore.to_string()))?;
     ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
     client.does("PUT", "vmm.shutdown", None)?;
-    gone_within(gantry, Duration::from_secs(20))
+    ends(gantry)
 }
 
 /// Devices with every field that the client knows, and without.
@@ -416,8 +416,8 @@ fn ch_remote_devices(client: &ChRemote<'_>, path: &dyn Fn(&str) -> PathBuf) -> R
     Ok(())
 }
 
-fn gone_within(mut gantry: Gantry, limit: Duration) -> Result<()> {
-    let status = gantry.wait_exit(limit)?;
+fn ends(mut gantry: Gantry) -> Result<()> {
+    let status = gantry.wait_exit()?;
     ensure!(status.success(), "{status}\n{}", gantry.log());
     Ok(())
 }
@@ -523,7 +523,7 @@ fn libvirt(context: &Context) -> Result<()> {
     let url = format!("file://{}", directory.display());
     libvirt.put("vm.snapshot", Some(&json!({"destination_url": url})))?;
     libvirt.put("vmm.shutdown", None)?;
-    gone_within(gantry, Duration::from_secs(20))?;
+    ends(gantry)?;
     ensure!(!crate::net::exists("libvirt0"), "the tap is left behind");
     // Another process restores it, with another tap for the card.
     let gantry = Gantry::start(&context.dir, &[])?;
@@ -547,7 +547,7 @@ fn libvirt(context: &Context) -> Result<()> {
     libvirt.put("vm.delete", None)?;
     libvirt.put_with_fds("vm.restore", &json!({"source_url": url}), &[])?;
     libvirt.put("vmm.shutdown", None)?;
-    gone_within(gantry, Duration::from_secs(20))
+    ends(gantry)
 }
 
 fn thread_names(pid: u32) -> Result<Vec<String>> {
@@ -641,5 +641,5 @@ fn kata_containers(context: &Context) -> Result<()> {
     let resize = json!({"desired_vcpus": 2, "desired_ram": 402_653_184});
     ask("PUT", "vm.resize", Some(&resize))?;
     ask("PUT", "vmm.shutdown", None)?;
-    gone_within(gantry, Duration::from_secs(20))
+    ends(gantry)
 }

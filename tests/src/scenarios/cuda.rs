@@ -78,7 +78,10 @@ fn compute(context: &Context) -> Result<()> {
     sh(&format!("kill -9 {of_second}"))?;
     let end = other.eventually("cat /tmp/endless", |text| text.contains("ended: "))?;
     ensure!(end.contains("CUDA_ERROR"), "{end}");
-    ensure!(counter(&second, "workers_lost")? == 1);
+    // The program is told first.
+    until("the lost worker is counted", || {
+        Ok(counter(&second, "workers_lost")? == 1)
+    })?;
     // Its next program is served, and the other machine's has noticed nothing.
     let said = other.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
     ensure!(said.contains(RIGHT), "{said}");

@@ -230,7 +230,10 @@ fn silent(context: &Context) -> Result<()> {
     guest.run(&format!(
         "({write}; echo $? > /tmp/written) >/dev/null 2>&1 &"
     ))?;
-    guest.run("sleep 1")?;
+    // Reads, and writes.
+    guest.eventually("echo $(cat /sys/block/vda/inflight)", |count| {
+        count == "0 1"
+    })?;
     gantry.refused("vm.shutdown", None, 500, "has not answered 1 requests")?;
     // The guest goes on, and so does its request when the storage answers.
     ensure!(gantry.ok("GET", "vm.info", None)?["state"] == "Running");
@@ -242,7 +245,7 @@ fn silent(context: &Context) -> Result<()> {
     drop(gantry);
     // What an io_uring had open, the kernel lets go of somewhat later than its process.
     crate::net::sh(&format!(
-        "for _ in $(seq 50); do umount -d {mount} && exit; sleep 0.1; done; exit 1",
+        "for _ in $(seq 600); do umount -d {mount} && exit; sleep 0.1; done; exit 1",
         mount = mount.display()
     ))?;
     Ok(())

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Context, Entry};
 use crate::{
-    gantry::{Gantry, merge, with_gpu_driver},
+    gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
     guest::Guest,
     rig::images::L2_GPU,
 };
@@ -54,9 +54,9 @@ impl Server {
             .spawn()
             .context("cannot start gantry-gf100")?;
         let server = Self { child, socket };
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         while !server.socket.exists() {
-            ensure!(Instant::now() < patience, "gantry-gf100 does not listen");
+            ensure!(Instant::now() < deadline, "gantry-gf100 does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(server)

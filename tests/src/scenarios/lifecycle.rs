@@ -49,7 +49,7 @@ fn states(context: &Context) -> Result<()> {
     gantry.act("vm.delete")?;
     ensure!(gantry.request("GET", "vm.info", None)?.status == 404);
     gantry.act("vmm.shutdown")?;
-    let status = gantry.wait_exit(Duration::from_secs(3))?;
+    let status = gantry.wait_exit()?;
     ensure!(status.success(), "gantry ended with {status}");
     ensure!(!gantry.socket.exists(), "the API socket is left behind");
     Ok(())
@@ -80,7 +80,7 @@ fn command_line(context: &Context) -> Result<()> {
     guest.wait_ready()?;
     ensure!(guest.run("nproc")? == "2");
     guest.send("poweroff -f")?;
-    let status = gantry.wait_exit(Duration::from_secs(20))?;
+    let status = gantry.wait_exit()?;
     ensure!(
         status.success(),
         "gantry ended with {status}: {}",
@@ -91,9 +91,10 @@ fn command_line(context: &Context) -> Result<()> {
 
 /// Starts a counter in the guest that prints ten numbers a second.
 pub fn start_counting(guest: &mut Guest) -> Result<()> {
-    guest.run("(i=0; while true; do i=$((i+1)); echo count=$i; sleep 0.1; done) & true")?;
-    guest.wait_for("count=3", BOOT)?;
-    Ok(())
+    guest.start(
+        "(i=0; while true; do i=$((i+1)); echo count=$i; sleep 0.1; done)",
+        "count=3",
+    )
 }
 
 /// Waits for the counter to go on, and returns its value.
@@ -108,10 +109,11 @@ fn pause(context: &Context) -> Result<()> {
     gantry.act("vm.pause")?;
     ensure!(gantry.state()? == "Paused");
     // What was printed before the pause may still be on its way.
-    for _ in 0..3 {
+    let mut before = 0;
+    while guest.transcript().len() > before {
+        before = guest.transcript().len();
         guest.read()?;
     }
-    let before = guest.transcript().len();
     let cpu = gantry.cpu_time()?;
     for _ in 0..5 {
         guest.read()?;
@@ -166,10 +168,9 @@ pub(super) fn reconnect(gantry: &Gantry, mut old: Guest) -> Result<Guest> {
 
 fn power_button(context: &Context) -> Result<()> {
     let (mut gantry, mut guest) = Gantry::boot(&context.dir, json!({}))?;
-    guest.run("agent-power-button & true")?;
-    guest.wait_for("waiting for the button", BOOT)?;
+    guest.start("agent-power-button", "waiting for the button")?;
     gantry.act("vm.power-button")?;
-    let status = gantry.wait_exit(Duration::from_secs(20))?;
+    let status = gantry.wait_exit()?;
     ensure!(status.success(), "gantry ended with {status}");
     Ok(())
 }

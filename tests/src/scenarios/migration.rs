@@ -19,7 +19,7 @@ use super::{
     lifecycle::{next_count, start_counting},
 };
 use crate::{
-    gantry::{GANTRY, Gantry},
+    gantry::{GANTRY, Gantry, PATIENCE},
     guest::Guest,
     http,
 };
@@ -100,7 +100,7 @@ pub(crate) fn receive(
             Some(&body.to_string()),
         )
     });
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !listens()? {
         ensure!(Instant::now() < deadline, "nobody waits: {}", gantry.log());
         thread::sleep(Duration::from_millis(20));
@@ -174,7 +174,7 @@ pub(crate) fn go(mut source: Gantry, waiting: Waiting, how: Value) -> Result<(Ga
     let gantry = waiting.arrived()?;
     ensure!(gantry.state()? == "Running", "it is {}", gantry.state()?);
     source.act("vmm.shutdown")?;
-    source.wait_exit(Duration::from_secs(10))?;
+    source.wait_exit()?;
     let guest = Guest::connect(&gantry.serial)?;
     Ok((gantry, guest))
 }
@@ -301,7 +301,8 @@ fn killed_and_upgraded(context: &Context) -> Result<()> {
     });
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let mut waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
-    let body = json!({"destination_url": waiting.url});
+    // Slow enough to be killed in the middle of it.
+    let body = json!({"destination_url": waiting.url, "bandwidth": 8 << 20});
     gantry.put("vm.send-migration", body)?;
     phase_until(&gantry, &["Rounds", "Quiesce", "Final"])?;
     waiting.gantry.kill()?;

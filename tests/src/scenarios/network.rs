@@ -8,6 +8,7 @@ use crate::{
     gantry::Gantry,
     guest::Guest,
     net::{GUEST, HOST, exists, sh},
+    opencl::until,
 };
 
 pub const SCENARIOS: &[Entry] = &[
@@ -26,6 +27,7 @@ pub fn set_up(guest: &mut Guest, interface: &str) -> Result<()> {
 }
 
 fn transfer(context: &Context) -> Result<()> {
+    const LISTENERS: &str = "netstat -ltn";
     let net = json!({"tap": "tap-t", "ip": HOST, "mask": "255.255.255.0",
         "mac": "12:34:56:78:9a:bc"});
     let (gantry, mut guest) = Gantry::boot(&context.dir, json!({"net": [net]}))?;
@@ -40,10 +42,8 @@ fn transfer(context: &Context) -> Result<()> {
     // To the guest.
     // busybox's nc ends when its own input does: a FIFO without a writer never does.
     guest.run("mkfifo /tmp/hold; nc -l -p 5000 <>/tmp/hold > /tmp/data & true")?;
-    sh(&format!(
-        "sleep 0.5; nc -w 10 {GUEST} 5000 < {}",
-        file.display()
-    ))?;
+    guest.eventually(LISTENERS, |text| text.contains(":5000 "))?;
+    sh(&format!("nc -w 60 {GUEST} 5000 < {}", file.display()))?;
     guest.eventually("wc -c < /tmp/data", |text| text == "10485760")?;
     ensure!(
         guest.run("md5sum < /tmp/data")? == sum.trim(),
@@ -58,8 +58,8 @@ fn transfer(context: &Context) -> Result<()> {
         back.display()
     );
     let receiver = std::thread::spawn(move || sh(&listener));
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    guest.run(&format!("nc -w 10 {HOST} 5001 < /tmp/data"))?;
+    until("the host listens", || Ok(sh(LISTENERS)?.contains(":5001 ")))?;
+    guest.run(&format!("nc -w 60 {HOST} 5001 < /tmp/data"))?;
     receiver
         .join()
         .map_err(|_| anyhow::anyhow!("the receiver panicked"))??;

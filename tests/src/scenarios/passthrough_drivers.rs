@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::{Context, Entry, hotplug::gone, passthrough::edu_works, passthrough_state::disk_works};
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, PATIENCE},
     guest::Guest,
     host_device::{EDU, HostDevice, NVME, VARIANT, load},
 };
@@ -98,7 +98,7 @@ fn manage(physical: &Path, action: u32, controller: u32, kind: u32, count: u32) 
 
 /// The name of the NVMe controller with a folder in sysfs, once it works.
 fn controller_of(physical: &Path) -> Result<String> {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let names = fs::read_dir(physical.join("nvme")).into_iter().flatten();
         let name = names

@@ -12,7 +12,7 @@ use super::{Context, Entry, hotplug::gone};
 use crate::{
     edu::HostPage,
     gantry::Gantry,
-    guest::Guest,
+    guest::{COMMAND, Guest},
     host_device::{EDU, HostDevice},
     net::sh,
 };
@@ -222,12 +222,10 @@ fn refused_or_cancelled(context: &Context) -> Result<()> {
     gantry.act("vm.resume")?;
     guest.run("agent edu-check")?;
     // It answers in the kernel's place.
-    guest.run("agent refuse-eject 9 0x81 > /tmp/refused 2>&1 & true")?;
-    guest.eventually("cat /tmp/refused", |said| said.contains("waiting"))?;
-    // From then on the guest does nothing else.
-    thread::sleep(Duration::from_secs(4));
+    // Not before the shell has answered: from then on the guest does nothing else.
+    guest.start("(sleep 1; agent refuse-eject 9 0x81)", "nothing else runs")?;
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
-    guest.eventually("cat /tmp/refused", |said| said.contains("refused"))?;
+    guest.wait_for("refused", COMMAND)?;
     state(None)?;
     let log = gantry.log();
     ensure!(log.contains("will not give up device \"edu\""), "{log}");

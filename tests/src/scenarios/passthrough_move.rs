@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Context, Entry, passthrough_state::disk_works, passthrough_topology::SYSFS};
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, PATIENCE},
     guest::Guest,
     host_device::{EDU, HostDevice, NVME},
 };
@@ -103,7 +103,7 @@ fn moves(context: &Context) -> Result<()> {
         guest.run(&format!("agent edu-check {device}"))?;
     }
     let until_left = |expected: u32| -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         // The control thread maps what the vCPU has moved.
         loop {
             let left = mappings_left(&gantry)?;

@@ -1,6 +1,6 @@
 //! Resets by the guest, which take time on the host: nobody waits for them but the guest.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -11,7 +11,7 @@ use super::{
     passthrough_topology::{SYSFS, set_config, works, write_of},
 };
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, PATIENCE},
     guest::{COMMAND, STATUS},
     host_device::{EDU, EDU_BEHIND_PORT, EDU_OF_PORT, HostDevice, NVME},
 };
@@ -61,8 +61,6 @@ fn buses(context: &Context) -> Result<()> {
     const DEVICES: [&str; 3] = ["0000:01:00.0", "0000:01:00.1", "0000:02:00.0"];
     const BRIDGE_CONTROL: usize = 0x3e;
     const RESET: u8 = 0x40;
-    // The host takes a second for a bus.
-    const LIMIT: Duration = Duration::from_millis(900);
     let indices = [EDU_OF_PORT, EDU_OF_PORT + 1, EDU_BEHIND_PORT];
     let [one, other, single] = indices.map(|index| HostDevice::take(EDU, index));
     let (one, other, single) = (one?, other?, single?);
@@ -88,27 +86,22 @@ fn buses(context: &Context) -> Result<()> {
         .flat_map(|port| [(port, RESET), (port, 0)])
         .map(|(port, control)| write_of(port, BRIDGE_CONTROL, control))
         .collect();
-    let start = Instant::now();
+    let deadline = Instant::now() + PATIENCE;
     guest.send(&both.join("; "))?;
-    let mut longest = Duration::ZERO;
+    // While the host resets the second bus, which takes it a second.
     let mut answers = 0;
     loop {
-        let before = Instant::now();
         gantry.info()?;
-        longest = longest.max(before.elapsed());
-        answers += 1;
         let counters = gantry.ok("GET", "vm.counters", None)?;
         let resets = ["one", "other", "single"].map(|id| counters[id]["bus_resets"].as_u64());
-        if resets == [Some(1); 3] {
-            break;
+        match resets {
+            [Some(1), Some(1), Some(1)] => break,
+            [Some(1), Some(1), Some(0)] => answers += 1,
+            _ => {}
         }
-        ensure!(start.elapsed().as_secs() < 30, "{resets:?} resets");
+        ensure!(Instant::now() < deadline, "{resets:?} resets");
     }
-    let taken = start.elapsed();
-    ensure!(
-        longest < LIMIT && answers > 3,
-        "{answers} answers in {taken:?}, the slowest after {longest:?}"
-    );
+    ensure!(answers > 2, "{answers} answers during a reset");
     guest.wait_for(STATUS, COMMAND)?;
     for bdf in DEVICES {
         let rescan = format!("echo 1 > /sys/bus/pci/rescan; ls -d {SYSFS}/{bdf}");

@@ -325,7 +325,7 @@ impl Computing {
         let there = waiting.arrived()?;
         let mut source = std::mem::replace(&mut self.gantry, there);
         source.act("vmm.shutdown")?;
-        source.wait_exit(Duration::from_secs(10))?;
+        source.wait_exit()?;
         self.guest = Guest::connect(&self.gantry.serial)?;
         let mut away = 0;
         if passthrough == "Park" {

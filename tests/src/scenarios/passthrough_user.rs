@@ -17,7 +17,7 @@ use super::{
     passthrough::{edu_works, has_leaked, holdings},
 };
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, PATIENCE},
     guest::Guest,
     liar::{Liar, Spoil},
 };
@@ -58,10 +58,10 @@ impl Server {
             .spawn()
             .context("cannot start the server of the device")?;
         let server = Self { child, socket };
-        let patience = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + PATIENCE;
         // The socket is there before anybody listens.
         while UnixStream::connect(&server.socket).is_err() {
-            ensure!(Instant::now() < patience, "the server does not listen");
+            ensure!(Instant::now() < deadline, "the server does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(server)
@@ -154,7 +154,7 @@ fn cycles(context: &Context) -> Result<()> {
 
 /// Waits until the server has nothing but its listening socket.
 fn no_connection_is_left() -> Result<()> {
-    let patience = Instant::now() + Duration::from_secs(5);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let sockets = fs::read_to_string("/proc/net/unix")?;
         let open = sockets.lines().filter(|line| line.ends_with("edu.sock"));
@@ -163,7 +163,7 @@ fn no_connection_is_left() -> Result<()> {
             return Ok(());
         }
         ensure!(
-            Instant::now() < patience,
+            Instant::now() < deadline,
             "{open} sockets of the server are open"
         );
         std::thread::sleep(Duration::from_millis(50));

@@ -68,12 +68,15 @@ fn threads(gantry: &Gantry) -> Result<Vec<Thread>> {
     let mut threads = Vec::new();
     for entry in fs::read_dir(format!("/proc/{}/task", gantry.pid()))? {
         let entry = entry?;
+        let file = |name| fs::read_to_string(entry.path().join(name));
+        // One that served a connection may have ended.
+        let (Ok(name), Ok(status)) = (file("comm"), file("status")) else {
+            continue;
+        };
         threads.push(Thread {
             id: entry.file_name().to_string_lossy().parse()?,
-            name: fs::read_to_string(entry.path().join("comm"))?
-                .trim()
-                .to_owned(),
-            status: fs::read_to_string(entry.path().join("status"))?,
+            name: name.trim().to_owned(),
+            status,
         });
     }
     Ok(threads)
@@ -112,7 +115,7 @@ fn forbidden_call(context: &Context) -> Result<()> {
                 format!("no thread {name} among {names:?}")
             })?;
         hijack::execve(thread.id)?;
-        let status = gantry.wait_exit(Duration::from_secs(5))?;
+        let status = gantry.wait_exit()?;
         ensure!(
             status.signal() == Some(libc::SIGSYS),
             "after execve on {name}, gantry ended with {status}"
@@ -213,7 +216,7 @@ fn names(context: &Context) -> Result<()> {
 fn sigterm(context: &Context) -> Result<()> {
     let (mut gantry, _guest) = Gantry::boot(&context.dir, json!({}))?;
     sh(&format!("kill -TERM {}", gantry.pid()))?;
-    let status = gantry.wait_exit(Duration::from_secs(5))?;
+    let status = gantry.wait_exit()?;
     ensure!(status.success(), "gantry ended with {status}");
     ensure!(
         !gantry.socket.exists() && !gantry.serial.exists(),

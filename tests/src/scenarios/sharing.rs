@@ -28,7 +28,7 @@ pub const SCENARIOS: &[Entry] = &[
 ];
 
 /// How long it is waited for device time.
-const PATIENCE: Duration = Duration::from_secs(90);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// The guest of least weight has the device for so long, and the others by weight. Each has kernels
 /// enqueued always, so that equal parts would be as far apart as the weights are; the one that is

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use super::{Context, Entry};
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, PATIENCE},
     guest::{BOOT, Guest},
 };
 
@@ -77,8 +77,8 @@ fn console_size(context: &Context) -> Result<()> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)?;
-    // A terminal has a size as long as somebody has it open.
-    guest.run("(sleep 1000 < /dev/hvc0 &) && true")?;
+    // A terminal has a size as long as somebody has it open, as this has before it goes on.
+    guest.run("exec 8</dev/hvc0; sleep 1000 & true")?;
     for (columns, rows) in [(132, 43), (80, 24)] {
         let size = libc::winsize {
             ws_col: columns,
@@ -154,8 +154,7 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
     let socket = context.dir.join("vsock");
     let more = json!({"vsock": {"cid": 3, "socket": socket}});
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    guest.run("agent vsock-echo 1234 & true")?;
-    guest.wait_for("listening", BOOT)?;
+    guest.start("agent vsock-echo 1234", "listening")?;
     let mut stream = vsock_client(&socket, 1234)?;
     let data: Vec<u8> = (0..1_u32 << 20)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -175,7 +174,7 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
 /// A stream to a port of the guest.
 fn vsock_client(socket: &std::path::Path, port: u32) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
     writeln!(stream, "CONNECT {port}")?;
     let mut line = Vec::new();
     let mut byte = [0];
@@ -195,8 +194,7 @@ fn vsock_early_end(context: &Context) -> Result<()> {
     let socket = context.dir.join("vsock");
     let more = json!({"vsock": {"cid": 3, "socket": socket}});
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    guest.run("agent vsock-count 1234 3 & true")?;
-    guest.wait_for("listening", BOOT)?;
+    guest.start("agent vsock-count 1234 3", "listening")?;
     let mut stream = vsock_client(&socket, 1234)?;
     // What fits into the guest's buffer and the host's socket, and more: the rest is written when
     // the guest begins to read, and then the host is gone at once.

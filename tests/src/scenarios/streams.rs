@@ -39,8 +39,7 @@ fn cut(context: &Context) -> Result<()> {
         "({tls} opencl-figures >/tmp/figures 2>&1; echo ended $? >>/tmp/figures) & true"
     ))?;
     guest.eventually("cat /tmp/figures", |text| text.contains("numbers is right"))?;
-    let serving = pool.workers()?;
-    ensure!(serving.len() == 2, "one serves, one waits: {serving:?}");
+    until("one serves, one waits", || Ok(pool.workers()?.len() == 2))?;
     sh(&format!("ifconfig {TAP} down"))?;
     // Both notice after a minute, see docs/user/accelerator.md.
     let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;

@@ -207,7 +207,7 @@ fn over_tls(context: &Context) -> Result<()> {
     let dir = context.dir.join("1");
     let mut waiting = vm.awaited(&beside, Number::Second, &dir, tls(Number::Second))?;
     let mut body = json!({
-        "destination_url": waiting.url, "bandwidth": 2 << 20, "stall_s": 3, "connections": 4,
+        "destination_url": waiting.url, "bandwidth": 2 << 20, "stall_s": 5, "connections": 4,
     });
     crate::gantry::merge(&mut body, tls(Number::First));
     vm.gantry.put("vm.send-migration", body)?;
@@ -316,7 +316,7 @@ fn handover(context: &Context) -> Result<()> {
         let url = format!("tcp:127.0.0.1:{}", cut_at_handover(to, lost)?);
         vm.gantry.put(
             "vm.send-migration",
-            json!({"destination_url": url, "preserve_source": true, "downtime_ms": 2000, "stall_s": 2}),
+            json!({"destination_url": url, "preserve_source": true, "downtime_ms": 2000, "stall_s": 5}),
         )?;
         let info = phase_until(&vm.gantry, &["Undecided", "Completed", "Failed"])?;
         ensure!(

@@ -17,7 +17,7 @@ use super::{
     gf100::{does, interrupts, load},
 };
 use crate::{
-    gantry::{Gantry, merge, with_gpu_driver},
+    gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
     guest::Guest,
 };
 
@@ -58,9 +58,9 @@ fn start(context: &Context, program: &str, arguments: &[&str], socket: &Path) ->
         .stderr(log)
         .spawn()
         .with_context(|| format!("cannot start {program}"))?;
-    let patience = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + PATIENCE;
     while !socket.exists() {
-        ensure!(Instant::now() < patience, "{program} does not listen");
+        ensure!(Instant::now() < deadline, "{program} does not listen");
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(child)
@@ -180,7 +180,7 @@ fn drives(context: &Context) -> Result<()> {
 
 /// Channels have lost their places to others, as the mediator says when the guest has gone.
 fn displaced(context: &Context) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     loop {
         let log = fs::read_to_string(context.dir.join("gantry-gpu.log"))?;
         let gone = log.lines().find(|line| line.contains("has gone"));
@@ -191,7 +191,7 @@ fn displaced(context: &Context) -> Result<()> {
             );
             return Ok(());
         }
-        ensure!(Instant::now() < end, "the guest is not gone: {log}");
+        ensure!(Instant::now() < deadline, "the guest is not gone: {log}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -255,9 +255,9 @@ fn killed(context: &Context) -> Result<()> {
         let counters = gantry.ok("GET", "vm.counters", None)?;
         Ok::<_, anyhow::Error>(counters["gpu"]["reconnections"].as_u64() == Some(1))
     };
-    let patience = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + PATIENCE;
     while !connected()? {
-        ensure!(Instant::now() < patience, "the mediator is not found again");
+        ensure!(Instant::now() < deadline, "the mediator is not found again");
         std::thread::sleep(Duration::from_millis(100));
     }
     does(&mut guest, "gpu-check", "gpu works")
