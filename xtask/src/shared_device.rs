@@ -342,9 +342,12 @@ fn arbiter(built: &Path, folder: &Path, options: &[&str]) -> Result<Process> {
     Ok(process)
 }
 
+/// The longest wait for what is a matter of moments: only a hang reaches it, on whatever machine.
+pub const PATIENCE: Duration = Duration::from_secs(100);
+
 /// Waits until it is so.
 pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
-    let until = Instant::now() + Duration::from_secs(40);
+    let until = Instant::now() + PATIENCE;
     while !is()? {
         ensure!(Instant::now() < until, "timed out waiting for {what}");
         thread::sleep(Duration::from_millis(20));

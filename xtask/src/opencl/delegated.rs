@@ -18,6 +18,7 @@ use super::{
     streams::finds_nothing,
     workers::confined,
 };
+use crate::shared_device::PATIENCE;
 
 /// By messages, as this machine has no exitless gate; whatever the driver's threads need, they have.
 pub fn run(pool: &Pool) -> Result<()> {
@@ -93,7 +94,7 @@ pub fn unwatched(pool: &Pool) -> Result<()> {
     )?;
     finds_nothing(pool.remoted("clinfo"), "")?;
     // The application learns of it first.
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     let refused = "an application is not served: cannot start a process for an application";
     while !pool.log()?.contains(refused) {
         ensure!(Instant::now() < until, "the server says {:?}", pool.log()?);
@@ -112,7 +113,7 @@ fn full(passive: &Pool) -> Result<()> {
     let connect = || UnixStream::connect(passive.folder.join("socket"));
     // The first byte comes with the memory that is shared.
     let served = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|read| read == 1);
-    let until = Instant::now() + Duration::from_secs(60);
+    let until = Instant::now() + PATIENCE;
     let mut streams = Vec::new();
     while streams.len() < MOST {
         let stream = connect()?;

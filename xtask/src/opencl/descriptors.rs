@@ -12,12 +12,12 @@ use super::{
     applications::{endless, signal, third_waits},
     pool::{Pool, Way},
 };
-use crate::shared_device::wait_for;
+use crate::shared_device::{PATIENCE, wait_for};
 
 pub fn short(pool: &Pool) -> Result<()> {
     let mut pool = Pool::start(Way::Rings, "short", pool.release.clone(), &["--spare", "1"])?;
     let (mut first, output) = endless(&pool)?;
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     let soon = |what: &str| {
         thread::sleep(Duration::from_millis(20));
         ensure!(Instant::now() < until, "{what}");
@@ -66,7 +66,7 @@ pub fn lowered(pool: &Pool) -> Result<()> {
     // What ends is noticed by the next poll.
     signal(&[application.id() as i32], libc::SIGTERM);
     application.wait()?;
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     while pool.runs()? && pool.workers()?.len() == before.len() {
         ensure!(Instant::now() < until, "the worker's end is not noticed");
         thread::sleep(Duration::from_millis(20));

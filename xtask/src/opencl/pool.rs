@@ -14,7 +14,7 @@ use gantry_tests::rig::packages;
 
 use crate::{
     programs::{self, root},
-    shared_device::Programs,
+    shared_device::{PATIENCE, Programs},
 };
 
 /// Where piglit is.
@@ -205,7 +205,7 @@ impl Pool {
             vendors,
             address,
         };
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + PATIENCE;
         while !pool.listens() {
             ensure!(Instant::now() < until, "gantry-accel does not listen");
             thread::sleep(Duration::from_millis(20));
@@ -249,7 +249,7 @@ impl Pool {
     pub fn started_workers(&self) -> Result<Vec<i32>> {
         let command = |id: i32| fs::read(format!("/proc/{id}/cmdline"));
         let pool = command(self.id())?;
-        let until = Instant::now() + Duration::from_secs(10);
+        let until = Instant::now() + PATIENCE;
         loop {
             let workers = self.workers()?;
             let started = |id: &i32| command(*id).is_ok_and(|own| own != pool && !own.is_empty());

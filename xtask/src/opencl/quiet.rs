@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_tests::{bench::cpu_time, rig::packages};
 
 use super::pool::{Pool, Way};
-use crate::shared_device::wait_for;
+use crate::shared_device::{PATIENCE, wait_for};
 
 /// Counts the time for which application, workers and pool have a processor while nobody asks for
 /// anything. `cargo xtask bench idle` does so with a guest's application.
@@ -122,7 +122,7 @@ pub fn steady(pool: &Pool) -> Result<()> {
     }
     // Threads that slept in a system call begin it anew when they are attached to, and strace
     // writes that down in its own time.
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + PATIENCE;
     let mut written = None;
     loop {
         thread::sleep(Duration::from_millis(200));

@@ -17,6 +17,7 @@ use super::{
     pool::{Pool, Way, certificates},
     workers::{self, confined, stopped},
 };
+use crate::shared_device::PATIENCE;
 
 /// Programs that nobody here wrote, and errors that are found late.
 fn programs(pool: &Pool) -> Result<()> {
@@ -64,7 +65,7 @@ pub fn refused(pool: &Pool) -> Result<()> {
         .env("GANTRY_TLS_KEY", others.join("guest.key"));
     finds_nothing(stranger, "received fatal alert")?;
     // Said when the stranger has been told.
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     while !pool
         .log()?
         .contains("was refused: invalid peer certificate")
@@ -134,7 +135,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
         let mut application = pool.remoted("clinfo").stdout(Stdio::null()).spawn()?;
         thread::sleep(Duration::from_millis(after));
         signal(&pool.workers()?, libc::SIGKILL);
-        let until = Instant::now() + Duration::from_secs(30);
+        let until = Instant::now() + PATIENCE;
         while application.try_wait()?.is_none() {
             ensure!(
                 Instant::now() < until,

@@ -15,13 +15,14 @@ use super::{
     natively::figures,
     pool::{Pool, Way},
 };
+use crate::shared_device::PATIENCE;
 
 pub fn confined(pool: &Pool) -> Result<()> {
     // Whoever is served has passed through the confinement.
     packages::run(pool.remoted("clinfo").arg("-l"))?;
     let workers = pool.workers()?;
     ensure!(!workers.is_empty(), "the pool has no workers");
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     let mut seen = 0;
     for worker in workers {
         while let Ok(status) = fs::read_to_string(format!("/proc/{worker}/status")) {
@@ -55,7 +56,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
         bail!("the application said {line:?} when its worker was killed");
     }
     ensure!(
-        waited < Duration::from_secs(10),
+        waited < PATIENCE,
         "the application noticed after {waited:?}"
     );
     // The pool goes on.
@@ -70,7 +71,7 @@ pub fn stopped(pool: &Pool) -> Result<()> {
     // `timeout`, which runs it, passes the signal on.
     signal(&[application.id() as i32], libc::SIGTERM);
     application.wait()?;
-    let until = Instant::now() + Duration::from_secs(10);
+    let until = Instant::now() + PATIENCE;
     let left = loop {
         let now = pool.workers()?;
         let left = before.iter().filter(|id| now.contains(id)).count();
@@ -103,7 +104,7 @@ pub fn limited(pool: &Pool) -> Result<()> {
     );
     ensure!(
         // It has run for a while when it is heard of, for longer on a busy machine.
-        waited > Duration::from_secs(1) && waited < Duration::from_secs(10),
+        waited > Duration::from_secs(1) && waited < PATIENCE,
         "the kernel was ended after {waited:?}"
     );
     let log = pool.log()?;

@@ -1,11 +1,11 @@
-# Computes for so many seconds with objects of most kinds, and checks every result: "ok" at the end,
-# "error" if OpenCL failed, "wrong" if a result was not what it has to be. With a second argument nothing
-# is in memory that the host and the device share.
+# Computes with objects of most kinds until its first argument says (see until.py), and checks every result:
+# "ok" at the end, "error" if OpenCL failed, "wrong" if a result was not what it has to be. With a second
+# argument nothing is in memory that the host and the device share.
 import sys
-import time
 
 import numpy as np
 import pyopencl as cl
+from until import ends
 
 SOURCE = """
 kernel void generate(global uint *a, uint n, uint k) {
@@ -30,7 +30,7 @@ def equal(got, wanted):
         sys.exit(4)
 
 
-def compute(seconds, unmapped):
+def compute(until, unmapped):
     context = cl.Context(cl.get_platforms()[0].get_devices())
     measured = cl.CommandQueue(context, properties=cl.command_queue_properties.PROFILING_ENABLE)
     plain = cl.CommandQueue(context)
@@ -62,9 +62,9 @@ def compute(seconds, unmapped):
 
     mapped = None if unmapped else map_pinned()
     print("running", flush=True)
-    end = time.monotonic() + seconds
+    is_over = ends(until)
     rounds = 0
-    while time.monotonic() < end:
+    while not is_over():
         events = []
         for _ in range(3):
             events.append(cl.enqueue_nd_range_kernel(measured, generate, (COUNT,), None))
@@ -100,7 +100,7 @@ def compute(seconds, unmapped):
 
 
 try:
-    compute(float(sys.argv[1]), len(sys.argv) > 2)
+    compute(sys.argv[1], len(sys.argv) > 2)
 except cl.Error:
     print("error", flush=True)
     sys.exit(3)

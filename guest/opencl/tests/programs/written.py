@@ -1,11 +1,12 @@
-# Carries out commands by chance for so many seconds, each also on a copy of this process's own, and compares
-# all memory now and then: "ok" at the end, "error" if OpenCL failed, "wrong" if memory was not what it has
-# to be. The second argument is what chance begins with.
+# Carries out commands by chance until its first argument says (see until.py), each also on a copy of this
+# process's own, and compares all memory now and then: "ok" at the end, "error" if OpenCL failed, "wrong" if
+# memory was not what it has to be. The second argument is what chance begins with.
 import sys
 import time
 
 import numpy as np
 import pyopencl as cl
+from until import ends
 
 SOURCE = """
 kernel void advance(global uint *a, uint from, uint step) { a[from + get_global_id(0)] += step; }
@@ -128,12 +129,12 @@ class Memory:
             check(got, pixels)
 
 
-def main(seconds, seed):
+def main(until, seed):
     memory = Memory(np.random.default_rng(seed))
     print("running", flush=True)
-    end = time.monotonic() + seconds
+    is_over = ends(until)
     rounds = 0
-    while time.monotonic() < end:
+    while not is_over():
         queue = memory.queues[rounds % 2]
         for _ in range(memory.number(30)):
             memory.command(queue)
@@ -148,7 +149,7 @@ def main(seconds, seed):
 
 
 try:
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]))
 except cl.Error:
     print("error", flush=True)
     sys.exit(3)
