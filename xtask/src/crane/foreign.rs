@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
+    fmt, fs,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
@@ -258,39 +258,61 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
         natively == by_workers && by_workers == amid.checksum,
         "x264 has not encoded the same"
     );
-    let (mut alone, mut served, mut amid, mut moves) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    let (mut alone, mut served) = (Vec::new(), Vec::new());
+    let mut amid = WITHIN.map(|way| (way, Vec::new(), 0));
     for _ in 0..RUNS {
         alone.push(taken(encode(native(), &folder, &[])?)?.rate);
         served.push(taken(encode(remoted(), &folder, &[])?)?.rate);
-        let (encoded, count) = moved(pools, Way::Within, || {
-            taken(encode(remoted(), &folder, &[])?)
-        })?;
-        amid.push(encoded.rate);
-        moves += count;
+        for (way, rates, moves) in &mut amid {
+            let work = || taken(encode(remoted(), &folder, &[])?);
+            let (encoded, count) = moved(pools, *way, work)?;
+            rates.push(encoded.rate);
+            *moves += count;
+        }
     }
-    let all = format!("natively {alone:.1?}, by workers {served:.1?}, moved {amid:.1?} frames/s");
-    let (alone, served, amid) = (median(alone), median(served), median(amid));
+    let all = format!("natively {alone:.1?}, by workers {served:.1?} frames/s");
+    let (alone, served) = (median(alone), median(served));
     row(
         "the same: x264 --opencl, time for a picture",
         "12.5 %",
         &format!("{:+.2} % ({all})", 100.0 * (alone / served - 1.0)),
     );
-    row(
-        &format!("rate, x264 --opencl, moved {moves} times in {RUNS} runs"),
-        "33 % (20.1 of 60 frames/s while RAM moves)",
-        &format!("{:.1} % of {served:.1} frames/s", 100.0 * amid / served),
-    );
+    for (way, rates, moves) in amid {
+        row(
+            &format!("rate, x264 --opencl, {way}, {moves} times in {RUNS} runs"),
+            "33 % (20.1 of 60 frames/s while RAM moves)",
+            &format!(
+                "{:.1} % of {served:.1} frames/s ({rates:.1?})",
+                100.0 * median(rates.clone()) / served
+            ),
+        );
+    }
     Ok(())
 }
 
-/// Where an application is moved to.
+/// Where and how an application is moved.
 #[derive(Clone, Copy, PartialEq)]
 enum Way {
     /// To other workers of its pool.
     Within,
+    /// The same, by postcopy.
+    Postcopy,
     /// By turns to another worker, and to another pool.
     Both,
 }
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Within => "moved within its pool",
+            Self::Postcopy => "moved within its pool by postcopy",
+            Self::Both => "moved within its pool and to another one",
+        })
+    }
+}
+
+/// How an application is moved that goes to no other pool.
+const WITHIN: [Way; 2] = [Way::Within, Way::Postcopy];
 
 /// What comes of some work while its application, which is the first pool's, is moved every 50 to 500 ms, and how
 /// often it was.
@@ -309,7 +331,11 @@ fn moved<T: Send>(
             }
             let (from, other) = (&pools[at], &pools[1 - at]);
             // There may be none yet, or it may have gone just now.
-            match from.move_all(leaves.then_some(other)) {
+            let outcome = match way {
+                Way::Postcopy => from.move_by(&["--postcopy"]),
+                _ => from.move_all(leaves.then_some(other)),
+            };
+            match outcome {
                 Ok(()) => {
                     moves += 1;
                     at = if leaves { 1 - at } else { at };
