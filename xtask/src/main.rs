@@ -7,6 +7,7 @@
 //! - [`fairness`]: how accelerators are shared, in virtual time.
 //! - [`fuzz`]: what guests, clients and files may do, at random.
 //! - [`gloop`]: kernels that give the GPU back by themselves.
+//! - [`moved_guest`]: a VM that moves with its application.
 //! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
 //!   [`sharing_closed`]: and if they wait for their results; [`sharing_hashcat`]: a real program of those; [`shared_device`]: the processes for both.
@@ -32,6 +33,7 @@ mod gloop;
 mod gloop_turns;
 mod gpu_machine;
 mod gpuvm;
+mod moved_guest;
 mod opencl;
 mod programs;
 mod progress;

@@ -19,7 +19,7 @@ use gantry_tests::{
 
 use crate::{
     changed::{self, Selection},
-    described, fuzz, gate, gloop, opencl,
+    described, fuzz, gate, gloop, moved_guest, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
     release, ring, sharing, unit_tests,
@@ -206,6 +206,7 @@ fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
     begin("scenarios of sharing, of the ring and of GLoop");
     sharing::run(words, report)?;
     ring::run(words, report)?;
+    moved_guest::run(words, report)?;
     gloop::run(words, report)?;
     // Words may all name scenarios of this machine, which need no virtual one.
     if !rig::chosen(words).is_empty() {

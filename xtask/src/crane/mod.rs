@@ -9,7 +9,7 @@
 mod foreign;
 mod link;
 mod moves;
-mod network;
+pub mod network;
 mod pauses;
 mod tracking;
 
@@ -25,6 +25,7 @@ use gantry_tests::rig::packages;
 use crate::{
     bench::processors,
     elsewhere::Elsewhere,
+    moved_guest::{GANTRY, GUEST},
     opencl::pool::Pool,
     programs::{self, target},
     progress::Step,
@@ -33,7 +34,7 @@ use crate::{
 
 /// What is built for a machine where nothing can be built.
 const BUILT: &[&str] = &[
-    link::GANTRY,
+    GANTRY,
     "gantry-accel",
     "libgantry_opencl.so",
     "xtask",
@@ -212,10 +213,7 @@ fn pack() -> Result<PathBuf> {
         programs::pack(&release.join(name), &folder.join(name))
             .with_context(|| format!("packing {name}"))?;
     }
-    programs::copy(
-        &ring::guests()?.join(link::GUEST),
-        &folder.join(link::GUEST),
-    )?;
+    programs::copy(&ring::guests()?.join(GUEST), &folder.join(GUEST))?;
     foreign::pack(&folder)?;
     Ok(folder)
 }

@@ -12,8 +12,11 @@ use gantry_remoting::wire::api::ApiId;
 pub const ADDRESS: u64 = 0x10_0000;
 /// Bytes of the text.
 pub const TEXT: usize = 32 << 10;
-/// What a guest that is moved writes to before it computes: 2 GiB.
-pub const FILLED: Range<u64> = 256 << 20..2304 << 20;
+/// What a guest that is moved writes to before it computes, if that is so many MiB.
+pub const fn filled(size: u32) -> Range<u64> {
+    const START: u64 = 256 << 20;
+    START..START + ((size as u64) << 20)
+}
 
 /// What the guest is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +65,7 @@ pub struct Rounds {
     pub longest: u64,
 }
 
-/// The desk. The host writes `orders`, `go`, `size` and `api`, the guest everything else.
+/// The desk. The host writes `orders`, `go`, `size`, `filled` and `api`, the guest everything else.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Desk {
@@ -72,6 +75,8 @@ pub struct Desk {
     go: AtomicU32,
     /// MiB of the device's memory on which it computes rounds.
     size: AtomicU32,
+    /// MiB of its own memory that it writes to before.
+    filled: AtomicU32,
     /// The number of the API that it calls.
     api: AtomicU32,
     /// [`Rounds`], each number by itself.
@@ -93,6 +98,7 @@ impl Desk {
             orders: AtomicU32::new(0),
             go: AtomicU32::new(0),
             size: AtomicU32::new(0),
+            filled: AtomicU32::new(0),
             api: AtomicU32::new(0),
             since: AtomicU32::new(0),
             count: AtomicU64::new(0),
@@ -149,15 +155,21 @@ impl Desk {
         ApiId::from_number(self.api.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// Has the guest begin to compute rounds on so many MiB.
-    pub fn order_rounds(&self, size: u32) {
+    /// Has the guest write to so many MiB of its memory, and begin to compute rounds on `size` MiB.
+    pub fn order_rounds(&self, size: u32, filled: u32) {
         self.size.store(size, Ordering::Relaxed);
+        self.filled.store(filled, Ordering::Relaxed);
         self.order(Orders::Rounds);
     }
 
     /// On how many MiB it was told to compute rounds.
     pub fn size(&self) -> u32 {
         self.size.load(Ordering::Relaxed)
+    }
+
+    /// Which part of its memory it was told to write to before.
+    pub fn filled(&self) -> Range<u64> {
+        filled(self.filled.load(Ordering::Relaxed))
     }
 
     /// What the guest has said of its rounds, as it was a moment ago.

@@ -27,7 +27,7 @@ use gantry_remoting::{
 };
 use gantry_ring_client::{
     Surroundings, Told, cuda,
-    desk::{Desk, FILLED, Orders, Pen, Rounds, State},
+    desk::{Desk, Orders, Pen, Rounds, State},
     opencl, rounds,
 };
 
@@ -120,7 +120,7 @@ impl Told for Stretch {
 
 /// Writes to memory, all of it: no page is like another one.
 fn fill() {
-    for at in FILLED.step_by(8) {
+    for at in DESK.filled().step_by(8) {
         // SAFETY: memory that nobody else uses, mapped one to one.
         unsafe { (at as *mut u64).write_volatile(at.wrapping_mul(0x9e37_79b9_7f4a_7c15)) };
     }
