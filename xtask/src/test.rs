@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
-    rig::{self, Cache, Images, Rig, ScenarioResult, images, packages},
+    rig::{self, Before, Cache, Images, Rig, ScenarioResult, images, packages, side_by_side},
 };
 
 use crate::{
@@ -136,8 +136,10 @@ pub fn run(options: &Options) -> Result<()> {
         checks(&mut count)?;
         // Unit tests leave a processor idle most of the time, and so does linking.
         let build = is_whole.then(|| thread::spawn(programs::build));
-        count.begin("models");
-        models(&mut count)?;
+        if !is_whole {
+            count.begin("models");
+            models("0", |name, outcome| count.add(name, outcome, None))?;
+        }
         count.begin("unit tests, and building what is shipped");
         unit_tests::run(
             |name| {
@@ -167,34 +169,51 @@ pub fn run(options: &Options) -> Result<()> {
         count.add(name, outcome, None);
     })?;
     let count = Mutex::new(count);
-    thread::scope(|scope| {
-        let gate = |side_by_side| {
-            hosts.run(side_by_side, |name, outcome| {
-                count.lock_unpoisoned().add(name, outcome, None);
-            })
-        };
-        if options.no_rig || options.words.iter().any(|word| gate::has(word)) {
-            gate(2)?;
-            return match options.no_rig {
-                true => Ok(()),
-                false => scenarios(options, &count),
-            };
-        }
-        // What this machine runs itself leaves a processor idle most of the time.
-        let gate = scope.spawn(|| gate(1));
-        let others = scenarios(options, &count);
-        match gate.join() {
-            Ok(result) => result.and(others),
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
-    })?;
+    gate_and_scenarios(options, is_whole, hosts, &count)?;
     let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     summary(count, options)
 }
 
-/// What this machine runs itself, and the nested scenarios.
-fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
-    let words = &options.words;
+/// The gate's hosts, beside what this machine runs itself, and the nested scenarios.
+fn gate_and_scenarios(
+    options: &Options,
+    is_whole: bool,
+    hosts: gate::Hosts,
+    count: &Mutex<Count>,
+) -> Result<()> {
+    let report = |name: &str, outcome: &Outcome| count.lock_unpoisoned().add(name, outcome, None);
+    let nothing: Before<'_> = Box::new(|| Ok(()));
+    let gate = match options.no_rig || options.words.iter().any(|word| gate::has(word)) {
+        true => {
+            hosts.run(2, report)?;
+            nothing
+        }
+        // What this machine runs itself leaves a processor idle most of the time.
+        false => Box::new(|| hosts.run(1, report)),
+    };
+    if options.no_rig {
+        return Ok(());
+    }
+    // Words may all name scenarios of this machine, which need no virtual one.
+    let rig = match rig::chosen(&options.words).is_empty() {
+        true => None,
+        false => Some(nested(options, count)?),
+    };
+    let before = [gate, Box::new(|| scenarios(&options.words, count))];
+    thread::scope(|scope| {
+        // All that comes now waits at times, and leaves processors idle.
+        let models = is_whole.then(|| scope.spawn(|| models("19", report)));
+        let result = match rig {
+            Some(rig) => rig.run(&options.words, before, |result| told(result, count)),
+            None => side_by_side(before, |_| Ok(())),
+        };
+        let models = models.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+        result.and(models.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
+}
+
+/// What this machine runs itself.
+fn scenarios(words: &[String], count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome, seconds| {
         count.lock_unpoisoned().add(name, outcome, Some(seconds));
     };
@@ -203,16 +222,29 @@ fn scenarios(options: &Options, count: &Mutex<Count>) -> Result<()> {
     described::run(words, report)?;
     begin("scenarios of OpenCL");
     opencl::run(words, report)?;
-    begin("scenarios of sharing, of the ring and of GLoop");
+    begin("scenarios of sharing, of the ring and of GLoop, and the first nested ones");
     sharing::run(words, report)?;
     ring::run(words, report)?;
     moved_guest::run(words, report)?;
     gloop::run(words, report)?;
-    // Words may all name scenarios of this machine, which need no virtual one.
-    if !rig::chosen(words).is_empty() {
-        nested(options, count)?;
-    }
+    begin("nested scenarios");
     Ok(())
+}
+
+/// Tells of a nested scenario.
+fn told(result: ScenarioResult, count: &Mutex<Count>) {
+    let ScenarioResult {
+        name,
+        outcome,
+        seconds,
+        log,
+    } = result;
+    count.lock_unpoisoned().add(&name, &outcome, Some(seconds));
+    if matches!(outcome, Outcome::Failed(_)) {
+        for line in log.iter().rev().take(40).rev() {
+            println!("    | {line}");
+        }
+    }
 }
 
 /// Says how it ended.
@@ -391,8 +423,8 @@ fn outcome(mut command: Command) -> Result<Outcome> {
 }
 
 /// Every interleaving of the rings' two sides, and of who sleeps and who rings, up to a bound, in a
-/// build of its own.
-fn models(count: &mut Count) -> Result<()> {
+/// build of its own, at this priority.
+fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     for (package, features, name) in [
         (
             "gantry-remoting",
@@ -406,7 +438,10 @@ fn models(count: &mut Count) -> Result<()> {
         ),
     ] {
         let step = Step::new(format!("checking models of {package} (loom)"));
-        let mut test = cargo();
+        let mut test = Command::new("nice");
+        test.args(["-n", nice])
+            .arg(cargo().get_program())
+            .current_dir(root());
         test.args(["test", "--quiet", "--release", "--lib", "--package"])
             .args([package, "--no-default-features", "--features", features])
             .arg("model::")
@@ -417,13 +452,16 @@ fn models(count: &mut Count) -> Result<()> {
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         let result = outcome(test)?;
         step.finish();
-        count.add(name, &result, None);
+        report(name, &result);
     }
     Ok(())
 }
 
-fn nested(options: &Options, count: &Mutex<Count>) -> Result<()> {
-    count.lock_unpoisoned().begin("nested scenarios");
+/// Builds what nested scenarios need.
+fn nested(options: &Options, count: &Mutex<Count>) -> Result<Rig> {
+    count
+        .lock_unpoisoned()
+        .begin("images of the nested scenarios");
     let binaries = programs::build()?;
     if options.words.is_empty() {
         count.lock_unpoisoned().add(
@@ -450,27 +488,10 @@ fn nested(options: &Options, count: &Mutex<Count>) -> Result<()> {
         images.add(other, &cache, &binaries)?;
     }
     step.finish();
-    let rig = Rig {
+    Ok(Rig {
         images,
         logs: target().join("rig-logs"),
-    };
-    eprintln!("booting L1s (QEMU, emulated AMD-V) for the nested scenarios ...");
-    rig.run(
-        &options.words,
-        |ScenarioResult {
-             name,
-             outcome,
-             seconds,
-             log,
-         }| {
-            count.lock_unpoisoned().add(&name, &outcome, Some(seconds));
-            if matches!(outcome, Outcome::Failed(_)) {
-                for line in log.iter().rev().take(40).rev() {
-                    println!("    | {line}");
-                }
-            }
-        },
-    )
+    })
 }
 
 /// Whether a release program is no larger than gantry may be.

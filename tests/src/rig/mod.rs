@@ -41,6 +41,34 @@ const SILENCE: Duration = Duration::from_secs(510);
 /// L1s side by side, if the host has that many cores.
 const L1S: usize = 2;
 
+/// What keeps a processor busy before an L1 does.
+pub type Before<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
+
+/// Does both side by side, and `then` after each of them, with its number.
+///
+/// # Errors
+/// One of them has failed.
+pub fn side_by_side(
+    before: [Before<'_>; L1S],
+    then: impl Fn(usize) -> Result<()> + Sync,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let (mut number, then) = (0..L1S, &then);
+        let threads = before.map(|work| {
+            let number = number.next();
+            scope.spawn(move || work().and_then(|()| number.map_or(Ok(()), then)))
+        });
+        threads.map(joined).into_iter().collect()
+    })
+}
+
+/// What a thread has ended with.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
 /// Everything that is needed to boot L1.
 pub struct Rig {
     /// Kernel and file systems.
@@ -71,31 +99,32 @@ pub fn chosen(words: &[String]) -> Vec<Scenario> {
 
 impl Rig {
     /// Runs the scenarios whose names contain any of `words` (all, without words), several L1s side
-    /// by side, and hands each result to `each` as it comes.
-    pub fn run(&self, words: &[String], mut each: impl FnMut(ScenarioResult)) -> Result<()> {
+    /// by side, each once something else is done, and hands each result to `each` as it comes.
+    pub fn run(
+        &self,
+        words: &[String],
+        before: [Before<'_>; L1S],
+        mut each: impl FnMut(ScenarioResult),
+    ) -> Result<()> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut scenarios = chosen(words);
         // Each board is booted once: those of one board follow each other.
         scenarios.sort_by_key(|scenario| scenario.board);
-        let side_by_side = L1S.min(cores).min(scenarios.len());
-        let queue = Mutex::new(VecDeque::from(scenarios));
+        let queue = &Mutex::new(VecDeque::from(scenarios));
+        let before = before.map(|work| -> Before<'_> {
+            // Nobody waits for the rest to hear of it.
+            Box::new(|| work().inspect_err(|_| queue.lock_unpoisoned().clear()))
+        });
+        let (sender, results) = mpsc::channel();
         thread::scope(|scope| {
-            let (sender, results) = mpsc::channel();
-            let workers: Vec<_> = (0..side_by_side)
-                .map(|number| {
-                    let (sender, queue) = (sender.clone(), &queue);
-                    scope.spawn(move || self.work(number, queue, &sender))
+            let all = scope.spawn(move || {
+                side_by_side(before, |number| match number < cores {
+                    true => self.work(number, queue, &sender),
+                    false => Ok(()),
                 })
-                .collect();
-            drop(sender);
+            });
             results.iter().for_each(&mut each);
-            for worker in workers {
-                match worker.join() {
-                    Ok(result) => result?,
-                    Err(panic) => std::panic::resume_unwind(panic),
-                }
-            }
-            Ok(())
+            joined(all)
         })
     }
 
