@@ -22,7 +22,14 @@ pub fn set_up(guest: &mut Guest, interface: &str) -> Result<()> {
     guest.run(&format!(
         "ifconfig {interface} {GUEST} netmask 255.255.255.0 up"
     ))?;
-    guest.run(&format!("ping -c 3 -W 2 {HOST}"))?;
+    reaches(guest, HOST)
+}
+
+/// Waits until an address answers.
+pub fn reaches(guest: &mut Guest, address: &str) -> Result<()> {
+    guest.eventually(&format!("ping -c 1 -W 2 {address}"), |said| {
+        said.contains(" 0% packet loss")
+    })?;
     Ok(())
 }
 
@@ -90,6 +97,5 @@ fn made(context: &Context) -> Result<()> {
     let (_gantry, mut guest) = Gantry::boot(&dir, json!({"net": [net]}))?;
     // It has the API's default address.
     guest.run("ifconfig eth0 192.168.249.2 netmask 255.255.255.0 up")?;
-    guest.run("ping -c 3 -W 2 192.168.249.1")?;
-    Ok(())
+    reaches(&mut guest, "192.168.249.1")
 }

@@ -95,14 +95,14 @@ fn nvme(context: &Context) -> Result<()> {
         ensure!(answer["bdf"] == "0000:00:0c.0", "{answer}");
         guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
         guest.run(&format!(
-            "yes {round} | dd of=/tmp/pattern bs=1M count=64 iflag=fullblock 2>/dev/null"
+            "yes {round} | dd of=/tmp/pattern bs=1M count=24 iflag=fullblock 2>/dev/null"
         ))?;
         let before = interrupts(&mut guest)?;
         guest.run("dd if=/tmp/pattern of=/dev/nvme0n1 bs=1M conv=fsync 2>/dev/null")?;
         guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
-        guest.run("dd if=/dev/nvme0n1 bs=1M count=64 2>/dev/null | cmp - /tmp/pattern")?;
+        guest.run("dd if=/dev/nvme0n1 bs=1M count=24 2>/dev/null | cmp - /tmp/pattern")?;
         let raised = interrupts(&mut guest)? - before;
-        ensure!(raised > 16, "{raised} interrupts for 128 MiB");
+        ensure!(raised > 16, "{raised} interrupts for 48 MiB");
         gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
         gone(&gantry, "nvme")?;
         guest.run("test ! -e /dev/nvme0n1 -a ! -e /sys/bus/pci/devices/0000:00:0c.0")?;

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use serde_json::json;
 
-use super::{Context, Entry, hotplug::gone, passthrough::edu_works};
+use super::{Context, Entry, hotplug::gone, network::reaches, passthrough::edu_works};
 use crate::{
     gantry::Gantry,
     guest::Guest,
@@ -132,7 +132,7 @@ fn card(context: &Context) -> Result<()> {
     for _ in 0..2 {
         guest.eventually("ls /sys/class/net", |names| names.contains("eth0"))?;
         guest.run("ifconfig eth0 10.0.2.15 netmask 255.255.255.0 up")?;
-        guest.run(&format!("ping -c 3 {FILE_SERVER}"))?;
+        reaches(&mut guest, FILE_SERVER)?;
         guest.run(&format!("cd /tmp; tftp -g -b 1408 -r {FILE} {FILE_SERVER}"))?;
         let line = FILE_LINE.trim_end();
         guest.run(&format!(

@@ -115,7 +115,7 @@ fn devices(context: &Context) -> Result<()> {
     ensure!(guest.md5_of("dd if=/dev/vda bs=1M count=8 2>/dev/null")? == sum);
     write_pattern(&mut guest, "/dev/vda", 8)?;
     // The guest still knows its neighbour's MAC address.
-    guest.run("ping -c 3 -W 2 192.168.77.1")?;
+    super::network::reaches(&mut guest, "192.168.77.1")?;
     guest.run("dd if=/dev/hwrng bs=64 count=1 2>/dev/null | wc -c")?;
     // Hot-plug still works, too.
     let hot = context.dir.join("hot.raw");
