@@ -1,5 +1,4 @@
-//! Entry points whose parameters travel by the API's definition: translated, checked, called; and what
-//! their success means for the client's objects.
+//! Entry points whose parameters travel by the API's definition: translated, checked, called.
 
 use std::sync::Arc;
 
@@ -10,8 +9,8 @@ use cuda_definition::driver::types::{
 };
 
 use super::{
-    Server, backend::is_legacy, cover::Extent, driver::outcome, launches::is_plain,
-    memory::Stretch, textures::Texture,
+    Server, backend::is_legacy, driver::outcome, effects::Call, launches::is_plain,
+    textures::Texture,
 };
 use crate::{
     apis::cuda::{
@@ -33,7 +32,7 @@ const RELAXED: u64 = 2;
 const MOST_CONDITIONALS: usize = 1 << 16;
 
 macro_rules! numbers {
-    ($($name:ident = $symbol:literal;)*) => { $(const $name: u16 = number($symbol);)* };
+    ($($name:ident = $symbol:literal;)*) => { $(pub(super) const $name: u16 = number($symbol);)* };
 }
 numbers! {
     RETAIN = "cuDevicePrimaryCtxRetain";
@@ -128,7 +127,7 @@ fn goes_with_context(kind: Kind) -> bool {
     )
 }
 
-fn word(arguments: &[Argument], place: usize) -> u64 {
+pub(super) fn word(arguments: &[Argument], place: usize) -> u64 {
     match arguments.get(place) {
         Some(Argument::Word(word)) => *word,
         Some(Argument::Object(_, id)) => u64::from(*id),
@@ -183,7 +182,13 @@ impl Server {
         }
         called?;
         let answer = self.results(plan, &mut arguments, context)?;
-        self.after(function, &arguments, &words, context, charge);
+        self.after(Call {
+            function,
+            arguments: &arguments,
+            words: &words,
+            context,
+            charge,
+        });
         Ok(Blob(answer))
     }
 
@@ -253,7 +258,7 @@ impl Server {
     }
 
     /// The driver's device of an ordinal of the client.
-    fn device(&self, ordinal: u64) -> Result<i32, i32> {
+    pub(super) fn device(&self, ordinal: u64) -> Result<i32, i32> {
         let devices = &self.backend.devices;
         let device = devices.get(ordinal as u32 as usize);
         device.copied().ok_or(codes::INVALID_DEVICE)
@@ -460,213 +465,5 @@ impl Server {
             }
         }
         Ok(answer)
-    }
-
-    /// Fences of a primary context that is about to go are over.
-    fn before_primary(&mut self, function: u16, ordinal: u64) {
-        let Ok(device) = self.device(ordinal) else {
-            return;
-        };
-        let last = self
-            .backend
-            .primary
-            .get(&device)
-            .is_none_or(|count| *count <= 1);
-        if function == RELEASE && !last {
-            return;
-        }
-        if let Some((_, raw)) = self.primary(device) {
-            self.backend.api.fences_lock().forget(raw);
-        }
-    }
-
-    /// Whether a context is a device's primary one.
-    fn is_primary(&self, context: u32) -> bool {
-        let context = self.backend.objects.get(Kind::Context, context);
-        context.is_ok_and(|context| context.references == 0)
-    }
-
-    /// Number and handle of a device's primary context, which is the one without references of its
-    /// own.
-    fn primary(&self, device: i32) -> Option<(u32, usize)> {
-        let mut all = self.backend.objects.iter();
-        let found = all.find(|(_, object)| {
-            object.kind == Kind::Context && object.device == device && object.references == 0
-        });
-        found.map(|(id, object)| (id, object.raw))
-    }
-
-    /// Has the driver know the first part of the window as soon as there is a context: that takes some
-    /// milliseconds, of the much longer time that a context takes and not of the first wait's.
-    fn cover_start(&mut self, context: u32) {
-        let own = self.backend.api.current();
-        if self.enter(context).is_ok() {
-            let backend = &mut self.backend;
-            let start = self.window.data();
-            backend.cover.reach(
-                &backend.api,
-                &self.window,
-                context,
-                (start, 1),
-                Extent::Ahead,
-            );
-        }
-        self.backend.api.enter(own);
-    }
-
-    /// Forgets a graph or a node, and the graphs that go with it.
-    pub(super) fn forget_graph(&mut self, id: u32) {
-        self.backend.memory.forget_graph(id);
-        self.backend.objects.remove(id);
-        let (conditionals, objects) = (&mut self.backend.conditionals, &self.backend.objects);
-        conditionals.retain(|_, graph| objects.get(Kind::Graph, *graph).is_ok());
-    }
-
-    fn forget_context(&mut self, id: u32) {
-        self.backend.memory.forget_context(id);
-        self.backend.cover.forget(id);
-        self.backend
-            .textures
-            .retain(|texture| texture.context != id);
-        if let Some(context) = self.backend.objects.remove(id) {
-            self.backend.pending.forget_context(context.raw);
-        }
-        self.end_captures_without_stream();
-        self.backend.deferred.remove(&id);
-        self.backend.left.remove(&id);
-        self.backend.api.look();
-    }
-
-    /// What the success of some entry points means.
-    fn after(
-        &mut self,
-        function: u16,
-        arguments: &[Argument],
-        words: &[u64],
-        context: u32,
-        charge: Option<Arc<Charge>>,
-    ) {
-        let number = |place| word(arguments, place);
-        let object = |place| number(place) as u32;
-        let device = words.last().map_or(0, |word| *word as i32);
-        let handle = words.first().map_or(0, |word| *word as usize);
-        match function {
-            RETAIN => {
-                *self.backend.primary.entry(device).or_default() += 1;
-                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
-                    (context.device, context.references) = (device, 0);
-                }
-                self.cover_start(object(0));
-            }
-            RELEASE | RESET => {
-                let count = self.backend.primary.entry(device).or_default();
-                *count = if function == RESET {
-                    0
-                } else {
-                    count.saturating_sub(1)
-                };
-                if *count == 0
-                    && let Some((id, _)) = self.primary(device)
-                {
-                    self.forget_context(id);
-                }
-            }
-            CREATE => {
-                self.backend.api.look();
-                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, object(0)) {
-                    context.device = device;
-                }
-                self.cover_start(object(0));
-            }
-            DESTROY => self.forget_context(object(0)),
-            MODULE_UNLOAD | LIBRARY_UNLOAD => {
-                self.backend.memory.forget_owner(object(0));
-                self.backend.objects.remove(object(0));
-            }
-            INSTANTIATE => {
-                self.backend.memory.instantiated(object(1), object(0));
-                self.costs(Kind::Executable, object(0), charge);
-            }
-            CONDITIONAL_CREATE => {
-                self.backend.conditionals.insert(number(0), object(1));
-            }
-            // A node is no graph that allocates.
-            GRAPH_DESTROY | NODE_DESTROY => self.forget_graph(object(0)),
-            EXECUTABLE_DESTROY => {
-                self.backend.memory.forget_graph(object(0));
-                let gone = self.backend.objects.remove(object(0));
-                // Its launches have this, too, as long as they run.
-                if let Some(charge) = gone.and_then(|gone| gone.charge) {
-                    self.charge_until_done(0, None, charge);
-                }
-            }
-            STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
-                if function == STREAM_DESTROY {
-                    self.capture_failed(handle);
-                }
-                self.backend.objects.remove(object(0));
-            }
-            ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, object(0), charge),
-            MIPMAP_CREATE => self.costs(Kind::Mipmap, object(0), charge),
-            TEXTURE_CREATE | SURFACE_CREATE => self.texture_made(Texture {
-                context,
-                is_surface: function == SURFACE_CREATE,
-                handle: number(0),
-            }),
-            TEXTURE_DESTROY | SURFACE_DESTROY => self.texture_ended(Texture {
-                context,
-                is_surface: function == SURFACE_DESTROY,
-                handle: number(0),
-            }),
-            MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
-                let stretch = Stretch {
-                    size: number(1),
-                    context,
-                    owner: object(2),
-                    freed: false,
-                    of_graph: false,
-                    graphs: Vec::new(),
-                    charge: None,
-                };
-                // Who does not ask for both learns nothing that can be used.
-                if number(0) != 0 && stretch.size != 0 {
-                    self.backend.memory.insert(number(0), stretch);
-                }
-            }
-            MEMORY_CREATE => self.costs(Kind::Physical, object(0), charge),
-            MEMORY_RETAIN => {
-                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
-                    memory.references += 1;
-                }
-            }
-            MEMORY_RELEASE => {
-                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, object(0)) {
-                    memory.references -= 1;
-                    if memory.references == 0 {
-                        self.backend.objects.remove(object(0));
-                    }
-                }
-            }
-            MAP => {
-                let memory = self.backend.objects.get(Kind::Physical, object(3));
-                let stretch = Stretch {
-                    size: number(1),
-                    context: 0,
-                    owner: 0,
-                    freed: false,
-                    of_graph: false,
-                    graphs: Vec::new(),
-                    // Memory that is mapped stays when its handle is released.
-                    charge: memory.ok().and_then(|memory| memory.charge.clone()),
-                };
-                self.backend.memory.insert(number(0), stretch);
-            }
-            UNMAP => self.backend.memory.remove_within(number(0), number(1)),
-            BEGIN_CAPTURE | BEGIN_CAPTURE_TO => {
-                self.capture_begun(handle, function == BEGIN_CAPTURE_TO);
-            }
-            END_CAPTURE => self.capture_ended(handle),
-            _ => {}
-        }
     }
 }

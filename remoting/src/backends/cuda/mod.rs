@@ -9,7 +9,8 @@
 //!   `prints`: which may.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`, `host_functions`,
-//!   `user_objects` (of graphs); `forwarding`: all those whose parameters travel by the API's definition.
+//!   `user_objects` (of graphs); `forwarding`: all those whose parameters travel by the API's definition, and
+//!   `effects`: what their success means.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
 //!   `light`: what takes the other's descriptors.
 
@@ -23,6 +24,7 @@ mod captures;
 mod charges;
 mod copies;
 mod cover;
+mod effects;
 mod fences;
 mod forwarding;
 mod host_functions;

@@ -12,7 +12,7 @@ use super::{
         api::{Api, Handle},
         cl, outcome,
     },
-    objects::{Event, Map},
+    objects::Event,
     transfers::There,
 };
 use crate::{
@@ -48,17 +48,6 @@ pub(crate) struct Slot {
 
 pub(crate) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
     numbers.map(|number| number as usize)
-}
-
-/// The same of up to three; null for none.
-fn pointer(numbers: Option<&[u64]>, to: &mut [usize; 3]) -> *const usize {
-    let Some(numbers) = numbers else {
-        return null();
-    };
-    for (to, number) in to.iter_mut().zip(numbers) {
-        *to = *number as usize;
-    }
-    to.as_ptr()
 }
 
 impl Server {
@@ -274,39 +263,10 @@ impl Server {
     }
 
     /// Carries out a command.
-    #[allow(clippy::too_many_lines)]
     pub(crate) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
         self.note_command(&request);
         match request {
-            Request::NdRange(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let kernel = server.backend.kernels.get_mut(c.kernel.0)?;
-                if let Some(code) = kernel.refused.values().next() {
-                    return Err(*code);
-                }
-                if !kernel
-                    .addresses
-                    .are_in(&server.backend.svm, kernel.home.raw)
-                {
-                    return Err(codes::INVALID_KERNEL_ARGS);
-                }
-                let kernel = kernel.raw;
-                let (global, local, offset) = c.grid.sizes();
-                let [mut a, mut b, mut c] = [[0; 3]; 3];
-                Ok(cl!(
-                    api,
-                    clEnqueueNDRangeKernel(
-                        slot.queue,
-                        kernel,
-                        global.len() as u32,
-                        pointer(offset, &mut a),
-                        pointer(Some(global), &mut b),
-                        pointer(local, &mut c),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
+            Request::NdRange(c) => self.nd_range(header, &c),
             Request::ReadBuffer(c) => {
                 let there = There::Buffer(c.mem, c.offset);
                 self.transfer(header, &c.order, &there, &c.to, false)
@@ -326,234 +286,19 @@ impl Server {
             Request::SvmMigrate(c) => self.svm_migrate(header, &c),
             Request::BufferRect(c) => self.buffer_rect(header, &c),
             Request::ImageRect(c) => self.image_rect(header, &c),
-            Request::CopyBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let (from, to) = (
-                    server.backend.mems.get(c.from.0)?.raw,
-                    server.backend.mems.get(c.to.0)?.raw,
-                );
-                Ok(cl!(
-                    api,
-                    clEnqueueCopyBuffer(
-                        slot.queue,
-                        from,
-                        to,
-                        c.offsets[0] as usize,
-                        c.offsets[1] as usize,
-                        c.size as usize,
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
-            Request::CopyBufferRect(c) => {
-                self.enqueue(header, &c.order, None, |server, api, slot| {
-                    let (from, to) = (
-                        server.backend.mems.get(c.from.0)?.raw,
-                        server.backend.mems.get(c.to.0)?.raw,
-                    );
-                    let [source, target] = c.origins.map(sizes);
-                    let region = sizes(c.region);
-                    Ok(cl!(
-                        api,
-                        clEnqueueCopyBufferRect(
-                            slot.queue,
-                            from,
-                            to,
-                            source.as_ptr(),
-                            target.as_ptr(),
-                            region.as_ptr(),
-                            c.pitches[0][0] as usize,
-                            c.pitches[0][1] as usize,
-                            c.pitches[1][0] as usize,
-                            c.pitches[1][1] as usize,
-                            slot.count,
-                            slot.wait,
-                            slot.event,
-                        )
-                    ))
-                })
-            }
-            Request::CopyImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let (from, to) = (
-                    server.backend.mems.get(c.from.0)?.raw,
-                    server.backend.mems.get(c.to.0)?.raw,
-                );
-                let [source, target] = c.origins.map(sizes);
-                let region = sizes(c.region);
-                Ok(cl!(
-                    api,
-                    clEnqueueCopyImage(
-                        slot.queue,
-                        from,
-                        to,
-                        source.as_ptr(),
-                        target.as_ptr(),
-                        region.as_ptr(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
-            Request::CopyImageToBuffer(c) => {
-                self.enqueue(header, &c.order, None, |server, api, slot| {
-                    let image = server.backend.mems.get(c.image.0)?.raw;
-                    let buffer = server.backend.mems.get(c.buffer.0)?.raw;
-                    let (origin, region) = (sizes(c.origin), sizes(c.region));
-                    Ok(cl!(
-                        api,
-                        clEnqueueCopyImageToBuffer(
-                            slot.queue,
-                            image,
-                            buffer,
-                            origin.as_ptr(),
-                            region.as_ptr(),
-                            c.offset as usize,
-                            slot.count,
-                            slot.wait,
-                            slot.event,
-                        )
-                    ))
-                })
-            }
-            Request::CopyBufferToImage(c) => {
-                self.enqueue(header, &c.order, None, |server, api, slot| {
-                    let image = server.backend.mems.get(c.image.0)?.raw;
-                    let buffer = server.backend.mems.get(c.buffer.0)?.raw;
-                    let (origin, region) = (sizes(c.origin), sizes(c.region));
-                    Ok(cl!(
-                        api,
-                        clEnqueueCopyBufferToImage(
-                            slot.queue,
-                            buffer,
-                            image,
-                            c.offset as usize,
-                            origin.as_ptr(),
-                            region.as_ptr(),
-                            slot.count,
-                            slot.wait,
-                            slot.event,
-                        )
-                    ))
-                })
-            }
-            Request::FillBuffer(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let mem = server.backend.mems.get(c.mem.0)?.raw;
-                Ok(cl!(
-                    api,
-                    clEnqueueFillBuffer(
-                        slot.queue,
-                        mem,
-                        c.pattern.0.as_ptr().cast(),
-                        c.pattern.0.len(),
-                        c.offset as usize,
-                        c.size as usize,
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
-            Request::FillImage(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let mem = server.backend.mems.get(c.mem.0)?.raw;
-                let (origin, region) = (sizes(c.origin), sizes(c.region));
-                Ok(cl!(
-                    api,
-                    clEnqueueFillImage(
-                        slot.queue,
-                        mem,
-                        c.colour.as_ptr().cast(),
-                        origin.as_ptr(),
-                        region.as_ptr(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
-            Request::Migrate(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let mems: Vec<Handle> = c
-                    .mems
-                    .iter()
-                    .map(|id| server.backend.mems.get(id.0).map(|mem| mem.raw))
-                    .collect::<Result<_, _>>()?;
-                Ok(cl!(
-                    api,
-                    clEnqueueMigrateMemObjects(
-                        slot.queue,
-                        mems.len() as u32,
-                        mems.as_ptr(),
-                        c.flags,
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
-            Request::Marker(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
-                Ok(cl!(
-                    api,
-                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-                ))
-            }),
-            Request::Unstage(c) => self.enqueue(header, &c.order, c.place.stage, |_, api, slot| {
-                Ok(cl!(
-                    api,
-                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-                ))
-            }),
-            Request::Barrier(c) => self.enqueue(header, &c.order, None, |_, api, slot| {
-                Ok(cl!(
-                    api,
-                    clEnqueueBarrierWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-                ))
-            }),
-            Request::Map(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let raw = server.backend.mems.get(c.mem.0)?.raw;
-                let mut code = 0;
-                let pointer = cl!(
-                    api,
-                    clEnqueueMapBuffer(
-                        slot.queue,
-                        raw,
-                        0,
-                        c.flags,
-                        c.offset as usize,
-                        c.size as usize,
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                        &raw mut code,
-                    )
-                );
-                if code == 0 {
-                    let mem = server.backend.mems.get_mut(c.mem.0)?;
-                    mem.maps.push(Map {
-                        offset: c.offset,
-                        size: c.size,
-                        pointer: pointer as usize,
-                    });
-                }
-                Ok(code)
-            }),
-            Request::Unmap(c) => self.enqueue(header, &c.order, None, |server, api, slot| {
-                let mem = server.backend.mems.get_mut(c.mem.0)?;
-                let index = mem.maps.iter().position(|map| map.offset == c.offset);
-                let Map { pointer, .. } = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
-                let raw = mem.raw;
-                Ok(cl!(
-                    api,
-                    clEnqueueUnmapMemObject(
-                        slot.queue,
-                        raw,
-                        pointer as *mut _,
-                        slot.count,
-                        slot.wait,
-                        slot.event,
-                    )
-                ))
-            }),
+            Request::CopyBuffer(c) => self.copy_buffer(header, &c),
+            Request::CopyBufferRect(c) => self.copy_buffer_rect(header, &c),
+            Request::CopyImage(c) => self.copy_image(header, &c),
+            Request::CopyImageToBuffer(c) => self.copy_image_to_buffer(header, &c),
+            Request::CopyBufferToImage(c) => self.copy_buffer_to_image(header, &c),
+            Request::FillBuffer(c) => self.fill_buffer(header, &c),
+            Request::FillImage(c) => self.fill_image(header, &c),
+            Request::Migrate(c) => self.migrate(header, &c),
+            Request::Marker(c) => self.marker(header, &c.order, None),
+            Request::Unstage(c) => self.marker(header, &c.order, c.place.stage),
+            Request::Barrier(c) => self.barrier(header, &c.order),
+            Request::Map(c) => self.map(header, &c),
+            Request::Unmap(c) => self.unmap(header, &c),
             // All other calls are served elsewhere.
             _ => self.answer(header, &Err::<(), i32>(codes::INVALID_OPERATION)),
         }
@@ -590,12 +335,7 @@ impl Server {
             flags: header.flags.with(Flags::ANSWER),
             ..header
         };
-        self.enqueue(header, &order, None, |_, api, slot| {
-            Ok(cl!(
-                api,
-                clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-            ))
-        })
+        self.marker(header, &order, None)
     }
 
     pub(crate) fn flush(&mut self, queue: QueueId) -> Result<(), i32> {

@@ -28,6 +28,8 @@ mod contexts;
 #[cfg(feature = "server")]
 pub mod cover;
 #[cfg(feature = "server")]
+mod enqueue;
+#[cfg(feature = "server")]
 mod events;
 #[cfg(feature = "server")]
 pub(crate) mod freed;

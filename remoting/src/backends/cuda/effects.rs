@@ -1,0 +1,295 @@
+//! What the success of a forwarded call means for what the client has.
+
+use std::sync::Arc;
+
+use super::{
+    Server,
+    cover::Extent,
+    forwarding::{
+        ARRAY_CREATE, ARRAY_CREATE_3D, ARRAY_DESTROY, BEGIN_CAPTURE, BEGIN_CAPTURE_TO,
+        CONDITIONAL_CREATE, CREATE, DESTROY, END_CAPTURE, EVENT_DESTROY, EXECUTABLE_DESTROY,
+        GRAPH_DESTROY, INSTANTIATE, LIBRARY_GLOBAL, LIBRARY_MANAGED, LIBRARY_UNLOAD, MAP,
+        MEMORY_CREATE, MEMORY_RELEASE, MEMORY_RETAIN, MIPMAP_CREATE, MIPMAP_DESTROY, MODULE_GLOBAL,
+        MODULE_UNLOAD, NODE_DESTROY, POOL_DESTROY, RELEASE, RESET, RETAIN, STREAM_DESTROY,
+        SURFACE_CREATE, SURFACE_DESTROY, TEXTURE_CREATE, TEXTURE_DESTROY, UNMAP, word,
+    },
+    memory::Stretch,
+    textures::Texture,
+};
+use crate::{
+    apis::cuda::{Kind, plan::Argument},
+    session::quota::Charge,
+};
+
+/// A call that the driver has carried out.
+pub(super) struct Call<'a> {
+    pub(super) function: u16,
+    /// What the client gave, and handles that the driver has written as numbers of objects.
+    pub(super) arguments: &'a [Argument],
+    /// What the driver was given.
+    pub(super) words: &'a [u64],
+    pub(super) context: u32,
+    /// What it has been charged.
+    pub(super) charge: Option<Arc<Charge>>,
+}
+
+impl Call<'_> {
+    fn number(&self, place: usize) -> u64 {
+        word(self.arguments, place)
+    }
+
+    fn object(&self, place: usize) -> u32 {
+        self.number(place) as u32
+    }
+
+    /// The handle that is its first parameter.
+    fn handle(&self) -> usize {
+        self.words.first().map_or(0, |word| *word as usize)
+    }
+
+    /// The device that is its last parameter.
+    fn device(&self) -> i32 {
+        self.words.last().map_or(0, |word| *word as i32)
+    }
+}
+
+impl Server {
+    /// Takes note of what a call has changed.
+    pub(super) fn after(&mut self, call: Call<'_>) {
+        match call.function {
+            RETAIN | RELEASE | RESET | CREATE | DESTROY => self.after_context(&call),
+            INSTANTIATE | CONDITIONAL_CREATE | GRAPH_DESTROY | NODE_DESTROY
+            | EXECUTABLE_DESTROY | BEGIN_CAPTURE | BEGIN_CAPTURE_TO | END_CAPTURE => {
+                self.after_graph(call)
+            }
+            MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED | MEMORY_CREATE | MEMORY_RETAIN
+            | MEMORY_RELEASE | MAP | UNMAP => self.after_memory(call),
+            _ => self.after_object(call),
+        }
+    }
+
+    /// What a call of a context has changed.
+    fn after_context(&mut self, call: &Call<'_>) {
+        match call.function {
+            RETAIN => {
+                *self.backend.primary.entry(call.device()).or_default() += 1;
+                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
+                    (context.device, context.references) = (call.device(), 0);
+                }
+                self.cover_start(call.object(0));
+            }
+            RELEASE | RESET => {
+                let count = self.backend.primary.entry(call.device()).or_default();
+                *count = if call.function == RESET {
+                    0
+                } else {
+                    count.saturating_sub(1)
+                };
+                if *count == 0
+                    && let Some((id, _)) = self.primary(call.device())
+                {
+                    self.forget_context(id);
+                }
+            }
+            CREATE => {
+                self.backend.api.look();
+                if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
+                    context.device = call.device();
+                }
+                self.cover_start(call.object(0));
+            }
+            DESTROY => self.forget_context(call.object(0)),
+            _ => {}
+        }
+    }
+
+    /// What a call of a graph or a capture has changed.
+    fn after_graph(&mut self, call: Call<'_>) {
+        match call.function {
+            INSTANTIATE => {
+                self.backend
+                    .memory
+                    .instantiated(call.object(1), call.object(0));
+                self.costs(Kind::Executable, call.object(0), call.charge);
+            }
+            CONDITIONAL_CREATE => {
+                self.backend
+                    .conditionals
+                    .insert(call.number(0), call.object(1));
+            }
+            // A node is no graph that allocates.
+            GRAPH_DESTROY | NODE_DESTROY => self.forget_graph(call.object(0)),
+            EXECUTABLE_DESTROY => {
+                self.backend.memory.forget_graph(call.object(0));
+                let gone = self.backend.objects.remove(call.object(0));
+                // Its launches have this, too, as long as they run.
+                if let Some(charge) = gone.and_then(|gone| gone.charge) {
+                    self.charge_until_done(0, None, charge);
+                }
+            }
+            BEGIN_CAPTURE | BEGIN_CAPTURE_TO => {
+                self.capture_begun(call.handle(), call.function == BEGIN_CAPTURE_TO);
+            }
+            END_CAPTURE => self.capture_ended(call.handle()),
+            _ => {}
+        }
+    }
+
+    /// What a call of memory has changed.
+    fn after_memory(&mut self, call: Call<'_>) {
+        match call.function {
+            MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
+                let stretch = Stretch {
+                    size: call.number(1),
+                    context: call.context,
+                    owner: call.object(2),
+                    freed: false,
+                    of_graph: false,
+                    graphs: Vec::new(),
+                    charge: None,
+                };
+                // Who does not ask for both learns nothing that can be used.
+                if call.number(0) != 0 && stretch.size != 0 {
+                    self.backend.memory.insert(call.number(0), stretch);
+                }
+            }
+            MEMORY_CREATE => self.costs(Kind::Physical, call.object(0), call.charge),
+            MEMORY_RETAIN => {
+                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, call.object(0)) {
+                    memory.references += 1;
+                }
+            }
+            MEMORY_RELEASE => {
+                if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, call.object(0)) {
+                    memory.references -= 1;
+                    if memory.references == 0 {
+                        self.backend.objects.remove(call.object(0));
+                    }
+                }
+            }
+            MAP => {
+                let memory = self.backend.objects.get(Kind::Physical, call.object(3));
+                let stretch = Stretch {
+                    size: call.number(1),
+                    context: 0,
+                    owner: 0,
+                    freed: false,
+                    of_graph: false,
+                    graphs: Vec::new(),
+                    // Memory that is mapped stays when its handle is released.
+                    charge: memory.ok().and_then(|memory| memory.charge.clone()),
+                };
+                self.backend.memory.insert(call.number(0), stretch);
+            }
+            UNMAP => self
+                .backend
+                .memory
+                .remove_within(call.number(0), call.number(1)),
+            _ => {}
+        }
+    }
+
+    /// What a call of any other object has changed.
+    fn after_object(&mut self, call: Call<'_>) {
+        match call.function {
+            MODULE_UNLOAD | LIBRARY_UNLOAD => {
+                self.backend.memory.forget_owner(call.object(0));
+                self.backend.objects.remove(call.object(0));
+            }
+            STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
+                if call.function == STREAM_DESTROY {
+                    self.capture_failed(call.handle());
+                }
+                self.backend.objects.remove(call.object(0));
+            }
+            ARRAY_CREATE | ARRAY_CREATE_3D => self.costs(Kind::Array, call.object(0), call.charge),
+            MIPMAP_CREATE => self.costs(Kind::Mipmap, call.object(0), call.charge),
+            TEXTURE_CREATE | SURFACE_CREATE => self.texture_made(Texture {
+                context: call.context,
+                is_surface: call.function == SURFACE_CREATE,
+                handle: call.number(0),
+            }),
+            TEXTURE_DESTROY | SURFACE_DESTROY => self.texture_ended(Texture {
+                context: call.context,
+                is_surface: call.function == SURFACE_DESTROY,
+                handle: call.number(0),
+            }),
+            _ => {}
+        }
+    }
+
+    /// Fences of a primary context that is about to go are over.
+    pub(super) fn before_primary(&mut self, function: u16, ordinal: u64) {
+        let Ok(device) = self.device(ordinal) else {
+            return;
+        };
+        let last = self
+            .backend
+            .primary
+            .get(&device)
+            .is_none_or(|count| *count <= 1);
+        if function == RELEASE && !last {
+            return;
+        }
+        if let Some((_, raw)) = self.primary(device) {
+            self.backend.api.fences_lock().forget(raw);
+        }
+    }
+
+    /// Whether a context is a device's primary one.
+    pub(super) fn is_primary(&self, context: u32) -> bool {
+        let context = self.backend.objects.get(Kind::Context, context);
+        context.is_ok_and(|context| context.references == 0)
+    }
+
+    /// Number and handle of a device's primary context, which is the one without references of its
+    /// own.
+    fn primary(&self, device: i32) -> Option<(u32, usize)> {
+        let mut all = self.backend.objects.iter();
+        let found = all.find(|(_, object)| {
+            object.kind == Kind::Context && object.device == device && object.references == 0
+        });
+        found.map(|(id, object)| (id, object.raw))
+    }
+
+    /// Has the driver know the first part of the window as soon as there is a context: that takes some
+    /// milliseconds, of the much longer time that a context takes and not of the first wait's.
+    fn cover_start(&mut self, context: u32) {
+        let own = self.backend.api.current();
+        if self.enter(context).is_ok() {
+            let backend = &mut self.backend;
+            let start = self.window.data();
+            backend.cover.reach(
+                &backend.api,
+                &self.window,
+                context,
+                (start, 1),
+                Extent::Ahead,
+            );
+        }
+        self.backend.api.enter(own);
+    }
+
+    /// Forgets a graph or a node, and the graphs that go with it.
+    pub(super) fn forget_graph(&mut self, id: u32) {
+        self.backend.memory.forget_graph(id);
+        self.backend.objects.remove(id);
+        let (conditionals, objects) = (&mut self.backend.conditionals, &self.backend.objects);
+        conditionals.retain(|_, graph| objects.get(Kind::Graph, *graph).is_ok());
+    }
+
+    fn forget_context(&mut self, id: u32) {
+        self.backend.memory.forget_context(id);
+        self.backend.cover.forget(id);
+        self.backend
+            .textures
+            .retain(|texture| texture.context != id);
+        if let Some(context) = self.backend.objects.remove(id) {
+            self.backend.pending.forget_context(context.raw);
+        }
+        self.end_captures_without_stream();
+        self.backend.deferred.remove(&id);
+        self.backend.left.remove(&id);
+        self.backend.api.look();
+    }
+}
