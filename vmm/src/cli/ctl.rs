@@ -4,8 +4,6 @@ use std::{
     fs, io,
     io::{Read, Write},
     path::{Path, PathBuf},
-    thread,
-    time::Duration,
 };
 
 use clap::{Args, Subcommand};
@@ -16,18 +14,17 @@ use super::{
     console::{self, ConsoleError, Which},
     devices::Add,
     find::{self, FindError},
+    migrations::{self, ReceiveArgs, SendArgs},
+    move_accel::MoveAccel,
     option,
 };
 use crate::{
     api::{
-        AccelInSnapshot, AccelMigration, AccelSeat, OnFailure, PassthroughMigration,
-        ReceiveMigration, Rename, ResolveMigration, RestoreConfig, RunsAt, SendMigration,
-        TimeoutStrategy, VmCoredumpData, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk,
-        VmResizeZone, VmSnapshotConfig, VmSwapDevice,
-        model::{DRAIN_MS, to_url},
+        AccelInSnapshot, OnFailure, ResolveMigration, RestoreConfig, RunsAt, VmCoredumpData,
+        VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
+        model::to_url,
     },
     config::{self, syntax},
-    migration::progress::{MigrationInfo, Phase},
 };
 
 /// Ask a running Gantry for something.
@@ -154,27 +151,7 @@ pub enum Action {
         on_failure: OnFailure,
     },
     /// Have an accelerator's applications go on with other workers while they run.
-    MoveAccel {
-        /// Name of the accelerator.
-        id: String,
-        /// Socket of the pool that they move to; the port's own without it. Or who is to serve all of
-        /// the guest's applications: its own pool on a device that was passed through to it (local;
-        /// see gantry-agent --local), the host's (host), another host's (tls://HOST:PORT), or the
-        /// server behind the guest's gate (gate). Or nobody: those of its own pool wait, their state in
-        /// the guest's memory, until they are told where to go on (parked). Unless it is local, the
-        /// guest does not use the device any more then, which can be removed.
-        #[arg(long, value_name = "SOCKET|host|local|parked|tls://HOST:PORT|gate")]
-        to: Option<PathBuf>,
-        /// Part of the names of the devices that they get there; the port's own without it.
-        #[arg(long, value_name = "NAME")]
-        device: Option<String>,
-        /// The slice whose application moves; all of them, and those that come later, without it.
-        #[arg(long, value_name = "NUMBER")]
-        slice: Option<u32>,
-        /// Milliseconds for which each may go on with what its device is at.
-        #[arg(long, value_name = "MS", default_value_t = DRAIN_MS)]
-        drain: u64,
-    },
+    MoveAccel(MoveAccel),
     /// Save a paused VM.
     Snapshot {
         /// Directory, as a path or a file:// URL.
@@ -195,78 +172,9 @@ pub enum Action {
         config: RestoreConfig,
     },
     /// Move the VM to another Gantry while it runs.
-    SendMigration {
-        /// Where that waits: unix:PATH or tcp:HOST:PORT.
-        url: String,
-        /// To another Gantry of this host, such as a newer one: memory is handed over, not copied.
-        /// It has to be shared (--memory shared=on).
-        #[arg(long, conflicts_with = "verify")]
-        local: bool,
-        /// Show what is going on until it is over; the exit status says how it ended.
-        #[arg(long)]
-        watch: bool,
-        /// Only ask whether the destination would take the VM.
-        #[arg(long)]
-        dry_run: bool,
-        /// Milliseconds for which the VM may stand still.
-        #[arg(long, value_name = "MS", default_value_t = 300)]
-        downtime_ms: u64,
-        /// Seconds that it may take.
-        #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
-        timeout_s: u64,
-        /// What happens then.
-        #[arg(long, value_enum, default_value = "cancel")]
-        timeout_strategy: TimeoutStrategy,
-        /// Keep the VMM when the VM has left.
-        #[arg(long)]
-        preserve_source: bool,
-        /// Compare a hash of all memory on both sides.
-        #[arg(long)]
-        verify: bool,
-        /// Bytes of memory per second at most, such as 100M, while the VM runs.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
-        bandwidth: Option<u64>,
-        /// How much of their time vCPUs may lose if the guest writes faster than its memory is sent,
-        /// in percent; 0: none.
-        #[arg(long, value_name = "PERCENT", default_value_t = 99)]
-        max_throttle: u8,
-        /// Connections that carry memory, 1 to 8.
-        #[arg(long, value_name = "COUNT", default_value_t = 1)]
-        connections: u32,
-        /// What becomes of accelerators: a VM that has one stays, gives them up first, or takes their
-        /// OpenCL applications along.
-        #[arg(long, value_enum, default_value = "refuse")]
-        accel: AccelMigration,
-        /// Copy applications of accelerators to the destination while they go on, so that the VM stands
-        /// still for less of them. Needs --accel move, or --passthrough remote or park.
-        #[arg(long)]
-        accel_copies: bool,
-        /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
-        /// and applications on those with tracked=ACCEL go on meanwhile (remote), stand still until the VM
-        /// has a device again (park), or lose them (detach).
-        #[arg(long, value_enum, default_value = "refuse")]
-        passthrough: PassthroughMigration,
-        /// Directory with certificates and keys, for TLS over TCP.
-        #[arg(long, value_name = "DIR")]
-        tls_dir: Option<PathBuf>,
-        /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
-        #[arg(long, value_name = "PATH", requires = "tls_dir")]
-        tunnel: Option<PathBuf>,
-    },
+    SendMigration(Box<SendArgs>),
     /// Take a VM from another Gantry, and wait until it runs.
-    ReceiveMigration {
-        /// Where to wait for it: unix:PATH or tcp:ADDRESS:PORT.
-        url: String,
-        /// A socket, file or tap of the configuration that is called something else here.
-        #[arg(long = "rename", value_name = "FROM=TO", value_parser = rename)]
-        renames: Vec<Rename>,
-        /// Directory with certificates and keys, for TLS over TCP.
-        #[arg(long, value_name = "DIR")]
-        tls_dir: Option<PathBuf>,
-        /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
-        #[arg(long, value_name = "PATH", requires = "tls_dir")]
-        tunnel: Option<PathBuf>,
-    },
+    ReceiveMigration(ReceiveArgs),
     /// Show what a migration does.
     Migration,
     /// End a migration, or a wait for workers of accelerators; the VM stays where it is.
@@ -323,15 +231,7 @@ fn host_device(text: &str) -> Result<PathBuf, String> {
     Ok(config::host_device(text).map_or_else(|| text.into(), Into::into))
 }
 
-fn rename(text: &str) -> Result<Rename, String> {
-    let parts = text.split_once('=').ok_or("write FROM=TO")?;
-    Ok(Rename {
-        from: parts.0.to_owned(),
-        to: parts.1.to_owned(),
-    })
-}
-
-fn size(text: &str) -> Result<u64, String> {
+pub(super) fn size(text: &str) -> Result<u64, String> {
     syntax::size(text).ok_or_else(|| "this is no size, such as 4096, 512M, 2G or 2GiB".to_owned())
 }
 
@@ -353,8 +253,10 @@ impl Ctl {
         }
         let (method, path, body, fds) = self.action.request()?;
         let answer = client.request(method, path, body.as_deref(), &fds)?;
-        if let Action::SendMigration { watch: true, .. } = self.action {
-            return watch(&client, out);
+        if let Action::SendMigration(send) = &self.action
+            && send.watch
+        {
+            return migrations::watch(&client, out);
         }
         written(show(&answer, out))
     }
@@ -376,71 +278,6 @@ fn list(out: &mut dyn Write) -> Result<(), CtlError> {
     }
     let lines = lines.iter().map(|running| format!("{running}\n"));
     written(out.write_all(lines.collect::<String>().as_bytes()))
-}
-
-/// How often a migration that is watched is looked at.
-const LOOK: Duration = Duration::from_millis(200);
-
-/// Shows a migration until it is over.
-fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError> {
-    let mut last = None;
-    loop {
-        let answer = match client.request("GET", "vm.migration", None, &[]) {
-            Ok(answer) => answer,
-            // A source ends when its VM has left.
-            Err(error) => {
-                let went = |info: &MigrationInfo| {
-                    matches!(info.phase, Phase::Final | Phase::Go | Phase::Completed)
-                };
-                if last.as_ref().is_some_and(went) {
-                    return writeln!(out, "\nthe VM has left, and its VMM has ended")
-                        .map_err(CtlError::Write);
-                }
-                return Err(error.into());
-            }
-        };
-        let info: MigrationInfo = serde_json::from_slice(&answer)?;
-        write!(out, "\r{}", bar(&info))
-            .and_then(|()| out.flush())
-            .map_err(CtlError::Write)?;
-        match info.phase {
-            Phase::Completed => return writeln!(out).map_err(CtlError::Write),
-            Phase::Failed => {
-                writeln!(out).map_err(CtlError::Write)?;
-                return Err(CtlError::NotMoved(info.error.unwrap_or_default()));
-            }
-            _ => last = Some(info),
-        }
-        thread::sleep(LOOK);
-    }
-}
-
-/// One line about a migration.
-fn bar(info: &MigrationInfo) -> String {
-    const WIDTH: u64 = 30;
-    let mib = |bytes: u64| bytes >> 20;
-    let done = info.total_bytes.saturating_sub(info.remaining_bytes);
-    let full = match info.phase {
-        Phase::Completed => WIDTH,
-        // Cannot overflow: memory is far below 2^59 bytes.
-        _ => done * WIDTH / info.total_bytes.max(1),
-    };
-    let bar: String = (0..WIDTH)
-        .map(|at| if at < full { '#' } else { '.' })
-        .collect();
-    let predicted = match (info.downtime_ms, info.predicted_downtime_ms) {
-        (Some(stood), _) => format!(", stood still {stood} ms"),
-        (None, Some(predicted)) => format!(", would stand still {predicted} ms"),
-        (None, None) => String::new(),
-    };
-    format!(
-        "[{bar}] {:?}, round {}, {} MiB sent, {} MiB left, {} MiB/s{predicted}    ",
-        info.phase,
-        info.rounds,
-        mib(info.sent_bytes),
-        mib(info.remaining_bytes),
-        mib(info.bytes_per_second),
-    )
 }
 
 /// JSON is indented, other text shown as it is.
@@ -544,29 +381,7 @@ impl Action {
                 };
                 with_body("vm.swap-device", &body)
             }
-            Self::MoveAccel {
-                id,
-                to,
-                device,
-                slice,
-                drain,
-            } => {
-                let text = to.as_deref().and_then(Path::to_str);
-                let seat =
-                    text.and_then(|to| <AccelSeat as clap::ValueEnum>::from_str(to, false).ok());
-                let address = text.filter(|to| to.contains("://") || *to == "gate");
-                let is_socket = seat.is_none() && address.is_none();
-                let body = VmMoveAccel {
-                    id: id.clone(),
-                    slice: *slice,
-                    socket: to.clone().filter(|_| is_socket),
-                    device: device.clone(),
-                    seat,
-                    address: address.map(str::to_owned),
-                    drain_ms: *drain,
-                };
-                with_body("vm.move-accel", &body)
-            }
+            Self::MoveAccel(order) => with_body("vm.move-accel", &order.request()),
             Self::Snapshot {
                 destination,
                 detach,
@@ -585,59 +400,9 @@ impl Action {
                 let fds = cards.flat_map(|net| net.fds.iter().copied()).collect();
                 Ok((method, path, body, fds))
             }
-            Self::SendMigration {
-                url,
-                local,
-                watch: _,
-                dry_run,
-                downtime_ms,
-                timeout_s,
-                timeout_strategy,
-                preserve_source,
-                verify,
-                bandwidth,
-                max_throttle,
-                connections,
-                accel,
-                accel_copies,
-                passthrough,
-                tls_dir,
-                tunnel,
-            } => {
-                let body = SendMigration {
-                    local: *local,
-                    preserve_source: *preserve_source,
-                    downtime_ms: *downtime_ms,
-                    timeout_s: *timeout_s,
-                    timeout_strategy: *timeout_strategy,
-                    verify: *verify,
-                    bandwidth: *bandwidth,
-                    max_throttle: *max_throttle,
-                    connections: *connections,
-                    accel: *accel,
-                    accel_copies: *accel_copies,
-                    passthrough: *passthrough,
-                    tls_dir: tls_dir.clone(),
-                    tunnel: tunnel.clone(),
-                    dry_run: *dry_run,
-                    ..SendMigration::to(url)
-                };
-                with_body("vm.send-migration", &body)
-            }
-            Self::ReceiveMigration {
-                url,
-                renames,
-                tls_dir,
-                tunnel,
-            } => {
-                let body = ReceiveMigration {
-                    tls_dir: tls_dir.clone(),
-                    tunnel: tunnel.clone(),
-                    receiver_url: url.clone(),
-                    renames: (!renames.is_empty()).then(|| renames.clone()),
-                    ..ReceiveMigration::default()
-                };
-                with_body("vm.receive-migration", &body)
+            Self::SendMigration(send) => with_body("vm.send-migration", &send.request()),
+            Self::ReceiveMigration(receive) => {
+                with_body("vm.receive-migration", &receive.request())
             }
             Self::Migration => get("vm.migration"),
             Self::CancelMigration => put("vm.cancel-migration"),

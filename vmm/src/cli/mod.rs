@@ -6,6 +6,8 @@ mod ctl;
 mod deferred;
 mod devices;
 mod find;
+mod migrations;
+mod move_accel;
 mod short;
 mod top;
 mod unknown;

@@ -5,19 +5,17 @@
 //! does between requests, while the other thread waits.
 //!
 //! - [`arrival`]: VMs that come; [`detach`]: devices that leave a VM before it goes;
-//!   [`returns`]: their applications.
+//!   [`returns`]: their applications; [`plan`]: what a request to leave means.
 
 mod arrival;
 mod detach;
+mod plan;
 mod returns;
 
 use std::{
-    fs::File,
     io, mem,
     os::fd::{AsRawFd, RawFd},
-    path::PathBuf,
     sync::mpsc,
-    time::Duration,
 };
 
 use base::{Cancel, Chain};
@@ -31,38 +29,30 @@ use devices::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use self::{
-    detach::{Leaves, Plan},
-    returns::Return,
-};
+use self::{detach::Leaves, returns::Return};
 use super::{
     Control, ExitReason,
     applications::Workers,
     life::{Life, RunState},
-    requests::failed,
 };
 use crate::{
     api::{
-        AccelMigration, ApiError, MigrationMode, ReceiveMigration, Reply, Request,
-        ResolveMigration, Response, RunsAt, SendMigration, Status, TimeoutStrategy,
+        ApiError, ReceiveMigration, Reply, Request, ResolveMigration, Response, RunsAt,
+        SendMigration, Status,
     },
-    config::{AccelVia, VmConfig},
+    config::VmConfig,
     machine::{
         Machine, applications, error::MachineError, handover::Belongings, moving::MovingRegion,
     },
     migration::{
-        self,
-        connection::{Address, STALL},
         copies::Copy,
         files::{FileUse, GivenFile},
-        lanes::{Body, MOST},
-        offer::{HostId, Moment, Offer, OfferedRegion},
+        lanes::Body,
+        offer::{HostId, Moment},
         progress::{Direction, MigrationInfo, Phase, Progress},
-        source::{FIXED, Outcome, Owner, Paused, Retaken, Wishes},
-        tunnel::Tls,
+        source::{Outcome, Owner, Paused, Retaken},
     },
     seccomp::Spawner,
-    snapshot::state_file,
 };
 
 type Answer = Result<Response, ApiError>;
@@ -419,7 +409,7 @@ impl Owner for Leaving {
                 if was_local && let Some(machine) = control.life.machine_mut() {
                     machine.set_owns_sockets(false);
                 }
-                control.machine_has_left();
+                control.drop_machine();
             }
         });
     }
@@ -521,81 +511,21 @@ impl Control {
 
     /// `vm.send-migration`: answers when it has begun.
     pub(super) fn send_migration(&mut self, request: &SendMigration) -> Answer {
-        check_send(request)?;
+        plan::check(request)?;
         self.refuse_if_moving()?;
         let Life::Live {
             config,
             machine,
             run,
-        } = &mut self.life
+        } = &self.life
         else {
             return Err(self.not_live());
         };
         let was_paused = *run == RunState::Paused;
-        let mut reasons = Vec::new();
-        let mut offered_config = config.clone();
-        let leaves = Leaves::take_from(&mut offered_config, machine, request, &mut reasons);
-        if was_paused && !leaves.is_empty() && reasons.is_empty() {
-            reasons.push(
-                "the VM is paused, so that its guest cannot give devices up: resume it first \
-                 (vm.resume)"
-                    .to_owned(),
-            );
-        }
-        let ports = machine.devices().ports();
-        let applications = match request.accel() {
-            AccelMigration::Move if ports.is_empty() => Applications::Stay,
-            AccelMigration::Move => Applications::Go(Copied::new(ports)),
-            AccelMigration::Detach | AccelMigration::Refuse => Applications::Stay,
-        };
-        let has_applications = matches!(applications, Applications::Go(_));
-        let mut judged = offered_config.clone();
-        if request.accel() == AccelMigration::Move {
-            // Workers of a pool can be left; a process of another VM cannot.
-            let accels = judged.accels.iter_mut();
-            accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
-        }
-        reasons.extend(machine.reasons_to_stay(&judged));
-        if request.local {
-            reasons.extend(machine.reasons_not_to_share());
-        }
-        if !reasons.is_empty() {
-            let error = migration::Error::Stays(reasons);
-            return Err(ApiError::new(Status::BadRequest, &error));
-        }
-        let cpu = machine.cpu_needs().map_err(|error| failed(&error))?;
-        let regions = machine.moving_ram();
-        let fixed = machine.last_move().unwrap_or(FIXED);
-        // One carries all.
-        let lanes = match request.connections {
-            1 => 0,
-            count => count,
-        };
-        let offer = Offer {
-            protocol: Offer::needed_version(lanes, has_applications),
-            lanes,
-            state_version: state_file::VERSION,
-            gantry: env!("CARGO_PKG_VERSION").to_owned(),
-            config: offered_config,
-            regions: regions.iter().map(offered).collect(),
-            verify: request.verify,
-            dry_run: request.dry_run,
-            paused: was_paused,
-            cpu: Some(cpu),
-            local: request.local,
-            // Counted when they are sent.
-            files: 0,
-            host: self.migrations.host.clone(),
-            copies: has_applications && request.accel_copies,
-        };
-        let mut wishes = wishes(request);
-        wishes.fixed = fixed;
-        let url = request.destination_url.clone();
-        wishes.to = (
-            url.clone(),
-            tls(request.tls_dir.as_ref(), request.tunnel.as_ref()),
-        );
-        let progress = Progress::new(Direction::Outgoing, &url);
+        let host = self.migrations.host.clone();
+        let (plan, applications) = plan::make(config, machine, was_paused, request, host)?;
+        let url = &request.destination_url;
+        let progress = Progress::new(Direction::Outgoing, url);
         let (decision, decided) = mpsc::channel();
         let number = self.migrations.number();
         let host = |error: io::Error| host_error("prepare a migration", &error);
@@ -607,16 +537,6 @@ impl Control {
             cancel: progress.cancellation(),
             local: request.local,
             decision: decided,
-        };
-        let plan = Plan {
-            offer,
-            wishes,
-            // Landlock may hide it; then every page is looked at.
-            pagemap: File::open("/proc/self/pagemap").ok(),
-            leaves: match request.dry_run {
-                true => Leaves::default(),
-                false => leaves,
-            },
         };
         let of_thread = progress.clone();
         self.start_thread(move || {
@@ -650,26 +570,6 @@ impl Control {
             .map(drop)
             .map_err(|error| host_error("start a migration's thread", &error))
     }
-
-    /// The machine runs elsewhere, and must never run here again.
-    fn machine_has_left(&mut self) {
-        self.life = match mem::take(&mut self.life) {
-            Life::Live {
-                mut config,
-                machine,
-                ..
-            } => {
-                drop(machine);
-                self.receiver.clear();
-                self.abandon_moves();
-                self.migrations.returns.clear();
-                self.removals.finish(&mut config, &mut self.monitor);
-                Life::Shutdown(config)
-            }
-            other => other,
-        };
-    }
-
     /// The end of an outgoing migration.
     fn sent(&mut self, number: u64, outcome: Outcome) {
         if !self.migrations.is_current(number) {
@@ -738,14 +638,6 @@ fn words(error: MachineError) -> String {
     Chain(&error).to_string()
 }
 
-fn offered(region: &MovingRegion) -> OfferedRegion {
-    OfferedRegion {
-        guest: region.guest,
-        len: region.mapping.size() as u64,
-        hotplugged: region.hotplugged,
-    }
-}
-
 fn end(progress: &Progress, phase: Phase, error: Option<String>) {
     // The time that it took, once more.
     let elapsed = progress.info().elapsed_ms;
@@ -766,72 +658,6 @@ fn summary(info: &MigrationInfo) -> String {
         "{} rounds, {} bytes of pages in {} ms{stood}",
         info.rounds, info.sent_bytes, info.elapsed_ms
     )
-}
-
-/// How a migration is to be made.
-fn wishes(request: &SendMigration) -> Wishes {
-    Wishes {
-        downtime: Duration::from_millis(request.downtime_ms),
-        timeout: Duration::from_secs(request.timeout_s),
-        ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
-        stall: Duration::from_secs(request.stall_s),
-        take_up: applications::LONG + STALL,
-        bandwidth: request.bandwidth,
-        max_throttle: request.max_throttle,
-        fixed: FIXED,
-        to: (String::new(), None),
-    }
-}
-
-/// What is asked for and cannot be had.
-fn check_send(request: &SendMigration) -> Result<(), ApiError> {
-    let bad = |message: String| Err(ApiError::message(Status::BadRequest, message));
-    detach::check(request)?;
-    if let Err(error) = Address::parse(&request.destination_url) {
-        return Err(ApiError::new(Status::BadRequest, &error));
-    }
-    if request.local && !request.destination_url.starts_with("unix:") {
-        return bad("local=on needs a destination at unix:PATH, on this host".into());
-    }
-    if request.local && request.verify {
-        return bad("with local=on memory is not copied: there is nothing to verify".into());
-    }
-    if !(1..=MOST).contains(&request.connections) {
-        return bad(format!("connections are 1 to {MOST}"));
-    }
-    if request.local && request.connections != 1 {
-        return bad("with local=on memory is not copied: one connection is enough".into());
-    }
-    if request.tls_dir.is_some() && !request.destination_url.starts_with("tcp:") {
-        return bad("tls_dir is for tcp:HOST:PORT".into());
-    }
-    if request.memory_mode != MigrationMode::Precopy {
-        return bad("memory_mode=Postcopy is not supported: use Precopy".into());
-    }
-    if request.accel_copies && request.accel() != AccelMigration::Move {
-        return bad(
-            "accel_copies=true needs accel=Move, or passthrough=Remote or Park (gantry ctl: --accel move, \
-             or --passthrough remote or park): nothing else takes applications along"
-                .into(),
-        );
-    }
-    if request.bandwidth == Some(0) || request.max_throttle > 99 {
-        return bad("bandwidth is at least 1, and max_throttle at most 99".into());
-    }
-    if request.downtime_ms == 0 || request.timeout_s == 0 || request.stall_s == 0 {
-        return bad("downtime_ms, timeout_s and stall_s are at least 1".into());
-    }
-    Ok(())
-}
-
-/// How a migration is encrypted, if it is.
-fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
-    /// Where the tunnel serves, unless said otherwise.
-    const TUNNEL: &str = "/run/gantry-tunnel/socket";
-    Some(Tls {
-        dir: dir?.clone(),
-        tunnel: tunnel.cloned().unwrap_or_else(|| TUNNEL.into()),
-    })
 }
 
 pub(super) fn host_error(action: &str, error: &io::Error) -> ApiError {

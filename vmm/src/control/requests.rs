@@ -224,6 +224,12 @@ impl Control {
         if let Some(machine) = self.life.machine_mut() {
             machine.quiesce().map_err(|e| failed(&e))?;
         }
+        self.drop_machine();
+        Ok(())
+    }
+
+    /// What remains of a machine that is over is its configuration.
+    pub(super) fn drop_machine(&mut self) {
         self.life = match mem::take(&mut self.life) {
             Life::Live {
                 mut config,
@@ -240,7 +246,6 @@ impl Control {
             }
             other => other,
         };
-        Ok(())
     }
 
     /// Prepares a snapshot of a machine that stands still.

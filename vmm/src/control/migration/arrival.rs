@@ -12,7 +12,9 @@ use super::{
         life::{Life, RunState},
         requests::{failed, validate},
     },
-    Incoming, Job, OnControl, end, host_error, offered, summary, tls, words,
+    Incoming, Job, OnControl, end, host_error,
+    plan::{offered, tls},
+    summary, words,
 };
 use crate::{
     api::{ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Response, Status},

@@ -21,6 +21,7 @@ use devices::accel::moving::{Address, Seat};
 use super::{
     super::{Control, accel, life::Life, removals::Fate},
     Job, Leaving, OVER,
+    plan::Plan,
     returns::{Return, Seats},
 };
 use crate::{
@@ -61,14 +62,6 @@ pub(in super::super) struct Leaves {
     seats: Vec<Seats>,
     /// The names of those that were on their way out before: they do not come back.
     unwanted: BTreeSet<String>,
-}
-
-/// A migration that is about to begin.
-pub(super) struct Plan {
-    pub(super) offer: Offer,
-    pub(super) wishes: Wishes,
-    pub(super) pagemap: Option<File>,
-    pub(super) leaves: Leaves,
 }
 
 fn name(device: &impl HasCommonConfig) -> String {

@@ -1,0 +1,189 @@
+//! What a request to leave means: what is offered to the destination, how it goes there, and what stays.
+
+use std::{fs::File, path::PathBuf, time::Duration};
+
+use devices::accel::rounds::Copied;
+
+use super::{
+    super::requests::failed,
+    Applications,
+    detach::{self, Leaves},
+};
+use crate::{
+    api::{AccelMigration, ApiError, MigrationMode, SendMigration, Status, TimeoutStrategy},
+    config::{AccelVia, VmConfig},
+    machine::{Machine, applications, moving::MovingRegion},
+    migration::{
+        self,
+        connection::{Address, STALL},
+        lanes::MOST,
+        offer::{HostId, Offer, OfferedRegion},
+        source::{FIXED, Wishes},
+        tunnel::Tls,
+    },
+    snapshot::state_file,
+};
+
+/// A migration that is about to begin.
+pub(super) struct Plan {
+    pub(super) offer: Offer,
+    pub(super) wishes: Wishes,
+    pub(super) pagemap: Option<File>,
+    pub(super) leaves: Leaves,
+}
+
+/// Plans a VM's migration, if nothing keeps it here.
+pub(super) fn make(
+    config: &VmConfig,
+    machine: &Machine,
+    is_paused: bool,
+    request: &SendMigration,
+    host: Option<HostId>,
+) -> Result<(Plan, Applications), ApiError> {
+    let mut reasons = Vec::new();
+    let mut offered_config = Box::new(config.clone());
+    let leaves = Leaves::take_from(&mut offered_config, machine, request, &mut reasons);
+    if is_paused && !leaves.is_empty() && reasons.is_empty() {
+        reasons.push(
+            "the VM is paused, so that its guest cannot give devices up: resume it first \
+             (vm.resume)"
+                .to_owned(),
+        );
+    }
+    reasons.extend(reasons_to_stay(&offered_config, machine, request));
+    if !reasons.is_empty() {
+        let error = migration::Error::Stays(reasons);
+        return Err(ApiError::new(Status::BadRequest, &error));
+    }
+    let applications = match (request.accel(), machine.devices().ports()) {
+        (AccelMigration::Move, ports) if !ports.is_empty() => Applications::Go(Copied::new(ports)),
+        _ => Applications::Stay,
+    };
+    let has_applications = matches!(applications, Applications::Go(_));
+    // One carries all.
+    let lanes = match request.connections {
+        1 => 0,
+        count => count,
+    };
+    let offer = Offer {
+        protocol: Offer::needed_version(lanes, has_applications),
+        lanes,
+        state_version: state_file::VERSION,
+        gantry: env!("CARGO_PKG_VERSION").to_owned(),
+        config: offered_config,
+        regions: machine.moving_ram().iter().map(offered).collect(),
+        verify: request.verify,
+        dry_run: request.dry_run,
+        paused: is_paused,
+        cpu: Some(machine.cpu_needs().map_err(|error| failed(&error))?),
+        local: request.local,
+        // Counted when they are sent.
+        files: 0,
+        host,
+        copies: has_applications && request.accel_copies,
+    };
+    let plan = Plan {
+        offer,
+        wishes: wishes(request, machine.last_move().unwrap_or(FIXED)),
+        // Landlock may hide it; then every page is looked at.
+        pagemap: File::open("/proc/self/pagemap").ok(),
+        leaves: match request.dry_run {
+            true => Leaves::default(),
+            false => leaves,
+        },
+    };
+    Ok((plan, applications))
+}
+
+/// Why a machine without what leaves it cannot move as it is asked to.
+fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration) -> Vec<String> {
+    let mut judged = config.clone();
+    if request.accel() == AccelMigration::Move {
+        // Workers of a pool can be left; a process of another VM cannot.
+        let accels = judged.accels.iter_mut();
+        accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
+    }
+    let mut reasons = machine.reasons_to_stay(&judged);
+    if request.local {
+        reasons.extend(machine.reasons_not_to_share());
+    }
+    reasons
+}
+
+/// A region, for the other side.
+pub(super) fn offered(region: &MovingRegion) -> OfferedRegion {
+    OfferedRegion {
+        guest: region.guest,
+        len: region.mapping.size() as u64,
+        hotplugged: region.hotplugged,
+    }
+}
+
+/// How a migration is to be made; `fixed`: what its stop is known to cost.
+fn wishes(request: &SendMigration, fixed: Duration) -> Wishes {
+    Wishes {
+        downtime: Duration::from_millis(request.downtime_ms),
+        timeout: Duration::from_secs(request.timeout_s),
+        ignore_timeout: request.timeout_strategy == TimeoutStrategy::Ignore,
+        stall: Duration::from_secs(request.stall_s),
+        take_up: applications::LONG + STALL,
+        bandwidth: request.bandwidth,
+        max_throttle: request.max_throttle,
+        fixed,
+        to: (
+            request.destination_url.clone(),
+            tls(request.tls_dir.as_ref(), request.tunnel.as_ref()),
+        ),
+    }
+}
+
+/// What is asked for and cannot be had.
+pub(super) fn check(request: &SendMigration) -> Result<(), ApiError> {
+    let bad = |message: String| Err(ApiError::message(Status::BadRequest, message));
+    detach::check(request)?;
+    if let Err(error) = Address::parse(&request.destination_url) {
+        return Err(ApiError::new(Status::BadRequest, &error));
+    }
+    if request.local && !request.destination_url.starts_with("unix:") {
+        return bad("local=on needs a destination at unix:PATH, on this host".into());
+    }
+    if request.local && request.verify {
+        return bad("with local=on memory is not copied: there is nothing to verify".into());
+    }
+    if !(1..=MOST).contains(&request.connections) {
+        return bad(format!("connections are 1 to {MOST}"));
+    }
+    if request.local && request.connections != 1 {
+        return bad("with local=on memory is not copied: one connection is enough".into());
+    }
+    if request.tls_dir.is_some() && !request.destination_url.starts_with("tcp:") {
+        return bad("tls_dir is for tcp:HOST:PORT".into());
+    }
+    if request.memory_mode != MigrationMode::Precopy {
+        return bad("memory_mode=Postcopy is not supported: use Precopy".into());
+    }
+    if request.accel_copies && request.accel() != AccelMigration::Move {
+        return bad(
+            "accel_copies=true needs accel=Move, or passthrough=Remote or Park (gantry ctl: --accel move, \
+             or --passthrough remote or park): nothing else takes applications along"
+                .into(),
+        );
+    }
+    if request.bandwidth == Some(0) || request.max_throttle > 99 {
+        return bad("bandwidth is at least 1, and max_throttle at most 99".into());
+    }
+    if request.downtime_ms == 0 || request.timeout_s == 0 || request.stall_s == 0 {
+        return bad("downtime_ms, timeout_s and stall_s are at least 1".into());
+    }
+    Ok(())
+}
+
+/// How a migration is encrypted, if it is.
+pub(super) fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
+    /// Where the tunnel serves, unless said otherwise.
+    const TUNNEL_SOCKET: &str = "/run/gantry-tunnel/socket";
+    Some(Tls {
+        dir: dir?.clone(),
+        tunnel: tunnel.cloned().unwrap_or_else(|| TUNNEL_SOCKET.into()),
+    })
+}
