@@ -22,6 +22,8 @@ use vmm::migration::frame::{HEADER, Header, Kind};
 
 #[path = "migration/applications.rs"]
 mod applications;
+#[path = "migration/watched.rs"]
+mod watched;
 // By its path: the crate that has it is above this one.
 #[path = "../../tests/src/bare_kernel.rs"]
 #[allow(dead_code)]

@@ -221,6 +221,9 @@ pub enum CtlError {
     /// The migration that was watched has failed.
     #[error("the VM has not moved: {0}")]
     NotMoved(String),
+    /// Whoever was asked has gone.
+    #[error("whether the VM has moved is not known; ask the destination")]
+    Unwatched(#[source] ClientError),
     /// The request cannot be written as JSON.
     #[error("cannot write the request")]
     Json(#[from] serde_json::Error),

@@ -153,7 +153,7 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
                     return writeln!(out, "\nthe VM has left, and its VMM has ended")
                         .map_err(CtlError::Write);
                 }
-                return Err(error.into());
+                return Err(CtlError::Unwatched(error));
             }
         };
         let info: MigrationInfo = serde_json::from_slice(&answer)?;

@@ -16,6 +16,7 @@ use std::{
     io, mem,
     os::fd::{AsRawFd, RawFd},
     sync::mpsc,
+    time::{Duration, Instant},
 };
 
 use base::{Cancel, Chain};
@@ -58,6 +59,9 @@ use crate::{
 type Answer = Result<Response, ApiError>;
 type Work = Box<dyn FnOnce(&mut Control) + Send>;
 
+/// For how long whoever watches a migration may not have asked how it goes.
+const WATCHED: Duration = Duration::from_secs(3);
+
 /// Why a machine is not there any more for a migration that needs it.
 pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
 
@@ -69,6 +73,10 @@ pub struct Migrations {
     pub(super) job: Job,
     /// What became of the last one.
     last: Option<MigrationInfo>,
+    /// When somebody has asked last how it goes.
+    asked: Option<Instant>,
+    /// The VM has left: when the process ends, if nobody asks before how the migration has ended.
+    leave_at: Option<Instant>,
     next: u64,
     /// Applications that wait for devices of a guest that has stayed.
     pub(super) returns: Vec<Return>,
@@ -117,6 +125,8 @@ impl Migrations {
             wake: EventFd::new(EFD_NONBLOCK)?,
             job: Job::None,
             last: None,
+            asked: None,
+            leave_at: None,
             next: 0,
             returns: Vec::new(),
             host: HostId::read(),
@@ -126,6 +136,12 @@ impl Migrations {
     /// Readable when there is work.
     pub fn fd(&self) -> RawFd {
         self.wake.as_raw_fd()
+    }
+
+    /// For how long whoever has watched the VM leave may yet ask how that has ended.
+    pub(super) fn last_word(&self) -> Option<Duration> {
+        let left = self.leave_at?.checked_duration_since(Instant::now());
+        Some(left.unwrap_or_default())
     }
 
     pub(super) fn on_control(&self) -> io::Result<OnControl> {
@@ -465,8 +481,12 @@ impl Control {
     }
 
     /// `vm.migration`.
-    pub(super) fn migration_info(&self) -> Answer {
+    pub(super) fn migration_info(&mut self) -> Answer {
+        self.migrations.asked = Some(Instant::now());
         let info = self.migrations.progress().map(Progress::info);
+        if info.is_none() && self.migrations.leave_at.take().is_some() {
+            self.exit = Some(ExitReason::Request);
+        }
         match info.or_else(|| self.migrations.last.clone()) {
             Some(info) => Ok(Response::Migration(Box::new(info))),
             None => Err(ApiError::message(
@@ -588,8 +608,16 @@ impl Control {
             Outcome::Moved => {
                 log::info!("the VM has moved: {}", summary(&progress.info()));
                 end(&progress, Phase::Completed, None);
-                if !preserve {
-                    self.exit = Some(ExitReason::Request);
+                let is_watched = self
+                    .migrations
+                    .asked
+                    .is_some_and(|at| at.elapsed() < WATCHED);
+                match preserve {
+                    true => {}
+                    false if is_watched => {
+                        self.migrations.leave_at = Some(Instant::now() + WATCHED);
+                    }
+                    false => self.exit = Some(ExitReason::Request),
                 }
                 "migration-finished"
             }

@@ -29,7 +29,7 @@ use std::{
     io,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     sync::mpsc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use base::Chain;
@@ -200,6 +200,10 @@ pub fn run(
             restored = None;
         }
         let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
+        let last_word = control.migrations.last_word();
+        if last_word == Some(Duration::ZERO) {
+            control.exit.get_or_insert(ExitReason::Request);
+        }
         if let Some(reason) = control.exit {
             let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)
                 .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
@@ -208,7 +212,12 @@ pub fn run(
             control.monitor.emit("vmm", "shutdown", &[]);
             return Ok(reason);
         }
-        if !matches!(control.advance, Advance::Due) {
+        if let Some(left) = last_word {
+            let wait = i32::try_from(left.as_millis())
+                .unwrap_or(i32::MAX)
+                .saturating_add(1);
+            manager.run_with_timeout(wait).map_err(Error::Loop)?;
+        } else if !matches!(control.advance, Advance::Due) {
             manager.run().map_err(Error::Loop)?;
         } else if manager.run_with_timeout(IDLE_MS).map_err(Error::Loop)? == 0 {
             let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
