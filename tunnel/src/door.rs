@@ -9,7 +9,7 @@ use std::{
     },
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
         mpsc,
     },
@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::tcp::SILENCE;
+use base::{Unpoisoned, note::Seldom, tcp::SILENCE};
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
 use crate::{identity, place::Place};
@@ -136,6 +136,7 @@ impl Door {
     pub fn wait(&self, vmm: &UnixStream) -> Result<Known, Error> {
         let (sender, known) = mpsc::channel();
         let busy = Arc::new(AtomicUsize::new(0));
+        let said = Arc::new(Mutex::new(Seldom::default()));
         loop {
             if let Ok(known) = known.try_recv() {
                 return Ok(known);
@@ -144,11 +145,16 @@ impl Door {
                 return Err(Error::Gone);
             }
             wait_for(&self.listener, TICK);
-            let socket = match self.listener.accept() {
-                Ok((socket, _)) => socket,
+            let (socket, from) = match self.listener.accept() {
+                Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => {
-                    eprintln!("cannot accept at {}: {error}", self.address);
+                    if let Some(unsaid) = said.lock_unpoisoned().due() {
+                        base::note!(
+                            "gantry-tunnel: cannot accept at {}: {error}{unsaid}",
+                            self.address
+                        );
+                    }
                     thread::sleep(TICK);
                     continue;
                 }
@@ -158,6 +164,7 @@ impl Door {
             }
             let place = Place::take(&busy);
             let (config, sender) = (Arc::clone(&self.config), sender.clone());
+            let said = Arc::clone(&said);
             let work = move || {
                 let _place = place;
                 let shaken = ServerConnection::new(config)
@@ -166,11 +173,15 @@ impl Door {
                 match shaken {
                     // Nobody listens if another one was first.
                     Ok(known) => drop(sender.send(known)),
-                    Err(error) => eprintln!("turned away: {error}"),
+                    Err(error) => {
+                        if let Some(unsaid) = said.lock_unpoisoned().due() {
+                            base::note!("gantry-tunnel: {from} is turned away: {error}{unsaid}");
+                        }
+                    }
                 }
             };
             if let Err(error) = thread::Builder::new().spawn(work) {
-                eprintln!("turned away: there is no thread: {error}");
+                base::note!("gantry-tunnel: turned away: there is no thread: {error}");
             }
         }
     }

@@ -1,27 +1,69 @@
 //! `gantry-tunnel`: TLS for migrations of VMs.
 
-use std::{path::PathBuf, process::ExitCode};
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
-use clap::Parser;
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{CommandFactory, Parser};
+use gantry_tunnel::serve;
+use manual::Manual;
 
 /// Serves the VMMs of this user with TLS 1.3 for their migrations. Keys stay in this process.
 #[derive(Parser)]
-#[command(version)]
+#[command(
+    name = "gantry-tunnel",
+    version,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    manual: Option<Manual>,
     /// Where VMMs ask for tunnels.
     #[arg(long, value_name = "PATH", default_value = "/run/gantry-tunnel/socket")]
     socket: PathBuf,
 }
 
-fn main() -> ExitCode {
-    let Arguments { socket } = Arguments::parse();
-    let error = match gantry_tunnel::serve::listen(&socket) {
-        Ok(listener) => gantry_tunnel::serve::run(&listener),
+fn run(socket: &Path) -> io::Error {
+    match serve::listen(socket) {
+        Ok(listener) => {
+            base::note!("gantry-tunnel: serving at {}", socket.display());
+            serve::run(&listener)
+        }
         Err(error) => error,
-    };
-    eprintln!(
+    }
+}
+
+fn main() -> ExitCode {
+    let Arguments { manual, socket } = Arguments::parse();
+    if let Some(manual) = manual {
+        return match manual.write(Arguments::command(), &mut io::stdout()) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                base::note!("gantry-tunnel: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
+    let error = run(&socket);
+    base::note!(
         "gantry-tunnel: cannot serve at {}: {error}",
         socket.display()
     );
     ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_makes_sense() {
+        let taken = ["", "--socket /s", "man", "man /pages", "completions zsh"];
+        manual::check::<Arguments>(&taken, &["--socket", "--socket /s man", "serve"]);
+    }
 }

@@ -45,26 +45,26 @@ pub fn run(listener: &UnixListener) -> io::Error {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if passes(&error) => {
-                eprintln!("cannot accept, and tries again: {error}");
+                base::note!("gantry-tunnel: cannot accept, and tries again: {error}");
                 thread::sleep(PAUSE);
                 continue;
             }
             Err(error) => return error,
         };
         if busy.load(Ordering::SeqCst) >= MOST {
-            eprintln!("turned away: there are {MOST} tunnels");
+            base::note!("gantry-tunnel: turned away: there are {MOST} tunnels");
             continue;
         }
         let place = Place::take(&busy);
         let work = move || {
             let _place = place;
             if let Err(error) = serve(stream) {
-                eprintln!("a tunnel has ended: {error}");
+                base::note!("gantry-tunnel: a tunnel has ended: {error}");
             }
         };
         // The place is free again, and the connection closed, if there is none.
         if let Err(error) = thread::Builder::new().name("tunnel".into()).spawn(work) {
-            eprintln!("turned away: there is no thread: {error}");
+            base::note!("gantry-tunnel: turned away: there is no thread: {error}");
         }
     }
 }
@@ -87,7 +87,7 @@ fn passes(error: &io::Error) -> bool {
 fn serve(mut vmm: UnixStream) -> io::Result<()> {
     let line = request::read_line(&mut vmm)?;
     let failed = |vmm: &mut UnixStream, reason: String| {
-        eprintln!("no tunnel: {reason}");
+        base::note!("gantry-tunnel: no tunnel: {reason}");
         request::answer(vmm, &Answer::Failed(reason))
     };
     let request: Request = match serde_json::from_slice(&line) {
