@@ -3,13 +3,16 @@
 //! `gantry: 1.234567s <vcpu0> WARN message`: seconds since the process started, and the thread.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
+    sync::Mutex,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
+use base::Unpoisoned;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 /// The log cannot be written.
@@ -28,10 +31,69 @@ pub enum Error {
     Twice(#[from] log::SetLoggerError),
 }
 
+/// How many lines one place in the code may log at once, and after what time one more: a guest can cause
+/// some as often as it likes, and must not fill the host's disk.
+const BURST: u32 = 100;
+const REFILL: Duration = Duration::from_secs(1);
+
+/// What a place in the code may log.
+#[derive(Debug)]
+struct Allowance {
+    lines: u32,
+    refilled: Instant,
+    unsaid: u64,
+}
+
+impl Allowance {
+    fn new(now: Instant) -> Self {
+        Self {
+            lines: BURST,
+            refilled: now,
+            unsaid: 0,
+        }
+    }
+
+    /// How many lines were not logged before this one; `None` if it is not either.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        let passed = now.saturating_duration_since(self.refilled).as_nanos() / REFILL.as_nanos();
+        let more = u32::try_from(passed).unwrap_or(u32::MAX);
+        if more >= BURST - self.lines {
+            self.lines = BURST;
+            self.refilled = now;
+        } else {
+            self.lines += more;
+            self.refilled += more * REFILL;
+        }
+        if self.lines == 0 {
+            self.unsaid += 1;
+            return None;
+        }
+        self.lines -= 1;
+        Some(std::mem::take(&mut self.unsaid))
+    }
+}
+
 struct Logger {
     /// Standard error if there is none.
     file: Option<File>,
     started: Instant,
+    /// By file and line of the code.
+    places: Mutex<BTreeMap<(&'static str, u32), Allowance>>,
+}
+
+impl Logger {
+    /// Whether a record is to be logged: how many of its place were not before it.
+    fn admit(&self, record: &Record) -> Option<u64> {
+        // Who asks for more than information wants all of it.
+        let limited = record.level() <= Level::Info;
+        let Some(place) = record.file_static().zip(record.line()).filter(|_| limited) else {
+            return Some(0);
+        };
+        let now = Instant::now();
+        let mut places = self.places.lock_unpoisoned();
+        let allowance = places.entry(place).or_insert_with(|| Allowance::new(now));
+        allowance.take(now)
+    }
 }
 
 impl Log for Logger {
@@ -44,8 +106,14 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
+        let Some(unsaid) = self.admit(record) else {
+            return;
+        };
         let thread = thread::current();
-        let line = line(record, thread.name().unwrap_or("?"), self.started.elapsed());
+        let mut line = line(record, thread.name().unwrap_or("?"), self.started.elapsed());
+        if unsaid > 0 {
+            line.insert_str(line.len() - 1, &format!(" (and {unsaid} others before)"));
+        }
         // One write for the whole line, so that lines of threads do not mix. If it fails, there
         // is nobody left to tell.
         let _ = match &self.file {
@@ -87,15 +155,17 @@ pub fn start(file: Option<&Path>, verbosity: u8, started: Instant) -> Result<(),
         })
     };
     let file = file.map(open).transpose()?;
-    log::set_boxed_logger(Box::new(Logger { file, started }))?;
+    log::set_boxed_logger(Box::new(Logger {
+        file,
+        started,
+        places: Mutex::default(),
+    }))?;
     log::set_max_level(level(verbosity));
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -122,6 +192,51 @@ mod tests {
         let line = line(&record, "api", Duration::ZERO);
         assert!(!line.contains('\x1b'));
         assert_eq!(line.lines().count(), 1, "{line}");
+    }
+
+    #[test]
+    fn what_a_guest_causes_at_will_does_not_fill_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let logger = Logger {
+            file: Some(File::create(&path).unwrap()),
+            started: Instant::now(),
+            places: Mutex::default(),
+        };
+        let say = |level, line| {
+            let mut record = Record::builder();
+            record
+                .level(level)
+                .file_static(Some("queue.rs"))
+                .line(Some(line));
+            logger.log(&record.args(format_args!("the queue is unusable")).build());
+        };
+        (0..10 * BURST).for_each(|_| say(Level::Warn, 1));
+        let logged = || std::fs::read_to_string(&path).unwrap().lines().count();
+        // One or two may have been regained meanwhile.
+        assert!(
+            (BURST as usize..2 * BURST as usize).contains(&logged()),
+            "{}",
+            logged()
+        );
+        let before = logged();
+        say(Level::Error, 2);
+        (0..2 * BURST).for_each(|_| say(Level::Debug, 1));
+        assert_eq!(logged() - before, 1 + 2 * BURST as usize);
+    }
+
+    #[test]
+    fn a_line_is_regained_with_time_and_says_how_many_were_lost() {
+        let start = Instant::now();
+        let mut allowance = Allowance::new(start);
+        assert!((0..BURST).all(|_| allowance.take(start) == Some(0)));
+        assert!((0..7).all(|_| allowance.take(start).is_none()));
+        assert_eq!(allowance.take(start + REFILL), Some(7));
+        assert_eq!(allowance.take(start + REFILL), None);
+        let later = start + 1000 * REFILL;
+        assert_eq!(allowance.take(later), Some(1));
+        assert!((1..BURST).all(|_| allowance.take(later) == Some(0)));
+        assert_eq!(allowance.take(later), None);
     }
 
     #[test]
