@@ -10,6 +10,8 @@ use std::{
 use base::limits;
 use vmfunc_gate::{host::DEVICE, port::Lack};
 
+use crate::landlock;
+
 /// How a check ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
@@ -63,6 +65,8 @@ pub struct Host {
     root: PathBuf,
     /// Bytes that this process may lock in memory; `None` without a limit.
     memlock: Option<u64>,
+    /// The version of Landlock that its kernel has.
+    landlock: Option<u32>,
 }
 
 impl Host {
@@ -76,6 +80,7 @@ impl Host {
             memlock: limits::locked_memory()
                 .unwrap_or(Some(0))
                 .filter(|_| !is_root),
+            landlock: landlock::version(),
         }
     }
 
@@ -249,14 +254,14 @@ impl Host {
     /// What confines a VMM to its files, and an accelerator's workers.
     fn landlock(&self) -> Finding {
         let subject = "Landlock";
-        let modules = self.read("/sys/kernel/security/lsm").unwrap_or_default();
-        if modules.split(',').any(|name| name == "landlock") {
-            return finding(subject, Verdict::Ready, "the kernel has it", "");
+        if let Some(version) = self.landlock {
+            let state = format!("the kernel has it (version {version})");
+            return finding(subject, Verdict::Ready, state, "");
         }
         let cure = "for --landlock, and for workers that read and write nothing of others: boot a \
-                    kernel that has it, with lsm=landlock,... (mount -t securityfs none \
-                    /sys/kernel/security shows what there is)";
-        finding(subject, Verdict::Optional, "not found", cure)
+                    kernel that has it, with lsm=landlock,...";
+        let state = "the kernel has none, or does not use it";
+        finding(subject, Verdict::Optional, state, cure)
     }
 
     /// The first folder of the dynamic loader's that has a library.
@@ -507,7 +512,13 @@ mod tests {
         }
         let root = dir.path().to_owned();
         let memlock = Some(64 << 20);
-        (dir, Host { root, memlock })
+        let landlock = None;
+        let host = Host {
+            root,
+            memlock,
+            landlock,
+        };
+        (dir, host)
     }
 
     #[test]
@@ -603,14 +614,14 @@ mod tests {
         for found in [bare.userfaultfd(), bare.landlock(), bare.control_groups()] {
             assert_eq!(found.verdict, Verdict::Optional, "{found}");
         }
-        let (_dir, able) = host(&[
+        let (_dir, mut able) = host(&[
             ("proc/sys/vm/unprivileged_userfaultfd", "1\n"),
-            ("sys/kernel/security/lsm", "lockdown,landlock,yama\n"),
             (
                 "sys/fs/cgroup/cgroup.controllers",
                 "cpuset cpu io memory pids\n",
             ),
         ]);
+        able.landlock = Some(1);
         for found in [able.userfaultfd(), able.landlock(), able.control_groups()] {
             assert_eq!(found.verdict, Verdict::Ready, "{found}");
         }

@@ -34,6 +34,16 @@ pub enum LandlockError {
     Access(String),
 }
 
+/// The version of Landlock that this kernel has and uses.
+pub fn version() -> Option<u32> {
+    /// `LANDLOCK_CREATE_RULESET_VERSION`
+    const ASK: libc::c_uint = 1;
+    let nothing = std::ptr::null::<libc::c_void>();
+    // SAFETY: asked for the version, it takes no attributes.
+    let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0usize, ASK) };
+    u32::try_from(version).ok().filter(|version| *version > 0)
+}
+
 /// Restricts the calling thread, and those that it starts from now on, to the files that the
 /// configuration names.
 pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {

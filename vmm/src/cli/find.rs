@@ -70,6 +70,7 @@ impl fmt::Display for Running {
         write!(f, "{}\t{pid}\t{state}", socket.display())?;
         match self.cpus {
             0 => Ok(()),
+            1 => write!(f, "\t1 vCPU\t{} MiB", self.memory >> 20),
             cpus => write!(f, "\t{cpus} vCPUs\t{} MiB", self.memory >> 20),
         }
     }

@@ -25,7 +25,8 @@ impl Machine {
         let max = self.cpus.max();
         if !(1..=max).contains(&wanted) {
             return Err(MachineError::Invalid(format!(
-                "{wanted} vCPUs are not possible: this machine can have 1 to {max}"
+                "{wanted} vCPUs are not possible: this machine can have 1 to {max} (cpus.max_vcpus, --cpus \
+                 max=N, says how many when it is created)"
             )));
         }
         let removing = |slot| matches!(slot, CpuSlot::RemovalRequested | CpuSlot::RemovalSeen);

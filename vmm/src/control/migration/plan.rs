@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     api::{AccelMigration, ApiError, MigrationMode, SendMigration, Status, TimeoutStrategy},
-    config::{AccelVia, VmConfig},
+    config::{AccelConfig, AccelVia, VmConfig},
     machine::{Machine, applications, moving::MovingRegion},
     migration::{
         self,
@@ -98,12 +98,24 @@ pub(super) fn make(
 /// Why a machine without what leaves it cannot move as it is asked to.
 fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration) -> Vec<String> {
     let mut judged = config.clone();
-    if request.accel() == AccelMigration::Move {
+    let mut reasons = Vec::new();
+    if let Some(accels) = &mut judged.accels {
         // Workers of a pool can be left; a process of another VM cannot.
-        let accels = judged.accels.iter_mut();
-        accels.for_each(|all| all.retain(|one| matches!(one.via, AccelVia::Gate(_))));
+        let of_pool = accels.extract_if(.., |accel| matches!(accel.via, AccelVia::Ring(_)));
+        let stays = |accel: AccelConfig| {
+            let id = accel.common.id.unwrap_or_default();
+            format!(
+                "accelerator {id:?} cannot move: take its applications along (accel=Move, gantry ctl \
+                 send-migration --accel move), have the guest give it up first (accel=Detach, --accel \
+                 detach), or remove it (vm.remove-device)"
+            )
+        };
+        match request.accel() {
+            AccelMigration::Refuse => reasons.extend(of_pool.map(stays)),
+            AccelMigration::Move | AccelMigration::Detach => of_pool.for_each(drop),
+        }
     }
-    let mut reasons = machine.reasons_to_stay(&judged);
+    reasons.extend(machine.reasons_to_stay(&judged));
     if request.local {
         reasons.extend(machine.reasons_not_to_share());
     }
