@@ -163,7 +163,11 @@ pub fn run(socket: &Path) -> io::Result<()> {
     let mut before = status::read(socket)?;
     let mut after = before.clone();
     let mut complaint = None;
-    let mut terminal = ratatui::try_init()?;
+    let mut terminal = ratatui::try_init().map_err(|error| {
+        let text =
+            format!("there is no terminal to draw on ({error}): --metrics prints the figures");
+        io::Error::new(io::ErrorKind::Unsupported, text)
+    })?;
     let result = loop {
         let rows = figures(&before, &after);
         let drawn = terminal.draw(|frame| draw(frame, &after, &rows, complaint.as_deref()));

@@ -55,6 +55,11 @@ fn main() -> ExitCode {
     let socket = arguments.socket;
     match run(&socket, arguments.metrics) {
         Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+            gantry_remoting::note!("gantry-top: {error}");
+            ExitCode::FAILURE
+        }
         Err(error) => {
             gantry_remoting::note!(
                 "gantry-top: cannot show who shares a device at {}: {error}; is gantry-arbiter or gantry-gpu \
