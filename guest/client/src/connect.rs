@@ -26,7 +26,10 @@ use gantry_remoting::{
         window::Window,
     },
     port::SliceOffsets,
-    wire::hello::{Form, Hello},
+    wire::{
+        api::Api,
+        hello::{Form, Hello},
+    },
 };
 
 use crate::{
@@ -52,7 +55,7 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
     D::connection()
         .get_or_init(|| {
             let environment = Environment::of::<D>();
-            let named = std::env::var(D::ADDRESS_VARIABLE).ok();
+            let named = address::<D>();
             if let Some(way) = gate::way(named.as_deref()) {
                 let through = |way| Link::through_as(way, &environment);
                 match way.map_err(Into::into).and_then(through) {
@@ -93,6 +96,12 @@ pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
     get().ok_or(D::WORKER_LOST)
 }
 
+/// Where workers are, if the environment says so.
+fn address<D: Driver>() -> Option<String> {
+    let named = std::env::var(D::ADDRESS_VARIABLE).ok();
+    named.filter(|address| !address.is_empty())
+}
+
 /// What the environment says of all connections: read once, as a running application may change it.
 #[derive(Clone, Debug)]
 pub struct Environment {
@@ -112,7 +121,7 @@ impl Environment {
         Self {
             spin: micros.map(Duration::from_micros),
             files: Files::named(),
-            home: std::env::var(D::ADDRESS_VARIABLE).unwrap_or_else(|_| D::SOCKET.to_owned()),
+            home: address::<D>().unwrap_or_else(|| D::SOCKET.to_owned()),
         }
     }
 
@@ -143,6 +152,23 @@ fn stream_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
     // None at all would be for ever.
     stream.set_read_timeout(Some(left.max(AGAIN)))?;
     Ok(stream)
+}
+
+/// Why nobody was reached at a socket, and what to do.
+fn unreached<D: Driver>(path: &Path, error: io::Error) -> Box<dyn std::error::Error> {
+    let text = match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
+            "nobody serves there ({error}): start gantry-accel serve --api {} --socket {}, or gantry-agent in \
+             a virtual machine",
+            D::Schema::ID,
+            path.display()
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("this user may not connect ({error}): mode and group of the socket say who may")
+        }
+        _ => return error.into(),
+    };
+    text.into()
 }
 
 /// A connection that has been made: a window, and who serves it.
@@ -188,7 +214,7 @@ impl Opened {
         until: Option<Instant>,
         again: bool,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let stream = stream_to(path, until)?;
+        let stream = stream_to(path, until).map_err(|error| unreached::<D>(path, error))?;
         socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
         let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
             if error.kind() == std::io::ErrorKind::UnexpectedEof {

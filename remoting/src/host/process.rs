@@ -437,7 +437,11 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 /// machine's accelerator port.
 fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     let options = worker.options;
-    let (bytes, files) = socket::receive_hello(stream).map_err(Error::Connection)?;
+    let (bytes, files) = match socket::receive_hello(stream) {
+        // Whoever only looks whether a pool listens says nothing.
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        hello => hello.map_err(Error::Connection)?,
+    };
     let user = socket::user(stream).map_err(Error::Connection)?;
     if Attachment::begins(&bytes) {
         return serve_slice(worker, stream, user, &bytes, files);
