@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, ptr::null, ptr::null_mut, sync::Arc};
 
-use super::{Bytes, save::Log};
+use super::{Bytes, Mapping, save::Log};
 use crate::{
     apis::opencl::{codes, image},
     backends::opencl::{
@@ -14,7 +14,7 @@ use crate::{
             api::{Api, Handle},
             cl,
         },
-        objects::{MadeMem, Map, Mem, made},
+        objects::{MadeMem, Mem, made},
         provenance::{ContextRecord, DeviceRecord, MemRecord},
         written::{Written, root},
     },
@@ -267,6 +267,39 @@ pub(super) fn sync(server: &Server) -> Result<(), Immovable> {
                 mem: mem.raw,
             };
             transfer.sync(server, mem, offset, size)?;
+        }
+    }
+    queues.end(&server.backend.api);
+    Ok(())
+}
+
+/// Has the driver take what is in the window for buffers that live there and that it made before that was all there: a
+/// driver may keep contents of its own for such a buffer (OpenCL 3.0, 5.2.1, `CL_MEM_USE_HOST_PTR`). What is to be
+/// mapped it takes as the mapping ends: the client may be writing there.
+pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> {
+    let mut queues = Queues::default();
+    for (id, mem) in server.backend.mems.entries() {
+        let Ok(mem) = mem else { continue };
+        let Some((start, size)) = lives(&mem.record) else {
+            continue;
+        };
+        let transfer = Transfer {
+            api: &server.backend.api,
+            context: mem.home.raw,
+            queue: queues.of(server, mem.home.raw, &mem.record.context)?,
+            mem: mem.raw,
+        };
+        let own = maps.iter().filter(|map| map.mem.0 == id);
+        let mapped = own.map(|map| (map.offset.min(size), map.size));
+        for (offset, length) in outside(mapped.collect(), size) {
+            transfer.write_part(offset, length, |from, bytes| {
+                let place = server.window.at(start + from, bytes.len() as u64);
+                let place = place.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
+                // SAFETY: within the window, which is mapped as long as the session; the client may
+                // write there, too, and no reference to it is made.
+                unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+                Ok(())
+            })?;
         }
     }
     queues.end(&server.backend.api);
@@ -605,7 +638,8 @@ impl Transfer<'_> {
     /// Has the driver write what the device has of a buffer to the window, in which it lives. What
     /// is mapped is there, and may be newer than what the device has.
     fn sync(&self, server: &Server, mem: &Mem, start: u64, size: u64) -> Result<(), Immovable> {
-        for (offset, length) in unmapped(&mem.maps, size) {
+        let mapped = mem.maps.iter().map(|map| (map.offset, map.size));
+        for (offset, length) in outside(mapped.collect(), size) {
             let mut code = 0;
             let pointer = cl!(
                 self.api,
@@ -660,12 +694,11 @@ struct Rows {
     length: usize,
 }
 
-/// What of so many bytes is not mapped: where each part begins, and its length.
-fn unmapped(maps: &[Map], size: u64) -> Vec<(u64, u64)> {
-    let mut maps: Vec<_> = maps.iter().map(|map| (map.offset, map.size)).collect();
-    maps.sort_unstable();
+/// What of so many bytes is in none of these parts: where each begins, and its length.
+fn outside(mut mapped: Vec<(u64, u64)>, size: u64) -> Vec<(u64, u64)> {
+    mapped.sort_unstable();
     let (mut parts, mut at) = (Vec::new(), 0);
-    for (offset, length) in maps {
+    for (offset, length) in mapped {
         if offset > at {
             parts.push((at, offset - at));
         }
@@ -684,15 +717,10 @@ mod tests {
 
     #[test]
     fn parts_between_mappings_are_found() {
-        let map = |offset, size| Map {
-            offset,
-            size,
-            pointer: 1,
-        };
-        assert_eq!(unmapped(&[], 100), [(0, 100)]);
-        let maps = [map(50, 10), map(0, 10), map(5, 10)];
-        assert_eq!(unmapped(&maps, 100), [(15, 35), (60, 40)]);
-        assert_eq!(unmapped(&[map(0, 100)], 100), []);
+        assert_eq!(outside(vec![], 100), [(0, 100)]);
+        let mapped = vec![(50, 10), (0, 10), (5, 10)];
+        assert_eq!(outside(mapped, 100), [(15, 35), (60, 40)]);
+        assert_eq!(outside(vec![(0, 100)], 100), []);
     }
 
     #[test]

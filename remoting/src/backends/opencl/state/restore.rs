@@ -74,6 +74,9 @@ impl Server {
                 .map_err(|_| Immovable::Wrong("an error of no queue"))?
                 .deferred = Some(*code);
         }
+        if self.is_prepared {
+            contents::renew(self, &objects.maps)?;
+        }
         self.restore_maps(&objects)
     }
 
