@@ -7,7 +7,7 @@
 //! - [`poll`]: waiting for descriptors, however many there are
 //! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
 //! - [`tcp`]: connections that notice that the other machine is gone
-//! - [`limits`]: resource limits of the process, and the memory that there is for it
+//! - [`limits`]: resource limits of the process; [`memory`]: the memory that there is for it
 //! - `confine` (a feature): taking files and system calls away from a process that serves others
 //! - [`error_chain`]: an error with its causes
 //! - [`mod@note`]: lines on the error output that never panic
@@ -22,6 +22,7 @@ pub mod error_chain;
 pub mod limits;
 pub mod lock;
 pub mod mapping;
+pub mod memory;
 pub mod note;
 pub mod patience;
 pub mod poll;

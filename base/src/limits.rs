@@ -1,9 +1,9 @@
-//! Resource limits of the process, and the memory that there is for it.
+//! Resource limits of the process.
 //!
 //! The usual soft limit of 1,024 descriptors exists for programs that use `select`. What is here does
 //! not, and takes what the hard limit allows; programs that it starts have the old limit.
 
-use std::{fs, io};
+use std::io;
 
 /// A resource of this process that the kernel limits (`getrlimit(2)`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,20 +38,6 @@ fn limit_of(resource: Resource) -> io::Result<Limit> {
 pub fn locked_memory() -> io::Result<Option<u64>> {
     let Limit { soft, .. } = limit_of(Resource::LockedMemory)?;
     Ok((soft != libc::RLIM_INFINITY).then_some(soft))
-}
-
-/// Bytes of memory that can be had now without taking it from others, but for an eighth that is left for
-/// what they do meanwhile; none if the kernel does not say.
-pub fn spare_memory() -> Option<u64> {
-    spare_in(&fs::read_to_string("/proc/meminfo").ok()?)
-}
-
-fn spare_in(meminfo: &str) -> Option<u64> {
-    let mut lines = meminfo.lines();
-    let line = lines.find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
-    let bytes = kib.saturating_mul(1024);
-    Some(bytes - bytes / 8)
 }
 
 /// How many descriptors a process may have.
@@ -106,21 +92,6 @@ impl Limit {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_that_can_be_had_is_read_as_the_kernel_writes_it() {
-        let text = "MemTotal:       24000000 kB\nMemAvailable:       8 kB\nBuffers: 1 kB\n";
-        assert_eq!(spare_in(text), Some(7 << 10));
-        for other in [
-            "",
-            "MemFree: 8 kB\n",
-            "MemAvailable: 8\n",
-            "MemAvailable: x kB\n",
-        ] {
-            assert_eq!(spare_in(other), None, "{other:?}");
-        }
-        assert!(spare_memory().is_some_and(|bytes| bytes > 0));
-    }
 
     /// Calls in a child process, whose limit is its own; whether it is as it should be.
     fn in_child(call: impl FnOnce() -> bool) -> bool {

@@ -24,7 +24,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::{Unpoisoned, limits, lock::UnpoisonedRw};
+use base::{
+    Unpoisoned,
+    lock::UnpoisonedRw,
+    memory::{self, Spare, Steps},
+};
 use gantry_remoting::link::{
     bell::Futex,
     control::{self, LONG},
@@ -184,9 +188,14 @@ impl<'a, D: Carried> Parked<'a, D> {
         }
         both.compare(true)?;
         let mut bytes = vec![0; carry::PART.min(self.length) as usize];
+        let steps = Steps::default();
         let mut at = 0;
         while at < self.length {
             let most = carry::PART.min(self.length - at) as usize;
+            if there.is_file() {
+                let short = |spare| too_little(self.length, &spare);
+                steps.take(most as u64).map_err(short)?;
+            }
             let read = self.image.read_exact_at(&mut bytes[..most], at);
             read.map_err(|error| format!("its state cannot be read: {error}"))?;
             at += both.write_part(true, at, &bytes[..most])?;
@@ -196,16 +205,16 @@ impl<'a, D: Carried> Parked<'a, D> {
     }
 }
 
-/// Whether this machine has so many bytes of memory for a state.
+/// Whether there are so many bytes of memory for a state.
 fn check_memory(length: u64) -> Result<(), String> {
-    match limits::spare_memory() {
-        Some(spare) if spare < length => Err(format!(
-            "its state has {} MiB, and {} MiB of memory are free",
-            length >> 20,
-            spare >> 20
-        )),
+    match memory::spare() {
+        Some(spare) if spare.bytes < length => Err(too_little(length, &spare)),
         _ => Ok(()),
     }
+}
+
+fn too_little(length: u64, spare: &Spare) -> String {
+    format!("its state has {} MiB, and {spare}", length >> 20)
 }
 
 /// Has the worker save the state, and reads it: how many bytes it has.
@@ -219,9 +228,14 @@ fn save<D: Carried>(
     let failed = |error: io::Error| format!("its memory takes no state: {error}");
     let image = control::image().map_err(failed)?;
     let mut bytes = Vec::new();
+    // Others may be parked at the same time.
+    let steps = Steps::default();
     let mut at = 0;
     while at < length {
         let most = carry::PART.min(length - at);
+        steps
+            .take(most)
+            .map_err(|spare| too_little(length, &spare))?;
         let part = both.read_part(Some(&mut *outgoing), at, most, &mut bytes)?;
         image.write_all_at(part, at).map_err(failed)?;
         at += part.len() as u64;

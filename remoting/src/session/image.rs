@@ -11,6 +11,8 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use base::memory::{self, Steps};
+
 pub use crate::link::control::image as create;
 use crate::wire::{
     Api, Malformed, Wire,
@@ -71,8 +73,8 @@ pub enum Room {
 impl Room {
     /// For an image in memory, made by a worker that may have so many bytes of its own.
     pub fn of_worker(own: u64) -> Self {
-        match base::limits::spare_memory() {
-            Some(spare) if spare < own => Self::Spare(spare),
+        match memory::spare() {
+            Some(spare) if spare.bytes < own => Self::Spare(spare.bytes),
             _ => Self::Own(own),
         }
     }
@@ -91,6 +93,7 @@ pub struct Writer {
     file: File,
     end: u64,
     room: Room,
+    steps: Steps,
 }
 
 impl Writer {
@@ -100,6 +103,7 @@ impl Writer {
             file,
             end: ALIGNMENT,
             room: Room::Any,
+            steps: Steps::default(),
         }
     }
 
@@ -115,7 +119,10 @@ impl Writer {
         let what = match self.room {
             Room::Any => "a file may have",
             Room::Own(_) => "a worker may have of its own here (gantry-accel --heap)",
-            Room::Spare(_) => "are free in the memory of its worker's machine",
+            Room::Spare(_) => {
+                "are free in the memory of its worker's machine, or left of the limits of its worker's \
+                 control groups"
+            }
         };
         let most = self.room.bytes() >> 20;
         Immovable::Has(format!(
@@ -141,8 +148,12 @@ impl Writer {
     /// Writes a part of the contents.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be written, or others have taken the memory that there was.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Immovable> {
+        if self.room != Room::Any {
+            let short = |spare| Immovable::Has(format!("its state does not fit any more: {spare}"));
+            self.steps.take(bytes.len() as u64).map_err(short)?;
+        }
         Ok(self.file.write_all_at(bytes, at)?)
     }
 
