@@ -226,8 +226,9 @@ impl Machine {
                 .args(["--weight", &weight.to_string()])
                 .arg("--cache")
                 .arg(machine.folder.join(format!("cache{index}")))
-                // Some loaders want the slash; and this variable would add other drivers.
-                .env("OCL_ICD_VENDORS", programs.vendors.join(""))
+                // Some loaders want a slash at its end, which the pool's workers get.
+                .env("OCL_ICD_VENDORS", programs.vendors)
+                // It would add other drivers.
                 .env_remove("OCL_ICD_FILENAMES")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())

@@ -21,6 +21,7 @@ use vmfunc_gate::guest::{self, Ended};
 
 use super::{
     confine::{self, Confinement, Pieces},
+    drivers,
     folders::{Cache, Folder},
     pool,
 };
@@ -170,8 +171,7 @@ fn process(
         .args(["--heap", &options.heap.to_string()])
         .arg("--cache")
         .arg(&cache.0)
-        // The host's loader must not find this machine's own remoting driver.
-        .env("GANTRY_OPENCL", "off");
+        .envs(drivers::environment());
     for variable in ["POCL_CACHE_DIR", "CUDA_CACHE_PATH", "TMPDIR"] {
         command.env(variable, &cache.0);
     }

@@ -10,11 +10,12 @@
 //!   application; `pending`: the connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
 //! - [`placement`]: which processors are near each other.
-//! - [`probe`]: whether a driver works in a worker.
+//! - `drivers`: which drivers of OpenCL all of them find; [`probe`]: whether a driver works in a worker.
 
 pub mod compiled;
 pub mod confine;
 pub mod control;
+mod drivers;
 mod folders;
 pub mod gate;
 mod group;

@@ -32,7 +32,7 @@ pub use super::listener::ListenConfig;
 pub(super) use super::worker::handle;
 use super::{
     compiled::{self, sweep::Sweeper},
-    confine,
+    confine, drivers,
     folders::Cache,
     group::{Groups, Limits},
     handshake::Refusals,
@@ -153,7 +153,7 @@ pub fn run(
     crate::note!(
         "gantry-accel: serving {} at {place}{}",
         options.api,
-        drivers(options)
+        drivers::found(options)
     );
     let moves = Moves::listen(control.as_deref()).map_err(|source| Error::Control {
         path: control.unwrap_or_default(),
@@ -218,42 +218,6 @@ pub fn run(
         pool.step(patience)?;
     }
 }
-
-/// What the pool's workers will find, as far as that can be seen without opening a driver: some start
-/// threads, or take memory of a device.
-fn drivers(options: &Options) -> String {
-    if options.api != ApiId::OpenCl || options.library.is_some() {
-        return String::new();
-    }
-    let folder = std::env::var_os("OCL_ICD_VENDORS").unwrap_or_else(|| VENDORS.into());
-    let folder = Path::new(&folder);
-    if !folder.is_dir() && folder.exists() {
-        // One driver by its file.
-        return format!(", by the driver of {}", folder.display());
-    }
-    let mut names: Vec<_> = std::fs::read_dir(folder)
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter_map(|name| Some(name.strip_suffix(".icd")?.to_owned()))
-        .collect();
-    names.sort();
-    match names.is_empty() && std::env::var_os("OCL_ICD_FILENAMES").is_none() {
-        true => format!(
-            ", but {} names no OpenCL driver: applications find no device; install one (PoCL, or the \
-             vendor's) and start the pool again",
-            folder.display()
-        ),
-        false => format!(
-            ", by the drivers of {} ({})",
-            folder.display(),
-            names.join(", ")
-        ),
-    }
-}
-
-/// Where drivers of OpenCL are named.
-const VENDORS: &str = "/etc/OpenCL/vendors";
 
 /// A worker that waits for an application.
 struct Waiting {

@@ -12,6 +12,7 @@ use std::{
 use super::{
     compiled,
     confine::{Piece, Pieces},
+    drivers,
     folders::Folder,
     process::{self, Options, Worker},
 };
@@ -99,7 +100,7 @@ fn try_once(
         .arg(&folder.0)
         .envs(compiled::variables(&folder.0))
         .env("TMPDIR", &folder.0)
-        .env("GANTRY_OPENCL", "off");
+        .envs(drivers::environment());
     for path in &options.readable {
         command.arg("--readable").arg(path);
     }

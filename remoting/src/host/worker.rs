@@ -18,7 +18,7 @@ use std::{
 };
 
 use super::{
-    compiled,
+    compiled, drivers,
     folders::Folder,
     group::{self, Group, Groups},
     listener::Listener,
@@ -288,8 +288,7 @@ fn describe(
         .arg(cache)
         .envs(compiled::variables(cache))
         .env("TMPDIR", cache)
-        // The host's loader must not find this machine's own remoting driver.
-        .env("GANTRY_OPENCL", "off");
+        .envs(drivers::environment());
 }
 
 /// A descriptor that is readable when a process has ended, which has not been waited for.

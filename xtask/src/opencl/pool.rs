@@ -190,8 +190,8 @@ impl Pool {
         let process = command
             .args(role)
             .args(options)
-            // Some loaders want the slash.
-            .env("OCL_ICD_VENDORS", vendors.join(""))
+            // Some loaders want a slash at its end, which the workers get.
+            .env("OCL_ICD_VENDORS", &vendors)
             .env_remove("OCL_ICD_FILENAMES")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
