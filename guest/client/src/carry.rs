@@ -76,13 +76,8 @@ pub trait Carried: Driver {
     fn prepare() -> impl Call<Answer = Blob>;
     /// The call that makes the rest of the state.
     fn restore() -> impl Call<Answer = Blob>;
-    /// A question about a device.
-    type Question: Call<Answer = Blob>;
-    /// What another worker is to be asked before it serves this application: about what that has been
-    /// told of its devices.
-    fn questions() -> Vec<Self::Question>;
-    /// What the device there lacks, if its answer is less than what was told; none if it has not answered.
-    fn lacking(question: &Self::Question, there: Option<&[u8]>) -> Option<String>;
+    /// The call that compares devices with what the application has been told of its own.
+    fn compare() -> impl Call<Answer = Blob>;
     /// Why the window cannot get other memory now, if something is in the way. Nothing gets in the way
     /// while no call can be sent.
     fn pinned(state: &Self::State) -> Option<&'static str>;
@@ -179,18 +174,10 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
     };
     // Ends whichever of the two workers is not its own any more: nobody else keeps a seat. The rounds have time
     // of their own.
-    let questions = D::questions().len();
     let outcome = both
         .compare(false)
         .and_then(|()| both.precopy())
-        .and_then(|rounds| {
-            carry(
-                &both,
-                opened,
-                (rounds, questions),
-                Instant::now() + patience,
-            )
-        });
+        .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));
     if outcome.is_err() {
         both.give_up();
     }
@@ -270,22 +257,7 @@ impl<D: Carried> Both<'_, D> {
 
     /// Whether the devices there have all that the application has been told of its own.
     pub fn compare(&self, is_held: bool) -> Result<(), String> {
-        let mut lacking = Vec::new();
-        for question in D::questions() {
-            let answer = self.ask_there(is_held, &question, SOON);
-            if answer.is_err() && !self.there.still_alive() {
-                return Err(gone(NEW)(()));
-            }
-            let answer = answer.ok().map(|Blob(bytes)| bytes);
-            lacking.extend(D::lacking(&question, answer.as_deref()));
-        }
-        match lacking.is_empty() {
-            true => Ok(()),
-            false => Err(format!(
-                "the device there is another one: {}",
-                lacking.join("; ")
-            )),
-        }
+        refusal(self.ask_there(is_held, &D::compare(), SOON)?)
     }
 
     /// Waits for an answer without being in the way of the application's threads, and hears what else
@@ -421,11 +393,11 @@ impl<D: Carried> Both<'_, D> {
 }
 
 /// Carries the rest over, once nothing is in the way, which lasts no longer than until then. Rounds have copied what
-/// there was, and so many questions were compared.
+/// there was.
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
-    (rounds, questions): (u32, usize),
+    rounds: u32,
     until: Instant,
 ) -> Result<(), String> {
     let Both { link, there, .. } = *both;
@@ -441,9 +413,6 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = hold(link, until, in_the_way)?;
-    if D::questions().len() > questions {
-        return Err("it has asked more of its device meanwhile: try again".to_owned());
-    }
     let length = both.save(&mut outgoing, rounds, until)?;
     both.copy_image(Some(&mut outgoing), length)?;
     take_over(both, &mut outgoing, opened)

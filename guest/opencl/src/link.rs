@@ -21,8 +21,8 @@ use gantry_client::{
 use gantry_remoting::{
     apis::opencl::{
         calls::{
-            self, Await, Call, ContextId, Info, PrecopyState, PrepareState, ReadState,
-            RestoreState, SaveState, StageId, WindowRange, WriteState,
+            self, Await, Call, ContextId, PrecopyState, PrepareState, ReadState, RestoreState,
+            SaveState, StageId, WindowRange, WriteState,
         },
         codes,
     },
@@ -145,14 +145,8 @@ impl Carried for OpenCl {
         RestoreState {}
     }
 
-    type Question = Info;
-
-    fn questions() -> Vec<Info> {
-        told::questions()
-    }
-
-    fn lacking(question: &Info, there: Option<&[u8]>) -> Option<String> {
-        told::lacking(question, there)
+    fn compare() -> impl Call<Answer = Blob> {
+        told::compared()
     }
 
     fn pinned(state: &State) -> Option<&'static str> {

@@ -10,6 +10,7 @@ use gantry_remoting::{
     apis::opencl::{
         calls::{self, DeviceId, Info, PlatformId, Target},
         codes,
+        extensions::passes,
     },
     wire::Blob,
 };
@@ -86,38 +87,6 @@ pub extern "C" fn clGetPlatformIDs(
     count_ret: *mut u32,
 ) -> i32 {
     clIcdGetPlatformIDsKHR(count, platforms, count_ret)
-}
-
-/// Extensions that only concern kernels, or that this driver knows how to pass on. Others have
-/// entry points that do not travel.
-pub fn passes(extension: &str) -> bool {
-    let known = [
-        "cl_khr_byte_addressable_store",
-        "cl_khr_fp16",
-        "cl_khr_fp64",
-        "cl_khr_int64_base_atomics",
-        "cl_khr_int64_extended_atomics",
-        "cl_khr_global_int32_base_atomics",
-        "cl_khr_global_int32_extended_atomics",
-        "cl_khr_local_int32_base_atomics",
-        "cl_khr_local_int32_extended_atomics",
-        "cl_khr_3d_image_writes",
-        "cl_khr_spir",
-        "cl_khr_subgroups",
-        "cl_khr_expect_assume",
-        "cl_khr_extended_bit_ops",
-        "cl_khr_integer_dot_product",
-        "cl_khr_device_uuid",
-        "cl_khr_pci_bus_info",
-        "cl_khr_select_fprounding_mode",
-        "cl_nv_compiler_options",
-        "cl_nv_device_attribute_query",
-        "cl_nv_pragma_unroll",
-        "cl_nv_copy_opts",
-    ];
-    known.contains(&extension)
-        || extension.starts_with("cl_khr_subgroup_")
-        || extension.starts_with("cl_ext_float_atomics")
 }
 
 fn extensions(native: &[u8], first: &str) -> Vec<u8> {
@@ -228,11 +197,14 @@ pub extern "C" fn clGetDeviceIDs(
 
 /// A device's limit as a number.
 pub fn limit(device: &Object<Device>, name: u32) -> Outcome<u64> {
-    let value = told::answer(device.it.id, name)?;
+    Ok(number(&told::own(device.it.id, name)?))
+}
+
+fn number(value: &[u8]) -> u64 {
     let mut number = [0; 8];
     let count = value.len().min(8);
     number[..count].copy_from_slice(&value[..count]);
-    Ok(u64::from_le_bytes(number))
+    u64::from_le_bytes(number)
 }
 
 /// Whether this is about pipes or queues on the device, which are not offered: devices say 0 where
@@ -277,8 +249,8 @@ pub extern "C" fn clGetDeviceInfo(
             codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&told::answer(id, name)?, false),
             // Finer grains of shared virtual memory would need one memory.
             codes::DEVICE_SVM_CAPABILITIES => {
-                told::answer(id, name)?;
-                bytes(&[limit(device, name)? & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
+                let told = number(&told::answer(id, name)?);
+                bytes(&[told & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
             }
             _ if is_withheld(name) => vec![0; told::answer(id, name)?.len()],
             // Kernels on the device only: functions of the application stay with it.

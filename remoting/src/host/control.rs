@@ -166,6 +166,7 @@ mod tests {
                             attachment: Blob::default(),
                             window: 0,
                             files: 0,
+                            told: Blob::default(),
                         };
                         send(&channel, &Reply::Serves(served), &[])
                     }

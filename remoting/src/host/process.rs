@@ -581,6 +581,7 @@ fn serve_window(
 ) -> Result<(), Error> {
     let tuning = local(options);
     let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
+    let movable = movable.served_by(&server);
     standby::attend(Arc::clone(&server.board), movable, None).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
@@ -693,7 +694,8 @@ fn serve_slice(
     let api = worker.api()?;
     let (server, calls, spin) = session(api, window, (tuning, nudge), Some(&attachment), options)?;
     let board = Arc::clone(&server.board);
-    standby::attend(board, Movable::From(seat), Some(stream)).map_err(Error::Start)?;
+    let movable = Movable::From(seat.served_by(&server));
+    standby::attend(board, movable, Some(stream)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 

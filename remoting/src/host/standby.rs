@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     account::Account,
-    backends::opencl::Server,
+    backends::opencl::{Server, told::Told},
     link::{
         bell::Futex,
         endpoint::Receiver,
@@ -66,6 +66,8 @@ pub(super) struct Seat {
     window: u64,
     /// The window, and what a machine sends with it.
     files: Vec<OwnedFd>,
+    /// What the application has been told of its devices.
+    told: Told,
 }
 
 impl Seat {
@@ -75,6 +77,7 @@ impl Seat {
             attachment: Vec::new(),
             window,
             files: vec![file],
+            told: Told::default(),
         }
     }
 
@@ -85,7 +88,16 @@ impl Seat {
             attachment: attachment.to_bytes().to_vec(),
             window: attachment.window,
             files: files?,
+            told: Told::default(),
         })
+    }
+
+    /// The same, as this session serves it.
+    pub fn served_by(self, server: &Server) -> Self {
+        Self {
+            told: server.told(),
+            ..self
+        }
     }
 
     fn served(&self) -> Served {
@@ -93,6 +105,7 @@ impl Seat {
             attachment: Blob(self.attachment.clone()),
             window: self.window,
             files: self.files.len() as u32,
+            told: self.told.described(),
         }
     }
 }
@@ -114,6 +127,16 @@ pub(super) enum Movable {
     From(Seat),
     /// It cannot.
     Not(&'static str),
+}
+
+impl Movable {
+    /// The same, as this session serves the application.
+    pub fn served_by(self, server: &Server) -> Self {
+        match self {
+            Self::From(seat) => Self::From(seat.served_by(server)),
+            Self::Not(why) => Self::Not(why),
+        }
+    }
 }
 
 /// Why applications that come by a stream stay.
@@ -296,6 +319,7 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
         attachment: served.attachment.0,
         window: served.window,
         files,
+        told: Told::default(),
     };
     let prepared = match <[u8; ATTACHMENT]>::try_from(&seat.attachment[..]) {
         Ok(bytes) => {
@@ -308,7 +332,13 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
             local(&mut worker, &connection, &seat)
         }
     };
+    // Before anything is copied.
+    let prepared = prepared.and_then(|all| {
+        let compared = all.0.compare_described(&served.told);
+        compared.map(|()| all).map_err(Error::Restore)
+    });
     let (server, calls, spin) = restored(&channel, prepared)?;
+    let seat = seat.served_by(&server);
     let board = Arc::clone(&server.board);
     // A machine goes on to ask by the connection that was handed over.
     let machine = (!seat.attachment.is_empty()).then_some(&connection);
@@ -421,7 +451,8 @@ pub(super) fn take_up_slice(
     let prepared = slice(&mut worker, attachment, &seat);
     let (server, calls, spin) = restored(machine, prepared)?;
     let board = Arc::clone(&server.board);
-    attend(board, Movable::From(seat), Some(machine)).map_err(Error::Start)?;
+    let movable = Movable::From(seat.served_by(&server));
+    attend(board, movable, Some(machine)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
 
@@ -490,6 +521,7 @@ mod tests {
             attachment: Vec::new(),
             window: 0,
             files: Vec::new(),
+            told: Told::default(),
         };
         attend_both(theirs, board, movable(seat), Some(&other)).unwrap();
         (pool, machine)
@@ -541,6 +573,7 @@ mod tests {
             attachment: Vec::new(),
             window: 0,
             files: Vec::new(),
+            told: Told::default(),
         };
         attend_both(theirs, board, Movable::From(seat), None).unwrap();
         // Nobody knows before it serves.
@@ -560,6 +593,7 @@ mod tests {
             attachment: Vec::new(),
             window: 0,
             files: Vec::new(),
+            told: Told::default(),
         };
         let board = Arc::clone(&server.board);
         attend_both(theirs, board, Movable::From(seat), None).unwrap();

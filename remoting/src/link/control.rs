@@ -37,6 +37,9 @@ wire! {
         window: u64,
         /// How many files there are.
         files: u32,
+        /// What the application has been told of its devices, as its backend writes it; empty if that is nothing, or
+        /// too much for a message: the state has it, too.
+        told: Blob,
     }
 }
 

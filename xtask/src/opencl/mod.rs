@@ -5,7 +5,7 @@
 //! - [`quiet`]: what calls, and waiting, do not cost.
 //! - [`workers`]: how workers are confined, and what their ends cost; [`descriptors`]: pools that
 //!   run out of them; [`users`]: limits to users.
-//! - [`moves`]: workers that change while their applications run.
+//! - [`moves`]: workers that change while their applications run; [`models`]: devices of other models.
 //! - [`compiled`]: what drivers compile is kept, each owner's apart.
 //! - [`pool`]: the pool before which all of them run; [`applications`]: what is run several times.
 //! - [`programs`]: test suites that nobody here wrote, as a table in the documentation.
@@ -14,6 +14,7 @@ mod applications;
 mod compiled;
 mod delegated;
 mod descriptors;
+mod models;
 mod moves;
 mod natively;
 pub mod pool;
@@ -144,6 +145,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: programs compute the same while they change between pools, and through TLS",
         moves::between_pools,
+    ),
+    (
+        "opencl: a program goes to no device, of its pool or another one, that lacks what it has asked the first one for",
+        models::run,
     ),
     (
         "opencl: a program that is parked goes on with whoever serves next, also where its pool was killed",

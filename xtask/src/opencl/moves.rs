@@ -29,7 +29,7 @@ const PARKED: &str = "parked";
 const TOLD: &str = "input";
 
 /// A pool whose applications can be moved, and the socket for that.
-fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
+pub(super) fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
     movable_with(pool, name, &[])
 }
 
@@ -43,7 +43,7 @@ fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf
     Ok((pool, control))
 }
 
-fn moving(pool: &Pool, control: &Path) -> Command {
+pub(super) fn moving(pool: &Pool, control: &Path) -> Command {
     let mut command = Command::new(pool.release.join("gantry-accel"));
     command.arg("move").arg("--control").arg(control);
     command
@@ -228,7 +228,7 @@ fn start_for(pool: &Pool, time: &str) -> Result<Child> {
 }
 
 /// Waits until an application says that it computes.
-fn await_running(child: &mut Child) -> Result<()> {
+pub(super) fn await_running(child: &mut Child) -> Result<()> {
     let mut first = [0; 8];
     let output = child.stdout.as_mut().context("no output")?;
     std::io::Read::read_exact(output, &mut first)?;
@@ -279,7 +279,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
 }
 
 /// Has applications that a pool serves, or has served, be served at an address: what the pool says.
-fn send(from: &Pool, control: &Path, which: &str, to: &str) -> Result<String> {
+pub(super) fn send(from: &Pool, control: &Path, which: &str, to: &str) -> Result<String> {
     let mut command = moving(from, control);
     command.args([which, "--to", to]);
     // One that stays is an error of this program, and none here.
@@ -301,7 +301,6 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     back_and_forth(pools, "moving.py", &[TOLD], 20)?;
     back_and_forth(pools, "written.py", &[TOLD, "2"], 10)?;
     nobody_is_left(pools)?;
-    another_model(pool, &first, &first_control)?;
     through_tls(pool, &first, &first_control)?;
     let _ = fs::remove_file(&first_control);
     let _ = fs::remove_file(&second_control);
@@ -360,49 +359,6 @@ fn back_and_forth(
         "{name}: {moves} moves, {}{said}",
         String::from_utf8_lossy(&output.stdout)
     );
-    Ok(())
-}
-
-/// A device of another model is one with less, as PoCL's environment says: an application that has asked for it
-/// stays, with all reasons.
-fn another_model(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
-    let small = ["env", "POCL_MAX_WORK_GROUP_SIZE=64"];
-    let release = pool.release.clone();
-    let small = Pool::under(&small, Way::Rings, "small", release, &[])?;
-    let child = start_asking(first, &["MAX_WORK_GROUP_SIZE", "MAX_WORK_ITEM_SIZES"])?;
-    let text = send(first, control, "--all", &small.address)?;
-    for name in [
-        "CL_DEVICE_MAX_WORK_GROUP_SIZE is [64] there",
-        "CL_DEVICE_MAX_WORK_ITEM_SIZES is [64,",
-    ] {
-        ensure!(text.contains(name), "{text}");
-    }
-    finishes(child)?;
-    // It has asked for nothing that this one lacks, and its device answers as the first one did.
-    let child = start_asking(first, &["MAX_COMPUTE_UNITS"])?;
-    let text = send(first, control, "--all", &small.address)?;
-    ensure!(text.contains(" moved to "), "{text}");
-    finishes(child)
-}
-
-/// An application that asks its device for these, computes once a line of its input has come, and compares.
-fn start_asking(pool: &Pool, asked: &[&str]) -> Result<Child> {
-    let mut child = pool
-        .remoted("/usr/bin/python3")
-        .arg(program("asking.py"))
-        .args(asked)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()?;
-    await_running(&mut child)?;
-    Ok(child)
-}
-
-fn finishes(mut child: Child) -> Result<()> {
-    drop(child.stdin.take());
-    let output = child.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(said == "ok\n", "{said}");
     Ok(())
 }
 

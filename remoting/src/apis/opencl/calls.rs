@@ -47,6 +47,16 @@ wire! {
         kind: u64,
     }
 
+    /// What an application relies on: it was told so of a device that it was offered.
+    struct Answered {
+        /// Which device.
+        device: DeviceId,
+        /// Which `param_name` of `clGetDeviceInfo`.
+        parameter: u32,
+        /// The answer.
+        answer: Blob,
+    }
+
     /// What stands before and after each command in a queue.
     struct Order {
         /// The queue.
@@ -117,6 +127,8 @@ wire! { enum
         14 Event(id: EventId),
         /// An event's times.
         15 Profiling(id: EventId),
+        /// A device, for the application, which relies on the answer from then on.
+        16 Relied(id: DeviceId),
     }
 }
 
@@ -226,6 +238,9 @@ calls! {
     13 ReleaseDevice { /** Which. */ id: DeviceId, } -> ();
     /// Device and host time in nanoseconds.
     14 Timers { /** Of which device. */ device: DeviceId, } -> (u64, u64);
+    /// Whether the worker's devices have all that an application relies on which another one serves. What
+    /// they lack, if not.
+    15 CompareDevices { /** What it relies on. */ told: Vec<Answered>, } -> Blob;
 
     /// `clCreateContext`.
     20 CreateContext {

@@ -2,6 +2,7 @@
 
 pub mod calls;
 pub mod codes;
+pub mod extensions;
 pub mod image;
 
 use calls::{

@@ -19,6 +19,7 @@ use super::{
     provenance::MemRecord,
     state::{self, Precopied},
     svm::Allocations,
+    told::Told,
     written::Written,
 };
 use crate::{
@@ -65,6 +66,8 @@ pub struct OpenClBackend {
     pub(crate) building: usize,
     /// Where is noted what commands may write, while somebody wants to know.
     pub(super) written: Weak<Mutex<Written>>,
+    /// What the application has been told of its devices.
+    pub(super) told: Told,
     /// Contents that have yet to come from where the application was.
     pub(super) missing: Option<Missing>,
     /// Where files for the driver's compiler go, if anywhere.
@@ -112,6 +115,7 @@ impl OpenClBackend {
             destructors: HashMap::new(),
             building: 0,
             written: Weak::new(),
+            told: Told::default(),
             missing: None,
             files: None,
             api,
@@ -307,6 +311,7 @@ impl Server {
                 self.answer(header, &Ok(offered))?;
             }
             Request::Info(call) => answered!(&call, info),
+            Request::CompareDevices(call) => answered!(&call.told, compare_devices),
             Request::CreateSubDevices(call) => answered!(&call, create_sub_devices),
             Request::ReleaseDevice(call) => answered!(call.id, release_device),
             Request::Timers(call) => answered!(call.device, timers),

@@ -5,7 +5,7 @@
 //! - [`objects`]: shadow objects, in a [`table`](crate::session::table) for each kind; [`records`]:
 //!   how programs and kernels came to be; [`provenance`]: what objects were made in and of. Calls about
 //!   them by subject: `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
-//!   `headers`: an application's files for the compiler.
+//!   [`told`]: what an application relies on of the answers. `headers`: an application's files for the compiler.
 //! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
 //!   [`cover`] says what the driver knows.
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
@@ -62,6 +62,8 @@ pub(crate) mod svm;
 #[cfg(all(test, feature = "server"))]
 #[allow(clippy::unwrap_used)]
 pub(crate) mod testing;
+#[cfg(feature = "server")]
+pub mod told;
 #[cfg(feature = "server")]
 pub mod transfers;
 #[cfg(feature = "server")]

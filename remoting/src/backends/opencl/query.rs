@@ -27,7 +27,7 @@ fn is_private(of: &Target, parameter: u32) -> bool {
     match of {
         Target::Platform(..) | Target::Build(..) | Target::WorkGroup(..) => false,
         Target::Argument(..) | Target::SubGroup(..) | Target::Profiling(..) => false,
-        Target::Device(..) => matches!(
+        Target::Device(..) | Target::Relied(..) => matches!(
             parameter,
             codes::DEVICE_PLATFORM | codes::DEVICE_PARENT_DEVICE
         ),
@@ -97,14 +97,11 @@ impl Server {
                     .raw;
                 ask(|size, to, ret| cl!(api, clGetPlatformInfo(raw, p, size, to, ret)))
             }
-            Target::Device(id) => {
-                let &Device { raw, platform, .. } = self.backend.devices.get(id.0)?;
-                let is_new = self.platform_version(platform) >= 20;
-                if p == codes::DEVICE_SVM_CAPABILITIES && !is_new {
-                    // It may know the word, but is not called for it.
-                    return Err(codes::INVALID_VALUE);
-                }
-                ask(|size, to, ret| cl!(api, clGetDeviceInfo(raw, p, size, to, ret)))
+            Target::Device(id) => self.device_info(*id, p),
+            Target::Relied(id) => {
+                let answer = self.device_info(*id, p)?;
+                self.relies_on(*id, p, &answer);
+                Ok(answer)
             }
             Target::Context(id) => {
                 let raw = self.backend.contexts.get(id.0)?.raw;
@@ -154,6 +151,16 @@ impl Server {
             Target::Event(id) => self.event_info(*id, p),
             Target::Profiling(id) => self.profiling_info(*id, p),
         }
+    }
+
+    pub(super) fn device_info(&self, id: DeviceId, p: u32) -> Result<Blob, i32> {
+        let &Device { raw, platform, .. } = self.backend.devices.get(id.0)?;
+        if p == codes::DEVICE_SVM_CAPABILITIES && self.platform_version(platform) < 20 {
+            // It may know the word, but is not called for it.
+            return Err(codes::INVALID_VALUE);
+        }
+        let api = &self.backend.api;
+        ask(|size, to, ret| cl!(api, clGetDeviceInfo(raw, p, size, to, ret)))
     }
 
     fn sub_group_info(

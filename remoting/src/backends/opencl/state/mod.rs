@@ -24,7 +24,7 @@ pub use precopy::Precopied;
 
 use super::{Server, missing::Missing};
 use crate::{
-    apis::opencl::calls::{EventId, KernelId, MemId, QueueId, SetArgument},
+    apis::opencl::calls::{Answered, EventId, KernelId, MemId, QueueId, SetArgument},
     session::checkpoint::Busy,
     wire::{
         Blob, Wire,
@@ -110,6 +110,8 @@ wire! {
         /// The kinds of the devices that it was offered, by platform: it goes on with those that
         /// have the same numbers.
         offered: Vec<Vec<u64>>,
+        /// What it was told of them: it goes on with those that lack nothing of it.
+        told: Vec<Answered>,
         /// The calls.
         log: Vec<Entry>,
         /// Devices.
@@ -153,6 +155,8 @@ wire! {
     struct Early {
         /// As in [`Objects`].
         offered: Vec<Vec<u64>>,
+        /// As in [`Objects`].
+        told: Vec<Answered>,
         /// Calls that were in no round.
         log: Vec<Entry>,
         /// Contexts' numbers in the log, and the application's.

@@ -173,6 +173,7 @@ impl Server {
         let behind = self.under_way();
         let mut early = Early {
             offered: self.offered_kinds(),
+            told: self.backend.told.all(),
             log: std::mem::take(&mut log.entries),
             contexts: names.contexts.made,
             contents: Vec::new(),
@@ -206,7 +207,7 @@ impl Server {
         contents: &Contents,
     ) -> Result<(), Immovable> {
         let early = Early::from_bytes(state)?;
-        self.make_objects(&early.offered, &early.log, &early.contexts)?;
+        self.make_objects((&early.offered, &early.told), &early.log, &early.contexts)?;
         contents::restore(self, &early.contents, contents)
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 use super::{Entry, Names, Objects, SavedEvent, Status, contents};
 use crate::{
     apis::opencl::{
-        calls::{ContextId, Request},
+        calls::{Answered, ContextId, Request},
         codes,
     },
     backends::opencl::{
@@ -41,7 +41,8 @@ impl Server {
     ) -> Result<(), Immovable> {
         let objects = Objects::from_bytes(state)?;
         let contexts = &objects.contexts.made;
-        let numbers = self.make_objects(&objects.offered, &objects.log, contexts)?;
+        let numbers =
+            self.make_objects((&objects.offered, &objects.told), &objects.log, contexts)?;
         contents::restore(self, &objects.contents, contents)?;
         self.await_contents(&objects.missing)?;
         for (mem, number) in &objects.destructors {
@@ -84,7 +85,7 @@ impl Server {
     /// application's numbers of contexts.
     pub(super) fn make_objects(
         &mut self,
-        offered: &[Vec<u64>],
+        (offered, told): (&[Vec<u64>], &[Answered]),
         log: &[Entry],
         contexts: &[(u32, u32)],
     ) -> Result<HashMap<u32, u32>, Immovable> {
@@ -96,6 +97,7 @@ impl Server {
                 "it was offered other devices than there are here".to_owned(),
             ));
         }
+        self.compare(told)?;
         // What is told of a context is told under the number that the application has for it.
         let numbers = contexts.iter().copied().collect();
         for entry in log {

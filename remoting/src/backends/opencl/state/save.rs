@@ -512,6 +512,7 @@ impl Server {
         let remaining = postcopy::remaining(&self.backend.api, copies, left);
         let objects = Objects {
             offered: self.offered_kinds(),
+            told: self.backend.told.all(),
             log: log.entries,
             devices: all.devices,
             contexts: all.contexts,

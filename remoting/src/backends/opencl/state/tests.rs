@@ -651,6 +651,22 @@ fn with_objects() -> Served {
 }
 
 #[test]
+fn a_state_is_made_by_no_device_that_lacks_what_its_application_was_told() {
+    let mut server = testing::server().0;
+    let answered = Answered {
+        device: DeviceId(0),
+        parameter: codes::DEVICE_IMAGE_SUPPORT,
+        answer: Blob(vec![1]),
+    };
+    // This one says nothing of images.
+    let offered = server.offered_kinds();
+    let refused = server.make_objects((&offered, &[answered]), &[], &[]);
+    let why = refused.unwrap_err().to_string();
+    assert!(why.contains("CL_DEVICE_IMAGE_SUPPORT"), "{why}");
+    assert_eq!(server.told().all(), []);
+}
+
+#[test]
 fn a_client_carries_its_state_to_another_worker_by_calls() {
     let (mut left, mut new) = (with_objects(), Served::new());
     let (length, why) = left.save(0);
