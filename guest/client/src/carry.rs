@@ -46,7 +46,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    connect::Opened,
+    connect::{FromAnother, Opened},
     driver::Driver,
     link::{Link, Outgoing, Reader, ends},
     park,
@@ -127,7 +127,9 @@ pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Resu
     thread::scope(|scope| {
         // As the listener, it blocks all signals.
         let opening = scope.spawn(|| {
-            Opened::to::<D>(to, &link.environment, Some(until))
+            let window = link.window.size();
+            let from = Some(FromAnother { window, until });
+            Opened::to::<D>(to, &link.environment, from)
                 .map_err(|error| format!("it cannot connect with {to}: {error}"))
         });
         while !opening.is_finished() {

@@ -171,6 +171,15 @@ fn unreached<D: Driver>(path: &Path, error: io::Error) -> Box<dyn std::error::Er
     text.into()
 }
 
+/// A process that another worker serves until it has a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FromAnother {
+    /// How many bytes its window has.
+    pub window: u64,
+    /// Until when the connection is to be there.
+    pub until: Instant,
+}
+
 /// A connection that has been made: a window, and who serves it.
 pub(crate) struct Opened {
     pub window: Arc<Window>,
@@ -182,40 +191,45 @@ pub(crate) struct Opened {
 }
 
 impl Opened {
-    /// Connects with whoever is at an address, as [`get`] does by the one in the environment; until
-    /// then, if not for as long as it takes.
+    /// Connects with whoever is at an address, as [`get`] does by the one in the environment; for as long
+    /// as it takes, if no other worker serves this process.
     pub fn to<D: Driver>(
         address: &str,
         environment: &Environment,
-        until: Option<Instant>,
+        from: Option<FromAnother>,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        Self::at::<D>(address, environment, until, false)
+        Self::at::<D>(address, environment, from, false)
     }
 
     /// The same; who was sent there is not sent on.
     fn at<D: Driver>(
         address: &str,
         environment: &Environment,
-        until: Option<Instant>,
+        from: Option<FromAnother>,
         again: bool,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         if let Some(way) = gate::way(Some(address)) {
             Self::through::<D>(way?, environment)
         } else if Address::is_meant(address) {
-            Self::stream::<D>(address, environment, until)
+            Self::stream::<D>(address, environment, from.map(|from| from.until))
         } else {
-            Self::socket::<D>(Path::new(address), environment, until, again)
+            Self::socket::<D>(Path::new(address), environment, from, again)
         }
     }
 
     fn socket<D: Driver>(
         path: &Path,
         environment: &Environment,
-        until: Option<Instant>,
+        from: Option<FromAnother>,
         again: bool,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let stream = stream_to(path, until).map_err(|error| unreached::<D>(path, error))?;
-        socket::send_hello(&stream, Hello::client::<D::Schema>(), &[])?;
+        let stream = stream_to(path, from.map(|from| from.until))
+            .map_err(|error| unreached::<D>(path, error))?;
+        let hello = match from {
+            Some(from) => Hello::from_another::<D::Schema>(from.window),
+            None => Hello::client::<D::Schema>(),
+        };
+        socket::send_hello(&stream, hello, &[])?;
         let (bytes, files) = socket::receive_hello(&stream).map_err(|error| {
             if error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return "there is no worker for one more application: see the log of gantry-agent \
@@ -246,7 +260,7 @@ impl Opened {
                 if again {
                     return Err(format!("it is sent on to {to}, from where it was sent to").into());
                 }
-                let opened = Self::at::<D>(&to, environment, until, true);
+                let opened = Self::at::<D>(&to, environment, from, true);
                 let mut opened = opened.map_err(|error| format!("it is sent to {to}: {error}"))?;
                 opened.orders = Some(orders);
                 Ok(opened)

@@ -19,13 +19,13 @@ use std::{
     io,
     net::Shutdown,
     os::{
-        fd::{AsFd, AsRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd, RawFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 pub use super::listener::ListenConfig;
@@ -71,6 +71,9 @@ const REFUSED: usize = 16;
 const START_RETRY: Duration = Duration::from_secs(1);
 /// How long to wait after a worker has died before it served anybody.
 const DEATH_PAUSE: Duration = Duration::from_millis(100);
+/// How long no further worker is started beside one whose application comes from another worker: the driver
+/// that it would open competes with that application's return. Who connects meanwhile ends that.
+const RETURN: Duration = Duration::from_secs(5);
 /// After so many deaths in a row the pool gives up.
 const MOST_DEATHS: u32 = 8;
 
@@ -210,6 +213,7 @@ pub fn run(
         started: 0,
         deaths: 0,
         short: false,
+        held_back: None,
         refusals: Refusals::default(),
         refused: VecDeque::new(),
     };
@@ -282,6 +286,8 @@ pub(super) struct Pool<'a> {
     deaths: u32,
     /// Whether the machine had no resources for one more worker.
     short: bool,
+    /// Until when no worker is started, unless somebody connects.
+    held_back: Option<Instant>,
     refusals: Refusals,
     /// Connections that were refused, the newest last.
     refused: VecDeque<OwnedFd>,
@@ -295,6 +301,13 @@ impl Pool<'_> {
     /// Starts workers until enough wait. Returns when to try again, if one could not be started.
     fn refill(&mut self) -> Result<Option<Duration>, Error> {
         while self.waiting.len() < self.spare && self.workers() < self.most {
+            let left = self
+                .held_back
+                .map(|until| until.saturating_duration_since(Instant::now()));
+            match left {
+                Some(Duration::ZERO) | None => self.held_back = None,
+                left => return Ok(left),
+            }
             self.started += 1;
             let new = New {
                 number: self.started,
@@ -331,9 +344,17 @@ impl Pool<'_> {
     /// acts on it.
     fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
         let (waiting, serving, departed) = (&self.waiting, &self.serving, &self.departed);
-        let event = first_event(&self.moves, waiting, serving, departed, patience);
+        let listener = self.held_back.map(|_| self.listener.socket.as_raw_fd());
+        let event = first_event(
+            &self.moves,
+            waiting,
+            serving,
+            (departed, listener),
+            patience,
+        );
         match event.map_err(Error::Start)? {
             Event::None => {}
+            Event::Coming => self.held_back = None,
             Event::Moves => self.move_applications(),
             // It has ended, or follows somebody else; or says what it was not asked.
             Event::Departed(index) => drop(self.departed.swap_remove(index)),
@@ -464,6 +485,11 @@ impl Pool<'_> {
             self.waiting.push(Waiting { worker, refused });
             return;
         }
+        // As far as it has been read by nobody, as the worker does once it is told that it serves.
+        let hello = local.then(|| socket::peek_hello(&connection)).flatten();
+        if hello.is_some_and(|hello| Hello::is_from_another(&hello)) {
+            self.held_back = Some(Instant::now() + RETURN);
+        }
         let connection = Arc::new(connection);
         let _ = socket::send(&worker.channel, &[stream::SERVE], &[]);
         let folder = &worker.remains.folder.0;
@@ -556,6 +582,8 @@ enum Event {
     Departed(usize),
     /// None, but somebody wants applications moved, or one has been.
     Moves,
+    /// Somebody has connected.
+    Coming,
     /// The time is over, or a signal has come.
     None,
 }
@@ -565,7 +593,7 @@ fn first_event(
     moves: &Moves,
     waiting: &[Waiting],
     serving: &[Serving],
-    departed: &[Departed],
+    (departed, listener): (&[Departed], Option<RawFd>),
     patience: Option<Duration>,
 ) -> io::Result<Event> {
     let poll = |fd, events| libc::pollfd {
@@ -605,6 +633,7 @@ fn first_event(
         .chain(connections)
         .chain(messages)
         .chain([poll(moves.fd(), libc::POLLIN)])
+        .chain([poll(listener.unwrap_or(-1), libc::POLLIN)])
         .chain(leads)
         .chain(channels)
         .collect();
@@ -621,9 +650,11 @@ fn first_event(
         Event::Message(index - 2 * served)
     } else if index == 3 * served {
         Event::Moves
-    } else if index - 3 * served - 1 < departed.len() {
-        Event::Departed(index - 3 * served - 1)
+    } else if index == 3 * served + 1 {
+        Event::Coming
+    } else if index - 3 * served - 2 < departed.len() {
+        Event::Departed(index - 3 * served - 2)
     } else {
-        Event::Waiting(index - 3 * served - 1 - departed.len())
+        Event::Waiting(index - 3 * served - 2 - departed.len())
     })
 }

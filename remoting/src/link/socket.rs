@@ -4,7 +4,7 @@
 use std::{
     io,
     os::{
-        fd::{AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
 };
@@ -25,6 +25,16 @@ pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Vec<
     let mut bytes = [0; hello::SIZE];
     let files = receive_exact(stream, &mut bytes)?;
     Ok((bytes, files))
+}
+
+/// The hello that has come and was not read yet, if all of it has.
+pub fn peek_hello(stream: impl AsFd) -> Option<[u8; hello::SIZE]> {
+    let mut bytes = [0; hello::SIZE];
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let to = bytes.as_mut_ptr().cast();
+    // SAFETY: so many bytes of a local. Files that come along stay where they are.
+    let count = unsafe { libc::recv(stream.as_fd().as_raw_fd(), to, bytes.len(), flags) };
+    (usize::try_from(count) == Ok(bytes.len())).then_some(bytes)
 }
 
 /// Tells the client's listener that there is something for it among the answers. Never blocks: a

@@ -119,6 +119,8 @@ impl Form {
 
 /// Where the API's number is.
 const API: usize = 40;
+/// Where the window's size is.
+const WINDOW: usize = 24;
 
 /// What both sides send first. The worker's carries the window's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +131,8 @@ pub struct Hello {
     pub version: Version,
     /// How the client comes to the window.
     pub form: Form,
-    /// Size of the window in bytes; zero from a client.
+    /// Size of the window in bytes; from a client zero, or that of the window which another worker serves
+    /// until this one does.
     pub window: u64,
     /// Size of each ring's data in bytes, a power of two; zero from a client.
     pub ring: u64,
@@ -139,6 +142,17 @@ impl Hello {
     /// A client's hello.
     pub fn client<A: Api>() -> Self {
         Self::answer(Spoken::of::<A>(), Form::File, (0, 0))
+    }
+
+    /// A client's hello, if another worker serves its window of so many bytes until this one does.
+    pub fn from_another<A: Api>(window: u64) -> Self {
+        Self::answer(Spoken::of::<A>(), Form::File, (window, 0))
+    }
+
+    /// Whether a client's hello says that another worker serves it. Nothing is checked.
+    pub fn is_from_another(bytes: &[u8; SIZE]) -> bool {
+        let window = u64::take(&mut Reader::new(&bytes[WINDOW..]));
+        bytes.starts_with(&MAGIC) && window.is_ok_and(|window| window > 0)
     }
 
     /// A worker's hello, with the sizes of window and rings in bytes.
@@ -292,6 +306,14 @@ mod tests {
             assert_eq!(check(&hello.to_bytes()), Ok(hello));
             assert_eq!(Hello::api(&hello.to_bytes()), Some(ApiId::OpenCl));
         }
+    }
+
+    #[test]
+    fn a_client_s_hello_says_whether_another_worker_serves_it() {
+        let from_another = |hello: Hello| Hello::is_from_another(&hello.to_bytes());
+        assert!(from_another(Hello::from_another::<OpenCl>(1 << 28)));
+        assert!(!from_another(client()));
+        assert!(!Hello::is_from_another(&[1; SIZE]), "a machine's");
     }
 
     #[test]
