@@ -8,10 +8,11 @@
 use std::{
     fs,
     path::Path,
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -24,6 +25,7 @@ use crate::{
     gantry::{self, Gantry},
     guest::Guest,
     host_device::{EDU, HostDevice},
+    http,
     opencl::{self, Compiled, DISK, Pool, ROOT, load_uio, until},
 };
 
@@ -37,6 +39,9 @@ const MEASURED: usize = 25;
 
 /// What the program's kernel has been compiled to, in the guest.
 const COMPILED: &str = "/tmp/compiled";
+
+/// What starts the agent, with a pool of its own.
+const STARTED: &str = "/usr/local/sbin/gantry-agent --local 'sh /tmp/local'";
 
 /// Has the guest's agent run PoCL as the driver of its device: the pool, and whatever it starts, has the
 /// device's file.
@@ -55,8 +60,7 @@ fn start_agent(guest: &mut Guest, size: u64, compiled: &Compiled) -> Result<()> 
          exec 9<$d/resource0; done; \
          exec chroot {ROOT} /tmp/gantry-accel serve --spare 1 \"$@\"' >/tmp/local"
     ))?;
-    let agent = "/usr/local/sbin/gantry-agent --local 'sh /tmp/local'";
-    opencl::start_agent(guest, agent)?;
+    opencl::start_agent(guest, STARTED)?;
     let local = "/run/gantry/opencl.local.sock";
     guest.eventually(&format!("ls {local}"), |text| text == local)?;
     Ok(())
@@ -302,6 +306,34 @@ impl Computing {
         Ok(())
     }
 
+    /// The agent is killed while it has the program parked, and started again: the program goes on, or gets an error if the
+    /// pool has gone with the agent before the program's state was saved. Nobody has the device meanwhile, and
+    /// the next program computes on it.
+    fn loses_its_agent(&mut self) -> Result<()> {
+        let socket = self.gantry.socket.clone();
+        let parking = thread::spawn(move || {
+            let body = json!({"id": "a", "seat": "Parked"}).to_string();
+            http::request(&socket, "PUT", "vm.move-accel", Some(&body))
+        });
+        self.guest.run("sleep 0.2; kill -9 $(pidof gantry-agent)")?;
+        let left = format!("pidof gantry-accel; {HOLDERS}");
+        (self.guest).eventually(&left, |left| left.trim() == "0")?;
+        opencl::start_agent(&mut self.guest, STARTED)?;
+        // Whatever it says of what the first one was told.
+        let answer = parking.join().map_err(|_| anyhow!("nobody has asked"))?;
+        answer.context("nobody has answered")?;
+        self.gantry
+            .put("vm.move-accel", json!({"id": "a", "seat": "Local"}))?;
+        self.guest.run("touch /tmp/stop")?;
+        let end = (self.guest).eventually("tail -n 2 /tmp/moving", |end| end.contains("ended"))?;
+        ensure!(
+            end.contains("rounds were right") || end.contains("failed with code"),
+            "{end}"
+        );
+        self.begins("", "")?;
+        self.is_local()
+    }
+
     /// It goes to another Gantry with its VM, and comes back to the device that is plugged there; until then
     /// the host serves it, or nobody (`Park`). `returned`: how often the agent has brought it back by itself
     /// before.
@@ -406,7 +438,7 @@ impl Timeline {
                 self.began.elapsed() < Duration::from_secs(120),
                 "it does not end: {info}"
             );
-            std::thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -464,6 +496,7 @@ fn moves(context: &Context) -> Result<()> {
     // It has come back when the destination had died.
     let (computing, _) = computing.moves(&context.dir.join("again"), "Remote", 1)?;
     let (mut computing, _) = computing.moves(&context.dir.join("parked"), "Park", 2)?;
+    computing.loses_its_agent()?;
     computing.ends()
 }
 
