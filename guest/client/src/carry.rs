@@ -34,7 +34,7 @@ use std::{
 use base::{Unpoisoned, lock::UnpoisonedRw};
 use gantry_remoting::{
     link::{
-        control::{LONG, SOON},
+        control::{LONG, NotMoved, SILENT, SOON},
         mapping::Error,
         order::{Order, PARKED},
         rounds::Rounds,
@@ -48,7 +48,7 @@ use gantry_remoting::{
 use crate::{
     connect::{FromAnother, Opened},
     driver::Driver,
-    link::{Link, Outgoing, Reader, ends},
+    link::{Due, Link, Outgoing, Reader, ends},
     park,
     peer::Seat,
     stage::{HostRegion, Stages},
@@ -246,15 +246,39 @@ impl<D: Carried> Both<'_, D> {
         call: &C,
         patience: Duration,
     ) -> Result<C::Answer, String> {
+        self.there
+            .expire(Due::at(self.end.min(Instant::now() + patience)));
+        self.answer_there(is_held, call).map_err(gone(NEW))
+    }
+
+    /// Has the other one make a state, for as long as it is at work on that.
+    pub fn make<C: Call<Answer = Blob>>(&self, is_held: bool, call: &C) -> Result<(), String> {
+        self.there.expire(Due::at_work(SILENT, self.end));
+        let made = self.answer_there(is_held, call);
+        refusal(made.map_err(|_| self.why_not_made())?)
+    }
+
+    /// Why the other one has not answered.
+    fn why_not_made(&self) -> String {
+        match self.there.is_late() && Instant::now() < self.end {
+            true => NotMoved::Hangs {
+                who: NEW,
+                seconds: SILENT.as_secs(),
+            }
+            .to_string(),
+            false => gone(NEW)(()),
+        }
+    }
+
+    /// The other one's answer, as soon as it comes.
+    fn answer_there<C: Call>(&self, is_held: bool, call: &C) -> Result<C::Answer, D::Status> {
         let there = self.there;
-        there.expire(self.end.min(Instant::now() + patience));
-        let answer = if is_held {
+        if is_held {
             there.ask(call)
         } else {
             let sent = there.send_beside(&mut there.outgoing.lock_unpoisoned(), call);
             sent.and_then(|sequence| self.look_for::<C>(there, sequence))
-        };
-        answer.map_err(gone(NEW))
+        }
     }
 
     /// Whether the devices there have all that the application has been told of its own.
@@ -289,7 +313,7 @@ impl<D: Carried> Both<'_, D> {
                 copied => copied?,
             }
             self.copy_image(None, length)?;
-            refusal(self.ask_there(false, &D::prepare(), LONG)?)?;
+            self.make(false, &D::prepare())?;
             if !rounds.another(length) {
                 return Ok(rounds.count());
             }
@@ -462,7 +486,7 @@ pub(crate) fn come_to<D: Carried>(
         // and no thread of this process does, which has no pointers to mapped memory.
         unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
     }
-    refusal(both.ask_there(true, &D::restore(), LONG)?)?;
+    both.make(true, &D::restore())?;
     let (file, offset) = opened
         .file
         .as_ref()

@@ -72,6 +72,44 @@ pub(crate) struct Reader {
     spins: Spins,
 }
 
+/// By when a worker has to answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Due {
+    by: Instant,
+    /// How long it may take if it does not say that it is at work, and by when it has to be done anyway.
+    silent: Duration,
+    end: Instant,
+}
+
+impl Due {
+    /// Whatever it says.
+    pub(crate) fn at(end: Instant) -> Self {
+        Self {
+            by: end,
+            silent: Duration::ZERO,
+            end,
+        }
+    }
+
+    /// Unless it says from time to time that it is at work, no longer than so apart.
+    pub(crate) fn at_work(silent: Duration, end: Instant) -> Self {
+        let mut due = Self {
+            by: end,
+            silent,
+            end,
+        };
+        due.works(Instant::now());
+        due
+    }
+
+    /// It says so.
+    fn works(&mut self, now: Instant) {
+        if !self.silent.is_zero() {
+            self.by = self.end.min(now + self.silent);
+        }
+    }
+}
+
 /// The ends of a window's rings.
 pub(crate) fn ends(
     window: &Arc<Window>,
@@ -107,7 +145,7 @@ pub struct Link<D: Driver> {
     /// Whether no listener hears of the worker's end.
     deaf: AtomicBool,
     /// When the worker counts as one that has ended, if it has not answered by then.
-    deadline: Mutex<Option<Instant>>,
+    answer_due: Mutex<Option<Due>>,
     /// What the environment has said.
     pub(crate) environment: Environment,
     /// The thread that makes all calls, [`NO_THREAD`] or [`MANY_THREADS`].
@@ -144,7 +182,7 @@ impl<D: Driver> Link<D> {
             arrived: Condvar::new(),
             state_of_worker: AtomicU8::new(SERVED),
             deaf: AtomicBool::new(false),
-            deadline: Mutex::new(None),
+            answer_due: Mutex::new(None),
             environment,
             only: AtomicUsize::new(NO_THREAD),
             stages: Mutex::new(Stages::of(&window)),
@@ -198,8 +236,14 @@ impl<D: Driver> Link<D> {
     }
 
     /// Has a worker that no listener looks after count as one that has ended, unless it has answered by then.
-    pub(crate) fn expire(&self, deadline: Instant) {
-        *self.deadline.lock_unpoisoned() = Some(deadline);
+    pub(crate) fn expire(&self, due: Due) {
+        *self.answer_due.lock_unpoisoned() = Some(due);
+    }
+
+    /// Whether it has not answered by then.
+    pub(crate) fn is_late(&self) -> bool {
+        let due = *self.answer_due.lock_unpoisoned();
+        due.is_some_and(|due| Instant::now() >= due.by)
     }
 
     /// For how long a waiting call polls before it sleeps.
@@ -244,11 +288,7 @@ impl<D: Driver> Link<D> {
         if let Peer::Agent(_, agent) = &seat.peer {
             agent.check_worker();
         }
-        let late = || {
-            let deadline = *self.deadline.lock_unpoisoned();
-            deadline.is_some_and(|deadline| Instant::now() >= deadline)
-        };
-        if self.deaf.load(Ordering::Relaxed) && (seat.has_ended() || late()) {
+        if self.deaf.load(Ordering::Relaxed) && (seat.has_ended() || self.is_late()) {
             self.lose();
         }
         self.alive()
@@ -488,6 +528,11 @@ impl<D: Driver> Link<D> {
                                 self.released(stage, good);
                             }
                         }
+                        messages::WORKS => {
+                            if let Some(due) = &mut *self.answer_due.lock_unpoisoned() {
+                                due.works(Instant::now());
+                            }
+                        }
                         messages::CALLBACK => {
                             if let Ok((number, status)) = <(u64, i32)>::from_bytes(&reader.body) {
                                 self.run_callback(number, status.into());
@@ -614,5 +659,25 @@ impl<D: Driver> Link<D> {
         if let Some(wanted) = self.seat().peer.poll_event() {
             wanted.signal();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_says_that_it_is_at_work_has_longer_but_not_for_ever() {
+        let (silent, now) = (Duration::from_secs(120), Instant::now());
+        let end = now + 3 * silent;
+        let mut due = Due::at_work(silent, end);
+        assert!(due.by >= now + silent && due.by < now + 2 * silent);
+        due.works(now + silent);
+        assert_eq!(due.by, now + 2 * silent);
+        due.works(now + 2 * silent + silent / 2);
+        assert_eq!(due.by, end);
+        let mut due = Due::at(end);
+        due.works(now);
+        assert_eq!(due.by, end);
     }
 }

@@ -41,6 +41,7 @@ use crate::{
         precopy::Asker,
         quota::Quota,
         server::{Nudge, Tuning},
+        work::{BUSY, TOLD, processor_time},
     },
     wire::Blob,
 };
@@ -50,12 +51,6 @@ pub(super) const MOVES: i32 = 5;
 
 /// How long a worker may be in the middle of something before it says whether it can be moved.
 const LOOK: Duration = Duration::from_secs(2);
-
-/// How often a worker says that it is at work on an application's state.
-const TOLD: Duration = Duration::from_secs(1);
-/// The part of that time for which it has to have had a processor: threads that look for something now and then
-/// have less.
-const BUSY: u32 = 100;
 
 /// What a worker serves: what another one needs to go on.
 #[derive(Debug)]
@@ -375,25 +370,6 @@ fn telling<T>(
         drop(over);
         Ok(done)
     })
-}
-
-/// What this process and those that it has started and waited for have had.
-fn processor_time() -> Duration {
-    let of = |which| {
-        // SAFETY: all zeroes are a valid value, which outlives the call.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            libc::getrusage(which, &raw mut usage);
-            usage
-        };
-        let [user, system] = [usage.ru_utime, usage.ru_stime].map(|time| {
-            // Neither is negative.
-            Duration::from_secs(time.tv_sec.unsigned_abs())
-                + Duration::from_micros(time.tv_usec.unsigned_abs())
-        });
-        user + system
-    };
-    of(libc::RUSAGE_SELF) + of(libc::RUSAGE_CHILDREN)
 }
 
 /// Waits for the state on this channel, makes it again, and waits until nobody else serves the window.

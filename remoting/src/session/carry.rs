@@ -32,6 +32,7 @@ use super::{
     notice::Notice,
     precopy::Asker,
     server::{Error, Session},
+    work::Making,
 };
 use crate::{
     link::{endpoint::Receiver, port_bell::Waker, window::Slice},
@@ -288,21 +289,28 @@ impl<B: Backend> Session<B> {
         ))
     }
 
+    /// Makes what the client has written, which hears that this goes on.
+    fn make(
+        &mut self,
+        make: impl FnOnce(&mut Self, File) -> Result<(), Immovable>,
+    ) -> Result<(), Immovable> {
+        let file = self.carried.take().ok_or(wrong("nothing was written"))?;
+        // A client that lends its CPU hears nothing before the call is over.
+        self.making = self.has_threads().then(Making::begin);
+        let made = make(self, file);
+        self.making = None;
+        made
+    }
+
     /// Makes what a round has that the client has written. The session ends if that fails.
     pub(crate) fn prepare_state(&mut self, header: Header) -> Result<(), Error> {
-        let file = self.carried.take();
-        let prepared = file
-            .ok_or(wrong("nothing was written"))
-            .and_then(|file| self.prepare(file, false));
+        let prepared = self.make(|session, file| session.prepare(file, false));
         self.answer_brought(header, prepared)
     }
 
     /// Makes the state again that the client has written. The session ends if that fails.
     pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
-        let file = self.carried.take();
-        let restored = file
-            .ok_or(wrong("nothing was written"))
-            .and_then(|file| self.restore(file, false));
+        let restored = self.make(|session, file| session.restore(file, false));
         // The rings of this session go on as they are.
         self.start_at = None;
         self.answer_brought(header, restored)

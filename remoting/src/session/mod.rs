@@ -13,6 +13,7 @@
 //! - [`checkpoint`]: stopping, and going on in another process; [`image`]: the file in between.
 //!   `carry`: the client takes its state there by itself; [`precopy`]: before it stops; [`postcopy`]: once it
 //!   goes on elsewhere.
+//!   `work`: whether that goes on.
 //! - [`table`]: an application's objects by their ids.
 //! - [`quota`]: device memory; [`sharing`]: taking turns with others.
 
@@ -31,3 +32,4 @@ pub mod server;
 pub mod sharing;
 pub mod table;
 pub(crate) mod watch;
+pub(crate) mod work;

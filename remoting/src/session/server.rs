@@ -19,6 +19,7 @@ use super::{
     quota::Quota,
     sharing::Sharing,
     watch::Watch,
+    work::Making,
 };
 use crate::{
     link::{
@@ -163,6 +164,8 @@ pub struct Session<B: Backend> {
     pub(crate) is_prepared: bool,
     /// The state that the client carries elsewhere, or brings.
     pub(crate) carried: Carried,
+    /// While a state is made that the client has brought.
+    pub(super) making: Option<Making>,
     /// The most bytes that a client may bring.
     pub most_carried: u64,
 }
@@ -224,6 +227,7 @@ impl<B: Backend> Session<B> {
             remaining: None,
             is_prepared: false,
             carried: Carried::default(),
+            making: None,
             most_carried: MOST_CARRIED,
             window,
         };
@@ -316,7 +320,7 @@ impl<B: Backend> Session<B> {
     }
 
     /// Sends a message to the client.
-    fn send(&mut self, opcode: u16, sequence: u64, body: &[u8]) -> Result<(), Gone> {
+    pub(super) fn send(&mut self, opcode: u16, sequence: u64, body: &[u8]) -> Result<(), Gone> {
         let header = Header {
             length: 0,
             opcode,

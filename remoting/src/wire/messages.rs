@@ -72,9 +72,12 @@ pub const DATA: u16 = 5;
 /// Number of the message that carries what kernels have printed, before the answer to what waited for
 /// them.
 pub const PRINTED: u16 = 6;
+/// Number of the message that says that the worker has had processor time for the state that its client has brought,
+/// and is not done with it.
+pub const WORKS: u16 = 7;
 
 /// All messages that are no calls.
-pub const MESSAGES: [u16; 6] = [ANSWER, RELEASED, CALLBACK, REPORT, DATA, PRINTED];
+pub const MESSAGES: [u16; 7] = [ANSWER, RELEASED, CALLBACK, REPORT, DATA, PRINTED, WORKS];
 
 // Each has a number of its own.
 const _: () = {

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, ptr::null, ptr::null_mut, sync::Arc};
 
-use super::{Bytes, Mapping, save::Log};
+use super::{Bytes, Mapping, restore::gone, save::Log};
 use crate::{
     apis::opencl::{codes, image},
     backends::opencl::{
@@ -308,12 +308,13 @@ pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> 
 
 /// Restores the contents of buffers and images, by their numbers in the log.
 pub(super) fn restore(
-    server: &Server,
+    server: &mut Server,
     all: &[Bytes],
     contents: &Contents,
 ) -> Result<(), Immovable> {
     let mut queues = Queues::default();
     for part in all {
+        server.works().map_err(gone)?;
         let mem = server.backend.mems.get(part.mem);
         let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
         let shape = Shape::of(&mem.record).ok_or(Immovable::Wrong("contents of no image"))?;

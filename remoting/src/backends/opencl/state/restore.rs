@@ -113,6 +113,7 @@ impl Server {
         Entry { opcode, call }: &Entry,
         contexts: &HashMap<u32, u32>,
     ) -> Result<(), Immovable> {
+        self.works().map_err(gone)?;
         let header = Header {
             length: 0,
             opcode: *opcode,
@@ -208,6 +209,7 @@ impl Server {
                 }
             }
             if self.backend.building > most {
+                self.works().map_err(gone)?;
                 thread::sleep(LOOK);
             }
         }
@@ -407,6 +409,6 @@ impl Server {
 }
 
 /// Nothing is sent while a state is restored.
-fn gone(_: crate::link::endpoint::Gone) -> Immovable {
+pub(super) fn gone(_: crate::link::endpoint::Gone) -> Immovable {
     Immovable::Wrong("an answer to nobody")
 }
