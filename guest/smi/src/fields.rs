@@ -33,6 +33,25 @@ pub enum Field {
     ComputeCap,
     #[value(name = "pci.bus_id", alias = "gpu_bus_id")]
     PciBusId,
+    // What only the host sees, which scripts ask for together with the rest.
+    #[value(name = "utilization.gpu")]
+    UtilizationGpu,
+    #[value(name = "utilization.memory")]
+    UtilizationMemory,
+    #[value(name = "temperature.gpu")]
+    TemperatureGpu,
+    #[value(name = "fan.speed")]
+    FanSpeed,
+    #[value(name = "power.draw")]
+    PowerDraw,
+    #[value(name = "power.limit")]
+    PowerLimit,
+    #[value(name = "pstate")]
+    PerformanceState,
+    #[value(name = "clocks.current.sm", alias = "clocks.sm")]
+    ClocksSm,
+    #[value(name = "clocks.current.memory", alias = "clocks.mem")]
+    ClocksMemory,
 }
 
 impl Field {
@@ -46,6 +65,9 @@ impl Field {
         let name = value.as_ref().map_or("", |value| value.get_name());
         let unit = match self {
             Self::MemoryTotal | Self::MemoryUsed | Self::MemoryFree => " [MiB]",
+            Self::UtilizationGpu | Self::UtilizationMemory | Self::FanSpeed => " [%]",
+            Self::PowerDraw | Self::PowerLimit => " [W]",
+            Self::ClocksSm | Self::ClocksMemory => " [MHz]",
             _ => "",
         };
         format!("{name}{unit}")
@@ -62,12 +84,21 @@ impl Field {
             Self::MemoryFree => memory(facts.free?),
             Self::Index => facts.index.to_string(),
             Self::Count => facts.count.to_string(),
-            Self::DriverVersion => return None,
             Self::ComputeCap => format!("{}.{}", facts.capability.0, facts.capability.1),
             Self::PciBusId => {
                 let (domain, bus, slot) = facts.address?;
                 format!("{domain:08X}:{bus:02X}:{slot:02X}.0")
             }
+            Self::DriverVersion
+            | Self::UtilizationGpu
+            | Self::UtilizationMemory
+            | Self::TemperatureGpu
+            | Self::FanSpeed
+            | Self::PowerDraw
+            | Self::PowerLimit
+            | Self::PerformanceState
+            | Self::ClocksSm
+            | Self::ClocksMemory => return None,
         })
     }
 }
@@ -148,6 +179,19 @@ mod tests {
         assert_eq!(
             asked("memory.total", "nounits,csv,noheader"),
             "81559\n81559\n"
+        );
+    }
+
+    #[test]
+    fn what_only_the_host_sees_is_asked_for_in_vain() {
+        assert_eq!(
+            asked(
+                "index,utilization.gpu,temperature.gpu,power.draw,clocks.sm,pstate",
+                "csv"
+            ),
+            "index, utilization.gpu [%], temperature.gpu, power.draw [W], clocks.current.sm [MHz], pstate\n\
+             0, [N/A], [N/A], [N/A], [N/A], [N/A]\n\
+             1, [N/A], [N/A], [N/A], [N/A], [N/A]\n"
         );
     }
 

@@ -140,19 +140,19 @@ mod tests {
                 "--format=csv",
                 "--query-gpu=name --format=xml",
                 "--query-gpu=name --format=noheader",
-                "--query-gpu=temperature.gpu --format=csv",
+                "--query-gpu=temperature --format=csv",
                 "-L --query-gpu=name --format=csv",
                 "-i none",
                 "-i GPU-1",
                 "-L man",
             ],
         );
-        let line = ["gantry-smi", "--query-gpu=fan.speed", "--format=csv"];
+        let line = ["gantry-smi", "--query-gpu=serial", "--format=csv"];
         let refused = Arguments::try_parse_from(line).unwrap_err();
         assert_eq!(refused.exit_code(), 2);
         let said = refused.to_string();
         assert!(
-            said.contains("memory.total") && said.contains("fan.speed"),
+            said.contains("memory.total") && said.contains("serial"),
             "{said}"
         );
     }
