@@ -215,9 +215,9 @@ impl Held {
         })
     }
 
-    /// Once what ends has ended.
+    /// Once what ends has ended, and a worker has started that a pool has held back for who came from the other one.
     fn at_rest(pools: &[Movable; 2]) -> Result<[Self; 2]> {
-        thread::sleep(Duration::from_secs(2));
+        thread::sleep(Duration::from_secs(7));
         Ok([Self::by(&pools[0])?, Self::by(&pools[1])?])
     }
 }
