@@ -306,6 +306,21 @@ impl Computing {
         Ok(())
     }
 
+    /// A control group that allows the program hardly any more memory has it stay where it is, and is named.
+    fn stays_in_a_small_group(&mut self) -> Result<()> {
+        const SMALL: &str = "/sys/fs/cgroup/small";
+        self.guest.run(&format!(
+            "mount -t cgroup2 none /sys/fs/cgroup && \
+             echo +memory >/sys/fs/cgroup/cgroup.subtree_control && mkdir {SMALL} && \
+             pidof opencl-moving >{SMALL}/cgroup.procs && echo 4096 >{SMALL}/memory.high"
+        ))?;
+        let body = Some(json!({"id": "a", "seat": "Parked"}));
+        let named = format!("{SMALL}/memory.high");
+        (self.gantry).refused("vm.move-accel", body, 500, &named)?;
+        self.guest.run(&format!("echo max >{SMALL}/memory.high"))?;
+        self.is_local()
+    }
+
     /// The agent is killed while it has the program parked, and started again: the program goes on, or gets an error if the
     /// pool has gone with the agent before the program's state was saved. Nobody has the device meanwhile, and
     /// the next program computes on it.
@@ -496,6 +511,7 @@ fn moves(context: &Context) -> Result<()> {
     // It has come back when the destination had died.
     let (computing, _) = computing.moves(&context.dir.join("again"), "Remote", 1)?;
     let (mut computing, _) = computing.moves(&context.dir.join("parked"), "Park", 2)?;
+    computing.stays_in_a_small_group()?;
     computing.loses_its_agent()?;
     computing.ends()
 }
