@@ -83,9 +83,18 @@ impl Machine {
 
     /// What the arbiter knows of a client; nothing is known of one that has not come.
     fn client(&self, name: &str) -> Client {
-        let mut clients = self.clients().into_iter();
-        let named = |client: &Client| client.name == name;
-        clients.rfind(named).unwrap_or_default()
+        let [client] = self.at_once([name]);
+        client
+    }
+
+    /// The same of several, at one moment.
+    fn at_once<const N: usize>(&self, names: [&str; N]) -> [Client; N] {
+        let clients = self.clients();
+        names.map(|name| {
+            let mut clients = clients.iter();
+            let found = clients.rfind(|client| client.name == name);
+            found.cloned().unwrap_or_default()
+        })
     }
 
     /// Waits until the client has computed for so long, beyond what it has now.
@@ -149,7 +158,10 @@ pub fn shared() -> Result<()> {
     wait_for("a job has no turn", || {
         turns("small") > 1 && turns("large") > 1
     })?;
-    let times = || ["small", "large"].map(|name| machine.client(name).device_time);
+    let times = || {
+        let both = machine.at_once(["small", "large"]);
+        both.map(|client| client.device_time)
+    };
     let before = times();
     machine.computes("small", Duration::from_millis(1000))?;
     let [small_time, large_time] = times();
@@ -162,7 +174,7 @@ pub fn shared() -> Result<()> {
     // SIGKILL, of one that computes or waits.
     small.0.kill()?;
     machine.computes("large", Duration::from_millis(500))?;
-    ensure!(machine.client("small").workers == 0, "it still belongs");
+    wait_for("it still belongs", || machine.client("small").workers == 0)?;
     // And of the arbiter: the job stops, and goes on with the next one.
     machine.arbiter.0.kill()?;
     machine.arbiter.0.wait()?;

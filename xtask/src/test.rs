@@ -132,10 +132,10 @@ pub fn run(options: &Options) -> Result<()> {
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
     if options.words.is_empty() {
+        // Unit tests leave a processor idle most of the time, and so do linking and the last crates of each build.
+        let build = is_whole.then(|| thread::spawn(programs::build));
         count.begin("checks");
         checks(&mut count)?;
-        // Unit tests leave a processor idle most of the time, and so does linking.
-        let build = is_whole.then(|| thread::spawn(programs::build));
         if !is_whole {
             count.begin("models");
             models("0", |name, outcome| count.add(name, outcome, None))?;

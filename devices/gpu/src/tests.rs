@@ -71,7 +71,8 @@ fn mediator(folder: &Path) -> PathBuf {
     wait("the model", || model.exists());
     let settings = server::Settings {
         policy: Name::Fair,
-        limit: Duration::from_millis(500),
+        // Nothing here runs for ever.
+        limit: Duration::from_secs(60),
     };
     let mut server = server::Server::new(&model, &socket, settings).unwrap();
     std::thread::spawn(move || server.run());
