@@ -4,7 +4,7 @@
 //!
 //! What goes on from round to round is in a buffer of the device's, in one that is in the window, and in
 //! a kernel's argument: whoever serves it must have all three. With a further argument, `device`, both
-//! buffers are the device's.
+//! buffers are the device's; with one more, a number, each has so many MiB.
 //!
 //! `OPENCL_MOVING_BINARY` names a file for the compiled kernel: it is written after the first round if it is
 //! not there, and nothing is compiled if it is.
@@ -22,6 +22,7 @@ use gantry_remoting::apis::opencl::codes;
 
 mod device;
 
+/// Words of a buffer, unless it is said how long one is.
 const ITEMS: usize = 4096;
 const SOURCE: &std::ffi::CStr = c"kernel void advance(global uint* a, global uint* b, uint key) {
     size_t i = get_global_id(0);
@@ -38,10 +39,17 @@ fn main() -> Result<(), String> {
         Some("device") => 0,
         Some(other) => return Err(format!("{other:?} is neither nothing nor \"device\"")),
     };
+    let items = match env::args().nth(3) {
+        None => ITEMS,
+        Some(mib) => match mib.parse::<usize>() {
+            Ok(mib @ 1..=1024) => (mib << 20) / size_of::<u32>(),
+            _ => return Err(format!("{mib:?} is no number of MiB from 1 to 1024")),
+        },
+    };
     let binary = env::var_os("OPENCL_MOVING_BINARY").map(PathBuf::from);
     let device = Device::open(None)?;
     let [kernel] = device.kernels_kept(binary.as_deref(), SOURCE, [c"advance"])?;
-    let size = ITEMS * size_of::<u32>();
+    let size = items * size_of::<u32>();
     let zero = 0u32;
     let mut buffers = [0, second].into_iter().map(|place| {
         let flags = codes::MEM_READ_WRITE | place;
@@ -60,8 +68,8 @@ fn main() -> Result<(), String> {
         device.set(kernel, index, buffer)?;
     }
     device.set(kernel, 2, 1u32)?;
-    let (mut a, mut b) = (vec![0u32; ITEMS], vec![0u32; ITEMS]);
-    let mut seen = vec![0u32; ITEMS];
+    let (mut a, mut b) = (vec![0u32; items], vec![0u32; items]);
+    let mut seen = vec![0u32; items];
     let mut round = 0u32;
     let mut longest = Duration::ZERO;
     loop {
@@ -73,7 +81,7 @@ fn main() -> Result<(), String> {
             device.set(kernel, 2, key)?;
         }
         check(
-            device.enqueue(device.queue, kernel, ITEMS, null_mut()),
+            device.enqueue(device.queue, kernel, items, null_mut()),
             "running a kernel",
         )?;
         for (a, b) in a.iter_mut().zip(&mut b) {

@@ -70,8 +70,8 @@ pub fn carry_over(
     if postcopy && !served.attachment.0.is_empty() {
         // Its VMM talks with one worker at a time.
         return Err(NotMoved::Refused(
-            "it is a virtual machine's, which goes on once all its memory has come: move it without \
-             --postcopy"
+            "it is a virtual machine's: its gantry moves it so (gantry ctl move-accel ID --postcopy), or move it \
+             without --postcopy"
                 .to_owned(),
         ));
     }

@@ -33,7 +33,7 @@ use base::{Patience, Unpoisoned};
 
 use super::control::{self, Command, NotMoved, Peer, Reply};
 use crate::link::{
-    control::{LONG, SOON, serve_fetches},
+    control::{LONG, SOON},
     order::{Lead, Order},
     socket,
 };
@@ -275,7 +275,7 @@ impl Moves {
             let (ours, theirs) = fetches.filter(|_| outcome.is_ok()).unzip();
             post.leave(Event::Over(number, outcome, theirs, asker.clone()));
             if let Some(ours) = ours {
-                let fetched = fetch_all(&source, &ours);
+                let fetched = source.bring(&ours);
                 post.leave(Event::Fetched(number, fetched, asker));
             }
             if let Some(due) = busy {
@@ -287,36 +287,6 @@ impl Moves {
             .name("move".to_owned())
             .spawn(work)
             .map(drop)
-    }
-}
-
-/// Has a worker that has left save what the one in its place asks for, as long as that asks.
-fn fetch_all(source: &Peer<'_>, destination: &UnixStream) -> Result<(), NotMoved> {
-    let mut lost = Ok(());
-    let served = serve_fetches(destination, |mem, file| {
-        let patience = Patience::within(LONG);
-        let fetched = source.ask(&Command::Fetch(mem), &[file], &patience);
-        fetched.map(drop).map_err(|why| {
-            let told = NotMoved::Refused(base::Chain(&why).to_string());
-            lost = Err(why);
-            told
-        })
-    });
-    match served {
-        Ok(()) => lost,
-        // It has ended before it has heard that: nobody needs them.
-        Err(error)
-            if matches!(
-                error.kind(),
-                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
-            ) =>
-        {
-            Ok(())
-        }
-        Err(source) => Err(NotMoved::Gone {
-            who: "the worker that serves it",
-            source,
-        }),
     }
 }
 

@@ -226,8 +226,9 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     fetches = Some(to);
                     Order::Leave(fetched)
                 }
-                (Command::Fetch(mem), Some(file)) => {
-                    let saved = fetches.as_ref().map(|to| Fetch::ask(to, mem, file.into()));
+                (Command::Fetch(what), Some(file)) => {
+                    let ask = |to| Fetch::ask(to, what.mem, file.into());
+                    let saved = fetches.as_ref().map(ask);
                     let saved = saved.unwrap_or_else(|| Err("it has not left".to_owned()));
                     let reply = saved.map_or_else(|why| refusal(&why), |()| Reply::Done());
                     let _ = control::send(&channel, &reply, &[]);

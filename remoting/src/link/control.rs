@@ -43,6 +43,18 @@ wire! {
     }
 }
 
+wire! {
+    /// Contents of memory that a worker asks for which goes on without them.
+    struct Fetch {
+        /// The object's number in the state.
+        mem: u32,
+        /// Bytes that it has.
+        bytes: u64,
+        /// Bytes of all that have yet to come, these included.
+        left: u64,
+    }
+}
+
 wire! { enum
     /// What a pool asks for.
     Command {
@@ -78,9 +90,8 @@ wire! { enum
         12 Leave(),
         /// Say whether the state can be saved, as far as that is known while it is served.
         13 Examine(),
-        /// Save the contents of a memory object that were left out, to the file that comes along; by its number
-        /// in the state.
-        14 Fetch(mem: u32),
+        /// Save the contents of a memory object that were left out, to the file that comes along.
+        14 Fetch(what: Fetch),
     }
 }
 
@@ -238,28 +249,52 @@ pub enum NotMoved {
     /// The system.
     #[error("cannot make a file for the application's state")]
     File(#[source] io::Error),
+    /// The system.
+    #[error("cannot make a socket for contents of its memory that follow")]
+    Socket(#[source] io::Error),
 }
 
 /// Does what a worker asks for on the socket that it got with [`Command::Go`], until it has all contents, or
 /// has ended: `fetch` has the worker that has left save those of a memory object to a file.
 ///
 /// # Errors
-/// It asks for something else.
+/// The first reason why some have not come, or it asks for something else.
 pub fn serve_fetches(
     destination: &UnixStream,
-    mut fetch: impl FnMut(u32, BorrowedFd<'_>) -> Result<(), NotMoved>,
-) -> io::Result<()> {
-    while let Some((command, files)) = receive::<Command>(destination)? {
-        let (Command::Fetch(mem), [file]) = (command, &files[..]) else {
-            return Err(invalid("a worker asks for more than contents of memory"));
-        };
-        let reply = match fetch(mem, file.as_fd()) {
-            Ok(()) => Reply::Done(),
-            Err(why) => refused(&why),
-        };
-        send(destination, &reply, &[])?;
+    mut fetch: impl FnMut(&Fetch, BorrowedFd<'_>) -> Result<(), NotMoved>,
+) -> Result<(), NotMoved> {
+    let mut lost = Ok(());
+    let served = (|| {
+        while let Some((command, files)) = receive::<Command>(destination)? {
+            let (Command::Fetch(what), [file]) = (command, &files[..]) else {
+                return Err(invalid("a worker asks for more than contents of memory"));
+            };
+            let fetched = fetch(&what, file.as_fd());
+            let reply = fetched.as_ref().err().map(|why| refused(why));
+            send(destination, &reply.unwrap_or(Reply::Done()), &[])?;
+            // One that has ended before it has heard that needs nothing.
+            if lost.is_ok() {
+                lost = fetched;
+            }
+        }
+        Ok(())
+    })();
+    match served {
+        Ok(()) => lost,
+        // It has ended in the middle of a question.
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+            ) =>
+        {
+            lost
+        }
+        Err(source) => Err(NotMoved::Gone {
+            who: "the worker that serves it",
+            source,
+        }),
     }
-    Ok(())
 }
 
 /// A pool's end of a worker's channel.
@@ -312,6 +347,18 @@ impl Peer<'_> {
                 answer => return Ok(answer),
             }
         }
+    }
+
+    /// Has a worker that has left save what the one in its place asks for by this socket, as long as that asks.
+    ///
+    /// # Errors
+    /// The first reason why some contents are lost.
+    pub fn bring(&self, destination: &UnixStream) -> Result<(), NotMoved> {
+        serve_fetches(destination, |what, file| {
+            let command = Command::Fetch(what.clone());
+            let saved = self.ask(&command, &[file], &Patience::within(LONG));
+            saved.map(drop)
+        })
     }
 
     /// Asks for the state of an application to be made, and waits for the answer, as
@@ -477,6 +524,48 @@ mod tests {
         send(&there, &Reply::Done(), &[]).unwrap();
         let (answer, _) = new.answer(&patience).unwrap();
         assert_eq!(answer, Reply::Done());
+    }
+
+    #[test]
+    fn what_a_worker_was_told_that_is_lost_is_known_however_it_ends_and_no_more() {
+        let what = Fetch {
+            mem: 0,
+            bytes: 1,
+            left: 1,
+        };
+        let patience = Patience::within(SOON);
+        for hears in [true, false] {
+            let (here, there) = UnixStream::pair().unwrap();
+            let ask = Command::Fetch(what.clone());
+            let (ends, has_ended) = std::sync::mpsc::channel();
+            let mut asked = 0;
+            let served = std::thread::scope(|scope| {
+                let worker = scope.spawn(|| {
+                    let source = Peer {
+                        channel: &there,
+                        who: "the worker",
+                    };
+                    if hears {
+                        let refused = source.ask(&ask, &[there.as_fd()], &patience);
+                        assert!(matches!(refused, Err(NotMoved::Refused(_))));
+                    }
+                    // It ends before the answer to this one.
+                    source.send(&ask, &[there.as_fd()]).unwrap();
+                    there.shutdown(std::net::Shutdown::Both).unwrap();
+                    ends.send(()).unwrap();
+                });
+                let served = serve_fetches(&here, |_, _| {
+                    asked += 1;
+                    if asked > usize::from(hears) {
+                        has_ended.recv().unwrap();
+                    }
+                    Err(NotMoved::Refused("killed".to_owned()))
+                });
+                worker.join().unwrap();
+                served
+            });
+            assert_eq!(served.is_err(), hears, "{served:?}");
+        }
     }
 
     #[test]

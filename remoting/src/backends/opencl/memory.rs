@@ -11,6 +11,7 @@ use super::{
     },
     objects::{MadeMem, Mem, Sampler, keep, made},
     provenance::MemRecord,
+    written::place,
 };
 use crate::{
     apis::opencl::{
@@ -230,6 +231,7 @@ impl Server {
             }
             return Ok(());
         };
+        let place = place(&mem.record);
         if let Some(number) = call.callback {
             self.expected += 1;
             let leaf = Leaf::into_raw(&self.board, number);
@@ -238,14 +240,19 @@ impl Server {
                 clSetMemObjectDestructorCallback(mem.raw, Some(callbacks::mem), leaf)
             );
             if code == 0 {
-                self.backend.destructors.insert(number, mem.record);
+                self.backend.destructors.insert(number, mem.record.clone());
             } else {
                 // SAFETY: the driver refused it.
                 unsafe { Leaf::drop_raw(leaf) };
                 self.board.leave(Notice::Callback(number, 0));
             }
         }
-        outcome(cl!(self.backend.api, clReleaseMemObject(mem.raw)))
+        let released = outcome(cl!(self.backend.api, clReleaseMemObject(mem.raw)));
+        drop(mem);
+        if let Some(missing) = &self.backend.missing {
+            missing.released(place);
+        }
+        released
     }
 
     pub(crate) fn create_sampler(&mut self, call: CreateSampler) -> Result<(), i32> {

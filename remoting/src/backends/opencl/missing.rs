@@ -5,7 +5,7 @@
 //! bytes are the same.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
 };
 
@@ -16,7 +16,7 @@ use super::{
     objects::{Kernel, MadeMem},
     provenance::MemRecord,
     records::{Argument, MOST_ARGUMENTS},
-    state::Fetching,
+    state::Kept,
     written::{place, root},
 };
 use crate::{
@@ -38,89 +38,172 @@ pub struct Missing {
     numbers: Arc<Numbers>,
     /// By where the records are of what their bytes are a part of.
     by_place: HashMap<usize, Vec<u32>>,
-    /// What fetches them, until it does.
-    fetching: Option<Fetching>,
+    /// Whether somebody fetches them.
+    has_begun: bool,
 }
 
 /// The objects by their numbers, for the thread that fetches their contents, too.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Numbers {
     state: Mutex<State>,
     changed: Condvar,
 }
 
+/// An object whose contents have not come.
+#[derive(Debug)]
+struct Awaited {
+    /// What its bytes are a part of: nobody needs what is of none.
+    record: Weak<MemRecord>,
+    /// The driver has it until its contents have come, or the application has released it.
+    kept: Arc<Kept>,
+}
+
+/// An object whose contents do not come.
+#[derive(Debug)]
+struct Lost {
+    record: Weak<MemRecord>,
+    why: String,
+}
+
 #[derive(Debug, Default)]
 struct State {
-    /// Those whose contents have not come, with the records of what their bytes are a part of: nobody needs what
-    /// is of none.
-    left: BTreeMap<u32, Weak<MemRecord>>,
+    awaited: HashMap<u32, Awaited>,
+    lost: HashMap<u32, Lost>,
+    /// Those of the awaited that were not asked for: none is twice.
+    unasked: BTreeSet<u32>,
+    /// Bytes of those that are awaited.
+    bytes: u64,
     /// Those that a command waits for.
     wanted: Vec<u32>,
     /// The one that is being fetched.
     coming: Option<u32>,
     /// The one that a command is about to overwrite.
     overwriting: Option<u32>,
-    /// Why no more come.
-    lost: Option<String>,
     /// Nobody waits for them any more.
     given_up: bool,
 }
 
+/// What is to be fetched next.
+pub struct Next {
+    pub number: u32,
+    pub object: Arc<Kept>,
+    /// Bytes that are still to come, its own included.
+    pub left: u64,
+}
+
 impl State {
-    /// Forgets those that the application has released.
-    fn forget_released(&mut self) {
-        let coming = self.coming;
-        self.left
-            .retain(|number, record| record.strong_count() > 0 || coming == Some(*number));
+    fn is_live(record: &Weak<MemRecord>) -> bool {
+        record.strong_count() > 0
+    }
+
+    /// One is not waited for any more. What the driver has of it is to be released without the lock.
+    fn take(&mut self, number: u32) -> Option<Awaited> {
+        let one = self.awaited.remove(&number)?;
+        self.unasked.remove(&number);
+        self.bytes = self.bytes.saturating_sub(one.kept.bytes());
+        Some(one)
+    }
+
+    /// Forgets one that the application has released, unless it is being written.
+    fn forget(&mut self, number: u32) -> Option<Awaited> {
+        let lost = self.lost.get(&number);
+        if lost.is_some_and(|one| !Self::is_live(&one.record)) {
+            self.lost.remove(&number);
+        }
+        let awaited = self.awaited.get(&number);
+        let is_released = awaited.is_some_and(|one| !Self::is_live(&one.record));
+        match is_released && self.coming != Some(number) {
+            true => self.take(number),
+            false => None,
+        }
+    }
+
+    /// The next one to ask for that a command does not overwrite just now.
+    fn choose(&self) -> Option<u32> {
+        let is_free = |number: &u32| self.overwriting != Some(*number);
+        let is_left = |number: &u32| self.unasked.contains(number) && is_free(number);
+        let wanted = self.wanted.iter().copied().find(is_left);
+        wanted.or_else(|| self.unasked.iter().copied().find(is_free))
+    }
+
+    /// Whether the contents of one are there; those that nobody can need count as such. Why they never will be.
+    fn has_come(&self, number: u32) -> Result<bool, Error> {
+        match self.lost.get(&number) {
+            Some(one) if Self::is_live(&one.record) => Err(Error::Lost(one.why.clone())),
+            _ => {
+                let awaited = self.awaited.get(&number);
+                Ok(!awaited.is_some_and(|one| Self::is_live(&one.record)))
+            }
+        }
     }
 }
 
 impl Numbers {
-    /// The one to fetch next; none if all have come. Waits for commands that overwrite the last ones.
-    pub(super) fn next(&self) -> Option<u32> {
+    /// The one to fetch next; none if all have been asked for. Waits for commands that overwrite the last ones.
+    pub(super) fn next(&self) -> Option<Next> {
+        let mut released = Vec::new();
         let mut state = self.state.lock_unpoisoned();
-        loop {
-            state.forget_released();
-            if state.left.is_empty() || state.given_up {
-                return None;
+        let next = loop {
+            if state.unasked.is_empty() || state.given_up {
+                break None;
             }
-            let is_free = |number: &u32| state.overwriting != Some(*number);
-            let is_left = |number: &u32| state.left.contains_key(number) && is_free(number);
-            let wanted = state.wanted.iter().copied().find(is_left);
-            let first = || state.left.keys().copied().find(is_free);
-            if let Some(number) = wanted.or_else(first) {
+            let Some(number) = state.choose() else {
+                let woken = self.changed.wait(state);
+                state = woken.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            if let Some(one) = state.forget(number) {
+                released.push(one);
+                continue;
+            }
+            state.unasked.remove(&number);
+            if let Some(one) = state.awaited.get(&number) {
+                let object = Arc::clone(&one.kept);
+                let left = state.bytes;
                 state.coming = Some(number);
-                return Some(number);
+                break Some(Next {
+                    number,
+                    object,
+                    left,
+                });
             }
-            let woken = self.changed.wait(state);
-            state = woken.unwrap_or_else(PoisonError::into_inner);
-        }
+        };
+        drop(state);
+        next
     }
 
     /// The contents of one are there, or why they never will be.
     pub(super) fn came(&self, number: u32, outcome: Result<(), String>) {
         let mut state = self.state.lock_unpoisoned();
         state.coming = None;
-        match outcome {
-            Ok(()) => drop(state.left.remove(&number)),
-            Err(why) => {
+        let one = state.take(number);
+        if let (Some(one), Err(why)) = (&one, outcome) {
+            if state.lost.is_empty() {
                 crate::note!(
                     "gantry-accel: contents of memory of an application that has moved are lost: {why}"
                 );
-                state.lost = Some(why);
             }
+            let record = Weak::clone(&one.record);
+            state.lost.insert(number, Lost { record, why });
         }
+        drop(state);
     }
 }
 
 impl Missing {
-    /// The contents of these objects.
-    pub(super) fn new(records: &[(u32, Arc<MemRecord>)], fetching: Fetching) -> Self {
+    /// The contents of these objects, by their numbers.
+    pub(super) fn new(objects: Vec<(u32, Arc<MemRecord>, Kept)>) -> Self {
         let mut state = State::default();
         let mut by_place = HashMap::<_, Vec<_>>::new();
-        for (number, record) in records {
-            by_place.entry(place(record)).or_default().push(*number);
-            state.left.insert(*number, Arc::downgrade(root(record)));
+        for (number, record, kept) in objects {
+            by_place.entry(place(&record)).or_default().push(number);
+            state.unasked.insert(number);
+            state.bytes = state.bytes.saturating_add(kept.bytes());
+            let one = Awaited {
+                record: Arc::downgrade(root(&record)),
+                kept: Arc::new(kept),
+            };
+            state.awaited.insert(number, one);
         }
         let numbers = Numbers {
             state: Mutex::new(state),
@@ -129,58 +212,69 @@ impl Missing {
         Self {
             numbers: Arc::new(numbers),
             by_place,
-            fetching: Some(fetching),
+            has_begun: false,
         }
     }
 
-    /// What fetches them, once.
-    pub(super) fn begin(&mut self) -> Option<(Fetching, Arc<Numbers>)> {
-        let fetching = self.fetching.take()?;
-        Some((fetching, Arc::clone(&self.numbers)))
+    /// What is to be fetched, once.
+    pub(super) fn begin(&mut self) -> Option<Arc<Numbers>> {
+        let has_begun = std::mem::replace(&mut self.has_begun, true);
+        (!has_begun).then(|| Arc::clone(&self.numbers))
     }
 
     /// Whether some have not come that the application may need.
     pub(super) fn is_awaited(&self) -> bool {
-        let mut state = self.numbers.state.lock_unpoisoned();
-        state.forget_released();
-        !state.left.is_empty()
+        let state = self.numbers.state.lock_unpoisoned();
+        !state.awaited.is_empty() || !state.lost.is_empty()
     }
 
     /// Whether that is in the way of a state that has all.
     pub(super) fn busy(&self) -> Option<Busy> {
-        if !self.is_awaited() {
-            return None;
-        }
-        Some(match &self.numbers.state.lock_unpoisoned().lost {
-            None => Busy::Still(ON_THEIR_WAY),
-            Some(why) => Busy::Never(Immovable::Has(format!(
+        let state = self.numbers.state.lock_unpoisoned();
+        let mut lost = state.lost.values();
+        if let Some(one) = lost.find(|one| State::is_live(&one.record)) {
+            let why = &one.why;
+            return Some(Busy::Never(Immovable::Has(format!(
                 "contents of its memory were lost when it moved: {why}"
-            ))),
-        })
+            ))));
+        }
+        (!state.awaited.is_empty()).then_some(Busy::Still(ON_THEIR_WAY))
     }
 
     /// Whether the contents are there of all objects at these places, or of all that there are.
     fn have_come(&self, places: Option<&[usize]>) -> Result<bool, Error> {
         let mut state = self.numbers.state.lock_unpoisoned();
-        state.forget_released();
-        let missing: Vec<u32> = match places {
-            None => state.left.keys().copied().collect(),
-            Some(places) => places
-                .iter()
-                .filter_map(|place| self.by_place.get(place))
-                .flatten()
-                .filter(|number| state.left.contains_key(number))
-                .copied()
-                .collect(),
+        let Some(places) = places else {
+            for number in state.lost.keys() {
+                state.has_come(*number)?;
+            }
+            return Ok(state.awaited.is_empty());
         };
-        if missing.is_empty() {
-            return Ok(true);
+        let mut missing = Vec::new();
+        let of_places = places.iter().filter_map(|place| self.by_place.get(place));
+        for number in of_places.flatten() {
+            if !state.has_come(*number)? {
+                missing.push(*number);
+            }
         }
-        if let Some(why) = &state.lost {
-            return Err(Error::Lost(why.clone()));
+        let have_come = missing.is_empty();
+        if !have_come {
+            state.wanted = missing;
         }
-        state.wanted = missing;
-        Ok(false)
+        Ok(have_come)
+    }
+
+    /// The application has released an object at this place, or a part of it.
+    pub(super) fn released(&self, place: usize) {
+        let Some(numbers) = self.by_place.get(&place) else {
+            return;
+        };
+        let mut state = self.numbers.state.lock_unpoisoned();
+        let forgotten = numbers.iter().filter_map(|number| state.forget(*number));
+        let forgotten: Vec<_> = forgotten.collect();
+        drop(state);
+        drop(forgotten);
+        self.numbers.changed.notify_all();
     }
 
     /// A command that is next overwrites all of the object at this place: its contents are not written any more
@@ -190,7 +284,8 @@ impl Missing {
             return false;
         };
         let mut state = self.numbers.state.lock_unpoisoned();
-        let is_free = state.coming != Some(*number) && state.left.contains_key(number);
+        let is_missing = state.awaited.contains_key(number) || state.lost.contains_key(number);
+        let is_free = is_missing && state.coming != Some(*number);
         if is_free {
             state.overwriting = Some(*number);
         }
@@ -201,7 +296,10 @@ impl Missing {
     pub(super) fn overwritten(&mut self) {
         let mut state = self.numbers.state.lock_unpoisoned();
         if let Some(number) = state.overwriting {
-            state.left.remove(&number);
+            state.lost.remove(&number);
+            let one = state.take(number);
+            drop(state);
+            drop(one);
         }
     }
 

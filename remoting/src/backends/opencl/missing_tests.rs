@@ -268,8 +268,8 @@ fn who_overwrites_a_whole_buffer_that_nothing_can_read_before_does_not_wait() {
     // Nobody writes what was there meanwhile.
     assert_eq!(numbers.state.lock_unpoisoned().overwriting, Some(GONE.0));
     carry_out(&mut server, whole(Vec::new()));
-    assert!(numbers.state.lock_unpoisoned().left.is_empty());
-    assert_eq!(numbers.next(), None);
+    assert!(numbers.state.lock_unpoisoned().awaited.is_empty());
+    assert!(numbers.next().is_none());
     for request in commands(GONE, PART) {
         assert!(has_come(&mut server, &request), "{request:?}");
     }
@@ -283,18 +283,25 @@ fn what_is_waited_for_comes_first_and_what_was_released_not_at_all() {
     let missing = server.backend.missing.as_ref().unwrap();
     let numbers = Arc::clone(&missing.numbers);
     assert!(!has_come(&mut server, &fill(order(), HERE, 1)));
-    assert_eq!(numbers.next(), Some(HERE.0));
+    let next = numbers.next().unwrap();
+    assert_eq!((next.number, next.left), (HERE.0, 2 * SIZE));
     // It is being written.
     assert!(!has_come(&mut server, &fill(order(), HERE, SIZE)));
     numbers.came(HERE.0, Ok(()));
     assert!(has_come(&mut server, &fill(order(), HERE, 1)));
+    drop(next);
     for id in [PART, GONE] {
+        // What is released stays as long as a part of it, and no longer.
+        assert!(numbers.state.lock_unpoisoned().bytes > 0);
         let callback = None;
         carry_out(
             &mut server,
             Request::ReleaseMem(ReleaseMem { id, callback }),
         );
     }
-    assert_eq!(numbers.next(), None);
+    let state = numbers.state.lock_unpoisoned();
+    assert!(state.awaited.is_empty() && state.bytes == 0);
+    drop(state);
+    assert!(numbers.next().is_none());
     assert!(server.driver_busy().is_none());
 }

@@ -19,8 +19,7 @@ mod precopy;
 mod restore;
 mod save;
 
-pub use postcopy::Fetching;
-pub use precopy::Precopied;
+pub use precopy::{Kept, Precopied};
 
 use super::{Server, missing::Missing};
 use crate::{

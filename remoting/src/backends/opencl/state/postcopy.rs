@@ -2,9 +2,11 @@
 //! after the other.
 
 use std::{
+    collections::HashMap,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::Arc,
     thread,
+    time::Duration,
 };
 
 use base::{Chain, Patience};
@@ -20,9 +22,9 @@ use crate::{
     backends::opencl::{
         Server,
         driver::api::Api,
-        missing::{Missing, Numbers},
+        missing::{Missing, Next, Numbers},
     },
-    link::control::{AFTER_DRAIN, Command, LONG, Peer},
+    link::control::{Command, Fetch, Peer},
     session::{
         image::{self, Contents, Immovable},
         notice::Notice,
@@ -32,6 +34,8 @@ use crate::{
 
 /// Objects of fewer bytes are in the state: to ask for them takes as long as to copy them.
 pub(super) const LARGE: u64 = 256 << 10;
+/// How long contents may be on their way: who passes them on says itself that nothing comes any more.
+const PASSED_ON: Duration = Duration::from_secs(24 * 3600);
 
 /// Contents of these objects, which stay with the driver, for who asks for them later: of each what has changed
 /// since it was copied.
@@ -40,53 +44,60 @@ pub(super) fn remaining(api: &Arc<Api>, mut copies: Copies, left: Vec<Root>) -> 
         return None;
     }
     let kept = Kept::new(api, left);
+    let numbers = kept.roots.iter().map(|root| root.number);
+    let places: HashMap<_, _> = numbers
+        .enumerate()
+        .map(|(at, number)| (number, at))
+        .collect();
     let api = Arc::clone(api);
     Some(Remaining(Box::new(move |number, mut image| {
-        let root = kept.roots.iter().find(|root| root.number == number);
+        let root = places.get(&number).map(|at| &kept.roots[*at]);
         let root = root.ok_or(Immovable::Wrong("contents that were not left out"))?;
         let saved = copies.save(&api, std::slice::from_ref(root), &mut image)?;
         image.finish::<OpenCl, _>(super::SHAPE, &saved)
     })))
 }
 
-/// Objects whose contents are to be fetched.
-#[derive(Debug)]
-pub struct Fetching(Kept);
-
-impl Fetching {
-    /// Fetches those that are still missing, until all have come or one does not.
-    fn run(&self, api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl Fn()) {
-        while let Some(number) = numbers.next() {
-            let mut roots = self.0.roots.iter();
-            let root = roots.find(|root| root.number == number);
-            let fetched = root.map_or(Ok(()), |root| fetch(api, source, root));
-            let is_lost = fetched.is_err();
-            numbers.came(number, fetched);
-            wake();
-            if is_lost {
-                break;
-            }
-        }
+/// Fetches what is still missing, until all has been asked for.
+fn fetch_all(api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl Fn()) {
+    while let Some(next) = numbers.next() {
+        let fetched = fetch(api, source, &next);
+        let number = next.number;
+        drop(next);
+        numbers.came(number, fetched);
+        wake();
     }
+    // What was released is not awaited any more, either.
+    wake();
 }
 
 /// Fetches what an object has. Why it has not come.
-fn fetch(api: &Arc<Api>, source: &UnixStream, root: &Root) -> Result<(), String> {
+fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String> {
     let words = |error: &dyn std::error::Error| Chain(error).to_string();
     let image = image::create().map_err(|error| words(&error))?;
     let source = Peer {
         channel: source,
         who: "the worker that it has left",
     };
-    // Who passes it on says itself that it takes too long.
-    let patience = Patience::within(LONG + AFTER_DRAIN);
+    let what = Fetch {
+        mem: next.number,
+        bytes: next.object.bytes(),
+        left: next.left,
+    };
     source
-        .ask(&Command::Fetch(root.number), &[image.as_fd()], &patience)
+        .ask(
+            &Command::Fetch(what),
+            &[image.as_fd()],
+            &Patience::within(PASSED_ON),
+        )
         .map_err(|error| words(&error))?;
     let written = (|| {
         let (parts, contents) = Contents::open::<OpenCl, Vec<Bytes>>(image, super::SHAPE)?;
-        let copier = Copier::new(api, root, None)?;
-        root.write(api, copier.queue, &parts, &contents)
+        for root in &next.object.roots {
+            let copier = Copier::new(api, root, None)?;
+            root.write(api, copier.queue, &parts, &contents)?;
+        }
+        Ok::<_, Immovable>(())
     })();
     written.map_err(|error| words(&error))
 }
@@ -97,16 +108,15 @@ impl Server {
         if numbers.is_empty() {
             return Ok(());
         }
-        let mut roots = Vec::new();
-        let mut records = Vec::new();
+        let mut objects = Vec::new();
         for number in numbers {
             let mem = self.backend.mems.get(*number);
             let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
-            roots.push(Root::of(self, *number, mem, true)?);
-            records.push((*number, Arc::clone(&mem.record)));
+            let root = Root::of(self, *number, mem, true)?;
+            let kept = Kept::new(&self.backend.api, vec![root]);
+            objects.push((*number, Arc::clone(&mem.record), kept));
         }
-        let fetching = Fetching(Kept::new(&self.backend.api, roots));
-        self.backend.missing = Some(Missing::new(&records, fetching));
+        self.backend.missing = Some(Missing::new(objects));
         Ok(())
     }
 
@@ -119,12 +129,12 @@ impl Server {
             return Ok(());
         };
         let source = source.ok_or(Immovable::Wrong("contents that nobody brings"))?;
-        let Some((fetching, numbers)) = missing.begin() else {
+        let Some(numbers) = missing.begin() else {
             return Ok(());
         };
         let (api, board) = (Arc::clone(&self.backend.api), Arc::clone(&self.board));
         let work = Arc::new(move || {
-            fetching.run(&api, &source, &numbers, || board.leave(Notice::Wake));
+            fetch_all(&api, &source, &numbers, || board.leave(Notice::Wake));
         });
         let aside = Arc::clone(&work);
         let thread = thread::Builder::new().name("postcopy".to_owned());

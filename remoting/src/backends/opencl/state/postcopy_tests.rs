@@ -2,7 +2,7 @@
 
 use std::{
     os::unix::net::UnixStream,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -171,9 +171,9 @@ impl Application {
 fn serve(Remaining(mut save): Remaining) -> UnixStream {
     let (here, there) = UnixStream::pair().unwrap();
     thread::spawn(move || {
-        serve_fetches(&here, |mem, file| {
+        serve_fetches(&here, |what, file| {
             let file = file.try_clone_to_owned().unwrap();
-            let saved = save(mem, Writer::new(file.into()));
+            let saved = save(what.mem, Writer::new(file.into()));
             saved.map_err(|why| NotMoved::Refused(why.to_string()))
         })
     });
@@ -248,6 +248,44 @@ fn who_needs_what_is_lost_ends_and_who_overwrites_it_goes_on() {
     assert!(matches!(refused, Err(Error::Lost(_))), "{refused:?}");
     let busy = new.server.driver_busy();
     assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
+}
+
+#[test]
+fn one_object_that_cannot_be_fetched_costs_none_of_the_others_and_is_asked_for_once() {
+    let mut application = Application::with_buffers();
+    for mem in 0..BUFFERS {
+        application.write(mem, 0, LARGE, 5).unwrap();
+    }
+    let (mut new, remaining, _) = application.left();
+    let Some(Remaining(mut save)) = remaining else {
+        panic!("nothing is left");
+    };
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&asked);
+    let saves = Remaining(Box::new(move |mem, image| {
+        seen.lock().unwrap().push(mem);
+        match mem {
+            0 => Err(Immovable::Wrong("the first one")),
+            _ => save(mem, image),
+        }
+    }));
+    new.server.fetch_contents(Some(serve(saves))).unwrap();
+    for mem in 1..BUFFERS {
+        assert!(new.read(mem).unwrap().iter().all(|byte| *byte == 5));
+    }
+    let refused = new.read(0);
+    assert!(matches!(refused, Err(Error::Lost(_))), "{refused:?}");
+    let busy = new.server.driver_busy();
+    assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
+    asked.lock().unwrap().sort_unstable();
+    assert_eq!(*asked.lock().unwrap(), [0, 1, 2]);
+    // Who does not need it any more can go on elsewhere.
+    let release = ReleaseMem {
+        id: MemId(0),
+        callback: None,
+    };
+    carry_out(&mut new.server, Request::ReleaseMem(release));
+    assert!(new.server.driver_busy().is_none());
 }
 
 #[test]

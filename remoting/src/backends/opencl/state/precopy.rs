@@ -95,13 +95,13 @@ impl Drop for Behind {
 
 /// Buffers and images that stay with the driver until they have been copied.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub struct Kept {
     api: Arc<Api>,
-    pub roots: Vec<Root>,
+    pub(super) roots: Vec<Root>,
 }
 
 impl Kept {
-    pub fn new(api: &Arc<Api>, roots: Vec<Root>) -> Self {
+    pub(super) fn new(api: &Arc<Api>, roots: Vec<Root>) -> Self {
         for mem in Self::handles(&roots) {
             cl!(api, clRetainMemObject(mem));
         }
@@ -109,6 +109,12 @@ impl Kept {
             api: Arc::clone(api),
             roots,
         }
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> u64 {
+        let lengths = self.roots.iter().map(|root| root.length);
+        lengths.fold(0, u64::saturating_add)
     }
 
     fn handles(roots: &[Root]) -> impl Iterator<Item = Handle> {
