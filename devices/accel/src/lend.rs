@@ -30,6 +30,8 @@ use super::slices::Slices;
 const SOON: Duration = Duration::from_secs(5);
 /// What a worker is called that is borrowed.
 pub const OLD: &str = "the worker that serves it";
+/// The same when another one serves its application.
+const LEFT: &str = "the worker that it has left";
 
 /// What the port's thread is asked for.
 pub enum Order {
@@ -173,25 +175,15 @@ impl Borrowed {
     /// Ends a worker that stands still, and waits until its pool has seen it end: from then on nobody
     /// else has the rings.
     pub fn end(&mut self, patience: &Patience) -> Result<(), NotMoved> {
-        use std::io::Read;
-
-        use base::patience::Patient;
-        let channel = self.peer()?.channel;
-        let gone = |source| NotMoved::Gone { who: OLD, source };
-        channel.shutdown(Shutdown::Write).map_err(gone)?;
-        match Patient(channel, patience).read(&mut [0; 1]) {
-            Ok(0) => Ok(()),
-            Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
-            // Killed with what it was sent unread.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-            Err(error) => Err(gone(error)),
-        }
+        end(self.peer()?.channel, patience)
     }
 
-    /// Gives back another worker's connection in place of this one, whose worker has ended.
-    pub fn replace(mut self, stream: UnixStream) {
-        self.stream = None;
+    /// Gives back another worker's connection in place of this one, whose worker has left the application alone for
+    /// good, or has ended.
+    pub fn replace(mut self, stream: UnixStream) -> Option<Replaced> {
+        let old = self.stream.take().map(Replaced);
         self.desk.serve(self.slice, stream);
+        old
     }
 
     /// Gives the worker back to end: its application goes on elsewhere.
@@ -216,6 +208,45 @@ impl Borrowed {
             serves,
             desk: Arc::clone(&self.desk),
         }
+    }
+}
+
+/// Ends a worker, and waits until its pool has seen it end.
+fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
+    use std::io::Read;
+
+    use base::patience::Patient;
+    let gone = |source| NotMoved::Gone { who: OLD, source };
+    channel.shutdown(Shutdown::Write).map_err(gone)?;
+    match Patient(channel, patience).read(&mut [0; 1]) {
+        Ok(0) => Ok(()),
+        Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
+        // Killed with what it was sent unread.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
+        Err(error) => Err(gone(error)),
+    }
+}
+
+/// A worker that another one serves in the place of. It ends with this.
+#[derive(Debug)]
+pub struct Replaced(UnixStream);
+
+impl Replaced {
+    /// Has it save the contents that the other one asks for by this socket, as long as that asks.
+    ///
+    /// # Errors
+    /// The first reason why some are lost.
+    pub fn bring(&self, to: &UnixStream) -> Result<(), NotMoved> {
+        let old = Peer {
+            channel: &self.0,
+            who: LEFT,
+        };
+        old.bring(to)
+    }
+
+    /// Ends it, and waits until its pool has seen that.
+    pub fn end(self, patience: &Patience) -> Result<(), NotMoved> {
+        end(&self.0, patience)
     }
 }
 

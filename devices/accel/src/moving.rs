@@ -14,6 +14,9 @@
 //!   old worker     | (its connection is shut down)  | its pool has seen it end
 //! ```
 //!
+//! By postcopy `SaveRest` leaves large contents out. The old worker stays until these have come, then: `Go` goes with a
+//! socket on which the new one asks for them, and the old one writes each to the file that came with the question.
+//!
 //! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker leaves leaves
 //! the application with it. Applications move one after the other, so that each stands still for its own
 //! move only; all of them have one deadline.
@@ -65,6 +68,8 @@ pub struct Move {
     pub to: Pool,
     /// How long each may go on with what its device is at.
     pub drain: Duration,
+    /// Whether they go on before large contents of their memory have come.
+    pub postcopy: bool,
     /// Ends it: what has not moved by then stays.
     pub cancel: Cancel,
 }
@@ -188,6 +193,7 @@ impl Handle {
             slice,
             to,
             drain,
+            postcopy,
             cancel,
         } = moved.asked.clone();
         let before = self.attach.pool();
@@ -216,8 +222,16 @@ impl Handle {
             let slice = borrowed.slice as u32;
             // What one does not come to an end with costs the others nothing of theirs.
             let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
-            match self.carry_over(borrowed, &to, drain, &patience) {
-                Ok(()) => moved.slices.push(slice),
+            match self.carry_over(borrowed, &to, (drain, postcopy), &patience) {
+                Ok(brought) => {
+                    moved.slices.push(slice);
+                    moved.reasons.extend(brought.err().map(|error| {
+                        format!(
+                            "the application of slice {slice} has moved, and has lost contents of its memory: {}",
+                            Chain(&error)
+                        )
+                    }));
+                }
                 Err(error) => {
                     let why = format!("the application of slice {slice} stays: {}", Chain(&error));
                     moved.reasons.push(why);
@@ -230,16 +244,20 @@ impl Handle {
         moved
     }
 
+    /// Moves an application, and waits until all of its contents have come: what has become of those that were to
+    /// follow. An error says why it stays.
     fn carry_over(
         &self,
         mut borrowed: Borrowed,
         to: &Pool,
-        drain: Duration,
+        (drain, postcopy): (Duration, bool),
         patience: &Patience,
-    ) -> Result<(), NotMoved> {
+    ) -> Result<Result<(), NotMoved>, NotMoved> {
         if patience.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
+        let fetches = postcopy.then(UnixStream::pair).transpose();
+        let (asked, asks) = fetches.map_err(NotMoved::Socket)?.unzip();
         let stream = self.connect(borrowed.slice, to, patience)?;
         let new = Peer {
             channel: &stream,
@@ -256,7 +274,11 @@ impl Handle {
         )?;
         quiesce(&mut borrowed, drain)?;
         borrowed.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
-        let image = save(&mut borrowed, &Command::SaveRest(rounds, false), patience)?;
+        let image = save(
+            &mut borrowed,
+            &Command::SaveRest(rounds, postcopy),
+            patience,
+        )?;
         new.make(&Command::Restore(true), image.as_fd(), patience)?;
         drop(image);
         // From here on it does not stop half-way. Who has left need not have ended before another one
@@ -268,16 +290,23 @@ impl Handle {
             borrowed.end(&Patience::within(SOON))?;
         }
         // The answer is that it serves.
-        if let Err(error) = new.send(&Command::Go(), &[]) {
+        let files: Vec<_> = asks.iter().map(AsFd::as_fd).collect();
+        if let Err(error) = new.send(&Command::Go(), &files) {
             borrowed.leave();
             return Err(error);
         }
-        if has_left && let Err(error) = borrowed.end(&Patience::within(SOON)) {
-            let (name, slice) = (&self.thread_name, borrowed.slice);
+        // The new one's end is the end of the questions.
+        drop(asks);
+        let slice = borrowed.slice;
+        let Some(old) = borrowed.replace(stream) else {
+            return Ok(Ok(()));
+        };
+        let brought = asked.map_or(Ok(()), |asked| old.bring(&asked));
+        if has_left && let Err(error) = old.end(&Patience::within(SOON)) {
+            let name = &self.thread_name;
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
         }
-        borrowed.replace(stream);
-        Ok(())
+        Ok(brought)
     }
 
     /// Another worker for a slice, which waits for the state of its application.

@@ -1,6 +1,7 @@
 //! What is tested in L1, one file per topic.
 
 mod accelerator;
+mod accelerator_postcopy;
 mod boot;
 mod clients;
 mod cuda;
@@ -84,6 +85,7 @@ pub fn all() -> Vec<Scenario> {
         process::SCENARIOS,
         passthrough::SCENARIOS,
         accelerator::SCENARIOS,
+        accelerator_postcopy::SCENARIOS,
         ten_minutes::SCENARIOS,
         cuda::SCENARIOS,
         services::SCENARIOS,

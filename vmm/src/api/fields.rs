@@ -142,6 +142,7 @@ const OTHERS: &[&str] = &[
     "phase",
     "pid",
     "platform",
+    "postcopy",
     "predicted_downtime_ms",
     "prefault",
     "preserve_source",

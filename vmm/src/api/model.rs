@@ -199,6 +199,9 @@ pub struct VmMoveAccel {
     /// Milliseconds for which each may go on with what its device is at.
     #[serde(default = "drain_ms")]
     pub drain_ms: u64,
+    /// They go on before large contents of their memory have come, which follow from the workers that had them.
+    #[serde(default)]
+    pub postcopy: bool,
 }
 
 /// Who serves a guest's applications.

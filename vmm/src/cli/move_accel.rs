@@ -28,6 +28,12 @@ pub struct MoveAccel {
     /// Milliseconds for which each may go on with what its device is at.
     #[arg(long, value_name = "MS", default_value_t = DRAIN_MS)]
     drain: u64,
+    /// Go on before all memory has come (postcopy): each application stands still for a shorter time, contents
+    /// of large buffers and images follow from the worker that had them, and commands wait for those that they
+    /// name. If that worker or its pool is killed before, the application gets an error when it needs what is
+    /// lost. The answer comes when all has followed.
+    #[arg(long)]
+    postcopy: bool,
 }
 
 impl MoveAccel {
@@ -45,6 +51,7 @@ impl MoveAccel {
             seat,
             address: address.map(str::to_owned),
             drain_ms: self.drain,
+            postcopy: self.postcopy,
         }
     }
 }

@@ -85,7 +85,11 @@ impl Control {
             ApiError::internal(&error).context("cannot start a thread that moves applications")
         };
         if let Some(by) = to {
-            if request.slice.is_some() || request.socket.is_some() || request.device.is_some() {
+            let names_more = request.slice.is_some()
+                || request.socket.is_some()
+                || request.device.is_some()
+                || request.postcopy;
+            if names_more {
                 let message =
                     "seat and address are for all applications of the guest, and named alone";
                 return Err(ApiError::message(Status::BadRequest, message));
@@ -109,6 +113,7 @@ impl Control {
                 device: request.device.unwrap_or(now.device),
             },
             drain: Duration::from_millis(request.drain_ms),
+            postcopy: request.postcopy,
             cancel: Cancel::default(),
         };
         let cancel = asked.cancel.clone();

@@ -201,6 +201,7 @@ fn the_end_of_a_move_of_a_machine_that_is_gone_is_none_of_the_next_move() {
                 device: String::new(),
             },
             drain: std::time::Duration::ZERO,
+            postcopy: false,
             cancel: cancel.clone(),
         },
         slices: vec![0],

@@ -158,6 +158,7 @@ const ACCEL: &[i64] = &[
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socket,
+    libc::SYS_socketpair,
 ];
 
 /// Opens the gate's device anew for each pair, and speaks to another machine. Its own calls of KVM

@@ -27,6 +27,7 @@ use super::{
     *,
 };
 
+mod postcopy;
 mod rounds;
 
 /// A pool beside the port's own.
@@ -85,6 +86,16 @@ impl Rig {
         socket: &std::path::Path,
         cancel: Cancel,
     ) -> mpsc::Receiver<Moved> {
+        self.start_move_by(slice, socket, cancel, false)
+    }
+
+    fn start_move_by(
+        &self,
+        slice: Option<u32>,
+        socket: &std::path::Path,
+        cancel: Cancel,
+        postcopy: bool,
+    ) -> mpsc::Receiver<Moved> {
         let port = self.function.lock().unwrap().handle();
         let (told, moved) = mpsc::channel();
         let asked = Move {
@@ -94,6 +105,7 @@ impl Rig {
                 device: "other".to_owned(),
             },
             drain: Duration::from_millis(250),
+            postcopy,
             cancel,
         };
         port.start(asked, move |moved| told.send(moved).unwrap())
@@ -142,10 +154,14 @@ fn does_not_precopy(stream: &UnixStream) {
 
 /// What a worker does that stops, and saves this after so many rounds.
 fn saves_rest(stream: &UnixStream, rounds: u32, state: &[u8]) {
+    saves_rest_by(stream, rounds, false, state);
+}
+
+fn saves_rest_by(stream: &UnixStream, rounds: u32, postcopy: bool, state: &[u8]) {
     assert_eq!(next(stream).0, Ask::Quiesce(250));
     done(stream);
     let (command, file) = next(stream);
-    assert_eq!(command, Ask::SaveRest(rounds, false));
+    assert_eq!(command, Ask::SaveRest(rounds, postcopy));
     File::from(file.unwrap()).write_all_at(state, 0).unwrap();
     done(stream);
 }
