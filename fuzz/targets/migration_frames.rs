@@ -124,6 +124,7 @@ fn offer() -> Vec<u8> {
         lanes: 0,
         host: HostId::read(),
         copies: true,
+        postcopy: false,
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }
@@ -159,7 +160,7 @@ fn copy(bytes: &[u8]) -> Vec<u8> {
 /// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
 /// a valid offer, pages, or a copy of an application, instead of the contents.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
-    const KINDS: [Kind; 14] = [
+    const KINDS: [Kind; 17] = [
         Kind::Offer,
         Kind::Pages,
         Kind::Barrier,
@@ -174,6 +175,9 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
         Kind::Join,
         Kind::Archive,
         Kind::Copy,
+        Kind::Fetch,
+        Kind::Fetched,
+        Kind::Drained,
     ];
     let mut all = Vec::new();
     while let Some((&[kind, flags, low, high], rest)) = bytes.split_first_chunk::<4>() {

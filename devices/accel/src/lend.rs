@@ -22,7 +22,7 @@ use std::{
 
 use base::{Patience, Unpoisoned};
 use device_model::thread::{ThreadRole, ThreadSpawner};
-use gantry_remoting::link::control::{Command, LONG, NotMoved, Peer, Reply};
+use gantry_remoting::link::control::{Command, Fetch, LONG, NotMoved, Peer, Reply};
 
 use super::slices::Slices;
 
@@ -39,6 +39,8 @@ pub enum Order {
     Lend(Option<u32>, SyncSender<Vec<Borrowed>>),
     /// A slice's worker comes back, or another one comes in its place.
     Back(usize, UnixStream),
+    /// The worker of a slice, which is borrowed, is the port's no more: it stays when that ends. Answered once it is so.
+    Forget(usize, SyncSender<()>),
 }
 
 /// Where orders are left.
@@ -125,6 +127,13 @@ impl Desk {
         self.leave(Order::Back(slice, stream));
     }
 
+    /// Has the port's thread leave a borrowed worker alone for good, and waits until it does. False if it does not.
+    fn forget(&self, slice: usize) -> bool {
+        let (to, forgotten) = mpsc::sync_channel(1);
+        self.leave(Order::Forget(slice, to));
+        forgotten.recv_timeout(SOON).is_ok()
+    }
+
     /// The workers of all open slices, or of one. None if the port is not plugged in, or has no time.
     pub fn lend(&self, of: Option<u32>) -> Option<Vec<Borrowed>> {
         let (to, borrowed) = mpsc::sync_channel(1);
@@ -186,6 +195,29 @@ impl Borrowed {
         old
     }
 
+    /// Has a worker that has stopped leave its application alone for good, which goes on in another machine: its port
+    /// may end then.
+    ///
+    /// # Errors
+    /// It has not: it ends.
+    pub fn leave_for_good(mut self, patience: &Patience) -> Result<Replaced, NotMoved> {
+        let left = self.send(&Command::Leave(), &[]);
+        let left = left.and_then(|()| self.answer(patience));
+        let gone = || NotMoved::Gone {
+            who: OLD,
+            source: io::ErrorKind::NotConnected.into(),
+        };
+        match left {
+            Ok(_) if self.desk.forget(self.slice) => {
+                self.stream.take().map(Replaced).ok_or_else(gone)
+            }
+            left => {
+                self.give_back(false);
+                Err(left.err().unwrap_or_else(gone))
+            }
+        }
+    }
+
     /// Gives the worker back to end: its application goes on elsewhere.
     pub fn leave(mut self) {
         self.give_back(false);
@@ -242,6 +274,20 @@ impl Replaced {
             who: LEFT,
         };
         old.bring(to)
+    }
+
+    /// Has it save contents that were left out.
+    ///
+    /// # Errors
+    /// They are lost.
+    pub fn fetch(&self, what: &Fetch, to: BorrowedFd<'_>) -> Result<(), NotMoved> {
+        let old = Peer {
+            channel: &self.0,
+            who: LEFT,
+        };
+        let command = Command::Fetch(what.clone());
+        let saved = old.ask(&command, &[to], &Patience::within(LONG));
+        saved.map(drop)
     }
 
     /// Ends it, and waits until its pool has seen that.

@@ -32,6 +32,7 @@
 mod attach;
 mod blocks;
 pub mod function;
+pub mod left;
 mod lend;
 mod line;
 pub mod moving;

@@ -341,6 +341,21 @@ impl Handle {
         self.coming.lock_unpoisoned()
     }
 
+    /// Where workers that have taken applications up will ask for contents that follow, when the port goes on: by
+    /// slice.
+    ///
+    /// # Errors
+    /// The system has no more sockets.
+    pub fn asking(&self) -> io::Result<Vec<(u32, UnixStream)>> {
+        let mut coming = self.coming();
+        let pair = |worker: &mut Waiting| {
+            let (asked, asks) = UnixStream::pair()?;
+            worker.asks = Some(asks);
+            Ok((worker.slice as u32, asked))
+        };
+        coming.workers.iter_mut().map(pair).collect()
+    }
+
     /// Has workers of the port's pool take up the applications of a snapshot, all at the same time, those first
     /// that have a part of them. None
     /// of them serves before the port goes on.
@@ -401,7 +416,12 @@ impl Handle {
             };
             let restored = new.made(patience);
             if let Some(stream) = keep(slice, restored.map(|()| stream)) {
-                workers.push(Waiting { slice, stream });
+                let asks = None;
+                workers.push(Waiting {
+                    slice,
+                    stream,
+                    asks,
+                });
             }
         }
         if !reasons.is_empty() {
@@ -418,6 +438,8 @@ impl Handle {
 pub struct Waiting {
     slice: usize,
     stream: UnixStream,
+    /// Where it is to ask for contents that follow.
+    asks: Option<UnixStream>,
 }
 
 impl Waiting {
@@ -431,7 +453,8 @@ impl Waiting {
     /// # Errors
     /// It has ended.
     pub fn go(self, port: &Handle) -> io::Result<()> {
-        control::send(&self.stream, &Command::Go(), &[])?;
+        let files: Vec<_> = self.asks.iter().map(AsFd::as_fd).collect();
+        control::send(&self.stream, &Command::Go(), &files)?;
         port.desk.serve(self.slice, self.stream);
         Ok(())
     }

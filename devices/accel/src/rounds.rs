@@ -60,6 +60,8 @@ pub struct Copied {
     left_out: BTreeSet<(String, usize)>,
     /// How long a round of an application may take.
     pub(super) limit: Duration,
+    /// Whether large contents are left out when they are saved: they follow.
+    postcopy: bool,
 }
 
 /// A worker that was asked for a round, what has been copied of its application, and the image that it has
@@ -107,7 +109,15 @@ impl Copied {
             slices: BTreeMap::new(),
             left_out: BTreeSet::new(),
             limit: ROUND,
+            postcopy: false,
         }
+    }
+
+    /// Has large contents left out when applications are saved at last: they follow, or do not.
+    #[must_use]
+    pub fn with_postcopy(mut self, postcopy: bool) -> Self {
+        self.postcopy = postcopy;
+        self
     }
 
     /// Copies what is new of all applications to an archive. One that cannot be copied now is left out.
@@ -197,17 +207,19 @@ impl Copied {
         patience: &Patience,
     ) -> Result<(File, Known), NotMoved> {
         if let Some(known) = self.slices.remove(&(id.to_owned(), borrowed.slice)) {
-            match save(borrowed, &Command::SaveRest(known.rounds, false), patience) {
+            let command = Command::SaveRest(known.rounds, self.postcopy);
+            match save(borrowed, &command, patience) {
                 Err(NotMoved::Refused(why)) => {
                     log::info!("{id}: slice {} is saved as a whole: {why}", borrowed.slice);
                 }
                 image => return Ok((image?, known)),
             }
         }
-        Ok((
-            save(borrowed, &Command::Save(), patience)?,
-            Known::default(),
-        ))
+        let whole = match self.postcopy {
+            true => Command::SaveRest(0, true),
+            false => Command::Save(),
+        };
+        Ok((save(borrowed, &whole, patience)?, Known::default()))
     }
 }
 

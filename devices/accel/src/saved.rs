@@ -14,11 +14,15 @@ use std::{
 
 use base::{Chain, Patience};
 pub use gantry_remoting::link::control::image;
-use gantry_remoting::{link::control::AFTER_DRAIN, port::State};
+use gantry_remoting::{
+    link::control::{AFTER_DRAIN, SOON},
+    port::State,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
     blocks::Run,
+    left::{Application, Left},
     lend::Borrowed,
     moving::{Handle, quiesce},
     rounds::Copied,
@@ -419,6 +423,22 @@ impl Port {
 }
 
 impl Stopped {
+    /// They go on elsewhere, where some of their contents follow: their workers stay, and belong to the result alone.
+    pub fn leave(mut self) -> Left {
+        let patience = Patience::within(SOON);
+        let mut left = Left::default();
+        for port in &mut self.0.ports {
+            for borrowed in port.stopped.drain(..) {
+                let of = Application {
+                    port: port.id.clone(),
+                    slice: borrowed.slice as u32,
+                };
+                left.add(of, borrowed.leave_for_good(&patience));
+            }
+        }
+        left
+    }
+
     /// They go on elsewhere: their workers end.
     pub fn end(mut self) {
         for port in &mut self.0.ports {

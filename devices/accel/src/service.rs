@@ -145,6 +145,13 @@ impl Service {
                     // Who has stopped to wait gives them back at once.
                     let _ = to.send(borrowed);
                 }
+                Order::Forget(slice, to) => {
+                    if let Some(link @ Link::Borrowed(_)) = links.get_mut(slice) {
+                        *link = Link::Gone;
+                        // Who has stopped to wait has it end.
+                        let _ = to.send(());
+                    }
+                }
                 Order::Back(slice, stream) => {
                     let Some(link) = links.get_mut(slice) else {
                         continue;

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::{
     Context, Entry,
     accelerator::{accel, counter, start_agent},
+    migration::{self, phase_until},
 };
 use crate::{
     gantry::Gantry,
@@ -13,15 +14,21 @@ use crate::{
     opencl::{self, Pool, until},
 };
 
-pub const SCENARIOS: &[Entry] = &[(
-    "accelerator: an application goes on with another pool's worker before its memory has followed",
-    between_pools,
-)];
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "accelerator: an application goes on with another pool's worker before its memory has followed",
+        between_pools,
+    ),
+    (
+        "accelerator: an application goes on in another VMM before its memory has, and a killed source is its error",
+        between_machines,
+    ),
+];
 
 /// Begins to compute on two buffers of 1 MiB, all of which each round writes.
 fn begin(guest: &mut Guest) -> Result<()> {
     guest.run(
-        "rm -f /tmp/stop; (opencl-moving /tmp/stop device 1 >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
+        "rm -f /tmp/stop; : >/tmp/moving; (opencl-moving /tmp/stop device 1 >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
     )?;
     goes_on(guest)
 }
@@ -53,6 +60,7 @@ fn computing(context: &Context) -> Result<(Gantry, Guest, [Pool; 2])> {
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&context.dir)?},
         "accels": [accel(&pools[0])],
+        "memory": {"shared": true},
     });
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     start_agent(&mut guest)?;
@@ -75,4 +83,44 @@ fn between_pools(context: &Context) -> Result<()> {
     ends(&mut guest)?;
     ensure!(counter(&gantry, "workers_lost")? == 0);
     Ok(())
+}
+
+fn between_machines(context: &Context) -> Result<()> {
+    let (gantry, guest, [pool, other]) = computing(context)?;
+    drop(guest);
+    let dir = context.dir.join("second");
+    let there = migration::wait_with(&dir, &gantry.serial, &[(&pool.socket, &other.socket)])?;
+    let how = json!({"accel": "Move", "accel_postcopy": true});
+    let (mut gantry, mut guest) = migration::go(gantry, there, how)?;
+    goes_on(&mut guest)?;
+    drop(guest);
+    // So slowly that the source can be killed before all has followed: memory is handed over.
+    let dir = context.dir.join("third");
+    let there = migration::wait_with(&dir, &gantry.serial, &[(&other.socket, &pool.socket)])?;
+    let body = json!({
+        "destination_url": there.url, "local": true, "preserve_source": true,
+        "accel": "Move", "accel_postcopy": true, "bandwidth": 128 << 10,
+    });
+    gantry.put("vm.send-migration", body)?;
+    let info = phase_until(&gantry, &["Postcopy", "Completed", "Failed"])?;
+    ensure!(info["phase"] == "Postcopy", "{info}\n{}", gantry.log());
+    let runs = "the VM runs at the destination";
+    gantry.refused("vm.cancel-migration", None, 405, runs)?;
+    let left = other.workers()?;
+    gantry.kill()?;
+    let gantry = there.arrived()?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
+    ensure!(
+        !end.contains("rounds were right") && !end.contains("is wrong"),
+        "{end}"
+    );
+    // Those that wait for applications stay.
+    until("the worker that had it has ended", || {
+        let now = other.workers()?;
+        Ok(left.iter().any(|worker| !now.contains(worker)))
+    })?;
+    // The next one is served.
+    begin(&mut guest)?;
+    ends(&mut guest)
 }

@@ -14,6 +14,8 @@ const OTHERS: &[&str] = &[
     "accel",
     "accel_bytes",
     "accel_copies",
+    "accel_postcopy",
+    "accel_remaining_bytes",
     "accel_stop_bytes",
     "access",
     "address",

@@ -111,6 +111,9 @@ pub struct SendMigration {
     /// Applications that move are copied before, while they go on; the stop has what is new since.
     #[serde(default)]
     pub accel_copies: bool,
+    /// Applications that move go on before large contents of their memory have come, which follow.
+    #[serde(default)]
+    pub accel_postcopy: bool,
     /// What becomes of physical devices. `Remote` and `Park` have accelerators' applications move.
     #[serde(default)]
     pub passthrough: PassthroughMigration,
@@ -157,6 +160,7 @@ impl SendMigration {
             max_throttle: max_throttle(),
             accel: AccelMigration::default(),
             accel_copies: false,
+            accel_postcopy: false,
             passthrough: PassthroughMigration::default(),
         }
     }

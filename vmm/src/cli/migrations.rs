@@ -61,6 +61,12 @@ pub struct SendArgs {
     /// still for less of them. Needs --accel move, or --passthrough remote or park.
     #[arg(long)]
     accel_copies: bool,
+    /// Applications of accelerators go on at the destination before large contents of their memory have come
+    /// (postcopy): the VM stands still for less of them. Until all has followed, the source's VMM stays; if it ends
+    /// before, an application gets an error when it needs what is lost. Needs --accel move, or --passthrough
+    /// remote or park.
+    #[arg(long)]
+    accel_postcopy: bool,
     /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
     /// and applications on those with tracked=ACCEL go on meanwhile (remote), stand still until the VM
     /// has a device again (park), or lose them (detach).
@@ -105,6 +111,7 @@ impl SendArgs {
             connections: self.connections,
             accel: self.accel,
             accel_copies: self.accel_copies,
+            accel_postcopy: self.accel_postcopy,
             passthrough: self.passthrough,
             tls_dir: self.tls_dir.clone(),
             tunnel: self.tunnel.clone(),
@@ -147,7 +154,10 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
             // A source ends when its VM has left.
             Err(error) => {
                 let went = |info: &MigrationInfo| {
-                    matches!(info.phase, Phase::Final | Phase::Go | Phase::Completed)
+                    matches!(
+                        info.phase,
+                        Phase::Final | Phase::Go | Phase::Postcopy | Phase::Completed
+                    )
                 };
                 if last.as_ref().is_some_and(went) {
                     return writeln!(out, "\nthe VM has left, and its VMM has ended")
@@ -178,7 +188,7 @@ fn bar(info: &MigrationInfo) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let done = info.total_bytes.saturating_sub(info.remaining_bytes);
     let full = match info.phase {
-        Phase::Completed => WIDTH,
+        Phase::Completed | Phase::Postcopy => WIDTH,
         // Cannot overflow: memory is far below 2^59 bytes.
         _ => done * WIDTH / info.total_bytes.max(1),
     };
@@ -195,7 +205,9 @@ fn bar(info: &MigrationInfo) -> String {
         info.phase,
         info.rounds,
         mib(info.sent_bytes),
-        mib(info.remaining_bytes),
+        mib(info
+            .remaining_bytes
+            .saturating_add(info.accel_remaining_bytes)),
         mib(info.bytes_per_second),
     )
 }

@@ -13,6 +13,7 @@ mod plan;
 mod returns;
 
 use std::{
+    fs::File,
     io, mem,
     os::fd::{AsRawFd, RawFd},
     sync::mpsc,
@@ -22,6 +23,7 @@ use std::{
 use base::{Cancel, Chain};
 use devices::{
     accel::{
+        left::{Application, Left},
         rounds::Copied,
         saved::{Standing, Stopped},
     },
@@ -50,6 +52,7 @@ use crate::{
         files::{FileUse, GivenFile},
         lanes::Body,
         offer::{HostId, Moment},
+        postcopy::Asked,
         progress::{Direction, MigrationInfo, Phase, Progress},
         source::{Outcome, Owner, Paused, Retaken},
     },
@@ -195,6 +198,14 @@ impl OnControl {
         result.recv().ok()
     }
 
+    /// Has the control thread do something, for which nobody waits.
+    fn tell(&self, work: impl FnOnce(&mut Control) + Send + 'static) {
+        if self.work.send(Box::new(work)).is_ok() {
+            // It is woken by whoever comes next, otherwise.
+            let _ = self.wake.write(1);
+        }
+    }
+
     /// Starts a thread of the migration.
     fn start(&self, body: Body) -> Result<(), String> {
         let started = self.ask(|control| control.start_thread(body));
@@ -214,6 +225,8 @@ enum Applications {
     Standing(Standing, Copied),
     /// They stand still with their guest, and are saved.
     Saved(Stopped),
+    /// They go on elsewhere, and contents of their memory follow.
+    Left(Left),
 }
 
 /// The machine, as the thread of a migration reaches it.
@@ -266,6 +279,22 @@ impl Leaving {
                 archive,
             })
         })
+    }
+}
+
+impl Leaving {
+    /// Drops the machine, which runs elsewhere.
+    fn end_of_machine(&self) -> impl FnOnce(&mut Control) + Send + 'static {
+        let (number, was_local) = (self.number, self.local);
+        move |control| {
+            if control.migrations.is_current(number) {
+                // The other process listens at their paths from now on.
+                if was_local && let Some(machine) = control.life.machine_mut() {
+                    machine.set_owns_sockets(false);
+                }
+                control.drop_machine();
+            }
+        }
     }
 }
 
@@ -414,20 +443,37 @@ impl Owner for Leaving {
         self.decision.recv().unwrap_or(true)
     }
 
+    fn left(&mut self) -> bool {
+        if let Applications::Saved(stopped) = self.applications.take() {
+            self.applications = Applications::Left(stopped.leave());
+        }
+        // Nobody waits for its end: the applications go on already.
+        self.control.tell(self.end_of_machine());
+        matches!(&self.applications, Applications::Left(left) if !left.is_empty())
+    }
+
+    fn fetch(&mut self, asked: &Asked) -> Result<File, String> {
+        match &self.applications {
+            Applications::Left(left) => left.fetch(&asked.of, &asked.fetch()),
+            _ => Err("nothing is left here".to_owned()),
+        }
+    }
+
+    fn drained(&mut self, of: &Application) -> bool {
+        match &mut self.applications {
+            Applications::Left(left) => {
+                left.drained(of);
+                !left.is_empty()
+            }
+            _ => false,
+        }
+    }
+
     fn gone(&mut self) {
         if let Applications::Saved(stopped) = self.applications.take() {
             stopped.end();
         }
-        let (number, was_local) = (self.number, self.local);
-        self.control.ask(move |control| {
-            if control.migrations.is_current(number) {
-                // The other process listens at their paths from now on.
-                if was_local && let Some(machine) = control.life.machine_mut() {
-                    machine.set_owns_sockets(false);
-                }
-                control.drop_machine();
-            }
-        });
+        self.control.ask(self.end_of_machine());
     }
 }
 
@@ -504,6 +550,13 @@ impl Control {
                 false => Err(ApiError::wrong_state("no migration is going on")),
             };
         };
+        if progress.phase() == Phase::Postcopy {
+            return Err(ApiError::wrong_state(
+                "the VM runs at the destination, and contents of its applications' memory follow it (vm.migration \
+                 shows how many bytes): it is too late to cancel that; ending this VMM costs these applications \
+                 an error",
+            ));
+        }
         if matches!(progress.phase(), Phase::Go | Phase::Undecided) {
             return Err(ApiError::wrong_state(
                 "the VM has been handed over: it is too late to cancel that",
@@ -674,6 +727,7 @@ fn end(progress: &Progress, phase: Phase, error: Option<String>) {
         info.error = error;
         info.elapsed_ms = elapsed;
         info.remaining_bytes = 0;
+        info.accel_remaining_bytes = 0;
     });
 }
 

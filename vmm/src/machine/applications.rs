@@ -7,12 +7,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
+    os::unix::net::UnixStream,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use ::devices::accel::{
     Accel,
+    left::Application,
     moving::Handle,
     rounds::{Copied, CopiedPort, immovable},
     saved::{self, Archive, Standing, Stopped, check_pieces, image},
@@ -122,6 +124,22 @@ pub fn take_up(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), Machine
         true => Ok(()),
         false => Err(MachineError::TakeUp(reasons)),
     }
+}
+
+/// Where applications with which a machine has come will ask for contents that follow, when it runs.
+pub fn asking(ports: Vec<(String, Handle)>) -> Result<Vec<(Application, UnixStream)>, String> {
+    let mut all = Vec::new();
+    for (port, handle) in ports {
+        let asking = handle
+            .asking()
+            .map_err(|error| format!("there is no socket for what follows: {error}"))?;
+        let of = |(slice, socket)| {
+            let port = port.clone();
+            (Application { port, slice }, socket)
+        };
+        all.extend(asking.into_iter().map(of));
+    }
+    Ok(all)
 }
 
 /// Ports of a machine that arrives, by name, until its devices have come.

@@ -28,6 +28,11 @@ const LONGEST: u64 = 1 << 46;
 /// The most bytes that are taken from a source, which may be anybody's: of the host's memory.
 const MOST: u64 = 64 << 30;
 
+/// The most bytes that an image of an object's contents takes: parts of it are at multiples of pages, and are listed.
+pub fn of_object(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 16).saturating_add(1 << 20)
+}
+
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn host(error: io::Error) -> Error {
     Error::Machine(format!(
@@ -73,16 +78,38 @@ pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) ->
 }
 
 /// An archive that arrives.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Incoming {
     file: Option<File>,
+    /// The most bytes that it may take.
+    most: u64,
     /// Bytes that what has come takes at most.
     taken: u64,
     /// Where the next frame begins at the earliest.
     next: u64,
 }
 
+impl Default for Incoming {
+    fn default() -> Self {
+        Self {
+            file: None,
+            most: MOST,
+            taken: 0,
+            next: 0,
+        }
+    }
+}
+
 impl Incoming {
+    /// One that goes to this file, and takes so many bytes at most.
+    pub fn to(file: File, most: u64) -> Self {
+        Self {
+            file: Some(file),
+            most: most.min(MOST),
+            ..Self::default()
+        }
+    }
+
     /// Takes the contents of a frame, which may be anything.
     pub fn take(&mut self, contents: &[u8]) -> Result<()> {
         let short = || protocol("a frame of an archive ends too soon");
@@ -98,10 +125,10 @@ impl Incoming {
         // However little has come: a byte takes a page, or more.
         self.taken += CHUNK as u64;
         self.next = at + CHUNK as u64;
-        if self.taken > MOST {
+        if self.taken > self.most {
             return Err(protocol(format!(
-                "an archive has more than the {} GiB that are taken",
-                MOST >> 30
+                "an archive has more than the {} MiB that are taken",
+                self.most >> 20
             )));
         }
         let file = match &mut self.file {

@@ -98,6 +98,14 @@ impl Stream {
         }
     }
 
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Unix(stream) => Self::Unix(stream.try_clone()?),
+            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
+            Self::Tunnel(stream) => Self::Tunnel(stream.try_clone()?),
+        })
+    }
+
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Unix(stream) | Self::Tunnel(stream) => stream.read(bytes),
@@ -203,6 +211,15 @@ impl Connection {
     /// Somebody cancels it by this from now on.
     pub fn watch(&mut self, progress: Progress) {
         self.progress = progress;
+    }
+
+    /// The same connection, for who goes on with it.
+    pub fn try_clone(&self) -> Result<Self> {
+        let stream = self.stream.try_clone().map_err(|source| Error::Broken {
+            doing: self.doing,
+            source,
+        })?;
+        Self::new(stream, self.progress.clone())
     }
 
     /// By which it is seen whether the other side has ended while nothing is received.

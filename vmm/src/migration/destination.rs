@@ -2,12 +2,13 @@
 
 use std::{
     fs::File,
+    os::unix::net::UnixStream,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use base::Cancel;
-use devices::accel::rounds::CopiedPort;
+use devices::accel::{left::Application, rounds::CopiedPort};
 
 use super::{
     Error, Result, archive,
@@ -19,6 +20,7 @@ use super::{
     listener::Listener,
     offer::{CopyOf, Departure, HostId, Moment, Offer, Prepared},
     pages::{Arriving, Region},
+    postcopy,
     progress::{Direction, Phase as Shown, Progress},
 };
 use crate::machine::applications;
@@ -74,6 +76,10 @@ pub trait Host: Send {
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
     /// Takes the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
+    /// Where applications that it comes with will ask for contents that follow, when it runs.
+    fn asking(&mut self) -> std::result::Result<Vec<(Application, UnixStream)>, String> {
+        Ok(Vec::new())
+    }
     /// Lets the machine run. It has its locks; after an error it is gone, with them.
     fn run(&mut self) -> std::result::Result<(), String>;
     /// The machine runs. Beside its memory, the move has cost it so long.
@@ -133,6 +139,8 @@ pub struct Destination<'a> {
     /// How many copies of applications may come yet.
     copies: u32,
     dry_run: bool,
+    /// Contents of applications may follow.
+    postcopy: bool,
     /// An offer has come.
     is_source: bool,
     /// Ends the connections for memory, whatever has become of the migration.
@@ -157,6 +165,7 @@ impl<'a> Destination<'a> {
             archived: 0,
             copies: 0,
             dry_run: false,
+            postcopy: false,
             is_source: false,
             of_lanes: Progress::new(Direction::Incoming, ""),
         }
@@ -227,6 +236,7 @@ impl<'a> Destination<'a> {
             self.archive = Some(archive::Incoming::default());
             self.connection.stall = WORKERS;
         }
+        self.postcopy = offer.postcopy && self.archive.is_some();
         let count = offer.lanes;
         let copies = offer.copies && self.archive.is_some();
         if copies {
@@ -416,17 +426,43 @@ impl<'a> Destination<'a> {
         self.connection.uninterrupted = true;
         let came = Instant::now();
         // It holds the locks until it runs: a source that hears nothing cannot take it for dead.
-        if let Err(reason) = self.host.take_locks().and_then(|()| self.host.run()) {
+        let asking = match self.postcopy {
+            true => self.host.asking(),
+            false => Ok(Vec::new()),
+        };
+        let runs = asking.and_then(|asking| {
+            self.host.take_locks()?;
+            self.host.run()?;
+            Ok(asking)
+        });
+        let asking = runs.map_err(|reason| {
             if let Err(error) = self.connection.send(Kind::Denied, 0, &[]) {
                 log::warn!("the source does not hear that its VM does not run here: {error}");
             }
-            return Err(Error::Machine(reason));
-        }
+            Error::Machine(reason)
+        })?;
         if let Err(error) = self.connection.send(Kind::Running, 0, &[]) {
             log::warn!("the source does not hear that its VM runs here: {error}");
         }
+        if !asking.is_empty() {
+            self.follow(asking);
+        }
         self.host.has_moved(so_far + came.elapsed());
         Ok(Phase::Running)
+    }
+}
+
+impl Destination<'_> {
+    /// Contents of applications follow, by this connection. Without it they are lost.
+    fn follow(&mut self, asking: Vec<(Application, UnixStream)>) {
+        let host = &mut *self.host;
+        match self.connection.try_clone() {
+            Ok(connection) => postcopy::relay(connection, asking, &mut |body| host.start(body)),
+            Err(error) => log::warn!(
+                "contents of applications' memory that were to follow are lost: {}",
+                base::Chain(&error)
+            ),
+        }
     }
 }
 

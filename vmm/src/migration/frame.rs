@@ -63,6 +63,12 @@ pub enum Kind {
     /// To the destination: what came before is a copy of applications, which go on; answered in kind when
     /// workers have made it.
     Copy = 14,
+    /// To the source, when the machine runs: contents of an application's memory that are to follow.
+    Fetch = 15,
+    /// To the destination, after archives' frames: these were all, or why there are none.
+    Fetched = 16,
+    /// To the source: an application needs nothing more.
+    Drained = 17,
 }
 
 impl Kind {
@@ -82,6 +88,9 @@ impl Kind {
             Self::Join,
             Self::Archive,
             Self::Copy,
+            Self::Fetch,
+            Self::Fetched,
+            Self::Drained,
         ]
         .into_iter()
         .find(|kind| *kind as u8 == byte)
@@ -97,7 +106,12 @@ impl Kind {
             Self::Join => TOKEN,
             Self::Archive => archive::FRAME,
             Self::Copy => 16 << 20,
-            Self::Failed | Self::Prepared | Self::Denied => 64 << 10,
+            Self::Failed
+            | Self::Prepared
+            | Self::Denied
+            | Self::Fetch
+            | Self::Fetched
+            | Self::Drained => 64 << 10,
             Self::Barrier | Self::Ready | Self::Go | Self::Running => 0,
         }
     }

@@ -10,6 +10,7 @@
 //!   Quiesce   accelerators' applications stand still; vCPUs still run
 //!   Final     paused: last pages, state ───> devices and vCPUs as saved, READY
 //!   Go        disk locks given up, GO  ────> takes the locks, RUNNING, runs
+//!   Postcopy  contents of applications <───> if that is wished: workers ask for them
 //! ```
 //!
 //! Until GO, whatever fails leaves the source running as before, and the destination drops what it
@@ -29,6 +30,7 @@
 //!   [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
 //!   [`archive`]: what accelerators' applications have saved; [`copies`]: of them, while they go on.
+//! - [`postcopy`]: contents of applications that follow.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
 
@@ -43,6 +45,7 @@ pub mod lanes;
 pub mod listener;
 pub mod offer;
 pub mod pages;
+pub mod postcopy;
 pub mod progress;
 pub mod source;
 #[cfg(test)]
@@ -54,9 +57,9 @@ use std::io;
 
 /// Version of the protocol. The destination says which it takes.
 ///
-/// 2: files that go with the offer. 3: several connections. 4: applications of accelerators. An offer has
-/// the version that it needs, so that older destinations take what they know.
-pub const PROTOCOL: u32 = 4;
+/// 2: files that go with the offer. 3: several connections. 4: applications of accelerators. 5: contents of theirs that
+/// follow. An offer has the version that it needs, so that older destinations take what they know.
+pub const PROTOCOL: u32 = 5;
 
 /// The oldest version of which offers are taken.
 pub const OLDEST_PROTOCOL: u32 = 1;

@@ -67,6 +67,9 @@ pub struct Offer {
     /// Applications are copied while they go on, if the destination says that it takes that.
     #[serde(default, skip_serializing_if = "is_false")]
     pub copies: bool,
+    /// Contents of applications may be left out of their state: they follow when the machine runs there.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub postcopy: bool,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
@@ -137,9 +140,11 @@ impl Prepared {
 }
 
 impl Offer {
-    /// The oldest version of the protocol that has what it needs. `applications`: some may go along.
-    pub fn needed_version(lanes: u32, applications: bool) -> u32 {
+    /// The oldest version of the protocol that has what it needs. `applications`: some may go along; `postcopy`: and
+    /// contents of theirs may follow.
+    pub fn needed_version(lanes: u32, applications: bool, postcopy: bool) -> u32 {
         match (applications, lanes) {
+            (true, _) if postcopy => 5,
             (true, _) => 4,
             (false, 0) => 2,
             (false, _) => 3,

@@ -28,6 +28,8 @@ pub enum Phase {
     Final,
     /// The destination may run the VM.
     Go,
+    /// The VM runs at the destination, and contents of its accelerators' applications follow.
+    Postcopy,
     /// The connection broke after GO, and no lock says who runs the VM: see `vm.resolve-migration`.
     Undecided,
     /// The VM runs at the destination.
@@ -63,6 +65,9 @@ pub struct MigrationInfo {
     /// The same while it stood still.
     #[serde(default)]
     pub accel_stop_bytes: u64,
+    /// Bytes of theirs that have yet to follow the VM, as far as is known.
+    #[serde(default)]
+    pub accel_remaining_bytes: u64,
     /// How much of their time is taken away from the vCPUs, in percent.
     #[serde(default)]
     pub throttle_percent: u8,

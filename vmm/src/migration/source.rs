@@ -1,13 +1,14 @@
 //! The source: phases as values, each with what it owns.
 
 use std::{
+    collections::BTreeMap,
     fs::File,
     os::fd::AsFd,
     thread,
     time::{Duration, Instant},
 };
 
-use devices::disk::Scope;
+use devices::{accel::left::Application, disk::Scope};
 
 use super::{
     Error, Result, archive,
@@ -18,6 +19,7 @@ use super::{
     lanes::{Body, Lanes},
     offer::{Departure, Moment, Offer, Prepared},
     pages::Departing,
+    postcopy::{self, Asked, Said},
     progress::{Phase as Shown, Progress},
     tunnel::Tls,
 };
@@ -69,6 +71,21 @@ pub trait Owner: Send {
     fn retake(&mut self, among: Scope) -> Retaken;
     /// Waits until a client says who has the machine: true if it runs at the destination.
     fn ask(&mut self) -> bool;
+    /// The machine runs elsewhere, and contents of its applications follow: their workers stay until it is gone. True
+    /// if there are some.
+    fn left(&mut self) -> bool {
+        false
+    }
+    /// Has an application's worker save contents that follow, or says why they are lost.
+    fn fetch(&mut self, asked: &Asked) -> std::result::Result<File, String> {
+        let _ = asked;
+        Err("nothing is left here".to_owned())
+    }
+    /// An application has all. False if that was the last one.
+    fn drained(&mut self, of: &Application) -> bool {
+        let _ = of;
+        false
+    }
     /// The machine runs elsewhere.
     fn gone(&mut self);
 }
@@ -292,6 +309,9 @@ impl<'a> Source<'a> {
                     self.progress.update(|info| {
                         info.downtime_ms = Some(milliseconds(stood));
                     });
+                    if self.offer.postcopy {
+                        self.follow();
+                    }
                     self.owner.gone();
                     return Outcome::Moved;
                 }
@@ -602,6 +622,62 @@ impl<'a> Source<'a> {
                 "it could not take the locks of the disks, or not start the VM".to_owned(),
             ])),
         }
+    }
+
+    /// Sends what the destination's workers ask for, until they have all.
+    fn follow(&mut self) {
+        if !self.owner.left() {
+            return;
+        }
+        self.show(Shown::Postcopy, "bringing contents of applications' memory");
+        self.progress.update(|info| info.remaining_bytes = 0);
+        if let Err(error) = self.bring() {
+            log::warn!(
+                "contents of applications' memory that have not followed the VM are lost: {}",
+                base::Chain(&error)
+            );
+        }
+    }
+
+    fn bring(&mut self) -> Result<()> {
+        self.connection.set_rate(self.wishes.bandwidth);
+        let mut left = BTreeMap::new();
+        loop {
+            // A worker there may have to wait for its device; who has lost the network is noticed.
+            self.connection.stall = Duration::MAX;
+            let said = postcopy::hear(&mut self.connection, &mut self.contents)?;
+            self.connection.stall = self.wishes.stall;
+            let goes_on = match said {
+                Said::Asks(asked) => {
+                    left.insert(asked.of.clone(), asked.left);
+                    self.show_left(&left);
+                    let saved = self.owner.fetch(&asked);
+                    // The other side may name as many as it likes.
+                    match saved.is_ok() {
+                        true => {
+                            left.insert(asked.of.clone(), asked.left.saturating_sub(asked.bytes))
+                        }
+                        false => left.remove(&asked.of),
+                    };
+                    postcopy::answer(&mut self.connection, &asked, saved, &self.progress)?;
+                    true
+                }
+                Said::Drained(of) => {
+                    left.remove(&of);
+                    self.owner.drained(&of)
+                }
+            };
+            self.show_left(&left);
+            if !goes_on {
+                return Ok(());
+            }
+        }
+    }
+
+    fn show_left(&self, left: &BTreeMap<Application, u64>) {
+        let bytes = left.values().copied().fold(0, u64::saturating_add);
+        self.progress
+            .update(|info| info.accel_remaining_bytes = bytes);
     }
 
     fn failed(mut self, error: Error) -> Outcome {

@@ -25,6 +25,7 @@ use devices::{
 
 mod applications;
 mod figures;
+mod postcopy;
 
 use super::{
     connection::{Connection, Pages},
@@ -457,6 +458,7 @@ fn offer() -> Offer {
         lanes: 0,
         host: HostId::read(),
         copies: true,
+        postcopy: false,
     }
 }
 

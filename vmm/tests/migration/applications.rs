@@ -19,6 +19,8 @@ use gantry_remoting::{
 
 use super::*;
 
+mod postcopy;
+
 /// Slices of the port.
 const SLICES: usize = 2;
 
@@ -295,6 +297,10 @@ fn a_snapshot_that_waits_for_workers_lets_others_ask_and_can_be_cancelled() {
     vmm.refuses(
         &["send-migration", "unix:/nowhere", "--accel-copies"],
         "accel_copies=true needs accel=Move",
+    );
+    vmm.refuses(
+        &["send-migration", "unix:/nowhere", "--accel-postcopy"],
+        "accel_postcopy=true needs accel=Move",
     );
     vmm.does(&["pause"]);
     let saving = vmm.ask(&save);

@@ -1,9 +1,9 @@
 //! VMs that come from another host.
 
-use std::{fs::File, io, mem, sync::Arc, time::Duration};
+use std::{fs::File, io, mem, os::unix::net::UnixStream, sync::Arc, time::Duration};
 
 use base::{Cancel, Chain};
-use devices::accel::rounds::CopiedPort;
+use devices::accel::{left::Application, rounds::CopiedPort};
 use serde_json::Value;
 
 use super::{
@@ -132,6 +132,10 @@ impl Receives for Coming {
             let taken = incoming.machine.take_locks();
             taken.map_err(|error| Chain(&error).to_string())
         })
+    }
+
+    fn asking(&mut self) -> Result<Vec<(Application, UnixStream)>, String> {
+        self.on_machine(|incoming| applications::asking(incoming.machine.devices().ports()))
     }
 
     fn run(&mut self) -> Result<(), String> {

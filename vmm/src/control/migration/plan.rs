@@ -56,17 +56,20 @@ pub(super) fn make(
         return Err(ApiError::new(Status::BadRequest, &error));
     }
     let applications = match (request.accel(), machine.devices().ports()) {
-        (AccelMigration::Move, ports) if !ports.is_empty() => Applications::Go(Copied::new(ports)),
+        (AccelMigration::Move, ports) if !ports.is_empty() => {
+            Applications::Go(Copied::new(ports).with_postcopy(request.accel_postcopy))
+        }
         _ => Applications::Stay,
     };
     let has_applications = matches!(applications, Applications::Go(_));
+    let postcopy = has_applications && request.accel_postcopy;
     // One carries all.
     let lanes = match request.connections {
         1 => 0,
         count => count,
     };
     let offer = Offer {
-        protocol: Offer::needed_version(lanes, has_applications),
+        protocol: Offer::needed_version(lanes, has_applications, postcopy),
         lanes,
         state_version: state_file::VERSION,
         gantry: env!("CARGO_PKG_VERSION").to_owned(),
@@ -81,6 +84,7 @@ pub(super) fn make(
         files: 0,
         host,
         copies: has_applications && request.accel_copies,
+        postcopy,
     };
     let plan = Plan {
         offer,
@@ -174,12 +178,16 @@ pub(super) fn check(request: &SendMigration) -> Result<(), ApiError> {
     if request.memory_mode != MigrationMode::Precopy {
         return bad("memory_mode=Postcopy is not supported: use Precopy".into());
     }
-    if request.accel_copies && request.accel() != AccelMigration::Move {
-        return bad(
-            "accel_copies=true needs accel=Move, or passthrough=Remote or Park (gantry ctl: --accel move, \
-             or --passthrough remote or park): nothing else takes applications along"
-                .into(),
-        );
+    for (wish, name) in [
+        (request.accel_copies, "accel_copies"),
+        (request.accel_postcopy, "accel_postcopy"),
+    ] {
+        if wish && request.accel() != AccelMigration::Move {
+            return bad(format!(
+                "{name}=true needs accel=Move, or passthrough=Remote or Park (gantry ctl: --accel move, or \
+                 --passthrough remote or park): nothing else takes applications along"
+            ));
+        }
     }
     if request.bandwidth == Some(0) || request.max_throttle > 99 {
         return bad("bandwidth is at least 1, and max_throttle at most 99".into());

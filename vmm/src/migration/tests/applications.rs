@@ -17,7 +17,7 @@ fn progress() -> Progress {
     Progress::new(Direction::Outgoing, "test")
 }
 
-fn pair() -> (Connection, Connection) {
+pub(super) fn pair() -> (Connection, Connection) {
     let (here, there) = UnixStream::pair().unwrap();
     let end = |stream| Connection::of_unix(stream, progress()).unwrap();
     (end(here), end(there))

@@ -1,0 +1,70 @@
+//! Applications that have left for another host, where contents of their memory follow: the workers that they had.
+
+use std::{collections::BTreeMap, fmt, fs::File, io, os::fd::AsFd};
+
+use base::{Chain, Patience};
+pub use gantry_remoting::link::control::{Fetch, NotMoved, serve_fetches};
+use gantry_remoting::link::control::{SOON, image};
+use serde::{Deserialize, Serialize};
+
+use super::lend::Replaced;
+
+/// An application of a machine.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+pub struct Application {
+    /// What its port is called.
+    pub port: String,
+    /// Its slice.
+    pub slice: u32,
+}
+
+impl fmt::Display for Application {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { port, slice } = self;
+        write!(f, "{port}: the application of slice {slice}")
+    }
+}
+
+/// The workers that applications had. Each ends when it is dropped.
+#[derive(Debug, Default)]
+pub struct Left(BTreeMap<Application, Result<Replaced, String>>);
+
+impl Left {
+    pub(super) fn add(&mut self, of: Application, worker: Result<Replaced, NotMoved>) {
+        let worker = worker.map_err(|why| {
+            let why = Chain(&why).to_string();
+            log::warn!("{of}: contents of its memory that were to follow it are lost: {why}");
+            why
+        });
+        self.0.insert(of, worker);
+    }
+
+    /// Whether no application needs anything of them.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Has an application's worker save contents to a file.
+    ///
+    /// # Errors
+    /// They are lost.
+    pub fn fetch(&self, of: &Application, what: &Fetch) -> Result<File, String> {
+        let file = image().map_err(|error: io::Error| error.to_string())?;
+        let worker = match self.0.get(of) {
+            Some(worker) => worker.as_ref().map_err(Clone::clone)?,
+            None => return Err("nothing of that application is left here".to_owned()),
+        };
+        let saved = worker.fetch(what, file.as_fd());
+        saved.map_err(|why| Chain(&why).to_string())?;
+        Ok(file)
+    }
+
+    /// An application has all that it needs: its worker ends.
+    pub fn drained(&mut self, of: &Application) {
+        if let Some(Ok(worker)) = self.0.remove(of)
+            && let Err(why) = worker.end(&Patience::within(SOON))
+        {
+            log::warn!("{of}: the worker that it had here does not end: {why}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Applications whose contents follow the machine.
+
+use std::os::fd::AsFd;
+
+use base::Patience;
+use gantry_remoting::link::control::{Fetch, LONG, NotMoved, Peer};
+
+use super::*;
+
+const WHAT: Fetch = Fetch {
+    mem: 3,
+    bytes: 1 << 20,
+    left: 5 << 20,
+};
+
+impl Worker {
+    fn saves_by_postcopy(&self) {
+        let (command, file) = self.asked();
+        assert_eq!(command, Ask::SaveRest(0, true));
+        self.writes("the state", file);
+    }
+
+    fn leaves(&self) {
+        assert_eq!(self.asked().0, Ask::Leave());
+        self.answers(&Reply::Done());
+    }
+
+    /// It serves, and asks here for contents.
+    fn serves_first(&self) -> UnixStream {
+        let (command, socket) = self.asked();
+        assert_eq!(command, Ask::Go());
+        UnixStream::from(std::os::fd::OwnedFd::from(socket.unwrap()))
+    }
+}
+
+/// Asks for contents.
+fn fetch(socket: &UnixStream) -> Result<String, NotMoved> {
+    let source = Peer {
+        channel: socket,
+        who: "the worker that it has left",
+    };
+    let file = control::image().unwrap();
+    let patience = Patience::within(LONG);
+    source.ask(&Ask::Fetch(WHAT), &[file.as_fd()], &patience)?;
+    let mut came = vec![0; file.metadata().unwrap().len() as usize];
+    file.read_exact_at(&mut came, 0).unwrap();
+    Ok(String::from_utf8(came).unwrap())
+}
+
+/// A machine that runs at its destination, and whose applications ask for contents.
+fn followed() -> (Going, [Worker; SLICES], Vec<UnixStream>) {
+    let mut going = setting_off(&["--accel-postcopy"], &Reply::Done());
+    going.workers.iter().for_each(Worker::stops);
+    going.workers.iter().for_each(Worker::saves_by_postcopy);
+    let new = going.there.both();
+    new.iter().for_each(Worker::is_ready);
+    for worker in &new {
+        worker.restores();
+        worker.answers(&Reply::Done());
+    }
+    let sockets = new.iter().map(Worker::serves_first).collect();
+    going.workers.iter().for_each(Worker::leaves);
+    let received = going.receiving.wait().unwrap();
+    assert!(received.success(), "{}", going.second.said());
+    going.second.counts_on();
+    going.first.until("contents follow", |vmm| {
+        vmm.migration()["phase"] == "Postcopy"
+    });
+    (going, new, sockets)
+}
+
+#[test]
+fn contents_follow_a_machine_whose_source_stays_until_all_have_come() {
+    if !has_kvm() {
+        return;
+    }
+    let (mut going, new, sockets) = followed();
+    going
+        .first
+        .refuses(&["cancel-migration"], "the VM runs at the destination");
+    let worker = &going.workers[1];
+    let asked = thread::scope(|scope| {
+        let came = scope.spawn(|| fetch(&sockets[1]));
+        let (command, file) = worker.asked();
+        assert_eq!(command, Ask::Fetch(WHAT));
+        assert_eq!(going.first.migration()["accel_remaining_bytes"], WHAT.left);
+        worker.writes("contents", file);
+        came.join().unwrap()
+    });
+    assert_eq!(asked.unwrap(), "contents of slice 1");
+    // One that is killed costs its own application what it had.
+    drop(going.workers.remove(0));
+    let lost = fetch(&sockets[0]).unwrap_err();
+    assert!(matches!(lost, NotMoved::Refused(_)), "{lost:?}");
+    going.first.until("it knows what is left", |vmm| {
+        vmm.migration()["accel_remaining_bytes"] == WHAT.left - WHAT.bytes
+    });
+    assert!(going.sending.try_wait().unwrap().is_none());
+    drop(sockets);
+    going.workers.into_iter().for_each(Worker::ends);
+    let sent = going.sending.wait_with_output().unwrap();
+    assert!(sent.status.success(), "{}", error(&sent));
+    let shown = String::from_utf8_lossy(&sent.stdout).into_owned();
+    assert!(
+        shown.contains("Postcopy") && shown.contains("Completed"),
+        "{shown}"
+    );
+    assert_eq!(going.first.migration()["accel_remaining_bytes"], 0);
+    going.second.counts_on();
+    check_counting(&[&going.first, &going.second]);
+    assert_eq!(going.second.counter("workers_lost"), 0);
+    // Nothing of the first machine is left that could end them.
+    going.first.kill();
+    going.second.counts_on();
+    going.second.kill();
+    new.into_iter().for_each(Worker::ends);
+}
+
+#[test]
+fn a_source_or_a_destination_that_is_killed_while_contents_follow_leaves_nobody_waiting() {
+    if !has_kvm() {
+        return;
+    }
+    for kills_source in [true, false] {
+        let (mut going, new, sockets) = followed();
+        match kills_source {
+            true => {
+                going.first.kill();
+                for socket in &sockets {
+                    let lost = fetch(socket).unwrap_err();
+                    assert!(matches!(lost, NotMoved::Refused(_)), "{lost:?}");
+                }
+                going.second.counts_on();
+                // It is up to the workers what becomes of their applications.
+                assert_eq!(going.second.counter("workers_lost"), 0);
+                going.second.kill();
+            }
+            false => going.second.kill(),
+        }
+        going.workers.into_iter().for_each(Worker::ends);
+        new.into_iter().for_each(Worker::ends);
+        let sent = going.sending.wait_with_output().unwrap();
+        // Who watches takes the end of a source whose VM has left for what it is.
+        assert!(sent.status.success(), "{}", error(&sent));
+    }
+}
+
+#[test]
+fn a_destination_that_ends_its_applications_lets_the_source_go() {
+    if !has_kvm() {
+        return;
+    }
+    let (mut going, new, sockets) = followed();
+    // Both workers die, as with their pool.
+    drop((new, sockets));
+    going.workers.drain(..).for_each(Worker::ends);
+    let sent = going.sending.wait_with_output().unwrap();
+    assert!(sent.status.success(), "{}", error(&sent));
+    going.second.counts_on();
+    going.second.until("they have ended", |vmm| {
+        vmm.counter("workers_lost") == SLICES as u64
+    });
+}
