@@ -23,7 +23,7 @@ fn rate(rounds: Rounds) -> f64 {
     rounds.count as f64 * 1e6 / rounds.counts.max(1) as f64
 }
 
-/// Moves of guests with more and with less state, with and without copies of it before the stop.
+/// Moves of guests with more and with less state: copied in the stop, before it, or once they go on.
 pub fn link(pools: &[Movable; 2]) -> Result<()> {
     let what = "whole migration, 2 GiB at 1 Gb/s";
     let needed = ["ip", "tc", "/dev/kvm"];
@@ -47,7 +47,11 @@ pub fn link(pools: &[Movable; 2]) -> Result<()> {
     };
     let clock = clock();
     for size in STATES {
-        for (way, how) in [("", &[][..]), (", --accel-copies", &["--accel-copies"])] {
+        for (way, how) in [
+            ("", &[][..]),
+            (", --accel-copies", &["--accel-copies"]),
+            (", --accel-postcopy", &["--accel-postcopy"]),
+        ] {
             let moved = moved_guest::go(&route, size, how)?;
             let plain = network.rate()?;
             let seconds = moved.number("elapsed_ms") / 1e3;
