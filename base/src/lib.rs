@@ -11,6 +11,7 @@
 //! - `confine` (a feature): taking files and system calls away from a process that serves others
 //! - [`error_chain`]: an error with its causes
 //! - [`mod@note`]: lines on the error output that never panic
+//! - [`paths`]: where programs find each other
 //!
 //! Unsafe code is kept here, behind safe functions and types that own what they refer to.
 
@@ -24,6 +25,7 @@ pub mod lock;
 pub mod mapping;
 pub mod memory;
 pub mod note;
+pub mod paths;
 pub mod patience;
 pub mod poll;
 pub mod socket;

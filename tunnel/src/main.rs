@@ -8,6 +8,7 @@ use std::{
     process::ExitCode,
 };
 
+use base::paths::TUNNEL_SOCKET;
 use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
@@ -24,7 +25,7 @@ struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
     /// Where VMMs ask for tunnels.
-    #[arg(long, value_name = "PATH", default_value = "/run/gantry-tunnel/socket")]
+    #[arg(long, value_name = "PATH", default_value = TUNNEL_SOCKET)]
     socket: PathBuf,
 }
 

@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base::limits;
+use base::{
+    limits,
+    paths::{ARBITER_SOCKET, CUDA_SOCKET, OPENCL_SOCKET},
+};
 use vmfunc_gate::{host::DEVICE, port::Lack};
 
 use crate::landlock;
@@ -335,7 +338,7 @@ impl Host {
     }
 
     fn pool(&self) -> Finding {
-        let sockets = ["/run/gantry/opencl.sock", "/run/gantry/cuda.sock"];
+        let sockets = [OPENCL_SOCKET, CUDA_SOCKET];
         let cure = "for --accel: systemctl start gantry-accel, or gantry-accel serve --socket \
                     /run/gantry/opencl.sock";
         self.service("accelerator pool", &sockets, cure)
@@ -343,7 +346,7 @@ impl Host {
 
     fn arbiter(&self) -> Finding {
         let cure = "for weights between VMs: systemctl start gantry-arbiter";
-        self.service("arbiter", &["/run/gantry-arbiter/socket"], cure)
+        self.service("arbiter", &[ARBITER_SOCKET], cure)
     }
 
     /// What divides memory and processes among a pool's workers.

@@ -6,12 +6,10 @@ use std::{
     process::ExitCode,
 };
 
+use base::paths::ARBITER_SOCKET;
 use clap::{CommandFactory, Parser};
 use gpu_mediator::{metrics, status, top};
 use manual::Manual;
-
-/// Where the installed unit has the arbiter listen (gantry-arbiter.service).
-const SOCKET: &str = "/run/gantry-arbiter/socket";
 
 /// Shows the clients of gantry-arbiter or gantry-gpu, their parts of the device and how long they wait for it.
 #[derive(Parser)]
@@ -26,7 +24,7 @@ struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
     /// Its socket; without it, that of the arbiter's installed unit.
-    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
     /// Print the figures once, as Prometheus' text, and end.
     #[arg(long)]

@@ -17,8 +17,6 @@ use std::{
 
 use crate::file_error::{FileError, failed};
 
-/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
-pub const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
 /// The libraries that packages bring and Gantry has. Those of other major versions are not replaced.
 const REPLACED: [&str; 3] = ["libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"];
 /// The driver, which the loader has to find by itself.

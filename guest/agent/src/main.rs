@@ -56,12 +56,10 @@ use std::{
     sync::LazyLock,
 };
 
+use base::paths::{CUDA_LIBRARIES, OPENCL_SOCKET};
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::apis;
 use manual::Manual;
-
-/// Where applications connect, unless somebody says otherwise.
-const SOCKET: &str = "/run/gantry/opencl.sock";
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let driver = if carried::CARRIES_DRIVER {
@@ -97,7 +95,7 @@ struct Arguments {
     #[command(subcommand)]
     other: Option<Other>,
     /// Where applications connect.
-    #[arg(long, default_value = SOCKET, value_name = "PATH")]
+    #[arg(long, default_value = OPENCL_SOCKET, value_name = "PATH")]
     socket: PathBuf,
     /// Only the port at this PCI address, such as 0000:00:05.0 (all ports without it).
     #[arg(long, value_name = "ADDRESS")]
@@ -142,7 +140,7 @@ enum Other {
         /// The environment: a folder with a file pyvenv.cfg.
         environment: PathBuf,
         /// Where Gantry's libraries are: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13.
-        #[arg(long, default_value = adopt::LIBRARIES, value_name = "DIR")]
+        #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
         /// Take the links back.
         #[arg(long, conflicts_with = "libraries")]

@@ -8,8 +8,10 @@ use std::{
     process::Command,
 };
 
+use base::paths::OPENCL_SOCKET;
+
 use crate::{
-    SOCKET, carried,
+    carried,
     place::{self, Done, Tree},
 };
 
@@ -125,7 +127,7 @@ pub fn uninstall(root: &Path, out: &mut dyn Write) -> Result<(), Error> {
         systemctl(&["daemon-reload"])?;
     }
     if tree.is_own() {
-        remove_socket(Path::new(SOCKET));
+        remove_socket(Path::new(OPENCL_SOCKET));
     }
     Ok(())
 }

@@ -38,7 +38,7 @@ impl Driver for Cuda {
     const API: &'static str = "CUDA";
     const ADDRESS_VARIABLE: &'static str = "GANTRY_CUDA";
     const SPIN_VARIABLE: &'static str = "GANTRY_CUDA_SPIN";
-    const SOCKET: &'static str = "/run/gantry/cuda.sock";
+    const SOCKET: &'static str = base::paths::CUDA_SOCKET;
     const WINDOW_AT: Option<u64> = Some(cuda::WINDOW);
 
     type Schema = cuda::Cuda;

@@ -77,7 +77,7 @@ impl Driver for OpenCl {
     const API: &'static str = "OpenCL";
     const ADDRESS_VARIABLE: &'static str = "GANTRY_OPENCL";
     const SPIN_VARIABLE: &'static str = "GANTRY_OPENCL_SPIN";
-    const SOCKET: &'static str = "/run/gantry/opencl.sock";
+    const SOCKET: &'static str = base::paths::OPENCL_SOCKET;
 
     type Schema = gantry_remoting::apis::opencl::OpenCl;
     type Status = i32;

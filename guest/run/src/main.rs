@@ -10,12 +10,11 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use base::paths::CUDA_LIBRARIES;
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_cuda_audit::VARIABLE;
 use manual::Manual;
 
-/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
-const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
 /// The auditor.
 const AUDITOR: &str = "libgantry_cuda_audit.so";
 /// What the folder has to have beside it.
@@ -51,7 +50,7 @@ enum What {
     /// of those that it would find.
     Run {
         /// Where Gantry's libraries are.
-        #[arg(long, default_value = LIBRARIES, value_name = "DIR")]
+        #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
         /// The program, and its arguments.
         #[arg(

@@ -5,14 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::paths::CUDA_SOCKET;
 use gantry_nvml::{error_text, nvmlReturn_t};
 
 use crate::facts::Selector;
 
 /// Names what serves CUDA to programs.
 const VARIABLE: &str = "GANTRY_CUDA";
-/// What does without it.
-const SOCKET: &str = "/run/gantry/cuda.sock";
 
 fn text(code: nvmlReturn_t) -> String {
     error_text(code).to_string_lossy().into_owned()
@@ -62,7 +61,7 @@ pub enum Error {
 impl Error {
     /// Why the driver has not started, as far as can be seen from here; it has said more itself.
     pub(crate) fn not_started() -> Self {
-        let place = env::var(VARIABLE).unwrap_or_else(|_| SOCKET.to_owned());
+        let place = env::var(VARIABLE).unwrap_or_else(|_| CUDA_SOCKET.to_owned());
         match Path::new(&place) {
             _ if place == "off" => Self::Off,
             path if path.is_absolute() && !path.exists() => Self::NobodyServes(place),

@@ -11,6 +11,7 @@ mod table;
 
 use std::{fmt::Write as _, io, path::PathBuf};
 
+use base::paths::CUDA_LIBRARIES;
 use clap::Parser;
 use gantry_nvml::driver::Driver;
 use libloading::Library;
@@ -20,8 +21,6 @@ pub use error::Error;
 use facts::{Facts, Selector};
 use fields::{Field, Format};
 
-/// Where Gantry's CUDA libraries are, unless somebody says otherwise.
-const LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
 /// The driver.
 const DRIVER: &str = "libcuda.so.1";
 
@@ -101,7 +100,7 @@ impl Arguments {
         };
         match &self.libraries {
             Some(folder) => within(folder.clone()),
-            None => library(DRIVER.into()).or_else(|_| within(LIBRARIES.into())),
+            None => library(DRIVER.into()).or_else(|_| within(CUDA_LIBRARIES.into())),
         }
     }
 }

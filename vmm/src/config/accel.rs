@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use base::paths::{CUDA_SOCKET, OPENCL_SOCKET};
 use devices::{
     accel::{ApiId, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
     gate::MOST_SHARED,
@@ -16,10 +17,6 @@ use super::{
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
-/// Where `gantry-accel serve` listens by default.
-const SOCKET: &str = "/run/gantry/opencl.sock";
-/// Where the pool of CUDA does.
-const CUDA_SOCKET: &str = "/run/gantry/cuda.sock";
 /// The window by default: address space, and memory only where it is used.
 const WINDOW: u64 = 4 << 30;
 /// Applications at a time by default.
@@ -112,7 +109,7 @@ pub struct RingConfig {
 impl Default for RingConfig {
     fn default() -> Self {
         Self {
-            socket: SOCKET.into(),
+            socket: OPENCL_SOCKET.into(),
             device: None,
             weight: 1,
             memory: None,
@@ -270,7 +267,7 @@ impl RingConfig {
     /// Where the worker pool of an API listens: where it does by default, unless it is said.
     pub fn pool(&self, api: AccelApi) -> &Path {
         match api {
-            AccelApi::Cuda if self.socket == Path::new(SOCKET) => Path::new(CUDA_SOCKET),
+            AccelApi::Cuda if self.socket == Path::new(OPENCL_SOCKET) => Path::new(CUDA_SOCKET),
             _ => &self.socket,
         }
     }
@@ -491,7 +488,7 @@ mod tests {
     fn what_earlier_versions_wrote_is_understood() {
         let written = serde_json::json!({
             "backend": "Opencl", "transport": "Gate", "server": "/s", "shared": 65536,
-            "socket": SOCKET, "weight": 1, "window": WINDOW, "slices": 8, "iommu": false,
+            "socket": OPENCL_SOCKET, "weight": 1, "window": WINDOW, "slices": 8, "iommu": false,
         });
         let config: AccelConfig = serde_json::from_value(written).unwrap();
         assert!(config.is_gate());

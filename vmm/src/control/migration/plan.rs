@@ -2,6 +2,7 @@
 
 use std::{fs::File, path::PathBuf, time::Duration};
 
+use base::paths::TUNNEL_SOCKET;
 use devices::accel::rounds::Copied;
 
 use super::{
@@ -200,8 +201,6 @@ pub(super) fn check(request: &SendMigration) -> Result<(), ApiError> {
 
 /// How a migration is encrypted, if it is.
 pub(super) fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
-    /// Where the tunnel serves, unless said otherwise.
-    const TUNNEL_SOCKET: &str = "/run/gantry-tunnel/socket";
     Some(Tls {
         dir: dir?.clone(),
         tunnel: tunnel.cloned().unwrap_or_else(|| TUNNEL_SOCKET.into()),
