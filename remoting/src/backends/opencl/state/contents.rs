@@ -14,7 +14,7 @@ use crate::{
             api::{Api, Handle},
             cl,
         },
-        objects::{MadeMem, Mem, made},
+        objects::{MadeMem, Map, Mem, made},
         provenance::{ContextRecord, DeviceRecord, MemRecord},
         written::{Written, root},
     },
@@ -257,30 +257,56 @@ pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec
 /// Has the driver write what the device has of buffers in the window to it: the host's pages are the
 /// truth wherever they are mapped.
 pub(super) fn sync(server: &Server) -> Result<(), Immovable> {
-    let mut queues = Queues::default();
-    for mem in server.backend.mems.iter() {
-        if let Some((offset, size)) = lives(&mem.record) {
-            let transfer = Transfer {
-                api: &server.backend.api,
-                context: mem.home.raw,
-                queue: queues.of(server, mem.home.raw, &mem.record.context)?,
-                mem: mem.raw,
-            };
-            transfer.sync(server, mem, offset, size)?;
-        }
-    }
-    queues.end(&server.backend.api);
-    Ok(())
+    let mems = server.backend.mems.iter();
+    let maps = mems.flat_map(|mem| {
+        let of = |map: &Map| (&mem.record, map.offset, map.size);
+        mem.maps.iter().map(of)
+    });
+    in_window(
+        server,
+        &maps.collect::<Vec<_>>(),
+        |transfer, part, start| transfer.sync(server, part, start),
+    )
 }
 
 /// Has the driver take what is in the window for buffers that live there and that it made before that was all there: a
 /// driver may keep contents of its own for such a buffer (OpenCL 3.0, 5.2.1, `CL_MEM_USE_HOST_PTR`). What is to be
 /// mapped it takes as the mapping ends: the client may be writing there.
 pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> {
+    let maps = maps.iter().filter_map(|map| {
+        let mem = server.backend.mems.get(map.mem.0).ok()?;
+        Some((&mem.record, map.offset, map.size))
+    });
+    in_window(
+        server,
+        &maps.collect::<Vec<_>>(),
+        |transfer, (offset, length), start| {
+            transfer.write_part(offset, length, |from, bytes| {
+                let place = server.window.at(start + from, bytes.len() as u64);
+                let place = place.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
+                // SAFETY: within the window, which is mapped as long as the session; the client may
+                // write there, too, and no reference to it is made.
+                unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
+                Ok(())
+            })
+        },
+    )
+}
+
+/// What is mapped: of which buffer, the first byte, bytes.
+type Mapped<'a> = (&'a Arc<MemRecord>, u64, u64);
+
+/// Does something with each part of buffers that live in the window which is not mapped: its first byte and bytes in
+/// the object that is given, and where that object begins in the window.
+fn in_window(
+    server: &Server,
+    maps: &[Mapped<'_>],
+    mut each: impl FnMut(&Transfer<'_>, (u64, u64), u64) -> Result<(), Immovable>,
+) -> Result<(), Immovable> {
     let mut queues = Queues::default();
-    for (id, mem) in server.backend.mems.entries() {
-        let Ok(mem) = mem else { continue };
-        let Some((start, size)) = lives(&mem.record) else {
+    for mem in owners(server) {
+        let whole = lives(root(&mem.record)).zip(extent(&mem.record));
+        let Some(((start, _), (origin, size))) = whole else {
             continue;
         };
         let transfer = Transfer {
@@ -289,21 +315,41 @@ pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> 
             queue: queues.of(server, mem.home.raw, &mem.record.context)?,
             mem: mem.raw,
         };
-        let own = maps.iter().filter(|map| map.mem.0 == id);
-        let mapped = own.map(|map| (map.offset.min(size), map.size));
-        for (offset, length) in outside(mapped.collect(), size) {
-            transfer.write_part(offset, length, |from, bytes| {
-                let place = server.window.at(start + from, bytes.len() as u64);
-                let place = place.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
-                // SAFETY: within the window, which is mapped as long as the session; the client may
-                // write there, too, and no reference to it is made.
-                unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-                Ok(())
-            })?;
+        for part in outside(mapped(&mem.record, maps), size) {
+            each(&transfer, part, start.saturating_add(origin))?;
         }
     }
     queues.end(&server.backend.api);
     Ok(())
+}
+
+/// Which bytes of the buffer that it is a part of a buffer has: the first one, and how many.
+fn extent(record: &MemRecord) -> Option<(u64, u64)> {
+    match &record.call {
+        MadeMem::Buffer(call) => Some((0, call.size)),
+        MadeMem::Sub(call) => {
+            let (origin, _) = extent(record.of.as_ref()?)?;
+            Some((origin.saturating_add(call.origin), call.size))
+        }
+        MadeMem::Image(_) => None,
+    }
+}
+
+/// Which parts of a buffer are mapped, by itself or by one that shares bytes with it.
+fn mapped(record: &Arc<MemRecord>, maps: &[Mapped<'_>]) -> Vec<(u64, u64)> {
+    let Some((origin, size)) = extent(record) else {
+        return Vec::new();
+    };
+    let part = |&(of, offset, length): &Mapped<'_>| {
+        if !Arc::ptr_eq(root(of), root(record)) {
+            return None;
+        }
+        let start = extent(of)?.0.saturating_add(offset);
+        let end = start.saturating_add(length);
+        let [start, end] = [start, end].map(|at| at.saturating_sub(origin).min(size));
+        Some((start, end - start))
+    };
+    maps.iter().filter_map(part).collect()
 }
 
 /// Restores the contents of buffers and images, by their numbers in the log.
@@ -636,50 +682,51 @@ impl Transfer<'_> {
         check(if code == 0 { finished } else { code }, "writing an image")
     }
 
-    /// Has the driver write what the device has of a buffer to the window, in which it lives. What
-    /// is mapped is there, and may be newer than what the device has.
-    fn sync(&self, server: &Server, mem: &Mem, start: u64, size: u64) -> Result<(), Immovable> {
-        let mapped = mem.maps.iter().map(|map| (map.offset, map.size));
-        for (offset, length) in outside(mapped.collect(), size) {
-            let mut code = 0;
-            let pointer = cl!(
+    /// Has the driver write what the device has of a part of a buffer to the window, in which it lives, from `start` on.
+    fn sync(
+        &self,
+        server: &Server,
+        (offset, length): (u64, u64),
+        start: u64,
+    ) -> Result<(), Immovable> {
+        let mut code = 0;
+        let pointer = cl!(
+            self.api,
+            clEnqueueMapBuffer(
+                self.queue,
+                self.mem,
+                1,
+                codes::MAP_READ,
+                offset as usize,
+                length as usize,
+                0,
+                null(),
+                null_mut(),
+                &raw mut code,
+            )
+        );
+        if code == 0 {
+            let code = cl!(
                 self.api,
-                clEnqueueMapBuffer(
-                    self.queue,
-                    self.mem,
-                    1,
-                    codes::MAP_READ,
-                    offset as usize,
-                    length as usize,
-                    0,
-                    null(),
-                    null_mut(),
-                    &raw mut code,
-                )
+                clEnqueueUnmapMemObject(self.queue, self.mem, pointer, 0, null(), null_mut())
             );
-            if code == 0 {
-                let code = cl!(
-                    self.api,
-                    clEnqueueUnmapMemObject(self.queue, self.mem, pointer, 0, null(), null_mut())
-                );
-                let finished = cl!(self.api, clFinish(self.queue));
-                check(if code == 0 { finished } else { code }, "ending a mapping")?;
-                continue;
-            }
-            // One that the host may not read: copied to where it will be looked for.
-            let mut bytes = Vec::new();
-            let mut from = offset;
-            while from < offset + length {
-                let piece = PIECE.min(offset + length - from);
-                bytes.resize(piece as usize, 0);
-                self.read_bytes(from as usize, &mut bytes)?;
-                let to = server.window.at(start + from, piece);
-                let to = to.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
-                // SAFETY: within the window, which is mapped as long as the session; the client may
-                // write there, too, and no reference to it is made.
-                unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-                from += piece;
-            }
+            let finished = cl!(self.api, clFinish(self.queue));
+            check(if code == 0 { finished } else { code }, "ending a mapping")?;
+            return Ok(());
+        }
+        // One that the host may not read: copied to where it will be looked for.
+        let mut bytes = Vec::new();
+        let mut from = offset;
+        while from < offset + length {
+            let piece = PIECE.min(offset + length - from);
+            bytes.resize(piece as usize, 0);
+            self.read_bytes(from as usize, &mut bytes)?;
+            let to = server.window.at(start + from, piece);
+            let to = to.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
+            // SAFETY: within the window, which is mapped as long as the session; the client may
+            // write there, too, and no reference to it is made.
+            unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            from += piece;
         }
         Ok(())
     }

@@ -198,3 +198,6 @@ mod postcopy_tests;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod window_tests;
