@@ -1,8 +1,9 @@
 //! Connections from and to the network, until both sides know each other.
 
 use std::{
+    fmt::Display,
     io::{self, Read},
-    net::{TcpListener, TcpStream, ToSocketAddrs},
+    net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
     os::{
         fd::{AsFd, AsRawFd},
         unix::net::UnixStream,
@@ -160,11 +161,13 @@ impl Door {
                 }
             };
             if busy.load(Ordering::SeqCst) >= MOST {
+                let why = format_args!("{MOST} others have not shown a certificate yet");
+                turned_away(&said, from, why);
                 continue;
             }
             let place = Place::take(&busy);
             let (config, sender) = (Arc::clone(&self.config), sender.clone());
-            let said = Arc::clone(&said);
+            let of_thread = Arc::clone(&said);
             let work = move || {
                 let _place = place;
                 let shaken = ServerConnection::new(config)
@@ -173,17 +176,20 @@ impl Door {
                 match shaken {
                     // Nobody listens if another one was first.
                     Ok(known) => drop(sender.send(known)),
-                    Err(error) => {
-                        if let Some(unsaid) = said.lock_unpoisoned().due() {
-                            base::note!("gantry-tunnel: {from} is turned away: {error}{unsaid}");
-                        }
-                    }
+                    Err(error) => turned_away(&of_thread, from, error),
                 }
             };
             if let Err(error) = thread::Builder::new().spawn(work) {
-                base::note!("gantry-tunnel: turned away: there is no thread: {error}");
+                turned_away(&said, from, format_args!("there is no thread: {error}"));
             }
         }
+    }
+}
+
+/// Says who is turned away and why, unless somebody was a moment ago.
+fn turned_away(said: &Mutex<Seldom>, from: SocketAddr, why: impl Display) {
+    if let Some(unsaid) = said.lock_unpoisoned().due() {
+        base::note!("gantry-tunnel: {from} is turned away: {why}{unsaid}");
     }
 }
 

@@ -4,10 +4,12 @@
 
 use std::{
     fs,
-    io::{ErrorKind, Read, Write},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::UnixStream,
     path::Path,
+    process::{Child, Command, Stdio},
+    sync::mpsc,
     thread,
     time::Duration,
 };
@@ -178,4 +180,54 @@ fn what_comes_with_the_end_of_the_handshake_is_not_kept_until_more_comes() {
         drop((end, peer.join().unwrap()));
         let _ = relayed.join().unwrap();
     }
+}
+
+/// A process that ends with its test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn whoever_finds_too_many_at_the_door_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tls_dir, path) = (dir.path().join("tls"), dir.path().join("tunnel"));
+    certificates(&tls_dir);
+    let process = Command::new(env!("CARGO_BIN_EXE_gantry-tunnel"))
+        .arg("--socket")
+        .arg(&path)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut process = Process(process);
+    let lines = BufReader::new(process.0.stderr.take().unwrap()).lines();
+    let (sender, said) = mpsc::channel();
+    let reader = thread::spawn(move || {
+        for line in lines {
+            let _ = sender.send(line.unwrap());
+        }
+    });
+    let next = || said.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(next().contains("serving at"));
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let listen = Request::Listen {
+        at: at.clone(),
+        tls_dir,
+    };
+    let (vmm, answer) = ask(&path, &listen);
+    assert_eq!(answer, Answer::Ready);
+    let silent: Vec<_> = (0..17).map(|_| TcpStream::connect(&at).unwrap()).collect();
+    let last = silent.last().unwrap().local_addr().unwrap();
+    let line = next();
+    assert_eq!(
+        line,
+        format!("gantry-tunnel: {last} is turned away: 16 others have not shown a certificate yet")
+    );
+    drop((process, vmm, silent));
+    reader.join().unwrap();
 }
