@@ -25,7 +25,16 @@ pub struct Spare {
     /// How many bytes.
     pub bytes: u64,
     /// The file of the control group that allows no more; none if it is the machine that has no more.
-    limit: Option<PathBuf>,
+    pub limit: Option<PathBuf>,
+}
+
+impl Spare {
+    fn new(bytes: u64, limit: Option<PathBuf>) -> Self {
+        Self {
+            bytes: bytes - bytes / 8,
+            limit,
+        }
+    }
 }
 
 impl fmt::Display for Spare {
@@ -40,17 +49,21 @@ impl fmt::Display for Spare {
 
 /// That of this process; none if the kernel does not say.
 pub fn spare() -> Option<Spare> {
-    let machine = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    let machine = spare_of_machine()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let least = left_of(Path::new(GROUPS), &groups);
-    let (bytes, limit) = match least {
-        Some((left, file)) if left < machine => (left, Some(file)),
-        _ => (machine, None),
-    };
-    Some(Spare {
-        bytes: bytes - bytes / 8,
-        limit,
+    let least = least.map(|(left, file)| Spare::new(left, Some(file)));
+    Some(match least {
+        Some(least) if least.bytes < machine.bytes => least,
+        _ => machine,
     })
+}
+
+/// That of the machine: for what another process writes, whose control groups count then; none if the kernel
+/// does not say.
+pub fn spare_of_machine() -> Option<Spare> {
+    let bytes = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
+    Some(Spare::new(bytes, None))
 }
 
 fn available(meminfo: &str) -> Option<u64> {
@@ -89,25 +102,40 @@ fn left(group: &Path) -> Vec<(u64, PathBuf)> {
 }
 
 /// Looks at what memory there is while much is written.
-#[derive(Debug, Default)]
-pub struct Steps(AtomicU64);
+#[derive(Debug)]
+pub struct Steps {
+    taken: AtomicU64,
+    look: fn() -> Option<Spare>,
+}
+
+impl Default for Steps {
+    fn default() -> Self {
+        Self::of(spare)
+    }
+}
 
 impl Steps {
-    /// So many bytes are about to be written.
+    /// Looks so: by [`spare`] unless somebody says otherwise.
+    pub fn of(look: fn() -> Option<Spare>) -> Self {
+        Self {
+            taken: AtomicU64::new(0),
+            look,
+        }
+    }
+
+    /// So many bytes are about to be written, of this many in all at most.
     ///
     /// # Errors
     /// There is hardly any memory left: as much as this.
-    pub fn take(&self, bytes: u64) -> Result<(), Spare> {
-        self.take_of(bytes, spare)
-    }
-
-    fn take_of(&self, bytes: u64, spare: impl Fn() -> Option<Spare>) -> Result<(), Spare> {
-        let before = self.0.fetch_add(bytes, Ordering::Relaxed);
+    pub fn take(&self, bytes: u64, most: u64) -> Result<(), Spare> {
+        let before = self.taken.fetch_add(bytes, Ordering::Relaxed);
         if before / STEP == before.saturating_add(bytes) / STEP {
             return Ok(());
         }
-        match spare() {
-            Some(spare) if spare.bytes < STEP.max(bytes) => Err(spare),
+        // Until the next look, or the end.
+        let wanted = STEP.min(most.saturating_sub(before)).max(bytes);
+        match (self.look)() {
+            Some(spare) if spare.bytes < wanted => Err(spare),
             _ => Ok(()),
         }
     }
@@ -129,8 +157,10 @@ mod tests {
         ] {
             assert_eq!(available(other), None, "{other:?}");
         }
-        let spare = spare().unwrap();
-        assert!(spare.bytes > 0, "{spare}");
+        // Whatever this machine and the group of the tests leave.
+        let machine = spare_of_machine().unwrap();
+        assert_eq!(machine.limit, None);
+        assert!(spare().is_some());
     }
 
     #[test]
@@ -168,18 +198,45 @@ mod tests {
         }
     }
 
+    fn spare_of<const BYTES: u64>() -> Option<Spare> {
+        Some(Spare {
+            bytes: BYTES,
+            limit: None,
+        })
+    }
+
     #[test]
     fn who_writes_much_sees_what_others_have_taken_meanwhile() {
-        let of = |bytes| move || Some(Spare { bytes, limit: None });
-        let steps = Steps::default();
+        let looks = |steps: Steps, look| Steps { look, ..steps };
+        let most = u64::MAX;
         // Nobody looks for the first bytes.
-        steps.take_of(STEP - 1, of(0)).unwrap();
-        steps.take_of(1, of(STEP)).unwrap();
-        steps.take_of(STEP - 1, of(0)).unwrap();
-        let short = steps.take_of(1, of(STEP - 1)).unwrap_err();
+        let steps = Steps::of(spare_of::<0>);
+        steps.take(STEP - 1, most).unwrap();
+        let steps = looks(steps, spare_of::<STEP>);
+        steps.take(1, most).unwrap();
+        let steps = looks(steps, spare_of::<0>);
+        steps.take(STEP - 1, most).unwrap();
+        let steps = looks(steps, spare_of::<{ STEP - 1 }>);
+        let short = steps.take(1, most).unwrap_err();
         assert_eq!(short.to_string(), "63 MiB of memory are free");
-        let large = steps.take_of(3 * STEP, of(2 * STEP));
+        let steps = looks(steps, spare_of::<{ 2 * STEP }>);
+        let large = steps.take(3 * STEP, most);
         assert!(large.is_err(), "more at once than there is");
-        steps.take_of(STEP, || None).unwrap();
+        looks(steps, || None).take(STEP, most).unwrap();
+    }
+
+    #[test]
+    fn who_has_little_left_to_write_wants_no_more_than_that() {
+        let most = STEP + 10;
+        let steps = Steps::of(spare_of::<11>);
+        steps.take(STEP - 1, most).unwrap();
+        steps.take(1, most).unwrap();
+        let steps = Steps::of(spare_of::<10>);
+        steps.take(STEP - 1, most).unwrap();
+        assert!(steps.take(1, most).is_err());
+        // Who has written more than was said has room for what is written now.
+        let steps = Steps::of(spare_of::<10>);
+        steps.take(2 * STEP - 10, STEP).unwrap_err();
+        steps.take(10, STEP).unwrap();
     }
 }

@@ -168,8 +168,9 @@ impl<'a, D: Carried> Parked<'a, D> {
         let opened = carry::open(link, to, Instant::now() + opening)?;
         let there = carry::connection(link, &opened)?;
         if there.is_file() {
-            // The worker has it once more, in this machine's memory.
-            check_memory(self.length)?;
+            // The worker has it once more, in this machine's memory: its control groups count, at which it
+            // looks itself as it is written.
+            check_memory(self.length, memory::spare_of_machine())?;
         }
         let both = Both {
             link,
@@ -188,14 +189,9 @@ impl<'a, D: Carried> Parked<'a, D> {
         }
         both.compare(true)?;
         let mut bytes = vec![0; carry::PART.min(self.length) as usize];
-        let steps = Steps::default();
         let mut at = 0;
         while at < self.length {
             let most = carry::PART.min(self.length - at) as usize;
-            if there.is_file() {
-                let short = |spare| too_little(self.length, &spare);
-                steps.take(most as u64).map_err(short)?;
-            }
             let read = self.image.read_exact_at(&mut bytes[..most], at);
             read.map_err(|error| format!("its state cannot be read: {error}"))?;
             at += both.write_part(true, at, &bytes[..most])?;
@@ -206,8 +202,8 @@ impl<'a, D: Carried> Parked<'a, D> {
 }
 
 /// Whether there are so many bytes of memory for a state.
-fn check_memory(length: u64) -> Result<(), String> {
-    match memory::spare() {
+fn check_memory(length: u64, spare: Option<Spare>) -> Result<(), String> {
+    match spare {
         Some(spare) if spare.bytes < length => Err(too_little(length, &spare)),
         _ => Ok(()),
     }
@@ -224,7 +220,7 @@ fn save<D: Carried>(
     until: Instant,
 ) -> Result<(File, u64), String> {
     let length = both.save(outgoing, 0, until)?;
-    check_memory(length)?;
+    check_memory(length, memory::spare())?;
     let failed = |error: io::Error| format!("its memory takes no state: {error}");
     let image = control::image().map_err(failed)?;
     let mut bytes = Vec::new();
@@ -234,7 +230,7 @@ fn save<D: Carried>(
     while at < length {
         let most = carry::PART.min(length - at);
         steps
-            .take(most)
+            .take(most, length)
             .map_err(|spare| too_little(length, &spare))?;
         let part = both.read_part(Some(&mut *outgoing), at, most, &mut bytes)?;
         image.write_all_at(part, at).map_err(failed)?;

@@ -57,6 +57,8 @@ use crate::{
     },
 };
 
+/// Descriptors that a pool needs whomever it serves: its own, connections that it has [refused
+/// lately](REFUSED), those with which folders in folders are looked through, and those with which a
 /// worker is started.
 const OWN_DESCRIPTORS: u64 = 64;
 /// Descriptors for each worker: its channels, its end, and its application's connection.

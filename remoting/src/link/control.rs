@@ -254,6 +254,13 @@ pub enum NotMoved {
     Socket(#[source] io::Error),
 }
 
+impl NotMoved {
+    /// Whether it is an answer, after which the worker can be asked for something else.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Refused(_))
+    }
+}
+
 /// Does what a worker asks for on the socket that it got with [`Command::Go`], until it has all contents, or
 /// has ended: `fetch` has the worker that has left save those of a memory object to a file.
 ///
@@ -354,9 +361,23 @@ impl Peer<'_> {
     /// # Errors
     /// The first reason why some contents are lost.
     pub fn bring(&self, destination: &UnixStream) -> Result<(), NotMoved> {
+        self.bring_within(destination, LONG)
+    }
+
+    fn bring_within(&self, destination: &UnixStream, each: Duration) -> Result<(), NotMoved> {
+        // A reply that comes too late would be taken for that to the next question.
+        let mut gone: Option<String> = None;
         serve_fetches(destination, |what, file| {
+            if let Some(why) = &gone {
+                return Err(NotMoved::Refused(why.clone()));
+            }
             let command = Command::Fetch(what.clone());
-            let saved = self.ask(&command, &[file], &Patience::within(LONG));
+            let saved = self.ask(&command, &[file], &Patience::within(each));
+            if let Err(why) = &saved
+                && !why.is_refusal()
+            {
+                gone = Some(base::Chain(why).to_string());
+            }
             saved.map(drop)
         })
     }
@@ -566,6 +587,44 @@ mod tests {
             });
             assert_eq!(served.is_err(), hears, "{served:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_that_answers_too_late_is_not_asked_again_and_its_answer_is_nobodys() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (asks, asked) = UnixStream::pair().unwrap();
+        let serving = std::thread::spawn(move || {
+            let old = Peer {
+                channel: &here,
+                who: "the old worker",
+            };
+            old.bring_within(&asked, Duration::ZERO)
+        });
+        let source = Peer {
+            channel: &asks,
+            who: "the old worker",
+        };
+        let fetch = |mem| {
+            let what = Fetch {
+                mem,
+                bytes: 1,
+                left: 1,
+            };
+            let command = Command::Fetch(what);
+            let file = image().unwrap();
+            source.ask(&command, &[file.as_fd()], &Patience::within(LONG))
+        };
+        let late = fetch(1).unwrap_err();
+        assert!(late.is_refusal(), "{late:?}");
+        send(&there, &Reply::Done(), &[]).unwrap();
+        let next = fetch(2).unwrap_err();
+        assert!(next.is_refusal(), "{next:?}");
+        drop(asks);
+        let lost = serving.join().unwrap();
+        assert!(matches!(lost, Err(NotMoved::Gone { .. })), "{lost:?}");
+        assert!(receive::<Command>(&there).unwrap().is_some());
+        // Its own answer has not been read.
+        assert!(!matches!(receive::<Command>(&there), Ok(Some(_))));
     }
 
     #[test]

@@ -25,6 +25,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::memory::Steps;
+
 use super::{
     backend::Backend,
     checkpoint::{Phase, Whose},
@@ -53,8 +55,8 @@ pub(crate) enum Carried {
     Due,
     /// The same, and nobody wants it any more.
     Unwanted,
-    /// An image.
-    Image(File),
+    /// An image, and what was written to it by the client.
+    Image(File, Steps),
 }
 
 impl Carried {
@@ -72,9 +74,9 @@ impl Carried {
     }
 
     /// Takes the image, if there is one.
-    fn take(&mut self) -> Option<File> {
+    fn take(&mut self) -> Option<(File, Steps)> {
         match std::mem::take(self) {
-            Self::Image(file) => Some(file),
+            Self::Image(file, steps) => Some((file, steps)),
             other => {
                 *self = other;
                 None
@@ -182,7 +184,7 @@ impl<B: Backend> Session<B> {
         let saved = saved.and_then(|file| Ok((file.metadata()?.len(), file)));
         match saved {
             Ok((length, file)) => {
-                self.carried = Carried::Image(file);
+                self.carried = Carried::Image(file, Steps::default());
                 Ok(self.answer(header, &Ok((length, Blob::default())))?)
             }
             Err(error) => self.not_saved(header, base::Chain(&error).to_string()),
@@ -224,7 +226,7 @@ impl<B: Backend> Session<B> {
             return Ok(());
         }
         let (place, length) = self.stretch(to)?;
-        let Carried::Image(file) = &self.carried else {
+        let Carried::Image(file, _) = &self.carried else {
             return Err(wrong("nothing was saved"));
         };
         let mut bytes = vec![0; length];
@@ -267,13 +269,17 @@ impl<B: Backend> Session<B> {
         // SAFETY: as many bytes of the window as the copy has room for; the client may change them
         // meanwhile, and then the copy has any bytes.
         unsafe { ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), length) };
-        let file = match self.carried.take() {
-            Some(file) => file,
-            None => image::create()?,
+        let (file, steps) = match self.carried.take() {
+            Some(image) => image,
+            None => (image::create()?, Steps::default()),
         };
-        let written = file.write_all_at(&bytes, at);
-        self.carried = Carried::Image(file);
-        Ok(written?)
+        // The image is this process's memory, and its control groups' that it counts for.
+        let written = steps
+            .take(from.length, self.most_carried)
+            .map_err(|spare| image::too_little(&spare))
+            .and_then(|()| Ok(file.write_all_at(&bytes, at)?));
+        self.carried = Carried::Image(file, steps);
+        written
     }
 
     /// A part of the window.
@@ -294,7 +300,8 @@ impl<B: Backend> Session<B> {
         &mut self,
         make: impl FnOnce(&mut Self, File) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
-        let file = self.carried.take().ok_or(wrong("nothing was written"))?;
+        let image = self.carried.take();
+        let (file, _) = image.ok_or(wrong("nothing was written"))?;
         // A client that lends its CPU hears nothing before the call is over.
         self.making = self.has_threads().then(Making::begin);
         let made = make(self, file);

@@ -11,12 +11,15 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
-use base::memory::{self, Steps};
+use base::memory::{self, Spare, Steps};
 
 pub use crate::link::control::image as create;
-use crate::wire::{
-    Api, Malformed, Wire,
-    codec::{Reader, named, with},
+use crate::{
+    link::endpoint::Gone,
+    wire::{
+        Api, Malformed, Wire,
+        codec::{Reader, named, with},
+    },
 };
 
 /// The first bytes of an image.
@@ -57,32 +60,42 @@ pub enum Immovable {
     /// The file.
     #[error("cannot read or write the saved state")]
     File(#[from] io::Error),
+    /// The client that has brought it is not told any more that it is being made.
+    #[error("its application's rings are unusable")]
+    Gone(#[from] Gone),
+}
+
+/// No more of a state is written: others have taken the memory that there was.
+pub(super) fn too_little(spare: &Spare) -> Immovable {
+    Immovable::Has(format!(
+        "its worker has too little memory for its state: {spare}"
+    ))
 }
 
 /// How many bytes an image may have, and what says so.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Room {
     /// As many as the file takes.
     Any,
     /// So many, as a worker may have no more of its own.
     Own(u64),
-    /// So many, as there is no more memory to be had.
-    Spare(u64),
+    /// No more than there is memory to be had.
+    Spare(Spare),
 }
 
 impl Room {
     /// For an image in memory, made by a worker that may have so many bytes of its own.
     pub fn of_worker(own: u64) -> Self {
         match memory::spare() {
-            Some(spare) if spare.bytes < own => Self::Spare(spare.bytes),
+            Some(spare) if spare.bytes < own => Self::Spare(spare),
             _ => Self::Own(own),
         }
     }
 
-    fn bytes(self) -> u64 {
+    fn bytes(&self) -> u64 {
         match self {
             Self::Any => 1 << 62,
-            Self::Own(bytes) | Self::Spare(bytes) => bytes.min(1 << 62),
+            Self::Own(bytes) | Self::Spare(Spare { bytes, .. }) => (*bytes).min(1 << 62),
         }
     }
 }
@@ -116,13 +129,10 @@ impl Writer {
     }
 
     fn too_long(&self) -> Immovable {
-        let what = match self.room {
+        let what = match &self.room {
             Room::Any => "a file may have",
             Room::Own(_) => "a worker may have of its own here (gantry-accel --heap)",
-            Room::Spare(_) => {
-                "are free in the memory of its worker's machine, or left of the limits of its worker's \
-                 control groups"
-            }
+            Room::Spare(spare) => return too_little(spare),
         };
         let most = self.room.bytes() >> 20;
         Immovable::Has(format!(
@@ -151,8 +161,8 @@ impl Writer {
     /// The file cannot be written, or others have taken the memory that there was.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Immovable> {
         if self.room != Room::Any {
-            let short = |spare| Immovable::Has(format!("its state does not fit any more: {spare}"));
-            self.steps.take(bytes.len() as u64).map_err(short)?;
+            let taken = self.steps.take(bytes.len() as u64, self.room.bytes());
+            taken.map_err(|spare| too_little(&spare))?;
         }
         Ok(self.file.write_all_at(bytes, at)?)
     }
@@ -282,10 +292,19 @@ mod tests {
         let start = writer.reserve(2 * ALIGNMENT).unwrap();
         assert!(writer.reserve(1).is_err());
         assert_eq!(start, ALIGNMENT);
-        let mut writer = Writer::within(file.try_clone().unwrap(), Room::Spare(3 * ALIGNMENT));
+        let room = Room::Spare(Spare {
+            bytes: 3 * ALIGNMENT,
+            limit: Some("/group/memory.max".into()),
+        });
+        let mut writer = Writer::within(file.try_clone().unwrap(), room);
         writer.reserve(ALIGNMENT).unwrap();
         let state = Blob(vec![0; ALIGNMENT as usize]);
-        assert!(writer.finish::<OpenCl, _>(7, &state).is_err());
+        let refused = writer.finish::<OpenCl, _>(7, &state);
+        let why = refused.unwrap_err().to_string();
+        assert!(
+            why.contains("0 MiB of memory are left of /group/memory.max"),
+            "{why}"
+        );
         assert_eq!(file.metadata().unwrap().len(), 0);
     }
 

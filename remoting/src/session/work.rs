@@ -72,27 +72,5 @@ impl<B: Backend> Session<B> {
 
 #[cfg(test)]
 #[cfg(not(loom))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_works_has_had_processor_time_and_who_sleeps_has_not() {
-        let often = Duration::from_millis(50);
-        let mut making = Making::begin();
-        assert!(
-            !making.has_worked(Duration::from_secs(3600)),
-            "it is not time to"
-        );
-        // Other tests work in this process, too: this much may have been had before it is time to.
-        let Making { looked, had } = making;
-        while processor_time() - had < often || looked.elapsed() < often {}
-        assert!(making.has_worked(often));
-        // None is enough here, whatever others have.
-        let mut asleep = Making {
-            had: Duration::MAX,
-            ..Making::begin()
-        };
-        std::thread::sleep(often);
-        assert!(!asleep.has_worked(often));
-    }
-}
+#[path = "work_tests.rs"]
+mod tests;

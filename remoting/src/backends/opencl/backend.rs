@@ -61,7 +61,7 @@ pub struct OpenClBackend {
     /// What the driver has been given for the callback of each context.
     pub(crate) reporters: HashMap<ContextId, Box<Reporter>>,
     /// Released buffers and images whose end is still to be told, by the numbers of the callbacks.
-    pub(crate) destructors: HashMap<u64, Arc<MemRecord>>,
+    pub(crate) destructors: HashMap<u64, Weak<MemRecord>>,
     /// Builds that are under way, in threads of their own.
     pub(crate) building: usize,
     /// Where is noted what commands may write, while somebody wants to know.
@@ -147,10 +147,11 @@ impl OpenClBackend {
         of_events + self.destructors.len()
     }
 
-    /// Released buffers and images, and the numbers of the callbacks that tell their end.
-    pub(crate) fn destructors(&self) -> Vec<(Arc<MemRecord>, u64)> {
+    /// Released buffers and images, those that something is still made of, and the numbers of the callbacks that
+    /// tell their end.
+    pub(crate) fn destructors(&self) -> Vec<(Option<Arc<MemRecord>>, u64)> {
         let all = self.destructors.iter();
-        let mut all: Vec<_> = all.map(|(number, of)| (Arc::clone(of), *number)).collect();
+        let mut all: Vec<_> = all.map(|(number, of)| (of.upgrade(), *number)).collect();
         all.sort_by_key(|(_, number)| *number);
         all
     }

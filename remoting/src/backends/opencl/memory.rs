@@ -240,7 +240,8 @@ impl Server {
                 clSetMemObjectDestructorCallback(mem.raw, Some(callbacks::mem), leaf)
             );
             if code == 0 {
-                self.backend.destructors.insert(number, mem.record.clone());
+                let record = Arc::downgrade(&mem.record);
+                self.backend.destructors.insert(number, record);
             } else {
                 // SAFETY: the driver refused it.
                 unsafe { Leaf::drop_raw(leaf) };

@@ -177,7 +177,10 @@ impl Numbers {
         let mut state = self.state.lock_unpoisoned();
         state.coming = None;
         let one = state.take(number);
-        if let (Some(one), Err(why)) = (&one, outcome) {
+        // What was released meanwhile is nobody's loss.
+        if let (Some(one), Err(why)) = (&one, outcome)
+            && State::is_live(&one.record)
+        {
             if state.lost.is_empty() {
                 crate::note!(
                     "gantry-accel: contents of memory of an application that has moved are lost: {why}"
@@ -225,7 +228,8 @@ impl Missing {
     /// Whether some have not come that the application may need.
     pub(super) fn is_awaited(&self) -> bool {
         let state = self.numbers.state.lock_unpoisoned();
-        !state.awaited.is_empty() || !state.lost.is_empty()
+        let mut lost = state.lost.values();
+        !state.awaited.is_empty() || lost.any(|one| State::is_live(&one.record))
     }
 
     /// Whether that is in the way of a state that has all.

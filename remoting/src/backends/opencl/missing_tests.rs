@@ -305,3 +305,40 @@ fn what_is_waited_for_comes_first_and_what_was_released_not_at_all() {
     assert!(numbers.next().is_none());
     assert!(server.driver_busy().is_none());
 }
+
+#[test]
+fn what_is_released_while_it_is_fetched_is_not_lost_if_that_fails() {
+    let mut server = server();
+    let missing = server.backend.missing.as_ref().unwrap();
+    let numbers = Arc::clone(&missing.numbers);
+    let next = numbers.next().unwrap();
+    for id in [PART, GONE] {
+        let callback = None;
+        let release = ReleaseMem { id, callback };
+        carry_out(&mut server, Request::ReleaseMem(release));
+    }
+    numbers.came(next.number, Err("killed".to_owned()));
+    let missing = server.backend.missing.as_ref().unwrap();
+    assert!(!missing.is_awaited());
+    assert!(numbers.state.lock_unpoisoned().lost.is_empty());
+}
+
+#[test]
+fn what_is_lost_and_then_released_by_whoever_waits_for_its_end_is_in_nobodys_way() {
+    let mut server = server();
+    server.backend.missing = None;
+    server.await_contents(&[GONE.0, HERE.0]).unwrap();
+    let missing = server.backend.missing.as_ref().unwrap();
+    let numbers = Arc::clone(&missing.numbers);
+    let next = numbers.next().unwrap();
+    numbers.came(next.number, Err("killed".to_owned()));
+    assert!(missing.is_awaited() && server.driver_busy().is_some());
+    for (number, id) in (1..).zip([PART, GONE, HERE]) {
+        let callback = Some(number);
+        let release = ReleaseMem { id, callback };
+        carry_out(&mut server, Request::ReleaseMem(release));
+    }
+    // One that has not come is not fetched any more, and the driver need not have told its end.
+    assert!(numbers.next().is_none());
+    assert!(!server.backend.missing.as_ref().unwrap().is_awaited());
+}

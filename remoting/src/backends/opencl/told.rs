@@ -6,6 +6,8 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::CStr,
+    fmt,
     sync::{Arc, Mutex},
 };
 
@@ -120,12 +122,13 @@ impl Server {
     }
 }
 
-/// How another device's answer has to compare with what was told.
+/// How another device's answer has to compare with what was told. One that does not know the question has nothing:
+/// of what was told as 0 it lacks nothing.
 #[derive(Clone, Copy)]
 enum Rule {
     /// Each of its 64-bit numbers, or its only number, is as large.
     AtLeast,
-    /// Its number is no larger.
+    /// Its number, an alignment, is no larger. 0 says that there is nothing to align.
     AtMost,
     /// It is equal.
     Equal,
@@ -133,6 +136,10 @@ enum Rule {
     Bits,
     /// It has all of these words.
     Words,
+    /// It has all of these names (`cl_name_version`), in no earlier version, if the application is told of them.
+    Names(fn(&str) -> bool),
+    /// Its text has no earlier version.
+    Version,
 }
 
 /// What may not be less elsewhere. How much memory there is shows as buffers are made there.
@@ -178,6 +185,7 @@ const RULES: &[(u32, &str, Rule)] = &[
     ),
     (0x1026, "CL_DEVICE_ENDIAN_LITTLE", Rule::Equal),
     (0x102a, "CL_DEVICE_QUEUE_PROPERTIES", Rule::Bits),
+    (0x102f, "CL_DEVICE_VERSION", Rule::Version),
     (
         codes::DEVICE_EXTENSIONS,
         "CL_DEVICE_EXTENSIONS",
@@ -185,8 +193,10 @@ const RULES: &[(u32, &str, Rule)] = &[
     ),
     (0x1032, "CL_DEVICE_DOUBLE_FP_CONFIG", Rule::Bits),
     (0x1033, "CL_DEVICE_HALF_FP_CONFIG", Rule::Bits),
+    (0x103d, "CL_DEVICE_OPENCL_C_VERSION", Rule::Version),
     (0x1040, "CL_DEVICE_IMAGE_MAX_BUFFER_SIZE", Rule::AtLeast),
     (0x1041, "CL_DEVICE_IMAGE_MAX_ARRAY_SIZE", Rule::AtLeast),
+    (0x104a, "CL_DEVICE_IMAGE_PITCH_ALIGNMENT", Rule::AtMost),
     (
         0x104b,
         "CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT",
@@ -194,8 +204,21 @@ const RULES: &[(u32, &str, Rule)] = &[
     ),
     (0x104c, "CL_DEVICE_MAX_READ_WRITE_IMAGE_ARGS", Rule::AtLeast),
     (0x105c, "CL_DEVICE_MAX_NUM_SUB_GROUPS", Rule::AtLeast),
+    // The major version is in its highest bits.
+    (0x105e, "CL_DEVICE_NUMERIC_VERSION", Rule::AtLeast),
+    (
+        codes::DEVICE_EXTENSIONS_WITH_VERSION,
+        "CL_DEVICE_EXTENSIONS_WITH_VERSION",
+        Rule::Names(extensions::passes),
+    ),
     (0x1063, "CL_DEVICE_ATOMIC_MEMORY_CAPABILITIES", Rule::Bits),
     (0x1064, "CL_DEVICE_ATOMIC_FENCE_CAPABILITIES", Rule::Bits),
+    (
+        0x1066,
+        "CL_DEVICE_OPENCL_C_ALL_VERSIONS",
+        Rule::Names(|_| true),
+    ),
+    (0x106f, "CL_DEVICE_OPENCL_C_FEATURES", Rule::Names(|_| true)),
     // Programs are written for one of them.
     (0x4003, "CL_DEVICE_WARP_SIZE_NV", Rule::Equal),
     (0x4043, "CL_DEVICE_WAVEFRONT_WIDTH_AMD", Rule::Equal),
@@ -207,21 +230,46 @@ fn rule(name: u32) -> Option<(&'static str, Rule)> {
 }
 
 fn less(rule: Rule, here: &[u8], there: &[u8]) -> Option<String> {
-    if let Rule::Words = rule {
-        let (here, there) = (words(here), words(there));
-        let missing: Vec<_> = here.iter().filter(|it| !there.contains(it)).collect();
-        let missing: Vec<_> = missing.into_iter().map(String::as_str).collect();
-        return (!missing.is_empty()).then(|| format!("is without {} there", missing.join(", ")));
-    }
-    let (here, there) = (numbers(here), numbers(there));
-    let good = |(here, there): (&u64, &u64)| match rule {
-        Rule::AtLeast => there >= here,
-        Rule::AtMost => there <= here,
-        Rule::Equal => there == here,
-        Rule::Bits | Rule::Words => there & here == *here,
+    let numbers_less = |good: fn(u64, Option<u64>) -> bool| {
+        let (here, there) = (numbers(here), numbers(there));
+        let of = |at: usize| there.get(at).copied();
+        let enough = here.iter().enumerate().all(|(at, it)| good(*it, of(at)));
+        (!enough).then(|| format!("is {there:?} there, and was {here:?}"))
     };
-    let enough = there.len() >= here.len() && here.iter().zip(&there).all(good);
-    (!enough).then(|| format!("is {there:?} there, and was {here:?}"))
+    match rule {
+        Rule::AtLeast => numbers_less(|here, there| there.unwrap_or(0) >= here),
+        Rule::AtMost => numbers_less(|here, there| {
+            here == 0 || there.is_some_and(|there| (1..=here).contains(&there))
+        }),
+        Rule::Equal => numbers_less(|here, there| there == Some(here)),
+        Rule::Bits => numbers_less(|here, there| there.unwrap_or(0) & here == here),
+        Rule::Words => {
+            let there = words(there);
+            without(words(here).into_iter().filter(|it| !there.contains(it)))
+        }
+        Rule::Names(is_told) => {
+            let there = names(there);
+            let has = |it: &Named| {
+                let same = |other: &&Named| other.name == it.name;
+                there
+                    .iter()
+                    .filter(same)
+                    .any(|other| other.version >= it.version)
+            };
+            let told = names(here).into_iter().filter(|it| is_told(&it.name));
+            without(told.filter(|it| !has(it)))
+        }
+        Rule::Version => {
+            let (here, there) = (text(here), text(there));
+            let older = version(&there) < version(&here);
+            older.then(|| format!("is {there:?} there, and was {here:?}"))
+        }
+    }
+}
+
+fn without(missing: impl Iterator<Item = impl fmt::Display>) -> Option<String> {
+    let missing: Vec<_> = missing.map(|it| it.to_string()).collect();
+    (!missing.is_empty()).then(|| format!("is without {} there", missing.join(", ")))
 }
 
 /// Numbers of 64 bits, or one that is shorter.
@@ -234,14 +282,54 @@ fn numbers(bytes: &[u8]) -> Vec<u64> {
     bytes.chunks(8).map(number).collect()
 }
 
-fn words(bytes: &[u8]) -> Vec<String> {
+fn text(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(bytes);
-    let text = text.trim_end_matches('\0');
+    text.trim_end_matches('\0').to_owned()
+}
+
+fn words(bytes: &[u8]) -> Vec<String> {
+    let text = text(bytes);
     // The application is told of no others.
     let told = text
         .split_whitespace()
         .filter(|word| extensions::passes(word));
     told.map(str::to_owned).collect()
+}
+
+/// The version in a text as `OpenCL 3.0 ...` or `OpenCL C 1.2 ...`; none if it has none.
+fn version(text: &str) -> Option<(u32, u32)> {
+    text.split_whitespace().find_map(|word| {
+        let (major, minor) = word.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    })
+}
+
+/// A name with a version, as in `cl_name_version`.
+struct Named {
+    name: String,
+    /// 10 bits of the major version, 10 of the minor one, 12 of the patch.
+    version: u32,
+}
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, version } = self;
+        let (major, minor, patch) = (version >> 22, version >> 12 & 0x3ff, version & 0xfff);
+        write!(f, "{name} {major}.{minor}.{patch}")
+    }
+}
+
+/// 4 bytes of version and 64 of name each.
+fn names(bytes: &[u8]) -> Vec<Named> {
+    let named = |entry: &[u8; 68]| {
+        let [a, b, c, d, name @ ..] = entry;
+        let name = CStr::from_bytes_until_nul(name).unwrap_or_default();
+        Named {
+            name: name.to_string_lossy().into_owned(),
+            version: u32::from_le_bytes([*a, *b, *c, *d]),
+        }
+    };
+    bytes.as_chunks().0.iter().map(named).collect()
 }
 
 #[cfg(test)]
@@ -361,11 +449,20 @@ mod tests {
                 true,
             ),
             (Rule::AtLeast, four(1), Vec::new(), true),
+            (Rule::AtLeast, four(0), Vec::new(), false),
             (Rule::AtMost, four(1024), four(128), false),
             (Rule::AtMost, four(128), four(1024), true),
+            (Rule::AtMost, four(0), four(64), false),
+            (Rule::AtMost, four(0), Vec::new(), false),
+            (Rule::AtMost, four(64), four(0), true),
+            (Rule::AtMost, four(64), Vec::new(), true),
             (Rule::Equal, four(64), four(32), true),
+            (Rule::Equal, four(64), four(64), false),
+            (Rule::Equal, four(0), Vec::new(), true),
             (Rule::Bits, eight(&[0b101]), eight(&[0b1101]), false),
             (Rule::Bits, eight(&[0b101]), eight(&[0b1100]), true),
+            (Rule::Bits, eight(&[0]), Vec::new(), false),
+            (Rule::Bits, eight(&[0b101]), Vec::new(), true),
             (
                 Rule::Words,
                 both.to_vec(),
@@ -393,5 +490,63 @@ mod tests {
         assert_eq!(said, "is without cl_khr_fp64 there");
         let said = less(Rule::AtLeast, &eight(&[256]), &eight(&[64])).unwrap();
         assert_eq!(said, "is [64] there, and was [256]");
+    }
+
+    #[test]
+    fn a_device_of_an_earlier_version_lacks_that() {
+        for (here, there, lacks) in [
+            ("OpenCL 3.0 CUDA\0", "OpenCL 3.0 PoCL HSTR: x\0", false),
+            ("OpenCL 1.2 CUDA\0", "OpenCL 3.0 PoCL\0", false),
+            ("OpenCL 3.0 CUDA\0", "OpenCL 1.2 PoCL 6.0\0", true),
+            ("OpenCL C 1.2 \0", "OpenCL C 1.1\0", true),
+            ("OpenCL C 1.2 \0", "OpenCL C 1.2\0", false),
+            ("OpenCL C 1.2 \0", "", true),
+            ("no version\0", "", false),
+        ] {
+            let said = less(Rule::Version, here.as_bytes(), there.as_bytes());
+            assert_eq!(said.is_some(), lacks, "{here} {there} {said:?}");
+        }
+        let said = less(Rule::Version, b"OpenCL 3.0\0", b"OpenCL 1.2\0").unwrap();
+        assert_eq!(said, "is \"OpenCL 1.2\" there, and was \"OpenCL 3.0\"");
+    }
+
+    #[test]
+    fn a_device_has_all_names_with_versions_that_were_told_or_later_versions() {
+        let list = |entries: &[(&str, u32)]| {
+            let mut bytes = Vec::new();
+            for (name, version) in entries {
+                let mut entry = [0; 68];
+                entry[..4].copy_from_slice(&version.to_le_bytes());
+                entry[4..][..name.len()].copy_from_slice(name.as_bytes());
+                bytes.extend(entry);
+            }
+            bytes
+        };
+        const ONE: u32 = 1 << 22;
+        let rule = |parameter| rule(parameter).unwrap().1;
+        let of_extensions = rule(codes::DEVICE_EXTENSIONS_WITH_VERSION);
+        let of_features = rule(0x106f);
+        let fp16 = list(&[("cl_khr_fp16", ONE)]);
+        let newer = list(&[("other", 0), ("cl_khr_fp16", ONE | 1 << 12)]);
+        assert_eq!(less(of_extensions, &fp16, &newer), None);
+        let said = less(of_extensions, &newer, &fp16).unwrap();
+        assert_eq!(said, "is without cl_khr_fp16 1.1.0 there");
+        assert!(less(of_extensions, &fp16, &[]).is_some());
+        // Of one that the application does not see.
+        let sharing = list(&[("cl_khr_gl_sharing", ONE)]);
+        assert_eq!(less(of_extensions, &sharing, &[]), None);
+        let feature = list(&[("__opencl_c_fp64", 3 * ONE)]);
+        assert_eq!(less(of_features, &feature, &feature), None);
+        let said = less(of_features, &feature, &newer).unwrap();
+        assert_eq!(said, "is without __opencl_c_fp64 3.0.0 there");
+        // Each version that was told, or one after it.
+        let of_languages = rule(0x1066);
+        let both = list(&[("OpenCL C", ONE), ("OpenCL C", 3 * ONE)]);
+        let first = list(&[("OpenCL C", ONE)]);
+        assert_eq!(less(of_languages, &first, &both), None);
+        assert!(less(of_languages, &both, &first).is_some());
+        // Whatever a client says.
+        assert_eq!(less(of_features, &[7; 67], &[]), None);
+        assert!(less(of_features, &[7; 68], &[]).is_some());
     }
 }

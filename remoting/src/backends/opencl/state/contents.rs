@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, ptr::null, ptr::null_mut, sync::Arc};
 
-use super::{Bytes, Mapping, restore::gone, save::Log};
+use super::{Bytes, Mapping, save::Log};
 use crate::{
     apis::opencl::{codes, image},
     backends::opencl::{
@@ -360,7 +360,7 @@ pub(super) fn restore(
 ) -> Result<(), Immovable> {
     let mut queues = Queues::default();
     for part in all {
-        server.works().map_err(gone)?;
+        server.works()?;
         let mem = server.backend.mems.get(part.mem);
         let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
         let shape = Shape::of(&mem.record).ok_or(Immovable::Wrong("contents of no image"))?;

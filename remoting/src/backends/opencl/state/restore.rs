@@ -113,7 +113,7 @@ impl Server {
         Entry { opcode, call }: &Entry,
         contexts: &HashMap<u32, u32>,
     ) -> Result<(), Immovable> {
-        self.works().map_err(gone)?;
+        self.works()?;
         let header = Header {
             length: 0,
             opcode: *opcode,
@@ -172,11 +172,11 @@ impl Server {
                 set.or_else(refused("a constant of program", call.id.0))?;
             }
             // Whether they succeed is seen by what is made of them.
-            Request::BuildProgram(call) => self.build_program(header, &call).map_err(gone)?,
-            Request::CompileProgram(call) => self.compile_program(header, &call).map_err(gone)?,
+            Request::BuildProgram(call) => self.build_program(header, &call)?,
+            Request::CompileProgram(call) => self.compile_program(header, &call)?,
             Request::LinkProgram(call) => {
                 let id = call.id.0;
-                self.link_program(header, call).map_err(gone)?;
+                self.link_program(header, call)?;
                 self.wait_for_builds(0)?;
                 let linked = self.backend.programs.get(id).map(drop);
                 linked.or_else(refused("linked program", id))?;
@@ -190,18 +190,18 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until no more builds than these are under way. Nothing is sent to the client: whose
-    /// session goes on in the end is not known yet.
+    /// Waits until no more builds than these are under way. None of them is answered: whose session goes on
+    /// in the end is not known yet. A client that has brought the state is told that this goes on.
     fn wait_for_builds(&mut self, most: usize) -> Result<(), Immovable> {
         let mut kept = Vec::new();
         while self.backend.building > most {
             for notice in self.board.take() {
                 match notice {
                     Notice::Backend(DriverNotice::Built(header, code)) => {
-                        self.built(header, code).map_err(gone)?;
+                        self.built(header, code)?;
                     }
                     Notice::Backend(DriverNotice::Linked(header, linked, code)) => {
-                        self.linked(header, linked, code).map_err(gone)?;
+                        self.linked(header, linked, code)?;
                     }
                     // The application has been told when it was built first.
                     Notice::Backend(DriverNotice::Report(..)) => {}
@@ -209,7 +209,7 @@ impl Server {
                 }
             }
             if self.backend.building > most {
-                self.works().map_err(gone)?;
+                self.works()?;
                 thread::sleep(LOOK);
             }
         }
@@ -227,7 +227,7 @@ impl Server {
             self.board.leave(Notice::Callback(number, 0));
             return;
         };
-        let record = Arc::clone(&mem.record);
+        let record = Arc::downgrade(&mem.record);
         let leaf = Leaf::into_raw(&self.board, number);
         let code = cl!(
             self.backend.api,
@@ -406,9 +406,4 @@ impl Server {
         queues.end(&self.backend.api);
         Ok(())
     }
-}
-
-/// Nothing is sent while a state is restored.
-pub(super) fn gone(_: crate::link::endpoint::Gone) -> Immovable {
-    Immovable::Wrong("an answer to nobody")
 }

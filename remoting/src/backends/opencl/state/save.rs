@@ -496,7 +496,8 @@ impl Server {
         let mut destructors = Vec::new();
         for (record, number) in self.backend.destructors() {
             // Of one that nothing is made of any more, the end is told as soon as it goes on.
-            destructors.push((log.known_mem(&record).unwrap_or(u32::MAX), number));
+            let known = record.and_then(|record| log.known_mem(&record));
+            destructors.push((known.unwrap_or(u32::MAX), number));
         }
         let maps = self.maps();
         let queues_of = self.backend.queues.entries();

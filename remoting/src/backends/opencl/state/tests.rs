@@ -4,6 +4,7 @@ use std::{
     sync::Arc,
 };
 
+use base::memory::{Spare, Steps};
 use proptest::prelude::*;
 
 use super::*;
@@ -756,6 +757,25 @@ fn rounds_of_a_client_are_its_own_and_go_when_it_gives_them_up() {
     assert_ne!(served.precopy(0).1, DONE, "it is too long");
     assert_ne!(served.read(0, 8), DONE);
     assert_ne!(served.precopy(1).1, DONE, "none was copied");
+}
+
+#[test]
+fn what_a_client_brings_is_written_only_while_the_worker_has_memory_for_it() {
+    const PART: u64 = 1 << 20;
+    let short = || {
+        Some(Spare {
+            bytes: 0,
+            limit: Some("/group/memory.max".into()),
+        })
+    };
+    let mut new = Served::new();
+    new.server.carried = Carried::Image(file(), Steps::of(short));
+    // The same part again and again: nobody looks at each of them.
+    assert_eq!(new.write(0, PART), DONE);
+    let mut written = (0..1 << 10).map(|_| new.write(0, PART));
+    let Blob(why) = written.find(|why| *why != DONE).unwrap();
+    let why = String::from_utf8(why).unwrap();
+    assert!(why.contains("are left of /group/memory.max"), "{why}");
 }
 
 #[test]
