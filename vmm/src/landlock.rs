@@ -74,6 +74,10 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         (PathBuf::from("/dev/kvm"), write),
         (PathBuf::from("/proc/meminfo"), read),
     ];
+    // What the limits of its control groups leave of the host's memory.
+    let groups = ["/proc/self/cgroup", "/sys/fs/cgroup"].map(PathBuf::from);
+    let groups = groups.into_iter().filter(|path| path.exists());
+    rules.extend(groups.map(|path| (path, read)));
     // What is created has to be allowed in its directory. The file of a memory zone may be a
     // directory itself.
     let created = |path: &Path| {

@@ -31,12 +31,16 @@ pub enum Error {
     Twice(#[from] log::SetLoggerError),
 }
 
-/// How many lines one place in the code may log at once, and after what time one more: a guest can cause
-/// some as often as it likes, and must not fill the host's disk.
+/// How many lines a thread may log at once from one place in the code, and after what time one more: a guest can
+/// cause some as often as it likes, and must not fill the host's disk with them, nor keep another device from being
+/// heard. Guests cannot choose how many threads there are, or their names.
 const BURST: u32 = 100;
 const REFILL: Duration = Duration::from_secs(1);
 
-/// What a place in the code may log.
+/// What names of vCPUs' threads begin with.
+const VCPU: &str = "vcpu";
+
+/// What a thread may log from a place in the code.
 #[derive(Debug)]
 struct Allowance {
     lines: u32,
@@ -77,18 +81,27 @@ struct Logger {
     /// Standard error if there is none.
     file: Option<File>,
     started: Instant,
-    /// By file and line of the code.
-    places: Mutex<BTreeMap<(&'static str, u32), Allowance>>,
+    places: Mutex<BTreeMap<Place, Allowance>>,
 }
 
+/// File and line of the code, and the thread's name: one that is started anew, which a guest can have done, has
+/// what its predecessor left.
+type Place = (&'static str, u32, String);
+
 impl Logger {
-    /// Whether a record is to be logged: how many of its place were not before it.
-    fn admit(&self, record: &Record) -> Option<u64> {
+    /// Whether a record is to be logged: how many of its thread and place were not before it.
+    fn admit(&self, record: &Record, thread: &str) -> Option<u64> {
         // Who asks for more than information wants all of it.
         let limited = record.level() <= Level::Info;
-        let Some(place) = record.file_static().zip(record.line()).filter(|_| limited) else {
+        let Some((file, line)) = record.file_static().zip(record.line()).filter(|_| limited) else {
             return Some(0);
         };
+        // A guest can have as many of them as it likes do the same.
+        let thread = match thread.starts_with(VCPU) {
+            true => VCPU,
+            false => thread,
+        };
+        let place = (file, line, thread.to_owned());
         let now = Instant::now();
         let mut places = self.places.lock_unpoisoned();
         let allowance = places.entry(place).or_insert_with(|| Allowance::new(now));
@@ -106,11 +119,12 @@ impl Log for Logger {
         if !self.enabled(record.metadata()) {
             return;
         }
-        let Some(unsaid) = self.admit(record) else {
+        let thread = thread::current();
+        let thread = thread.name().unwrap_or("?");
+        let Some(unsaid) = self.admit(record, thread) else {
             return;
         };
-        let thread = thread::current();
-        let mut line = line(record, thread.name().unwrap_or("?"), self.started.elapsed());
+        let mut line = line(record, thread, self.started.elapsed());
         if unsaid > 0 {
             line.insert_str(line.len() - 1, &format!(" (and {unsaid} others before)"));
         }
@@ -194,15 +208,39 @@ mod tests {
         assert_eq!(line.lines().count(), 1, "{line}");
     }
 
+    fn logger(path: &Path) -> Logger {
+        Logger {
+            file: Some(File::create(path).unwrap()),
+            started: Instant::now(),
+            places: Mutex::default(),
+        }
+    }
+
+    #[test]
+    fn a_device_that_warns_without_an_end_does_not_silence_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let logger = logger(&dir.path().join("log"));
+        let arguments = format_args!("the queue is unusable");
+        let record = Record::builder()
+            .file_static(Some("queue.rs"))
+            .line(Some(1))
+            .args(arguments)
+            .build();
+        let floods = |thread| while logger.admit(&record, thread).is_some() {};
+        floods("_disk0");
+        assert_eq!(logger.admit(&record, "_disk1"), Some(0));
+        // vCPUs speak for any device, and there may be hundreds.
+        floods("vcpu0");
+        assert_ne!(logger.admit(&record, "vcpu1"), Some(0));
+        assert_eq!(logger.admit(&record, "_net0"), Some(0));
+        assert_eq!(logger.places.lock_unpoisoned().len(), 4);
+    }
+
     #[test]
     fn what_a_guest_causes_at_will_does_not_fill_the_log() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("log");
-        let logger = Logger {
-            file: Some(File::create(&path).unwrap()),
-            started: Instant::now(),
-            places: Mutex::default(),
-        };
+        let logger = logger(&path);
         let say = |level, line| {
             let mut record = Record::builder();
             record

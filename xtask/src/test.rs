@@ -78,6 +78,12 @@ struct Failure {
 }
 
 impl Count {
+    /// Adds something that could not be begun, which does not keep the rest from running.
+    fn lacks(&mut self, name: &str, error: &anyhow::Error) {
+        let chain = error.chain().map(ToString::to_string).collect();
+        self.add(name, &Outcome::Failed(chain), None);
+    }
+
     /// Begins a part of the run.
     fn begin(&mut self, part: &'static str) {
         self.parts.push((Instant::now(), part));
@@ -167,11 +173,17 @@ pub fn run(options: &Options) -> Result<()> {
     // Here and not beside others: it fills the cache.
     let hosts = gate::prepare(&options.words, |name, outcome| {
         count.add(name, outcome, None);
-    })?;
+    })
+    .unwrap_or_else(|error| {
+        count.lacks("check: the gate's hosts can be built", &error);
+        gate::Hosts::default()
+    });
     let count = Mutex::new(count);
-    gate_and_scenarios(options, is_whole, hosts, &count)?;
+    let ran = gate_and_scenarios(options, is_whole, hosts, &count);
     let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
-    summary(count, options)
+    // Also of what ended early: it names what has failed until then.
+    let all_passed = summary(count, options);
+    ran.and(all_passed)
 }
 
 /// The gate's hosts, beside what this machine runs itself, and the nested scenarios.
@@ -197,7 +209,12 @@ fn gate_and_scenarios(
     // Words may all name scenarios of this machine, which need no virtual one.
     let rig = match rig::chosen(&options.words).is_empty() {
         true => None,
-        false => Some(nested(options, count)?),
+        false => nested(options, count)
+            .inspect_err(|error| {
+                let name = "check: what nested scenarios need can be built";
+                count.lock_unpoisoned().lacks(name, error);
+            })
+            .ok(),
     };
     let before = [gate, Box::new(|| scenarios(&options.words, count))];
     thread::scope(|scope| {

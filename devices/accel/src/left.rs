@@ -48,15 +48,22 @@ impl Left {
     ///
     /// # Errors
     /// They are lost.
-    pub fn fetch(&self, of: &Application, what: &Fetch) -> Result<File, String> {
+    pub fn fetch(&mut self, of: &Application, what: &Fetch) -> Result<File, String> {
         let file = image().map_err(|error: io::Error| error.to_string())?;
-        let worker = match self.0.get(of) {
-            Some(worker) => worker.as_ref().map_err(Clone::clone)?,
-            None => return Err("nothing of that application is left here".to_owned()),
+        let Some(worker) = self.0.get_mut(of) else {
+            return Err("nothing of that application is left here".to_owned());
         };
-        let saved = worker.fetch(what, file.as_fd());
-        saved.map_err(|why| Chain(&why).to_string())?;
-        Ok(file)
+        let old = worker.as_ref().map_err(String::clone)?;
+        let Err(error) = old.fetch(what, file.as_fd()) else {
+            return Ok(file);
+        };
+        let why = Chain(&error).to_string();
+        if !error.is_refusal() {
+            // What it says later would be taken for its answer to another question: it ends.
+            log::warn!("{of}: contents of its memory that have not come are lost: {why}");
+            *worker = Err(why.clone());
+        }
+        Err(why)
     }
 
     /// An application has all that it needs: its worker ends.

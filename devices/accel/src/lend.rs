@@ -195,14 +195,17 @@ impl Borrowed {
         old
     }
 
-    /// Has a worker that has stopped leave its application alone for good, which goes on in another machine: its port
-    /// may end then.
+    /// A worker that was asked to leave its application alone for good, which goes on in another machine: its port may
+    /// end when it has.
     ///
     /// # Errors
     /// It has not: it ends.
-    pub fn leave_for_good(mut self, patience: &Patience) -> Result<Replaced, NotMoved> {
-        let left = self.send(&Command::Leave(), &[]);
-        let left = left.and_then(|()| self.answer(patience));
+    pub fn left_for_good(
+        mut self,
+        asked: Result<(), NotMoved>,
+        patience: &Patience,
+    ) -> Result<Replaced, NotMoved> {
+        let left = asked.and_then(|()| self.answer(patience));
         let gone = || NotMoved::Gone {
             who: OLD,
             source: io::ErrorKind::NotConnected.into(),

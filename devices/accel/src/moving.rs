@@ -19,7 +19,7 @@
 //!
 //! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker leaves leaves
 //! the application with it. Applications move one after the other, so that each stands still for its own
-//! move only; all of them have one deadline.
+//! move only; each has its own deadline. Until its turn comes, and as soon as it has moved, it is the port's.
 
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,10 @@ use std::{
         fd::AsFd,
         unix::{fs::MetadataExt, net::UnixStream},
     },
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -40,6 +43,7 @@ use gantry_remoting::link::{
     socket,
 };
 
+use gantry_remoting::port::State;
 pub use gantry_remoting::port::{Outcome, OutcomeKind};
 
 pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
@@ -47,7 +51,7 @@ use device_model::thread::{ThreadRole, ThreadSpawner};
 
 use super::{
     attach::{Attach, Pool},
-    lend::{Borrowed, Desk, OLD},
+    lend::{Borrowed, Desk, OLD, Replaced},
     saved::SavedSlice,
     slices::Slices,
     standby::Standby,
@@ -72,6 +76,8 @@ pub struct Move {
     pub postcopy: bool,
     /// Ends it: what has not moved by then stays.
     pub cancel: Cancel,
+    /// Set when the last one has moved, and contents may follow: there is nothing to end.
+    pub all_gone: Arc<AtomicBool>,
 }
 
 /// What became of a move.
@@ -189,13 +195,7 @@ impl Handle {
             slices: Vec::new(),
             reasons: Vec::new(),
         };
-        let Move {
-            slice,
-            to,
-            drain,
-            postcopy,
-            cancel,
-        } = moved.asked.clone();
+        let Move { slice, to, .. } = moved.asked.clone();
         let before = self.attach.pool();
         if slice.is_none() {
             // What comes from now on has nothing to move.
@@ -218,13 +218,46 @@ impl Handle {
                 })),
             }
         }
-        for borrowed in borrowed {
-            let slice = borrowed.slice as u32;
+        // Until an application's turn comes the port notices the end of its worker, and closes its slice.
+        let slices = borrowed.into_iter().map(|borrowed| {
+            let slice = borrowed.slice;
+            borrowed.keep();
+            slice
+        });
+        self.carry_each(&slices.collect::<Vec<_>>(), &mut moved);
+        if slice.is_none() && moved.slices.is_empty() && !moved.reasons.is_empty() {
+            self.attach.set_pool(before);
+        }
+        moved
+    }
+
+    /// Moves the applications of these slices, those that are still there.
+    fn carry_each(&self, slices: &[usize], moved: &mut Moved) {
+        let Move {
+            to,
+            drain,
+            postcopy,
+            cancel,
+            all_gone,
+            ..
+        } = moved.asked.clone();
+        for (at, slice) in slices.iter().enumerate() {
+            let borrowed = self.desk.lend(Some(*slice as u32)).unwrap_or_default();
+            let Some(borrowed) = borrowed.into_iter().next() else {
+                if self.slices.get(*slice) == State::Open {
+                    moved.reasons.push(format!(
+                        "the application of slice {slice} stays: it is being moved or saved already"
+                    ));
+                }
+                continue;
+            };
             // What one does not come to an end with costs the others nothing of theirs.
             let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
             match self.carry_over(borrowed, &to, (drain, postcopy), &patience) {
-                Ok(brought) => {
-                    moved.slices.push(slice);
+                Ok(old) => {
+                    moved.slices.push(*slice as u32);
+                    all_gone.store(at + 1 == slices.len(), Ordering::SeqCst);
+                    let brought = old.map_or(Ok(()), |old| self.bring(old));
                     moved.reasons.extend(brought.err().map(|error| {
                         format!(
                             "the application of slice {slice} has moved, and has lost contents of its memory: {}",
@@ -238,21 +271,16 @@ impl Handle {
                 }
             }
         }
-        if slice.is_none() && moved.slices.is_empty() && !moved.reasons.is_empty() {
-            self.attach.set_pool(before);
-        }
-        moved
     }
 
-    /// Moves an application, and waits until all of its contents have come: what has become of those that were to
-    /// follow. An error says why it stays.
+    /// Moves an application: the worker that it has left, from where contents may follow. An error says why it stays.
     fn carry_over(
         &self,
         mut borrowed: Borrowed,
         to: &Pool,
         (drain, postcopy): (Duration, bool),
         patience: &Patience,
-    ) -> Result<Result<(), NotMoved>, NotMoved> {
+    ) -> Result<Option<OldWorker>, NotMoved> {
         if patience.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
@@ -285,7 +313,12 @@ impl Handle {
         // serves; with any other answer its end is waited for.
         let soon = Patience::within(SOON);
         let left = borrowed.send(&Command::Leave(), &[]);
-        let has_left = left.and_then(|()| borrowed.answer(&soon)).is_ok();
+        let left = left.and_then(|()| borrowed.answer(&soon));
+        if postcopy && left.as_ref().is_err_and(NotMoved::is_refusal) {
+            // It has what would follow, and can go on.
+            return left.map(|_| None);
+        }
+        let has_left = left.is_ok();
         if !has_left {
             borrowed.end(&Patience::within(SOON))?;
         }
@@ -298,15 +331,30 @@ impl Handle {
         // The new one's end is the end of the questions.
         drop(asks);
         let slice = borrowed.slice;
-        let Some(old) = borrowed.replace(stream) else {
-            return Ok(Ok(()));
-        };
-        let brought = asked.map_or(Ok(()), |asked| old.bring(&asked));
-        if has_left && let Err(error) = old.end(&Patience::within(SOON)) {
+        let old = borrowed.replace(stream);
+        Ok(old.map(|worker| OldWorker {
+            slice,
+            worker,
+            has_left,
+            asked,
+        }))
+    }
+
+    /// Waits until all contents of an application have come, and its old worker has ended. An error says why some are
+    /// lost.
+    fn bring(&self, old: OldWorker) -> Result<(), NotMoved> {
+        let OldWorker {
+            slice,
+            worker,
+            has_left,
+            asked,
+        } = old;
+        let brought = asked.map_or(Ok(()), |asked| worker.bring(&asked));
+        if has_left && let Err(error) = worker.end(&Patience::within(SOON)) {
             let name = &self.thread_name;
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
         }
-        Ok(brought)
+        brought
     }
 
     /// Another worker for a slice, which waits for the state of its application.
@@ -431,6 +479,16 @@ impl Handle {
         self.coming().workers = workers;
         Ok(())
     }
+}
+
+/// The worker that an application has left.
+struct OldWorker {
+    slice: usize,
+    worker: Replaced,
+    /// Whether it has said so: its end was not waited for.
+    has_left: bool,
+    /// Where the new one asks for contents.
+    asked: Option<UnixStream>,
 }
 
 /// A worker that has the state of a slice's application, and does not serve it yet.

@@ -15,7 +15,7 @@ use std::{
 use base::{Chain, Patience};
 pub use gantry_remoting::link::control::image;
 use gantry_remoting::{
-    link::control::{AFTER_DRAIN, SOON},
+    link::control::{AFTER_DRAIN, Command, SOON},
     port::State,
 };
 use serde::{Deserialize, Serialize};
@@ -425,16 +425,22 @@ impl Port {
 impl Stopped {
     /// They go on elsewhere, where some of their contents follow: their workers stay, and belong to the result alone.
     pub fn leave(mut self) -> Left {
-        let patience = Patience::within(SOON);
-        let mut left = Left::default();
+        let mut asked = Vec::new();
         for port in &mut self.0.ports {
-            for borrowed in port.stopped.drain(..) {
+            for mut borrowed in port.stopped.drain(..) {
                 let of = Application {
                     port: port.id.clone(),
                     slice: borrowed.slice as u32,
                 };
-                left.add(of, borrowed.leave_for_good(&patience));
+                let sent = borrowed.send(&Command::Leave(), &[]);
+                asked.push((of, borrowed, sent));
             }
+        }
+        // One that hangs costs the others nothing: what they have said meanwhile is heard.
+        let patience = Patience::within(SOON);
+        let mut left = Left::default();
+        for (of, borrowed, sent) in asked {
+            left.add(of, borrowed.left_for_good(sent, &patience));
         }
         left
     }

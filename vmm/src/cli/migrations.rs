@@ -1,6 +1,6 @@
 //! Migrations, as `gantry ctl` asks for them and shows them.
 
-use std::{io::Write, path::PathBuf, thread, time::Duration};
+use std::{io::Write, path::PathBuf, thread};
 
 use clap::Args;
 
@@ -10,7 +10,7 @@ use crate::{
         AccelMigration, PassthroughMigration, ReceiveMigration, Rename, SendMigration,
         TimeoutStrategy,
     },
-    migration::progress::{MigrationInfo, Phase},
+    migration::progress::{LOOK, MigrationInfo, Phase},
 };
 
 /// A VM that is to leave.
@@ -141,9 +141,6 @@ fn rename(text: &str) -> Result<Rename, String> {
         to: parts.1.to_owned(),
     })
 }
-
-/// How often a migration that is watched is looked at.
-const LOOK: Duration = Duration::from_millis(200);
 
 /// Shows a migration until it is over.
 pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError> {

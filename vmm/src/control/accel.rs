@@ -3,7 +3,14 @@
 //! A move has a thread of its own, which tells the control thread what became of it; whoever has asked
 //! waits for the answer until then, and other requests are served meanwhile.
 
-use std::{mem, time::Duration};
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use base::Cancel;
 use devices::accel::{
@@ -29,6 +36,15 @@ pub(super) struct Moving {
     pub(super) reply: Reply,
     /// Ends it.
     pub(super) cancel: Cancel,
+    /// Whether nothing is left to end.
+    pub(super) all_gone: Arc<AtomicBool>,
+}
+
+impl Moving {
+    /// Whether all have moved, and contents of their memory follow.
+    pub(super) fn has_gone(&self) -> bool {
+        self.all_gone.load(Ordering::SeqCst)
+    }
 }
 
 impl Control {
@@ -36,11 +52,12 @@ impl Control {
     pub(super) fn move_accel(&mut self, request: VmMoveAccel, reply: Reply) {
         let id = request.id.clone();
         match self.start_move(request) {
-            Ok((number, cancel)) => {
+            Ok((number, cancel, all_gone)) => {
                 let moving = Moving {
                     number,
                     reply,
                     cancel,
+                    all_gone,
                 };
                 self.moves.insert(id, moving);
             }
@@ -56,7 +73,10 @@ impl Control {
         }
     }
 
-    fn start_move(&mut self, request: VmMoveAccel) -> Result<(u64, Cancel), ApiError> {
+    fn start_move(
+        &mut self,
+        request: VmMoveAccel,
+    ) -> Result<(u64, Cancel, Arc<AtomicBool>), ApiError> {
         self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
         let to = seat(&request)?;
         let id = request.id;
@@ -99,7 +119,9 @@ impl Control {
             let told = move |seated| sender.send(MachineEvent::AccelSeated { id, number, seated });
             let cancel = Cancel::default();
             let started = port.start_seats(by, SEATED, cancel.clone(), told);
-            return started.map(|()| (number, cancel)).map_err(no_thread);
+            return started
+                .map(|()| (number, cancel, Arc::default()))
+                .map_err(no_thread);
         }
         if let Some(slice) = request.slice.filter(|slice| *slice >= ring.slices) {
             let message = format!("{id:?} has no slice {slice}, but {}", ring.slices);
@@ -115,11 +137,12 @@ impl Control {
             drain: Duration::from_millis(request.drain_ms),
             postcopy: request.postcopy,
             cancel: Cancel::default(),
+            all_gone: Arc::default(),
         };
-        let cancel = asked.cancel.clone();
+        let (cancel, all_gone) = (asked.cancel.clone(), Arc::clone(&asked.all_gone));
         let told = move |moved| sender.send(MachineEvent::AccelMoved { id, number, moved });
         port.start(asked, told).map_err(no_thread)?;
-        Ok((number, cancel))
+        Ok((number, cancel, all_gone))
     }
 
     /// What needs all applications where they are has to wait until none moves.

@@ -22,7 +22,7 @@ use super::{
     requests::failed,
 };
 use crate::{
-    api::{ApiError, Reply, RestoreConfig, VmSnapshotConfig},
+    api::{ApiError, Reply, Response, RestoreConfig, VmSnapshotConfig},
     machine::{applications, error::MachineError, save::Saving},
 };
 
@@ -168,15 +168,25 @@ impl Control {
         }
     }
 
-    /// Ends all waits for workers. False if there are none.
-    pub(super) fn cancel_waits(&mut self) -> bool {
+    /// Ends all waits for workers.
+    pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),
             _ => None,
         };
-        let moves = self.moves.values().map(|moving| &moving.cancel);
+        let moves = self.moves.values().filter(|moving| !moving.has_gone());
+        let moves = moves.map(|moving| &moving.cancel);
         let all: Vec<_> = job.into_iter().chain(moves).collect();
+        if all.is_empty() {
+            return Err(ApiError::wrong_state(match self.moves.is_empty() {
+                true => "no migration is going on",
+                false => {
+                    "the applications have moved, and contents of their memory follow (vm.move-accel answers when all \
+                     have come): it is too late to cancel that; ending their old workers costs them an error"
+                }
+            }));
+        }
         all.iter().for_each(|cancel| cancel.cancel());
-        !all.is_empty()
+        Ok(Response::Empty)
     }
 }

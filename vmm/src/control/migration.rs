@@ -11,6 +11,8 @@ mod arrival;
 mod detach;
 mod plan;
 mod returns;
+#[cfg(test)]
+mod tests;
 
 use std::{
     fs::File,
@@ -53,7 +55,7 @@ use crate::{
         lanes::Body,
         offer::{HostId, Moment},
         postcopy::Asked,
-        progress::{Direction, MigrationInfo, Phase, Progress},
+        progress::{Direction, LOOK, MigrationInfo, Phase, Progress},
         source::{Outcome, Owner, Paused, Retaken},
     },
     seccomp::Spawner,
@@ -64,6 +66,9 @@ type Work = Box<dyn FnOnce(&mut Control) + Send>;
 
 /// For how long whoever watches a migration may not have asked how it goes.
 const WATCHED: Duration = Duration::from_secs(3);
+
+/// For how long others that watch it may ask after one has heard how it has ended: each looks more often.
+const OTHERS: Duration = LOOK.saturating_mul(5);
 
 /// Why a machine is not there any more for a migration that needs it.
 pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
@@ -76,9 +81,9 @@ pub struct Migrations {
     pub(super) job: Job,
     /// What became of the last one.
     last: Option<MigrationInfo>,
-    /// When somebody has asked last how it goes.
+    /// When somebody has asked last how it goes, or for one that may be watched.
     asked: Option<Instant>,
-    /// The VM has left: when the process ends, if nobody asks before how the migration has ended.
+    /// The VM has left: when the process ends.
     leave_at: Option<Instant>,
     next: u64,
     /// Applications that wait for devices of a guest that has stayed.
@@ -453,7 +458,7 @@ impl Owner for Leaving {
     }
 
     fn fetch(&mut self, asked: &Asked) -> Result<File, String> {
-        match &self.applications {
+        match &mut self.applications {
             Applications::Left(left) => left.fetch(&asked.of, &asked.fetch()),
             _ => Err("nothing is left here".to_owned()),
         }
@@ -489,6 +494,11 @@ impl Control {
 
     /// What would change the machine under a migration has to wait.
     pub(super) fn refuse_if_migrating(&self, request: &Request) -> Result<(), ApiError> {
+        if self.migrations.leave_at.is_some() && !is_allowed(request) {
+            return Err(ApiError::wrong_state(
+                "the VM has left, and this VMM ends: vm.send-migration with preserve_source keeps it",
+            ));
+        }
         let what = match &self.migrations.job {
             Job::None => return Ok(()),
             Job::Outgoing { .. } => "the VM is being moved to another host",
@@ -530,8 +540,8 @@ impl Control {
     pub(super) fn migration_info(&mut self) -> Answer {
         self.migrations.asked = Some(Instant::now());
         let info = self.migrations.progress().map(Progress::info);
-        if info.is_none() && self.migrations.leave_at.take().is_some() {
-            self.exit = Some(ExitReason::Request);
+        if let Some(at) = &mut self.migrations.leave_at {
+            *at = (*at).min(Instant::now() + OTHERS);
         }
         match info.or_else(|| self.migrations.last.clone()) {
             Some(info) => Ok(Response::Migration(Box::new(info))),
@@ -545,10 +555,7 @@ impl Control {
     /// `vm.cancel-migration`.
     pub(super) fn cancel_migration(&mut self) -> Answer {
         let Some(progress) = self.migrations.progress() else {
-            return match self.cancel_waits() {
-                true => Ok(Response::Empty),
-                false => Err(ApiError::wrong_state("no migration is going on")),
-            };
+            return self.cancel_waits();
         };
         if progress.phase() == Phase::Postcopy {
             return Err(ApiError::wrong_state(
@@ -627,6 +634,8 @@ impl Control {
             preserve: request.preserve_source,
             leaves: Leaves::default(),
         };
+        // Whoever has it watched may ask for the first time when it is over.
+        self.migrations.asked = Some(Instant::now());
         self.monitor.emit("vm", "migration-started", &[]);
         Ok(Response::Empty)
     }

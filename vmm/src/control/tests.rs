@@ -19,7 +19,7 @@ use crate::{
     seccomp::Enforcement,
 };
 
-fn control() -> Control {
+pub(super) fn control() -> Control {
     let started = Instant::now();
     let filters = Filters::new(Enforcement::Off);
     Control::new(filters, started, EventMonitor::disabled(started)).unwrap()
@@ -188,6 +188,7 @@ fn the_end_of_a_move_of_a_machine_that_is_gone_is_none_of_the_next_move() {
             number,
             reply: Reply::new(move |answer| sender.send(answer).unwrap()),
             cancel: Cancel::default(),
+            all_gone: Default::default(),
         };
         let cancel = moving.cancel.clone();
         control.moves.insert("gpu".to_owned(), moving);
@@ -203,6 +204,7 @@ fn the_end_of_a_move_of_a_machine_that_is_gone_is_none_of_the_next_move() {
             drain: std::time::Duration::ZERO,
             postcopy: false,
             cancel: cancel.clone(),
+            all_gone: Default::default(),
         },
         slices: vec![0],
         reasons: Vec::new(),

@@ -8,6 +8,7 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
+use base::memory::Steps;
 use devices::accel::saved::{data_after, image};
 
 use super::{
@@ -17,8 +18,8 @@ use super::{
     progress::Progress,
 };
 
-/// Bytes that are looked at at a time.
-const CHUNK: usize = 64 << 10;
+/// Bytes that are looked at at a time: the most that a frame has.
+pub const CHUNK: usize = 64 << 10;
 /// Bytes before them in a frame.
 const HEAD: usize = 8;
 /// Most bytes of a frame.
@@ -87,6 +88,8 @@ pub struct Incoming {
     taken: u64,
     /// Where the next frame begins at the earliest.
     next: u64,
+    /// The host's memory, as it is taken.
+    steps: Steps,
 }
 
 impl Default for Incoming {
@@ -96,6 +99,7 @@ impl Default for Incoming {
             most: MOST,
             taken: 0,
             next: 0,
+            steps: Steps::default(),
         }
     }
 }
@@ -105,7 +109,7 @@ impl Incoming {
     pub fn to(file: File, most: u64) -> Self {
         Self {
             file: Some(file),
-            most: most.min(MOST),
+            most,
             ..Self::default()
         }
     }
@@ -131,6 +135,12 @@ impl Incoming {
                 self.most >> 20
             )));
         }
+        self.steps.take(CHUNK as u64, self.most).map_err(|spare| {
+            host(io::Error::new(
+                io::ErrorKind::OutOfMemory,
+                spare.to_string(),
+            ))
+        })?;
         let file = match &mut self.file {
             Some(file) => file,
             none => none.insert(image().map_err(host)?),
@@ -195,5 +205,16 @@ mod tests {
             incoming.take(&frame(at, b"x")).unwrap();
         }
         assert!(incoming.take(&frame(2 * chunk, b"x")).is_err());
+    }
+
+    #[test]
+    fn contents_that_were_asked_for_may_be_as_many_as_that_and_no_more() {
+        let chunk = CHUNK as u64;
+        let mut incoming = Incoming {
+            taken: MOST,
+            ..Incoming::to(image().unwrap(), MOST + chunk)
+        };
+        incoming.take(&frame(0, b"x")).unwrap();
+        assert!(incoming.take(&frame(chunk, b"x")).is_err());
     }
 }

@@ -2,11 +2,14 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use base::{Cancel, Unpoisoned};
 use serde::{Deserialize, Serialize};
+
+/// How often `gantry ctl` looks at a migration that it watches.
+pub const LOOK: Duration = Duration::from_millis(200);
 
 /// Where a migration is.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]

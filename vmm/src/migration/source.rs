@@ -649,11 +649,11 @@ impl<'a> Source<'a> {
             self.connection.stall = self.wishes.stall;
             let goes_on = match said {
                 Said::Asks(asked) => {
-                    left.insert(asked.of.clone(), asked.left);
+                    let is_known = left.insert(asked.of.clone(), asked.left).is_some();
                     self.show_left(&left);
                     let saved = self.owner.fetch(&asked);
-                    // The other side may name as many as it likes.
-                    match saved.is_ok() {
+                    // The other side may name as many as it likes that are not there.
+                    match saved.is_ok() || is_known {
                         true => {
                             left.insert(asked.of.clone(), asked.left.saturating_sub(asked.bytes))
                         }

@@ -15,9 +15,13 @@ const WHAT: Fetch = Fetch {
 
 impl Worker {
     fn saves_by_postcopy(&self) {
+        self.saves_after(0, "the state");
+    }
+
+    fn saves_after(&self, rounds: u32, what: &str) {
         let (command, file) = self.asked();
-        assert_eq!(command, Ask::SaveRest(0, true));
-        self.writes("the state", file);
+        assert_eq!(command, Ask::SaveRest(rounds, true));
+        self.writes(what, file);
     }
 
     fn leaves(&self) {
@@ -166,4 +170,82 @@ fn a_destination_that_ends_its_applications_lets_the_source_go() {
     going.second.until("they have ended", |vmm| {
         vmm.counter("workers_lost") == SLICES as u64
     });
+}
+
+#[test]
+fn an_application_that_was_copied_leaves_with_the_rest_and_what_follows_that() {
+    if !has_kvm() {
+        return;
+    }
+    let mut going = setting_off(&["--accel-copies", "--accel-postcopy"], &Reply::Done());
+    going.workers.iter().for_each(Worker::is_copied);
+    let new = going.there.both();
+    new.iter().for_each(Worker::prepares);
+    going.workers.iter().for_each(Worker::stops);
+    for worker in &going.workers {
+        worker.saves_after(1, "the rest");
+    }
+    for worker in &new {
+        worker.is_given(&Ask::Restore(false), "the rest");
+        worker.answers(&Reply::Done());
+    }
+    let sockets: Vec<_> = new.iter().map(Worker::serves_first).collect();
+    going.workers.iter().for_each(Worker::leaves);
+    assert!(going.receiving.wait().unwrap().success());
+    let asked = thread::scope(|scope| {
+        let came = scope.spawn(|| fetch(&sockets[0]));
+        let (command, file) = going.workers[0].asked();
+        assert_eq!(command, Ask::Fetch(WHAT));
+        going.workers[0].writes("contents", file);
+        came.join().unwrap()
+    });
+    assert_eq!(asked.unwrap(), "contents of slice 0");
+    drop(sockets);
+    going.workers.into_iter().for_each(Worker::ends);
+    let sent = going.sending.wait_with_output().unwrap();
+    assert!(sent.status.success(), "{}", error(&sent));
+    going.second.counts_on();
+}
+
+#[test]
+fn a_move_between_pools_cannot_be_ended_when_all_have_moved_and_contents_follow() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let pools = ["pool", "other"].map(|name| Pool::new(dir.path(), name));
+    let (mut first, workers) = opened(dir.path(), &pools[0]);
+    let to = pools[1].path.to_str().unwrap();
+    let moving = first.ask(&[
+        "move-accel",
+        "gpu",
+        "--to",
+        to,
+        "--slice",
+        "0",
+        "--postcopy",
+    ]);
+    let (old, new) = (&workers[0], pools[1].next());
+    new.is_ready();
+    old.is_not_copied();
+    old.stops();
+    old.saves_by_postcopy();
+    new.is_given(&Ask::Restore(true), "the state");
+    new.answers(&Reply::Done());
+    old.leaves();
+    let socket = new.serves_first();
+    thread::scope(|scope| {
+        let came = scope.spawn(|| fetch(&socket));
+        let (_, file) = old.asked();
+        first.refuses(&["cancel-migration"], "the applications have moved");
+        old.writes("contents", file);
+        came.join().unwrap().unwrap();
+    });
+    drop(socket);
+    let [old, _serves] = workers;
+    old.ends();
+    let moved = moving.wait_with_output().unwrap();
+    assert!(moved.status.success(), "{}", error(&moved));
+    first.refuses(&["cancel-migration"], "no migration is going on");
+    first.counts_on();
 }

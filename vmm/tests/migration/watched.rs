@@ -1,11 +1,15 @@
 //! Whoever watches a VM leave hears how that has ended, although the VMM ends with it.
 
-use std::fs;
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
 
 use super::{Vmm, has_kvm};
 
 #[test]
-fn who_watches_a_vm_leave_hears_that_it_has_left() {
+fn who_watches_a_vm_leave_hears_that_it_has_left_whoever_else_asks() {
     if !has_kvm() {
         return;
     }
@@ -14,7 +18,17 @@ fn who_watches_a_vm_leave_hears_that_it_has_left() {
         let mut first = Vmm::counting(dir.path(), "size=32M,shared=on", &[]);
         let mut second = Vmm::start(dir.path(), "second", &[]);
         let (receiving, url) = second.receive(&first.serial);
-        let sent = first.ctl(&[&["send-migration", &url, "--watch"], how].concat());
+        let over = AtomicBool::new(false);
+        let sent = thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    first.ctl(&["migration"]);
+                }
+            });
+            let sent = first.ctl(&[&["send-migration", &url, "--watch"], how].concat());
+            over.store(true, Ordering::Relaxed);
+            sent
+        });
         let said = String::from_utf8_lossy(&sent.stdout).into_owned();
         assert!(sent.status.success(), "{said}{}", first.said());
         assert!(said.contains("Completed"), "{said}");

@@ -33,6 +33,7 @@ pub fn has(word: &str) -> bool {
 }
 
 /// Hosts in the emulator that are ready to run.
+#[derive(Default)]
 pub struct Hosts(Vec<Host>);
 
 /// Runs those that one of the words chooses, or all if there are no words, but for what takes KVM: the hosts with it

@@ -96,9 +96,7 @@ impl Rig {
         cancel: Cancel,
         postcopy: bool,
     ) -> mpsc::Receiver<Moved> {
-        let port = self.function.lock().unwrap().handle();
-        let (told, moved) = mpsc::channel();
-        let asked = Move {
+        self.start_asked(Move {
             slice,
             to: Pool {
                 socket: socket.to_owned(),
@@ -107,7 +105,13 @@ impl Rig {
             drain: Duration::from_millis(250),
             postcopy,
             cancel,
-        };
+            all_gone: Arc::default(),
+        })
+    }
+
+    fn start_asked(&self, asked: Move) -> mpsc::Receiver<Moved> {
+        let port = self.function.lock().unwrap().handle();
+        let (told, moved) = mpsc::channel();
         port.start(asked, move |moved| told.send(moved).unwrap())
             .unwrap();
         moved

@@ -183,3 +183,22 @@ fn a_source_that_ends_or_talks_nonsense_costs_all_that_has_not_come() {
         }
     }
 }
+
+#[test]
+fn empty_frames_of_contents_that_have_no_place_have_an_end() {
+    let (workers, mut source) = asking(1);
+    let (_pipe, no_place) = std::io::pipe().unwrap();
+    let refused = thread::scope(|scope| {
+        let asked = scope.spawn(|| ask(&workers[0], 1, no_place.as_fd()));
+        postcopy::hear(&mut source, &mut Vec::new()).unwrap();
+        let mut first = 0_u64.to_le_bytes().to_vec();
+        first.push(1);
+        source.send(Kind::Archive, 0, &first).unwrap();
+        for _ in 0..100 {
+            source.send(Kind::Archive, 0, &[]).unwrap();
+        }
+        source.send(Kind::Fetched, 0, br#"{"Came":9}"#).unwrap();
+        asked.join().unwrap().unwrap_err().to_string()
+    });
+    assert!(refused.contains("more contents than"), "{refused}");
+}

@@ -1,8 +1,10 @@
 //! Applications that go on before their contents have come.
 
+use std::sync::atomic::Ordering;
+
 use gantry_remoting::link::control::{Fetch, NotMoved, Peer};
 
-use super::*;
+use super::{super::super::left::Application, *};
 
 const WHAT: Fetch = Fetch {
     mem: 7,
@@ -115,4 +117,142 @@ fn a_slice_that_is_closed_while_contents_follow_is_free_at_once_and_both_workers
     old.join().unwrap();
     assert!(moved.recv().unwrap().reasons.is_empty());
     rig.becomes(0, State::Free);
+}
+
+#[test]
+fn an_application_whose_worker_does_not_leave_stays_with_its_contents() {
+    let (rig, other) = (rig(), other());
+    let old = rig.open(0);
+    let moved = rig.start_move_by(None, &other.path, Cancel::default(), true);
+    let old = thread::spawn(move || {
+        does_not_precopy(&old);
+        saves_rest_by(&old, 0, true, b"state");
+        assert_eq!(next(&old).0, Ask::Leave());
+        refuse(&old, "it is in another state");
+        assert_eq!(next(&old).0, Ask::Resume());
+        done(&old);
+        old
+    });
+    let (new, _) = taken_up(&other.pool);
+    done(&new);
+    restores(&new);
+    done(&new);
+    ends(&new);
+    let _old = old.join().unwrap();
+    let moved = moved.recv().unwrap();
+    assert!(moved.slices.is_empty());
+    let reason = &moved.reasons[0];
+    assert!(reason.contains("stays: it is in another state"), "{reason}");
+    rig.eventually(|| rig.lendable() == 1);
+    assert_eq!(rig.state(0), State::Open);
+}
+
+#[test]
+fn while_contents_of_one_follow_the_others_are_the_ports_and_a_move_ends_with_the_last() {
+    let (rig, other) = (rig(), other());
+    let workers = [0, 1, 2].map(|slice| rig.open(slice));
+    let all_gone = Arc::default();
+    let moved = rig.start_asked(Move {
+        slice: None,
+        to: Pool {
+            socket: other.path.clone(),
+            device: "other".to_owned(),
+        },
+        drain: Duration::from_millis(250),
+        postcopy: true,
+        cancel: Cancel::default(),
+        all_gone: Arc::clone(&all_gone),
+    });
+    let [first, killed, last] = workers;
+    let leaving = |old: UnixStream| {
+        thread::spawn(move || {
+            leaves(&old);
+            ends(&old);
+        })
+    };
+    let first = leaving(first);
+    let (new, _) = taken_up(&other.pool);
+    let socket = goes_on(&new);
+    // Its slice is noted at once, and not when the first one has all.
+    drop(killed);
+    rig.becomes(1, State::Ended);
+    assert!(!all_gone.load(Ordering::SeqCst));
+    drop(socket);
+    let last = leaving(last);
+    let (newest, _) = taken_up(&other.pool);
+    let socket = goes_on(&newest);
+    // It is too late to end that.
+    rig.eventually(|| all_gone.load(Ordering::SeqCst));
+    drop(socket);
+    let moved = moved.recv().unwrap();
+    assert_eq!((moved.slices, moved.reasons), (vec![0, 2], Vec::new()));
+    first.join().unwrap();
+    last.join().unwrap();
+}
+
+fn application(slice: u32) -> Application {
+    Application {
+        port: "gpu".to_owned(),
+        slice,
+    }
+}
+
+/// What a worker does whose machine goes on elsewhere.
+fn leaves_with_its_machine(old: &UnixStream) {
+    saves(old, b"state");
+    assert_eq!(next(old).0, Ask::Leave());
+}
+
+#[test]
+fn all_workers_of_a_machine_that_has_left_are_asked_to_leave_before_one_has() {
+    let rig = rig();
+    let [waits, answers] = [0, 1].map(|slice| rig.open(slice));
+    let (tells, told) = mpsc::channel();
+    let fetched = |old: &UnixStream| {
+        done(old);
+        assert_eq!(next(old).0, Ask::Fetch(WHAT));
+        done(old);
+    };
+    let workers = [
+        thread::spawn(move || {
+            leaves_with_its_machine(&waits);
+            told.recv().unwrap();
+            fetched(&waits);
+        }),
+        thread::spawn(move || {
+            leaves_with_its_machine(&answers);
+            tells.send(()).unwrap();
+            fetched(&answers);
+        }),
+    ];
+    let mut archive = Archive::new(control::image().unwrap());
+    let mut left = rig.save(&mut archive).ok().unwrap().leave();
+    for slice in [0, 1] {
+        left.fetch(&application(slice), &WHAT).unwrap();
+    }
+    for worker in workers {
+        worker.join().unwrap();
+    }
+}
+
+#[test]
+fn a_worker_of_a_machine_that_has_left_ends_when_it_answers_what_it_should_not() {
+    let rig = rig();
+    let old = rig.open(1);
+    let worker = thread::spawn(move || {
+        leaves_with_its_machine(&old);
+        done(&old);
+        assert_eq!(next(&old).0, Ask::Fetch(WHAT));
+        (&old).write_all(&[0xff; 12]).unwrap();
+        // What would be taken for the answer to another question.
+        done(&old);
+        let end = (&old).read(&mut [0]);
+        assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
+    });
+    let mut archive = Archive::new(control::image().unwrap());
+    let mut left = rig.save(&mut archive).ok().unwrap().leave();
+    let lost = left.fetch(&application(1), &WHAT).unwrap_err();
+    assert_eq!(left.fetch(&application(1), &WHAT).unwrap_err(), lost);
+    assert!(!left.is_empty());
+    worker.join().unwrap();
 }
