@@ -341,6 +341,16 @@ fn saved(context: &Context) -> Result<()> {
     Ok(())
 }
 
+/// Waits until the program that writes to /tmp/moving has computed something new, or something at all.
+pub(crate) fn goes_on(guest: &mut Guest) -> Result<()> {
+    let before = guest.run("grep -c round /tmp/moving; true")?;
+    let said = guest.eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
+        now.lines().next() != Some(before.trim()) || now.contains("ended")
+    })?;
+    ensure!(!said.contains("ended"), "{said}");
+    Ok(())
+}
+
 /// A program of the guest computes while its worker is replaced, and its machine restored.
 fn moved(context: &Context) -> Result<()> {
     let pool = Pool::start(&context.dir)?;
@@ -352,15 +362,6 @@ fn moved(context: &Context) -> Result<()> {
     let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     start_agent(&mut guest)?;
     guest.run("(opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true")?;
-    // It is not there before it has computed something, nor before something new.
-    let goes_on = |guest: &mut Guest| -> Result<()> {
-        let before = guest.run("grep -c round /tmp/moving; true")?;
-        let said = guest.eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
-            now.lines().next() != Some(before.trim()) || now.contains("ended")
-        })?;
-        ensure!(!said.contains("ended"), "{said}");
-        Ok(())
-    };
     goes_on(&mut guest)?;
     let serving = pool.workers()?;
     let to = |pool: &Pool| json!({"id": "a", "socket": pool.socket});
