@@ -17,8 +17,10 @@
 //! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile;
 //!   [`release`]: building what users install.
 
+mod again;
 mod bench;
 mod changed;
+mod count;
 mod crane;
 mod cuda;
 mod demo;

@@ -7,10 +7,9 @@ use std::{
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
-    time::Instant,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
@@ -18,7 +17,9 @@ use gantry_tests::{
 };
 
 use crate::{
+    again,
     changed::{self, Selection},
+    count::Count,
     described, fuzz, gate, gloop, moved_guest, opencl,
     programs::{self, cargo, root, target},
     progress::Step,
@@ -55,78 +56,6 @@ pub struct Options {
 /// The most bytes that gantry may have: 6 MiB.
 const MOST_BYTES: u64 = 6 << 20;
 
-/// So many last lines of a failure's reason are said again at the end.
-const REASON: usize = 20;
-
-/// So many of the slowest tests are listed at the end of a whole run.
-const SLOWEST: usize = 10;
-
-#[derive(Default)]
-struct Count {
-    passed: usize,
-    failed: Vec<Failure>,
-    skipped: usize,
-    /// Seconds and name of each test whose time is known.
-    times: Vec<(f64, String)>,
-    /// When each part of the run began, in their order.
-    parts: Vec<(Instant, &'static str)>,
-}
-
-struct Failure {
-    name: String,
-    reason: Vec<String>,
-}
-
-impl Count {
-    /// Adds something that could not be begun, which does not keep the rest from running.
-    fn lacks(&mut self, name: &str, error: &anyhow::Error) {
-        let chain = error.chain().map(ToString::to_string).collect();
-        self.add(name, &Outcome::Failed(chain), None);
-    }
-
-    /// Begins a part of the run.
-    fn begin(&mut self, part: &'static str) {
-        self.parts.push((Instant::now(), part));
-    }
-
-    fn add(&mut self, name: &str, outcome: &Outcome, seconds: Option<f64>) {
-        let time = seconds
-            .map(|seconds| format!(" ({seconds:.1} s)"))
-            .unwrap_or_default();
-        self.times
-            .extend(seconds.map(|seconds| (seconds, name.to_owned())));
-        match outcome {
-            Outcome::Passed => {
-                self.passed += 1;
-                println!("test {name} ... ok{time}");
-            }
-            Outcome::Failed(chain) => {
-                let reason: Vec<_> = chain.iter().flat_map(|cause| cause.lines()).collect();
-                println!("test {name} ... FAILED{time}");
-                for line in &reason {
-                    println!("    {line}");
-                }
-                let last = reason.len().saturating_sub(REASON);
-                self.failed.push(Failure {
-                    name: name.to_owned(),
-                    reason: reason[last..].iter().map(ToString::to_string).collect(),
-                });
-            }
-            Outcome::Skipped(why) => {
-                self.skipped += 1;
-                println!("test {name} ... skipped: {why}");
-            }
-        }
-    }
-}
-
-/// The longest of some times, longest first.
-fn slowest(times: &mut Vec<(f64, String)>) -> &[(f64, String)] {
-    times.sort_by(|a, b| b.0.total_cmp(&a.0));
-    times.truncate(SLOWEST);
-    times
-}
-
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
     let selection = options.changed.as_deref().map(changed::since).transpose()?;
@@ -141,19 +70,26 @@ pub fn run(options: &Options) -> Result<()> {
         // Unit tests leave a processor idle most of the time, and so do linking and the last crates of each build.
         let build = is_whole.then(|| thread::spawn(programs::build));
         count.begin("checks");
-        checks(&mut count)?;
+        if let Err(error) = checks(&mut count) {
+            count.lacks("check: the checks can be run", &error);
+        }
         if !is_whole {
             count.begin("models");
-            models("0", |name, outcome| count.add(name, outcome, None))?;
+            if let Err(error) = models("0", |name, outcome| count.add(name, outcome, None)) {
+                count.lacks("check: the models can be run", &error);
+            }
         }
         count.begin("unit tests, and building what is shipped");
-        unit_tests::run(
+        let ran = unit_tests::run(
             |name| {
                 let crates = selection.as_ref().map(|selection| &selection.crates);
                 crates.is_none_or(|crates| crates.contains(name))
             },
             |name, outcome| count.add(name, outcome, None),
-        )?;
+        );
+        if let Err(error) = ran {
+            count.lacks("check: the unit tests can be run", &error);
+        }
         // If that failed, it fails once more where its programs are needed, and says why there.
         let _ = build.map(thread::JoinHandle::join);
     }
@@ -161,7 +97,7 @@ pub fn run(options: &Options) -> Result<()> {
         // Without words, everything would be chosen.
         Some(Selection {
             words: Some(words), ..
-        }) if words.is_empty() => return summary(count, options),
+        }) if words.is_empty() => return count.summary(&options.words),
         Some(Selection { words, .. }) => words.unwrap_or_default(),
         None => options.words.clone(),
     };
@@ -180,9 +116,19 @@ pub fn run(options: &Options) -> Result<()> {
     });
     let count = Mutex::new(count);
     let ran = gate_and_scenarios(options, is_whole, hosts, &count);
-    let count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if is_whole {
+        again::run(&mut count, |names, second| {
+            let options = Options {
+                words: names,
+                no_rig: false,
+                changed: None,
+            };
+            gate_and_scenarios(&options, false, gate::Hosts::default(), second)
+        });
+    }
     // Also of what ended early: it names what has failed until then.
-    let all_passed = summary(count, options);
+    let all_passed = count.summary(&options.words);
     ran.and(all_passed)
 }
 
@@ -262,41 +208,6 @@ fn told(result: ScenarioResult, count: &Mutex<Count>) {
             println!("    | {line}");
         }
     }
-}
-
-/// Says how it ended.
-fn summary(mut count: Count, options: &Options) -> Result<()> {
-    if options.words.is_empty() {
-        println!("parts of the run:");
-        let ends = count.parts.iter().skip(1).map(|&(start, _)| start);
-        for (&(start, part), end) in count.parts.iter().zip(ends.chain([Instant::now()])) {
-            println!("    {:6.1} s  {part}", (end - start).as_secs_f64());
-        }
-        println!("slowest tests:");
-        for (seconds, name) in slowest(&mut count.times) {
-            println!("    {seconds:6.1} s  {name}");
-        }
-    }
-    // Said again where it is seen also by who keeps only the end of what was printed.
-    for failure in &count.failed {
-        println!("failed: {}", failure.name);
-        for line in &failure.reason {
-            println!("    {line}");
-        }
-    }
-    println!(
-        "{} passed, {} failed, {} skipped",
-        count.passed,
-        count.failed.len(),
-        count.skipped
-    );
-    if !count.failed.is_empty() {
-        bail!("{} tests failed", count.failed.len());
-    }
-    if count.passed + count.skipped == 0 {
-        bail!("no test's name contains {}", options.words.join(" or "));
-    }
-    Ok(())
 }
 
 /// Format, lints, licences and advisories.
@@ -522,17 +433,4 @@ fn small_enough(program: &Path) -> Result<Outcome> {
          CARGO_PROFILE_RELEASE_STRIP=none tells what they are",
         program.display()
     )]))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_slowest_tests_are_listed_longest_first() {
-        let mut times: Vec<_> = (0..20).map(|n| (f64::from(n), n.to_string())).collect();
-        let seconds: Vec<_> = slowest(&mut times).iter().map(|(time, _)| *time).collect();
-        assert_eq!(seconds.len(), SLOWEST);
-        assert_eq!((seconds[0], seconds[SLOWEST - 1]), (19.0, 10.0));
-    }
 }

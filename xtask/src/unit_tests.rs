@@ -65,21 +65,19 @@ const LIMIT: &str = "600";
 pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     packages::install(SHELLS)?;
     let step = Step::new("building unit tests");
-    let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
-        .arg("--message-format=json-render-diagnostics")
-        .stdin(Stdio::null())
-        .output()?;
+    let built = build()?;
     step.finish();
-    if !built.status.success() {
-        let said = String::from_utf8_lossy(&built.stderr).into_owned();
-        report("unit tests build", &Outcome::Failed(vec![said]));
-        return Ok(());
-    }
-    let programs = programs(&String::from_utf8_lossy(&built.stdout))?;
+    let programs = match built {
+        Ok(programs) => programs,
+        Err(said) => {
+            report("unit tests build", &Outcome::Failed(vec![said]));
+            return Ok(());
+        }
+    };
     for name in CRATES.iter().filter(|name| wanted(name)) {
         let mut seen = 0;
         for program in programs.iter().filter(|program| program.package == *name) {
-            seen += tell(name, &program.run()?, &mut report);
+            seen += tell(name, &program.run(&[])?, &mut report);
         }
         if seen == 0 {
             let none = Outcome::Failed(vec!["it has none".to_owned()]);
@@ -98,6 +96,42 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
     Ok(())
 }
 
+/// Runs those of these tests again that are unit tests, one by one.
+///
+/// # Errors
+/// Cargo or a program cannot be started.
+pub fn again(names: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
+    let tests: Vec<_> = names.iter().filter_map(|name| unit_test(name)).collect();
+    if tests.is_empty() {
+        return Ok(());
+    }
+    let programs = build()?.unwrap_or_default();
+    for (package, test) in tests {
+        for program in programs.iter().filter(|one| one.package == package) {
+            tell(package, &program.run(&["--exact", test])?, &mut report);
+        }
+    }
+    Ok(())
+}
+
+/// The crate and the test that a name is of, if it is a unit test's.
+fn unit_test(name: &str) -> Option<(&str, &str)> {
+    let (package, test) = name.split_once(": ")?;
+    CRATES.contains(&package).then_some((package, test))
+}
+
+/// The programs with unit tests, or what Cargo says of why they cannot be built.
+fn build() -> Result<Result<Vec<Program>, String>> {
+    let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
+        .arg("--message-format=json-render-diagnostics")
+        .stdin(Stdio::null())
+        .output()?;
+    if !built.status.success() {
+        return Ok(Err(String::from_utf8_lossy(&built.stderr).into_owned()));
+    }
+    programs(&String::from_utf8_lossy(&built.stdout)).map(Ok)
+}
+
 /// The same selection always: with another one, features differ.
 fn of_all(command: &mut Command) -> &mut Command {
     command.args(CRATES.iter().flat_map(|name| ["--package", name]))
@@ -113,10 +147,12 @@ struct Program {
 }
 
 impl Program {
-    fn run(&self) -> Result<Output> {
+    /// Runs its tests; with arguments, some of them.
+    fn run(&self, arguments: &[&str]) -> Result<Output> {
         Command::new("timeout")
             .arg(LIMIT)
             .arg(&self.file)
+            .args(arguments)
             .current_dir(&self.folder)
             .env("CARGO_MANIFEST_DIR", &self.folder)
             .stdin(Stdio::null())

@@ -1,0 +1,175 @@
+//! What has been tested, and how it ended: a line each, and a line that counts them.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use gantry_tests::report::Outcome;
+
+/// So many last lines of a failure's reason are said again at the end.
+const REASON: usize = 20;
+
+/// So many of the slowest tests are listed at the end of a whole run.
+const SLOWEST: usize = 10;
+
+/// What has been run, and how it ended.
+#[derive(Default)]
+pub struct Count {
+    /// By name.
+    pub passed: Vec<String>,
+    /// But for those that passed at a second attempt.
+    pub failed: Vec<Failure>,
+    /// Passed ones that failed at first.
+    by_chance: Vec<Failure>,
+    skipped: usize,
+    /// Seconds and name of each test whose time is known.
+    times: Vec<(f64, String)>,
+    /// When each part of the run began, in their order.
+    parts: Vec<(Instant, &'static str)>,
+}
+
+/// A test that has failed.
+pub struct Failure {
+    /// The test's.
+    pub name: String,
+    /// The last lines of why.
+    reason: Vec<String>,
+}
+
+impl Failure {
+    fn tell(&self, how: &str) {
+        println!("{how}: {}", self.name);
+        for line in &self.reason {
+            println!("    {line}");
+        }
+    }
+}
+
+impl Count {
+    /// Adds something that could not be begun, which does not keep the rest from running.
+    pub fn lacks(&mut self, name: &str, error: &anyhow::Error) {
+        let chain = error.chain().map(ToString::to_string).collect();
+        self.add(name, &Outcome::Failed(chain), None);
+    }
+
+    /// Begins a part of the run.
+    pub fn begin(&mut self, part: &'static str) {
+        self.parts.push((Instant::now(), part));
+    }
+
+    /// Those of the failed tests that have passed since.
+    pub fn passed_at_second(&mut self, passed: &[String]) {
+        let has_passed = |failure: &mut Failure| passed.contains(&failure.name);
+        for failure in self.failed.extract_if(.., has_passed) {
+            self.passed.push(failure.name.clone());
+            self.by_chance.push(failure);
+        }
+    }
+
+    /// Counts a test and tells how it ended, and after how many seconds where that is known.
+    pub fn add(&mut self, name: &str, outcome: &Outcome, seconds: Option<f64>) {
+        let time = seconds
+            .map(|seconds| format!(" ({seconds:.1} s)"))
+            .unwrap_or_default();
+        self.times
+            .extend(seconds.map(|seconds| (seconds, name.to_owned())));
+        match outcome {
+            Outcome::Passed => {
+                self.passed.push(name.to_owned());
+                println!("test {name} ... ok{time}");
+            }
+            Outcome::Failed(chain) => {
+                let reason: Vec<_> = chain.iter().flat_map(|cause| cause.lines()).collect();
+                println!("test {name} ... FAILED{time}");
+                for line in &reason {
+                    println!("    {line}");
+                }
+                let last = reason.len().saturating_sub(REASON);
+                self.failed.push(Failure {
+                    name: name.to_owned(),
+                    reason: reason[last..].iter().map(ToString::to_string).collect(),
+                });
+            }
+            Outcome::Skipped(why) => {
+                self.skipped += 1;
+                println!("test {name} ... skipped: {why}");
+            }
+        }
+    }
+
+    /// Says how the tests ended that words have chosen, or all of them without words.
+    ///
+    /// # Errors
+    /// A test has failed, or there was none.
+    pub fn summary(mut self, words: &[String]) -> Result<()> {
+        if words.is_empty() {
+            println!("parts of the run:");
+            let ends = self.parts.iter().skip(1).map(|&(start, _)| start);
+            for (&(start, part), end) in self.parts.iter().zip(ends.chain([Instant::now()])) {
+                println!("    {:6.1} s  {part}", (end - start).as_secs_f64());
+            }
+            println!("slowest tests:");
+            for (seconds, name) in slowest(&mut self.times) {
+                println!("    {seconds:6.1} s  {name}");
+            }
+        }
+        // Said again where it is seen also by who keeps only the end of what was printed.
+        for failure in &self.by_chance {
+            failure.tell("passed only at the second attempt");
+        }
+        for failure in &self.failed {
+            failure.tell("failed");
+        }
+        println!(
+            "{} passed, {} failed, {} skipped",
+            self.passed.len(),
+            self.failed.len(),
+            self.skipped
+        );
+        if !self.failed.is_empty() {
+            bail!("{} tests failed", self.failed.len());
+        }
+        if self.passed.len() + self.skipped == 0 {
+            bail!("no test's name contains {}", words.join(" or "));
+        }
+        Ok(())
+    }
+}
+
+/// The longest of some times, longest first.
+fn slowest(times: &mut Vec<(f64, String)>) -> &[(f64, String)] {
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    times.truncate(SLOWEST);
+    times
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slowest_tests_are_listed_longest_first() {
+        let mut times: Vec<_> = (0..20).map(|n| (f64::from(n), n.to_string())).collect();
+        let seconds: Vec<_> = slowest(&mut times).iter().map(|(time, _)| *time).collect();
+        assert_eq!(seconds.len(), SLOWEST);
+        assert_eq!((seconds[0], seconds[SLOWEST - 1]), (19.0, 10.0));
+    }
+
+    #[test]
+    fn what_passes_at_the_second_attempt_is_counted_once_and_named() {
+        let mut count = Count::default();
+        for name in ["crate: good", "crate: chance", "crate: bad"] {
+            let outcome = match name {
+                "crate: good" => Outcome::Passed,
+                _ => Outcome::Failed(vec!["why".to_owned()]),
+            };
+            count.add(name, &outcome, None);
+        }
+        count.passed_at_second(&["crate: chance".to_owned()]);
+        assert_eq!(count.passed, ["crate: good", "crate: chance"]);
+        let names = |failures: &[Failure]| -> Vec<_> {
+            failures.iter().map(|one| one.name.clone()).collect()
+        };
+        assert_eq!(names(&count.failed), ["crate: bad"]);
+        assert_eq!(names(&count.by_chance), ["crate: chance"]);
+    }
+}
