@@ -32,6 +32,7 @@ use std::{
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, RecvTimeoutError},
     },
     time::Duration,
 };
@@ -256,14 +257,11 @@ impl Handle {
             match self.carry_over(borrowed, &to, (drain, postcopy), &patience) {
                 Ok(old) => {
                     moved.slices.push(*slice as u32);
-                    all_gone.store(at + 1 == slices.len(), Ordering::SeqCst);
-                    let brought = old.map_or(Ok(()), |old| self.bring(old));
-                    moved.reasons.extend(brought.err().map(|error| {
-                        format!(
-                            "the application of slice {slice} has moved, and has lost contents of its memory: {}",
-                            Chain(&error)
-                        )
-                    }));
+                    let is_last = at + 1 == slices.len();
+                    all_gone.store(is_last, Ordering::SeqCst);
+                    let is_over = || cancel.is_cancelled() && !is_last;
+                    let why = old.and_then(|old| self.wait_for_contents(old, is_over));
+                    moved.reasons.extend(why);
                 }
                 Err(error) => {
                     let why = format!("the application of slice {slice} stays: {}", Chain(&error));
@@ -340,9 +338,48 @@ impl Handle {
         }))
     }
 
-    /// Waits until all contents of an application have come, and its old worker has ended. An error says why some are
-    /// lost.
-    fn bring(&self, old: OldWorker) -> Result<(), NotMoved> {
+    /// Waits until all contents of an application have come, and its old worker has ended, or until nobody waits for
+    /// that any more: they follow in a thread of their own. What is to be said of it, if anything is.
+    fn wait_for_contents(&self, old: OldWorker, is_over: impl Fn() -> bool) -> Option<String> {
+        let slice = old.slice;
+        if old.asked.is_none() {
+            return self.bring(old);
+        }
+        let old = Arc::new(Mutex::new(Some(old)));
+        let (port, aside) = (self.clone(), Arc::clone(&old));
+        let (tells, told) = mpsc::channel();
+        let work = move || {
+            let old = aside.lock_unpoisoned().take();
+            let why = old.and_then(|old| port.bring(old));
+            if let Err(mpsc::SendError(Some(why))) = tells.send(why) {
+                log::warn!("{}: {why}", port.thread_name);
+            }
+        };
+        let name = format!("{}_mv", self.thread_name);
+        let thread = self.spawner.spawn(ThreadRole::Accel, &name, Box::new(work));
+        if thread.is_err() {
+            // All that can wait for it is this one, then.
+            let old = old.lock_unpoisoned().take();
+            return old.and_then(|old| self.bring(old));
+        }
+        loop {
+            match told.recv_timeout(AGAIN) {
+                Err(RecvTimeoutError::Timeout) if is_over() => {
+                    return Some(format!(
+                        "the application of slice {slice} has moved, and contents of its memory still follow (its old \
+                         worker ends when all have come)"
+                    ));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(why) => return why,
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
+    }
+
+    /// Brings contents of an application until all have come, and its old worker has ended. Why some are lost, if
+    /// some are.
+    fn bring(&self, old: OldWorker) -> Option<String> {
         let OldWorker {
             slice,
             worker,
@@ -354,7 +391,12 @@ impl Handle {
             let name = &self.thread_name;
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
         }
-        brought
+        brought.err().map(|error| {
+            format!(
+                "the application of slice {slice} has moved, and has lost contents of its memory: {}",
+                Chain(&error)
+            )
+        })
     }
 
     /// Another worker for a slice, which waits for the state of its application.

@@ -190,6 +190,37 @@ fn while_contents_of_one_follow_the_others_are_the_ports_and_a_move_ends_with_th
     last.join().unwrap();
 }
 
+#[test]
+fn a_move_that_is_cancelled_while_contents_of_one_follow_ends_and_these_come_all_the_same() {
+    let (rig, other) = (rig(), other());
+    let [first, _stays] = [0, 1].map(|slice| rig.open(slice));
+    let cancel = Cancel::default();
+    let moved = rig.start_move_by(None, &other.path, cancel.clone(), true);
+    let first = thread::spawn(move || {
+        leaves(&first);
+        let (command, file) = next(&first);
+        assert_eq!(command, Ask::Fetch(WHAT));
+        File::from(file.unwrap()).write_all_at(b"all", 0).unwrap();
+        done(&first);
+        ends(&first);
+    });
+    let (new, _) = taken_up(&other.pool);
+    let socket = goes_on(&new);
+    cancel.cancel();
+    let moved = moved.recv().unwrap();
+    assert_eq!(moved.slices, [0]);
+    let [follows, stays] = &moved.reasons[..] else {
+        panic!("{moved:?}");
+    };
+    let said = "slice 0 has moved, and contents of its memory still follow";
+    assert!(follows.contains(said), "{follows}");
+    assert!(stays.contains("slice 1 stays: it was cancelled"), "{stays}");
+    assert_eq!(fetch(&socket).unwrap(), b"all");
+    drop(socket);
+    first.join().unwrap();
+    rig.eventually(|| rig.lendable() == 2);
+}
+
 fn application(slice: u32) -> Application {
     Application {
         port: "gpu".to_owned(),
@@ -244,8 +275,8 @@ fn a_worker_of_a_machine_that_has_left_ends_when_it_answers_what_it_should_not()
         done(&old);
         assert_eq!(next(&old).0, Ask::Fetch(WHAT));
         (&old).write_all(&[0xff; 12]).unwrap();
-        // What would be taken for the answer to another question.
-        done(&old);
+        // What would be taken for the answer to another question, if it is heard at all.
+        let _ = control::send(&old, &Reply::Done(), &[]);
         let end = (&old).read(&mut [0]);
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");
     });
