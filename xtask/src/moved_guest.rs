@@ -223,6 +223,8 @@ pub fn go(route: &Route<'_>, size: u32, how: &[&str]) -> Result<Moved> {
 
 /// MiB of the application's state in the scenarios.
 const STATE: u32 = 32;
+/// MiB of its memory that the guest has written to.
+const FILLED: u32 = 64;
 
 type Scenario = fn(&Pair) -> Result<()>;
 
@@ -248,6 +250,17 @@ const SCENARIOS: &[(&str, Scenario)] = &[
             ensure!(before >= f64::from(STATE << 20), "{:?}", moved.info);
             // A round writes 1 MiB.
             ensure!(rest < f64::from(STATE << 19), "{:?}", moved.info);
+            Ok(())
+        },
+    ),
+    (
+        "ring-3: a VM moves with its application, whose memory follows while it computes",
+        |pair| {
+            let moved = pair.go(&["--accel-postcopy"])?;
+            let rest = moved.number("accel_stop_bytes");
+            ensure!(rest < f64::from(STATE << 19), "{:?}", moved.info);
+            let all = f64::from((FILLED + STATE) << 20);
+            ensure!(moved.bytes() >= all, "{:?}", moved.info);
             Ok(())
         },
     ),
@@ -294,7 +307,7 @@ impl Pair {
         let route = Route {
             pools: [from, to],
             network: None,
-            filled: 64,
+            filled: FILLED,
             gantry: &self.gantry,
             guest: &self.guest,
         };
