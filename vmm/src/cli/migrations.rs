@@ -144,24 +144,16 @@ fn rename(text: &str) -> Result<Rename, String> {
 
 /// Shows a migration until it is over.
 pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError> {
-    let mut last = None;
+    let mut is_followed = false;
     loop {
         let answer = match client.request("GET", "vm.migration", None, &[]) {
             Ok(answer) => answer,
-            // A source ends when its VM has left.
-            Err(error) => {
-                let went = |info: &MigrationInfo| {
-                    matches!(
-                        info.phase,
-                        Phase::Final | Phase::Go | Phase::Postcopy | Phase::Completed
-                    )
-                };
-                if last.as_ref().is_some_and(went) {
-                    return writeln!(out, "\nthe VM has left, and its VMM has ended")
-                        .map_err(CtlError::Write);
-                }
-                return Err(CtlError::Unwatched(error));
+            // Until then only whoever hears the end knows how it was.
+            Err(_) if is_followed => {
+                return writeln!(out, "\nthe VM has left, and its VMM has ended")
+                    .map_err(CtlError::Write);
             }
+            Err(error) => return Err(CtlError::Unwatched(error)),
         };
         let info: MigrationInfo = serde_json::from_slice(&answer)?;
         write!(out, "\r{}", bar(&info))
@@ -173,7 +165,7 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
                 writeln!(out).map_err(CtlError::Write)?;
                 return Err(CtlError::NotMoved(info.error.unwrap_or_default()));
             }
-            _ => last = Some(info),
+            phase => is_followed = phase == Phase::Postcopy,
         }
         thread::sleep(LOOK);
     }

@@ -1,6 +1,6 @@
 //! Applications whose contents follow the machine.
 
-use std::{io::Read as _, os::fd::AsFd, process::ChildStdout};
+use std::{io::Read as _, os::fd::AsFd};
 
 use base::Patience;
 use gantry_remoting::link::control::{Fetch, LONG, NotMoved, Peer};
@@ -73,19 +73,6 @@ fn followed() -> (Going, [Worker; SLICES], Vec<UnixStream>) {
     (going, new, sockets)
 }
 
-/// Waits until whoever watches has seen that contents follow, and what it has printed until then.
-fn postcopy_shown(watching: &mut Child) -> (ChildStdout, Vec<u8>) {
-    let mut stdout = watching.stdout.take().unwrap();
-    let mut shown = Vec::new();
-    while !String::from_utf8_lossy(&shown).contains("Postcopy") {
-        let mut part = [0; 256];
-        let count = stdout.read(&mut part).unwrap();
-        assert!(count > 0, "{}", String::from_utf8_lossy(&shown));
-        shown.extend(&part[..count]);
-    }
-    (stdout, shown)
-}
-
 #[test]
 fn contents_follow_a_machine_whose_source_stays_until_all_have_come() {
     if !has_kvm() {
@@ -113,7 +100,7 @@ fn contents_follow_a_machine_whose_source_stays_until_all_have_come() {
         vmm.migration()["accel_remaining_bytes"] == WHAT.left - WHAT.bytes
     });
     assert!(going.sending.try_wait().unwrap().is_none());
-    let (mut stdout, mut shown) = postcopy_shown(&mut going.sending);
+    let (mut stdout, mut shown) = shown(&mut going.sending, "Postcopy");
     drop(sockets);
     going.workers.into_iter().for_each(Worker::ends);
     let sent = going.sending.wait_with_output().unwrap();
@@ -140,7 +127,7 @@ fn a_source_or_a_destination_that_is_killed_while_contents_follow_leaves_nobody_
     for kills_source in [true, false] {
         let (mut going, new, sockets) = followed();
         // Who has not seen it cannot know that the VM has left.
-        let _stdout = postcopy_shown(&mut going.sending);
+        let _stdout = shown(&mut going.sending, "Postcopy");
         match kills_source {
             true => {
                 going.first.kill();
