@@ -2,7 +2,7 @@
 //! needs, once. It is a leaf: it uses no other crate of Gantry.
 //!
 //! - [`lock`]: locks that a panic elsewhere does not make unusable
-//! - [`mapping`]: memory mappings that are unmapped when dropped
+//! - [`mapping`]: memory mappings that are unmapped when dropped; [`memfd`]: files in memory
 //! - [`patience`]: waiting until a moment, or until somebody gives it up
 //! - [`poll`]: waiting for descriptors, however many there are
 //! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
@@ -23,6 +23,7 @@ pub mod error_chain;
 pub mod limits;
 pub mod lock;
 pub mod mapping;
+pub mod memfd;
 pub mod memory;
 pub mod note;
 pub mod paths;

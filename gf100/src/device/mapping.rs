@@ -1,12 +1,8 @@
 //! Memory of a file that others may change at any time.
 
-use std::{
-    fs::File,
-    io,
-    os::fd::{AsRawFd, FromRawFd},
-    ptr::NonNull,
-};
+use std::{fs::File, io, os::fd::AsRawFd, ptr::NonNull};
 
+use base::memfd;
 use vm_memory::VolatileSlice;
 
 /// A shared mapping of (parts of) files, at an address that stays.
@@ -20,14 +16,7 @@ unsafe impl Send for Mapping {}
 
 /// A file in memory of `len` bytes, all zero. Whoever gets it may forbid that it shrinks.
 pub fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
-    // SAFETY: the name is a C string; the result is checked.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: made just now, owned by nobody else.
-    let file = unsafe { File::from_raw_fd(fd) };
+    let file = memfd::create(name)?;
     file.set_len(len)?;
     Ok(file)
 }
@@ -143,6 +132,8 @@ impl Drop for Mapping {
 
 #[cfg(test)]
 mod tests {
+    use base::memfd::Pages;
+
     use super::*;
 
     /// Bytes of a huge page.
@@ -153,14 +144,9 @@ mod tests {
         let free = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
         let free = std::fs::read_to_string(free);
         let free: u64 = free.map_or(0, |text| text.trim().parse().expect("a number"));
-        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
-        // SAFETY: the name is a C string; the result is checked.
-        let fd = unsafe { libc::memfd_create(c"huge".as_ptr(), flags) };
-        assert!(fd >= 0, "this kernel has no huge pages");
-        // SAFETY: made just now, owned by nobody else.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len((free + 1) * HUGE).expect("no page is taken");
-        file
+        // No page is taken.
+        memfd::sealed_of(c"huge", (free + 1) * HUGE, Pages::HugeOf(HUGE))
+            .expect("this kernel has huge pages")
     }
 
     #[test]

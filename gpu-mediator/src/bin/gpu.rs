@@ -117,7 +117,8 @@ fn main() -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use gpu_mediator::gpu::memory::{is_safe_to_map, sealed};
+    use base::memfd::sealed;
+    use gpu_mediator::gpu::memory::is_safe_to_map;
 
     use super::*;
 

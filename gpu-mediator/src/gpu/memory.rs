@@ -1,14 +1,8 @@
 //! Pages of the physical GPU: who has which, and the mediator's own.
 
-use std::{
-    collections::BTreeMap,
-    ffi::CStr,
-    fs::File,
-    io,
-    os::fd::{AsRawFd, FromRawFd},
-};
+use std::{collections::BTreeMap, fs::File, io};
 
-use base::{Access, Mapping};
+use base::{Access, Mapping, memfd};
 use gf100::format::{PAGE, VramPage};
 use rustix::fs::SealFlags;
 
@@ -82,25 +76,6 @@ impl Pages {
     }
 }
 
-/// A file in memory that keeps its size for ever.
-pub fn sealed(name: &CStr, len: u64) -> io::Result<File> {
-    // SAFETY: the name is a C string; the result is checked.
-    let fd =
-        unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: made just now, owned by nobody else.
-    let file = unsafe { File::from_raw_fd(fd) };
-    file.set_len(len)?;
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: the descriptor is open; no pointers.
-    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
-        0 => Ok(file),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// `f_type` of files in memory that are not made of huge pages: `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 
@@ -123,7 +98,7 @@ pub struct Reserve {
 impl Reserve {
     /// So many bytes, whole pages, all zero.
     pub fn new(len: u64) -> io::Result<Self> {
-        let file = sealed(c"gantry-gpu-shadows", len)?;
+        let file = memfd::sealed(c"gantry-gpu-shadows", len)?;
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::shared(&file, 0, bytes, Access::ReadWrite)?;
         // Page 0 is nobody's: registers that were never written name it.
@@ -268,7 +243,7 @@ pub(super) mod tests {
     #[test]
     fn a_file_that_can_shrink_or_has_huge_pages_is_not_safe_to_map() {
         assert!(is_safe_to_map(
-            &sealed(c"ram", PAGE).expect("there is room")
+            &memfd::sealed(c"ram", PAGE).expect("there is room")
         ));
         let loose = memfd_create("loose", MemfdFlags::CLOEXEC).expect("there is room");
         assert!(!is_safe_to_map(&loose.into()));

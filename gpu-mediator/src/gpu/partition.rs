@@ -2,10 +2,11 @@
 
 use std::{fs::File, io};
 
+use base::memfd::sealed;
 use gf100::format::{Gfn, LARGE, PAGE, Target, pte::Pte};
 
 use super::{
-    memory::{DmaPage, PhysPage, is_safe_to_map, sealed},
+    memory::{DmaPage, PhysPage, is_safe_to_map},
     wire::Size,
 };
 

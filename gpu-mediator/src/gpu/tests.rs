@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use base::{Access, Mapping};
+use base::{Access, Mapping, memfd};
 use gf100::{
     device::server::{Settings, serve},
     format::{
@@ -112,7 +112,7 @@ impl Guest {
             Mapping::shared(file, 0, len as usize, Access::ReadWrite).expect("it can be mapped")
         };
         let vram = map(mediator.partition(id).expect("it has joined"), VRAM);
-        let file = memory::sealed(c"ram", MIB).expect("there is room");
+        let file = memfd::sealed(c"ram", MIB).expect("there is room");
         let ram = map(&file, MIB);
         let guest = Self { id, vram, ram };
         let request = Request::Ram {

@@ -9,13 +9,13 @@ use std::{
     fs::File,
     io::{self, Read},
     os::{
-        fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+        fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
     time::Duration,
 };
 
-use base::{Patience, patience::Patient};
+use base::{Patience, memfd, patience::Patient};
 
 use super::socket;
 use crate::wire::{
@@ -470,13 +470,7 @@ impl Peer<'_> {
 /// # Errors
 /// The system has no more descriptors or memory.
 pub fn image() -> io::Result<File> {
-    // SAFETY: a plain call with a constant name.
-    let file = unsafe { libc::memfd_create(c"gantry-image".as_ptr(), libc::MFD_CLOEXEC) };
-    if file < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    Ok(unsafe { File::from_raw_fd(file) })
+    memfd::create(c"gantry-image")
 }
 
 /// How long a worker may take for what does not depend on the application.

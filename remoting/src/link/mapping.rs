@@ -3,14 +3,11 @@
 use std::{
     fs::File,
     io,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
-        unix::fs::FileTypeExt,
-    },
+    os::{fd::OwnedFd, unix::fs::FileTypeExt},
     sync::{Arc, atomic::Ordering},
 };
 
-use base::{Access, Mapping};
+use base::{Access, Mapping, memfd};
 
 use super::window::{Impossible, Window};
 
@@ -46,34 +43,14 @@ pub enum Error {
 /// Creates the file behind a window. Its size cannot be changed any more, so that no peer can
 /// make an access fault by shortening it.
 pub fn create(size: u64) -> Result<OwnedFd, Error> {
-    let failed = |what| Error::System {
-        what,
+    let failed = |source| Error::System {
+        what: "create",
         size,
-        source: io::Error::last_os_error(),
+        source,
     };
-    // SAFETY: the name is a C string.
-    let fd = unsafe {
-        libc::memfd_create(
-            c"gantry-window".as_ptr(),
-            libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-        )
-    };
-    if fd < 0 {
-        return Err(failed("create"));
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: plain calls on a descriptor that is open.
-    unsafe {
-        if libc::ftruncate(fd.as_raw_fd(), size as libc::off_t) != 0 {
-            return Err(failed("size"));
-        }
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        if libc::fcntl(fd.as_raw_fd(), libc::F_ADD_SEALS, seals) != 0 {
-            return Err(failed("seal"));
-        }
-    }
-    Ok(fd)
+    Ok(memfd::sealed(c"gantry-window", size)
+        .map_err(failed)?
+        .into())
 }
 
 /// Maps a stretch of a file for reading and writing.

@@ -5,11 +5,10 @@ use std::{
     io,
     marker::PhantomData,
     ops::Deref,
-    os::fd::FromRawFd,
     sync::atomic::{AtomicU32, AtomicU64},
 };
 
-use base::{Access, Mapping};
+use base::{Access, Mapping, memfd};
 
 /// Bytes of a page.
 const SIZE: usize = 4096;
@@ -109,24 +108,7 @@ impl<T: Shared> Page<T> {
     /// A new page, all zero, and its file for the other side. Its size is fixed, so that nobody
     /// can make an access fault.
     pub fn create() -> io::Result<(Self, File)> {
-        // SAFETY: the name is a C string.
-        let fd = unsafe {
-            libc::memfd_create(
-                c"gantry-turns".as_ptr(),
-                libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING,
-            )
-        };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = unsafe { File::from_raw_fd(fd) };
-        file.set_len(SIZE as u64)?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-        // SAFETY: a plain call on an open descriptor.
-        if unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let file = memfd::sealed(c"gantry-turns", SIZE as u64)?;
         Ok((Self::map(&file, true)?, file))
     }
 

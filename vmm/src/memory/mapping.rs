@@ -1,17 +1,15 @@
 //! Host memory behind guest RAM.
 
 use std::{
-    ffi::CStr,
     fs::{File, OpenOptions},
     io,
-    os::{
-        fd::{AsRawFd, FromRawFd},
-        unix::fs::OpenOptionsExt,
-    },
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::PathBuf,
     ptr::NonNull,
     sync::Arc,
 };
+
+use base::memfd::{self, Pages};
 
 /// Alignment of every mapping: nested page tables can then use 2 MiB pages, because guest
 /// addresses of RAM regions are multiples of it too.
@@ -394,34 +392,16 @@ fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     if !backing.shared && backing.hugepages.is_none() {
         return Ok(None);
     }
-    let mut flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-    if let Some(size) = backing.hugepages {
-        flags |= libc::MFD_HUGETLB;
-        if size > 0 {
-            flags |= size.trailing_zeros() << libc::MFD_HUGE_SHIFT;
-        }
-    }
-    let name: &CStr = c"guest-ram";
-    // SAFETY: the name is a C string; the result is checked.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    if fd < 0 {
-        return Err(MappingError::Memfd {
-            len,
-            source: io::Error::last_os_error(),
-        });
-    }
-    // SAFETY: the descriptor was created just now and nobody else owns it.
-    let file = unsafe { File::from_raw_fd(fd) };
-    let failed = |source| MappingError::Memfd { len, source };
-    file.set_len(len).map_err(failed)?;
+    let pages = match backing.hugepages {
+        None => Pages::Usual,
+        Some(0) => Pages::Huge,
+        Some(size) => Pages::HugeOf(size),
+    };
     // Whoever is given the file, to serve a device, must not be able to take memory away that
     // Gantry and the guest would then die of.
-    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
-    // SAFETY: sets seals of a descriptor that is ours.
-    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-        return Err(failed(io::Error::last_os_error()));
-    }
-    Ok(Some(file))
+    memfd::sealed_of(c"guest-ram", len, pages)
+        .map(Some)
+        .map_err(|source| MappingError::Memfd { len, source })
 }
 
 /// Refuses a file of which the memory could be taken away later, and one that is too short.

@@ -22,10 +22,10 @@ fn ram_that_can_vanish_is_refused() {
     let unsealed = tempfile::tempfile().expect("a file");
     unsealed.set_len(MIB).expect("there is room");
     assert!(give(0x1000, unsealed).is_err());
-    let sealed = || memory::sealed(c"ram", 16 * PAGE).expect("there is room");
+    let sealed = || memfd::sealed(c"ram", 16 * PAGE).expect("there is room");
     assert!(give(0x1ff, sealed()).is_err(), "it overlaps");
     assert!(
-        give(0x1000, memory::sealed(c"ram", PAGE).expect("room")).is_err(),
+        give(0x1000, memfd::sealed(c"ram", PAGE).expect("room")).is_err(),
         "too short"
     );
     assert!(give(0x1000, sealed()).is_ok());
@@ -56,7 +56,7 @@ fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
     let mut mediator = gpu("window", Name::Fair, LONG);
     let greedy = Guest::bare(&mut mediator);
     // Nothing of it takes memory.
-    let file = memory::sealed(c"ram", 1 << 40).expect("there is room");
+    let file = memfd::sealed(c"ram", 1 << 40).expect("there is room");
     let mut give = |first, count| {
         let request = Request::Ram {
             first: Gfn(first),
@@ -85,7 +85,7 @@ fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
 fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
     let mut mediator = gpu("gaps", Name::Fair, LONG);
     // Nothing of it takes memory.
-    let file = memory::sealed(c"ram", 1 << 40).expect("there is room");
+    let file = memfd::sealed(c"ram", 1 << 40).expect("there is room");
     let give = |mediator: &mut Mediator, guest: &Guest, first, count| {
         let request = Request::Ram {
             first: Gfn(first),

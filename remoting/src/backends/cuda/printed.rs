@@ -6,12 +6,11 @@
 //! cache line, and now and then, as what is printed may begin with zeros, at the file's position.
 
 use std::{
-    ffi::c_int,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
-use base::{Access, Mapping};
+use base::{Access, Mapping, memfd};
 
 /// Bytes that are kept until the client is told.
 const SIZE: usize = 4 << 20;
@@ -44,30 +43,14 @@ impl Printed {
     /// # Errors
     /// There is no memory, or it cannot be limited.
     pub fn replace_output() -> io::Result<Self> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: a C string.
-        let file = unsafe { libc::memfd_create(c"gantry-printed".as_ptr(), flags) };
-        if file < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and has no other owner.
-        let file = unsafe { OwnedFd::from_raw_fd(file) };
-        let checked = |code: c_int| match code {
-            code if code < 0 => Err(io::Error::last_os_error()),
-            _ => Ok(()),
-        };
-        let seals = libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        let raw = file.as_raw_fd();
-        // SAFETY: plain calls on a descriptor that is open.
-        unsafe {
-            checked(libc::ftruncate(raw, SIZE as libc::off_t))?;
-            checked(libc::fcntl(raw, libc::F_ADD_SEALS, seals))?;
-        }
+        let file = OwnedFd::from(memfd::sealed(c"gantry-printed", SIZE as u64)?);
         let memory = Mapping::shared(&file, 0, SIZE, Access::ReadWrite)?;
-        // SAFETY: as above. C's stream has no buffer from here on, so that nothing stays in it; no other
-        // thread of this process prints.
+        // SAFETY: plain calls on a descriptor that is open. C's stream has no buffer from here on, so that
+        // nothing stays in it; no other thread of this process prints.
         unsafe {
-            checked(libc::dup2(raw, libc::STDOUT_FILENO))?;
+            if libc::dup2(file.as_raw_fd(), libc::STDOUT_FILENO) < 0 {
+                return Err(io::Error::last_os_error());
+            }
             libc::setvbuf(stdout, std::ptr::null_mut(), libc::_IONBF, 0);
         }
         Ok(Self {
