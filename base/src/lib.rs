@@ -10,12 +10,13 @@
 //! - [`limits`]: resource limits of the process; [`memory`]: the memory that there is for it
 //! - `confine` (a feature): taking files and system calls away from a process that serves others
 //! - [`error_chain`]: an error with its causes
-//! - [`mod@note`]: lines on the error output that never panic
+//! - [`mod@note`]: lines on the error output that never panic; [`output`]: the standard output, which may be
+//!   closed early
 //! - [`paths`]: where programs find each other
 //!
 //! Unsafe code is kept here, behind safe functions and types that own what they refer to.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 #[cfg(feature = "confine")]
 pub mod confine;
@@ -26,6 +27,7 @@ pub mod mapping;
 pub mod memfd;
 pub mod memory;
 pub mod note;
+pub mod output;
 pub mod paths;
 pub mod patience;
 pub mod poll;
@@ -35,4 +37,5 @@ pub mod tcp;
 pub use error_chain::{Chain, causes};
 pub use lock::Unpoisoned;
 pub use mapping::{Access, Mapping};
+pub use output::Output;
 pub use patience::{Cancel, Patience};

@@ -44,11 +44,14 @@ pub fn printable(text: String) -> String {
     shown
 }
 
-/// Writes an error, after the name of the program that it ends, and a line for each of its causes.
+/// Writes an error, after the name of the program that it ends, and a line for each of its causes that says more
+/// than what stands above it.
 pub fn error(program: &str, error: &dyn std::error::Error) {
+    let mut texts = crate::Chain(error).texts().into_iter();
+    let error = texts.next().unwrap_or_default();
     note!("{program}: {error}");
-    for cause in crate::causes(error) {
-        note!("  because {cause}");
+    for cause in texts {
+        note!("  because: {cause}");
     }
 }
 

@@ -54,6 +54,29 @@ fn pages(program: Command, folder: &Path) -> io::Result<()> {
     clap_mangen::generate_to(program, folder).map_err(failed)
 }
 
+/// For tests: runs a program with each of `lines` of arguments while nobody reads its output, as in a shell's
+/// `program | head -1` after the first line, and checks that it ends well all the same and says nothing of it.
+///
+/// # Panics
+/// If it is not so.
+#[cfg(feature = "testing")]
+pub fn check_unread(program: &str, lines: &[&str]) {
+    for line in lines {
+        let (reader, writer) = io::pipe().expect("there are descriptors");
+        drop(reader);
+        let said = std::process::Command::new(program)
+            .args(line.split_whitespace())
+            .stdin(std::process::Stdio::null())
+            .stdout(writer)
+            .output()
+            .expect("the program can be run");
+        assert!(
+            said.status.success() && said.stderr.is_empty(),
+            "{program} {line}: {said:?}"
+        );
+    }
+}
+
 /// For tests: checks that a program's description of its command line makes sense, that it takes
 /// `lines` of arguments, and that it refuses `wrong` ones. An empty line has no arguments.
 ///

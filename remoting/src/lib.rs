@@ -24,7 +24,7 @@
 //! memory that is there.
 
 #![cfg_attr(not(feature = "std"), no_std)]
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 extern crate alloc;
 

@@ -1,6 +1,6 @@
 //! `gantry-tunnel`: TLS for migrations of VMs.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 use std::{
     io,
@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-use base::paths::TUNNEL_SOCKET;
+use base::{Output, paths::TUNNEL_SOCKET};
 use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
@@ -42,7 +42,7 @@ fn run(socket: &Path) -> io::Error {
 fn main() -> ExitCode {
     let Arguments { manual, socket } = Arguments::parse();
     if let Some(manual) = manual {
-        return match manual.write(Arguments::command(), &mut io::stdout()) {
+        return match manual.write(Arguments::command(), &mut Output::standard()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 base::note!("gantry-tunnel: {error}");

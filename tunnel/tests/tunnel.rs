@@ -231,3 +231,10 @@ fn whoever_finds_too_many_at_the_door_is_named() {
     drop((process, vmm, silent));
     reader.join().unwrap();
 }
+
+#[test]
+fn what_the_program_says_of_itself_need_not_be_read() {
+    let program = env!("CARGO_BIN_EXE_gantry-tunnel");
+    let lines = ["--help", "--version", "man", "completions bash"];
+    manual::check_unread(program, &lines);
+}

@@ -1,7 +1,6 @@
 //! The `gantry` binary: reads the command line and starts what it asks for.
 
 use std::{
-    error::Error as StdError,
     fs::File,
     io::{self, Write},
     os::fd::{FromRawFd, RawFd},
@@ -9,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use base::Output;
 use vmm::{
     api::{self, ListenError, Listener, Server},
     cli::{
@@ -79,19 +79,22 @@ fn main() -> ExitCode {
     limit_arenas();
     let cli = Cli::from_process();
     if cli.asks_for_all_help() {
-        // Whoever reads it has seen enough of it, if this fails.
-        let _ = io::stdout().write_all(help_all().as_bytes());
-        return ExitCode::SUCCESS;
+        return ended(print(&help_all()).map(|()| ExitCode::SUCCESS));
     }
     if cli.is_idle() {
-        eprintln!("gantry: nothing to do; describe a VM (--kernel ...) or wait for requests");
-        eprintln!("  (--api-socket PATH); gantry --help has examples");
+        base::note!("gantry: nothing to do; describe a VM (--kernel ...) or wait for requests");
+        base::note!("  (--api-socket PATH); gantry --help has examples");
         return ExitCode::from(USAGE);
     }
-    match run(cli, started) {
+    ended(run(cli, started))
+}
+
+/// How the process ends.
+fn ended(outcome: Result<ExitCode, Error>) -> ExitCode {
+    match outcome {
         Ok(code) => code,
         Err(error) => {
-            complain(&error);
+            base::note::error("gantry", &error);
             match error {
                 Error::Vm(_) => ExitCode::from(USAGE),
                 _ => ExitCode::FAILURE,
@@ -100,63 +103,48 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints an error and its causes, outermost first.
-fn complain(error: &dyn StdError) {
-    let mut text = String::from("gantry: ");
-    text.push_str(&base::Chain(error).texts().join("\n  because: "));
-    text.push('\n');
-    // If standard error is closed, the exit status has to do.
-    let _ = io::stderr().write_all(text.as_bytes());
+fn print(text: &str) -> Result<(), Error> {
+    Output::standard()
+        .write_all(text.as_bytes())
+        .map_err(Error::Output)
+}
+
+/// Does what a command asks for.
+fn answer(asked: Command) -> Result<ExitCode, Error> {
+    match asked {
+        Command::Ctl(Deferred(ctl)) => ctl.run(&mut io::stdout().lock())?,
+        Command::Doctor => {
+            let findings = Host::this().examine();
+            let lines = findings.iter().map(|finding| format!("{finding}\n"));
+            print(&lines.collect::<String>())?;
+            let missing = |finding: &Finding| finding.verdict == Verdict::Missing;
+            if findings.iter().any(missing) {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Command::Top(Deferred(top)) => return Err(top.exec().into()),
+        Command::Values(values) => {
+            let lines = values.list(&Places::default()).into_iter();
+            print(&lines.map(|value| value + "\n").collect::<String>())?;
+        }
+        Command::Version => {
+            let name = std::env::args_os().next().unwrap_or_default();
+            print(&command(&name).render_version())?;
+        }
+        Command::Help { command } => {
+            let text = help_of(command.iter().map(String::as_str)).map_err(Error::NoCommand)?;
+            print(&text)?;
+        }
+        Command::Manual(manual) => {
+            write_manual(&manual, &mut Output::standard()).map_err(Error::Output)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
-    match cli.command {
-        Some(Command::Ctl(Deferred(ctl))) => {
-            ctl.run(&mut io::stdout().lock())?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Command::Doctor) => {
-            let findings = Host::this().examine();
-            let lines = findings.iter().map(|finding| format!("{finding}\n"));
-            let text: String = lines.collect();
-            io::stdout()
-                .write_all(text.as_bytes())
-                .map_err(Error::Output)?;
-            let missing = |finding: &Finding| finding.verdict == Verdict::Missing;
-            return Ok(match findings.iter().any(missing) {
-                true => ExitCode::FAILURE,
-                false => ExitCode::SUCCESS,
-            });
-        }
-        Some(Command::Top(Deferred(top))) => return Err(top.exec().into()),
-        Some(Command::Values(values)) => {
-            let lines = values.list(&Places::default()).into_iter();
-            let text: String = lines.map(|value| value + "\n").collect();
-            io::stdout()
-                .write_all(text.as_bytes())
-                .map_err(Error::Output)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Command::Version) => {
-            let name = std::env::args_os().next().unwrap_or_default();
-            let text = command(&name).render_version();
-            io::stdout()
-                .write_all(text.as_bytes())
-                .map_err(Error::Output)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Command::Help { command }) => {
-            let text = help_of(command.iter().map(String::as_str)).map_err(Error::NoCommand)?;
-            io::stdout()
-                .write_all(text.as_bytes())
-                .map_err(Error::Output)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        Some(Command::Manual(manual)) => {
-            write_manual(&manual, &mut io::stdout()).map_err(Error::Output)?;
-            return Ok(ExitCode::SUCCESS);
-        }
-        None => {}
+    if let Some(command) = cli.command {
+        return answer(command);
     }
     control::block_signals().map_err(Error::Signals)?;
     logging::start(cli.log_file.as_deref(), cli.verbosity, started)?;

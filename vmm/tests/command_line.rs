@@ -12,6 +12,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use manual::check_unread;
+
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
 /// Longer than any machine needs to start a process.
@@ -225,6 +227,30 @@ fn help_and_version_are_words_too() {
     let output = gantry(&["ctl", "help", "dance"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("no command 'dance'"));
+}
+
+#[test]
+fn what_is_printed_need_not_be_read() {
+    let lines = [
+        "--help",
+        "--help-all",
+        "--version",
+        "version",
+        "help",
+        "help ctl add-disk",
+        "ctl help",
+        "completions bash",
+        "man",
+        "values -- gantry",
+    ];
+    check_unread(GANTRY, &lines);
+    let dir = tempfile::tempdir().unwrap();
+    let waiting = Waiting::start(dir.path(), &[]);
+    let socket = waiting.socket.to_str().unwrap();
+    check_unread(
+        GANTRY,
+        &["ctl list", &format!("ctl --socket {socket} metrics")],
+    );
 }
 
 /// Runs a shell that finds the program under its name, and returns what it prints.

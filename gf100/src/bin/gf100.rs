@@ -1,9 +1,10 @@
 //! `gantry-gf100`: serves a model of NVIDIA's GF100 by vfio-user.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
-use std::{fmt::Write as _, io::Write as _, path::PathBuf, process::ExitCode};
+use std::{path::PathBuf, process::ExitCode};
 
+use base::Output;
 use clap::{CommandFactory, Parser};
 use gf100::device::{
     gpu::VRAM_BYTES,
@@ -74,8 +75,7 @@ impl log::Log for Lines {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        // Nobody may read it.
-        let _ = writeln!(std::io::stderr(), "gantry-gf100: {}", record.args());
+        base::note!("gantry-gf100: {}", record.args());
     }
 
     fn flush(&self) {}
@@ -83,7 +83,7 @@ impl log::Log for Lines {
 
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(manual) = arguments.manual {
-        return Ok(manual.write(Arguments::command(), &mut std::io::stdout())?);
+        return Ok(manual.write(Arguments::command(), &mut Output::standard())?);
     }
     let socket = arguments.socket.unwrap_or_default();
     let settings = Settings {
@@ -106,14 +106,7 @@ fn main() -> ExitCode {
     let Err(error) = run(arguments) else {
         return ExitCode::SUCCESS;
     };
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        // Writing to a string does not fail.
-        let _ = write!(text, "\n  because {cause}");
-        source = cause.source();
-    }
-    log::error!("{text}");
+    base::note::error("gantry-gf100", &*error);
     ExitCode::FAILURE
 }
 

@@ -1,9 +1,10 @@
 //! `gantry-arbiter`: shares this machine's accelerator among virtual machines by weight.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
+use base::Output;
 use clap::{CommandFactory, Parser, value_parser};
 use gantry_remoting::turns::pauses::LONGEST;
 use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
@@ -51,7 +52,7 @@ impl log::Log for Lines {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        gantry_remoting::note!("gantry-arbiter: {}", record.args());
+        base::note!("gantry-arbiter: {}", record.args());
     }
 
     fn flush(&self) {}
@@ -60,7 +61,7 @@ impl log::Log for Lines {
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     if let Some(manual) = arguments.manual {
-        return Ok(manual.write(Arguments::command(), &mut std::io::stdout())?);
+        return Ok(manual.write(Arguments::command(), &mut Output::standard())?);
     }
     let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
     let socket = arguments.socket.unwrap_or_default();
@@ -76,12 +77,7 @@ fn main() -> ExitCode {
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
-    gantry_remoting::note!("gantry-arbiter: {error}");
-    let mut source = error.source();
-    while let Some(cause) = source {
-        gantry_remoting::note!("  because {cause}");
-        source = cause.source();
-    }
+    base::note::error("gantry-arbiter", &*error);
     ExitCode::FAILURE
 }
 

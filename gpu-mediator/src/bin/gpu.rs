@@ -1,10 +1,13 @@
 //! `gantry-gpu`: one GPU as many, each with its guest's own driver.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use base::confine::{ONE_THREAD, confine};
+use base::{
+    Output,
+    confine::{ONE_THREAD, confine},
+};
 use clap::{CommandFactory, Parser, Subcommand};
 use gpu_mediator::{
     gpu::server::{Server, Settings},
@@ -85,7 +88,7 @@ impl log::Log for Lines {
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let serve = match arguments.what {
         What::Manual(manual) => {
-            return Ok(manual.write(Arguments::command(), &mut std::io::stdout())?);
+            return Ok(manual.write(Arguments::command(), &mut Output::standard())?);
         }
         What::Serve(serve) => serve,
     };

@@ -1,12 +1,14 @@
 //! `gantry-top`: watches who uses a shared accelerator.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use base::paths::ARBITER_SOCKET;
+use base::{Output, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser};
 use gpu_mediator::{metrics, status, top};
 use manual::Manual;
@@ -36,16 +38,16 @@ fn run(socket: &Path, once: bool) -> io::Result<()> {
         return top::run(socket);
     }
     let status = status::read(socket)?;
-    io::stdout().write_all(metrics::render(&status).as_bytes())
+    Output::standard().write_all(metrics::render(&status).as_bytes())
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     if let Some(manual) = arguments.manual {
-        return match manual.write(Arguments::command(), &mut io::stdout()) {
+        return match manual.write(Arguments::command(), &mut Output::standard()) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                gantry_remoting::note!("gantry-top: {error}");
+                base::note!("gantry-top: {error}");
                 ExitCode::FAILURE
             }
         };
@@ -53,13 +55,12 @@ fn main() -> ExitCode {
     let socket = arguments.socket;
     match run(&socket, arguments.metrics) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            gantry_remoting::note!("gantry-top: {error}");
+            base::note!("gantry-top: {error}");
             ExitCode::FAILURE
         }
         Err(error) => {
-            gantry_remoting::note!(
+            base::note!(
                 "gantry-top: cannot show who shares a device at {}: {error}; is gantry-arbiter or gantry-gpu \
                  running with this --socket, and is this its user or root?",
                 socket.display()

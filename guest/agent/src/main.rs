@@ -23,7 +23,7 @@
 //! share through one device node; those that must not get a port each (`--device`, and a socket of
 //! their own). Nothing of this concerns the host, whose workers have one slice each.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod adopt;
 mod carried;
@@ -43,7 +43,6 @@ mod tracked;
 use std::{
     error::Error,
     ffi::OsStr,
-    io,
     os::{
         linux::net::SocketAddrExt,
         unix::{
@@ -56,7 +55,10 @@ use std::{
     sync::LazyLock,
 };
 
-use base::paths::{CUDA_LIBRARIES, OPENCL_SOCKET};
+use base::{
+    Output,
+    paths::{CUDA_LIBRARIES, OPENCL_SOCKET},
+};
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::apis;
 use manual::Manual;
@@ -153,7 +155,7 @@ enum Other {
 
 fn run() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let out = &mut io::stdout();
+    let out = &mut Output::standard();
     match arguments.other {
         Some(Other::Install { root, driver_only }) => setup::install(&root, driver_only, out)?,
         Some(Other::Uninstall { root }) => setup::uninstall(&root, out)?,

@@ -1,6 +1,8 @@
 //! `gantry-cuda run PROGRAM`: runs a program with Gantry's CUDA libraries, whatever it brings itself. Nothing is
 //! changed but the program's environment; see the auditor in `lib.rs`.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 use std::{
     env,
     ffi::{OsStr, OsString},
@@ -10,7 +12,7 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use base::paths::CUDA_LIBRARIES;
+use base::{Output, paths::CUDA_LIBRARIES};
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_cuda_audit::VARIABLE;
 use manual::Manual;
@@ -195,7 +197,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().what {
         What::Run { libraries, program } => become_program(&libraries, &program),
         What::Manual(manual) => manual
-            .write(Arguments::command(), &mut io::stdout())
+            .write(Arguments::command(), &mut Output::standard())
             .map_err(Error::Say),
     };
     let Err(error) = outcome else {

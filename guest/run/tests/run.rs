@@ -170,3 +170,10 @@ fn what_cannot_be_run_so_says_why() {
     let refused = says(&rig.ours(), &fixed);
     assert!(refused.contains("statically linked"), "{refused}");
 }
+
+#[test]
+fn what_the_program_says_of_itself_need_not_be_read() {
+    let program = env!("CARGO_BIN_EXE_gantry-cuda");
+    let lines = ["--help", "--version", "man", "completions bash"];
+    manual::check_unread(program, &lines);
+}

@@ -1,7 +1,10 @@
 //! `gantry-smi`: see the library.
 
-use std::{io, process::ExitCode};
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
+use std::process::ExitCode;
+
+use base::Output;
 use clap::{CommandFactory, Parser};
 use gantry_smi::{Arguments, Error};
 
@@ -9,9 +12,9 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let outcome = match &arguments.manual {
         Some(manual) => manual
-            .write(Arguments::command(), &mut io::stdout())
+            .write(Arguments::command(), &mut Output::standard())
             .map_err(Error::Output),
-        None => arguments.run(&mut io::stdout()),
+        None => arguments.run(&mut Output::standard()),
     };
     let Err(error) = outcome else {
         return ExitCode::SUCCESS;

@@ -66,3 +66,10 @@ fn a_field_that_there_is_not_is_refused_and_those_that_there_are_named() {
         "{text}"
     );
 }
+
+#[test]
+fn what_the_program_says_of_itself_need_not_be_read() {
+    let program = env!("CARGO_BIN_EXE_gantry-smi");
+    let lines = ["--help", "--version", "man", "completions bash"];
+    manual::check_unread(program, &lines);
+}

@@ -1,13 +1,15 @@
 //! `gantry-accel`: the pool of worker processes, and the workers.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 use std::{
+    io::{self, Write},
     path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
+use base::Output;
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     host::{
@@ -204,21 +206,21 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 true => Request::List,
                 false => Request::Move(which, Duration::from_millis(drain), to),
             };
-            if !moves::ask(&control, &request, &mut std::io::stdout())? {
+            if !moves::ask(&control, &request, &mut Output::standard())? {
                 return Ok(ExitCode::FAILURE);
             }
         }
         Role::Probe { options } => {
-            if !probe::run(&std::env::current_exe()?, &options)? {
+            if !probe::run(&std::env::current_exe()?, &options, &mut Output::standard())? {
                 return Ok(ExitCode::FAILURE);
             }
         }
         Role::Tried { options } => {
-            if !probe::tried(&options)? {
+            if !probe::tried(&options, &mut Output::standard())? {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Role::Distances { group } => distances(group)?,
+        Role::Distances { group } => distances(group, &mut Output::standard())?,
         Role::Passive { messages, options } => {
             let program = std::env::current_exe()?;
             match messages {
@@ -233,14 +235,14 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
         }
         Role::Connected { options } => gate::connected(&options)?,
         Role::Worker { options } => process::work(&options)?,
-        Role::Manual(manual) => manual.write(Arguments::command(), &mut std::io::stdout())?,
+        Role::Manual(manual) => manual.write(Arguments::command(), &mut Output::standard())?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the table, and the processors that are near each other in the form that `taskset -c`
 /// takes.
-fn distances(group: usize) -> std::io::Result<()> {
+fn distances(group: usize, out: &mut impl Write) -> io::Result<()> {
     let cpus = placement::processors()?;
     let mut shown = Instant::now();
     let table = placement::distances(&cpus, |done, all| {
@@ -254,14 +256,13 @@ fn distances(group: usize) -> std::io::Result<()> {
             .iter()
             .map(|time| format!("{:5}", time.as_nanos()))
             .collect();
-        println!("{cpu:4}: {}", row.join(""));
+        writeln!(out, "{cpu:4}: {}", row.join(""))?;
     }
     let near: Vec<_> = placement::nearest(&table, group)
         .into_iter()
         .map(|place| cpus[place].to_string())
         .collect();
-    println!("near: {}", near.join(","));
-    Ok(())
+    writeln!(out, "near: {}", near.join(","))
 }
 
 fn main() -> ExitCode {

@@ -2,7 +2,7 @@
 //! the confinement it does not get along with: one is left out at a time, each in a process of its own.
 
 use std::{
-    io,
+    io::{self, Write},
     path::Path,
     process::{Command, ExitStatus},
     thread,
@@ -32,29 +32,34 @@ pub enum Error {
     /// The process.
     #[error("cannot start a process that tries the driver")]
     Start(#[source] io::Error),
+    /// The output.
+    #[error("cannot write to the standard output")]
+    Output(#[source] io::Error),
 }
 
 /// Tries the driver in processes of `program` with the argument `tried`, and prints what each step
 /// says and what follows: whether a worker as it is by default can use the driver.
 ///
 /// # Errors
-/// Nothing was tried.
-pub fn run(program: &Path, options: &Options) -> Result<bool, Error> {
-    let works = |without: Option<&Pieces>| -> Result<bool, Error> {
+/// Nothing was tried, or it cannot be said what came of it.
+pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bool, Error> {
+    let mut works = |without: Option<&Pieces>| -> Result<bool, Error> {
         match without {
-            None => println!("as workers are confined:"),
-            Some(without) => println!("without {without}:"),
+            None => writeln!(out, "as workers are confined:"),
+            Some(without) => writeln!(out, "without {without}:"),
         }
+        .map_err(Error::Output)?;
         let status = try_once(program, options, without)?;
         match status {
-            Some(status) if status.success() => {}
-            Some(status) => println!("  failed ({status})"),
-            None => println!("  failed: not done after {} s", PATIENCE.as_secs()),
+            Some(status) if status.success() => Ok(()),
+            Some(status) => writeln!(out, "  failed ({status})"),
+            None => writeln!(out, "  failed: not done after {} s", PATIENCE.as_secs()),
         }
+        .map_err(Error::Output)?;
         Ok(status.is_some_and(|status| status.success()))
     };
     if works(options.without.as_ref())? {
-        println!("the driver works in a worker");
+        writeln!(out, "the driver works in a worker").map_err(Error::Output)?;
         return Ok(true);
     }
     if options.without.is_some() {
@@ -68,17 +73,21 @@ pub fn run(program: &Path, options: &Options) -> Result<bool, Error> {
         }
     }
     match at_fault {
-        Some(piece) => println!(
+        Some(piece) => writeln!(
+            out,
             "the driver does not get along with a part of the confinement: {}",
             piece.name()
         ),
-        None if works(Some(&Pieces::all()))? => {
-            println!(
-                "the driver does not get along with several parts of the confinement together"
-            );
-        }
-        None => println!("the driver does not work for this user, confined or not"),
+        None if works(Some(&Pieces::all()))? => writeln!(
+            out,
+            "the driver does not get along with several parts of the confinement together"
+        ),
+        None => writeln!(
+            out,
+            "the driver does not work for this user, confined or not"
+        ),
     }
+    .map_err(Error::Output)?;
     Ok(false)
 }
 
@@ -120,24 +129,27 @@ fn try_once(
     Ok(None)
 }
 
-/// Tries the driver in this process, which is confined first as a worker is.
+/// Tries the driver in this process, which is confined first as a worker is. What cannot be said is not: how the
+/// process ends says it all the same.
 ///
 /// # Errors
 /// It cannot be confined, or the driver does not open.
-pub fn tried(options: &Options) -> Result<bool, process::Error> {
+pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::Error> {
     let mut worker = Worker::confined(options)?;
-    println!("  confinement: done");
+    let _ = writeln!(out, "  confinement: done");
     match options.api {
         ApiId::OpenCl => {
             worker.api()?;
-            println!("  driver: open");
+            let _ = writeln!(out, "  driver: open");
             Ok(true)
         }
         ApiId::Cuda => {
             let arena = !options.without().has(Piece::Arena);
-            let tell = |step: &str, found: &cuda::probe::Found| match found {
-                Ok(found) => println!("  {step}: {found}"),
-                Err(why) => println!("  {step}: FAILED: {why}"),
+            let tell = |step: &str, found: &cuda::probe::Found| {
+                let _ = match found {
+                    Ok(found) => writeln!(out, "  {step}: {found}"),
+                    Err(why) => writeln!(out, "  {step}: FAILED: {why}"),
+                };
             };
             Ok(cuda::probe::steps(options.library(), arena, tell))
         }

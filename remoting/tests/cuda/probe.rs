@@ -5,10 +5,12 @@ use std::process::{Command, Output};
 
 use crate::library::beside;
 
+const ACCEL: &str = env!("CARGO_BIN_EXE_gantry-accel");
+
 fn probe(readable: bool) -> Output {
     let driver = beside("libgantry_cuda_driver.so");
     let folder = driver.parent().expect("it is in a folder");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
+    let mut command = Command::new(ACCEL);
     command
         .args(["probe", "--api", "cuda", "--heap", "262144", "--cache"])
         .arg(std::env::temp_dir())
@@ -50,4 +52,19 @@ fn the_part_of_the_confinement_that_a_driver_fails_for_is_named() {
     }
     assert!(last.ends_with("confinement: landlock"), "{text}");
     assert!(text.contains("driver: FAILED"), "{text}");
+}
+
+#[test]
+fn what_the_program_says_need_not_be_read() {
+    let driver = beside("libgantry_cuda_driver.so");
+    let folder = driver.parent().expect("it is in a folder").display();
+    let probe = format!(
+        "probe --api cuda --heap 262144 --cache {} --library {} --readable {folder}",
+        std::env::temp_dir().display(),
+        driver.display()
+    );
+    manual::check_unread(
+        ACCEL,
+        &["--help", "--version", "man", "completions bash", &probe],
+    );
 }

@@ -172,9 +172,12 @@ fn relay(
                 // A terminal whose other side is closed.
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(()),
                 Ok(0) => return Ok(()),
-                read => out.write_all(&bytes[..read?])?,
+                read => match out.write_all(&bytes[..read?]).and_then(|()| out.flush()) {
+                    // Nobody looks at the console any more.
+                    Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+                    shown => shown?,
+                },
             }
-            out.flush()?;
         }
         if polled[1].revents != 0 {
             let read = keys.read(&mut bytes)?;

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::Output;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
@@ -239,20 +240,21 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 }
 
 impl Ctl {
-    /// Sends the request and writes the answer to `out`.
-    pub fn run(&self, out: &mut dyn Write) -> Result<(), CtlError> {
+    /// Sends the request and writes the answer to `terminal`.
+    pub fn run(&self, terminal: &mut dyn Write) -> Result<(), CtlError> {
+        let out = &mut Output::to(&mut *terminal);
         match &self.action {
             Action::List => return list(out),
             Action::Help { command } => {
                 let words = ["ctl"].into_iter().chain(command.as_deref());
                 let text = super::help_of(words).map_err(CtlError::Help)?;
-                return written(out.write_all(text.as_bytes()));
+                return out.write_all(text.as_bytes()).map_err(CtlError::Write);
             }
             _ => {}
         }
         let client = Client::new(find::socket(self.socket.as_deref())?);
         if let Action::Console { which } = self.action {
-            return Ok(console::run(&client, which, out)?);
+            return Ok(console::run(&client, which, terminal)?);
         }
         let (method, path, body, fds) = self.action.request()?;
         let answer = client.request(method, path, body.as_deref(), &fds)?;
@@ -261,15 +263,7 @@ impl Ctl {
         {
             return migrations::watch(&client, out);
         }
-        written(show(&answer, out))
-    }
-}
-
-fn written(written: io::Result<()>) -> Result<(), CtlError> {
-    match written {
-        // Whoever reads the answer has seen enough of it.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        written => written.map_err(CtlError::Write),
+        show(&answer, out).map_err(CtlError::Write)
     }
 }
 
@@ -277,10 +271,11 @@ fn written(written: io::Result<()>) -> Result<(), CtlError> {
 fn list(out: &mut dyn Write) -> Result<(), CtlError> {
     let lines = find::running(Path::new("/proc"));
     if lines.is_empty() {
-        eprintln!("gantry: no VMM with an API socket runs here that this user can see");
+        base::note!("gantry: no VMM with an API socket runs here that this user can see");
     }
     let lines = lines.iter().map(|running| format!("{running}\n"));
-    written(out.write_all(lines.collect::<String>().as_bytes()))
+    out.write_all(lines.collect::<String>().as_bytes())
+        .map_err(CtlError::Write)
 }
 
 /// JSON is indented, other text shown as it is.
