@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use base::Output;
+use base::{Output, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser, value_parser};
 use gantry_remoting::turns::pauses::LONGEST;
 use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
@@ -16,15 +16,14 @@ use manual::Manual;
     name = "gantry-arbiter",
     version,
     args_conflicts_with_subcommands = true,
-    subcommand_negates_reqs = true,
     disable_help_subcommand = true
 )]
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
     /// The socket at which workers' pools find it; its figures are at PATH.status.
-    #[arg(long, required = true, value_name = "PATH")]
-    socket: Option<PathBuf>,
+    #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
+    socket: PathBuf,
     /// Who gets the device: fifo, credit, band, fair or fair-preemptive.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
@@ -43,7 +42,7 @@ struct Arguments {
     longest_pause: u64,
 }
 
-/// Warnings go to the error output, a line each.
+/// A line each to the error output.
 struct Lines;
 
 impl log::Log for Lines {
@@ -64,8 +63,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
         return Ok(manual.write(Arguments::command(), &mut Output::standard())?);
     }
     let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
-    let socket = arguments.socket.unwrap_or_default();
-    let mut arbiter = Arbiter::new(&socket, arguments.policy, limit)?;
+    let mut arbiter = Arbiter::new(&arguments.socket, arguments.policy, limit)?;
+    log::info!("serving at {}", arguments.socket.display());
     arbiter.set_longest_pause(Duration::from_millis(arguments.longest_pause));
     Ok(arbiter.run()?)
 }
@@ -88,8 +87,8 @@ mod tests {
     #[test]
     fn the_command_line_makes_sense() {
         manual::check::<Arguments>(
-            &["--socket /s", "man", "man /pages", "completions zsh"],
-            &["", "--socket /s man", "completions"],
+            &["", "--socket /s", "man", "man /pages", "completions zsh"],
+            &["--socket", "--socket /s man", "completions"],
         );
     }
 }

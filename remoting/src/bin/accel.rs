@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::Output;
+use base::{
+    Output,
+    paths::{CUDA_SOCKET, OPENCL_SOCKET},
+};
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
     host::{
@@ -20,6 +23,7 @@ use gantry_remoting::{
         probe, process,
     },
     link::stream::address::Listen,
+    wire::api::ApiId,
 };
 use manual::Manual;
 
@@ -37,9 +41,9 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Role {
     /// Listen for applications and keep workers ready for them.
-    #[command(group = clap::ArgGroup::new("where").required(true).args(["socket", "listen"]))]
     Serve {
-        /// The socket to listen on, for applications and virtual machines of this machine.
+        /// The socket to listen on, for applications and virtual machines of this machine: /run/gantry/opencl.sock if
+        /// neither it nor --listen is named, or /run/gantry/cuda.sock for --api cuda.
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Where to listen for applications of other machines: tcp:ADDRESS:PORT, with TLS; or for
@@ -47,13 +51,18 @@ enum Role {
         #[arg(long, value_name = "WHERE", conflicts_with = "socket")]
         listen: Option<Listen>,
         /// For a port: the private key of the certificate, in PEM.
-        #[arg(long, conflicts_with = "socket", value_name = "FILE")]
+        #[arg(
+            long,
+            requires = "listen",
+            conflicts_with = "socket",
+            value_name = "FILE"
+        )]
         tls_key: Option<PathBuf>,
         /// Serve a port of this machine alone (127.0.0.1 or ::1) without TLS, to all of its users.
-        #[arg(long, conflicts_with = "socket")]
+        #[arg(long, requires = "listen", conflicts_with = "socket")]
         plain: bool,
         /// How many applications are served at a time by --listen; others wait.
-        #[arg(long, conflicts_with = "socket", default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
+        #[arg(long, requires = "listen", conflicts_with = "socket", default_value_t = 16, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..))]
         connections: u16,
         /// How many workers the applications and virtual machines of one user may have at a time
         /// by --socket; one for each application in a guest.
@@ -180,7 +189,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                     most: connections.into(),
                 },
                 (socket, None) => ListenConfig::Rings {
-                    path: socket.unwrap_or_default(),
+                    path: socket.unwrap_or_else(|| usual(options.api).into()),
                     per_user: per_user as usize,
                     control,
                 },
@@ -240,6 +249,14 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Where applications and machines look for a pool of this API.
+fn usual(api: ApiId) -> &'static str {
+    match api {
+        ApiId::OpenCl => OPENCL_SOCKET,
+        ApiId::Cuda => CUDA_SOCKET,
+    }
+}
+
 /// Prints the table, and the processors that are near each other in the form that `taskset -c`
 /// takes.
 fn distances(group: usize, out: &mut impl Write) -> io::Result<()> {
@@ -290,6 +307,7 @@ mod tests {
             super::Arguments::try_parse_from(words.chain(line.split(' '))).is_ok()
         };
         for line in [
+            "--spare 1",
             "--socket /s",
             "--socket /s --per-user 4",
             "--listen unix:/s --connections 4",
@@ -299,8 +317,12 @@ mod tests {
             assert!(is_taken(line), "{line}");
         }
         for line in [
+            "--socket /s --listen unix:/s",
             "--socket /s --connections 4",
             "--socket /s --tls-key k",
+            "--tls-key k",
+            "--plain",
+            "--connections 4",
             "--socket /s --plain",
             "--listen unix:/s --per-user 4",
         ] {

@@ -137,7 +137,7 @@ pub enum Error {
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
     /// Workers end before they serve anybody.
-    #[error("the last {0} workers ended before an application came: see the messages above")]
+    #[error("the last {0} workers ended before an application came: the messages above say why")]
     Dying(u32),
 }
 
@@ -214,6 +214,7 @@ pub fn run(
         departed: Vec::new(),
         started: 0,
         deaths: 0,
+        failure: None,
         short: false,
         held_back: None,
         refusals: Refusals::default(),
@@ -286,6 +287,8 @@ pub(super) struct Pool<'a> {
     pub started: u64,
     /// Workers that have died in a row before they served anybody.
     deaths: u32,
+    /// Why the last of these could not serve, which has been said.
+    failure: Option<String>,
     /// Whether the machine had no resources for one more worker.
     short: bool,
     /// Until when no worker is started, unless somebody connects.
@@ -425,6 +428,7 @@ impl Pool<'_> {
         match heard {
             Ok((Some(Said::Taken), mut files)) if !files.is_empty() => {
                 self.deaths = 0;
+                self.failure = None;
                 if let Some(connection) = files.pop() {
                     self.taken(worker, connection);
                 }
@@ -451,17 +455,31 @@ impl Pool<'_> {
                     refused: None,
                 });
             }
+            Ok((Some(Said::Failed(why)), files)) => {
+                self.closer.close(files);
+                if self.failure.as_deref() != Some(why) {
+                    crate::note!("gantry-accel: {why}");
+                    self.failure = Some(why.to_owned());
+                }
+                self.died(worker)?;
+            }
             other => {
                 self.closer.close(other.map(|(_, files)| files));
-                self.deaths += 1;
-                worker.end(None, &self.remover, &self.closer);
-                if self.deaths == MOST_DEATHS {
-                    return Err(Error::Dying(self.deaths));
-                }
-                // The reason may pass.
-                thread::sleep(DEATH_PAUSE);
+                self.died(worker)?;
             }
         }
+        Ok(())
+    }
+
+    /// A worker has ended before it served anybody.
+    fn died(&mut self, worker: Worker) -> Result<(), Error> {
+        self.deaths += 1;
+        worker.end(None, &self.remover, &self.closer);
+        if self.deaths == MOST_DEATHS {
+            return Err(Error::Dying(self.deaths));
+        }
+        // The reason may pass.
+        thread::sleep(DEATH_PAUSE);
         Ok(())
     }
 

@@ -262,7 +262,12 @@ pub fn work(options: &Options) -> Result<(), Error> {
     };
     let mut worker = Worker::confined(options)?;
     if !options.late {
-        worker.open()?;
+        if let Err(error) = worker.open() {
+            return match !options.standby && stream::tell_failure(&error) {
+                true => Ok(()),
+                false => Err(error),
+            };
+        }
         if worker.later.is_some() && !compiled::alone(Duration::ZERO) {
             // What is taken from this thread later, the driver's would keep.
             let told = socket::send(&stream::channel(), &[stream::THREADS], &[]);

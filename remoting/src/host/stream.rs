@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use base::Unpoisoned;
+use base::{Chain, Unpoisoned};
 use clap::ValueEnum;
 
 use super::compiled::owner::is_unit;
@@ -44,6 +44,8 @@ pub(super) const THREADS: u8 = 3;
 /// The first byte of a message to the pool: whose compiled programs the worker uses. The name of a
 /// unit follows.
 pub(super) const OWNED: u8 = 4;
+/// The first byte of a message to the pool: the worker cannot serve anybody. Why follows, as text.
+pub(super) const FAILED: u8 = 5;
 /// The longest message to the pool, in bytes; its answer may be twice as long.
 pub const LONGEST: usize = 512;
 
@@ -59,6 +61,8 @@ pub enum Said<'a> {
     Threads,
     /// Whose compiled programs it uses: the name of a unit, which can be that of a file.
     Owned(&'a str),
+    /// It cannot serve anybody: why.
+    Failed(&'a str),
 }
 
 impl<'a> Said<'a> {
@@ -72,6 +76,7 @@ impl<'a> Said<'a> {
                 let unit = str::from_utf8(unit).ok();
                 unit.filter(|unit| is_unit(unit)).map(Self::Owned)
             }
+            [FAILED, why @ ..] => str::from_utf8(why).ok().map(Self::Failed),
             _ => None,
         }
     }
@@ -142,6 +147,17 @@ pub(super) fn pass_on(
         let schemes: Vec<_> = keeper.schemes().iter().map(u16::to_string).collect();
         command.args(["--tls-schemes", &schemes.join(",")]);
     }
+}
+
+/// Tells the pool why this worker cannot serve anybody, which says it once for all of them. False if it is too long
+/// for that. A pool that has ended has said it before.
+pub(super) fn tell_failure(error: &dyn std::error::Error) -> bool {
+    let message = [&[FAILED], Chain(error).to_string().as_bytes()].concat();
+    if message.len() > LONGEST {
+        return false;
+    }
+    let _ = socket::send(&channel(), &message, &[]);
+    true
 }
 
 /// The pool's channel: this process's standard output, until it is known whose application it

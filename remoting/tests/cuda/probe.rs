@@ -68,3 +68,26 @@ fn what_the_program_says_need_not_be_read() {
         &["--help", "--version", "man", "completions bash", &probe],
     );
 }
+
+#[test]
+fn a_pool_without_a_driver_says_so_once() {
+    let folder = std::env::temp_dir().join(format!("gantry-no-driver-{}", std::process::id()));
+    std::fs::create_dir(&folder).expect("it is new");
+    let said = Command::new(ACCEL)
+        .args(["serve", "--api", "cuda", "--library", "libnowhere.so.1"])
+        .arg("--socket")
+        .arg(folder.join("socket"))
+        .arg("--cache")
+        .arg(folder.join("cache"))
+        .output()
+        .expect("it runs");
+    std::fs::remove_dir_all(&folder).expect("it is there");
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert_eq!(said.status.code(), Some(1), "{text}");
+    assert_eq!(
+        text.matches("libnowhere.so.1: install").count(),
+        1,
+        "{text}"
+    );
+    assert!(text.contains("the messages above say why"), "{text}");
+}
