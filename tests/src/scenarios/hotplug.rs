@@ -199,8 +199,8 @@ fn refused(context: &Context) -> Result<()> {
     gantry.refused(
         "vm.add-disk",
         Some(json!({"path": "/no/such/file"})),
-        500,
-        "/no/such/file",
+        400,
+        "cannot find /no/such/file",
     )?;
     let segment = json!({"path": path, "pci_segment": 7});
     ensure!(gantry.request("PUT", "vm.add-disk", Some(&segment))?.status >= 400);

@@ -72,6 +72,10 @@ pub fn parse_with<T>(
     }
     let parsed = read(body).map_err(|error| {
         let place = place(body, offset(body, error.line(), error.column()));
+        if let Some(slip) = slip(body, &place, &error.to_string()) {
+            let message = format!("the body of {path} has unknown fields: {slip}");
+            return ApiError::message(Status::BadRequest, message);
+        }
         let place = if place.is_empty() {
             String::new()
         } else {
@@ -133,6 +137,26 @@ fn unknown(place: &str, name: &str, known: &Map<String, Value>) -> String {
         Some(near) => format!("{place} ({near}?)"),
         None => place.to_owned(),
     }
+}
+
+/// The field that was sent in the place of a required one, which serde says is missing.
+fn slip(body: &[u8], place: &str, error: &str) -> Option<String> {
+    let missing = error.strip_prefix("missing field `")?.split('`').next()?;
+    let body = serde_json::from_slice(body).ok()?;
+    let sent = at(&body, place)?.as_object()?;
+    let unknown = |name: &&str| !ALIASES.contains(name) && fields().all(|known| known != *name);
+    let near = nearest(missing, sent.keys().map(String::as_str).filter(unknown))?;
+    let dot = if place.is_empty() { "" } else { "." };
+    Some(format!("{place}{dot}{near} ({missing}?)"))
+}
+
+/// The value at a [`place`].
+fn at<'a>(value: &'a Value, place: &str) -> Option<&'a Value> {
+    let mut steps = place.split(['.', '[', ']']).filter(|step| !step.is_empty());
+    steps.try_fold(value, |value, step| match value {
+        Value::Array(list) => list.get(step.parse::<usize>().ok()?),
+        value => value.get(step),
+    })
 }
 
 /// Fields that were sent and are not in what was understood. `null` and empty lists say nothing.
@@ -308,6 +332,16 @@ mod tests {
             text.contains("disks[1].pth (path?), disks[1].qwertz"),
             "{text}"
         );
+        let text = error(r#"{"payload":{},"cpus":{"boot_vcpu":1,"max_vcpus":1}}"#);
+        assert!(
+            text.ends_with("unknown fields: cpus.boot_vcpu (boot_vcpus?)"),
+            "{text}"
+        );
+        let text =
+            error(r#"{"payload":{},"fs":[{"tag":"a","socket":"/s"},{"tga":"b","socket":"/s"}]}"#);
+        assert!(text.ends_with("fs[1].tga (tag?)"), "{text}");
+        let text = error(r#"{"payloat":{}}"#);
+        assert!(text.ends_with("payloat (payload?)"), "{text}");
         let many: String = (0..100).map(|n| format!(",\"unknown{n}\":1")).collect();
         let text = error(&format!("{{\"payload\":{{}}{many}}}"));
         assert_eq!(text.matches("unknown").count(), 1 + MOST_UNKNOWN, "{text}");

@@ -466,17 +466,15 @@ impl Control {
                     "the VM has a device of this kind already, and can have only one",
                 ));
             }
+            // A slip in a name is told to who made it, and not to who boots the VM.
+            check_files(&*device)?;
         }
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
-            Life::Created(vm) | Life::Shutdown(vm) => {
-                // A slip in a name is told to who made it, and not to who boots the VM.
-                check_files(&*device)?;
-                change(vm, |vm| {
-                    vm.put_device(device);
-                    Ok(())
-                })
-            }
+            Life::Created(vm) | Life::Shutdown(vm) => change(vm, |vm| {
+                vm.put_device(device);
+                Ok(())
+            }),
             Life::Live {
                 config: vm,
                 machine,
@@ -587,8 +585,11 @@ pub(super) fn assign_fds(
     Ok(())
 }
 
-/// That what a device reads and writes is there.
+/// That what a device reads and writes is there, if it opens it itself.
 fn check_files(device: &dyn Device) -> Result<(), ApiError> {
+    if !device.descriptors().is_empty() {
+        return Ok(());
+    }
     for file in device.files() {
         if file.access == FileAccess::Create {
             continue;

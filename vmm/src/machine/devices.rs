@@ -147,8 +147,11 @@ pub enum MadeFunction {
 
 /// A kind of device, implemented by its configuration.
 pub trait DeviceKind: HasCommonConfig {
-    /// What it is called in messages and in made-up names (`_disk0`).
+    /// What it is called in made-up names (`_disk0`).
     const NAME: &'static str;
+
+    /// What it is called in messages.
+    const CALLED: &'static str = Self::NAME;
 
     /// Whether a running guest can lose it.
     const REMOVABLE: bool = true;
@@ -353,7 +356,7 @@ impl Devices {
     ) -> Result<(), MachineError> {
         let id = config.common().id.clone().unwrap_or_default();
         let found = saved.remove(&id).ok_or_else(|| {
-            MachineError::SnapshotMismatch(format!("no state of {} {id:?}", K::NAME))
+            MachineError::SnapshotMismatch(format!("no state of {} {id:?}", K::CALLED))
         })?;
         let bdf: Bdf = found.bdf.parse().map_err(|_| {
             MachineError::SnapshotMismatch(format!("{:?} is not a slot for {id:?}", found.bdf))
@@ -440,7 +443,7 @@ impl Devices {
         let made = config
             .make(&id, &self.surroundings)
             .map_err(|source| MachineError::Device {
-                kind: K::NAME,
+                kind: K::CALLED,
                 id: id.clone(),
                 source: Box::new(source),
             })?;
@@ -487,7 +490,7 @@ impl Devices {
         let segments = iommu.map_or(&[][..], |iommu| &iommu.segments);
         match segments.contains(&segment) {
             true if !K::BEHIND_IOMMU => Err(MachineError::BehindIommu {
-                kind: K::NAME,
+                kind: K::CALLED,
                 segment,
             }),
             false if slot.iommu && segments.is_empty() => Err(MachineError::NoIommu),

@@ -37,6 +37,7 @@ fn compiled(named: Option<&str>) -> String {
 
 impl DeviceKind for AccelConfig {
     const NAME: &'static str = "accel";
+    const CALLED: &'static str = "accelerator";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         if let Some(missing) = self.missing_pool() {

@@ -15,6 +15,7 @@ use crate::config::AccelServerConfig;
 
 impl DeviceKind for AccelServerConfig {
     const NAME: &'static str = "accel-server";
+    const CALLED: &'static str = "accelerator server";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = Options {

@@ -15,6 +15,7 @@ use crate::config::GpuConfig;
 
 impl DeviceKind for GpuConfig {
     const NAME: &'static str = "gpu";
+    const CALLED: &'static str = "GPU";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = Options {

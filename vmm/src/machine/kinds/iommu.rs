@@ -64,6 +64,7 @@ impl HasCommonConfig for Iommu {
 
 impl DeviceKind for Iommu {
     const NAME: &'static str = "iommu";
+    const CALLED: &'static str = "IOMMU";
 
     /// The guest's tables say that it is there.
     const REMOVABLE: bool = false;

@@ -57,6 +57,7 @@ impl HasCommonConfig for ZoneMemory {
 
 impl DeviceKind for ZoneMemory {
     const NAME: &'static str = "mem";
+    const CALLED: &'static str = "memory device";
     const REMOVABLE: bool = false;
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

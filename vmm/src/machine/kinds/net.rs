@@ -23,6 +23,7 @@ const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
 
 impl DeviceKind for NetConfig {
     const NAME: &'static str = "net";
+    const CALLED: &'static str = "network card";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let given = surroundings.given.taps(id);

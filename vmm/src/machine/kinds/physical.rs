@@ -18,6 +18,7 @@ use crate::config::DeviceConfig;
 
 impl DeviceKind for DeviceConfig {
     const NAME: &'static str = "vfio";
+    const CALLED: &'static str = "physical device";
 
     const BEHIND_IOMMU: bool = true;
 

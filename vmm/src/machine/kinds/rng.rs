@@ -15,6 +15,7 @@ use crate::config::RngConfig;
 
 impl DeviceKind for RngConfig {
     const NAME: &'static str = "rng";
+    const CALLED: &'static str = "random number generator";
     const REMOVABLE: bool = false;
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

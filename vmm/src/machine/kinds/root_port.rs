@@ -15,6 +15,7 @@ use crate::config::PciRootPortConfig;
 
 impl DeviceKind for PciRootPortConfig {
     const NAME: &'static str = "rootport";
+    const CALLED: &'static str = "PCI root port";
 
     /// The address windows of the others depend on it.
     const REMOVABLE: bool = false;

@@ -15,6 +15,7 @@ use crate::config::UserDeviceConfig;
 
 impl DeviceKind for UserDeviceConfig {
     const NAME: &'static str = "vfio_user";
+    const CALLED: &'static str = "user device";
 
     fn slot(&self) -> Slot {
         Slot {
