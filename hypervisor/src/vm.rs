@@ -171,18 +171,21 @@ impl Vm {
         Ok(id)
     }
 
-    /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards.
+    /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards, but not if KVM has
+    /// refused: the slot is still there then, and can be removed again.
     pub fn unmap(&self, id: SlotId) -> Result<()> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(used) = slots
-            .used
-            .get_mut(id.index as usize)
-            .and_then(|used| used.take_if(|used| used.serial == id.serial))
-        else {
+        let Some(entry) = slots.used.get_mut(id.index as usize) else {
+            return Ok(());
+        };
+        let Some(used) = entry.as_ref().filter(|used| used.serial == id.serial) else {
             return Ok(());
         };
         // SAFETY: length 0 removes the slot; no memory is involved.
-        unsafe { self.set_region(id, &used.slot, 0, false) }.map_err(Error::ioctl("unmap memory"))
+        unsafe { self.set_region(id, &used.slot, 0, false) }
+            .map_err(Error::ioctl("unmap memory"))?;
+        *entry = None;
+        Ok(())
     }
 
     /// Starts or ends the log of a slot, whose length in bytes is returned.
