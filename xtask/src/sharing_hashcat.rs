@@ -94,6 +94,36 @@ fn copy_all(entries: fs::ReadDir, to: &Path, wanted: impl Fn(&str) -> bool) -> R
     Ok(())
 }
 
+/// Adds what every call of it has here: it looks for MD5 hashes by trying all passwords, with OpenCL, and keeps nothing.
+pub fn prepare(command: &mut Command, program: &Path) -> Result<()> {
+    command
+        .args([
+            "-m",
+            "0",
+            "-a",
+            "3",
+            "--force",
+            "--quiet",
+            "--backend-ignore-cuda",
+        ])
+        .args([
+            "--potfile-disable",
+            "--restore-disable",
+            "--logfile-disable",
+        ])
+        .env_remove("OCL_ICD_FILENAMES")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit());
+    if let Some(libraries) = program.parent().map(|folder| folder.join("libraries"))
+        && libraries.is_dir()
+    {
+        let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let all = std::iter::once(libraries).chain(std::env::split_paths(&others));
+        command.env("LD_LIBRARY_PATH", std::env::join_paths(all)?);
+    }
+    Ok(())
+}
+
 /// hashcat at work.
 struct Hashcat {
     _process: Process,
@@ -104,35 +134,12 @@ impl Hashcat {
     /// Starts it, and waits until it has tried passwords.
     fn start(program: &Path, environment: impl Fn(&mut Command)) -> Result<Self> {
         let mut command = Command::new(program);
+        prepare(&mut command, program)?;
         command
-            .args([
-                "-m",
-                "0",
-                "-a",
-                "3",
-                "--force",
-                "--quiet",
-                "--backend-ignore-cuda",
-            ])
-            .args([
-                "--potfile-disable",
-                "--restore-disable",
-                "--logfile-disable",
-            ])
             .args(["--status", "--status-json", "--status-timer", "1"])
             // The hash of no password of this length that is found within a benchmark's time.
             .args(["0123456789abcdef0123456789abcdef", "?b?b?b?b?b?b?b"])
-            .env_remove("OCL_ICD_FILENAMES")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit());
-        if let Some(libraries) = program.parent().map(|folder| folder.join("libraries"))
-            && libraries.is_dir()
-        {
-            let others = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-            let all = std::iter::once(libraries).chain(std::env::split_paths(&others));
-            command.env("LD_LIBRARY_PATH", std::env::join_paths(all)?);
-        }
+            .stdout(Stdio::piped());
         environment(&mut command);
         let mut child = command.spawn().context("cannot start hashcat")?;
         let output = child.stdout.take().context("no output")?;

@@ -40,7 +40,7 @@ const SIZE: (usize, usize) = (1280, 720);
 /// How many it encodes where its rate is looked at, and where what it encodes is.
 const PICTURES: (usize, usize) = (1000, 240);
 /// The longest run, in seconds.
-const LONGEST: u32 = 300;
+pub const LONGEST: u32 = 300;
 
 /// Packs the programs and all that they link but for the C library, for another machine. What they do not call is empty
 /// there: it would be too much to bring along.
@@ -292,7 +292,7 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
 
 /// Where and how an application is moved.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+pub enum Way {
     /// To other workers of its pool.
     Within,
     /// The same, by postcopy.
@@ -316,7 +316,7 @@ const WITHIN: [Way; 2] = [Way::Within, Way::Postcopy];
 
 /// What comes of some work while its application, which is the first pool's, is moved every 50 to 500 ms, and how
 /// often it was.
-fn moved<T: Send>(
+pub fn moved<T: Send>(
     pools: &[Movable; 2],
     way: Way,
     work: impl FnOnce() -> Result<T> + Send,

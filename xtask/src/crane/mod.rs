@@ -3,10 +3,11 @@
 //! workers before its OpenCL driver, and applications.
 //!
 //! - [`pauses`]: the application whose rounds are looked at; [`tracking`]: what an application costs
-//!   that is never moved; [`moves`]: what moves cost; [`foreign`]: both, for programs of others; [`link`]: a whole VM
+//!   that is never moved; [`moves`]: what moves cost; [`foreign`] and [`hashcat`]: both, for programs of others; [`link`]: a whole VM
 //!   and its application over a [`network`].
 
 mod foreign;
+mod hashcat;
 mod link;
 mod moves;
 pub mod network;
@@ -29,7 +30,7 @@ use crate::{
     opencl::pool::Pool,
     programs::{self, target},
     progress::Step,
-    ring,
+    ring, sharing_hashcat,
 };
 
 /// What is built for a machine where nothing can be built.
@@ -50,7 +51,7 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264 (may be given again). gpuvm: only `record`, which
+    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264, hashcat (may be given again). gpuvm: only `record`, which
     /// records in the rig what a guest with nouveau does (writes tests/recordings/), or `replay`, which does that
     /// again on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
@@ -72,6 +73,7 @@ const PARTS: &[(&str, Part)] = &[
     ("link", |pools, _| link::link(pools)),
     ("clpeak", |pools, _| foreign::clpeak(pools)),
     ("x264", |pools, _| foreign::x264(pools)),
+    ("hashcat", |pools, _| hashcat::passwords(pools)),
 ];
 
 /// Measures and prints; or only builds what that needs.
@@ -215,5 +217,6 @@ fn pack() -> Result<PathBuf> {
     }
     programs::copy(&ring::guests()?.join(GUEST), &folder.join(GUEST))?;
     foreign::pack(&folder)?;
+    sharing_hashcat::pack(&folder.join("hashcat"))?;
     Ok(folder)
 }

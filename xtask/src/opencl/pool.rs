@@ -63,7 +63,7 @@ pub struct Pool {
     /// Where what was built is.
     pub release: PathBuf,
     /// The folder with the `.icd` file of the host's driver.
-    vendors: PathBuf,
+    pub vendors: PathBuf,
     /// What `GANTRY_OPENCL` is for its applications.
     pub address: String,
 }
