@@ -39,8 +39,7 @@ fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf
     let _ = fs::remove_file(&control);
     let path = control.display().to_string();
     let options = [&["--control", &path], more].concat();
-    let pool = Pool::start(Way::Rings, name, pool.release.clone(), &options)?;
-    Ok((pool, control))
+    Ok((pool.beside(Way::Rings, name, &options)?, control))
 }
 
 pub(super) fn moving(pool: &Pool, control: &Path) -> Command {
@@ -50,13 +49,13 @@ pub(super) fn moving(pool: &Pool, control: &Path) -> Command {
 }
 
 /// Moves all applications of a pool again and again, until it is dropped.
-struct Mover {
+pub(super) struct Mover {
     ends: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<Vec<String>>>,
 }
 
 impl Mover {
-    fn start(pool: &Pool, control: &Path, how: &[&str]) -> Self {
+    pub(super) fn start(pool: &Pool, control: &Path, how: &[&str]) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
         let mut all = moving(pool, control);
@@ -81,7 +80,7 @@ impl Mover {
     }
 
     /// What the pool has said of each move.
-    fn end(mut self) -> Vec<String> {
+    pub(super) fn end(mut self) -> Vec<String> {
         self.ends.store(true, Ordering::Relaxed);
         let thread = self.thread.take();
         thread
@@ -118,10 +117,14 @@ pub fn chaos(pool: &Pool) -> Result<()> {
     has_moved(&lines, 10)
 }
 
+/// Whether a pool says of an application that it has another worker.
+pub(super) fn is_moved(line: &str) -> bool {
+    line.contains(" moved from ")
+}
+
 /// Whether there were so many moves at least.
 fn has_moved(lines: &[String], least: usize) -> Result<()> {
-    let moves = lines.iter().filter(|line| line.contains(" moved from "));
-    let count = moves.count();
+    let count = lines.iter().filter(|line| is_moved(line)).count();
     ensure!(count >= least, "only {count} moves:\n{}", lines.join("\n"));
     Ok(())
 }

@@ -90,6 +90,12 @@ impl Pool {
         Self::before(vendors, Way::Rings, "usual", release, &[])
     }
 
+    /// Another one of what was built, before the same drivers.
+    pub fn beside(&self, way: Way, name: &str, options: &[&str]) -> Result<Self> {
+        let (release, vendors) = (self.release.clone(), self.vendors.clone());
+        Self::launch(&[], way, name, release, vendors, options)
+    }
+
     /// Runs `gantry-accel` for applications that come by this way, with further options.
     pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         Self::under(&[], way, name, release, options)

@@ -28,7 +28,10 @@ use self::{
 };
 use crate::{
     elsewhere::{Elsewhere, takes_results},
-    opencl::pool::{PIGLIT, Pool},
+    opencl::{
+        moves::{self, Mover},
+        pool::{PIGLIT, Pool},
+    },
     programs::root,
     progress::Step,
 };
@@ -49,7 +52,10 @@ pub struct Options {
     /// programs: print how long each takes on either side instead, the median of so many runs.
     #[arg(long, value_name = "RUNS")]
     times: Option<usize>,
-    /// programs: where the table goes [default: measurements/opencl-programs.md]
+    /// programs: those through Gantry have their worker replaced every 50 to 500 ms.
+    #[arg(long, conflicts_with = "times")]
+    moved: bool,
+    /// programs: where the table goes [default: measurements/opencl-programs.md, or with --moved opencl-programs-moved.md]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 }
@@ -60,6 +66,9 @@ impl Options {
         let mut command = format!("cargo xtask bench programs --every {}", self.every);
         if self.jobs != 1 {
             command += &format!(" --jobs {}", self.jobs);
+        }
+        if self.moved {
+            command += " --moved";
         }
         for word in &self.only {
             command += &format!(" --only '{word}'");
@@ -85,7 +94,11 @@ pub fn missing() -> Option<&'static str> {
 /// in the table, too.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     let path = options.table.clone();
-    let path = path.unwrap_or_else(|| root().join("measurements/opencl-programs.md"));
+    let usual = match options.moved {
+        false => "measurements/opencl-programs.md",
+        true => "measurements/opencl-programs-moved.md",
+    };
+    let path = path.unwrap_or_else(|| root().join(usual));
     if options.times.is_none() {
         let folder = path
             .parent()
@@ -98,6 +111,10 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             packages::install(PROGRAMS)?;
             Pool::start_installed()?
         }
+    };
+    let (pool, control) = match options.moved {
+        false => (pool, None),
+        true => moves::movable(&pool, "moved").map(|(pool, control)| (pool, Some(control)))?,
     };
     let scratch = pool.folder("programs")?;
     let mut tables = Tables::new(pool.device()?, options.command(elsewhere));
@@ -114,12 +131,26 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             continue;
         }
         let step = Step::new(format!("{}: {} programs", suite.name, suite.cases.len()));
+        let mover = (control.as_ref()).map(|control| Mover::start(&pool, control, &[]));
         let (native, remoted) = both(&pool, &suite.cases, options.jobs)?;
         step.finish();
-        tables.add(&suite.name, &native, &remoted);
+        let mut name = suite.name;
+        if let Some(mover) = mover {
+            let lines = mover.end();
+            let (moved, stayed): (Vec<_>, Vec<_>) =
+                lines.iter().partition(|line| moves::is_moved(line));
+            name += &format!(" ({} moves, {} not made)", moved.len(), stayed.len());
+            // What cannot be moved stays, and says why.
+            stayed.iter().for_each(|line| println!("{line}"));
+        }
+        tables.add(&name, &native, &remoted);
         // After each suite: some take long.
         fs::write(&path, tables.text())
             .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if let Some(control) = control {
+        // It may be gone.
+        let _ = fs::remove_file(control);
     }
     if options.times.is_none() {
         print!("{}", tables.text());
