@@ -13,6 +13,7 @@ mod hotplug;
 mod lifecycle;
 mod memory;
 pub(crate) mod migration;
+mod migration_devices;
 mod network;
 mod passthrough;
 mod passthrough_boards;
@@ -81,6 +82,7 @@ pub fn all() -> Vec<Scenario> {
         hotplug::SCENARIOS,
         snapshots::SCENARIOS,
         migration::SCENARIOS,
+        migration_devices::SCENARIOS,
         errors::SCENARIOS,
         process::SCENARIOS,
         passthrough::SCENARIOS,

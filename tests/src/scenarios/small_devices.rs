@@ -172,7 +172,7 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
 }
 
 /// A stream to a port of the guest.
-fn vsock_client(socket: &std::path::Path, port: u32) -> Result<UnixStream> {
+pub(super) fn vsock_client(socket: &std::path::Path, port: u32) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     writeln!(stream, "CONNECT {port}")?;
