@@ -19,6 +19,7 @@ use super::{
 use crate::{
     gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
     guest::Guest,
+    opencl::until,
 };
 
 /// Places on the GPU for a guest whose programs have more channels.
@@ -32,7 +33,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
     (
         "virtual GPU: two guests at once, one by messages and one by the line, keep their contents; \
-         what root of one does with registers and tables costs the other nothing",
+         what root of one does with registers and tables, and its end, cost the other nothing",
         together,
     ),
     (
@@ -198,7 +199,7 @@ fn displaced(context: &Context) -> Result<()> {
 
 fn together(context: &Context) -> Result<()> {
     let gpu = Mediated::start(context)?;
-    let (_one, mut first) = gpu.boot(context, "one", "")?;
+    let (mut one, mut first) = gpu.boot(context, "one", "")?;
     // The kernel's own switch: nouveau has no parameter.
     let (_other, mut second) = gpu.boot(context, "other", "pci=nomsi")?;
     let work = "(for i in 1 2 3; do agent gpu-check || echo failed; done; agent gpu-evict; \
@@ -239,7 +240,19 @@ fn together(context: &Context) -> Result<()> {
     }
     let (text, count) = interrupts(&mut second)?;
     ensure!(!text.contains("MSI") && count > 0, "interrupts: {text}");
-    Ok(())
+    // One is killed amid its work: the other's goes on, and nothing of the first is left.
+    first.run("(while agent gpu-check; do :; done) >/tmp/until 2>&1 & true")?;
+    first.eventually("cat /tmp/until", |text| text.contains("gpu works"))?;
+    second.run(
+        "(for i in 1 2; do agent gpu-check || echo failed; done; echo finished) >/tmp/on 2>&1 &",
+    )?;
+    one.kill()?;
+    second.eventually("cat /tmp/on", |text| text.contains("finished"))?;
+    let said = second.run("cat /tmp/on")?;
+    ensure!(said.matches("gpu works").count() == 2, "it says: {said}");
+    until("the mediator knows that one has gone", || {
+        Ok(gpu.status()?.clients.len() == 1)
+    })
 }
 
 fn killed(context: &Context) -> Result<()> {
