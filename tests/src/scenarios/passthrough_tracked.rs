@@ -350,19 +350,18 @@ impl Computing {
     }
 
     /// It goes to another Gantry with its VM, and comes back to the device that is plugged there; until then
-    /// the host serves it, or nobody (`Park`). `returned`: how often the agent has brought it back by itself
-    /// before.
-    fn moves(mut self, dir: &Path, passthrough: &str, returned: usize) -> Result<(Self, Timeline)> {
+    /// the host serves it, or nobody (`passthrough=Park`). `returned`: how often the agent has brought it back by
+    /// itself before.
+    fn moves(mut self, dir: &Path, how: Value, returned: usize) -> Result<(Self, Timeline)> {
+        let is_parked = how["passthrough"] == "Park";
         let waiting = migration::wait_in(dir, &self.gantry.serial)?;
         let told = self.told()?;
         let mut timeline = Timeline::new();
-        self.gantry.put(
-            "vm.send-migration",
-            json!({
-                "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
-                "passthrough": passthrough,
-            }),
-        )?;
+        let mut body = json!({
+            "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
+        });
+        gantry::merge(&mut body, how);
+        self.gantry.put("vm.send-migration", body)?;
         let info = timeline.phases(&self.gantry)?;
         ensure!(
             info["phase"] == "Completed",
@@ -375,7 +374,7 @@ impl Computing {
         source.wait_exit()?;
         self.guest = Guest::connect(&self.gantry.serial)?;
         let mut away = 0;
-        if passthrough == "Park" {
+        if is_parked {
             self.is_parked()?;
         } else {
             away = self.longest_since(told)?;
@@ -509,8 +508,10 @@ fn moves(context: &Context) -> Result<()> {
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
     // It has come back when the destination had died.
-    let (computing, _) = computing.moves(&context.dir.join("again"), "Remote", 1)?;
-    let (mut computing, _) = computing.moves(&context.dir.join("parked"), "Park", 2)?;
+    let how = json!({"passthrough": "Remote", "accel_postcopy": true});
+    let (computing, _) = computing.moves(&context.dir.join("again"), how, 1)?;
+    let how = json!({"passthrough": "Park", "accel_postcopy": true});
+    let (mut computing, _) = computing.moves(&context.dir.join("parked"), how, 2)?;
     computing.stays_in_a_small_group()?;
     computing.loses_its_agent()?;
     computing.ends()
@@ -539,7 +540,8 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         );
         times.push([left, back]);
     }
-    let (mut computing, timeline) = computing.moves(&dir.join("there"), "Remote", 0)?;
+    let (mut computing, timeline) =
+        computing.moves(&dir.join("there"), json!({"passthrough": "Remote"}), 0)?;
     computing.ends()?;
     timeline.rows(row);
     for (at, what) in ["to the host's pool", "to the device"]
