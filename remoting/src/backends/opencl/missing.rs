@@ -7,7 +7,6 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
-    time::Duration,
 };
 
 use base::Unpoisoned;
@@ -127,18 +126,6 @@ impl State {
         wanted.or_else(|| self.unasked.iter().copied().find(is_free))
     }
 
-    /// What is in the way of a state that has all.
-    fn busy(&self) -> Option<Busy> {
-        let mut lost = self.lost.values();
-        if let Some(one) = lost.find(|one| Self::is_live(&one.record)) {
-            let why = &one.why;
-            return Some(Busy::Never(Immovable::Has(format!(
-                "contents of its memory were lost when it moved: {why}"
-            ))));
-        }
-        (!self.awaited.is_empty()).then_some(Busy::Still(ON_THEIR_WAY))
-    }
-
     /// Whether the contents of one are there; those that nobody can need count as such. Why they never will be.
     fn has_come(&self, number: u32) -> Result<bool, Error> {
         match self.lost.get(&number) {
@@ -203,23 +190,6 @@ impl Numbers {
             state.lost.insert(number, Lost { record, why });
         }
         drop(state);
-        self.changed.notify_all();
-    }
-
-    /// Waits until all contents have come, for so long at most.
-    ///
-    /// # Errors
-    /// Some have not, or are lost.
-    pub(super) fn wait(&self, limit: Duration) -> Result<(), Immovable> {
-        let is_due = |state: &mut State| !state.awaited.is_empty() && !state.given_up;
-        let state = self.state.lock_unpoisoned();
-        let waited = self.changed.wait_timeout_while(state, limit, is_due);
-        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        match state.busy() {
-            None => Ok(()),
-            Some(Busy::Still(what)) => Err(Immovable::Has(what.to_owned())),
-            Some(Busy::Never(why)) => Err(why),
-        }
     }
 }
 
@@ -264,12 +234,15 @@ impl Missing {
 
     /// Whether that is in the way of a state that has all.
     pub(super) fn busy(&self) -> Option<Busy> {
-        self.numbers.state.lock_unpoisoned().busy()
-    }
-
-    /// For whoever waits for all to come.
-    pub(super) fn numbers(&self) -> Arc<Numbers> {
-        Arc::clone(&self.numbers)
+        let state = self.numbers.state.lock_unpoisoned();
+        let mut lost = state.lost.values();
+        if let Some(one) = lost.find(|one| State::is_live(&one.record)) {
+            let why = &one.why;
+            return Some(Busy::Never(Immovable::Has(format!(
+                "contents of its memory were lost when it moved: {why}"
+            ))));
+        }
+        (!state.awaited.is_empty()).then_some(Busy::Still(ON_THEIR_WAY))
     }
 
     /// Whether the contents are there of all objects at these places, or of all that there are.

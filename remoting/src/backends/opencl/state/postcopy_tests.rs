@@ -152,21 +152,6 @@ impl Application {
         (new, remaining, objects.missing.len())
     }
 
-    /// What rounds have not copied goes to where they have.
-    fn rest(&mut self, known: Option<Precopied>, to: &mut Self) {
-        self.server.notices().unwrap();
-        let image = image::create().unwrap();
-        let mut writer = Writer::new(image.try_clone().unwrap());
-        let (objects, _) = self.server.save_objects(known, &mut writer, false).unwrap();
-        let mut bytes = Vec::new();
-        objects.put(&mut bytes);
-        writer.finish::<OpenCl, _>(SHAPE, &Blob(bytes)).unwrap();
-        let (state, contents) = Contents::open::<OpenCl, Blob>(image, SHAPE).unwrap();
-        to.server.restore_objects(&state.0, &contents).unwrap();
-        // As a session that has restored the whole.
-        to.server.is_prepared = false;
-    }
-
     /// The application elsewhere, which gets its contents from here.
     fn moved(self) -> Self {
         let (mut new, remaining, _) = self.left();
@@ -247,42 +232,6 @@ fn large_contents_follow_and_are_there_when_a_command_needs_them() {
     // What has come is not saved for another one again, and can go on elsewhere.
     let mut again = new.moved();
     assert!(again.read_all().iter().flatten().all(|byte| *byte == 5));
-}
-
-#[test]
-fn a_copy_that_begins_while_contents_follow_waits_for_them_and_has_them() {
-    let mut application = Application::with_buffers();
-    for mem in 0..BUFFERS {
-        application.write(mem, 0, LARGE, 5).unwrap();
-    }
-    let (mut new, remaining, _) = application.left();
-    let image = image::create().unwrap();
-    let writer = Writer::new(image.try_clone().unwrap());
-    let (known, copying) = new.server.precopy_objects(None, writer).unwrap();
-    let copies = thread::spawn(copying);
-    new.server.fetch_contents(remaining.map(serve)).unwrap();
-    copies.join().unwrap().unwrap();
-    // It goes on elsewhere with what was copied, but for what it has written since.
-    let mut again = Application::new();
-    again.server.prepare(image, false).unwrap();
-    new.write(1, 0, 1, 6).unwrap();
-    new.rest(Some(known), &mut again);
-    let mut expected = vec![vec![5; LARGE as usize]; BUFFERS as usize];
-    expected[1][0] = 6;
-    assert!(again.read_all() == expected);
-}
-
-#[test]
-fn a_copy_that_waits_for_what_is_lost_has_nothing_and_says_why() {
-    let (mut new, remaining, _) = Application::with_buffers().left();
-    drop(remaining);
-    let writer = Writer::new(image::create().unwrap());
-    let (_known, copying) = new.server.precopy_objects(None, writer).unwrap();
-    let (here, there) = UnixStream::pair().unwrap();
-    drop(here);
-    new.server.fetch_contents(Some(there)).unwrap();
-    let refused = copying().unwrap_err();
-    assert!(refused.to_string().contains("were lost"), "{refused}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::{
             cl, status,
         },
         freed,
-        missing::Missing,
+        missing::{self, Missing},
         written::{Noted, Written},
     },
     session::{
@@ -35,8 +35,6 @@ use crate::{
 
 /// How long a round waits for commands that are under way, before it copies what they may write.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How long it waits for contents that are on their way from where the application was: less than who asks does.
-const FOLLOWS: Duration = Duration::from_secs(100);
 /// How often it looks.
 const LOOK: Duration = Duration::from_micros(100);
 
@@ -163,7 +161,14 @@ impl Server {
     ) -> Result<(Precopied, Copying), Immovable> {
         // What these write a later round would leave out.
         self.backend.svm.freed.all_marked()?;
-        let missing = self.backend.missing.as_ref().map(Missing::numbers);
+        if self
+            .backend
+            .missing
+            .as_ref()
+            .is_some_and(Missing::is_awaited)
+        {
+            return Err(Immovable::Has(missing::ON_THEIR_WAY.to_owned()));
+        }
         let (mut log, mut copies, written) = match known {
             Some(known) => known.into_parts()?,
             None => (self.empty_log(), Copies::repeated(), Written::all()),
@@ -186,10 +191,6 @@ impl Server {
             noted: self.note_written(),
         };
         let copying = move || {
-            // What is on its way comes first, while the application goes on.
-            if let Some(missing) = missing {
-                missing.wait(FOLLOWS)?;
-            }
             // What comes later is noted anew.
             if !behind.have_ended() {
                 copies.late = written;
