@@ -51,12 +51,14 @@ impl Pool {
         Self::start_with(dir, &[])
     }
 
-    /// A pool for CUDA, before a stand-in for NVIDIA's driver.
-    pub fn start_for_cuda(dir: &Path) -> Result<Self> {
+    /// A pool for OpenCL and CUDA, before PoCL and a stand-in for NVIDIA's driver.
+    pub fn start_for_both(dir: &Path) -> Result<Self> {
         let library = "/run/libcuda.so.1";
         mount()?;
         fs::copy(STAND_IN, Path::new(ROOT).join(&library[1..]))?;
-        let mut arguments = vec!["--api", "cuda", "--library", library, "--readable", library];
+        let mut arguments = vec!["--api", "opencl,cuda", "--readable", library];
+        let named = format!("cuda={library}");
+        arguments.extend(["--library", &named]);
         // The stand-in reserves addresses that count as memory.
         arguments.extend(["--heap", "262144"]);
         Self::start_with(dir, &arguments)

@@ -18,7 +18,7 @@ use gantry_remoting::{
     host::{
         gate,
         moves::{self, Request, To, Which},
-        placement,
+        options, placement,
         pool::{self, ListenConfig},
         probe, process,
     },
@@ -43,7 +43,7 @@ enum Role {
     /// Listen for applications and keep workers ready for them.
     Serve {
         /// The socket to listen on, for applications and virtual machines of this machine: /run/gantry/opencl.sock if
-        /// neither it nor --listen is named, or /run/gantry/cuda.sock for --api cuda.
+        /// neither it nor --listen is named, or /run/gantry/cuda.sock where --api begins with cuda.
         #[arg(long, value_name = "PATH")]
         socket: Option<PathBuf>,
         /// Where to listen for applications of other machines: tcp:ADDRESS:PORT, with TLS; or for
@@ -76,7 +76,7 @@ enum Role {
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
         #[command(flatten)]
-        options: process::Options,
+        options: options::Options,
     },
     /// Move applications to fresh workers while they run, or to another pool: each stands still until the commands that
     /// are under way have ended and its objects are made again, and notices nothing else. Prints a
@@ -127,13 +127,13 @@ enum Role {
     /// which part the driver does not get along with.
     Probe {
         #[command(flatten)]
-        options: process::Options,
+        options: options::Options,
     },
     /// Try the driver in this process (started by `probe`).
     #[command(hide = true)]
     Tried {
         #[command(flatten)]
-        options: process::Options,
+        options: options::Options,
     },
     /// Serve applications behind this virtual machine's exitless gate (gantry --accel-server): each
     /// lends its own CPU for its calls. The machine stands still otherwise.
@@ -161,7 +161,7 @@ enum Role {
     #[command(hide = true)]
     Worker {
         #[command(flatten)]
-        options: process::Options,
+        options: options::Options,
     },
     /// What the program prints about itself.
     #[command(flatten)]
@@ -189,7 +189,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                     most: connections.into(),
                 },
                 (socket, None) => ListenConfig::Rings {
-                    path: socket.unwrap_or_else(|| usual(options.api).into()),
+                    path: socket.unwrap_or_else(|| usual(&options.apis).into()),
                     per_user: per_user as usize,
                     control,
                 },
@@ -220,7 +220,12 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             }
         }
         Role::Probe { options } => {
-            if !probe::run(&std::env::current_exe()?, &options, &mut Output::standard())? {
+            let program = std::env::current_exe()?;
+            let mut works = true;
+            for options in options.each() {
+                works &= probe::run(&program, &options, &mut Output::standard())?;
+            }
+            if !works {
                 return Ok(ExitCode::FAILURE);
             }
         }
@@ -249,11 +254,11 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Where applications and machines look for a pool of this API.
-fn usual(api: ApiId) -> &'static str {
-    match api {
-        ApiId::OpenCl => OPENCL_SOCKET,
-        ApiId::Cuda => CUDA_SOCKET,
+/// Where applications and machines look for a pool of the first of these APIs.
+fn usual(apis: &[ApiId]) -> &'static str {
+    match apis {
+        [ApiId::Cuda, ..] => CUDA_SOCKET,
+        _ => OPENCL_SOCKET,
     }
 }
 

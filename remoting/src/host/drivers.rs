@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::process::Options;
+use super::options::Options;
 use crate::wire::api::ApiId;
 
 /// The variable that says where they are named.
@@ -35,7 +35,7 @@ pub(super) fn environment() -> Vec<(&'static str, OsString)> {
 /// What a pool's workers will find, as far as that can be seen without opening a driver: some start
 /// threads, or take memory of a device.
 pub(super) fn found(options: &Options) -> String {
-    if options.api != ApiId::OpenCl || options.library.is_some() {
+    if !options.apis.contains(&ApiId::OpenCl) || options.named_library(ApiId::OpenCl).is_some() {
         return String::new();
     }
     let named = env::var_os(NAMED_BY).unwrap_or_else(|| VENDORS.into());

@@ -10,7 +10,7 @@ use std::{
 
 use base::tcp;
 
-use super::{pool::Error, process::Options, stream::StreamProtocol};
+use super::{options::Options, pool::Error, stream::StreamProtocol};
 use crate::link::{
     socket,
     stream::{

@@ -1,7 +1,7 @@
 //! The processes that serve applications.
 //!
 //! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it;
-//!   [`process`]: the worker itself; [`confine`]: what they may do;
+//!   [`process`]: the worker itself; [`options`]: what it is told; [`confine`]: what they may do;
 //!   a `group` has the limits of all that it starts; [`compiled`]: what drivers have compiled, which
 //!   outlives them; `folders`: where all of them write.
 //! - [`control`]: how an application moves from one worker to another: the pool's side is `moves` and
@@ -23,6 +23,7 @@ mod handshake;
 mod listener;
 pub mod moves;
 mod moving;
+pub mod options;
 mod pending;
 pub mod placement;
 pub mod pool;

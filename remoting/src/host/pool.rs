@@ -39,7 +39,7 @@ use super::{
     listener::Listener,
     moves::Moves,
     moving::{Departed, Destination, Leaving},
-    process::Options,
+    options::{Library, Options},
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
 };
@@ -114,6 +114,12 @@ pub enum Error {
         "{0} is for --listen tcp:ADDRESS:PORT, and a socket is served without TLS: leave it out"
     )]
     ForPorts(&'static str),
+    /// A driver's library, with both APIs.
+    #[error(
+        "it is not known which of the APIs that are served --library {0} is for: name it as \
+         --library API=FILE (such as cuda=libcuda.so.1), with an API that --api has"
+    )]
+    Library(Library),
     /// TLS.
     #[error(transparent)]
     Tls(#[from] tls::Error),
@@ -153,11 +159,14 @@ pub fn run(
         ListenConfig::Rings { control, .. } => control.clone(),
         ListenConfig::Streams { .. } => None,
     };
+    if let Some(library) = options.stray_library() {
+        return Err(Error::Library(library.clone()));
+    }
     let place = config.place();
     let listener = Listener::open(config, options)?;
     crate::note!(
         "gantry-accel: serving {} at {place}{}",
-        options.api,
+        options.named_apis(" and "),
         drivers::found(options)
     );
     let moves = Moves::listen(control.as_deref()).map_err(|source| Error::Control {
@@ -175,7 +184,7 @@ pub fn run(
              user of its own"
         );
     }
-    if options.api == ApiId::Cuda && !confine::has_own_network() {
+    if options.widest() == ApiId::Cuda && !confine::has_own_network() {
         crate::note!(
             "gantry-accel: workers have this machine's network namespace, as neither it nor user \
              namespaces can be made here: what they name their sockets, other programs see and \

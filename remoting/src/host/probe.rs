@@ -14,7 +14,8 @@ use super::{
     confine::{Piece, Pieces},
     drivers,
     folders::Folder,
-    process::{self, Options, Worker},
+    options::Options,
+    process::{self, Worker},
 };
 use crate::{backends::cuda, wire::api::ApiId};
 
@@ -97,13 +98,14 @@ fn try_once(
     options: &Options,
     without: Option<&Pieces>,
 ) -> Result<Option<ExitStatus>, Error> {
+    let api = options.apis[0];
     let name = format!("gantry-probe-{}", std::process::id());
     let folder = Folder::create(options.cache.join(name)).map_err(Error::Folder)?;
     let mut command = Command::new(program);
     command
         .arg("tried")
-        .args(["--api", options.api.name()])
-        .args(["--library", options.library()])
+        .args(["--api", api.name()])
+        .args(["--library", options.library(api)])
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")
         .arg(&folder.0)
@@ -137,7 +139,7 @@ fn try_once(
 pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::Error> {
     let mut worker = Worker::confined(options)?;
     let _ = writeln!(out, "  confinement: done");
-    match options.api {
+    match options.apis[0] {
         ApiId::OpenCl => {
             worker.api()?;
             let _ = writeln!(out, "  driver: open");
@@ -151,7 +153,11 @@ pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::E
                     Err(why) => writeln!(out, "  {step}: FAILED: {why}"),
                 };
             };
-            Ok(cuda::probe::steps(options.library(), arena, tell))
+            Ok(cuda::probe::steps(
+                options.library(ApiId::Cuda),
+                arena,
+                tell,
+            ))
         }
     }
 }

@@ -19,10 +19,11 @@ use std::{
 };
 
 use super::{
-    compiled::{self, InUse, Limit, owner::Owner},
-    confine::{self, Confinement, Later, Piece, Pieces},
+    compiled::{self, InUse, owner::Owner},
+    confine::{self, Confinement, Later, Piece},
     control,
     handshake::Door,
+    options::Options,
     standby::{self, Movable, Seat},
     stream,
 };
@@ -63,130 +64,6 @@ use crate::{
 pub(super) const LISTENER: i32 = 3;
 /// The descriptor on which a worker that shares its device finds a socket to the pool.
 pub(super) const CONTROL: i32 = 4;
-
-/// Options of workers.
-#[derive(Clone, Debug, clap::Args)]
-pub struct Options {
-    /// The API that is served: opencl or cuda. A pool serves one; another one can serve the other.
-    #[arg(long, default_value = "opencl", value_name = "API", value_parser = named_api)]
-    pub api: ApiId,
-    /// The library to open: the OpenCL loader, libOpenCL.so.1 by default, or the CUDA driver,
-    /// libcuda.so.1 by default.
-    #[arg(long, value_name = "FILE")]
-    pub library: Option<String>,
-    /// Size of each application's window in MiB: address space, and memory only where it is used.
-    #[arg(long, default_value_t = 2048, value_name = "MIB")]
-    pub window: u64,
-    /// Microseconds to poll before sleeping.
-    #[arg(long, default_value_t = 50, value_name = "MICROSECONDS")]
-    pub spin: u64,
-    /// Folder below which each worker gets one of its own, and each owner of applications one for
-    /// what drivers compile: the only ones that a worker may write to.
-    #[arg(long, default_value = "/tmp", value_name = "FOLDER")]
-    pub cache: PathBuf,
-    /// How much of what drivers compile is kept for the next application of the same owner (a user
-    /// of this machine, a virtual machine, a certificate's subject), or off.
-    #[arg(long, default_value_t = Limit(Some(256 << 20)), value_name = "SIZE|off")]
-    pub compiler_cache: Limit,
-    /// The folder of all owners' compiled programs.
-    #[arg(long, hide = true)]
-    pub compiled: Option<PathBuf>,
-    /// Open the driver when an application has come.
-    #[arg(long, hide = true)]
-    pub late: bool,
-    /// Take up an application that another worker serves.
-    #[arg(long, hide = true)]
-    pub standby: bool,
-    /// Device memory in MiB that each of this machine's own applications may have; all that there
-    /// is by default. Applications in guests have what their machine's accelerator is given.
-    #[arg(
-        long,
-        default_value_t = 0,
-        hide_default_value = true,
-        value_name = "MIB"
-    )]
-    pub memory: u64,
-    /// Parts of the confinement that workers go without: to find out which one a driver does not
-    /// get along with (gantry-accel probe), and for nothing else.
-    #[arg(long, hide = true, value_name = "PARTS")]
-    pub without: Option<Pieces>,
-    /// A folder or file that workers may read beside the usual ones (/usr, /opt and the like):
-    /// where the host's driver is, if it is elsewhere.
-    #[arg(long, value_name = "PATH")]
-    pub readable: Vec<PathBuf>,
-    /// The folder of the CUDA libraries that workers carry out calls of: libcublas.so.13 and
-    /// libcublasLt.so.13. By default they are looked for where the loader, the vendor's toolkit
-    /// (/usr/local/cuda*, /opt/cuda*) and Python's packages have them.
-    #[arg(long, value_name = "FOLDER")]
-    pub cuda_libraries: Option<PathBuf>,
-    /// Memory in MiB that each worker may have beside the window, its driver's included; half of
-    /// this machine's by default. What it starts may have as much each, and all of it together
-    /// that, the window and 512 MiB where the pool has a control group to divide.
-    #[arg(long, value_name = "MIB")]
-    pub heap: Option<u64>,
-    /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
-    #[arg(long, value_name = "PATH")]
-    pub arbiter: Option<PathBuf>,
-    /// Whose this machine's own applications are: those of one name share one part of the device.
-    /// Applications in guests are their virtual machine's.
-    #[arg(long, value_name = "NAME")]
-    pub name: Option<String>,
-    /// The part of the device that this machine's own applications get, in proportion to those of
-    /// others: 1 to 10,000.
-    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub weight: u32,
-    /// Milliseconds that a command may run on the device; one that runs longer costs its worker. No
-    /// limit by default.
-    #[arg(
-        long,
-        default_value_t = 0,
-        hide_default_value = true,
-        value_name = "MS"
-    )]
-    pub kernel_limit: u64,
-    /// What streams need.
-    #[command(flatten)]
-    pub stream: stream::Options,
-}
-
-/// The API of this name.
-fn named_api(name: &str) -> Result<ApiId, String> {
-    let found = ApiId::ALL.into_iter().find(|api| api.name() == name);
-    found.ok_or_else(|| {
-        let all = ApiId::ALL.map(ApiId::name).join(" or ");
-        format!("name {all}")
-    })
-}
-
-impl Options {
-    /// The library to open.
-    pub(super) fn library(&self) -> &str {
-        self.library.as_deref().unwrap_or(match self.api {
-            ApiId::OpenCl => "libOpenCL.so.1",
-            ApiId::Cuda => "libcuda.so.1",
-        })
-    }
-
-    /// Parts of the confinement that are left out.
-    pub(super) fn without(&self) -> Pieces {
-        self.without.clone().unwrap_or_default()
-    }
-
-    /// Bytes of memory that each worker may have of its own.
-    pub(super) fn heap(&self) -> u64 {
-        self.heap.map_or_else(
-            || {
-                // SAFETY: plain calls.
-                let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-                // SAFETY: as above.
-                let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-                // Neither is negative on Linux.
-                pages.unsigned_abs() * page.unsigned_abs() / 2
-            },
-            |mib| mib.saturating_mul(1 << 20),
-        )
-    }
-}
 
 /// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
@@ -261,8 +138,9 @@ pub fn work(options: &Options) -> Result<(), Error> {
         None => Entrance::Rings(listener.into()),
     };
     let mut worker = Worker::confined(options)?;
-    if !options.late {
-        if let Err(error) = worker.open() {
+    // What the one driver of a pool needs can be had before it is known who comes.
+    if let (false, [api]) = (options.late, &options.apis[..]) {
+        if let Err(error) = worker.open(*api) {
             return match !options.standby && stream::tell_failure(&error) {
                 true => Ok(()),
                 false => Err(error),
@@ -310,7 +188,7 @@ impl<'a> Worker<'a> {
             writable: &[own],
             readable: &readable,
             memory: Some(options.heap()),
-            api: options.api,
+            api: options.widest(),
             without: &without,
         };
         // What is compiled is kept where Landlock keeps owners apart.
@@ -343,7 +221,7 @@ impl<'a> Worker<'a> {
         if let Some(api) = &self.api {
             return Ok(Arc::clone(api));
         }
-        let api = Arc::new(api::Api::open(self.options.library())?);
+        let api = Arc::new(api::Api::open(self.options.library(ApiId::OpenCl))?);
         // Drivers do much when they are first asked; nobody waits for it yet.
         let mut count = 0;
         cl!(
@@ -364,16 +242,16 @@ impl<'a> Worker<'a> {
             cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
         }
         let cuda = Arc::new(cuda::driver::Api::open(
-            self.options.library(),
+            self.options.library(ApiId::Cuda),
             self.options.cuda_libraries.as_deref(),
         )?);
         self.cuda = Some(Arc::clone(&cuda));
         Ok(cuda)
     }
 
-    /// Opens the driver of the API that is served.
-    fn open(&mut self) -> Result<(), Error> {
-        match self.options.api {
+    /// Opens the driver of an API.
+    fn open(&mut self, api: ApiId) -> Result<(), Error> {
+        match api {
             ApiId::OpenCl => self.api().map(drop),
             ApiId::Cuda => self.cuda().map(drop),
         }
@@ -381,10 +259,10 @@ impl<'a> Worker<'a> {
 
     /// Opens a driver that has to be there before the window is mapped: it shares addresses with
     /// the application. Others may have threads, and wait until it is known whose they are.
-    fn prepare_window(&mut self) -> Result<(), Error> {
-        match self.options.api {
+    fn prepare_window(&mut self, api: ApiId) -> Result<(), Error> {
+        match api {
             ApiId::OpenCl => Ok(()),
-            ApiId::Cuda => self.open(),
+            ApiId::Cuda => self.open(api),
         }
     }
 
@@ -452,19 +330,22 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
         return serve_slice(worker, stream, user, &bytes, files);
     }
     let sizes = (options.window << 20, RING);
-    let spoken = apis::spoken(options.api);
-    let ours = Hello::answer(spoken, Form::File, sizes);
-    if let Err(refused) = Hello::check(&bytes, &[spoken]) {
-        // So that the other side can name both versions, too.
-        let _ = socket::send_hello(stream, ours, &[]);
-        return Err(refused.into());
-    }
+    let ours = match Hello::check(&bytes, &options.spoken()) {
+        Ok(theirs) => Hello::answer(apis::spoken(theirs.api), Form::File, sizes),
+        Err(refused) => {
+            let theirs = Hello::api(&bytes).filter(|api| options.apis.contains(api));
+            let spoken = apis::spoken(theirs.unwrap_or(options.apis[0]));
+            // So that the other side can name both versions, too.
+            let _ = socket::send_hello(stream, Hello::answer(spoken, Form::File, sizes), &[]);
+            return Err(refused.into());
+        }
+    };
     let file: OwnedFd = window::create(ours.window)?;
     socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
     // The driver may start threads, and what belongs to others is taken from a process without.
     worker.belong(Owner::of_user(user).as_ref())?;
-    worker.prepare_window()?;
-    let window = map(&file, ours.window, options)?;
+    worker.prepare_window(ours.api)?;
+    let window = map(&file, ours.window, ours.api)?;
     let listener = stream.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     match ours.api {
@@ -484,9 +365,9 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
 }
 
 /// Maps a window: where the application has it, too, if the API has addresses in common.
-fn map(file: &OwnedFd, size: u64, options: &Options) -> Result<Arc<window::Window>, Error> {
+fn map(file: &OwnedFd, size: u64, api: ApiId) -> Result<Arc<window::Window>, Error> {
     let place = cuda::arena::WINDOW;
-    if options.api == ApiId::Cuda && size <= place.end - place.start {
+    if api == ApiId::Cuda && size <= place.end - place.start {
         // SAFETY: `arena::fill` has kept the place for this.
         if let Ok(window) = unsafe { window::Window::map_at(file, size, RING, place.start) } {
             return Ok(window);
@@ -537,8 +418,8 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let file: OwnedFd = window::create(size)?;
     let window = window::Window::map(&file, size, RING)?;
     let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
-    if api != options.api {
-        let (ours, theirs) = (options.api, api.number());
+    if !options.apis.contains(&api) {
+        let (ours, theirs) = (options.apis[0], api.number());
         return Err(Refused::Api { ours, theirs }.into());
     }
     let owner = door.owner(&channel);
@@ -636,7 +517,7 @@ fn serve_slice(
     let options = worker.options;
     // Before the rest, whose length another version may not know.
     let theirs = Attachment::version(start)?;
-    let first = apis::spoken(options.api);
+    let first = apis::spoken(options.apis[0]);
     if theirs.number != NUMBER {
         let theirs = Spoken {
             version: theirs,
@@ -650,7 +531,8 @@ fn serve_slice(
         .read_exact(&mut bytes[hello::SIZE..])
         .map_err(Error::Connection)?;
     let attachment = Attachment::from_bytes(&bytes)?;
-    let differs = attachment.api != options.api || theirs != first.version;
+    let ours = apis::spoken(attachment.api);
+    let differs = !options.apis.contains(&attachment.api) || theirs != ours.version;
     if attachment.takes_up {
         // The slice is still another worker's: nothing is written there.
         let why = match attachment.api {
@@ -673,8 +555,8 @@ fn serve_slice(
     }
     let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
     worker.belong(machine(&attachment, user).as_ref())?;
-    worker.prepare_window()?;
-    let ready = accept_slice(&attachment, files, options);
+    worker.prepare_window(attachment.api)?;
+    let ready = accept_slice(&attachment, files);
     let answer = if ready.is_ok() {
         port::READY
     } else {
@@ -740,13 +622,12 @@ pub(super) fn machine(attachment: &Attachment, user: u32) -> Option<Owner> {
 fn accept_slice(
     attachment: &Attachment,
     files: Vec<OwnedFd>,
-    options: &Options,
 ) -> Result<(Arc<window::Window>, Arc<Events>, Arc<Quota>), Error> {
     let count = files.len();
     let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
         return Err(Error::Files(count));
     };
-    let window = map(&memory, attachment.window, options)?;
+    let window = map(&memory, attachment.window, attachment.api)?;
     let spoken = apis::spoken(attachment.api);
     let ours = Hello::answer(spoken, Form::Port, (attachment.window, RING));
     let hello = window.client_hello();

@@ -22,7 +22,8 @@ use super::{
     folders::Folder,
     group::{self, Group, Groups},
     listener::Listener,
-    process::{CONTROL, LISTENER, Options},
+    options::Options,
+    process::{CONTROL, LISTENER},
     standby::MOVES,
     stream,
 };
@@ -269,6 +270,9 @@ fn describe(
     if let Some(without) = &options.without {
         command.arg("--without").arg(without.to_string());
     }
+    for library in &options.library {
+        command.arg("--library").arg(library.to_string());
+    }
     if options.late {
         command.arg("--late");
     }
@@ -276,9 +280,8 @@ fn describe(
         command.arg("--standby");
     }
     command
+        .args(["--api", &options.named_apis(",")])
         .args(["--weight", &options.weight.to_string()])
-        .args(["--api", options.api.name()])
-        .args(["--library", options.library()])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
         .args(["--memory", &options.memory.to_string()])

@@ -113,17 +113,22 @@ pub fn is_given() -> bool {
 
 /// A pool, which ends with the thread that starts it.
 pub fn serving(folder: &Path) -> Command {
+    serving_apis(folder, "cuda")
+}
+
+/// The same, for these APIs.
+pub fn serving_apis(folder: &Path, apis: &str) -> Command {
     let driver = beside("libgantry_cuda_driver.so");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
     command
-        .args(["serve", "--api", "cuda", "--spare", "1"])
+        .args(["serve", "--api", apis, "--spare", "1"])
         .args(["--memory", &MEMORY.to_string()])
         // What is refused has been refused by a worker or a library, not by the driver.
         .env("GANTRY_STAND_IN_TRUSTS", "1")
         // The stand-in reserves addresses that count as memory.
         .args(["--heap", "262144"])
         .arg("--library")
-        .arg(&driver)
+        .arg(format!("cuda={}", driver.display()))
         .arg("--readable")
         .arg(driver.parent().expect("it is in a folder"))
         .arg("--cuda-libraries")

@@ -6,6 +6,7 @@
 
 #[path = "../../../tests/cuda-driver/tests/cuda/arrays.rs"]
 mod arrays;
+mod both;
 #[path = "../../../tests/cuda-driver/tests/cuda/device.rs"]
 mod device;
 #[path = "../../../tests/cuda-driver/tests/cuda/driver.rs"]

@@ -17,7 +17,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "cuda: programs of two guests compute on the host's driver, and a killed worker fails its own alone",
+    "cuda: programs of two guests compute on the host's driver, one pool serves them OpenCL too, and a killed worker fails its own alone",
     compute,
 )];
 
@@ -31,9 +31,11 @@ fn boot(context: &Context, pool: &Pool, name: &str) -> Result<(Gantry, Guest)> {
     let mut accel = accel(pool);
     accel["api"] = json!("Cuda");
     accel["memory"] = json!(MEMORY << 20);
+    let mut for_opencl = super::accelerator::accel(pool);
+    for_opencl["id"] = json!("cl");
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&dir)?},
-        "accels": [accel],
+        "accels": [accel, for_opencl],
     });
     let (gantry, mut guest) = Gantry::boot(&dir, more)?;
     opencl::start_agent(&mut guest, "gantry-agent")?;
@@ -50,7 +52,7 @@ fn start(guest: &mut Guest) -> Result<()> {
 }
 
 fn compute(context: &Context) -> Result<()> {
-    let pool = Pool::start_for_cuda(&context.dir)?;
+    let pool = Pool::start_for_both(&context.dir)?;
     let (mut first, mut its_guest) = boot(context, &pool, "first")?;
     let said = its_guest.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
     let printed = "a kernel says: block 0 thread 3 of 32:  1.50 d 123456789abf %";
@@ -64,6 +66,9 @@ fn compute(context: &Context) -> Result<()> {
         "{said}"
     );
     let (second, mut other) = boot(context, &pool, "second")?;
+    // By the same pool.
+    let list = other.run("clinfo -l; cat /tmp/agent.log")?;
+    ensure!(list.contains("Device #0"), "{list}");
     let waiting = |served: &[u32]| -> Result<u32> {
         let one = || Ok(pool.workers()?.len() == served.len() + 1);
         until("one worker waits", one)?;
