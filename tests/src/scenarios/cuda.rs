@@ -67,6 +67,7 @@ fn compute(context: &Context) -> Result<()> {
     );
     let (second, mut other) = boot(context, &pool, "second")?;
     // By the same pool.
+    other.run("gantry-agent install")?;
     let list = other.run("clinfo -l; cat /tmp/agent.log")?;
     ensure!(list.contains("Device #0"), "{list}");
     let waiting = |served: &[u32]| -> Result<u32> {
