@@ -37,15 +37,18 @@ pub const SCENARIOS: &[Entry] = &[
         together,
     ),
     (
-        "virtual GPU: a mediator and a GPU that are killed cost their guests channels, and come back",
+        "virtual GPU: a mediator or a GPU that is killed amid work costs guests channels, and comes back; a further GPU is plugged",
         killed,
     ),
 ];
 
 /// The GPU's server and the mediator, until dropped.
 pub struct Mediated {
+    /// The server, and then the mediator.
     children: Vec<Child>,
+    model: PathBuf,
     socket: PathBuf,
+    policy: String,
 }
 
 fn start(context: &Context, program: &str, arguments: &[&str], socket: &Path) -> Result<Child> {
@@ -75,27 +78,64 @@ impl Mediated {
 
     /// Starts both, with a policy.
     pub fn start_with(context: &Context, policy: &str) -> Result<Self> {
-        let model = context.dir.join("model.sock");
-        let socket = context.dir.join("gpu.sock");
-        for socket in [&model, &socket] {
-            let _ = fs::remove_file(socket);
-        }
-        let (at, to) = (model.display().to_string(), socket.display().to_string());
         let mut started = Self {
             children: Vec::new(),
-            socket: socket.clone(),
+            model: context.dir.join("model.sock"),
+            socket: context.dir.join("gpu.sock"),
+            policy: policy.to_owned(),
         };
-        let gpu = ["--socket", &at, "--vram", "256M", "--trap", "-v"];
-        started
-            .children
-            .push(start(context, "gantry-gf100", &gpu, &model)?);
-        let mediator = [
-            "serve", "--model", &at, "--socket", &to, "--policy", policy, "-v",
-        ];
-        started
-            .children
-            .push(start(context, "gantry-gpu", &mediator, &socket)?);
+        started.start_gpu(context)?;
+        started.start_mediator(context)?;
         Ok(started)
+    }
+
+    fn start_gpu(&mut self, context: &Context) -> Result<()> {
+        let _ = fs::remove_file(&self.model);
+        let at = self.model.display().to_string();
+        let gpu = ["--socket", &at, "--vram", "256M", "--trap", "-v"];
+        self.children
+            .push(start(context, "gantry-gf100", &gpu, &self.model)?);
+        Ok(())
+    }
+
+    fn start_mediator(&mut self, context: &Context) -> Result<()> {
+        let _ = fs::remove_file(&self.socket);
+        let (at, to) = (
+            self.model.display().to_string(),
+            self.socket.display().to_string(),
+        );
+        let mediator = [
+            "serve",
+            "--model",
+            &at,
+            "--socket",
+            &to,
+            "--policy",
+            &self.policy,
+            "-v",
+        ];
+        self.children
+            .push(start(context, "gantry-gpu", &mediator, &self.socket)?);
+        Ok(())
+    }
+
+    /// As `kill -9` of the mediator alone; another one is started.
+    fn replace_mediator(&mut self, context: &Context) -> Result<()> {
+        let mut mediator = self.children.pop().context("there is a mediator")?;
+        mediator.kill()?;
+        mediator.wait()?;
+        self.start_mediator(context)
+    }
+
+    /// As `kill -9` of the GPU's server alone, with which the mediator ends; others are started.
+    fn replace_gpu(&mut self, context: &Context) -> Result<()> {
+        let gpu = self.children.first_mut().context("there is a GPU")?;
+        gpu.kill()?;
+        for mut child in self.children.drain(..) {
+            child.wait()?;
+        }
+        self.start_gpu(context)?;
+        self.start_mediator(context)
     }
 
     /// What the mediator shows of itself.
@@ -256,22 +296,42 @@ fn together(context: &Context) -> Result<()> {
 }
 
 fn killed(context: &Context) -> Result<()> {
-    let gpu = Mediated::start(context)?;
+    let mut gpu = Mediated::start(context)?;
     let (gantry, mut guest) = gpu.boot(context, "killed", "")?;
     load(&mut guest)?;
     does(&mut guest, "gpu-check", "gpu works")?;
-    drop(gpu);
-    guest.run("true")?;
-    // Both come back, and know nothing: programs go on without a boot.
-    let _gpu = Mediated::start(context)?;
-    let connected = || {
-        let counters = gantry.ok("GET", "vm.counters", None)?;
-        Ok::<_, anyhow::Error>(counters["gpu"]["reconnections"].as_u64() == Some(1))
-    };
-    let deadline = Instant::now() + PATIENCE;
-    while !connected()? {
-        ensure!(Instant::now() < deadline, "the mediator is not found again");
-        std::thread::sleep(Duration::from_millis(100));
+    // What comes back knows nothing: programs go on without a boot.
+    let replace: [fn(&mut Mediated, &Context) -> Result<()>; 2] =
+        [Mediated::replace_mediator, Mediated::replace_gpu];
+    for (before, replace) in replace.into_iter().enumerate() {
+        guest.run(
+            "rm -f /tmp/amid /tmp/end; (while [ ! -e /tmp/end ]; do agent gpu-check; done; \
+             echo over) >/tmp/amid 2>&1 & true",
+        )?;
+        guest.eventually("cat /tmp/amid", |text| text.contains("gpu works"))?;
+        replace(&mut gpu, context)?;
+        until("the mediator is found again", || {
+            let counters = gantry.ok("GET", "vm.counters", None)?;
+            let count = counters["gpu"]["reconnections"].as_u64();
+            Ok(count == Some(before as u64 + 1))
+        })?;
+        guest.run("touch /tmp/end")?;
+        guest.eventually("cat /tmp/amid", |text| text.contains("over"))?;
+        does(&mut guest, "gpu-check", "gpu works")?;
     }
-    does(&mut guest, "gpu-check", "gpu works")
+    plugged(&gpu, &gantry, &mut guest)
+}
+
+/// A further GPU is plugged into a running machine, and its driver takes it.
+fn plugged(gpu: &Mediated, gantry: &Gantry, guest: &mut Guest) -> Result<()> {
+    let further = json!({"socket": gpu.socket, "vram": 64_u64 << 20, "channels": 16, "id": "more"});
+    gantry.put("vm.add-gpu", further)?;
+    guest.eventually("drmdevice 2>&1; dmesg | tail -5", |text| {
+        text.contains("renderD129")
+    })?;
+    ensure!(
+        gpu.status()?.clients.len() == 2,
+        "the mediator has not two clients"
+    );
+    does(guest, "gpu-check", "gpu works")
 }
