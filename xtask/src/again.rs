@@ -1,5 +1,6 @@
-//! A second attempt at the few tests of a whole run that have failed, alone: what passes then has failed by chance,
-//! which is a defect as well. It does not end the run with an error, but is named at its end, with why it failed.
+//! A second attempt at the few tests of a whole run that have failed, one by one: what passes then has failed by
+//! chance, which is a defect as well. It does not end the run with an error, but is named at its end, with why it
+//! failed.
 
 use std::sync::Mutex;
 
@@ -11,23 +12,22 @@ use crate::{count::Count, unit_tests};
 /// If more than so many tests have failed, it was not by chance.
 const MOST: usize = 5;
 
-/// Runs the tests again that have failed, scenarios by names with `scenarios`, and counts those among the passed ones
-/// that pass now.
-pub fn run(count: &mut Count, scenarios: impl FnOnce(Vec<String>, &Mutex<Count>) -> Result<()>) {
+/// Runs the tests again that have failed, a scenario by its name with `scenario`, and counts those among the passed
+/// ones that pass now.
+pub fn run(count: &mut Count, scenario: impl Fn(String, &Mutex<Count>) -> Result<()>) {
     if count.failed.is_empty() || count.failed.len() > MOST {
         return;
     }
     count.begin("a second attempt at what has failed");
     let names: Vec<_> = count.failed.iter().map(|one| one.name.clone()).collect();
-    for name in &names {
-        println!("a second attempt at {name}");
-    }
     let second = Mutex::new(Count::default());
     let tried = unit_tests::again(&names, |name, outcome| {
         second.lock_unpoisoned().add(name, outcome, None);
     });
-    // What a name chooses is what contains it, which here is one scenario, or none of a unit test.
-    let ran = tried.and(scenarios(names, &second));
+    // What a name chooses is what contains it, which here is one scenario, or none where it is no scenario's.
+    let ran = names
+        .into_iter()
+        .fold(tried, |before, name| before.and(scenario(name, &second)));
     if let Err(error) = ran {
         println!("the second attempt was cut short: {error:#}");
     }

@@ -118,9 +118,9 @@ pub fn run(options: &Options) -> Result<()> {
     let ran = gate_and_scenarios(options, is_whole, hosts, &count);
     let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     if is_whole {
-        again::run(&mut count, |names, second| {
+        again::run(&mut count, |name, second| {
             let options = Options {
-                words: names,
+                words: vec![name],
                 no_rig: false,
                 changed: None,
             };

@@ -107,11 +107,31 @@ pub fn again(names: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result
     }
     let programs = build()?.unwrap_or_default();
     for (package, test) in tests {
-        for program in programs.iter().filter(|one| one.package == package) {
-            tell(package, &program.run(&["--exact", test])?, &mut report);
+        let of_package = programs.iter().filter(|one| one.package == package);
+        let outputs = of_package.map(|program| program.run(&["--exact", test]));
+        if let Some(outcome) = together(test, outputs)? {
+            report(&format!("{package}: {test}"), &outcome);
         }
     }
     Ok(())
+}
+
+/// How a test has ended that several programs of a crate may have under this name: all of them have to pass. None if no
+/// program has it.
+fn together(test: &str, outputs: impl Iterator<Item = Result<Output>>) -> Result<Option<Outcome>> {
+    let passes = format!("test {test} ... ok");
+    let mut is_there = false;
+    for output in outputs {
+        let output = output?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        // Also where the test has passed: its program may end badly after it.
+        if !output.status.success() {
+            let why = vec![output.status.to_string(), failure(&text, test)];
+            return Ok(Some(Outcome::Failed(why)));
+        }
+        is_there |= text.lines().any(|line| line == passes);
+    }
+    Ok(is_there.then_some(Outcome::Passed))
 }
 
 /// The crate and the test that a name is of, if it is a unit test's.
@@ -241,7 +261,36 @@ fn failure(text: &str, test: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::process::ExitStatusExt, process::ExitStatus};
+
     use super::*;
+
+    #[test]
+    fn a_second_attempt_passes_if_it_does_in_all_programs_with_the_test_and_they_end_well() {
+        let ended = |status: i32, stdout: &str| {
+            Ok(Output {
+                status: ExitStatus::from_raw(status),
+                stdout: stdout.into(),
+                stderr: Vec::new(),
+            })
+        };
+        let passed = "running 1 test\ntest a::b ... ok\n";
+        let failed = "running 1 test\ntest a::b ... FAILED\n";
+        let has_passed = || ended(0, passed);
+        let has_none = || ended(0, "running 0 tests\n");
+        let outcome = |outputs: Vec<Result<Output>>| together("a::b", outputs.into_iter()).unwrap();
+        assert!(matches!(
+            outcome(vec![has_none(), has_passed(), has_passed()]),
+            Some(Outcome::Passed)
+        ));
+        for (status, stdout) in [(101 << 8, failed), (libc::SIGABRT, passed)] {
+            let other = || ended(status, stdout);
+            for outputs in [vec![has_passed(), other()], vec![other(), has_passed()]] {
+                assert!(matches!(outcome(outputs), Some(Outcome::Failed(_))));
+            }
+        }
+        assert!(outcome(vec![has_none()]).is_none());
+    }
 
     #[test]
     fn programs_with_tests_are_told_from_what_they_run() {
