@@ -4,14 +4,17 @@
 //! may have, and a virtual machine's process has no use for a terminal's code.
 
 use std::{
-    io,
+    io, mem,
     path::Path,
     time::{Duration, Instant},
 };
 
 use ratatui::{
-    Frame,
-    crossterm::event::{self, Event, KeyCode, KeyModifiers},
+    DefaultTerminal, Frame,
+    crossterm::{
+        event::{self, Event, KeyCode, KeyModifiers},
+        terminal::is_raw_mode_enabled,
+    },
     layout::{Constraint, Layout},
     style::{Color, Modifier, Style},
     text::Line,
@@ -158,22 +161,45 @@ fn ends(event: &Event) -> bool {
     matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || control_c
 }
 
-/// Shows the clients of the arbiter at `socket` until a key ends it.
+/// Shows the clients of the arbiter at `socket` until a key ends it, or nobody reads what is drawn any more.
 pub fn run(socket: &Path) -> io::Result<()> {
-    let mut before = status::read(socket)?;
-    let mut after = before.clone();
-    let mut complaint = None;
-    let mut terminal = ratatui::try_init().map_err(|error| {
-        let text =
-            format!("there is no terminal to draw on ({error}): --metrics prints the figures");
-        io::Error::new(io::ErrorKind::Unsupported, text)
-    })?;
-    let result = loop {
-        let rows = figures(&before, &after);
-        let drawn = terminal.draw(|frame| draw(frame, &after, &rows, complaint.as_deref()));
-        if let Err(error) = drawn {
-            break Err(error);
+    let first = status::read(socket)?;
+    let mut terminal = match ratatui::try_init() {
+        Ok(terminal) => terminal,
+        Err(error) => {
+            if is_raw_mode_enabled().unwrap_or(false) {
+                // There is one, and it has been made ready in part.
+                let _ = ratatui::try_restore();
+            }
+            return match error.kind() {
+                io::ErrorKind::BrokenPipe => Ok(()),
+                _ => Err(no_terminal(&error)),
+            };
         }
+    };
+    let shown = show(&mut terminal, socket, first);
+    match shown.and(ratatui::try_restore()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+            // It would show the cursor where nobody reads, and complain that it cannot.
+            mem::forget(terminal);
+            Ok(())
+        }
+        ended => ended,
+    }
+}
+
+fn no_terminal(error: &io::Error) -> io::Error {
+    let text = format!("there is no terminal to draw on ({error}): --metrics prints the figures");
+    io::Error::new(io::ErrorKind::Unsupported, text)
+}
+
+fn show(terminal: &mut DefaultTerminal, socket: &Path, first: Status) -> io::Result<()> {
+    let mut before = first.clone();
+    let mut after = first;
+    let mut complaint = None;
+    loop {
+        let rows = figures(&before, &after);
+        terminal.draw(|frame| draw(frame, &after, &rows, complaint.as_deref()))?;
         let next = Instant::now() + PERIOD;
         let mut ended = false;
         // Other keys and a changed size do not bring the next look forward.
@@ -186,19 +212,17 @@ pub fn run(socket: &Path) -> io::Result<()> {
             break;
         }
         if ended {
-            break Ok(());
+            return Ok(());
         }
         match status::read(socket) {
             Ok(now) => {
-                before = std::mem::replace(&mut after, now);
+                before = mem::replace(&mut after, now);
                 complaint = None;
             }
             // It may be started again.
             Err(error) => complaint = Some(format!("the arbiter does not answer: {error}")),
         }
-    };
-    ratatui::restore();
-    result
+    }
 }
 
 #[cfg(test)]

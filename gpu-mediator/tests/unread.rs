@@ -1,5 +1,7 @@
 //! The programs while nobody reads their output.
 
+#![allow(clippy::unwrap_used, reason = "tests")]
+
 use manual::check_unread;
 
 const LINES: [&str; 4] = ["--help", "--version", "man", "completions bash"];
@@ -10,4 +12,49 @@ fn what_the_programs_say_of_themselves_need_not_be_read() {
     check_unread(env!("CARGO_BIN_EXE_gantry-gpu"), &LINES);
     #[cfg(feature = "top")]
     check_unread(env!("CARGO_BIN_EXE_gantry-top"), &LINES);
+}
+
+#[cfg(feature = "top")]
+#[test]
+fn figures_on_a_terminal_need_not_be_read() {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Command, Stdio},
+    };
+
+    let folder = tempfile::tempdir().unwrap();
+    let [socket, said] = ["socket", "said"].map(|name| folder.path().join(name));
+    let mut arbiter = Command::new(env!("CARGO_BIN_EXE_gantry-arbiter"))
+        .arg("--socket")
+        .arg(&socket)
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    let mut begun = BufReader::new(arbiter.stderr.take().unwrap());
+    begun.read_line(&mut line).unwrap();
+    // Whoever reads ends before anything is drawn, and after some of it.
+    for reader in ["true", "head -c 64"] {
+        let line = format!(
+            "set -o pipefail; exec 2> '{}'; timeout --foreground 300 '{}' --socket '{}' | {reader} > /dev/null",
+            said.display(),
+            env!("CARGO_BIN_EXE_gantry-top"),
+            socket.display()
+        );
+        // On a terminal of its own, which is where it reads keys.
+        let shown = Command::new("script")
+            .args(["--quiet", "--return", "--command"])
+            .arg(format!("bash -c \"{line}\""))
+            .arg("/dev/null")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let said = std::fs::read_to_string(&said).unwrap();
+        assert!(
+            shown.status.success() && said.is_empty(),
+            "{reader}: {said} {shown:?}"
+        );
+    }
+    arbiter.kill().unwrap();
+    arbiter.wait().unwrap();
 }
