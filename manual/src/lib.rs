@@ -62,19 +62,32 @@ fn pages(program: Command, folder: &Path) -> io::Result<()> {
 #[cfg(feature = "testing")]
 pub fn check_unread(program: &str, lines: &[&str]) {
     for line in lines {
-        let (reader, writer) = io::pipe().expect("there are descriptors");
-        drop(reader);
-        let said = std::process::Command::new(program)
-            .args(line.split_whitespace())
-            .stdin(std::process::Stdio::null())
-            .stdout(writer)
-            .output()
-            .expect("the program can be run");
-        assert!(
-            said.status.success() && said.stderr.is_empty(),
-            "{program} {line}: {said:?}"
-        );
+        check_unread_of(program, line.split_whitespace());
     }
+}
+
+/// The same of one line, whose arguments may have spaces.
+///
+/// # Panics
+/// As [`check_unread`].
+#[cfg(feature = "testing")]
+pub fn check_unread_of<A: AsRef<std::ffi::OsStr>>(
+    program: &str,
+    line: impl IntoIterator<Item = A>,
+) {
+    let (reader, writer) = io::pipe().expect("there are descriptors");
+    drop(reader);
+    let mut command = std::process::Command::new(program);
+    let said = command
+        .args(line)
+        .stdin(std::process::Stdio::null())
+        .stdout(writer)
+        .output()
+        .expect("the program can be run");
+    assert!(
+        said.status.success() && said.stderr.is_empty(),
+        "{command:?}: {said:?}"
+    );
 }
 
 /// For tests: checks that a program's description of its command line makes sense, that it takes

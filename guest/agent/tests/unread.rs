@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use std::fs;
+use std::{fs, path::Path};
 
-use manual::check_unread;
+use manual::{check_unread, check_unread_of};
 
 const AGENT: &str = env!("CARGO_BIN_EXE_gantry-agent");
 const LIBRARIES: [&str; 4] = [
@@ -33,16 +33,11 @@ fn what_was_begun_is_done_to_its_end_though_nobody_reads_of_it() {
     }
     let adopted = |library: &&str| packages.join(library).is_symlink();
     let replaced = &LIBRARIES[1..];
-    let [environment, libraries] = [&environment, &libraries].map(|path| path.display());
-    check_unread(
-        AGENT,
-        &[&format!("adopt {environment} --libraries {libraries}")],
-    );
+    let [adopt, undo, uninstall] = ["adopt", "--undo", "uninstall"].map(Path::new);
+    let [of, root] = ["--libraries", "--root"].map(Path::new);
+    check_unread_of(AGENT, [adopt, &environment, of, &libraries]);
     assert!(replaced.iter().all(adopted));
-    check_unread(AGENT, &[&format!("adopt {environment} --undo")]);
+    check_unread_of(AGENT, [adopt, &environment, undo]);
     assert!(!replaced.iter().any(adopted));
-    check_unread(
-        AGENT,
-        &[&format!("uninstall --root {}", folder.path().display())],
-    );
+    check_unread_of(AGENT, [uninstall, root, folder.path()]);
 }
