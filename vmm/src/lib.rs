@@ -16,6 +16,8 @@
 //! - [`seccomp`], [`landlock`]: what the process may do; [`open_files`]: how many descriptors it
 //!   may have; [`doctor`]: what a host lacks.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 pub mod api;
 pub mod cli;
 pub mod config;

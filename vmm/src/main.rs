@@ -1,5 +1,7 @@
 //! The `gantry` binary: reads the command line and starts what it asks for.
 
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
 use std::{
     fs::File,
     io::{self, Write},

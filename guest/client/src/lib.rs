@@ -38,7 +38,7 @@
 //! On the way of a call nothing is allocated that the call itself does not need, nothing is
 //! dispatched at run time, and no system call is made unless the worker sleeps or a ring is full.
 
-#![cfg_attr(not(test), deny(clippy::print_stderr))]
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 pub mod callbacks;
 pub mod carry;
