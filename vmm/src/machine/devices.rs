@@ -147,7 +147,7 @@ pub enum MadeFunction {
 
 /// A kind of device, implemented by its configuration.
 pub trait DeviceKind: HasCommonConfig {
-    /// What it is called in made-up names (`_disk0`).
+    /// What it is called in made-up names (`_disk0`) and in names of threads.
     const NAME: &'static str;
 
     /// What it is called in messages.
@@ -756,7 +756,7 @@ impl Devices {
         let id = accel.common().id.clone().unwrap_or_default();
         kinds::accel::stand_by(accel, &id, &self.surroundings).map_err(|source| {
             MachineError::Device {
-                kind: AccelConfig::NAME,
+                kind: AccelConfig::CALLED,
                 id,
                 source: Box::new(source),
             }
