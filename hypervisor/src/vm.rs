@@ -172,7 +172,7 @@ impl Vm {
     }
 
     /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards, but not if KVM has
-    /// refused: the slot is still there then, and can be removed again.
+    /// refused, which it does only for want of the kernel's memory: the slot is still there then, and can be removed again.
     pub fn unmap(&self, id: SlotId) -> Result<()> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = slots.used.get_mut(id.index as usize) else {

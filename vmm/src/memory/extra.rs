@@ -57,7 +57,7 @@ impl AddressSpace for ExtraMemory {
             read_only: memory.read_only,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
-        // which unmaps the slot.
+        // which unmaps the slot; see `stays` for where KVM refuses that.
         match unsafe { self.vm.map(slot) } {
             Ok(slot) => Ok(Box::new(Placed {
                 vm: Arc::clone(&self.vm),
@@ -105,7 +105,7 @@ impl AddressSpace for ExactMemory {
             read_only: memory.read_only,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
-        // which unmaps the slot.
+        // which unmaps the slot; see `stays` for where KVM refuses that.
         let slot = unsafe { self.0.map(slot) }.map_err(io::Error::other)?;
         Ok(Box::new(Exact {
             vm: Arc::clone(&self.0),
@@ -142,9 +142,15 @@ impl GuestWrites for Writes {
 impl Drop for Exact {
     fn drop(&mut self) {
         if let Err(error) = self.vm.unmap(self.slot) {
-            log::warn!("memory at {:#x} stays mapped: {error}", self.guest.0);
+            stays(self.guest, &error);
         }
     }
+}
+
+/// Tells of memory that the guest still reaches, because the kernel had no memory to take it away: the device that
+/// it belongs to does not know, and from now on the guest sees whatever comes to its place in this process.
+fn stays(guest: GuestAddress, error: &hypervisor::Error) {
+    log::error!("memory at {:#x} stays mapped: {error}", guest.0);
 }
 
 fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
@@ -163,7 +169,7 @@ impl Drop for Placed {
     fn drop(&mut self) {
         match self.vm.unmap(self.slot) {
             Ok(()) => free(&self.window, &self.range),
-            Err(error) => log::warn!("memory at {:#x} stays mapped: {error}", self.range.start()),
+            Err(error) => stays(self.guest_address(), &error),
         }
     }
 }
