@@ -23,6 +23,8 @@ use crate::{
 
 /// Debian's program, and what it has beside its data.
 const INSTALLED: &str = "/usr/bin/hashcat";
+/// Its Debian package.
+pub const PACKAGES: &[(&str, &str)] = &[(INSTALLED, "hashcat")];
 const DATA: &str = "/usr/share/hashcat";
 const MODULES: &str = "/usr/lib/hashcat/modules";
 /// Kernels for MD5 of all passwords of a length; their includes, and what hashcat asks for at its begin.
@@ -46,7 +48,7 @@ pub fn find(built: &Path) -> Option<PathBuf> {
 
 /// Copies what it needs for one kind of hash: 7 MB of 110.
 pub fn pack(folder: &Path) -> Result<()> {
-    packages::install(&[(INSTALLED, "hashcat")])?;
+    packages::install(PACKAGES)?;
     for name in ["OpenCL", "modules", "tunings", "libraries"] {
         fs::create_dir_all(folder.join(name))?;
     }
@@ -184,6 +186,8 @@ impl Hashcat {
 pub fn alone(programs: Programs, hashcat: &Path, seconds: u64) -> Result<f64> {
     let native = |command: &mut Command| {
         command.env("OCL_ICD_VENDORS", programs.vendors.join(""));
+        // One device, as a pool has.
+        command.args(["-d", "1"]);
     };
     Hashcat::start(hashcat, native)?.rate(seconds)
 }

@@ -314,8 +314,8 @@ impl fmt::Display for Way {
 /// How an application is moved that goes to no other pool.
 const WITHIN: [Way; 2] = [Way::Within, Way::Postcopy];
 
-/// What comes of some work while its application, which is the first pool's, is moved every 50 to 500 ms, and how
-/// often it was.
+/// What comes of some work while its application, which is the first pool's, is moved again 50 to 500 ms after
+/// each move, and how often it was.
 pub fn moved<T: Send>(
     pools: &[Movable; 2],
     way: Way,

@@ -1,5 +1,5 @@
-//! hashcat, which looks for passwords whose hashes are given, while its application is moved every 50 to 500 ms, to
-//! another worker and to another pool: all of them are found, or a move has lost results.
+//! hashcat, which looks for passwords whose hashes are given, while its application is moved, to another worker and
+//! to another pool, again 50 to 500 ms after each move: all of them are found, or a move has lost results.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command, time::Instant};
 
@@ -72,7 +72,12 @@ impl Search {
             .arg(folder.join("hashes"))
             .arg("?1".repeat(LENGTH as usize));
         let begun = Instant::now();
-        packages::output(&mut command)?;
+        let status = command.output()?.status;
+        // 1: it has tried all, and has not found all.
+        ensure!(
+            matches!(status.code(), Some(0 | 1)),
+            "hashcat has ended with {status}"
+        );
         let took = begun.elapsed().as_secs_f64();
         let found = fs::read_to_string(&output).context("hashcat has found nothing")?;
         let found: BTreeSet<_> = found.lines().map(str::to_owned).collect();

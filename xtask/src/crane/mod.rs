@@ -90,6 +90,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
         None => {
             packages::install(foreign::PACKAGES)?;
             packages::install(link::PACKAGES)?;
+            packages::install(sharing_hashcat::PACKAGES)?;
             (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
         }
     };

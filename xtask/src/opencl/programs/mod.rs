@@ -52,7 +52,7 @@ pub struct Options {
     /// programs: print how long each takes on either side instead, the median of so many runs.
     #[arg(long, value_name = "RUNS")]
     times: Option<usize>,
-    /// programs: those through Gantry have their worker replaced every 50 to 500 ms.
+    /// programs: those through Gantry have their worker replaced 50 to 500 ms after the last time.
     #[arg(long, conflicts_with = "times")]
     moved: bool,
     /// programs: where the table goes [default: measurements/opencl-programs.md, or with --moved opencl-programs-moved.md]
