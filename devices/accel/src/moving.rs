@@ -6,7 +6,7 @@
 //!   new worker     | attachment, which takes it up  | its driver is open
 //!   old worker     | Precopy                        | what is new is in a file; it serves meanwhile
 //!   new worker     | Prepare                        | that is made; further rounds follow
-//!   old worker     | Quiesce                        | calls wait in the ring
+//!   old worker     | Quiesce                        | calls wait in the ring, or further rounds follow
 //!   old worker     | SaveRest                       | what is new since is in a file
 //!   new worker     | Restore                        | all is made again
 //!   old worker     | Leave                          | it does not look at the ring any more
@@ -39,9 +39,8 @@ use std::{
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
 use gantry_remoting::link::{
-    control::{self, AFTER_DRAIN, Command, LONG, NotMoved, Peer, SILENT, SOON},
-    rounds::precopy,
-    socket,
+    control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
+    rounds, socket,
 };
 
 use gantry_remoting::port::State;
@@ -290,16 +289,15 @@ impl Handle {
             who: NEW,
         };
         new.answer(&patience.at_most(SOON))?;
-        let rounds = precopy(
+        let rounds = rounds::stop(
             &mut |command, files, patience| {
                 borrowed.send(command, files)?;
                 borrowed.answer(patience)
             },
             &new,
+            (drain, postcopy),
             patience,
         )?;
-        quiesce(&mut borrowed, drain)?;
-        borrowed.answer(&patience.at_most(drain.saturating_add(AFTER_DRAIN)))?;
         let image = save(
             &mut borrowed,
             &Command::SaveRest(rounds, postcopy),
@@ -562,10 +560,10 @@ impl Waiting {
 
 pub(super) const NEW: &str = "the worker that was to serve it";
 
-/// Asks a worker to stop, and goes on without its answer.
+/// Asks a worker to stop, however much its application has made lately, and goes on without its answer.
 pub(super) fn quiesce(worker: &mut Borrowed, drain: Duration) -> Result<(), NotMoved> {
     let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
-    worker.send(&Command::Quiesce(drain), &[])
+    worker.send(&Command::Quiesce(drain, u64::MAX), &[])
 }
 
 /// Has a worker that has stopped save its application's state, or the rest of it, by this command. Its application

@@ -4,7 +4,7 @@
 //! ```text
 //!   1  a connection with the other worker is made                            nothing has changed
 //!   2  in rounds, what is new of the state is copied, and made there         all goes on
-//!   3  no call is sent: who sends holds the lock                             calls wait
+//!   3  no call is sent: who sends holds the lock; much new: back to 2         calls wait
 //!   4  the worker saves the rest, its image is read and written there, part by part
 //!   5  nobody reads answers or writes to the window
 //!   6  what is in use of the window is copied; the other worker restores
@@ -66,8 +66,9 @@ pub trait Carried: Driver {
     /// The call that saves what is new since the last round, while others are carried out: how many
     /// bytes the image has; or none, and why not.
     fn precopy(round: u32) -> impl Call<Answer = (u64, Blob)>;
-    /// The call that saves what is new since so many rounds: the answer is the same.
-    fn save(patience: u64, rounds: u32) -> impl Call<Answer = (u64, Blob)>;
+    /// The call that saves what is new since so many rounds: the answer is the same, or how many bytes of memory
+    /// objects were made since, and why they are too many, if that is more than `most`.
+    fn save(patience: u64, rounds: u32, most: u64) -> impl Call<Answer = (u64, Blob)>;
     /// The call that reads a part of it.
     fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob>;
     /// The call that writes a part of it.
@@ -174,16 +175,30 @@ fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result
         there: &there,
         end: Instant::now() + LONG,
     };
-    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat. The rounds have time
-    // of their own.
+    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
     let outcome = both
         .compare(false)
-        .and_then(|()| both.precopy())
-        .and_then(|rounds| carry(&both, opened, rounds, Instant::now() + patience));
+        .and_then(|()| go_in_rounds(&both, opened, patience));
     if outcome.is_err() {
         both.give_up();
     }
     outcome
+}
+
+/// Carries all over: in rounds what can be copied while the application goes on, which have time of their own.
+fn go_in_rounds<D: Carried>(
+    both: &Both<'_, D>,
+    opened: &Opened,
+    patience: Duration,
+) -> Result<(), String> {
+    let mut rounds = Rounds::default();
+    loop {
+        both.precopy(&mut rounds)?;
+        let until = Instant::now().min(both.end) + patience;
+        if carry(both, opened, &rounds, until)?.is_some() {
+            return Ok(());
+        }
+    }
 }
 
 /// Waits for the lock under which calls are sent, and until nothing is in the way.
@@ -301,21 +316,21 @@ impl<D: Carried> Both<'_, D> {
         }
     }
 
-    /// Has the other worker make what can be copied while the application goes on. How many rounds there
-    /// were: none if this worker copies nothing now.
-    fn precopy(&self) -> Result<u32, String> {
-        let mut rounds = Rounds::default();
+    /// Has the other worker make what can be copied while the application goes on: nothing if this worker copies
+    /// nothing now.
+    fn precopy(&self, rounds: &mut Rounds) -> Result<(), String> {
         loop {
+            rounds.begin();
             let (length, why) = self.ask(None, &D::precopy(rounds.count()))?;
             match refusal(why) {
                 // It is asked for the whole once it stands still, and says again what is in the way.
-                Err(_) if rounds.count() == 0 => return Ok(0),
+                Err(_) if rounds.count() == 0 => return Ok(()),
                 copied => copied?,
             }
             self.copy_image(None, length)?;
             self.make(false, &D::prepare())?;
             if !rounds.another(length) {
-                return Ok(rounds.count());
+                return Ok(());
             }
         }
     }
@@ -344,17 +359,21 @@ impl<D: Carried> Both<'_, D> {
         }
     }
 
-    /// Has the worker save what is new since so many rounds: how many bytes the image has.
+    /// Has the worker save what is new since so many rounds: how many bytes the image has. None if more than `most`
+    /// bytes of memory objects were made since, and nothing is saved.
     pub fn save(
         &self,
         outgoing: &mut Outgoing,
-        rounds: u32,
+        (rounds, most): (u32, u64),
         until: Instant,
-    ) -> Result<u64, String> {
+    ) -> Result<Option<u64>, String> {
         let left = until.saturating_duration_since(Instant::now());
-        let save = D::save(left.as_millis() as u64, rounds);
+        let save = D::save(left.as_millis() as u64, rounds, most);
         let (length, why) = self.ask(Some(outgoing), &save)?;
-        refusal(why).map(|()| length)
+        match refusal(why) {
+            Err(_) if length > most => Ok(None),
+            saved => saved.map(|()| Some(length)),
+        }
     }
 
     /// Carries the image over, through both windows.
@@ -419,13 +438,13 @@ impl<D: Carried> Both<'_, D> {
 }
 
 /// Carries the rest over, once nothing is in the way, which lasts no longer than until then. Rounds have copied what
-/// there was.
+/// there was. None if so much was made since that another round is worth its time: all goes on.
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
-    rounds: u32,
+    rounds: &Rounds,
     until: Instant,
-) -> Result<(), String> {
+) -> Result<Option<()>, String> {
     let Both { link, there, .. } = *both;
     let heap = || link.stages.lock_unpoisoned().pinned();
     // Copies that are under way by the window are over a moment later in most programs, and no further ones
@@ -439,9 +458,12 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = hold(link, until, in_the_way)?;
-    let length = both.save(&mut outgoing, rounds, until)?;
+    let since = (rounds.count(), rounds.most_made());
+    let Some(length) = both.save(&mut outgoing, since, until)? else {
+        return Ok(None);
+    };
     both.copy_image(Some(&mut outgoing), length)?;
-    take_over(both, &mut outgoing, opened)
+    take_over(both, &mut outgoing, opened).map(Some)
 }
 
 /// Has no thread read answers until that is let.

@@ -219,7 +219,8 @@ fn save<D: Carried>(
     outgoing: &mut Outgoing,
     until: Instant,
 ) -> Result<(File, u64), String> {
-    let length = both.save(outgoing, 0, until)?;
+    let length = both.save(outgoing, (0, u64::MAX), until)?;
+    let length = length.ok_or("the worker that serves it saves nothing")?;
     check_memory(length, memory::spare())?;
     let failed = |error: io::Error| format!("its memory takes no state: {error}");
     let image = control::image().map_err(failed)?;

@@ -125,8 +125,12 @@ impl Carried for OpenCl {
         PrecopyState { round }
     }
 
-    fn save(patience: u64, rounds: u32) -> impl Call<Answer = (u64, Blob)> {
-        SaveState { patience, rounds }
+    fn save(patience: u64, rounds: u32, most: u64) -> impl Call<Answer = (u64, Blob)> {
+        SaveState {
+            patience,
+            rounds,
+            most,
+        }
     }
 
     fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob> {

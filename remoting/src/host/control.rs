@@ -10,14 +10,14 @@
 //! | destination | `Files` | the files | once its driver is open |
 //! | source | `Precopy` | an empty file | once what is new is in it; it serves meanwhile |
 //! | destination | `Prepare` | the file | once that is made |
-//! | source | `Quiesce` | | once nothing is under way |
+//! | source | `Quiesce` | | once nothing is under way; or that much was made since the last round |
 //! | source | `SaveRest` | an empty file | once the rest of the state is in it |
 //! | destination | `Restore` | the file | once all is made again |
 //! | source | `Leave` | | at once; it is killed then |
 //! | destination | `Go` | | once it serves |
 //!
-//! `Precopy` and `Prepare` come in [rounds](crate::link::rounds): the application stands still from
-//! `Quiesce` to `Go` alone.
+//! `Precopy` and `Prepare` come in [rounds](crate::link::rounds), also after a `Quiesce` that much was made before:
+//! the application stands still from the last `Quiesce` to `Go` alone.
 //!
 //! By postcopy `SaveRest` leaves large contents out. The source is not killed then before these have come:
 //! `Go` goes with a socket on which the destination asks for one after the other, and the pool has the source
@@ -37,8 +37,8 @@ use base::Patience;
 
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
 use crate::link::{
-    control::{self, AFTER_DRAIN, LONG, SOON},
-    rounds::precopy,
+    control::{self, LONG, SOON},
+    rounds,
 };
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
@@ -89,10 +89,7 @@ pub fn carry_over(
         answer
     };
     let outcome = (|| {
-        let rounds = precopy(&mut ask, destination, &patience)?;
-        let drained = patience.at_most(drain.saturating_add(AFTER_DRAIN));
-        let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
-        ask(&Command::Quiesce(drain), &[], &drained)?;
+        let rounds = rounds::stop(&mut ask, destination, (drain, postcopy), &patience)?;
         let image = control::image().map_err(NotMoved::File)?;
         ask(
             &Command::SaveRest(rounds, postcopy),
@@ -226,7 +223,7 @@ mod tests {
                     "{name}"
                 );
             }
-            for step in [Command::Quiesce(0), Command::SaveRest(0, false)] {
+            for step in [Command::Quiesce(0, 0), Command::SaveRest(0, false)] {
                 let name = format!("{step:?} {refuses}");
                 let (moves, _, destination) = moved(Some(step), None, refuses);
                 assert!(
@@ -260,7 +257,7 @@ mod tests {
             channel: &pool,
             who: "the worker",
         };
-        source.send(&Command::Quiesce(0), &[]).unwrap();
+        source.send(&Command::Quiesce(0, 0), &[]).unwrap();
         let late = NotMoved::Gone {
             who: "the worker",
             source: io::ErrorKind::TimedOut.into(),
@@ -270,7 +267,7 @@ mod tests {
             panic!("it has not answered");
         };
         assert_eq!(due, 2);
-        for asked in [Command::Quiesce(0), Command::Resume()] {
+        for asked in [Command::Quiesce(0, 0), Command::Resume()] {
             assert_eq!(receive::<Command>(&worker).unwrap().unwrap().0, asked);
             send(&worker, &Reply::Done(), &[]).unwrap();
         }

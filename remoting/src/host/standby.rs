@@ -35,7 +35,7 @@ use crate::{
     },
     port::{ATTACHMENT, Attachment},
     session::{
-        checkpoint::{Order, Ordered},
+        checkpoint::{Order, Ordered, Outcome},
         notice::{Board, Notice},
         postcopy::Fetch,
         precopy::Asker,
@@ -198,8 +198,8 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     let _ = control::send(&channel, &Reply::Serves(seat.served()), &files);
                     continue;
                 }
-                (Command::Quiesce(patience), None) => {
-                    Order::Quiesce(Duration::from_millis(patience))
+                (Command::Quiesce(patience, most), None) => {
+                    Order::Quiesce(Duration::from_millis(patience), most)
                 }
                 (Command::Resume(), None) if !stopped => {
                     let (done, _) = mpsc::channel();
@@ -245,7 +245,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 }
             };
             let after = match &order {
-                Order::Quiesce(_) => true,
+                Order::Quiesce(..) => true,
                 Order::Resume => false,
                 Order::Save(_)
                 | Order::SaveRest(..)
@@ -262,10 +262,11 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 None => outcome.recv().map_err(RecvTimeoutError::from),
             };
             let reply = match outcome {
-                Ok(Ok(())) => {
+                Ok(Ok(Outcome::Done)) => {
                     stopped = after;
                     Reply::Done()
                 }
+                Ok(Ok(Outcome::Made(made))) => Reply::Made(made),
                 Ok(Err(why)) => refusal(&why),
                 Err(RecvTimeoutError::Timeout) => when_busy,
                 // The session has ended, and the process is about to.
@@ -517,12 +518,12 @@ mod tests {
     fn what_one_has_stopped_the_other_does_not_have_go_on() {
         let (pool, machine) = asked_by_two(Movable::From);
         assert!(ask(&pool, &Command::Resume()).is_err(), "it serves");
-        ask(&pool, &Command::Quiesce(1000)).unwrap();
+        ask(&pool, &Command::Quiesce(1000, u64::MAX)).unwrap();
         let refused = ask(&machine, &Command::Resume()).unwrap_err();
         assert!(refused.contains("somebody else"), "{refused}");
-        assert!(ask(&machine, &Command::Quiesce(1000)).is_err());
+        assert!(ask(&machine, &Command::Quiesce(1000, u64::MAX)).is_err());
         ask(&pool, &Command::Resume()).unwrap();
-        ask(&machine, &Command::Quiesce(1000)).unwrap();
+        ask(&machine, &Command::Quiesce(1000, u64::MAX)).unwrap();
         assert!(ask(&pool, &Command::Resume()).is_err());
         ask(&machine, &Command::Resume()).unwrap();
     }
@@ -556,7 +557,7 @@ mod tests {
         // Nobody knows before it serves.
         ask(&pool, &Command::Examine()).unwrap();
         thread::spawn(move || server.run(calls, Duration::ZERO));
-        for command in [Command::Examine(), Command::Quiesce(1000)] {
+        for command in [Command::Examine(), Command::Quiesce(1000, u64::MAX)] {
             let refused = ask(&pool, &command).unwrap_err();
             assert_eq!(refused, "it has shared virtual memory");
         }
@@ -619,7 +620,7 @@ mod tests {
     fn both_are_told_why_an_application_cannot_be_moved() {
         let (pool, machine) = asked_by_two(|_| Movable::Not(CUDA));
         for channel in [pool, machine] {
-            let refused = ask(&channel, &Command::Quiesce(1000)).unwrap_err();
+            let refused = ask(&channel, &Command::Quiesce(1000, u64::MAX)).unwrap_err();
             assert_eq!(refused, CUDA);
         }
     }

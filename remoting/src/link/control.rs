@@ -62,8 +62,9 @@ wire! { enum
         1 Describe(),
         /// Serve this, later.
         2 Adopt(served: Served),
-        /// Stop; wait for what is under way, for so many milliseconds at most.
-        3 Quiesce(patience: u64),
+        /// Stop; wait for what is under way, for so many milliseconds at most. One that has made more than `most`
+        /// bytes of memory objects since its last round goes on instead, and says so.
+        3 Quiesce(patience: u64, most: u64),
         /// Save the state to the file that comes along.
         4 Save(),
         /// Make the state again that is in the file that comes along. Whether the device memory that
@@ -106,6 +107,8 @@ wire! { enum
         3 Serves(served: Served),
         /// It has yet to be done, and has had processor time in the last second.
         4 Works(),
+        /// It has not stopped: so many bytes of memory objects were made since the last round.
+        5 Made(bytes: u64),
     }
 }
 

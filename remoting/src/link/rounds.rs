@@ -1,4 +1,8 @@
 //! Rounds of pre-copy: how many are worth their time, whoever asks for them.
+//!
+//! An application may make much memory after a round that has found little: all of it is new, and would be copied
+//! while the application stands still. So who stops it says how much may be new, and has another round instead of
+//! more, as long as there may be rounds.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -13,6 +17,8 @@ use super::control::{self, AFTER_DRAIN, Command, NotMoved, Peer, Reply};
 const MOST: u32 = 5;
 /// So few bytes, in a round, are as soon copied while the application stands still.
 const FEW: u64 = 1 << 20;
+/// So many bytes that were made since the last round are worth another one: they take about half a second.
+const MUCH: u64 = 256 << 20;
 /// How long the rounds of one application may take: a device that is busy holds up what copies as all
 /// else, and other applications wait to be moved.
 const TIME: Duration = Duration::from_secs(120);
@@ -23,21 +29,38 @@ pub struct Rounds {
     count: u32,
     /// Bytes of the last one.
     last: u64,
+    /// When it has begun.
+    begun: Instant,
+    until: Instant,
 }
 
 impl Default for Rounds {
     fn default() -> Self {
-        Self {
-            count: 0,
-            last: u64::MAX,
-        }
+        Self::within(TIME)
     }
 }
 
 impl Rounds {
+    /// None yet. All of them together may take so long.
+    fn within(time: Duration) -> Self {
+        let now = Instant::now();
+        Self {
+            count: 0,
+            last: u64::MAX,
+            begun: now,
+            until: now + time,
+        }
+    }
+
     /// How many there have been: the next one's number.
     pub fn count(&self) -> u32 {
         self.count
+    }
+
+    /// Begins one: how long it may take.
+    pub fn begin(&mut self) -> Duration {
+        self.begun = Instant::now();
+        self.until.saturating_duration_since(self.begun)
     }
 
     /// One has copied so many bytes. Whether another one is worth its time: it is as long as each has
@@ -46,7 +69,21 @@ impl Rounds {
         self.count += 1;
         let shrinks = bytes <= self.last / 2;
         self.last = bytes;
-        bytes >= FEW && shrinks && self.count < MOST
+        bytes >= FEW && shrinks && self.may_go_on()
+    }
+
+    /// How many bytes of memory objects may have been made since the last round when the application stops: with more
+    /// it has another round. Any number where there is none.
+    pub fn most_made(&self) -> u64 {
+        match self.count > 0 && self.may_go_on() {
+            true => MUCH,
+            false => u64::MAX,
+        }
+    }
+
+    /// Whether there may be another one, which is as long as the last at most, or nearly.
+    fn may_go_on(&self) -> bool {
+        self.count < MOST && Instant::now() + self.begun.elapsed() < self.until
     }
 }
 
@@ -54,45 +91,58 @@ impl Rounds {
 pub type Ask<'a> = dyn FnMut(&Command, &[BorrowedFd<'_>], &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved>
     + 'a;
 
-/// Copies what can be copied from one worker to another while the first one serves. How many rounds
-/// there were: none if the application has something that cannot be copied now, which may have passed
-/// once it has stopped.
+/// Has a worker stop that serves, within the drain time, once another one has what can be copied meanwhile. How many
+/// rounds there were: none if the application has something that cannot be copied now, which may have passed once it
+/// has stopped. By postcopy any number of bytes may have been made since.
 ///
 /// # Errors
 /// Either of the two is gone or refuses, or there is no more patience.
-pub fn precopy(
+pub fn stop(
     source: &mut Ask<'_>,
     destination: &Peer<'_>,
+    (drain, postcopy): (Duration, bool),
     patience: &Patience,
 ) -> Result<u32, NotMoved> {
-    precopy_within(TIME, source, destination, patience)
+    let mut rounds = Rounds::default();
+    let drained = drain.saturating_add(AFTER_DRAIN);
+    let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
+    loop {
+        precopy(&mut rounds, source, destination, patience)?;
+        let most = match postcopy {
+            true => u64::MAX,
+            false => rounds.most_made(),
+        };
+        let stop = Command::Quiesce(drain, most);
+        match source(&stop, &[], &patience.at_most(drained))?.0 {
+            // Each round is one of a few, whatever the worker says.
+            Reply::Made(_) if most < u64::MAX => {}
+            _ => return Ok(rounds.count()),
+        }
+    }
 }
 
-fn precopy_within(
-    time: Duration,
+/// Copies what can be copied from one worker to another while the first one serves: nothing if the first round is
+/// refused.
+fn precopy(
+    rounds: &mut Rounds,
     source: &mut Ask<'_>,
     destination: &Peer<'_>,
     patience: &Patience,
-) -> Result<u32, NotMoved> {
-    let until = Instant::now() + time;
-    let mut rounds = Rounds::default();
+) -> Result<(), NotMoved> {
     loop {
         let image = control::image().map_err(NotMoved::File)?;
-        let begun = Instant::now();
-        let left = until.saturating_duration_since(begun);
+        let left = rounds.begin();
         let command = Command::Precopy(rounds.count(), left.as_millis() as u64);
         // The worker says itself that it takes too long.
         let answered = patience.at_most(left.saturating_add(AFTER_DRAIN));
         match source(&command, &[image.as_fd()], &answered) {
-            Err(NotMoved::Refused(_)) if rounds.count() == 0 => return Ok(0),
+            Err(NotMoved::Refused(_)) if rounds.count() == 0 => return Ok(()),
             answer => answer?,
         };
         destination.make(&Command::Prepare(true), image.as_fd(), patience)?;
         let bytes = image.metadata().map_err(NotMoved::File)?.len();
-        // Another one is as long at most, or nearly.
-        let has_time = Instant::now() + begun.elapsed() < until;
-        if !rounds.another(bytes) || !has_time {
-            return Ok(rounds.count());
+        if !rounds.another(bytes) {
+            return Ok(());
         }
     }
 }
@@ -112,19 +162,40 @@ mod tests {
         rounds.count()
     }
 
+    /// A worker that makes what rounds bring, until it is not needed.
+    struct Destination {
+        channel: UnixStream,
+        prepares: std::thread::JoinHandle<()>,
+    }
+
+    impl Destination {
+        fn new() -> Self {
+            let (channel, worker) = UnixStream::pair().unwrap();
+            let prepares = std::thread::spawn(move || {
+                while let Ok(Some(_)) = control::receive::<Command>(&worker) {
+                    control::send(&worker, &Reply::Done(), &[]).unwrap();
+                }
+            });
+            Self { channel, prepares }
+        }
+
+        fn peer(&self) -> Peer<'_> {
+            Peer {
+                channel: &self.channel,
+                who: "the worker",
+            }
+        }
+
+        fn end(self) {
+            drop(self.channel);
+            self.prepares.join().unwrap();
+        }
+    }
+
     /// How many rounds there are, and how many milliseconds each is given, if each takes so long and the
     /// first refuses or does not.
     fn precopied(time: Duration, each: Duration, refuses: bool) -> (u32, Vec<u64>) {
-        let (channel, worker) = UnixStream::pair().unwrap();
-        let prepares = std::thread::spawn(move || {
-            while let Ok(Some(_)) = control::receive::<Command>(&worker) {
-                control::send(&worker, &Reply::Done(), &[]).unwrap();
-            }
-        });
-        let destination = Peer {
-            channel: &channel,
-            who: "the worker",
-        };
+        let destination = Destination::new();
         let mut given = Vec::new();
         let mut source = |command: &Command, files: &[BorrowedFd<'_>], _: &Patience| {
             let Command::Precopy(round, patience) = command else {
@@ -140,18 +211,92 @@ mod tests {
             Ok((Reply::Done(), Vec::new()))
         };
         let patience = Patience::within(Duration::from_secs(600));
-        let rounds = precopy_within(time, &mut source, &destination, &patience);
-        drop(channel);
-        prepares.join().unwrap();
-        (rounds.unwrap(), given)
+        let mut rounds = Rounds::within(time);
+        precopy(&mut rounds, &mut source, &destination.peer(), &patience).unwrap();
+        destination.end();
+        (rounds.count(), given)
+    }
+
+    /// An application that has made so many bytes before each step: what each round has of them, and what is left for
+    /// the stop at last.
+    fn stopped(made: impl IntoIterator<Item = u64>, postcopy: bool) -> (Vec<u64>, u64) {
+        let destination = Destination::new();
+        let (mut made, mut new, mut rounds) = (made.into_iter(), 0, Vec::new());
+        let mut source = |command: &Command, files: &[BorrowedFd<'_>], _: &Patience| {
+            new += made.next().unwrap_or(0);
+            let reply = match command {
+                Command::Precopy(round, _) => {
+                    assert_eq!(*round as usize, rounds.len());
+                    let image = File::from(files[0].try_clone_to_owned().unwrap());
+                    image.set_len(new).unwrap();
+                    rounds.push(std::mem::take(&mut new));
+                    Reply::Done()
+                }
+                Command::Quiesce(250, most) if new > *most => Reply::Made(new),
+                Command::Quiesce(250, _) => Reply::Done(),
+                other => panic!("{other:?}"),
+            };
+            Ok((reply, Vec::new()))
+        };
+        let patience = Patience::within(Duration::from_secs(600));
+        let how = (Duration::from_millis(250), postcopy);
+        let count = stop(&mut source, &destination.peer(), how, &patience).unwrap();
+        destination.end();
+        assert_eq!(count as usize, rounds.len());
+        (rounds, new)
+    }
+
+    #[test]
+    fn what_is_made_after_a_small_round_comes_by_another_one_and_not_while_all_stands_still() {
+        let much = 80 << 30;
+        // Little, then all that it needs, then nothing more.
+        assert_eq!(stopped([4096, much], false), (vec![4096, much], 0));
+        assert_eq!(stopped([4096, MUCH], false), (vec![4096], MUCH));
+        // By postcopy it follows.
+        assert_eq!(stopped([4096, much], true), (vec![4096], much));
+    }
+
+    #[test]
+    fn an_application_that_never_ends_to_make_memory_moves_after_some_rounds() {
+        let (rounds, left) = stopped(std::iter::repeat(2 * MUCH), false);
+        assert_eq!((rounds.len(), left), (MOST as usize, 2 * MUCH));
+        // A worker that says so whatever it is asked.
+        let destination = Destination::new();
+        let mut asked = 0;
+        let mut source = |command: &Command, _: &[BorrowedFd<'_>], _: &Patience| {
+            asked += 1;
+            let reply = match command {
+                Command::Quiesce(..) => Reply::Made(u64::MAX),
+                _ => Reply::Done(),
+            };
+            Ok((reply, Vec::new()))
+        };
+        let patience = Patience::within(Duration::from_secs(600));
+        let how = (Duration::ZERO, false);
+        assert_eq!(
+            stop(&mut source, &destination.peer(), how, &patience).unwrap(),
+            MOST
+        );
+        assert_eq!(asked, 2 * MOST);
+        destination.end();
+    }
+
+    #[test]
+    fn rounds_without_time_stop_an_application_whatever_it_has_made() {
+        let mut rounds = Rounds::within(Duration::from_secs(600));
+        assert_eq!(rounds.most_made(), u64::MAX, "nothing was copied");
+        rounds.another(4096);
+        assert_eq!(rounds.most_made(), MUCH);
+        rounds.until = Instant::now();
+        assert_eq!(rounds.most_made(), u64::MAX);
     }
 
     #[test]
     fn the_rounds_of_an_application_share_their_time_and_end_with_it() {
-        let (rounds, given) = precopied(Duration::from_secs(60), Duration::ZERO, false);
+        let (rounds, given) = precopied(Duration::from_secs(600), Duration::ZERO, false);
         assert_eq!((rounds, given.len()), (5, 5));
         assert!(given.is_sorted_by(|one, next| one >= next), "{given:?}");
-        assert!(given[0] <= 60_000, "{given:?}");
+        assert!(given[0] <= 600_000, "{given:?}");
         let each = Duration::from_millis(20);
         let (rounds, given) = precopied(each, each, false);
         assert_eq!((rounds, given.len()), (1, 1));

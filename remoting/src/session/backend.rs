@@ -206,6 +206,12 @@ pub trait Backend: Debug + Sized {
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
+    /// How many bytes of memory objects were made since the last round of pre-copy began, outside of the window.
+    fn made_since(session: &Session<Self>, known: &Self::Precopied) -> u64 {
+        let _ = (session, known);
+        0
+    }
+
     /// Makes what [`precopy`](Self::precopy) has written, in a new session. Neither it nor the contents
     /// are trusted.
     ///

@@ -7,7 +7,7 @@
 //!     ReadState ...   parts of the image        WriteState ...   into an empty image
 //!                                               PrepareState     makes what the round has
 //!     ... further rounds                        ...
-//!     SaveState       waits, saves the rest
+//!     SaveState       waits, saves the rest; or a further round, if much was made since
 //!     ReadState ...   parts of the image        WriteState ...   into an empty image
 //!                                               RestoreState     makes the rest
 //! ```
@@ -132,18 +132,23 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Saves the state, but for what so many rounds have of it, once nothing is under way any more.
+    /// Saves the state, but for what so many rounds have of it, once nothing is under way any more; not if more than
+    /// `most` bytes of memory objects were made since, which are the answer.
     pub(crate) fn save_state(
         &mut self,
         header: Header,
-        patience: u64,
-        rounds: u32,
+        (patience, rounds, most): (u64, u32, u64),
     ) -> Result<(), Error> {
         // While it waits nobody else would be heard.
         if let Err(error) = self.may_have_rounds(Asker::Client) {
             return self.not_saved(header, base::Chain(&error).to_string());
         }
         self.carried.take();
+        let made = self.made_since_rounds();
+        if made > most {
+            let why = Blob(b"more was made since the last round than is to be left".to_vec());
+            return Ok(self.answer(header, &Ok((made, why)))?);
+        }
         let until = Instant::now() + Duration::from_millis(patience.min(LONGEST));
         let whose = Whose::Client(header, rounds);
         self.phase = Phase::Draining { until, whose };

@@ -44,8 +44,9 @@ const MOST_LINES: u64 = 1 << 60;
 /// What the control thread asks for.
 #[derive(Debug)]
 pub enum Order {
-    /// Take no more calls, and wait until the device has nothing more to do; at most for so long.
-    Quiesce(Duration),
+    /// Take no more calls, and wait until the device has nothing more to do; at most for so long. Go on if more than so
+    /// many bytes of memory objects were made since the last round.
+    Quiesce(Duration, u64),
     /// Save the state to this file.
     Save(File),
     /// Go on.
@@ -68,13 +69,25 @@ pub struct Ordered {
     /// The order.
     pub order: Order,
     /// The control thread's end.
-    pub done: mpsc::Sender<Result<(), String>>,
+    pub done: Tell,
 }
 
+/// What has come of an order that was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is carried out.
+    Done,
+    /// It has not stopped: so many bytes of memory objects were made since the last round.
+    Made(u64),
+}
+
+/// Whom an order's outcome is told.
+pub type Tell = mpsc::Sender<Result<Outcome, String>>;
+
 impl Ordered {
-    pub(crate) fn answer(done: &mpsc::Sender<Result<(), String>>, outcome: Result<(), String>) {
+    pub(crate) fn answer(done: &Tell, outcome: Result<(), String>) {
         // Who has ordered ends with the process only.
-        let _ = done.send(outcome);
+        let _ = done.send(outcome.map(|()| Outcome::Done));
     }
 }
 
@@ -82,7 +95,7 @@ impl Ordered {
 #[derive(Debug)]
 pub(crate) enum Whose {
     /// The control thread, which has more to say.
-    Control(mpsc::Sender<Result<(), String>>),
+    Control(Tell),
     /// The client, which waits for the answer to this call: it carries its state elsewhere by itself
     /// ([`carry`](super::carry)), after so many rounds.
     Client(Header, u32),
@@ -169,10 +182,15 @@ impl<B: Backend> Session<B> {
         while let Some(Ordered { order, done }) = self.orders.pop_front() {
             match order {
                 Order::Examine => Ordered::answer(&done, said(B::check_movable(self))),
-                Order::Quiesce(patience) if self.phase.serves() => {
+                Order::Quiesce(patience, most) if self.phase.serves() => {
                     // What nobody can save need not stop.
                     if let Err(why) = B::check_movable(self) {
                         Ordered::answer(&done, said(Err(why)));
+                        continue;
+                    }
+                    let made = self.made_since_rounds();
+                    if made > most {
+                        let _ = done.send(Ok(Outcome::Made(made)));
                         continue;
                     }
                     let until = Instant::now() + patience;
@@ -215,7 +233,7 @@ impl<B: Backend> Session<B> {
                     self.forget_rounds(asker);
                     Ordered::answer(&done, Ok(()));
                 }
-                Order::Quiesce(_)
+                Order::Quiesce(..)
                 | Order::Save(_)
                 | Order::SaveRest(..)
                 | Order::Precopy(..)

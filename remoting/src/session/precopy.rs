@@ -5,7 +5,7 @@
 //!   source          to                    destination
 //!   Precopy(0)      a file, while serving Prepare    makes the objects, writes the contents
 //!   Precopy(1) ...  what is new since     Prepare
-//!   Quiesce
+//!   Quiesce           another round, if much was made since
 //!   SaveRest(2)     what is new since     Restore    the rest, and the objects' numbers
 //! ```
 //!
@@ -13,15 +13,11 @@
 //! round has and a later one finds changed, or gone, the later one corrects. Rounds belong to who has
 //! asked for them: what one has had, a save for another one is not to leave out.
 
-use std::{
-    fs::File,
-    sync::{Arc, mpsc},
-    thread,
-};
+use std::{fs::File, sync::Arc, thread};
 
 use super::{
     backend::Backend,
-    checkpoint::Ordered,
+    checkpoint::{Ordered, Tell},
     image::{Contents, Immovable, Writer},
     server::Session,
 };
@@ -55,13 +51,7 @@ pub(crate) struct Rounds<P> {
 
 impl<B: Backend> Session<B> {
     /// Begins a round, as the control thread has ordered.
-    pub(crate) fn precopy(
-        &mut self,
-        file: File,
-        asker: Asker,
-        round: u32,
-        done: &mpsc::Sender<Result<(), String>>,
-    ) {
+    pub(crate) fn precopy(&mut self, file: File, asker: Asker, round: u32, done: &Tell) {
         let answer = done.clone();
         let tell = move |copied| Ordered::answer(&answer, said(copied));
         if let Err(why) = self.begin_round(asker, round, Writer::new(file), tell) {
@@ -140,6 +130,13 @@ impl<B: Backend> Session<B> {
     ) -> Result<(), Immovable> {
         let known = self.rounds_of(asker, rounds)?;
         self.save(calls, known, Writer::new(file), postcopy)
+    }
+
+    /// How many bytes of memory objects were made since the last round began: all of them would be copied while the
+    /// application stands still.
+    pub(super) fn made_since_rounds(&self) -> u64 {
+        let rounds = self.precopied.as_ref();
+        rounds.map_or(0, |of| B::made_since(self, &of.known))
     }
 
     /// Gives up what is kept for a save.

@@ -165,7 +165,7 @@ impl Worker {
     }
 
     fn stops(&self) {
-        assert!(matches!(self.asked().0, Ask::Quiesce(_)));
+        assert!(matches!(self.asked().0, Ask::Quiesce(..)));
         self.answers(&Reply::Done());
     }
 
@@ -319,7 +319,7 @@ fn a_snapshot_that_waits_for_workers_lets_others_ask_and_can_be_cancelled() {
     vmm.does(&["pause"]);
     let saving = vmm.ask(&save);
     other.stops();
-    assert!(matches!(one.asked().0, Ask::Quiesce(_)));
+    assert!(matches!(one.asked().0, Ask::Quiesce(..)));
     // It takes its time, and nobody else waits for it.
     vmm.does(&["ping"]);
     vmm.does(&["info"]);
@@ -758,7 +758,7 @@ fn a_move_that_is_cancelled_while_an_application_stops_or_is_saved_leaves_all_of
             ready.stops();
             assert!(matches!(slow.asked().0, Ask::Save()));
         } else {
-            assert!(matches!(slow.asked().0, Ask::Quiesce(_)));
+            assert!(matches!(slow.asked().0, Ask::Quiesce(..)));
             ready.stops();
             // The guest runs meanwhile.
             going.first.counts_on();
@@ -784,7 +784,7 @@ fn a_machine_stays_with_its_applications_if_one_of_them_refuses_or_is_lost() {
     // One that cannot stop.
     let refusing = going();
     refusing.workers[1].stops();
-    assert!(matches!(refusing.workers[0].asked().0, Ask::Quiesce(_)));
+    assert!(matches!(refusing.workers[0].asked().0, Ask::Quiesce(..)));
     refusing.workers[0].answers(&Reply::Refused(Blob(b"it is busy".to_vec())));
     refusing.workers.iter().for_each(Worker::goes_on);
     refusing.stays("it is busy", 0);
@@ -794,7 +794,7 @@ fn a_machine_stays_with_its_applications_if_one_of_them_refuses_or_is_lost() {
         let killed = going.workers.remove(0);
         match saves {
             false => {
-                assert!(matches!(killed.asked().0, Ask::Quiesce(_)));
+                assert!(matches!(killed.asked().0, Ask::Quiesce(..)));
                 drop(killed);
                 going.workers[0].stops();
                 going.workers[0].goes_on();

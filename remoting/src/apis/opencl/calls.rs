@@ -712,12 +712,15 @@ calls! {
     } -> ();
 
     /// Waits until nothing is under way, and saves the application's state: how many bytes the
-    /// image has; or none, and why it cannot be saved.
+    /// image has; or none, and why it cannot be saved. Where more than `most` bytes of memory objects were
+    /// made since the last round, it is not saved: the answer is how many, and that they are too many.
     93 SaveState {
         /// Milliseconds to wait at most.
         patience: u64,
         /// How many rounds of it have been copied: the image has what is new since.
         rounds: u32,
+        /// How many bytes of memory objects may have been made since.
+        most: u64,
     } -> (u64, Blob);
     /// Reads a part of the saved image into the window. Why not, if not.
     94 ReadState { /** First byte. */ at: u64, /** To where. */ to: WindowRange, } -> Blob;

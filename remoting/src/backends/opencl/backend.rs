@@ -258,6 +258,10 @@ impl Backend for OpenClBackend {
         session.precopy_objects(known, image)
     }
 
+    fn made_since(session: &Server, known: &Precopied) -> u64 {
+        session.made_since(known)
+    }
+
     fn prepare(session: &mut Server, state: &[u8], contents: &Contents) -> Result<(), Immovable> {
         session.prepare_objects(state, contents)
     }
@@ -353,7 +357,9 @@ impl Server {
             Request::Flush(call) => answered!(call.queue, flush),
             Request::Finish(call) => self.finish(header, call.queue)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
-            Request::SaveState(call) => self.save_state(header, call.patience, call.rounds)?,
+            Request::SaveState(call) => {
+                self.save_state(header, (call.patience, call.rounds, call.most))?;
+            }
             Request::ReadState(call) => self.read_state(header, call.at, &call.to)?,
             Request::WriteState(call) => self.write_state(header, call.at, &call.from)?,
             Request::RestoreState(_) => {

@@ -254,6 +254,14 @@ pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec
     Ok(roots)
 }
 
+/// Bytes of those that are not in the log: each has to be saved as a whole.
+pub(super) fn made_since(server: &Server, log: &Log) -> u64 {
+    let made = owners(server)
+        .filter(|mem| lives(root(&mem.record)).is_none() && log.known_mem(&mem.record).is_none());
+    let lengths = made.filter_map(|mem| Shape::of(&mem.record)?.length());
+    lengths.fold(0, u64::saturating_add)
+}
+
 /// Has the driver write what the device has of buffers in the window to it: the host's pages are the
 /// truth wherever they are mapped.
 pub(super) fn sync(server: &Server) -> Result<(), Immovable> {

@@ -207,6 +207,11 @@ impl Server {
         Ok((precopied, Box::new(copying)))
     }
 
+    /// Bytes of buffers and images that were made since a round began.
+    pub(in super::super) fn made_since(&self, known: &Precopied) -> u64 {
+        contents::made_since(self, &known.log)
+    }
+
     pub(in super::super) fn prepare_objects(
         &mut self,
         state: &[u8],

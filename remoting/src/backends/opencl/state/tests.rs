@@ -23,12 +23,14 @@ use crate::{
     },
     session::{
         carry::Carried,
-        checkpoint,
+        checkpoint::{self, Outcome},
         image::{self, Contents, Immovable, Writer},
         precopy::Asker,
     },
     wire::{Flags, Header},
 };
+
+mod rounds;
 
 fn file() -> File {
     image::create().unwrap()
@@ -422,9 +424,14 @@ impl Served {
     }
 
     fn save(&mut self, rounds: u32) -> (u64, Blob) {
+        self.save_with(rounds, u64::MAX)
+    }
+
+    fn save_with(&mut self, rounds: u32, most: u64) -> (u64, Blob) {
         let call = SaveState {
             patience: u64::MAX,
             rounds,
+            most,
         };
         self.ask::<SaveState>(Request::SaveState(call)).0
     }
@@ -786,7 +793,7 @@ fn a_client_does_not_end_the_rounds_of_the_pool_or_the_machine() {
         for round in 0..3 {
             let (done, outcome) = std::sync::mpsc::channel();
             served.server.precopy(file(), asker, round, &done);
-            assert_eq!(outcome.recv().unwrap(), Ok(()));
+            assert_eq!(outcome.recv().unwrap(), Ok(Outcome::Done));
             for refused in [served.precopy(0), served.precopy(1), served.save(0)] {
                 assert_ne!(refused.1, DONE);
             }

@@ -1,0 +1,64 @@
+//! What is made after a round, when its application is to stop.
+
+use std::{sync::mpsc, time::Duration};
+
+use super::*;
+use crate::session::checkpoint::{Order, Ordered};
+
+/// A round that has all of a server's objects, and then a buffer of 64 KiB, which it has not.
+fn made_after_a_round(left: &mut Served, new: &mut Served) {
+    let (length, why) = left.precopy(0);
+    assert_eq!(why, DONE);
+    left.carry(new, length);
+    assert_eq!(new.prepare(), (DONE, true));
+    carry_out(&mut left.server, call(2, 3, 0, 16));
+}
+
+#[test]
+fn much_that_is_made_after_a_round_comes_by_another_one_and_not_while_its_client_stands_still() {
+    const MADE: u64 = 1 << 16;
+    let (mut left, mut new) = (with_objects(), Served::new());
+    made_after_a_round(&mut left, &mut new);
+    let (made, why) = left.save_with(1, MADE - 1);
+    assert!(made == MADE && why != DONE);
+    // It goes on, and the next round knows what the one before has copied.
+    assert!(left.server.phase.serves());
+    carry_out(&mut left.server, call(5, 1, 0, 0));
+    let (length, why) = left.precopy(1);
+    assert!(length >= MADE && why == DONE);
+    left.carry(&mut new, length);
+    assert_eq!(new.prepare(), (DONE, true));
+    let (length, why) = left.save_with(2, MADE - 1);
+    assert!(length < MADE && why == DONE, "{length} bytes");
+    left.carry(&mut new, length);
+    assert_eq!(new.restore(), (DONE, true));
+    assert_eq!(state(&mut left.server), state(&mut new.server));
+    // With as much as may be left it is saved.
+    let (mut left, mut new) = (with_objects(), Served::new());
+    made_after_a_round(&mut left, &mut new);
+    let (length, why) = left.save_with(1, MADE);
+    assert!(length >= MADE && why == DONE);
+}
+
+#[test]
+fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
+    let mut served = with_objects();
+    let (done, outcome) = mpsc::channel();
+    served.server.precopy(file(), Asker::Pool, 0, &done);
+    assert_eq!(outcome.recv().unwrap(), Ok(Outcome::Done));
+    carry_out(&mut served.server, call(2, 3, 0, 16));
+    // One that stops is in the middle of something.
+    served.server.carried = Carried::Due;
+    let stop = |served: &mut Served, most| {
+        let order = Order::Quiesce(Duration::ZERO, most);
+        let done = done.clone();
+        served.server.notices().unwrap();
+        served.server.orders.push_back(Ordered { order, done });
+        served.server.obey(&mut served.calls).unwrap();
+        assert!(served.server.phase.serves());
+        outcome.recv().unwrap()
+    };
+    assert_eq!(stop(&mut served, 65535), Ok(Outcome::Made(65536)));
+    let busy = stop(&mut served, 65536).unwrap_err();
+    assert!(busy.contains("copies its state"), "{busy}");
+}
