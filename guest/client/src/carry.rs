@@ -12,6 +12,8 @@
 //!      and connection are the other's                                        the worker is left
 //! ```
 //!
+//! Until the other worker is to restore who has given the order may take it back: all goes on as it was.
+//!
 //! The window keeps its addresses. Until 7 a failure costs nothing but the time: the worker still
 //! serves, and all goes on with it. After it the old connection is closed, by which that worker ends;
 //! what is in its rings by then nobody waits for, as every call before the save was carried out, and
@@ -36,7 +38,7 @@ use gantry_remoting::{
     link::{
         control::{LONG, NotMoved, SILENT, SOON},
         mapping::Error,
-        order::{Order, PARKED},
+        order::{self, Order, PARKED},
         rounds::Rounds,
     },
     wire::{
@@ -117,7 +119,7 @@ pub fn change_seat<D: Carried>(
     let outcome = match order.to == PARKED {
         true => park::park(link, order, orders),
         false => open(link, &order.to, Instant::now() + order.opening.min(LONG))
-            .and_then(|opened| go(link, &opened, patience).map(|()| opened.orders)),
+            .and_then(|opened| go(link, &opened, patience, orders).map(|()| opened.orders)),
     };
     link.be_deaf(false);
     outcome
@@ -168,11 +170,17 @@ pub(crate) fn connection<D: Carried>(link: &Link<D>, opened: &Opened) -> Result<
     Ok(there)
 }
 
-fn go<D: Carried>(link: &Link<D>, opened: &Opened, patience: Duration) -> Result<(), String> {
+fn go<D: Carried>(
+    link: &Link<D>,
+    opened: &Opened,
+    patience: Duration,
+    orders: &UnixStream,
+) -> Result<(), String> {
     let there = connection(link, opened)?;
     let both = Both {
         link,
         there: &there,
+        orders: Some(orders),
         end: Instant::now() + LONG,
     };
     // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
@@ -201,51 +209,65 @@ fn go_in_rounds<D: Carried>(
     }
 }
 
-/// Waits for the lock under which calls are sent, and until nothing is in the way.
-pub(crate) fn hold<'a, D: Driver>(
-    link: &'a Link<D>,
-    until: Instant,
-    mut in_the_way: impl FnMut() -> Option<&'static str>,
-) -> Result<MutexGuard<'a, Outgoing>, String> {
-    loop {
-        // Who has it may wait for a worker that waits for somebody to read.
-        let why = if let Ok(outgoing) = link.outgoing.try_lock() {
-            match in_the_way() {
-                None => return Ok(outgoing),
-                Some(why) => why,
-            }
-        } else {
-            "its calls do not end"
-        };
-        if Instant::now() >= until {
-            return Err(why.to_owned());
-        }
-        // A callback may be what unmaps.
-        link.try_read_pending();
-        if !link.still_alive() {
-            return Err(gone(OLD)(()));
-        }
-        thread::sleep(LOOK);
-    }
-}
-
 /// The connections with both workers.
 pub(crate) struct Both<'a, D: Driver> {
     /// That with the one that serves.
     pub link: &'a Link<D>,
     /// That with the one that is to serve.
     pub there: &'a Link<D>,
+    /// Where the order came from, and is taken back, if somebody has given one.
+    pub orders: Option<&'a UnixStream>,
     /// By when all is to be answered.
     pub end: Instant,
 }
 
-impl<D: Carried> Both<'_, D> {
+impl<'a, D: Carried> Both<'a, D> {
+    /// Whether the order still stands. Nobody asks once the other worker is to go on.
+    pub fn check_wanted(&self) -> Result<(), String> {
+        match self.orders.is_some_and(order::is_taken_back) {
+            true => Err("who has asked for its move is gone".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for the lock under which calls are sent, and until nothing is in the way.
+    pub fn hold(
+        &self,
+        until: Instant,
+        mut in_the_way: impl FnMut() -> Option<&'static str>,
+    ) -> Result<MutexGuard<'a, Outgoing>, String> {
+        let link = self.link;
+        loop {
+            self.check_wanted()?;
+            // Who has it may wait for a worker that waits for somebody to read.
+            let why = if let Ok(outgoing) = link.outgoing.try_lock() {
+                match in_the_way() {
+                    None => return Ok(outgoing),
+                    Some(why) => why,
+                }
+            } else {
+                "its calls do not end"
+            };
+            if Instant::now() >= until {
+                return Err(why.to_owned());
+            }
+            // A callback may be what unmaps.
+            link.try_read_pending();
+            if !link.still_alive() {
+                return Err(gone(OLD)(()));
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
     /// Asks the worker that serves: `held` by who holds up all other calls, else beside them.
     fn ask<C: Call>(&self, held: Option<&mut Outgoing>, call: &C) -> Result<C::Answer, String> {
         let answer = match held {
             Some(outgoing) => self.link.ask_by(outgoing, call),
             None => {
-                let mut outgoing = hold(self.link, self.end, || None)?;
+                // A call whose stage is known already is sent in any case.
+                let orders = None;
+                let mut outgoing = Both { orders, ..*self }.hold(self.end, || None)?;
                 let sent = self.link.send_beside(&mut outgoing, call);
                 drop(outgoing);
                 sent.and_then(|sequence| self.look_for::<C>(self.link, sequence))
@@ -383,6 +405,7 @@ impl<D: Carried> Both<'_, D> {
         let mut bytes = Vec::new();
         let mut at = 0;
         while at < length {
+            self.check_wanted()?;
             let most = largest.min(length - at);
             let part = self.read_part(held.as_deref_mut(), at, most, &mut bytes)?;
             at += self.write_part(is_held, at, part)?;
@@ -457,12 +480,13 @@ fn carry<D: Carried>(
         (!there.is_shared() && closed.is_none()).then_some(NOT_SHARED)
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
-    let mut outgoing = hold(link, until, in_the_way)?;
+    let mut outgoing = both.hold(until, in_the_way)?;
     let since = (rounds.count(), rounds.most_made());
     let Some(length) = both.save(&mut outgoing, since, until)? else {
         return Ok(None);
     };
     both.copy_image(Some(&mut outgoing), length)?;
+    both.check_wanted()?;
     take_over(both, &mut outgoing, opened).map(Some)
 }
 

@@ -83,8 +83,12 @@ fn hear(connection: &UnixStream) -> Option<Heard> {
     }
 }
 
-/// A further order of who has given one before; nobody gives any more if there is none.
+/// A further order of who has given one before; nobody gives any more if there is none. One that has been carried out
+/// cannot be taken back.
 fn hear_order(orders: &mut Option<UnixStream>) -> Option<Heard> {
+    if order::is_taken_back(orders.as_ref()?) {
+        return None;
+    }
     let stream = orders.take()?;
     let order = Order::take(&stream).ok()?;
     Some(Heard::Order(order, stream))

@@ -71,7 +71,7 @@ pub(crate) fn park<D: Carried>(
     order: &Order,
     orders: &UnixStream,
 ) -> Result<Option<UnixStream>, String> {
-    let mut parked = Parked::new(link, order.patience.min(LONG))?;
+    let mut parked = Parked::new(link, order.patience.min(LONG), orders)?;
     order::answer(orders, &Ok(()));
     let outcome = parked.wait(orders);
     link.let_read(parked.reader);
@@ -82,6 +82,8 @@ pub(crate) fn park<D: Carried>(
 fn next(orders: &UnixStream) -> Option<Order> {
     loop {
         match event_fd::wait(None, [Some(orders), None], None) {
+            // It has been carried out.
+            Ok([true, _]) if order::is_taken_back(orders) => {}
             Ok([true, _]) => return Order::take(orders).ok(),
             Ok(_) => {}
             Err(_) => return None,
@@ -91,16 +93,18 @@ fn next(orders: &UnixStream) -> Option<Order> {
 
 impl<'a, D: Carried> Parked<'a, D> {
     /// Takes the state from the worker, once nothing is in the way, which lasts no longer than so.
-    fn new(link: &'a Link<D>, patience: Duration) -> Result<Self, String> {
+    fn new(link: &'a Link<D>, patience: Duration, orders: &'a UnixStream) -> Result<Self, String> {
         let until = Instant::now() + patience;
         let heap = || link.stages.lock_unpoisoned().pinned();
-        let mut outgoing = carry::hold(link, until, || D::pinned(&link.state).or_else(heap))?;
         let both = Both {
             link,
             there: link,
-            end: Instant::now() + LONG,
+            orders: Some(orders),
+            end: until + LONG,
         };
+        let mut outgoing = both.hold(until, || D::pinned(&link.state).or_else(heap))?;
         let taken = save(&both, &mut outgoing, until).and_then(|saved| {
+            both.check_wanted()?;
             let mut reader = carry::hold_readers(link)?;
             match leave(link, &mut outgoing, &mut reader) {
                 Ok(()) => Ok((saved, reader)),
@@ -133,7 +137,7 @@ impl<'a, D: Carried> Parked<'a, D> {
                 order::answer(orders, &Ok(()));
                 continue;
             }
-            match self.go_on(&order.to, order.opening.min(LONG)) {
+            match self.go_on(&order.to, order.opening.min(LONG), Some(orders)) {
                 Err(why) if !self.link.is_lost() => {
                     base::note!("{}: stays parked: {why}", D::NAME);
                     order::answer(orders, &Err(why));
@@ -149,7 +153,7 @@ impl<'a, D: Carried> Parked<'a, D> {
         let home = self.link.environment.home();
         let end = Instant::now() + ALONE;
         loop {
-            match self.go_on(home, OPENING) {
+            match self.go_on(home, OPENING, None) {
                 Err(_) if Instant::now() < end && !self.link.is_lost() => thread::sleep(AGAIN),
                 Err(why) => {
                     self.link.lose();
@@ -162,8 +166,13 @@ impl<'a, D: Carried> Parked<'a, D> {
         }
     }
 
-    /// Has a worker at this address, which has so long to answer, go on with the state.
-    fn go_on(&mut self, to: &str, opening: Duration) -> Result<Option<UnixStream>, String> {
+    /// Has a worker at this address, which has so long to answer, go on with the state, as somebody orders, or nobody.
+    fn go_on(
+        &mut self,
+        to: &str,
+        opening: Duration,
+        orders: Option<&UnixStream>,
+    ) -> Result<Option<UnixStream>, String> {
         let link = self.link;
         let opened = carry::open(link, to, Instant::now() + opening)?;
         let there = carry::connection(link, &opened)?;
@@ -175,6 +184,7 @@ impl<'a, D: Carried> Parked<'a, D> {
         let both = Both {
             link,
             there: &there,
+            orders,
             end: Instant::now() + LONG,
         };
         // Who waits with a copy does so for as long as this is parked.
@@ -191,6 +201,7 @@ impl<'a, D: Carried> Parked<'a, D> {
         let mut bytes = vec![0; carry::PART.min(self.length) as usize];
         let mut at = 0;
         while at < self.length {
+            both.check_wanted()?;
             let most = carry::PART.min(self.length - at) as usize;
             let read = self.image.read_exact_at(&mut bytes[..most], at);
             read.map_err(|error| format!("its state cannot be read: {error}"))?;
@@ -229,6 +240,7 @@ fn save<D: Carried>(
     let steps = Steps::default();
     let mut at = 0;
     while at < length {
+        both.check_wanted()?;
         let most = carry::PART.min(length - at);
         steps
             .take(most, length)

@@ -33,7 +33,7 @@ use std::{
     time::Duration,
 };
 
-use base::Patience;
+use base::{Cancel, Patience};
 
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
 use crate::link::{
@@ -43,7 +43,7 @@ use crate::link::{
 
 /// Moves the application of one worker to another, up to the point where the source is to be killed.
 /// `connection` is the application's. With `postcopy` the source is to be asked for contents that are
-/// left, first.
+/// left, first. Who cancels has it stay, as long as the source has not been told to leave.
 ///
 /// # Errors
 /// The application stays where it is, if its worker lives. One that is busy is asked for nothing more
@@ -52,13 +52,14 @@ pub fn carry_over(
     source: &Peer<'_>,
     destination: &Peer<'_>,
     connection: BorrowedFd<'_>,
-    drain: Duration,
-    postcopy: bool,
+    (drain, postcopy): (Duration, bool),
+    cancel: &Cancel,
 ) -> Result<(), NotMoved> {
     // All of it, whoever is slow.
-    let patience = Patience::within(drain.saturating_add(LONG));
-    let soon = patience.at_most(SOON);
-    let (described, files) = source.ask(&Command::Describe(), &[], &soon)?;
+    let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
+    // Its answer is not to be taken for that to another command.
+    let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
+    let (described, files) = described?;
     let Reply::Serves(served) = described else {
         return Err(NotMoved::Refused("the worker serves nobody".to_owned()));
     };
@@ -75,9 +76,10 @@ pub fn carry_over(
                 .to_owned(),
         ));
     }
+    let soon = patience.at_most(SOON);
     destination.ask(&Command::Adopt(served), &[connection], &soon)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
-    destination.ask(&Command::Files(), &files, &patience.at_most(SOON))?;
+    destination.ask(&Command::Files(), &files, &soon)?;
     // The source's answers that have not come.
     let mut due = 0;
     let mut ask = |command: &Command, files: &[BorrowedFd<'_>], patience: &Patience| {
@@ -97,7 +99,11 @@ pub fn carry_over(
             &patience,
         )?;
         destination.make(&Command::Restore(true), image.as_fd(), &patience)?;
-        match ask(&Command::Leave(), &[], &soon) {
+        if patience.is_cancelled() {
+            return Err(NotMoved::Cancelled);
+        }
+        // From here on it does not stop half-way.
+        match ask(&Command::Leave(), &[], &Patience::within(SOON)) {
             // One that has ended has left.
             Err(NotMoved::Gone { source, .. }) if source.kind() != ErrorKind::TimedOut => Ok(()),
             answer => answer.map(drop),
@@ -139,25 +145,37 @@ mod tests {
     use super::*;
     use crate::wire::Blob;
 
-    /// A worker that does what it is asked for, up to a command: then it refuses, or ends.
+    /// What a worker does at a command.
+    #[derive(Clone)]
+    enum Then {
+        Refuses,
+        Ends,
+        /// What it is asked for, when whoever has asked for the move has gone.
+        Goes(Cancel),
+    }
+
+    /// A worker that does what it is asked for, but for one command.
     fn worker(
         channel: UnixStream,
-        ends_at: Option<Command>,
-        refuses: bool,
+        at: Option<Command>,
+        then: Then,
     ) -> thread::JoinHandle<Vec<Command>> {
         thread::spawn(move || {
             let mut asked = Vec::new();
             while let Ok(Some((command, files))) = receive::<Command>(&channel) {
                 let same = |other: &Command| discriminant(other) == discriminant(&command);
-                let is_end = ends_at.as_ref().is_some_and(same);
+                let then = at.as_ref().is_some_and(same).then_some(&then);
                 let is_description = command == Command::Describe();
                 asked.push(command);
                 drop(files);
-                if is_end && !refuses {
-                    break;
+                if let Some(Then::Goes(cancel)) = then {
+                    cancel.cancel();
                 }
-                let _ = match (is_end, is_description) {
-                    (true, _) => send(&channel, &refused(&io::Error::other("no")), &[]),
+                let _ = match (then, is_description) {
+                    (Some(Then::Ends), _) => break,
+                    (Some(Then::Refuses), _) => {
+                        send(&channel, &refused(&io::Error::other("no")), &[])
+                    }
                     (_, true) => {
                         let served = Served {
                             attachment: Blob::default(),
@@ -178,13 +196,17 @@ mod tests {
     fn moved(
         at_source: Option<Command>,
         at_destination: Option<Command>,
-        refuses: bool,
+        then: &Then,
     ) -> (bool, Vec<Command>, Vec<Command>) {
+        let cancel = match then {
+            Then::Goes(cancel) => cancel.clone(),
+            _ => Cancel::default(),
+        };
         let ((to_source, source), (to_destination, destination)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
         let workers = [
-            worker(source, at_source, refuses),
-            worker(destination, at_destination, refuses),
+            worker(source, at_source, then.clone()),
+            worker(destination, at_destination, then.clone()),
         ];
         let peer = |channel| Peer {
             channel,
@@ -195,8 +217,8 @@ mod tests {
             &peer(&to_source),
             &peer(&to_destination),
             connection.as_fd(),
-            Duration::from_millis(10),
-            false,
+            (Duration::from_millis(10), false),
+            &cancel,
         );
         drop((to_source, to_destination));
         let [source, destination] = workers.map(|worker| worker.join().unwrap());
@@ -205,17 +227,17 @@ mod tests {
 
     #[test]
     fn an_application_stays_if_either_worker_refuses_or_ends_at_any_step() {
-        let (moves, source, _) = moved(None, None, false);
+        let (moves, source, _) = moved(None, None, &Then::Ends);
         assert!(moves && source.last() == Some(&Command::Leave()));
-        for refuses in [true, false] {
+        for (then, name) in [(Then::Refuses, "refuses"), (Then::Ends, "ends")] {
             for step in [
                 Command::Files(),
                 Command::Prepare(true),
                 Command::Restore(true),
             ] {
-                let name = format!("{step:?} {refuses}");
+                let name = format!("{step:?} {name}");
                 let is_files = step == Command::Files();
-                let (moves, source, _) = moved(None, Some(step), refuses);
+                let (moves, source, _) = moved(None, Some(step), &then);
                 assert!(!moves, "{name}");
                 // One that was asked to stop, or to keep what it has copied, is to go on.
                 assert!(
@@ -224,8 +246,8 @@ mod tests {
                 );
             }
             for step in [Command::Quiesce(0, 0), Command::SaveRest(0, false)] {
-                let name = format!("{step:?} {refuses}");
-                let (moves, _, destination) = moved(Some(step), None, refuses);
+                let name = format!("{step:?} {name}");
+                let (moves, _, destination) = moved(Some(step), None, &then);
                 assert!(
                     !moves && !destination.contains(&Command::Restore(true)),
                     "{name}"
@@ -236,7 +258,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_copied_while_it_serves_is_saved_while_it_stands_still() {
-        let (moves, source, destination) = moved(Some(Command::Precopy(0, 0)), None, true);
+        let (moves, source, destination) =
+            moved(Some(Command::Precopy(0, 0)), None, &Then::Refuses);
         assert!(
             moves && source.contains(&Command::SaveRest(0, false)),
             "{source:?}"
@@ -245,8 +268,36 @@ mod tests {
     }
 
     #[test]
+    fn an_application_stays_if_who_has_asked_goes_before_its_worker_is_to_leave_and_not_after() {
+        let goes = || Then::Goes(Cancel::default());
+        for step in [
+            Command::Precopy(0, 0),
+            Command::Quiesce(0, 0),
+            Command::SaveRest(0, false),
+        ] {
+            let name = format!("{step:?}");
+            let (moves, source, _) = moved(Some(step), None, &goes());
+            assert!(
+                !moves && source.last() == Some(&Command::Resume()),
+                "{name}"
+            );
+        }
+        for step in [Command::Prepare(true), Command::Restore(true)] {
+            let name = format!("{step:?}");
+            let (moves, source, _) = moved(None, Some(step), &goes());
+            assert!(
+                !moves && source.last() == Some(&Command::Resume()),
+                "{name}"
+            );
+            assert!(!source.contains(&Command::Leave()), "{name}");
+        }
+        let (moves, source, _) = moved(Some(Command::Leave()), None, &goes());
+        assert!(moves && source.last() == Some(&Command::Leave()));
+    }
+
+    #[test]
     fn a_source_that_ends_once_its_state_is_made_again_is_not_missed() {
-        let (moves, ..) = moved(Some(Command::Leave()), None, false);
+        let (moves, ..) = moved(Some(Command::Leave()), None, &Then::Ends);
         assert!(moves);
     }
 

@@ -6,7 +6,8 @@
 //! may pass until it stands still, and the address of another pool, if it is to be served there; or
 //! `postcopy` instead, for one that goes on before all of its memory has come. The
 //! answer is a line for each application, and the end: an application that was to leave has left then,
-//! and its worker has ended, unless the line says why not.
+//! and its worker has ended, unless the line says why not. Who asks and goes before has those stay that have
+//! not moved yet.
 //!
 //! Threads talk to those who ask and to the workers; the pool's own thread, which starts and ends
 //! workers, hears of both by [`Event`]s.
@@ -26,10 +27,10 @@ use std::{
         mpsc::{self, Receiver, Sender},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use base::{Patience, Unpoisoned};
+use base::{Cancel, Patience, Unpoisoned, poll::poll};
 
 use super::control::{self, Command, NotMoved, Peer, Reply};
 use crate::link::{
@@ -128,6 +129,42 @@ impl Asker {
     /// Tells a line. Who does not listen misses it.
     pub fn tell(&self, line: &str) {
         let _ = writeln!(self.0.lock_unpoisoned(), "{line}");
+    }
+
+    /// Waits until whoever has asked is gone, something can be read from this descriptor, or its other side has
+    /// ended; for some time if that is bounded. Whether they are gone.
+    fn is_gone_before(&self, other: BorrowedFd<'_>, until: Option<Instant>) -> io::Result<bool> {
+        let stream = self.0.lock_unpoisoned().try_clone()?;
+        // Who only says no more is still there.
+        let entry = |fd: RawFd, events| libc::pollfd {
+            fd,
+            events,
+            revents: 0,
+        };
+        let mut entries = [
+            entry(stream.as_raw_fd(), 0),
+            entry(other.as_raw_fd(), libc::POLLIN),
+        ];
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if poll(&mut entries, left)? > 0 || left == Some(Duration::ZERO) {
+                return Ok(entries[0].revents != 0 && entries[1].revents == 0);
+            }
+        }
+    }
+
+    /// Has this cancelled when whoever has asked is gone before the other end of the socket.
+    fn cancels(&self, cancel: Cancel, over: UnixStream) -> io::Result<()> {
+        let asker = self.clone();
+        let work = move || {
+            if let Ok(true) = asker.is_gone_before(over.as_fd(), None) {
+                cancel.cancel();
+            }
+        };
+        thread::Builder::new()
+            .name("asker".to_owned())
+            .spawn(work)
+            .map(drop)
     }
 }
 
@@ -256,6 +293,9 @@ impl Moves {
             false => None,
         };
         let post = self.post.clone();
+        let cancel = Cancel::default();
+        let (moving, over) = UnixStream::pair()?;
+        asker.cancels(cancel.clone(), over)?;
         let work = move || {
             let source = Peer {
                 channel: &source,
@@ -266,8 +306,9 @@ impl Moves {
                 who: "the worker that was to serve it",
             };
             let application = connection.as_fd();
-            let outcome = control::carry_over(&source, &destination, application, drain, postcopy);
-            drop(connection);
+            let how = (drain, postcopy);
+            let outcome = control::carry_over(&source, &destination, application, how, &cancel);
+            drop((connection, moving));
             let busy = match &outcome {
                 Err(NotMoved::Busy { due, .. }) => Some(*due),
                 _ => None,
@@ -320,7 +361,7 @@ impl Moves {
                 }
             };
             let (outcome, lead) = match given {
-                Ok(lead) => match lead.answer(order.opening + order.patience + LONG) {
+                Ok(lead) => match answered(&lead, &order, &asker) {
                     Ok(outcome) => (outcome, Some(lead)),
                     Err(error) => (Err(lost(&error)), None),
                 },
@@ -342,6 +383,16 @@ impl Moves {
             .spawn(work)
             .map(drop)
     }
+}
+
+/// What an application answers to an order, which is taken back if whoever has asked for it is gone.
+fn answered(lead: &Lead, order: &Order, asker: &Asker) -> io::Result<Result<(), String>> {
+    let patience = order.opening + order.patience + LONG;
+    let until = Instant::now() + patience;
+    if asker.is_gone_before(lead.as_fd(), Some(until))? {
+        lead.take_back()?;
+    }
+    lead.answer(until.saturating_duration_since(Instant::now()))
 }
 
 fn lost(error: &io::Error) -> String {
@@ -440,6 +491,7 @@ pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<b
 #[cfg(not(loom))]
 mod tests {
     use super::*;
+    use crate::link::order;
 
     #[test]
     fn a_socket_that_is_no_control_socket_is_told_from_one() {
@@ -472,6 +524,109 @@ mod tests {
         assert!(outcome.unwrap());
         assert_eq!(line.unwrap(), "list\n");
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A process that has asked for something, and waits for the answer until it is killed.
+    fn asker() -> (std::process::Child, Asker) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut waits = std::process::Command::new("sleep");
+        let waits = waits.arg("600").stdin(OwnedFd::from(theirs)).spawn();
+        (waits.unwrap(), Asker(Arc::new(Mutex::new(ours))))
+    }
+
+    fn kill(mut process: std::process::Child) {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+
+    /// An application that is told to go somewhere, for who has asked, and where its orders come from.
+    fn ordered(moves: &Moves, asker: &Asker) -> (UnixStream, Order) {
+        let order = Order {
+            to: "/run/other".to_owned(),
+            patience: Duration::from_secs(600),
+            opening: Duration::from_secs(600),
+        };
+        let (source, worker) = UnixStream::pair().unwrap();
+        let (connection, application) = UnixStream::pair().unwrap();
+        let way = Way::Here(source, Arc::new(connection.into()));
+        moves
+            .send_away(way, 1, (None, 0), order.clone(), asker.clone())
+            .unwrap();
+        let asked = control::receive::<Command>(&worker).unwrap().unwrap().0;
+        assert_eq!(asked, Command::Describe());
+        let served = control::Served {
+            attachment: crate::wire::Blob::default(),
+            window: 0,
+            files: 0,
+            told: crate::wire::Blob::default(),
+        };
+        control::send(&worker, &Reply::Serves(served), &[]).unwrap();
+        let (_, mut files) = socket::receive(&application, &mut [0]).unwrap();
+        let orders = UnixStream::from(files.remove(0));
+        assert_eq!(Order::take(&orders).unwrap(), order);
+        (orders, order)
+    }
+
+    fn await_readable(stream: &impl AsFd) {
+        let patience = Patience::within(Duration::from_secs(600));
+        patience.readable(stream.as_fd()).unwrap();
+    }
+
+    /// What has become of it.
+    fn departure(moves: &Moves) -> Departure {
+        await_readable(&moves.woken);
+        match moves.events().pop() {
+            Some(Event::Left(departure)) => departure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_application_stays_where_who_has_asked_for_its_move_is_killed_and_can_be_moved_again() {
+        let moves = Moves::listen(None).unwrap();
+        let (process, asker) = asker();
+        let (orders, order) = ordered(&moves, &asker);
+        assert!(!order::is_taken_back(&orders), "somebody waits for it");
+        kill(process);
+        await_readable(&orders);
+        assert!(order::is_taken_back(&orders));
+        order::answer(&orders, &Err("nobody waits".to_owned()));
+        let departure = departure(&moves);
+        assert_eq!(departure.outcome, Err("nobody waits".to_owned()));
+        departure.lead.unwrap().give(&order).unwrap();
+        assert_eq!(Order::take(&orders).unwrap(), order);
+    }
+
+    #[test]
+    fn an_application_that_is_about_to_go_on_elsewhere_goes_and_is_led_on_though_the_asker_is_killed()
+     {
+        let moves = Moves::listen(None).unwrap();
+        let (process, asker) = asker();
+        let (orders, order) = ordered(&moves, &asker);
+        kill(process);
+        await_readable(&orders);
+        // It does not listen any more.
+        order::answer(&orders, &Ok(()));
+        let departure = departure(&moves);
+        assert_eq!(departure.outcome, Ok(()));
+        // Its listener passes over what has come too late.
+        departure.lead.unwrap().give(&order).unwrap();
+        assert!(order::is_taken_back(&orders));
+        assert_eq!(Order::take(&orders).unwrap(), order);
+    }
+
+    #[test]
+    fn who_only_says_no_more_still_waits_for_the_answer() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let asker = Asker(Arc::new(Mutex::new(ours)));
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        let (over, end) = UnixStream::pair().unwrap();
+        let soon = Some(Instant::now());
+        assert!(!asker.is_gone_before(over.as_fd(), soon).unwrap());
+        drop(theirs);
+        assert!(asker.is_gone_before(over.as_fd(), None).unwrap());
+        drop(end);
+        assert!(!asker.is_gone_before(over.as_fd(), None).unwrap());
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! an application that nobody moves does nothing for it. On the pair goes a line, `move`, the
 //! milliseconds that it may take until nothing is under way, those until the worker there answers, and the
 //! address, as `GANTRY_OPENCL` has it;
-//! and back one line: `moved`, or `stays` and why. The pair stays, for who has given the order to give
+//! and back one line: `moved`, or `stays` and why. A line `stay` takes an order back: the application stays if it has
+//! not gone yet, and answers in any case. The pair stays, for who has given the order to give
 //! further ones wherever the application is by then, until somebody else gives one. Who sends an
 //! application elsewhere as it says hello gives it such a pair at once. Neither side trusts the other's.
 
@@ -30,6 +31,8 @@ pub const ORDER: u8 = 1;
 /// In the place of an address: the application keeps its state in its own memory, and its calls wait until
 /// another order says where it is to go on.
 pub const PARKED: &str = "parked";
+/// The line that takes an order back.
+const TAKEN_BACK: [u8; 5] = *b"stay\n";
 /// The longest line, in bytes.
 const LONGEST: usize = 4096;
 /// How long the other side may take to say what it wants.
@@ -114,6 +117,14 @@ impl Order {
         };
         Ok(order.ok_or(io::ErrorKind::InvalidData)?)
     }
+}
+
+/// Whether an order that has come by this end of a pair is taken back: heard once. One that has been carried out by
+/// then is not.
+pub fn is_taken_back(mut stream: &UnixStream) -> bool {
+    let taken_back = socket::peek(stream) == Some(TAKEN_BACK);
+    // It has come.
+    taken_back && stream.read_exact(&mut [0; TAKEN_BACK.len()]).is_ok()
 }
 
 /// Whether an order may come by this end of a pair, which has come over the connection: only from the
@@ -210,6 +221,14 @@ impl Lead {
         let (patience, opening) = (order.patience.as_millis(), order.opening.as_millis());
         let line = format!("move {patience} {opening} {}\n", order.to);
         socket::send(&self.stream, line.as_bytes(), &[])
+    }
+
+    /// Takes the order back that was given last. It is answered all the same.
+    ///
+    /// # Errors
+    /// The application is gone, or somebody else leads it.
+    pub fn take_back(&self) -> io::Result<()> {
+        socket::send(&self.stream, &TAKEN_BACK, &[])
     }
 
     /// The next answer to an order if one has come. Waits for none where the lead is
@@ -337,6 +356,31 @@ mod tests {
         assert!(lead.come.len() <= 2 * LONGEST);
         drop(application);
         assert!(lead.heard().is_err());
+    }
+
+    #[test]
+    fn an_order_is_taken_back_once_and_later_ones_are_not() {
+        let (lead, application) = Lead::pair().unwrap();
+        assert!(!is_taken_back(&application), "nothing was said");
+        let order = Order {
+            to: "/run/one".to_owned(),
+            patience: PATIENCE,
+            opening: PATIENCE,
+        };
+        lead.give(&order).unwrap();
+        lead.take_back().unwrap();
+        lead.give(&order).unwrap();
+        assert!(!is_taken_back(&application), "it is an order");
+        assert_eq!(Order::take(&application).unwrap(), order);
+        assert!(is_taken_back(&application));
+        assert!(!is_taken_back(&application), "it was heard");
+        assert_eq!(Order::take(&application).unwrap(), order);
+        // Half of it, and who has ended.
+        lead.stream.set_nonblocking(true).unwrap();
+        socket::send(&lead.stream, b"sta", &[]).unwrap();
+        assert!(!is_taken_back(&application));
+        drop(lead);
+        assert!(!is_taken_back(&application));
     }
 
     #[test]

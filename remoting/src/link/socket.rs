@@ -29,7 +29,12 @@ pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Vec<
 
 /// The hello that has come and was not read yet, if all of it has.
 pub fn peek_hello(stream: impl AsFd) -> Option<[u8; hello::SIZE]> {
-    let mut bytes = [0; hello::SIZE];
+    peek(stream)
+}
+
+/// So many bytes that have come and were not read yet, if there are as many.
+pub fn peek<const SIZE: usize>(stream: impl AsFd) -> Option<[u8; SIZE]> {
+    let mut bytes = [0; SIZE];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let to = bytes.as_mut_ptr().cast();
     // SAFETY: so many bytes of a local. Files that come along stay where they are.

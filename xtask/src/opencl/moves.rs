@@ -594,6 +594,31 @@ fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
     Ok(whole)
 }
 
+/// Whoever has asked for an application's move is killed after some time: it computes what it does, and goes as soon as
+/// somebody else asks, unless it has gone.
+fn mover_killed(first: &Pool, control: &Path, second: &Pool, after: Duration) -> Result<()> {
+    let mut child = start_for(first, TOLD)?;
+    let mut order = moving(first, control);
+    order.args(["--all", "--to", &second.address]);
+    let mut order = order.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    thread::sleep(after);
+    order.kill()?;
+    order.wait()?;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let text = send(first, control, "--all", &second.address)?;
+        if text.is_empty() || text.contains(" moved to ") {
+            break;
+        }
+        let is_moving = text.contains("being moved already");
+        ensure!(is_moving && Instant::now() < until, "{text}");
+    }
+    drop(child.stdin.take());
+    let output = child.wait_with_output()?;
+    ensure!(output.stdout == b"ok\n", "the application said {output:?}");
+    Ok(())
+}
+
 pub fn between_killed(pool: &Pool) -> Result<()> {
     let (first, first_control) = movable(pool, "left")?;
     let (second, second_control) = movable(pool, "come-to")?;
@@ -623,6 +648,11 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
             "round {round}: the application said {said:?}"
         );
         ensure!(order.wait_with_output().is_ok(), "no end of the move");
+    }
+    for round in 0..5 {
+        let once = whole * round / 4;
+        mover_killed(&first, &first_control, &second, once)
+            .with_context(|| format!("its mover was killed after {once:?}"))?;
     }
     // Whoever comes next is served, can be moved, and nobody is left.
     let mut next = start_for(&first, "60")?;
