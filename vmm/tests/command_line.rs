@@ -247,10 +247,7 @@ fn what_is_printed_need_not_be_read() {
     let dir = tempfile::tempdir().unwrap();
     let waiting = Waiting::start(dir.path(), &[]);
     let socket = waiting.socket.to_str().unwrap();
-    check_unread(
-        GANTRY,
-        &["ctl list", &format!("ctl --socket {socket} metrics")],
-    );
+    check_unread(GANTRY, &[&format!("ctl --socket {socket} metrics")]);
 }
 
 /// Runs a shell that finds the program under its name, and returns what it prints.
