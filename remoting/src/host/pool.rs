@@ -430,7 +430,8 @@ impl Pool<'_> {
         }
         let mut message = [0; stream::LONGEST];
         let received = socket::receive(&worker.channel, &mut message);
-        let heard = received.map(|(count, files)| {
+        let count = received.as_ref().map_or(0, |(count, _)| *count);
+        let heard = received.map(|(_, files)| {
             let said = Said::of(&message[..count], files.len());
             (said, files)
         });
@@ -466,18 +467,26 @@ impl Pool<'_> {
             }
             Ok((Some(Said::Failed(why)), files)) => {
                 self.closer.close(files);
-                if self.failure.as_deref() != Some(why) {
-                    crate::note!("gantry-accel: {why}");
-                    self.failure = Some(why.to_owned());
-                }
+                self.tell_failure(why);
                 self.died(worker)?;
             }
             other => {
                 self.closer.close(other.map(|(_, files)| files));
+                if let Some(printed) = stream::printed(&message[..count]) {
+                    self.tell_failure(&format!("a worker has printed: {printed}"));
+                }
                 self.died(worker)?;
             }
         }
         Ok(())
+    }
+
+    /// Says why workers cannot serve anybody, once for all of them.
+    fn tell_failure(&mut self, why: &str) {
+        if self.failure.as_deref() != Some(why) {
+            crate::note!("gantry-accel: {why}");
+            self.failure = Some(why.to_owned());
+        }
     }
 
     /// A worker has ended before it served anybody.

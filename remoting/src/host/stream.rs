@@ -160,6 +160,15 @@ pub(super) fn tell_failure(error: &dyn std::error::Error) -> bool {
     true
 }
 
+/// What a message has that is none: a driver has printed it, as the channel is its standard output, and may have said so
+/// why it fails. What its worker says of that comes with it or later.
+pub(super) fn printed(message: &[u8]) -> Option<String> {
+    let text = message.split(|byte| *byte == FAILED).next()?;
+    let text = String::from_utf8_lossy(text).replace(char::is_control, " ");
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
 /// The pool's channel: this process's standard output, until it is known whose application it
 /// serves.
 pub(super) fn channel() -> ManuallyDrop<UnixStream> {
@@ -277,6 +286,16 @@ mod tests {
             offset: 2 << 20,
             length: 4096,
             stage: Some(StageId(stage)),
+        }
+    }
+
+    #[test]
+    fn what_a_driver_prints_is_told_from_what_its_worker_says() {
+        for message in [&b"no\nlicence\n"[..], b"no\nlicence\n\x05cannot open it"] {
+            assert_eq!(printed(message).as_deref(), Some("no licence"));
+        }
+        for message in [&b""[..], b" \n", b"\x05cannot open it"] {
+            assert_eq!(printed(message), None);
         }
     }
 
