@@ -595,7 +595,7 @@ fn check_files(device: &dyn Device) -> Result<(), ApiError> {
             continue;
         }
         if let Err(error) = fs::metadata(&file.path) {
-            let why = format!("cannot find {}: {error}", file.path.display());
+            let why = format!("cannot use {}: {error}", file.path.display());
             return Err(ApiError::message(Status::BadRequest, why));
         }
     }

@@ -149,7 +149,7 @@ fn a_vm_that_is_switched_off_cannot_become_one_that_could_not_be_built() {
     assert!(error.contains("rate limit group"), "{error}");
     let nowhere = json!({"path": "/nowhere/disk.raw"});
     let error = refused(&mut control, "vm.add-disk", &nowhere);
-    assert!(error.contains("cannot find /nowhere/disk.raw"), "{error}");
+    assert!(error.contains("cannot use /nowhere/disk.raw"), "{error}");
     assert_eq!(control.life.config().cloned(), before);
     let more = json!({"desired_vcpus": 2, "desired_ram": 2_u64 << 30});
     ask(&mut control, "vm.resize", &more, Vec::new()).unwrap();
