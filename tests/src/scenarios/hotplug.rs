@@ -200,7 +200,7 @@ fn refused(context: &Context) -> Result<()> {
         "vm.add-disk",
         Some(json!({"path": "/no/such/file"})),
         400,
-        "cannot find /no/such/file",
+        "cannot use /no/such/file",
     )?;
     let segment = json!({"path": path, "pci_segment": 7});
     ensure!(gantry.request("PUT", "vm.add-disk", Some(&segment))?.status >= 400);
