@@ -10,7 +10,10 @@ use std::{
 use gantry_remoting::{
     apis::{cuda::Cuda, opencl::OpenCl},
     link::socket,
-    wire::hello::{Hello, Refused},
+    wire::{
+        api::Spoken,
+        hello::{Hello, Refused},
+    },
 };
 
 use crate::library::serving_apis;
@@ -56,9 +59,9 @@ fn one_pool_serves_both_apis_also_a_build_that_disagrees_about_the_other() {
         let (said, none) = answer(other);
         let told = Hello::check(
             &said,
-            &[gantry_remoting::wire::api::Spoken {
+            &[Spoken {
                 version: other.version,
-                ..gantry_remoting::wire::api::Spoken::of::<OpenCl>()
+                ..Spoken::of::<OpenCl>()
             }],
         );
         let theirs = opencl.version;

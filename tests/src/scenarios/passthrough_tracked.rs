@@ -507,10 +507,11 @@ fn moves(context: &Context) -> Result<()> {
     let mut computing = Computing::start(&context.dir)?;
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
-    // It has come back when the destination had died.
+    // It has come back when the destination had died. Its buffers are too small to follow it: what is looked at is that
+    // both may be asked for together.
     let how = json!({"passthrough": "Remote", "accel_postcopy": true});
     let (computing, _) = computing.moves(&context.dir.join("again"), how, 1)?;
-    let how = json!({"passthrough": "Park", "accel_postcopy": true});
+    let how = json!({"passthrough": "Park"});
     let (mut computing, _) = computing.moves(&context.dir.join("parked"), how, 2)?;
     computing.stays_in_a_small_group()?;
     computing.loses_its_agent()?;
