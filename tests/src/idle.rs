@@ -19,7 +19,7 @@ use crate::{
     bench::cpu_time,
     gantry::Gantry,
     guest::Guest,
-    opencl::{AGENT, Arbiter, guest_files, load_uio, start_agent, until},
+    opencl::{AGENT, Arbiter, Pool, guest_files, load_uio, start_agent, until},
 };
 
 /// How long each measurement takes.
@@ -49,12 +49,16 @@ const STATES: [(&str, Option<&str>); 4] = [
 /// From this one on the agent has the port's interrupts.
 const INTERRUPTED: usize = 3;
 
+/// What serves the guest.
+type Host<'a> = (&'a Pool, &'a Arbiter);
+
 /// Measures a guest in all states, and hands on a row for each, and what the context adds.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-idle");
     fs::create_dir_all(dir)?;
-    let arbiter = Arbiter::start(dir, "fair")?;
-    let accel = json!({"socket": arbiter.pool.socket, "window": 64 << 20, "slices": 4, "id": "a"});
+    let (arbiter, pool) = Arbiter::start_with_pool(dir, "fair")?;
+    let host = (&pool, &arbiter);
+    let accel = json!({"socket": pool.socket, "window": 64 << 20, "slices": 4, "id": "a"});
     let payload = json!({"initramfs": guest_files(dir)?});
     let (gantry, mut guest) = Gantry::boot(dir, json!({"payload": payload, "accels": [accel]}))?;
     guest.run("gantry-agent install --driver-only; mkfifo /tmp/in")?;
@@ -62,14 +66,14 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let mut all = [Spent::default(); STATES.len()];
     for _ in 0..ROUNDS {
         for (state, sum) in all[..INTERRUPTED].iter_mut().enumerate() {
-            add(sum, in_state(&mut guest, &gantry, &arbiter, state)?);
+            add(sum, in_state(&mut guest, &gantry, host, state)?);
         }
     }
     load_uio(&mut guest)?;
     guest.run(&format!("killall gantry-agent; rm {AGENT}"))?;
     start_agent(&mut guest, "gantry-agent")?;
     for _ in 0..ROUNDS {
-        let spent = in_state(&mut guest, &gantry, &arbiter, INTERRUPTED)?;
+        let spent = in_state(&mut guest, &gantry, host, INTERRUPTED)?;
         add(&mut all[INTERRUPTED], spent);
     }
     let percent = |part: f64| format!("{:.3}", part * 100.0 / ROUNDS as f64);
@@ -90,19 +94,19 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
 }
 
 /// What is spent while the guest is in a state.
-fn in_state(guest: &mut Guest, gantry: &Gantry, arbiter: &Arbiter, state: usize) -> Result<Spent> {
+fn in_state(guest: &mut Guest, gantry: &Gantry, host: Host<'_>, state: usize) -> Result<Spent> {
     let Some(argument) = STATES[state].1 else {
-        return spent(gantry, arbiter);
+        return spent(gantry, host);
     };
     let said = guest.run(&format!(
         "rm -f /tmp/out; opencl-idle {argument} </tmp/in >/tmp/out 2>&1 & sleep 1000000 >/tmp/in & \
          until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out",
     ))?;
     ensure!(said.starts_with("idle "), "the application said {said:?}");
-    let spent = spent(gantry, arbiter)?;
+    let spent = spent(gantry, host)?;
     guest.run("killall sleep")?;
     until("the application's worker is gone", || {
-        Ok(arbiter.pool.workers()?.len() == 1)
+        Ok(host.0.workers()?.len() == 1)
     })?;
     Ok(spent)
 }
@@ -114,8 +118,7 @@ fn add(sum: &mut Spent, spent: Spent) {
 }
 
 /// What is spent while nothing happens.
-fn spent(gantry: &Gantry, arbiter: &Arbiter) -> Result<Spent> {
-    let pool = &arbiter.pool;
+fn spent(gantry: &Gantry, (pool, arbiter): Host<'_>) -> Result<Spent> {
     let mut workers = pool.workers()?;
     workers.push(pool.pid());
     let groups = [&[gantry.pid()][..], &workers, &[arbiter.pid()]];

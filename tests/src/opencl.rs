@@ -34,6 +34,9 @@ const PORT: u16 = 7070;
 /// Where a guest has a certificate of its own, and the authority's.
 const GUEST_KEYS: &str = "/keys";
 
+/// Where a pool finds the [`Arbiter`] in its root.
+const IN_TURNS: [&str; 2] = ["--arbiter", "/run/arbiter"];
+
 /// CUDA's driver for L1, which needs no GPU.
 pub const STAND_IN: &str = "/lib/libgantry_cuda_driver.so";
 
@@ -51,16 +54,21 @@ impl Pool {
         Self::start_with(dir, &[])
     }
 
-    /// A pool for OpenCL and CUDA, before PoCL and a stand-in for NVIDIA's driver.
+    /// A pool for OpenCL and CUDA, before PoCL and a stand-in for NVIDIA's driver, in the turns of an
+    /// [`Arbiter`].
     pub fn start_for_both(dir: &Path) -> Result<Self> {
         let library = "/run/libcuda.so.1";
         mount()?;
-        fs::copy(STAND_IN, Path::new(ROOT).join(&library[1..]))?;
+        let place = Path::new(ROOT).join(&library[1..]);
+        // A pool that was killed had it open: it is whole when it takes its place.
+        fs::copy(STAND_IN, place.with_extension("new"))?;
+        fs::rename(place.with_extension("new"), &place)?;
         let mut arguments = vec!["--api", "opencl,cuda", "--readable", library];
         let named = format!("cuda={library}");
         arguments.extend(["--library", &named]);
         // The stand-in reserves addresses that count as memory.
         arguments.extend(["--heap", "262144"]);
+        arguments.extend(IN_TURNS);
         Self::start_with(dir, &arguments)
     }
 
@@ -203,31 +211,25 @@ pub fn by_tls() -> String {
     format!("GANTRY_OPENCL={} {}", tls_address(), tls_files())
 }
 
-/// The arbiter of a pool whose device machines share. It is killed when dropped, after the pool.
+/// The arbiter of a pool whose device machines share. It is killed when dropped.
 pub struct Arbiter {
-    /// What it gives turns to.
-    pub pool: Pool,
-    process: Process,
+    child: Child,
     socket: PathBuf,
 }
 
-/// A process that ends with the value.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 impl Arbiter {
-    /// Starts both, with this policy. Messages go to `gantry.log` in `dir`.
+    /// Starts it, with this policy, and a pool for OpenCL that it gives turns to. Messages go to
+    /// `gantry.log` in `dir`.
+    pub fn start_with_pool(dir: &Path, policy: &str) -> Result<(Self, Pool)> {
+        Ok((Self::start(dir, policy)?, Pool::start_with(dir, &IN_TURNS)?))
+    }
+
+    /// Starts it alone.
     pub fn start(dir: &Path, policy: &str) -> Result<Self> {
         mount()?;
         let log = log(dir)?;
         let socket = Path::new(ROOT).join("run/arbiter");
-        let process = Command::new("/bin/gantry-arbiter")
+        let child = Command::new("/bin/gantry-arbiter")
             .arg("--socket")
             .arg(&socket)
             .args(["--policy", policy])
@@ -239,20 +241,16 @@ impl Arbiter {
             .stderr(log)
             .spawn()
             .context("cannot start gantry-arbiter")?;
-        let process = Process(process);
-        until("the arbiter listens", || Ok(status::read(&socket).is_ok()))?;
-        // The pool finds it by its name in the pool's root.
-        let pool = Pool::start_with(dir, &["--arbiter", "/run/arbiter"])?;
-        Ok(Self {
-            pool,
-            process,
-            socket,
-        })
+        let arbiter = Self { child, socket };
+        until("the arbiter listens", || {
+            Ok(status::read(&arbiter.socket).is_ok())
+        })?;
+        Ok(arbiter)
     }
 
     /// The arbiter's process.
     pub fn pid(&self) -> u32 {
-        self.process.0.id()
+        self.child.id()
     }
 
     /// What each machine has had of the device.
@@ -260,6 +258,13 @@ impl Arbiter {
         let status = status::read(&self.socket)
             .with_context(|| format!("the arbiter ({}) shows no figures", self.pid()))?;
         Ok(status.clients)
+    }
+}
+
+impl Drop for Arbiter {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

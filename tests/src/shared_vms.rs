@@ -121,6 +121,7 @@ fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Resul
 /// Guests on one device.
 pub struct Vms {
     vms: Vec<Vm>,
+    pool: Pool,
     arbiter: Arbiter,
 }
 
@@ -133,17 +134,17 @@ impl Vms {
         weights: &[u32],
         waiting: Option<usize>,
     ) -> Result<Self> {
-        let arbiter = Arbiter::start(dir, policy)?;
+        let (arbiter, pool) = Arbiter::start_with_pool(dir, policy)?;
         let (compiled, iteration) = Compiled::turns()?;
         let snapshot = dir.join("snapshot");
-        ready(&dir.join("first"), &arbiter.pool, &compiled, &snapshot)?;
+        ready(&dir.join("first"), &pool, &compiled, &snapshot)?;
         let mut vms = Vec::new();
         for (index, weight) in weights.iter().enumerate() {
             let dir = dir.join(format!("vm{index}"));
             let waits = waiting == Some(index);
             vms.push(Vm::start(&dir, &snapshot, *weight, waits, &iteration)?);
         }
-        Ok(Self { vms, arbiter })
+        Ok(Self { vms, pool, arbiter })
     }
 
     /// Has all applications begin, and waits until each has had the device a few times.
@@ -235,14 +236,14 @@ impl Vms {
     /// had enqueued by then.
     pub fn lose_one(&mut self) -> Result<()> {
         let mut lost = self.vms.pop().context("there is no guest")?;
-        let workers = self.arbiter.pool.workers()?.len();
+        let workers = self.pool.workers()?.len();
         lost.gantry.kill()?;
         let before = self.clients()?;
         until("nothing is left of a killed VM", || {
             let gone = |client: &Client| client.workers == 0 && client.memory == 0 && !client.holds;
             let gone = (self.arbiter.clients()?.iter())
                 .all(|client| client.name != lost.name || gone(client));
-            Ok(gone && self.arbiter.pool.workers()?.len() < workers)
+            Ok(gone && self.pool.workers()?.len() < workers)
         })?;
         self.each(|vm, now| now.calls > before[vm].calls + u64::from(IN_FLIGHT))
     }

@@ -1,23 +1,25 @@
 //! Guests that compute by CUDA, before a driver that needs no GPU.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
+use gpu_mediator::status::Client;
 use serde_json::json;
 
 use super::{
     Context, Entry,
-    accelerator::{accel, counter},
+    accelerator::{accel, counter, goes_on},
 };
 use crate::{
     gantry::Gantry,
     guest::Guest,
     net::sh,
-    opencl::{self, Pool, until},
+    opencl::{self, Arbiter, Pool, until},
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "cuda: programs of two guests compute on the host's driver, one pool serves them OpenCL too, and a killed worker fails its own alone",
+    "cuda: programs of two guests compute on the host's driver, one pool serves them OpenCL too, and whoever is \
+     killed of worker, arbiter, pool and VMM fails its own alone",
     compute,
 )];
 
@@ -25,79 +27,214 @@ pub const SCENARIOS: &[Entry] = &[(
 const MEMORY: u64 = 64;
 const RIGHT: &str = "sums, counts and products are right";
 
-fn boot(context: &Context, pool: &Pool, name: &str) -> Result<(Gantry, Guest)> {
-    let dir = context.dir.join(name);
-    fs::create_dir_all(&dir)?;
-    let mut accel = accel(pool);
-    accel["api"] = json!("Cuda");
-    accel["memory"] = json!(MEMORY << 20);
-    let mut for_opencl = super::accelerator::accel(pool);
-    for_opencl["id"] = json!("cl");
-    let more = json!({
-        "payload": {"initramfs": opencl::guest_files(&dir)?},
-        "accels": [accel, for_opencl],
-    });
-    let (gantry, mut guest) = Gantry::boot(&dir, more)?;
-    opencl::start_agent(&mut guest, "gantry-agent")?;
-    Ok((gantry, guest))
+/// A machine whose programs call CUDA, and OpenCL.
+struct Vm {
+    gantry: Gantry,
+    guest: Guest,
+    /// The arbiter's name for it.
+    name: String,
 }
 
-/// Starts a program that computes until an error, and waits until it has computed once.
-fn start(guest: &mut Guest) -> Result<()> {
-    guest.run("cuda-programs endless >/tmp/endless 2>&1 & true")?;
-    guest.eventually("cat /tmp/endless /tmp/agent.log", |text| {
-        text.contains("the first is right")
-    })?;
-    Ok(())
+impl Vm {
+    fn boot(dir: &Path, pool: &Pool, weight: u32) -> Result<Self> {
+        fs::create_dir_all(dir)?;
+        let mut for_cuda = accel(pool);
+        for_cuda["api"] = json!("Cuda");
+        for_cuda["memory"] = json!(MEMORY << 20);
+        for_cuda["weight"] = json!(weight);
+        let mut for_opencl = accel(pool);
+        for_opencl["id"] = json!("cl");
+        let more = json!({
+            "payload": {"initramfs": opencl::guest_files(dir)?},
+            "accels": [for_cuda, for_opencl],
+        });
+        let (gantry, mut guest) = Gantry::boot(dir, more)?;
+        opencl::start_agent(&mut guest, "gantry-agent")?;
+        // As in vmm/src/machine/kinds/accel.rs.
+        let name = format!("{}/a", gantry.pid());
+        Ok(Self {
+            gantry,
+            guest,
+            name,
+        })
+    }
+
+    /// Starts a program that computes until an error, and waits until it has computed.
+    fn start(&mut self) -> Result<()> {
+        let program = "cuda-programs endless >>/tmp/moving 2>&1";
+        self.guest.run(&format!(": >/tmp/moving; {program} & true"))?;
+        goes_on(&mut self.guest)
+    }
+
+    /// The program that computes is told that it has lost its device, and everything before was right. Nothing of
+    /// it is left in the port.
+    fn loses(&mut self) -> Result<()> {
+        let tail = "tail -n 3 /tmp/moving; pidof cuda-programs; true";
+        let end = self
+            .guest
+            .eventually(tail, |text| text.contains("ended: "))?;
+        ensure!(end.contains("CUDA_ERROR"), "{end}");
+        until("the slice is free", || {
+            Ok(counter(&self.gantry, "slices_in_use")? == 0)
+        })
+    }
+}
+
+/// Who serves the machines. Both are started again when they were killed.
+struct Host<'a> {
+    dir: &'a Path,
+    arbiter: Arbiter,
+    pool: Pool,
+}
+
+impl Host<'_> {
+    /// The worker that serves, besides these; one more waits for a program.
+    fn serving(&self, others: &[u32], start: impl FnOnce() -> Result<()>) -> Result<u32> {
+        until("one worker waits", || {
+            Ok(self.pool.workers()?.len() == others.len() + 1)
+        })?;
+        let waiting = self.pool.workers()?;
+        let waiting = waiting.into_iter().find(|worker| !others.contains(worker));
+        start()?;
+        waiting.context("no worker waits")
+    }
+
+    /// What the arbiter has of a machine.
+    fn client(&self, vm: &Vm) -> Result<Client> {
+        let clients = self.arbiter.clients()?;
+        let found = clients.into_iter().find(|client| client.name == vm.name);
+        Ok(found.unwrap_or_default())
+    }
+
+    /// Waits until the arbiter has nothing of a machine.
+    fn forgets(&self, vm: &Vm) -> Result<()> {
+        until("the arbiter has nothing of the machine", || {
+            let client = self.client(vm)?;
+            Ok(client.workers == 0 && client.memory == 0 && !client.holds)
+        })
+    }
+
+    /// Open files of pool and arbiter, once nobody is served.
+    fn files(&self) -> Result<[usize; 2]> {
+        let count = |process: u32| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
+        until("only one worker is left, which waits", || {
+            Ok(self.pool.workers()?.len() == 1)
+        })?;
+        [self.pool.pid(), self.arbiter.pid()]
+            .into_iter()
+            .map(count)
+            .collect::<Result<Vec<_>>>()?
+            .try_into()
+            .map_err(|_| anyhow::anyhow!("two are counted"))
+    }
+}
+
+fn is_gone(process: u32) -> bool {
+    !Path::new(&format!("/proc/{process}")).exists()
 }
 
 fn compute(context: &Context) -> Result<()> {
+    let arbiter = Arbiter::start(&context.dir, "fair")?;
     let pool = Pool::start_for_both(&context.dir)?;
-    let (mut first, mut its_guest) = boot(context, &pool, "first")?;
-    let said = its_guest.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
+    let mut first = Vm::boot(&context.dir.join("first"), &pool, 1)?;
+    programs(&mut first.guest)?;
+    let mut second = Vm::boot(&context.dir.join("second"), &pool, 3)?;
+    // By the same pool.
+    second.guest.run("gantry-agent install")?;
+    let list = second.guest.run("clinfo -l; cat /tmp/agent.log")?;
+    ensure!(list.contains("Device #0"), "{list}");
+    let dir = &context.dir;
+    let host = Host { dir, arbiter, pool };
+    lose_worker(&host, &mut first, &mut second)?;
+    let host = lose_arbiter(host, &mut first, &mut second)?;
+    let host = lose_pool(host, &mut first, &mut second)?;
+    lose_vmm(&host, first, &mut second)
+}
+
+/// What programs compute, print and are refused.
+fn programs(guest: &mut Guest) -> Result<()> {
+    let said = guest.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
     let printed = "a kernel says: block 0 thread 3 of 32:  1.50 d 123456789abf %";
     for expected in [RIGHT, printed, &format!("{MEMORY} MiB of device memory")] {
         ensure!(said.contains(expected), "no {expected:?} in: {said}");
     }
-    let said = its_guest.run("cuda-programs memory 2>&1")?;
+    let said = guest.run("cuda-programs memory 2>&1")?;
     ensure!(
         said.contains(&format!("{MEMORY} MiB were allocated"))
             && said.contains("CUDA_ERROR_OUT_OF_MEMORY"),
         "{said}"
     );
-    let (second, mut other) = boot(context, &pool, "second")?;
-    // By the same pool.
-    other.run("gantry-agent install")?;
-    let list = other.run("clinfo -l; cat /tmp/agent.log")?;
-    ensure!(list.contains("Device #0"), "{list}");
-    let waiting = |served: &[u32]| -> Result<u32> {
-        let one = || Ok(pool.workers()?.len() == served.len() + 1);
-        until("one worker waits", one)?;
-        let all = pool.workers()?;
-        let found = all.into_iter().find(|worker| !served.contains(worker));
-        found.context("no worker waits")
-    };
-    let of_first = waiting(&[])?;
-    start(&mut its_guest)?;
-    let of_second = waiting(&[of_first])?;
-    start(&mut other)?;
+    Ok(())
+}
+
+/// The worker of one machine's program is killed. Its next one is served, and the other machine's has noticed
+/// nothing.
+fn lose_worker(host: &Host<'_>, first: &mut Vm, second: &mut Vm) -> Result<()> {
+    let of_first = host.serving(&[], || first.start())?;
+    let of_second = host.serving(&[of_first], || second.start())?;
     sh(&format!("kill -9 {of_second}"))?;
-    let end = other.eventually("cat /tmp/endless", |text| text.contains("ended: "))?;
-    ensure!(end.contains("CUDA_ERROR"), "{end}");
+    second.loses()?;
     // The program is told first.
     until("the lost worker is counted", || {
-        Ok(counter(&second, "workers_lost")? == 1)
+        Ok(counter(&second.gantry, "workers_lost")? == 1)
     })?;
-    // Its next program is served, and the other machine's has noticed nothing.
-    let said = other.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
+    host.forgets(second)?;
+    let said = second
+        .guest
+        .run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
     ensure!(said.contains(RIGHT), "{said}");
-    let going = its_guest.run("pidof cuda-programs && cat /tmp/endless")?;
-    ensure!(!going.contains("ended"), "{going}");
-    ensure!(counter(&first, "workers_lost")? == 0);
-    ensure!(pool.workers()?.contains(&of_first));
-    // What serves a machine's program goes with the machine.
-    first.kill()?;
-    until("the worker is gone", || {
-        Ok(!pool.workers()?.contains(&of_first))
+    goes_on(&mut first.guest)?;
+    ensure!(counter(&first.gantry, "workers_lost")? == 0);
+    ensure!(host.pool.workers()?.contains(&of_first));
+    second.start()
+}
+
+/// Without an arbiter programs wait. Nobody loses anything, and the next one has the weights.
+fn lose_arbiter<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<Host<'a>> {
+    let Host { dir, arbiter, pool } = host;
+    drop(arbiter);
+    let arbiter = Arbiter::start(dir, "fair")?;
+    let host = Host { dir, arbiter, pool };
+    for (vm, weight) in [(first, 1), (second, 3)] {
+        goes_on(&mut vm.guest)?;
+        let client = host.client(vm)?;
+        ensure!(client.weight == weight && client.workers == 1, "{client:?}");
+        ensure!(counter(&vm.gantry, "workers_lost")? <= 1);
+    }
+    Ok(host)
+}
+
+/// A pool takes its workers with it. The next one serves everybody's next program.
+fn lose_pool<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<Host<'a>> {
+    let Host { dir, arbiter, pool } = host;
+    let mut workers = pool.workers()?;
+    workers.push(pool.pid());
+    drop(pool);
+    let pool = Pool::start_for_both(dir)?;
+    let host = Host { dir, arbiter, pool };
+    for vm in [&mut *first, &mut *second] {
+        vm.loses()?;
+        host.forgets(vm)?;
+    }
+    until("nothing is left of the pool", || {
+        Ok(workers.iter().all(|process| is_gone(*process)))
+    })?;
+    Ok(host)
+}
+
+/// What serves a machine's program goes with the machine, and the other machine's goes on.
+fn lose_vmm(host: &Host<'_>, mut first: Vm, second: &mut Vm) -> Result<()> {
+    let files = host.files()?;
+    let of_first = host.serving(&[], || first.start())?;
+    let of_second = host.serving(&[of_first], || second.start())?;
+    first.gantry.kill()?;
+    until("the worker is gone", || Ok(is_gone(of_first)))?;
+    host.forgets(&first)?;
+    goes_on(&mut second.guest)?;
+    ensure!(host.pool.workers()?.contains(&of_second));
+    second.guest.run("killall -9 cuda-programs")?;
+    host.forgets(second)?;
+    until("as many files are open as before", || {
+        Ok(host.files()? == files)
     })
 }
