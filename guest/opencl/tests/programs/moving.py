@@ -21,6 +21,8 @@ kernel void total(global const uint *a, global uint *o, uint n) {
 }
 """
 COUNT = 1 << 14
+# What is moved of a buffer is chosen by blocks of so many bytes.
+BLOCK = 1 << 16
 STEPS = 50
 
 
@@ -42,6 +44,8 @@ def compute(until, unmapped):
     shared = 0 if unmapped else flags.ALLOC_HOST_PTR
     pinned = cl.Buffer(context, flags.READ_WRITE | shared, size=4 * COUNT)
     result = cl.Buffer(context, flags.WRITE_ONLY, 4)
+    # Most of it is never written.
+    sparse, marks = cl.Buffer(context, flags.READ_WRITE, 64 * BLOCK), {}
     pixels = np.random.randint(0, 255, (64, 64, 4)).astype(np.uint8)
     form = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
     image = cl.Image(context, flags.READ_WRITE, form, shape=(64, 64))
@@ -75,7 +79,18 @@ def compute(until, unmapped):
         equal(got[0], int(values.sum(dtype=np.uint64)) % 2**32)
         if events[0].profile.end < events[0].profile.start:
             sys.exit(4)
+        # Across the end of one of twelve blocks.
+        at, mark = (5 * (rounds % 12) + 1) * BLOCK - 8, np.full(4, rounds + 1, np.uint32)
+        if rounds % 2:
+            cl.enqueue_copy(measured, sparse, mark, dst_offset=at)
+        else:
+            cl.enqueue_fill_buffer(measured, sparse, mark[:1], at, mark.nbytes)
+        marks[at] = mark
         if rounds % 5 == 0:
+            for at, mark in marks.items():
+                got = np.empty_like(mark)
+                cl.enqueue_copy(measured, got, sparse, src_offset=at)
+                equal(got, mark)
             got = np.empty(COUNT, np.uint32)
             cl.enqueue_copy(measured, got, buffer)
             equal(got, values)

@@ -264,6 +264,7 @@ impl Server {
 
     /// Carries out a command.
     pub(crate) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
+        self.touch(&request);
         self.note_command(&request);
         match request {
             Request::NdRange(c) => self.nd_range(header, &c),

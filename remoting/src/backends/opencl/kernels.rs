@@ -12,6 +12,7 @@ use super::{
     objects::{Kernel, keep, made},
     records::Arguments,
     svm::Addresses,
+    written::root,
 };
 use crate::{
     apis::opencl::{
@@ -249,7 +250,9 @@ impl Server {
             Value::Bytes(Blob(bytes)) => (bytes.len(), bytes.as_ptr().cast()),
             Value::Mem(None) => (size_of::<Handle>(), null()),
             Value::Mem(Some(id)) => {
-                handle = self.backend.mems.get(id.0)?.raw;
+                let mem = self.backend.mems.get(id.0)?;
+                root(&mem.record).touched.all();
+                handle = mem.raw;
                 birth = self.backend.mems.birth(id.0);
                 (size_of::<Handle>(), (&raw const handle).cast())
             }

@@ -10,8 +10,9 @@
 //!   [`cover`] says what the driver knows.
 //!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
 //!   use of it still.
-//! - `state`: all objects, saved and made again in another process; `written`: which of them commands may
-//!   have written meanwhile; `missing`: whose contents have yet to come.
+//! - `state`: all objects, saved and made again in another process; `touched`: which parts of buffers have
+//!   contents at all; `written`: which objects commands may have written meanwhile; `missing`: whose contents have
+//!   yet to come.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;
@@ -64,6 +65,8 @@ pub(crate) mod svm;
 pub(crate) mod testing;
 #[cfg(feature = "server")]
 pub mod told;
+#[cfg(feature = "server")]
+pub(crate) mod touched;
 #[cfg(feature = "server")]
 pub mod transfers;
 #[cfg(feature = "server")]

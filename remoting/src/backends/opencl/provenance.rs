@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use super::objects::MadeMem;
+use super::{objects::MadeMem, touched::Touched, written::root};
 use crate::apis::opencl::calls::{CreateContext, CreateSubDevices, DeviceId};
 
 /// How many may have been made one of the other.
@@ -75,14 +75,20 @@ pub struct MemRecord {
     pub context: Arc<ContextRecord>,
     /// What it is a part or an image of; none if that is lost, or nothing.
     pub of: Option<Arc<MemRecord>>,
+    /// What anything may have written; of what is a part or an image of another one, that one has it.
+    pub touched: Touched,
     depth: usize,
 }
 
 impl MemRecord {
     /// Of what was made in a context, of something or not.
     pub fn new(call: MadeMem, context: Arc<ContextRecord>, of: Option<Arc<Self>>) -> Arc<Self> {
+        if let Some(of) = &of {
+            root(of).touched.all();
+        }
         let of = of.filter(|of| of.depth < DEEPEST);
         Arc::new(Self {
+            touched: Touched::of(&call),
             call,
             context,
             depth: of.as_ref().map_or(0, |of| of.depth + 1),

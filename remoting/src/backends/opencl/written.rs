@@ -1,8 +1,8 @@
 //! Which buffers and images commands may have written, by what the API says of them.
 //!
-//! Nothing is kept of that before somebody moves the application: see [`Precopied`]. From a first round
-//! on, each command that may write is noted before the driver gets it. The next round, or the rest,
-//! looks for changes only in what was noted since.
+//! Nothing is kept of that before somebody moves the application (see [`Precopied`]), but for which parts of
+//! buffers were [touched](super::touched) at all. From a first round on, each command that may write is noted before
+//! the driver gets it. The next round, or the rest, looks for changes only in what was noted since.
 //!
 //! A kernel may write all that it has for an argument, but for memory in the `__constant` address space,
 //! images that it declares `read_only`, and objects that were made with `CL_MEM_READ_ONLY`. Where the

@@ -3,7 +3,7 @@
 //! Each goes in pieces through memory of this process, by a queue that is made for it. A buffer that
 //! the host may not read or write is copied to one beside it that it may.
 
-use std::{collections::HashMap, ptr::null, ptr::null_mut, sync::Arc};
+use std::{collections::HashMap, ops::Range, ptr::null, ptr::null_mut, sync::Arc};
 
 use super::{Bytes, Mapping, save::Log};
 use crate::{
@@ -163,6 +163,8 @@ pub(super) struct Root {
     shape: Shape,
     /// Bytes.
     pub length: u64,
+    /// Those of them that have contents.
+    pub parts: Vec<Range<u64>>,
     /// Whether it may have been written since it was copied last, if it was.
     pub is_written: bool,
 }
@@ -187,6 +189,7 @@ impl Root {
             mem: mem.raw,
             shape,
             length,
+            parts: parts(&mem.record, length),
             is_written,
         })
     }
@@ -194,6 +197,11 @@ impl Root {
     /// Whether it is a buffer.
     pub fn is_plain(&self) -> bool {
         matches!(self.shape, Shape::Plain(_))
+    }
+
+    /// How many bytes have contents.
+    pub fn bytes(&self) -> u64 {
+        bytes(&self.parts)
     }
 
     fn transfer<'a>(&self, api: &'a Api, queue: Handle) -> Transfer<'a> {
@@ -205,14 +213,15 @@ impl Root {
         }
     }
 
-    /// Passes all bytes to `to`, with where they are.
+    /// Passes the bytes of a part to `to`, with where they are. All of an image is one.
     pub fn read(
         &self,
         api: &Api,
         queue: Handle,
+        part: &Range<u64>,
         to: impl FnMut(u64, &[u8]) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
-        self.transfer(api, queue).read(self.shape, to)
+        self.transfer(api, queue).read(self.shape, part, to)
     }
 
     /// Writes parts of its bytes, which are in an image.
@@ -227,6 +236,16 @@ impl Root {
         let mut own = parts.iter().filter(|part| part.mem == self.number);
         own.try_for_each(|part| transfer.restore(self.shape, part, contents))
     }
+}
+
+/// The parts of an object of so many bytes that have contents.
+fn parts(record: &Arc<MemRecord>, length: u64) -> Vec<Range<u64>> {
+    root(record).touched.parts(length)
+}
+
+fn bytes(parts: &[Range<u64>]) -> u64 {
+    // They do not overlap.
+    parts.iter().map(|part| part.end - part.start).sum()
 }
 
 /// The buffers and images that have bytes of their own, outside of the window: one for all that share
@@ -254,11 +273,14 @@ pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec
     Ok(roots)
 }
 
-/// Bytes of those that are not in the log: each has to be saved as a whole.
+/// Bytes of those that are not in the log: all that have contents have to be saved.
 pub(super) fn made_since(server: &Server, log: &Log) -> u64 {
     let made = owners(server)
         .filter(|mem| lives(root(&mem.record)).is_none() && log.known_mem(&mem.record).is_none());
-    let lengths = made.filter_map(|mem| Shape::of(&mem.record)?.length());
+    let lengths = made.filter_map(|mem| {
+        let length = Shape::of(&mem.record)?.length()?;
+        Some(bytes(&parts(&mem.record, length)))
+    });
     lengths.fold(0, u64::saturating_add)
 }
 
@@ -379,6 +401,8 @@ pub(super) fn restore(
             queue,
             mem: mem.raw,
         };
+        // It has contents here, too, and takes them along when it goes on from here.
+        root(&mem.record).touched.part(part.from, part.length);
         transfer.restore(shape, part, contents)?;
     }
     queues.end(&server.backend.api);
@@ -423,18 +447,19 @@ impl Transfer<'_> {
         })
     }
 
-    /// Passes all bytes to `to`, with where they are.
+    /// Passes the bytes of a part, or all of an image, to `to`, with where they are.
     fn read(
         &self,
         shape: Shape,
+        part: &Range<u64>,
         mut to: impl FnMut(u64, &[u8]) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
         let mut bytes = Vec::new();
         match shape {
-            Shape::Plain(length) => {
-                let mut from = 0;
-                while from < length {
-                    let piece = PIECE.min(length - from) as usize;
+            Shape::Plain(_) => {
+                let mut from = part.start;
+                while from < part.end {
+                    let piece = PIECE.min(part.end - from) as usize;
                     bytes.resize(piece, 0);
                     self.read_bytes(from as usize, &mut bytes)?;
                     to(from, &bytes)?;

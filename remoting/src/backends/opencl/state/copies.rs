@@ -1,6 +1,6 @@
 //! Contents of buffers and images that are copied to images, once or again and again: the second time
 //! only of those that commands [may have written](super::super::written) since, and of buffers only blocks
-//! that have changed.
+//! that have changed. Of a buffer nothing is copied that nobody [has written](super::super::touched) since it was made.
 //!
 //! What has changed is seen by hashes, which the device computes of a copy that it keeps aside: so the
 //! hash is of the bytes that are sent, whatever the application's kernels do to the buffer meanwhile.
@@ -26,13 +26,12 @@ use crate::{
             cl,
         },
         objects::made,
+        touched::BLOCK,
         written::Written,
     },
     session::image::{Immovable, Writer},
 };
 
-/// What has changed in a part has changed as a whole, in bytes.
-const BLOCK: u64 = 64 << 10;
 /// Bytes that are copied aside at a time: a multiple of [`BLOCK`].
 const ASIDE: u64 = 16 << 20;
 /// Work-items that hash a block.
@@ -77,9 +76,9 @@ type Hash = [u64; 2];
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     contexts: HashMap<Handle, Copier>,
-    /// The hashes of blocks that were copied last, by the numbers in the log of what was copied: none of
-    /// images, nor where none are made.
-    known: HashMap<u32, Vec<Hash>>,
+    /// The hashes of blocks that were copied last, by the numbers in the log of what was copied: none of blocks
+    /// without contents, of images, nor where none are made.
+    known: HashMap<u32, Vec<Option<Hash>>>,
     /// What commands may have written when it had been copied already.
     pub late: Written,
     /// The key of the hashes; none if nothing is copied twice.
@@ -109,6 +108,10 @@ impl Copies {
             if !self.is_due(root) {
                 continue;
             }
+            if root.parts.is_empty() {
+                self.known.entry(root.number).or_default();
+                continue;
+            }
             if !self.contexts.contains_key(&root.context) {
                 let copier = Copier::new(api, root, self.key)?;
                 self.contexts.insert(root.context, copier);
@@ -123,14 +126,19 @@ impl Copies {
                     hasher.save(queue, root, known, image, &mut saved)?;
                 }
                 None => {
-                    let at = image.reserve(root.length)?;
-                    root.read(api, queue, |from, bytes| image.write(at + from, bytes))?;
-                    saved.push(Bytes {
-                        mem: root.number,
-                        from: 0,
-                        at,
-                        length: root.length,
-                    });
+                    for part in &root.parts {
+                        let (from, length) = (part.start, part.end - part.start);
+                        let at = image.reserve(length)?;
+                        root.read(api, queue, part, |next, bytes| {
+                            image.write(at + (next - from), bytes)
+                        })?;
+                        saved.push(Bytes {
+                            mem: root.number,
+                            from,
+                            at,
+                            length,
+                        });
+                    }
                     self.known.insert(root.number, Vec::new());
                 }
             }
@@ -258,6 +266,7 @@ impl Hashing {
         let name = c"gantry_hash".as_ptr();
         let kernel = cl!(api, clCreateKernel(hashing.program, name, &raw mut code));
         hashing.kernel = made(kernel, code)?;
+        hashing.set(3, &hashing.key)?;
         let buffer = |size: u64| {
             let mut code = 0;
             let raw = cl!(
@@ -270,7 +279,6 @@ impl Hashing {
         hashing.hashes = buffer(ASIDE / BLOCK * size_of::<Hash>() as u64)?;
         hashing.set(0, &hashing.aside)?;
         hashing.set(1, &hashing.hashes)?;
-        hashing.set(3, &hashing.key)?;
         Ok(hashing)
     }
 
@@ -285,17 +293,23 @@ impl Hashing {
         &self,
         queue: Handle,
         root: &Root,
-        known: &mut Vec<Hash>,
+        known: &mut Vec<Option<Hash>>,
         image: &mut Writer,
         saved: &mut Vec<Bytes>,
     ) -> Result<(), Immovable> {
+        // A buffer's length does not change.
+        known.resize(root.length.div_ceil(BLOCK) as usize, None);
+        let pieces = root.parts.iter().flat_map(|part| {
+            let starts = part.clone().step_by(ASIDE as usize);
+            starts.map(|from| from..part.end.min(from.saturating_add(ASIDE)))
+        });
         let mut bytes = Vec::new();
-        let mut from = 0;
-        while from < root.length {
-            let length = ASIDE.min(root.length - from);
+        for piece in pieces {
+            let (from, length) = (piece.start, piece.end - piece.start);
             let hashes = self.hash(queue, root, from, length)?;
-            let first = (from / BLOCK) as usize;
-            for run in changed(&hashes, known.get(first..).unwrap_or_default()) {
+            // Parts begin where blocks do.
+            let known = known.get_mut((from / BLOCK) as usize..).unwrap_or_default();
+            for run in changed(&hashes, known) {
                 let start = run.start as u64 * BLOCK;
                 let part = (run.end as u64 * BLOCK).min(length) - start;
                 bytes.resize(part as usize, 0);
@@ -309,12 +323,9 @@ impl Hashing {
                     length: part,
                 });
             }
-            // A buffer's length does not change: these are its next ones, or in the place of others.
-            known.splice(
-                first.min(known.len())..known.len().min(first + hashes.len()),
-                hashes,
-            );
-            from += length;
+            for (known, hash) in known.iter_mut().zip(hashes) {
+                *known = Some(hash);
+            }
         }
         Ok(())
     }
@@ -415,10 +426,10 @@ impl Drop for Hashing {
 }
 
 /// Runs of blocks whose hashes are not those that are known.
-fn changed(now: &[Hash], known: &[Hash]) -> Vec<std::ops::Range<usize>> {
+fn changed(now: &[Hash], known: &[Option<Hash>]) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (at, hash) in now.iter().enumerate() {
-        if known.get(at) == Some(hash) {
+        if known.get(at) == Some(&Some(*hash)) {
             continue;
         }
         match runs.last_mut() {
@@ -438,10 +449,10 @@ mod tests {
     fn runs_of_blocks_that_have_changed_are_found() {
         let hash = |number: u64| [number, 0];
         let now = [hash(1), hash(2), hash(3), hash(4), hash(5)];
-        assert_eq!(changed(&now, &now), []);
+        assert_eq!(changed(&now, &now.map(Some)), []);
         let all: Vec<_> = changed(&now, &[]).into_iter().flatten().collect();
         assert_eq!(all, [0, 1, 2, 3, 4]);
-        let known = [hash(1), hash(9), hash(9), hash(4)];
+        let known = [Some(hash(1)), None, Some(hash(9)), Some(hash(4))];
         assert_eq!(changed(&now, &known), [1..3, 4..5]);
     }
 }

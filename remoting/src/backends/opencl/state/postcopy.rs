@@ -23,6 +23,7 @@ use crate::{
         Server,
         driver::api::Api,
         missing::{Missing, Next, Numbers},
+        written::root,
     },
     link::control::{Command, Fetch, Peer},
     session::{
@@ -112,6 +113,7 @@ impl Server {
         for number in numbers {
             let mem = self.backend.mems.get(*number);
             let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
+            root(&mem.record).touched.all();
             let root = Root::of(self, *number, mem, true)?;
             let kept = Kept::new(&self.backend.api, vec![root]);
             objects.push((*number, Arc::clone(&mem.record), kept));

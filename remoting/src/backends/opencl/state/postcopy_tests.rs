@@ -1,6 +1,7 @@
 //! Moves after which contents follow.
 
 use std::{
+    ffi::c_void,
     os::unix::net::UnixStream,
     sync::{Arc, Mutex, mpsc},
     thread,
@@ -11,10 +12,11 @@ use proptest::prelude::*;
 
 use super::{postcopy::LARGE, *};
 use crate::{
-    apis::opencl::{OpenCl, calls::*},
+    apis::opencl::{OpenCl, calls::*, codes},
     backends::opencl::{
-        driver::adder,
+        driver::{Api, adder, api::Handle},
         testing::{self, carry_out},
+        touched::BLOCK,
     },
     link::{
         control::{NotMoved, serve_fetches},
@@ -44,12 +46,20 @@ struct Application {
 
 impl Application {
     fn new() -> Self {
-        let (server, _, window) = testing::server_before(adder::open());
+        Self::before(adder::open())
+    }
+
+    fn before(api: Api) -> Self {
+        let (server, _, window) = testing::server_before(api);
         Self { server, window }
     }
 
     fn with_buffers() -> Self {
-        let mut application = Self::new();
+        Self::new().and_buffers()
+    }
+
+    fn and_buffers(self) -> Self {
+        let mut application = self;
         let context = CreateContext {
             id: ContextId(0),
             devices: vec![DeviceId(0)],
@@ -75,6 +85,15 @@ impl Application {
                 svm: None,
             };
             carry_out(&mut application.server, Request::CreateBuffer(buffer));
+        }
+        application
+    }
+
+    /// All of its buffers have contents.
+    fn with_contents() -> Self {
+        let mut application = Self::with_buffers();
+        for mem in 0..BUFFERS {
+            application.write(mem, 0, LARGE, 5).unwrap();
         }
         application
     }
@@ -137,18 +156,41 @@ impl Application {
         (0..BUFFERS).map(|mem| self.read(mem).unwrap()).collect()
     }
 
+    /// A round: what is copied of it, while it goes on, is made elsewhere. What the next one has to know.
+    fn copied(&mut self, known: Option<Precopied>, new: &mut Self) -> Precopied {
+        self.server.notices().unwrap();
+        let image = image::create().unwrap();
+        let writer = Writer::new(image.try_clone().unwrap());
+        let (known, copying) = self.server.precopy_objects(known, writer).unwrap();
+        copying().unwrap();
+        new.server.prepare(image, false).unwrap();
+        known
+    }
+
     /// The application elsewhere, the contents that remain here, and how many they are.
-    fn left(mut self) -> (Self, Option<Remaining>, usize) {
+    fn left(self) -> (Self, Option<Remaining>, usize) {
+        self.left_for(Self::new(), None, true)
+    }
+
+    /// The same, where rounds were made, or by a state that has all.
+    fn left_for(
+        mut self,
+        mut new: Self,
+        known: Option<Precopied>,
+        postcopy: bool,
+    ) -> (Self, Option<Remaining>, usize) {
         self.server.notices().unwrap();
         let image = image::create().unwrap();
         let mut writer = Writer::new(image.try_clone().unwrap());
-        let (objects, remaining) = self.server.save_objects(None, &mut writer, true).unwrap();
+        let saved = self.server.save_objects(known, &mut writer, postcopy);
+        let (objects, remaining) = saved.unwrap();
         let mut bytes = Vec::new();
         objects.put(&mut bytes);
         writer.finish::<OpenCl, _>(SHAPE, &Blob(bytes)).unwrap();
         let (state, contents) = Contents::open::<OpenCl, Blob>(image, SHAPE).unwrap();
-        let mut new = Self::new();
         new.server.restore_objects(&state.0, &contents).unwrap();
+        // As a session that has restored the whole.
+        new.server.is_prepared = false;
         (new, remaining, objects.missing.len())
     }
 
@@ -196,7 +238,7 @@ fn write_all(application: &mut Application, writes: &[(u32, bool, u64, u8)]) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     /// Wherever a move is, and whatever has come by then: the contents at the end are those without.
     #[test]
@@ -217,13 +259,85 @@ proptest! {
     }
 }
 
+/// No kernels: a device that makes no hashes. The adder's have arguments that all tests share.
+fn without_kernels() -> Api {
+    unsafe extern "C" fn is(_: Handle, _: u32, _: usize, _: *mut c_void, _: *mut usize) -> i32 {
+        codes::INVALID_KERNEL
+    }
+    unsafe extern "C" fn takes(
+        _: Handle,
+        _: u32,
+        _: u32,
+        _: usize,
+        _: *mut c_void,
+        _: *mut usize,
+    ) -> i32 {
+        codes::INVALID_KERNEL
+    }
+    unsafe extern "C" fn set(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
+        codes::INVALID_KERNEL
+    }
+    adder::open().with_kernels(is, takes, set)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+
+    /// Whatever parts of its buffers it has written by then, and whatever of them rounds have copied.
+    #[test]
+    fn an_application_that_moves_again_and_again_has_all_that_it_has_written(
+        moves in prop::collection::vec(
+            (prop::collection::vec(some_writes(), 0..3), some_writes(), any::<bool>()),
+            1..4,
+        ),
+    ) {
+        let application = || Application::before(without_kernels());
+        let (mut stays, mut here) = (application().and_buffers(), application().and_buffers());
+        for (rounds, writes, postcopy) in moves {
+            let (mut there, mut known) = (application(), None);
+            for writes in &rounds {
+                write_all(&mut stays, writes);
+                write_all(&mut here, writes);
+                here.await_all();
+                known = Some(here.copied(known, &mut there));
+            }
+            write_all(&mut stays, &writes);
+            write_all(&mut here, &writes);
+            here.await_all();
+            let (new, remaining, _) = here.left_for(there, known, postcopy);
+            here = new;
+            here.server.fetch_contents(remaining.map(serve)).unwrap();
+        }
+        prop_assert!(stays.read_all() == here.read_all());
+    }
+}
+
+#[test]
+fn what_nobody_has_written_does_not_move() {
+    let mut application = Application::before(without_kernels()).and_buffers();
+    application.write(0, 0, 8, 5).unwrap();
+    application.write(1, BLOCK - 1, 2, 5).unwrap();
+    let mut new = Application::before(without_kernels());
+    let known = application.copied(None, &mut new);
+    let missing = |application: &mut Application| {
+        application.server.notices().unwrap();
+        let writer = &mut Writer::new(image::create().unwrap());
+        let (objects, _) = application.server.save_objects(None, writer, true).unwrap();
+        let parts = objects.contents.iter();
+        let parts = parts.map(|part| (part.mem, part.from, part.length));
+        assert!(objects.missing.is_empty());
+        parts.collect::<Vec<_>>()
+    };
+    let parts = [(0, 0, BLOCK), (1, 0, 2 * BLOCK)];
+    assert_eq!(missing(&mut application), parts);
+    let (mut new, ..) = application.left_for(new, Some(known), true);
+    // Another move has no more to bring, and no less.
+    assert_eq!(missing(&mut new), parts);
+}
+
 #[test]
 fn large_contents_follow_and_are_there_when_a_command_needs_them() {
-    let mut application = Application::with_buffers();
-    for mem in 0..BUFFERS {
-        application.write(mem, 0, LARGE, 5).unwrap();
-    }
-    let (mut new, remaining, count) = application.left();
+    let (mut new, remaining, count) = Application::with_contents().left();
     assert_eq!(count, BUFFERS as usize);
     assert!(new.server.driver_busy().is_some());
     new.server.fetch_contents(remaining.map(serve)).unwrap();
@@ -236,7 +350,7 @@ fn large_contents_follow_and_are_there_when_a_command_needs_them() {
 
 #[test]
 fn who_needs_what_is_lost_ends_and_who_overwrites_it_goes_on() {
-    let (mut new, remaining, _) = Application::with_buffers().left();
+    let (mut new, remaining, _) = Application::with_contents().left();
     drop(remaining);
     let (here, there) = UnixStream::pair().unwrap();
     new.server.fetch_contents(Some(there)).unwrap();
@@ -252,11 +366,7 @@ fn who_needs_what_is_lost_ends_and_who_overwrites_it_goes_on() {
 
 #[test]
 fn one_object_that_cannot_be_fetched_costs_none_of_the_others_and_is_asked_for_once() {
-    let mut application = Application::with_buffers();
-    for mem in 0..BUFFERS {
-        application.write(mem, 0, LARGE, 5).unwrap();
-    }
-    let (mut new, remaining, _) = application.left();
+    let (mut new, remaining, _) = Application::with_contents().left();
     let Some(Remaining(mut save)) = remaining else {
         panic!("nothing is left");
     };
@@ -321,16 +431,16 @@ fn a_write_that_may_be_late_or_is_refused_does_not_stand_for_what_was_there() {
 
 #[test]
 fn contents_that_nobody_brings_or_of_nothing_are_refused() {
-    let (mut new, ..) = Application::with_buffers().left();
+    let (mut new, ..) = Application::with_contents().left();
     let refused = new.server.fetch_contents(None);
     assert!(matches!(refused, Err(Immovable::Wrong(_))), "{refused:?}");
-    let (_, remaining, _) = Application::with_buffers().left();
+    let (_, remaining, _) = Application::with_contents().left();
     let Some(Remaining(mut save)) = remaining else {
         panic!("nothing is left");
     };
     let refused = save(BUFFERS, Writer::new(image::create().unwrap()));
     assert!(matches!(refused, Err(Immovable::Wrong(_))), "{refused:?}");
-    let mut server = Application::with_buffers().server;
+    let mut server = Application::with_contents().server;
     let (mut objects, _) = server
         .save_objects(None, &mut Writer::new(image::create().unwrap()), true)
         .unwrap();
@@ -359,7 +469,7 @@ fn whatever_a_source_sends_is_written_within_its_object_or_lost() {
         part(0, 0, LARGE),
     ];
     for part in wrong {
-        let (mut new, remaining, _) = Application::with_buffers().left();
+        let (mut new, remaining, _) = Application::with_contents().left();
         drop(remaining);
         // What the image says that it has, and has not.
         let sends = Remaining(Box::new(move |_, image| {
@@ -380,7 +490,7 @@ fn whatever_a_source_sends_is_written_within_its_object_or_lost() {
 
 #[test]
 fn a_session_that_has_left_saves_what_remains_until_nobody_can_ask() {
-    let (_, remaining, _) = Application::with_buffers().left();
+    let (_, remaining, _) = Application::with_contents().left();
     let (fetches, asked) = mpsc::channel();
     let left = thread::spawn(move || Remaining::serve(remaining, asked));
     let ask = |mem| Fetch::ask(&fetches, mem, image::create().unwrap());

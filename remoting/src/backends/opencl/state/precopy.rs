@@ -113,7 +113,7 @@ impl Kept {
 
     /// Bytes of all of them.
     pub fn bytes(&self) -> u64 {
-        let lengths = self.roots.iter().map(|root| root.length);
+        let lengths = self.roots.iter().map(Root::bytes);
         lengths.fold(0, u64::saturating_add)
     }
 

@@ -507,7 +507,7 @@ impl Server {
         contents::sync(self)?;
         let (left, roots): (Vec<_>, Vec<_>) = contents::roots(self, &log, &written)?
             .into_iter()
-            .partition(|root| postcopy && root.length >= LARGE && copies.is_due(root));
+            .partition(|root| postcopy && root.bytes() >= LARGE && copies.is_due(root));
         let contents = copies.save(&self.backend.api, &roots, image)?;
         let missing = left.iter().map(|root| root.number).collect();
         let remaining = postcopy::remaining(&self.backend.api, copies, left);

@@ -5,13 +5,16 @@ use std::{sync::mpsc, time::Duration};
 use super::*;
 use crate::session::checkpoint::{Order, Ordered};
 
-/// A round that has all of a server's objects, and then a buffer of 64 KiB, which it has not.
+/// A round that has all of a server's objects, and then a buffer of 64 KiB, which it has not, and another one that
+/// nobody writes.
 fn made_after_a_round(left: &mut Served, new: &mut Served) {
     let (length, why) = left.precopy(0);
     assert_eq!(why, DONE);
     left.carry(new, length);
     assert_eq!(new.prepare(), (DONE, true));
-    carry_out(&mut left.server, call(2, 3, 0, 16));
+    for request in [call(2, 3, 0, 16), fill(3, 1 << 16), call(2, 4, 0, 20)] {
+        carry_out(&mut left.server, request);
+    }
 }
 
 #[test]
@@ -46,7 +49,9 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     let (done, outcome) = mpsc::channel();
     served.server.precopy(file(), Asker::Pool, 0, &done);
     assert_eq!(outcome.recv().unwrap(), Ok(Outcome::Done));
-    carry_out(&mut served.server, call(2, 3, 0, 16));
+    for request in [call(2, 3, 0, 16), fill(3, 1)] {
+        carry_out(&mut served.server, request);
+    }
     // One that stops is in the middle of something.
     served.server.carried = Carried::Due;
     let stop = |served: &mut Served, most| {
