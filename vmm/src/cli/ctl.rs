@@ -225,6 +225,12 @@ pub enum CtlError {
     /// Whoever was asked has gone.
     #[error("whether the VM has moved is not known; ask the destination")]
     Unwatched(#[source] ClientError),
+    /// Whoever had contents that were to follow has gone.
+    #[error(
+        "the VM runs at the destination, but its VMM here has ended before all contents of its applications' memory \
+         were seen to have followed: applications that need what is lost get an error"
+    )]
+    NotFollowed(#[source] ClientError),
     /// The request cannot be written as JSON.
     #[error("cannot write the request")]
     Json(#[from] serde_json::Error),

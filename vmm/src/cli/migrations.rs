@@ -148,10 +148,10 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
     loop {
         let answer = match client.request("GET", "vm.migration", None, &[]) {
             Ok(answer) => answer,
-            // Until then only whoever hears the end knows how it was.
-            Err(_) if is_followed => {
-                return writeln!(out, "\nthe VM has left, and its VMM has ended")
-                    .map_err(CtlError::Write);
+            // One that ends by itself waits until whoever watches has heard how it was.
+            Err(error) if is_followed => {
+                writeln!(out).map_err(CtlError::Write)?;
+                return Err(CtlError::NotFollowed(error));
             }
             Err(error) => return Err(CtlError::Unwatched(error)),
         };

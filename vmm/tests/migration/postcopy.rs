@@ -145,8 +145,15 @@ fn a_source_or_a_destination_that_is_killed_while_contents_follow_leaves_nobody_
         going.workers.into_iter().for_each(Worker::ends);
         new.into_iter().for_each(Worker::ends);
         let sent = going.sending.wait_with_output().unwrap();
-        // Who watches takes the end of a source whose VM has left for what it is.
-        assert!(sent.status.success(), "{}", error(&sent));
+        // Who watches has seen that the VM has left, and that contents have followed only if the source says so.
+        assert_eq!(sent.status.success(), !kills_source, "{}", error(&sent));
+        if kills_source {
+            let said = error(&sent);
+            assert!(
+                said.contains("the VM runs at the destination") && said.contains("followed"),
+                "{said}"
+            );
+        }
     }
 }
 
