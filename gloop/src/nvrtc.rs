@@ -1,4 +1,4 @@
-//! Compiling kernels for the device library at run time, by NVIDIA's NVRTC. The library's headers
+//! Compiling kernels at run time, by NVIDIA's NVRTC, for the device library and without it. The library's headers
 //! are part of this crate: a program needs none on its machine.
 
 use std::{
@@ -90,7 +90,7 @@ pub struct Source<'a> {
     pub name: &'a str,
     /// Its text.
     pub text: &'a str,
-    /// What it includes besides the device library.
+    /// What it includes besides the device library, by name and text.
     pub includes: &'a [(&'a str, &'a str)],
 }
 
@@ -134,11 +134,39 @@ impl Compiler {
         })
     }
 
-    /// Compiles to machine code for an architecture such as `sm_90`.
+    /// Compiles to machine code for an architecture such as `sm_90`. The source may include the device library.
     ///
     /// # Errors
     /// The source is wrong; the error has the compiler's log.
     pub fn cubin(&self, source: Source<'_>, architecture: &str) -> Result<Vec<u8>, Error> {
+        let includes: Vec<_> = HEADERS.iter().chain(source.includes).copied().collect();
+        let source = Source {
+            includes: &includes,
+            ..source
+        };
+        let options = ["--std=c++17", "-default-device"];
+        let get = ("nvrtcGetCUBINSize\0", "nvrtcGetCUBIN\0");
+        self.compile(source, architecture, &options, get)
+    }
+
+    /// Compiles a source that is nothing but CUDA C++ to PTX for an architecture such as `compute_75`.
+    ///
+    /// # Errors
+    /// The source is wrong; the error has the compiler's log.
+    pub fn ptx(&self, source: Source<'_>, architecture: &str) -> Result<String, Error> {
+        let get = ("nvrtcGetPTXSize\0", "nvrtcGetPTX\0");
+        let text = self.compile(source, architecture, &[], get)?;
+        let text = CStr::from_bytes_until_nul(&text).unwrap_or_default();
+        Ok(text.to_string_lossy().into_owned())
+    }
+
+    fn compile(
+        &self,
+        source: Source<'_>,
+        architecture: &str,
+        options: &[&str],
+        (size, get): (&'static str, &'static str),
+    ) -> Result<Vec<u8>, Error> {
         type Create = unsafe extern "C" fn(
             *mut Program,
             *const c_char,
@@ -151,7 +179,7 @@ impl Compiler {
         type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
 
         let text = |text: &str| CString::new(text).map_err(|_| Error::Zero);
-        let all = || HEADERS.iter().chain(source.includes);
+        let all = || source.includes.iter();
         let texts = all()
             .map(|(_, body)| text(body))
             .collect::<Result<Vec<_>, _>>()?;
@@ -162,11 +190,12 @@ impl Compiler {
             |strings: &[CString]| strings.iter().map(|one| one.as_ptr()).collect::<Vec<_>>();
         let (texts, names) = ((pointers(&texts), texts), (pointers(&names), names));
         let (body, name) = (text(source.text)?, text(source.name)?);
-        let options = [
-            text(&format!("--gpu-architecture={architecture}"))?,
-            text("--std=c++17")?,
-            text("-default-device")?,
-        ];
+        let for_architecture = format!("--gpu-architecture={architecture}");
+        let options = [&[for_architecture.as_str()], options].concat();
+        let options = options
+            .into_iter()
+            .map(text)
+            .collect::<Result<Vec<_>, _>>()?;
         let create = self.function::<Create>("nvrtcCreateProgram\0")?;
         let compile = self.function::<Compile>("nvrtcCompileProgram\0")?;
         let destroy = self.function::<Destroy>("nvrtcDestroyProgram\0")?;
@@ -189,21 +218,23 @@ impl Compiler {
         // SAFETY: the program was made above.
         let code = unsafe { compile(program, flags.len() as c_int, flags.as_ptr()) };
         let result = match code {
-            0 => self.output(program, "nvrtcGetCUBINSize\0", "nvrtcGetCUBIN\0"),
-            _ => {
-                let log =
-                    self.output(program, "nvrtcGetProgramLogSize\0", "nvrtcGetProgramLog\0")?;
-                let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
-                Err(Error::Refused {
-                    source_name: source.name.to_owned(),
-                    architecture: architecture.to_owned(),
-                    log: log.to_string_lossy().into_owned(),
-                })
-            }
+            0 => self.output(program, size, get),
+            _ => self.refused(program, source.name, architecture),
         };
         // SAFETY: the program is not used any longer.
         unsafe { destroy(&mut program) };
         result
+    }
+
+    /// What the compiler says of a source that it has refused.
+    fn refused<T>(&self, program: Program, name: &str, architecture: &str) -> Result<T, Error> {
+        let log = self.output(program, "nvrtcGetProgramLogSize\0", "nvrtcGetProgramLog\0")?;
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+        Err(Error::Refused {
+            source_name: name.to_owned(),
+            architecture: architecture.to_owned(),
+            log: log.to_string_lossy().into_owned(),
+        })
     }
 
     fn output(

@@ -3,6 +3,9 @@
 //! Lines that belong to the protocol start with a marker, because the kernel writes to serial
 //! ports as well.
 
+use std::fmt;
+
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 const MARKER: &str = "@gantry@";
@@ -54,6 +57,29 @@ pub enum Outcome {
     Failed(Vec<String>),
     /// Not run, and why.
     Skipped(String),
+}
+
+/// What a scenario fails with that cannot be run here: why.
+#[derive(Debug)]
+pub struct Skipped(pub String);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
+impl Outcome {
+    /// How a scenario has ended that has returned this.
+    pub fn of(result: Result<()>) -> Self {
+        match result {
+            Ok(()) => Self::Passed,
+            Err(error) if error.is::<Skipped>() => Self::Skipped(error.to_string()),
+            Err(error) => Self::Failed(error.chain().map(ToString::to_string).collect()),
+        }
+    }
 }
 
 impl Report {

@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{
     bare_kernel, http,
-    report::Outcome,
+    report::{Outcome, Skipped},
     rig::{Cache, packages},
 };
 
@@ -98,7 +98,7 @@ fn library() -> Result<PathBuf> {
             .arg(SCHEMATHESIS);
         packages::run(&mut pip).map_err(|error| {
             let why = format!("cannot install {SCHEMATHESIS} with pip, check the network: {error}");
-            selected::Skipped(why)
+            Skipped(why)
         })?;
         step.finish();
         Ok(())
@@ -254,7 +254,7 @@ fn answers_running() -> Result<()> {
         .open("/dev/kvm")
         .is_err()
     {
-        bail!(selected::Skipped("/dev/kvm cannot be opened".to_owned()));
+        bail!(Skipped("/dev/kvm cannot be opened".to_owned()));
     }
     let left_out = [LEFT_OUT, LEFT_OUT_RUNNING].concat();
     check_answers("answers-running", Guest::Runs, &left_out)

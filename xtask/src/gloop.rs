@@ -4,8 +4,8 @@ use std::{fs, path::PathBuf, process::Command};
 
 use anyhow::{Result, ensure};
 use gantry_tests::{
-    report::Outcome,
-    rig::{Cache, packages},
+    report::{Outcome, Skipped},
+    rig::{Cache, nvrtc, packages},
 };
 
 use crate::{
@@ -26,13 +26,7 @@ const PROGRAMS: &[(&str, &str)] = &[
         "/usr/lib/python3/dist-packages/pyopencl",
         "python3-pyopencl",
     ),
-    ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
 ];
-
-/// NVIDIA's compiler as a Python package: it needs no GPU.
-const NVRTC: &str = "nvidia-cuda-nvrtc==13.0.88";
-/// Its library.
-const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 
 /// GPUs for which the device library compiles: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: &str = "sm_80,sm_90,sm_100";
@@ -72,24 +66,12 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     )
 }
 
-/// The compiler's library, fetched once.
-fn nvrtc() -> Result<PathBuf> {
-    let name = NVRTC.replace("==", "-");
-    let kept = Cache::open()?.made(&name, |work| {
-        let step = Step::new("fetching NVRTC (once)");
-        let mut pip = Command::new("/usr/bin/python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-            .arg(work)
-            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
-            .arg(NVRTC);
-        packages::run(&mut pip).map_err(|error| {
-            let why = format!("cannot install {NVRTC} with pip, check the network: {error}");
-            selected::Skipped(why)
-        })?;
-        step.finish();
-        Ok(())
-    })?;
-    Ok(kept.join(LIBRARY))
+/// The compiler's library.
+fn compiler() -> Result<PathBuf> {
+    let step = Step::new("fetching NVRTC, where it is not here yet");
+    let folder = nvrtc::folder(&Cache::open()?).map_err(|error| Skipped(format!("{error:#}")))?;
+    step.finish();
+    Ok(folder.join(nvrtc::LIBRARY))
 }
 
 fn compiled() -> Result<()> {
@@ -98,7 +80,7 @@ fn compiled() -> Result<()> {
     packages::run(build.args(["--bin", "gloop-eaters"]))?;
     let mut compile = Command::new(target().join("debug/gloop-eaters"));
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
-    let said = packages::output(compile.arg(nvrtc()?))?;
+    let said = packages::output(compile.arg(compiler()?))?;
     for architecture in ARCHITECTURES.split(',') {
         let programs = said.lines().filter(|line| line.contains(architecture));
         ensure!(programs.count() >= 10, "programs are missing:\n{said}");
@@ -158,7 +140,7 @@ fn build() -> Result<PathBuf> {
     copy(&root().join("gloop/measure.py"), &folder.join("measure.py"))?;
     let mut compile = Command::new(&to);
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
-    packages::output(compile.arg(nvrtc()?).arg("--into").arg(&folder))?;
+    packages::output(compile.arg(compiler()?).arg("--into").arg(&folder))?;
     step.finish();
     Ok(folder)
 }

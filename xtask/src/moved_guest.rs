@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use gantry_tests::{
-    report::Outcome,
+    report::{Outcome, Skipped},
     rig::packages,
     ring::{
         View,
@@ -302,7 +302,7 @@ impl Pair {
 
     fn go(&self, how: &[&str]) -> Result<Moved> {
         let Some([from, to]) = &self.pools else {
-            return Err(selected::Skipped("/dev/kvm cannot be used".to_owned()).into());
+            return Err(Skipped("/dev/kvm cannot be used".to_owned()).into());
         };
         let route = Route {
             pools: [from, to],

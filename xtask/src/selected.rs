@@ -1,21 +1,9 @@
 //! Scenarios of this machine, selected by words in their names.
 
-use std::{fmt, time::Instant};
+use std::time::Instant;
 
 use anyhow::Result;
 use gantry_tests::report::Outcome;
-
-/// What a scenario fails with that this machine cannot run: why.
-#[derive(Debug)]
-pub struct Skipped(pub String);
-
-impl fmt::Display for Skipped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skipped {}
 
 /// Runs those that the words select, all if there are no words: prepares once, and not for none,
 /// and reports the name, the outcome and the seconds of each.
@@ -34,11 +22,7 @@ pub fn run<S, P>(
     let prepared = prepare()?;
     for (name, scenario) in selected {
         let start = Instant::now();
-        let outcome = match call(scenario, &prepared) {
-            Ok(()) => Outcome::Passed,
-            Err(error) if error.is::<Skipped>() => Outcome::Skipped(error.to_string()),
-            Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-        };
+        let outcome = Outcome::of(call(scenario, &prepared));
         report(name, &outcome, start.elapsed().as_secs_f64());
     }
     Ok(())

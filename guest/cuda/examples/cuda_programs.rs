@@ -1,14 +1,20 @@
 //! Programs that NVIDIA's compiler has made, on the first device: what they compute and print is compared
 //! with this processor's. With `endless` one is run until an error, and each round that was right is told; with
-//! `memory`, memory is allocated until there is none.
+//! `busy FILE` kernels are under way always, and each that has ended is told, until there is a FILE; with `memory`,
+//! memory is allocated until there is none; with `compile` NVIDIA's compiler NVRTC (`libnvrtc.so.13`, where the loader
+//! finds it) makes the programs here.
 
 use std::{
+    collections::VecDeque,
     env,
+    error::Error as _,
     ffi::{CString, c_void},
+    path::Path,
     ptr::null_mut,
 };
 
 use cuda_definition::driver::{signatures, types::*};
+use gloop::nvrtc::{self, Compiler, Source};
 use libloading::Library;
 
 const VECTOR_ADD: &str =
@@ -16,6 +22,10 @@ const VECTOR_ADD: &str =
 const HISTOGRAM: &str =
     include_str!("../../../tests/cuda-driver/tests/kernels/histogram.compute_75.ptx");
 const MATMUL: &str = include_str!("../../../tests/cuda-driver/tests/kernels/matmul.compute_75.ptx");
+/// In CUDA C++.
+const VECTOR_ADD_SOURCE: &str =
+    include_str!("../../../tests/cuda-driver/tests/kernels/vector_add.cu");
+const REDUCE_SOURCE: &str = include_str!("../../../tests/cuda-driver/tests/kernels/reduce.cu");
 const PRINT: &str = include_str!("../../../tests/cuda-driver/tests/kernels/print.compute_75.ptx");
 
 type Outcome<T> = Result<T, String>;
@@ -152,25 +162,87 @@ fn add(device: &Device, function: CUfunction, round: usize) -> Outcome<()> {
     is("the sum of vectors", (0..COUNT).all(right))
 }
 
+/// Bytes, and a kernel that adds how often each value occurs among them to what was counted before.
+struct Histogram<'a> {
+    device: &'a Device,
+    function: CUfunction,
+    bytes: CUdeviceptr,
+    count: u32,
+    bins: CUdeviceptr,
+    expected: [u32; 256],
+}
+
+impl<'a> Histogram<'a> {
+    fn new(device: &'a Device, count: u32) -> Outcome<Self> {
+        let bytes: Vec<u8> = (0..count)
+            .map(|at| (at.wrapping_mul(at) / 7) as u8)
+            .collect();
+        let mut expected = [0u32; 256];
+        for byte in &bytes {
+            expected[usize::from(*byte)] += 1;
+        }
+        Ok(Self {
+            device,
+            function: device.function(HISTOGRAM, "histogram")?,
+            bytes: device.upload(&bytes)?,
+            count,
+            bins: device.upload(&[0u32; 256])?,
+            expected,
+        })
+    }
+
+    fn launch(&mut self) -> Outcome<()> {
+        let mut arguments = [
+            argument(&mut self.bytes),
+            argument(&mut self.count),
+            argument(&mut self.bins),
+        ];
+        let shape = ([4, 1], [128, 1], 1024);
+        self.device.launch(self.function, shape, &mut arguments)
+    }
+
+    /// Whether it has been counted so often.
+    fn check(&self, times: u32) -> Outcome<()> {
+        let counted: Vec<u32> = self.device.download(self.bins, 256)?;
+        let expected = self.expected.map(|count| count.wrapping_mul(times));
+        is("the histogram", counted == expected)
+    }
+}
+
 /// Counts bytes.
 fn count(device: &Device) -> Outcome<()> {
-    const COUNT: usize = 20_000;
-    let bytes: Vec<u8> = (0..COUNT).map(|at| (at * at / 7) as u8).collect();
-    let mut expected = [0u32; 256];
-    for byte in &bytes {
-        expected[usize::from(*byte)] += 1;
+    let mut histogram = Histogram::new(device, 20_000)?;
+    histogram.launch()?;
+    histogram.check(1)
+}
+
+/// Has so many kernels under way until the file is there.
+fn busy(device: &Device, until: &Path) -> Outcome<()> {
+    const UNDER_WAY: usize = 32;
+    const WITHOUT_TIME: u32 = 2;
+    let mut histogram = Histogram::new(device, 4_000)?;
+    let mut ends = VecDeque::new();
+    let mut done = 0;
+    while !until.exists() {
+        histogram.launch()?;
+        let mut end = null_mut();
+        cuda!(device, cuEventCreate(&raw mut end, WITHOUT_TIME))?;
+        cuda!(device, cuEventRecord(end, null_mut()))?;
+        ends.push_back(end);
+        if ends.len() < UNDER_WAY {
+            continue;
+        }
+        if let Some(end) = ends.pop_front() {
+            cuda!(device, cuEventSynchronize(end))?;
+            cuda!(device, cuEventDestroy_v2(end))?;
+            done += 1;
+            println!("kernel {done} has ended");
+        }
     }
-    let function = device.function(HISTOGRAM, "histogram")?;
-    let (mut from, mut bins) = (device.upload(&bytes)?, device.upload(&[0u32; 256])?);
-    let mut size = COUNT as u32;
-    let mut arguments = [
-        argument(&mut from),
-        argument(&mut size),
-        argument(&mut bins),
-    ];
-    device.launch(function, ([4, 1], [128, 1], 1024), &mut arguments)?;
-    let counted: Vec<u32> = device.download(bins, 256)?;
-    is("the histogram", counted == expected)
+    done += ends.len() as u32;
+    histogram.check(done)?;
+    println!("{done} kernels were right");
+    Ok(())
 }
 
 /// Multiplies two matrices of whole numbers, which have no rounding.
@@ -209,6 +281,75 @@ fn print(device: &Device) -> Outcome<()> {
     cuda!(device, cuCtxSynchronize())
 }
 
+/// An error, and why.
+fn chain(error: &nvrtc::Error) -> String {
+    let why = error.source().map(|why| format!(": {why}"));
+    format!("{error}{}", why.unwrap_or_default())
+}
+
+/// Has the vendor's compiler make programs, for this device.
+fn compile(device: &Device) -> Outcome<()> {
+    let compiler =
+        Compiler::open(Path::new("libnvrtc.so.13")).map_err(|error| error.to_string())?;
+    let capability = |part| {
+        let mut value = 0;
+        cuda!(device, cuDeviceGetAttribute(&raw mut value, part, 0)).map(|()| value)
+    };
+    let architecture = format!(
+        "compute_{}{}",
+        capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        capability(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?
+    );
+    let function = |text: &str, name: &str| {
+        let source = Source {
+            name,
+            text,
+            includes: &[],
+        };
+        let ptx = compiler.ptx(source, &architecture);
+        device.function(&ptx.map_err(|error| chain(&error))?, name)
+    };
+    let vector_add = function(VECTOR_ADD_SOURCE, "vector_add")?;
+    for round in 0..8 {
+        add(device, vector_add, round)?;
+    }
+    reduce(device, function(REDUCE_SOURCE, "reduce")?)?;
+    // This one nobody can have compiled before.
+    let factor = std::process::id();
+    let text = format!(
+        "extern \"C\" __global__ void scale(unsigned *values) {{ values[threadIdx.x] *= {factor}u; }}"
+    );
+    scale(device, function(&text, "scale")?, factor)?;
+    println!("what was compiled here for {architecture} is right");
+    Ok(())
+}
+
+/// Sums whole numbers.
+fn reduce(device: &Device, function: CUfunction) -> Outcome<()> {
+    let numbers: Vec<i32> = (0..10_000).map(|at| at * 7 % 1000 - 300).collect();
+    let (mut values, mut total) = (device.upload(&numbers)?, device.upload(&[0u64])?);
+    let mut count = numbers.len() as i32;
+    let mut arguments = [
+        argument(&mut values),
+        argument(&mut count),
+        argument(&mut total),
+    ];
+    device.launch(function, ([8, 1], [128, 1], 0), &mut arguments)?;
+    let found: Vec<u64> = device.download(total, 1)?;
+    let expected: i64 = numbers.iter().map(|number| i64::from(*number)).sum();
+    is("the sum of all", found == [expected as u64])
+}
+
+/// Multiplies each number.
+fn scale(device: &Device, function: CUfunction, factor: u32) -> Outcome<()> {
+    let numbers: Vec<u32> = (1..=64).collect();
+    let mut values = device.upload(&numbers)?;
+    device.launch(function, ([1, 1], [64, 1], 0), &mut [argument(&mut values)])?;
+    let found: Vec<u32> = device.download(values, numbers.len())?;
+    let products = numbers.iter().map(|number| number.wrapping_mul(factor));
+    is("the product", found.into_iter().eq(products))
+}
+
 /// Allocates until there is no more: how many MiB there were, and why no more.
 fn exhaust(device: &Device) -> Outcome<(usize, String)> {
     let mut held = 0;
@@ -230,6 +371,13 @@ fn run() -> Outcome<()> {
         Some("memory") => {
             let (held, error) = exhaust(&device)?;
             println!("{held} MiB were allocated, and then {error}");
+        }
+        Some("compile") => compile(&device)?,
+        Some("busy") => {
+            let file = env::args()
+                .nth(2)
+                .ok_or("busy until which file is there?")?;
+            busy(&device, Path::new(&file))?;
         }
         Some("endless") => {
             let function = device.function(VECTOR_ADD, "vector_add")?;

@@ -87,7 +87,7 @@ fn serve(port: &str) -> Result<()> {
             "" => {}
             BESIDE => beside::serve()?,
             DEMO => {
-                let outcome = outcome(demo(&mut out));
+                let outcome = Outcome::of(demo(&mut out));
                 out.finished(&order, outcome, start);
             }
             bench if bench.split(' ').next() == Some(BENCH) => {
@@ -95,11 +95,11 @@ fn serve(port: &str) -> Result<()> {
                 let result = gantry_tests::bench::run(&names, |what, figure| {
                     out.report(&Report::Note(format!("| {what} | {figure} |")));
                 });
-                let outcome = outcome(result);
+                let outcome = Outcome::of(result);
                 out.finished(&order, outcome, start);
             }
             sharing if sharing.split(' ').next() == Some(SHARING) => {
-                let outcome = outcome(share(sharing, &mut out));
+                let outcome = Outcome::of(share(sharing, &mut out));
                 out.finished(&order, outcome, start);
             }
             name => {
@@ -157,7 +157,7 @@ fn scenario(name: &str, out: &mut Port) -> Result<()> {
     let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run(&context)));
     let outcome = result.map_or_else(
         |_| Outcome::Failed(vec!["the scenario panicked".to_owned()]),
-        outcome,
+        Outcome::of,
     );
     if matches!(outcome, Outcome::Failed(_)) {
         send_logs(out);
@@ -168,13 +168,6 @@ fn scenario(name: &str, out: &mut Port) -> Result<()> {
         .args(["-c", &format!("umount {DIR}/* 2>/dev/null")])
         .status();
     Ok(())
-}
-
-fn outcome(result: Result<()>) -> Outcome {
-    match result {
-        Ok(()) => Outcome::Passed,
-        Err(error) => Outcome::Failed(error.chain().map(ToString::to_string).collect()),
-    }
 }
 
 fn demo(out: &mut Port) -> Result<()> {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    iommufd, opencl,
+    iommufd, nvrtc, opencl,
     packages::{Cache, Kernel, output, run},
     systemd, vendors,
 };
@@ -135,6 +135,8 @@ pub struct Images {
     pub l2_opencl: PathBuf,
     /// L1's disk with PoCL.
     pub pocl: PathBuf,
+    /// A disk with NVIDIA's compiler, if that can be had.
+    pub nvrtc: Option<PathBuf>,
     /// For the boards that need them.
     pub others: BTreeMap<OtherKernel, OtherL1>,
 }
@@ -215,12 +217,20 @@ impl Images {
         let l1 = work.join("l1.cpio.gz");
         finish_l1(&root, &loaded, &l1)?;
         let pocl = opencl::disk(work)?;
+        let nvrtc = match nvrtc::folder(cache) {
+            Ok(folder) => Some(nvrtc::disk(&folder, work)?),
+            Err(error) => {
+                eprintln!("what needs NVRTC is left out: {error:#}");
+                None
+            }
+        };
         Ok(Self {
             kernel,
             l1,
             l2,
             l2_opencl,
             pocl,
+            nvrtc,
             others: BTreeMap::new(),
         })
     }
@@ -464,6 +474,7 @@ pub fn with_others(images: &Images, beside: &[Beside]) -> Result<Images> {
         l2: images.l2.clone(),
         l2_opencl: images.l2_opencl.clone(),
         pocl: images.pocl.clone(),
+        nvrtc: images.nvrtc.clone(),
         others: images.others.clone(),
     })
 }
@@ -622,6 +633,18 @@ done
 sleep 1000000
 "
     )
+}
+
+/// Makes an image of so many bytes with a file system (ext4) that has what is in a folder, which goes.
+pub fn file_system(root: &Path, bytes: u64, image: &Path) -> Result<()> {
+    let partial = image.with_extension("partial");
+    fs::File::create(&partial)?.set_len(bytes)?;
+    let mut make = Command::new("/usr/sbin/mke2fs");
+    make.args(["-q", "-F", "-t", "ext4", "-O", "^has_journal", "-m", "0"]);
+    run(make.arg("-d").arg(root).arg(&partial))?;
+    fs::remove_dir_all(root)?;
+    fs::rename(&partial, image)?;
+    Ok(())
 }
 
 /// Packs a folder as an initial file system.

@@ -20,7 +20,10 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::images::{Images, OtherKernel};
+use super::{
+    images::{Images, OtherKernel},
+    nvrtc::SERIAL,
+};
 use crate::{
     beside::{LUN, NETWORKS, Number},
     report::{BESIDE, Report},
@@ -234,6 +237,7 @@ impl L1 {
                 images.pocl.display()
             ))
             .args(["-device", "virtio-blk-pci,drive=pocl"])
+            .args(compiler(board, images))
             .args(more_devices(board, work, name)?)
             .args([
                 "-nodefaults",
@@ -358,6 +362,22 @@ impl L1 {
         }
         tail
     }
+}
+
+/// A disk with NVIDIA's compiler, in a high slot: the other devices stay where they are.
+fn compiler(board: Board, images: &Images) -> Vec<String> {
+    let Some(disk) = images.nvrtc.as_ref().filter(|_| board == Board::Intel) else {
+        return Vec::new();
+    };
+    vec![
+        "-drive".to_owned(),
+        format!(
+            "file={},if=none,id=nvrtc,format=raw,readonly=on",
+            disk.display()
+        ),
+        "-device".to_owned(),
+        format!("virtio-blk-pci,drive=nvrtc,addr=0x1d,serial={SERIAL}"),
+    ]
 }
 
 /// Bytes of the ROM, half of them for an image.

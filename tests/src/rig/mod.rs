@@ -3,6 +3,7 @@
 //! - [`packages`]: what comes from Debian, and the cache.
 //! - [`images`]: initial file systems of L1 and L2.
 //! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
+//! - [`nvrtc`]: NVIDIA's compiler, on a disk for L2.
 //! - [`opencl`]: PoCL for L1, driver, agent and programs for L2.
 //! - [`systemd`]: Debian's init and this repository's units for L2.
 //! - [`l1`]: booting L1 and listening to it.
@@ -10,6 +11,7 @@
 pub mod images;
 pub mod iommufd;
 pub mod l1;
+pub mod nvrtc;
 pub mod opencl;
 pub mod packages;
 pub mod systemd;

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    images::{pack, program},
+    images::{self, pack, program},
     packages::{self, output, run},
 };
 use crate::net::HOST;
@@ -172,24 +172,7 @@ pub fn disk(work: &Path) -> Result<PathBuf> {
         fs::create_dir_all(&share)?;
         share
     }))?;
-    let partial = work.join("pocl.partial");
-    fs::File::create(&partial)?.set_len(DISK)?;
-    run(Command::new("/usr/sbin/mke2fs")
-        .args([
-            "-q",
-            "-F",
-            "-t",
-            "ext4",
-            "-O",
-            "^has_journal",
-            "-m",
-            "0",
-            "-d",
-        ])
-        .arg(&root)
-        .arg(&partial))?;
-    fs::remove_dir_all(&root)?;
-    fs::rename(&partial, &archive)?;
+    images::file_system(&root, DISK, &archive)?;
     Ok(archive)
 }
 
@@ -231,6 +214,10 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.cuda.driver, &root, cuda)?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;
+    // For NVIDIA's compiler, which a guest has from a disk.
+    for library in ["libpthread.so.0", "libdl.so.2", "libm.so.6", "librt.so.1"] {
+        copy(&root, &format!("/lib/x86_64-linux-gnu/{library}"))?;
+    }
     let keys = keys(work)?;
     fs::create_dir_all(root.join("keys"))?;
     for file in ["ca.pem", "guest.pem", "guest.key"] {

@@ -3,29 +3,40 @@
 use std::{fs, path::Path};
 
 use anyhow::{Context as _, Result, ensure};
-use gpu_mediator::status::Client;
-use serde_json::json;
+use gpu_mediator::{simulator::fairness::min_max_ratio, status::Client};
+use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
     accelerator::{accel, counter, goes_on},
 };
 use crate::{
-    gantry::Gantry,
+    gantry::{Gantry, merge},
     guest::Guest,
     net::sh,
     opencl::{self, Arbiter, Pool, until},
+    report::Skipped,
+    rig::nvrtc,
 };
 
-pub const SCENARIOS: &[Entry] = &[(
-    "cuda: programs of two guests compute on the host's driver, one pool serves them OpenCL too, and whoever is \
-     killed of worker, arbiter, pool and VMM fails its own alone",
-    compute,
-)];
+pub const SCENARIOS: &[Entry] = &[
+    (
+        "cuda: programs of two guests compute on the host's driver by weight, one pool serves them OpenCL too, and \
+         whoever is killed of worker, arbiter, pool and VMM fails its own alone",
+        compute,
+    ),
+    (
+        "cuda: NVIDIA's compiler makes a guest's programs in the guest",
+        compiled,
+    ),
+];
 
 /// Device memory of each machine in MiB.
 const MEMORY: u64 = 64;
 const RIGHT: &str = "sums, counts and products are right";
+
+/// Of the two machines.
+const WEIGHTS: [u32; 2] = [1, 3];
 
 /// A machine whose programs call CUDA, and OpenCL.
 struct Vm {
@@ -36,7 +47,7 @@ struct Vm {
 }
 
 impl Vm {
-    fn boot(dir: &Path, pool: &Pool, weight: u32) -> Result<Self> {
+    fn boot(dir: &Path, pool: &Pool, weight: u32, more: Value) -> Result<Self> {
         fs::create_dir_all(dir)?;
         let mut for_cuda = accel(pool);
         for_cuda["api"] = json!("Cuda");
@@ -44,11 +55,14 @@ impl Vm {
         for_cuda["weight"] = json!(weight);
         let mut for_opencl = accel(pool);
         for_opencl["id"] = json!("cl");
-        let more = json!({
+        let mut config = json!({
             "payload": {"initramfs": opencl::guest_files(dir)?},
             "accels": [for_cuda, for_opencl],
         });
-        let (gantry, mut guest) = Gantry::boot(dir, more)?;
+        merge(&mut config, more);
+        let (gantry, mut guest) = Gantry::boot(dir, config)?;
+        // Who waits for kernels sleeps meanwhile.
+        opencl::load_uio(&mut guest)?;
         opencl::start_agent(&mut guest, "gantry-agent")?;
         // As in vmm/src/machine/kinds/accel.rs.
         let name = format!("{}/a", gantry.pid());
@@ -62,7 +76,8 @@ impl Vm {
     /// Starts a program that computes until an error, and waits until it has computed.
     fn start(&mut self) -> Result<()> {
         let program = "cuda-programs endless >>/tmp/moving 2>&1";
-        self.guest.run(&format!(": >/tmp/moving; {program} & true"))?;
+        self.guest
+            .run(&format!(": >/tmp/moving; {program} & true"))?;
         goes_on(&mut self.guest)
     }
 
@@ -136,15 +151,17 @@ fn is_gone(process: u32) -> bool {
 fn compute(context: &Context) -> Result<()> {
     let arbiter = Arbiter::start(&context.dir, "fair")?;
     let pool = Pool::start_for_both(&context.dir)?;
-    let mut first = Vm::boot(&context.dir.join("first"), &pool, 1)?;
+    let [one, other] = WEIGHTS;
+    let mut first = Vm::boot(&context.dir.join("first"), &pool, one, json!({}))?;
     programs(&mut first.guest)?;
-    let mut second = Vm::boot(&context.dir.join("second"), &pool, 3)?;
+    let mut second = Vm::boot(&context.dir.join("second"), &pool, other, json!({}))?;
     // By the same pool.
     second.guest.run("gantry-agent install")?;
     let list = second.guest.run("clinfo -l; cat /tmp/agent.log")?;
     ensure!(list.contains("Device #0"), "{list}");
     let dir = &context.dir;
     let host = Host { dir, arbiter, pool };
+    by_weight(&mut [&mut first, &mut second])?;
     lose_worker(&host, &mut first, &mut second)?;
     let host = lose_arbiter(host, &mut first, &mut second)?;
     let host = lose_pool(host, &mut first, &mut second)?;
@@ -164,6 +181,68 @@ fn programs(guest: &mut Guest) -> Result<()> {
             && said.contains("CUDA_ERROR_OUT_OF_MEMORY"),
         "{said}"
     );
+    Ok(())
+}
+
+/// Programs of both machines have kernels under way always, all of the same length: how many of each have ended, by
+/// its own count, is as the weights are. Equal parts would be 0.33 of that.
+fn by_weight(vms: &mut [&mut Vm; 2]) -> Result<()> {
+    /// The worse-off machine by the better-off one, as where OpenCL is shared.
+    const FAIR: f64 = 0.8;
+    /// Stretches that are looked at, until one is fair: a machine whose virtual processor has to wait for the
+    /// busy one that all of this is emulated on is late with its next kernels.
+    const STRETCHES: usize = 3;
+    /// Kernels of the machine of least weight in a stretch, and before the first one.
+    const LEAST: u32 = 200;
+    const WARM: u32 = 10;
+    const COUNT: &str = "wc -l </tmp/busy";
+    let done = |vms: &mut [&mut Vm; 2]| -> Result<[u32; 2]> {
+        for vm in &mut *vms {
+            vm.guest.send(COUNT)?;
+        }
+        let mut counts = [0; 2];
+        for (vm, count) in vms.iter_mut().zip(&mut counts) {
+            *count = vm.guest.ended(COUNT)?.parse()?;
+        }
+        Ok(counts)
+    };
+    let wait = |vm: &mut Vm, count: u32| {
+        // Looking from here makes the guest start programs again and again, while others compute.
+        let is = format!("[ $({COUNT}) -ge {count} ] || ! pidof cuda-programs >/dev/null");
+        vm.guest.run(&format!("until {is}; do sleep 1; done"))
+    };
+    for vm in &mut *vms {
+        let program = "GANTRY_CUDA_SPIN=20 cuda-programs busy /tmp/stop";
+        vm.guest
+            .run(&format!(": >/tmp/busy; {program} >>/tmp/busy 2>&1 & true"))?;
+    }
+    for vm in &mut *vms {
+        wait(vm, WARM)?;
+    }
+    let ideal = WEIGHTS.map(f64::from);
+    let mut stretches = Vec::new();
+    while stretches
+        .last()
+        .is_none_or(|counts: &[f64; 2]| min_max_ratio(counts, &ideal) <= FAIR)
+    {
+        ensure!(
+            stretches.len() < STRETCHES,
+            "machines of weights {WEIGHTS:?} had so many kernels run, stretch by stretch: {stretches:?}"
+        );
+        let before = done(vms)?;
+        wait(vms[0], before[0] + LEAST)?;
+        let after = done(vms)?;
+        stretches.push([0, 1].map(|vm| f64::from(after[vm] - before[vm])));
+    }
+    for vm in vms {
+        vm.guest.run("touch /tmp/stop")?;
+        let end = vm
+            .guest
+            .eventually("tail -n 1 /tmp/busy; pidof cuda-programs", |text| {
+                !text.contains("has ended")
+            })?;
+        ensure!(end.contains("kernels were right"), "{end}");
+    }
     Ok(())
 }
 
@@ -195,7 +274,7 @@ fn lose_arbiter<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<H
     drop(arbiter);
     let arbiter = Arbiter::start(dir, "fair")?;
     let host = Host { dir, arbiter, pool };
-    for (vm, weight) in [(first, 1), (second, 3)] {
+    for (vm, weight) in [first, second].into_iter().zip(WEIGHTS) {
         goes_on(&mut vm.guest)?;
         let client = host.client(vm)?;
         ensure!(client.weight == weight && client.workers == 1, "{client:?}");
@@ -237,4 +316,33 @@ fn lose_vmm(host: &Host<'_>, mut first: Vm, second: &mut Vm) -> Result<()> {
     until("as many files are open as before", || {
         Ok(host.files()? == files)
     })
+}
+
+/// The vendor's library, unmodified, makes PTX of CUDA C++ in the guest, and the guest's driver takes it to the host's.
+fn compiled(context: &Context) -> Result<()> {
+    let _arbiter = Arbiter::start(&context.dir, "fair")?;
+    let pool = Pool::start_for_both(&context.dir)?;
+    let find = format!("grep -lx {} /sys/block/*/serial; true", nvrtc::SERIAL);
+    let found = sh(&find)?;
+    let disk = Path::new(found.trim()).parent().and_then(Path::file_name);
+    let Some(disk) = disk else {
+        let why = "NVRTC could not be fetched: pip says why when the images are built";
+        return Err(Skipped(why.to_owned()).into());
+    };
+    let disk = Path::new("/dev").join(disk);
+    let more = json!({
+        "memory": {"size": 512_u64 << 20},
+        "disks": [{"path": disk, "readonly": true, "image_type": "Raw"}],
+    });
+    let mut vm = Vm::boot(&context.dir, &pool, 1, more)?;
+    vm.guest
+        .run("mkdir /nvrtc && mount -t ext4 -o ro /dev/vda /nvrtc")?;
+    let said = vm
+        .guest
+        .run("LD_LIBRARY_PATH=/nvrtc cuda-programs compile 2>&1 || cat /tmp/agent.log")?;
+    ensure!(
+        said.contains("what was compiled here for compute_80 is right"),
+        "{said}"
+    );
+    Ok(())
 }

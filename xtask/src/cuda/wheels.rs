@@ -1,4 +1,4 @@
-//! The vendor's headers and its compiler NVRTC, as its Python packages bring them; kept in the cache.
+//! The vendor's headers, as its Python packages bring them; kept in the cache.
 //! They are used where they are and never become part of this repository.
 
 use std::{
@@ -20,17 +20,6 @@ const HEADERS: &[(&str, &str)] = &[
 
 /// The package with the headers of cuBLAS. Its libraries, most of a gigabyte, are not kept.
 const CUBLAS: &[(&str, &str)] = &[("nvidia-cublas", "13.1.0.3")];
-
-/// The compiler that made the committed kernels.
-const COMPILER: &[(&str, &str)] = &[("nvidia-cuda-nvrtc", "13.0.88")];
-
-/// The folder with `libnvrtc.so.13`.
-///
-/// # Errors
-/// The package cannot be fetched.
-pub fn compiler() -> Result<PathBuf> {
-    Ok(fetched("cuda-nvrtc", COMPILER)?.join("nvidia/cu13/lib"))
-}
 
 /// The folder with `cuda.h`.
 ///

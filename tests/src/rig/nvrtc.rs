@@ -1,0 +1,71 @@
+//! NVIDIA's compiler NVRTC, as its Python package brings it. It needs no GPU, is used where it is, and never becomes
+//! part of this repository.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result};
+
+use super::{
+    images,
+    packages::{self, Cache},
+};
+
+/// The package, with the version that made the committed kernels.
+const PACKAGE: (&str, &str) = ("nvidia-cuda-nvrtc", "13.0.88");
+
+/// The compiler, in its folder.
+pub const LIBRARY: &str = "libnvrtc.so.13";
+/// What it opens by name.
+const BUILTINS: &str = "libnvrtc-builtins.so.13.0";
+
+const RUNTIME: &str = "libstdc++.so.6";
+
+/// The disk's serial number in L1.
+pub const SERIAL: &str = "nvrtc";
+/// Bytes of the disk.
+const DISK: u64 = 160 << 20;
+
+/// The folder with [`LIBRARY`], fetched once.
+///
+/// # Errors
+/// The package cannot be fetched.
+pub fn folder(cache: &Cache) -> Result<PathBuf> {
+    packages::install(&[("/usr/lib/python3/dist-packages/pip", "python3-pip")])?;
+    let (package, version) = PACKAGE;
+    let kept = cache.made(&format!("{package}-{version}"), |work| {
+        let mut pip = Command::new("/usr/bin/python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
+            .arg(work)
+            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
+            .arg(format!("{package}=={version}"));
+        packages::run(&mut pip).with_context(|| {
+            format!("cannot install {package} {version} with pip: check the network")
+        })
+    })?;
+    Ok(kept.join("nvidia/cu13/lib"))
+}
+
+/// A disk image with the compiler from its folder, made once.
+pub fn disk(folder: &Path, work: &Path) -> Result<PathBuf> {
+    let image = work.join(format!("nvrtc-{}.img", PACKAGE.1));
+    if image.exists() {
+        return Ok(image);
+    }
+    let root = work.join("nvrtc");
+    if root.exists() {
+        fs::remove_dir_all(&root)?;
+    }
+    fs::create_dir_all(&root)?;
+    for file in [LIBRARY, BUILTINS] {
+        fs::copy(folder.join(file), root.join(file))?;
+    }
+    // It is written in C++, unlike what guests have otherwise.
+    let runtime = Path::new("/lib/x86_64-linux-gnu").join(RUNTIME);
+    fs::copy(runtime, root.join(RUNTIME)).context("the C++ library is missing")?;
+    images::file_system(&root, DISK, &image)?;
+    Ok(image)
+}
