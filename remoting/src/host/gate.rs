@@ -23,7 +23,7 @@ use super::{
     confine::{self, Confinement, Pieces},
     drivers,
     folders::{Cache, Folder},
-    pool,
+    pool, worker,
 };
 #[cfg(feature = "gate")]
 use crate::backends::opencl::handlers::{self, Surroundings};
@@ -155,13 +155,10 @@ fn process(
 ) -> Result<(Command, Folder), Error> {
     let cache = Folder::create(all.folder.join(number.to_string())).map_err(Error::Start)?;
     let mut command = Command::new(program);
-    // SAFETY: an async-signal-safe call between fork and exec.
+    let this = std::process::id();
+    // SAFETY: async-signal-safe calls between fork and exec.
     unsafe {
-        command.pre_exec(|| {
-            // It does not outlive this process.
-            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-            Ok(())
-        });
+        command.pre_exec(move || worker::end_with(this));
     }
     command
         .arg(role)
