@@ -12,7 +12,7 @@ use std::{
 };
 
 use devices::{
-    accel::{Accel, ApiId, Options, Resources},
+    accel::{Accel, Apis, Options, Resources},
     pci::{BarIndex, Bdf},
     testing::{FakeLines, FakeSpace, Rig},
     thread::Unconfined,
@@ -134,7 +134,7 @@ fuzz_target!(|bytes: &[u8]| {
     let rig = Rig::new();
     let options = Options {
         thread_name: "accel".to_owned(),
-        api: ApiId::OpenCl,
+        apis: Apis::ALL,
         socket: scratch::path("pool"),
         slices: SLICES,
         slice_size: SMALLEST,

@@ -6,6 +6,7 @@ use std::{fs::File, io::Write, net::Shutdown, os::unix::net::UnixStream, time::D
 
 use base::Cancel;
 use devices::accel::{
+    Claim,
     rounds::CopiedPort,
     saved::{Piece, SavedSlice, check_pieces, image},
 };
@@ -140,7 +141,7 @@ fn copy(bytes: &[u8]) -> Vec<u8> {
     let slice = |first| SavedSlice {
         slice: number(0) as u32,
         state: number(1) as u32,
-        owner: 0,
+        claim: Claim::default(),
         window: piece(first),
         kept: (6..bytes.len().min(16)).map(|at| (number(at), number(at + 1))).collect(),
         image: Some(piece(first + 1)),

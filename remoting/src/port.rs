@@ -69,8 +69,7 @@ pub mod registers {
     pub const RUNG_LOW: u64 = 0x20;
     /// The same for the slices 32 to 63.
     pub const RUNG_HIGH: u64 = 0x24;
-    /// Reads the number of the API that the port's applications call
-    /// ([`ApiId::number`](crate::wire::api::ApiId::number)).
+    /// Reads the APIs that the port's applications may call ([`Apis`](super::Apis)).
     pub const API: u64 = 0x28;
     /// Reads where the host wishes the guest's applications to be served ([`Wish`](super::Wish)). A
     /// new wish counts as a change of state.
@@ -83,6 +82,9 @@ pub mod registers {
     /// The first slice's owner; 4 bytes each. Takes a user's number and one before a slice is
     /// opened, for which it counts; none is said by zero.
     pub const OWNER: u64 = 0x1800;
+    /// The first slice's API; 4 bytes each. Where the port has [`SEVERAL_APIS`], takes the number of the
+    /// one that the next application calls, while a slice is free; zero is the port's first.
+    pub const SLICE_API: u64 = 0x1900;
     /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere), or the
     /// devices that one for [`Server::Away`](super::Server::Away) or
     /// [`Server::Parked`](super::Server::Parked) is about: its bytes, and zeroes up to
@@ -105,6 +107,70 @@ pub mod registers {
     pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"GACP");
     /// Version of the registers' meaning.
     pub const INTERFACE: u32 = 2;
+    /// The same where applications of a port may call one of several APIs: an agent that does not know
+    /// of [`SLICE_API`] uses no such port.
+    pub const SEVERAL_APIS: u32 = 3;
+}
+
+/// The APIs that a port's applications may call. As a number: that of each in a byte, the first in the
+/// lowest; zero from a machine that does not say it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Apis(u32);
+
+impl Apis {
+    /// All that there are.
+    pub const ALL: Self = Self(ApiId::OpenCl.number() | ApiId::Cuda.number() << 8);
+
+    /// One alone.
+    pub const fn one(api: ApiId) -> Self {
+        Self(api.number())
+    }
+
+    /// Those that a register has.
+    pub const fn from_number(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// These as a register has them.
+    pub const fn number(self) -> u32 {
+        self.0
+    }
+
+    /// The version of the registers' meaning for a port that has these.
+    pub const fn interface(self) -> u32 {
+        match self.has_several() {
+            true => registers::SEVERAL_APIS,
+            false => registers::INTERFACE,
+        }
+    }
+
+    /// Whether there are more than one.
+    pub const fn has_several(self) -> bool {
+        self.0 >> 8 != 0
+    }
+
+    /// Whether this API may be one of them: also if that is not known.
+    pub fn may_have(self, number: u32) -> bool {
+        self.0 == 0 || self.numbers().any(|one| one == number)
+    }
+
+    /// The first, if this build knows it.
+    pub fn first(self) -> Option<ApiId> {
+        ApiId::from_number(self.0 & 0xff)
+    }
+
+    /// The API of an application that calls the one of this number, or says none by zero.
+    pub fn of_application(self, number: u32) -> Option<ApiId> {
+        match number {
+            0 => self.first(),
+            _ => ApiId::from_number(number).filter(|_| self.may_have(number)),
+        }
+    }
+
+    fn numbers(self) -> impl Iterator<Item = u32> {
+        let bytes = self.0.to_le_bytes();
+        bytes.into_iter().map(u32::from).filter(|one| *one != 0)
+    }
 }
 
 /// What a slice is.
@@ -337,7 +403,7 @@ pub const REFUSED: u8 = 2;
 /// memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Attachment {
-    /// The API that the port's applications call.
+    /// The API that the application calls.
     pub api: ApiId,
     /// The version of it that the machine was built with.
     pub version: Version,
@@ -523,6 +589,32 @@ mod tests {
             Attachment::from_bytes(&[1; ATTACHMENT]),
             Err(NoAttachment::Malformed)
         );
+    }
+
+    #[test]
+    fn a_port_for_one_api_reads_as_its_number_and_one_for_several_has_a_byte_for_each() {
+        for api in ApiId::ALL {
+            let one = Apis::one(api);
+            assert_eq!(one.number(), api.number());
+            assert_eq!(one.interface(), registers::INTERFACE);
+            assert_eq!(one.first(), Some(api));
+            assert!(Apis::ALL.may_have(api.number()));
+            assert_eq!(Apis::ALL.of_application(api.number()), Some(api));
+        }
+        assert_eq!(Apis::ALL.number(), 0x0201);
+        assert_eq!(Apis::ALL.interface(), registers::SEVERAL_APIS);
+    }
+
+    #[test]
+    fn an_application_calls_no_api_that_its_port_does_not_have() {
+        let one = Apis::one(ApiId::OpenCl);
+        assert_eq!(one.of_application(0), Some(ApiId::OpenCl));
+        assert_eq!(one.of_application(ApiId::Cuda.number()), None);
+        for unknown in [3, 0x0201, u32::MAX] {
+            assert_eq!(Apis::ALL.of_application(unknown), None, "{unknown}");
+            assert!(!Apis::ALL.may_have(unknown), "{unknown}");
+        }
+        assert!(Apis::from_number(0).may_have(77), "nothing is known");
     }
 
     #[test]

@@ -12,7 +12,12 @@ use std::{
 
 use base::Unpoisoned;
 use device_model::shared_event;
-use gantry_remoting::{account::Account, link::socket, port::Attachment};
+use gantry_remoting::{
+    account::Account,
+    apis::spoken,
+    link::socket,
+    port::{Apis, Attachment, user_of_number},
+};
 use pci::MsixTable;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -39,6 +44,8 @@ pub struct Attach {
     pub doorbells: Arc<[EventFd]>,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
+    /// The APIs that applications may call.
+    pub apis: Apis,
     /// What every worker is told.
     pub attachment: Attachment,
     /// Where workers of new applications come from.
@@ -52,7 +59,7 @@ impl Attach {
         account: Arc<(Account, OwnedFd)>,
         doorbells: Arc<[EventFd]>,
         msix: Arc<MsixTable>,
-        (attachment, pool): (Attachment, Pool),
+        (apis, attachment, pool): (Apis, Attachment, Pool),
     ) -> Self {
         Self {
             slices,
@@ -60,6 +67,7 @@ impl Attach {
             account,
             doorbells,
             msix,
+            apis,
             attachment,
             pool: Mutex::new(pool),
         }
@@ -75,7 +83,8 @@ impl Attach {
         *self.pool.lock_unpoisoned() = pool;
     }
 
-    /// Hands a slice to a worker for a new application.
+    /// Hands a slice to a worker for a new application. Its API may be none of the port's
+    /// ([`Unsupported`](io::ErrorKind::Unsupported)).
     pub fn open(&self, slice: usize) -> io::Result<UnixStream> {
         // What was rung for an application before is not for this one.
         if let Some(doorbell) = self.doorbells.get(slice) {
@@ -90,6 +99,12 @@ impl Attach {
     }
 
     fn hand_over(&self, slice: usize, pool: &Pool, takes_up: bool) -> io::Result<UnixStream> {
+        let claim = self.slices.claim(slice);
+        let api = self.apis.of_application(claim.api);
+        let api = api.map(spoken).ok_or_else(|| {
+            let why = format!("the port is not for accelerator API number {}", claim.api);
+            io::Error::new(io::ErrorKind::Unsupported, why)
+        })?;
         // Vector 0 is the port's own.
         let vector = slice as u16 + 1;
         let interrupt = self
@@ -104,8 +119,10 @@ impl Attach {
         let stream = socket::connect(&pool.socket)?;
         socket::refuse_files(&stream);
         let attachment = Attachment {
+            api: api.api,
+            version: api.version,
             slice: slice as u32,
-            user: self.slices.owner(slice),
+            user: user_of_number(claim.owner),
             device: pool.device.clone(),
             takes_up,
             ..self.attachment.clone()

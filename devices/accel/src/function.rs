@@ -44,7 +44,7 @@ use super::{
     registers::{Doorbells, Registers},
     saved::{SavedSlice, check_pieces},
     service::Service,
-    slices::Slices,
+    slices::{Claim, Slices},
     window::Window,
 };
 
@@ -141,7 +141,7 @@ impl Accel {
             device: port::DEVICE,
             subsystem_vendor: port::VENDOR,
             subsystem: port::DEVICE,
-            revision: at::INTERFACE as u8,
+            revision: options.apis.interface() as u8,
             class: port::CLASS,
         });
         let flat = BarKind::Memory32 {
@@ -182,14 +182,14 @@ impl Accel {
             Arc::clone(&account),
             Arc::clone(&doorbells),
             Arc::clone(&msix),
-            (attachment(&options), pool),
+            (options.apis, attachment(&options), pool),
         ));
         Ok(Self {
             config,
             msix_capability,
             registers: Arc::new(Registers {
                 slices: Arc::clone(&slices),
-                api: options.api,
+                apis: options.apis,
                 slice_size: size,
                 msix: Arc::clone(&msix),
                 line: Arc::clone(&line),
@@ -312,7 +312,7 @@ impl Accel {
             // Its application has ended since it was copied, and the next one's rings are all zeroes.
             let renewed = self.window.renew(*slice);
             renewed.map_err(|error| host(io::Error::other(error)))?;
-            self.slices.set_owner(*slice, 0);
+            self.slices.set_claim(*slice, Claim::default());
         }
         let mut coming = self.coming.lock_unpoisoned();
         coming.images = images;
@@ -362,7 +362,7 @@ impl Accel {
         };
         let file = control::image().map_err(host)?;
         image.read(archive, &file).map_err(host)?;
-        self.slices.set_owner(slice, one.owner);
+        self.slices.set_claim(slice, one.claim);
         Ok(Some(file))
     }
 
@@ -447,9 +447,10 @@ impl Accel {
     }
 }
 
-/// What workers are told of all slices.
+/// What workers are told of all slices; each has its own API.
 fn attachment(options: &Options) -> Attachment {
-    let mut attachment = Attachment::new(spoken(options.api), options.slice_size);
+    let api = options.apis.first().unwrap_or_default();
+    let mut attachment = Attachment::new(spoken(api), options.slice_size);
     attachment.memory = options.memory;
     attachment.weight = options.weight;
     attachment.client.clone_from(&options.client);
@@ -609,7 +610,7 @@ impl PciFunction for Accel {
         self.line.renote(state.noted);
         self.restore_slices(&state.slices)?;
         let states = state.slices.iter();
-        let states = states.map(|one| (one.slice as usize, one.state, one.owner));
+        let states = states.map(|one| (one.slice as usize, one.state, one.claim));
         self.slices.restore(states, state.changes);
         // The capability is what the guest reads: it wins.
         self.update_interrupts();

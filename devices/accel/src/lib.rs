@@ -51,18 +51,19 @@ pub use attach::Pool;
 pub use function::{Accel, Resources};
 pub use gantry_remoting::{
     link::window::SMALLEST as SMALLEST_SLICE,
-    port::{MOST_SLICES, NAME as LONGEST_NAME},
+    port::{Apis, MOST_SLICES, NAME as LONGEST_NAME},
     wire::api::ApiId,
 };
 use pci::ConfigError;
+pub use slices::Claim;
 
 /// How a port is made.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of its thread.
     pub thread_name: String,
-    /// The API that its applications call.
-    pub api: ApiId,
+    /// The APIs that its applications may call.
+    pub apis: Apis,
     /// Where the worker pool listens.
     pub socket: PathBuf,
     /// Slices: a power of two up to [`MOST_SLICES`].

@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use device_model::{bus::BusDevice, shared_event};
-use gantry_remoting::{
-    port::{DOORBELL, registers as at},
-    wire::api::ApiId,
-};
+use gantry_remoting::port::{Apis, DOORBELL, registers as at};
 use pci::MsixTable;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -16,8 +13,8 @@ use super::{line::PortLine, slices::Slices, wish::Mailbox};
 pub struct Registers {
     /// Commands and states.
     pub slices: Arc<Slices>,
-    /// The API that the applications call.
-    pub api: ApiId,
+    /// The APIs that the applications may call.
+    pub apis: Apis,
     /// Bytes of a slice.
     pub slice_size: u64,
     /// Interrupts.
@@ -32,7 +29,7 @@ impl Registers {
     fn value(&self, offset: u64) -> u32 {
         match offset {
             at::MAGIC => at::MAGIC_VALUE,
-            at::VERSION => at::INTERFACE,
+            at::VERSION => self.apis.interface(),
             at::SLICES => self.slices.count(),
             at::CHANGES => {
                 self.line.take_change();
@@ -40,7 +37,7 @@ impl Registers {
             }
             at::SLICE_SIZE_LOW => self.slice_size as u32,
             at::SLICE_SIZE_HIGH => (self.slice_size >> 32) as u32,
-            at::API => self.api.number(),
+            at::API => self.apis.number(),
             at::WISH => self.mailbox.wish(),
             at::LINE => u32::from(self.line.is_wanted()),
             at::RUNG_LOW => self.line.take(0),
@@ -66,7 +63,12 @@ fn slice_at(offset: u64) -> Option<usize> {
 
 /// The slice whose owner is there.
 fn owner_at(offset: u64) -> Option<usize> {
-    slice_between(offset, at::OWNER, at::ADDRESS)
+    slice_between(offset, at::OWNER, at::SLICE_API)
+}
+
+/// The slice whose API is there.
+fn api_at(offset: u64) -> Option<usize> {
+    slice_between(offset, at::SLICE_API, at::ADDRESS)
 }
 
 impl BusDevice for Registers {
@@ -107,6 +109,8 @@ impl BusDevice for Registers {
             self.slices.command(slice, u32::from_le_bytes(bytes));
         } else if let Some(slice) = owner_at(offset) {
             self.slices.set_owner(slice, u32::from_le_bytes(bytes));
+        } else if let Some(slice) = api_at(offset) {
+            self.slices.set_api(slice, u32::from_le_bytes(bytes));
         }
     }
 }

@@ -26,6 +26,7 @@ use super::{
     lend::Borrowed,
     moving::{Handle, quiesce},
     rounds::Copied,
+    slices::Claim,
 };
 
 /// What pieces begin at multiples of.
@@ -53,8 +54,9 @@ pub struct SavedSlice {
     pub slice: u32,
     /// Its state's number.
     pub state: u32,
-    /// Whose it is, as the guest has said.
-    pub owner: u32,
+    /// What the guest has said of its application.
+    #[serde(flatten)]
+    pub claim: Claim,
     /// Its contents; after rounds, what has changed of them since the last one.
     pub window: Piece,
     /// Blocks of its contents that have not changed.
@@ -69,7 +71,7 @@ pub struct SavedSlice {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
-fn is_none(count: &u32) -> bool {
+pub(super) fn is_none(count: &u32) -> bool {
     *count == 0
 }
 
@@ -467,7 +469,7 @@ impl Handle {
         SavedSlice {
             slice: slice as u32,
             state: state as u32,
-            owner: self.attach.slices.owner_number(slice),
+            claim: self.attach.slices.claim(slice),
             window,
             kept: Vec::new(),
             image: None,
@@ -558,7 +560,7 @@ mod tests {
         let slice = |window, image| SavedSlice {
             slice: 0,
             state: 0,
-            owner: 0,
+            claim: Claim::default(),
             window,
             kept: Vec::new(),
             image,

@@ -29,7 +29,7 @@ use super::{
     attach::Attach,
     lend::{Borrowed, Desk, Order},
     line::PortLine,
-    slices::Slices,
+    slices::{Claim, Slices},
     window::Window,
 };
 
@@ -224,7 +224,7 @@ impl Service {
                     // What no worker was given is as it was: a guest that opens and closes slices
                     // faster than workers come costs the host no memory and no mappings.
                     if matches!(link, Link::None) {
-                        self.slices.set_owner(slice, 0);
+                        self.slices.set_claim(slice, Claim::default());
                         self.slices.change(slice, State::Closing, State::Free);
                     }
                 }
@@ -259,6 +259,10 @@ impl Service {
             Ok(stream) => *link = Link::Asked(stream),
             // The pool has many to serve, and this slice comes later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                self.warn(format_args!("no worker for slice {slice}: {error}"));
+                self.end(slice, State::Opening);
+            }
             Err(error) => {
                 self.warn(format_args!(
                     "no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
@@ -375,6 +379,11 @@ fn refusal(said: &[u8]) -> String {
             "speaks version {theirs} of the remoting protocol for {api} and this machine {ours}: install \
              gantry and gantry-accel of one release"
         ),
+        Ok(Ok(hello)) => format!(
+            "is of a pool for {}, and the application calls another API: name a pool that serves it, too \
+             (gantry-accel serve --api opencl,cuda)",
+            hello.api
+        ),
         _ => "refused it: see its log".to_owned(),
     }
 }
@@ -390,7 +399,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_worker_of_another_build_is_reported_with_both_versions() {
+    fn a_worker_of_another_build_or_for_another_api_is_reported_with_what_it_serves() {
         let theirs = Version {
             number: OpenCl::VERSION.number + 1,
             ..OpenCl::VERSION
@@ -404,5 +413,7 @@ mod tests {
             assert!(text.contains(&version.to_string()), "{text}");
         }
         assert!(refusal(&[REFUSED]).contains("log"));
+        let text = refusal(&Hello::client::<OpenCl>().to_bytes());
+        assert!(text.contains("a pool for opencl"), "{text}");
     }
 }

@@ -11,14 +11,30 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use gantry_remoting::port::{self, Command, State};
+use gantry_remoting::port::{Command, State};
+use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::saved::is_none;
+
+/// What the guest says of the application that a slice is for, as registers and saved states have it:
+/// zero where it says nothing.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Whose it is.
+    pub owner: u32,
+    /// Which API it calls, where its port has several.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub api: u32,
+}
 
 /// States, and what wakes the service.
 pub struct Slices {
     states: Box<[AtomicU32]>,
     /// Whose the application of each slice is, as the guest says.
     owners: Box<[AtomicU32]>,
+    /// Which API the application of each slice calls, as the guest says.
+    apis: Box<[AtomicU32]>,
     changes: AtomicU32,
     /// Wakes the service.
     pub kick: EventFd,
@@ -38,6 +54,7 @@ impl Slices {
         Ok(Self {
             states: (0..count).map(|_| AtomicU32::default()).collect(),
             owners: (0..count).map(|_| AtomicU32::default()).collect(),
+            apis: (0..count).map(|_| AtomicU32::default()).collect(),
             changes: AtomicU32::new(0),
             kick: EventFd::new(EFD_NONBLOCK)?,
             stopping: AtomicU32::new(0),
@@ -66,14 +83,38 @@ impl Slices {
         State::from_number(self.number(slice)).unwrap_or(State::Free)
     }
 
-    /// Whose application of the guest the slice was opened for, if the guest has said that.
-    pub fn owner(&self, slice: usize) -> Option<u32> {
-        let owner = self.owners.get(slice)?;
-        port::user_of_number(owner.load(Ordering::Acquire))
+    /// What the guest says of a slice's application. It may name another owner at any time: this is read
+    /// once for each worker.
+    pub fn claim(&self, slice: usize) -> Claim {
+        let of = |all: &[AtomicU32]| {
+            let said = all.get(slice);
+            said.map_or(0, |said| said.load(Ordering::Acquire))
+        };
+        Claim {
+            owner: of(&self.owners),
+            api: of(&self.apis),
+        }
     }
 
-    /// Notes what the guest says of whose application a slice is for. It is read once for each
-    /// worker, when this is asked for.
+    /// Notes what is said of a slice's application.
+    pub fn set_claim(&self, slice: usize, claim: Claim) {
+        self.set_owner(slice, claim.owner);
+        if let Some(api) = self.apis.get(slice) {
+            api.store(claim.api, Ordering::Release);
+        }
+    }
+
+    /// Notes what the guest says of which API the next application of a free slice calls. That of one which
+    /// has a worker is what workers that take it up are told.
+    pub fn set_api(&self, slice: usize, number: u32) {
+        if let Some(api) = self.apis.get(slice)
+            && self.get(slice) == State::Free
+        {
+            api.store(number, Ordering::Release);
+        }
+    }
+
+    /// Notes what the guest says of whose application a slice is for.
     pub fn set_owner(&self, slice: usize, number: u32) {
         if let Some(owner) = self.owners.get(slice) {
             owner.store(number, Ordering::Release);
@@ -92,23 +133,17 @@ impl Slices {
             .count()
     }
 
-    /// Takes the saved states and owners over, before the guest runs. What is no state is an ended one.
-    pub fn restore(&self, saved: impl IntoIterator<Item = (usize, u32, u32)>, changes: u32) {
-        for (slice, state, owner) in saved {
+    /// Takes over what was saved, before the guest runs. What is no state is an ended one.
+    pub fn restore(&self, saved: impl IntoIterator<Item = (usize, u32, Claim)>, changes: u32) {
+        for (slice, state, claim) in saved {
             let state = State::from_number(state).unwrap_or(State::Ended);
-            if let (Some(to), Some(of)) = (self.states.get(slice), self.owners.get(slice)) {
-                of.store(owner, Ordering::Release);
+            if let Some(to) = self.states.get(slice) {
+                self.set_claim(slice, claim);
                 to.store(state as u32, Ordering::Release);
             }
         }
         self.changes.store(changes, Ordering::Release);
         self.wake();
-    }
-
-    /// The number that the guest has given for a slice's owner.
-    pub fn owner_number(&self, slice: usize) -> u32 {
-        let owner = self.owners.get(slice);
-        owner.map_or(0, |owner| owner.load(Ordering::Acquire))
     }
 
     /// A change of state, if the slice is still in the state `from`.

@@ -115,7 +115,7 @@ impl Handle {
         }
         // What an earlier worker was given is nobody else's.
         self.attach.window.renew(slice)?;
-        self.slices.set_owner(slice, one.owner);
+        self.slices.set_claim(slice, one.claim);
         let stream = self.connect(slice, pool, patience)?;
         Ok(Standby { stream, rounds: 0 })
     }

@@ -66,6 +66,7 @@ impl Drop for Placed {
     }
 }
 
+mod apis;
 mod moving;
 
 const SLICES: u32 = 4;
@@ -86,7 +87,7 @@ struct Rig {
 fn options(folder: &std::path::Path) -> Options {
     Options {
         thread_name: "_accel0".to_owned(),
-        api: ApiId::OpenCl,
+        apis: Apis::one(ApiId::OpenCl),
         socket: folder.join("pool"),
         slices: SLICES,
         slice_size: SMALLEST,

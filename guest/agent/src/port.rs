@@ -11,11 +11,8 @@ use base::{Access, Mapping};
 use gantry_remoting::{
     apis,
     link::window::{CLIENT_HELLO, REPLY},
-    port::{self, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
-    wire::{
-        api::ApiId,
-        hello::{self, Form, Hello},
-    },
+    port::{self, Apis, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
+    wire::hello::{self, Form, Hello},
 };
 
 use crate::{
@@ -47,8 +44,9 @@ pub enum Error {
     /// The registers have another meaning.
     #[error(
         "the accelerator port at {address} speaks version {theirs} of its registers and this agent \
-         {}: install the agent that belongs to the host's Gantry",
-        registers::INTERFACE
+         {} and {}: install the agent that belongs to the host's Gantry",
+        registers::INTERFACE,
+        registers::SEVERAL_APIS
     )]
     Interface {
         /// Its PCI address.
@@ -92,8 +90,8 @@ impl Mapped {
 pub struct Port {
     /// Its PCI address.
     pub address: String,
-    /// The number of the API that its workers serve; zero from a machine that does not say it.
-    api: u32,
+    /// The APIs that its workers serve.
+    apis: Apis,
     registers: Mapped,
     slices: u32,
     slice_size: u64,
@@ -157,7 +155,7 @@ impl Port {
             });
         }
         let theirs = registers.read(registers::VERSION);
-        if theirs != registers::INTERFACE {
+        if ![registers::INTERFACE, registers::SEVERAL_APIS].contains(&theirs) {
             return Err(Error::Interface {
                 address: address.to_owned(),
                 theirs,
@@ -169,7 +167,7 @@ impl Port {
         let high = registers.read(registers::SLICE_SIZE_HIGH);
         let mut port = Self {
             address: address.to_owned(),
-            api: registers.read(registers::API),
+            apis: Apis::from_number(registers.read(registers::API)),
             slices: registers.read(registers::SLICES).min(port::MOST_SLICES),
             slice_size: u64::from(low) | u64::from(high) << 32,
             registers,
@@ -261,17 +259,12 @@ impl Port {
     /// which does not say it, is told by a worker which build is meant.
     pub fn serves(&self, hello: &[u8; hello::SIZE]) -> bool {
         let wanted = Hello::api_number(hello);
-        wanted == 0 || self.api == 0 || wanted == self.api
-    }
-
-    /// Whether its workers serve this API, as far as is known.
-    pub fn is_of(&self, api: ApiId) -> bool {
-        self.api == 0 || self.api == api.number()
+        wanted == 0 || self.apis.may_have(wanted)
     }
 
     /// What an application is told that wants another API: which one there is.
     pub fn refusal(&self) -> Option<Hello> {
-        let api = ApiId::from_number(self.api)?;
+        let api = self.apis.first()?;
         Some(Hello::answer(apis::spoken(api), Form::Port, (0, 0)))
     }
 
@@ -306,6 +299,10 @@ impl Port {
         // The window is write-combining: an access to the registers, which are not, comes after.
         let owner = registers::OWNER + 4 * u64::from(slice);
         self.registers.write(owner, port::user_to_number(user));
+        if self.apis.has_several() {
+            let api = registers::SLICE_API + 4 * u64::from(slice);
+            self.registers.write(api, Hello::api_number(hello));
+        }
         self.command(slice, Command::Open);
         Ok(())
     }

@@ -21,7 +21,7 @@ use gantry_remoting::{
         socket,
     },
     port::{LOOK, Outcome, OutcomeKind, State, Wish},
-    wire::hello,
+    wire::hello::{self, Hello},
 };
 
 use crate::{
@@ -86,6 +86,8 @@ struct Client {
     /// Whose it is, if the system says.
     user: Option<u32>,
     step: Step,
+    /// Whether it calls the API whose applications change between this guest's own pool and a port.
+    may_go: bool,
     since: Instant,
 }
 
@@ -308,19 +310,14 @@ impl Server {
         let window = self.window();
         let seats = &mut self.seats;
         seats.heard();
-        // Those of other APIs have nowhere to go.
-        let ports = &self.ports;
-        let may_go = |address: &str| {
-            let port = ports.iter().find(|port| port.address == address);
-            port.is_some_and(|port| port.is_of(seats::API))
-        };
         let mut served = Vec::new();
         let mut coming = false;
-        for client in &self.clients {
+        // Those of other APIs have nowhere to go.
+        for client in self.clients.iter().filter(|client| client.may_go) {
             match &client.step {
-                Step::Served { port, .. } if may_go(port) => served.push(&*client.stream),
-                Step::Opening { port, .. } => coming |= may_go(port),
-                _ => {}
+                Step::Served { .. } => served.push(&*client.stream),
+                Step::Opening { .. } => coming = true,
+                Step::Hello | Step::Queued(_) => {}
             }
         }
         if bound {
@@ -420,6 +417,7 @@ impl Server {
                     stream,
                     user,
                     step: Step::Hello,
+                    may_go: false,
                     since: Instant::now(),
                 });
             }
@@ -579,6 +577,7 @@ fn said(client: &mut Client) -> bool {
     // A hello is far smaller than any socket's buffer, and comes in one piece.
     match client.stream.receive(&mut bytes) {
         Ok(got) if got == bytes.len() && bytes.starts_with(&hello::MAGIC) => {
+            client.may_go = Hello::api(&bytes) == Some(seats::API);
             client.step = Step::Queued(bytes);
             client.since = Instant::now();
             true

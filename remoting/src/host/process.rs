@@ -532,7 +532,8 @@ fn serve_slice(
         .map_err(Error::Connection)?;
     let attachment = Attachment::from_bytes(&bytes)?;
     let ours = apis::spoken(attachment.api);
-    let differs = !options.apis.contains(&attachment.api) || theirs != ours.version;
+    let is_served = options.apis.contains(&attachment.api);
+    let differs = !is_served || theirs != ours.version;
     if attachment.takes_up {
         // The slice is still another worker's: nothing is written there.
         let why = match attachment.api {
@@ -545,6 +546,9 @@ fn serve_slice(
         let refusal = control::Reply::Refused(Blob(why.as_bytes().to_vec()));
         control::send(stream, &refusal, &[]).map_err(Error::Connection)?;
         return Err(Error::Elsewhere(why));
+    }
+    if !is_served {
+        return Err(refuse_api(stream, files.into_iter().next(), first, attachment.api).into());
     }
     if differs {
         let theirs = Spoken {
@@ -608,6 +612,19 @@ fn refuse_machine(stream: &UnixStream, slice: Option<OwnedFd>, theirs: Spoken) -
         api: theirs.api,
         ours: ours.version,
         theirs: theirs.version,
+    }
+}
+
+/// Tells a machine, and its application, which API is served here, in place of the one that it calls.
+fn refuse_api(stream: &UnixStream, slice: Option<OwnedFd>, ours: Spoken, theirs: ApiId) -> Refused {
+    let answer = Hello::answer(ours, Form::Port, (0, 0));
+    if let Some(slice) = slice.map(File::from) {
+        let _ = slice.write_all_at(&answer.to_bytes(), window::REPLY);
+    }
+    let _ = socket::send_hello(stream, answer, &[]);
+    Refused::Api {
+        ours: ours.api,
+        theirs: theirs.number(),
     }
 }
 

@@ -1,47 +1,140 @@
 //! A pool that serves OpenCL and CUDA at one socket.
 
 use std::{
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    fs::File,
+    io::{ErrorKind, Read},
+    os::{
+        fd::{AsFd, FromRawFd, OwnedFd},
+        unix::{fs::FileExt, net::UnixStream},
+    },
+    path::{Path, PathBuf},
     process::{Child, Command},
     thread,
     time::Duration,
 };
 
 use gantry_remoting::{
-    apis::{cuda::Cuda, opencl::OpenCl},
-    link::socket,
+    account::Account,
+    apis::{self, cuda::Cuda, opencl::OpenCl},
+    link::{socket, window},
+    port::{Attachment, READY, REFUSED},
     wire::{
-        api::Spoken,
-        hello::{Hello, Refused},
+        api::{ApiId, Spoken},
+        hello::{self, Hello, Refused},
     },
 };
 
 use crate::library::serving_apis;
 
 /// A pool that ends with this.
-struct Pool(Child);
+struct Pool {
+    child: Child,
+    socket: PathBuf,
+}
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
+}
+
+impl Pool {
+    fn of(folder: &Path, apis: &str) -> Self {
+        let socket = folder.join("socket");
+        let mut command = serving_apis(&folder.join("cache"), apis);
+        let child = command.arg("--socket").arg(&socket).spawn().unwrap();
+        Self { child, socket }
+    }
+
+    /// A connection, as soon as it listens.
+    fn connect(&self) -> UnixStream {
+        loop {
+            match UnixStream::connect(&self.socket) {
+                Ok(stream) => return stream,
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        }
+    }
+}
+
+/// A machine's port, of which each slice is for an application of either API.
+struct Port {
+    account: OwnedFd,
+}
+
+/// A slice that a pool was asked to serve.
+struct Slice {
+    worker: UnixStream,
+    memory: File,
+}
+
+impl Port {
+    fn new() -> Self {
+        let (_, account) = Account::create().unwrap();
+        Self { account }
+    }
+
+    /// Asks for a worker for an application of one API, which says that it calls another one, or the same.
+    fn attach(&self, pool: &Pool, slice: u32, api: ApiId, says: Hello) -> Slice {
+        let memory = File::from(window::create(window::SMALLEST).unwrap());
+        memory
+            .write_all_at(&says.to_bytes(), window::CLIENT_HELLO)
+            .unwrap();
+        let worker = pool.connect();
+        let attachment = Attachment {
+            slice,
+            client: "machine".to_owned(),
+            ..Attachment::new(apis::spoken(api), window::SMALLEST)
+        };
+        let (doorbell, interrupt) = (event(), event());
+        let files = [
+            memory.as_fd(),
+            doorbell.as_fd(),
+            interrupt.as_fd(),
+            self.account.as_fd(),
+        ];
+        socket::send(&worker, &attachment.to_bytes(), &files).unwrap();
+        Slice { worker, memory }
+    }
+}
+
+impl Slice {
+    /// The first that the worker says.
+    fn said(&self) -> u8 {
+        let mut said = [0];
+        (&self.worker).read_exact(&mut said).unwrap();
+        said[0]
+    }
+
+    /// What the application is told.
+    fn answer(&self) -> [u8; hello::SIZE] {
+        let mut answer = [0; hello::SIZE];
+        self.memory
+            .read_exact_at(&mut answer, window::REPLY)
+            .unwrap();
+        answer
+    }
+
+    fn is_served(&self) -> bool {
+        self.worker.set_nonblocking(true).unwrap();
+        let ended = (&self.worker).read(&mut [0]);
+        ended.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+}
+
+fn event() -> OwnedFd {
+    // SAFETY: a fresh descriptor that nobody else owns.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)) }
 }
 
 #[test]
 fn one_pool_serves_both_apis_also_a_build_that_disagrees_about_the_other() {
     let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("socket");
-    let mut command = serving_apis(&folder.path().join("cache"), "opencl,cuda");
-    let _pool = Pool(command.arg("--socket").arg(&path).spawn().unwrap());
+    let pool = Pool::of(folder.path(), "opencl,cuda");
     // What a worker answers to somebody who says this, and the files that come along.
     let answer = |hello: Hello| -> (_, Vec<OwnedFd>) {
-        let stream = loop {
-            match UnixStream::connect(&path) {
-                Ok(stream) => break stream,
-                Err(_) => thread::sleep(Duration::from_millis(10)),
-            }
-        };
+        let stream = pool.connect();
         socket::send_hello(&stream, hello, &[]).unwrap();
         socket::receive_hello(&stream).unwrap()
     };
@@ -68,6 +161,42 @@ fn one_pool_serves_both_apis_also_a_build_that_disagrees_about_the_other() {
         assert!(matches!(told, Err(Refused::Version { theirs: told, .. }) if told == theirs));
         assert!(none.is_empty());
     }
+}
+
+#[test]
+fn one_port_s_applications_of_both_apis_are_served_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::of(folder.path(), "opencl,cuda");
+    let port = Port::new();
+    let cuda = port.attach(&pool, 0, ApiId::Cuda, Hello::client::<Cuda>());
+    assert_eq!(cuda.said(), READY);
+    let opencl = port.attach(&pool, 1, ApiId::OpenCl, Hello::client::<OpenCl>());
+    assert_eq!(opencl.said(), READY);
+    assert!(Hello::check_for::<Cuda>(&cuda.answer()).is_ok());
+    assert!(Hello::check_for::<OpenCl>(&opencl.answer()).is_ok());
+    // One that says something else than its port has said for it is not served; the others are.
+    let liar = port.attach(&pool, 2, ApiId::OpenCl, Hello::client::<Cuda>());
+    assert_eq!(liar.said(), REFUSED);
+    let told = Hello::check_for::<Cuda>(&liar.answer());
+    let (ours, theirs) = (ApiId::Cuda, ApiId::OpenCl.number());
+    assert_eq!(told, Err(Refused::Api { ours, theirs }));
+    assert!(cuda.is_served());
+}
+
+#[test]
+fn a_pool_for_one_api_tells_an_application_of_another_which_one_it_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::of(folder.path(), "cuda");
+    let port = Port::new();
+    let hello = Hello::client::<OpenCl>();
+    let refused = port.attach(&pool, 0, ApiId::OpenCl, hello);
+    let (machine_is_told, _) = socket::receive_hello(&refused.worker).unwrap();
+    assert!(Hello::check_for::<Cuda>(&machine_is_told).is_ok());
+    let (ours, theirs) = (ApiId::OpenCl, ApiId::Cuda.number());
+    let told = Hello::check_for::<OpenCl>(&refused.answer());
+    assert_eq!(told, Err(Refused::Api { ours, theirs }));
+    let served = port.attach(&pool, 1, ApiId::Cuda, Hello::client::<Cuda>());
+    assert_eq!(served.said(), READY);
 }
 
 #[test]

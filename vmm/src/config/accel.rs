@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use base::paths::{CUDA_SOCKET, OPENCL_SOCKET};
 use devices::{
-    accel::{ApiId, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
+    accel::{ApiId, Apis, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
     gate::MOST_SHARED,
 };
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub const SHARED: u64 = 1 << 20;
 /// The largest window.
 const LARGEST_WINDOW: u64 = 1 << 40;
 
-/// Which API of an accelerator the guest's applications call.
+/// Which API of an accelerator the guest's applications call, or which ones.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum AccelApi {
     /// OpenCL, on any device that the host has an OpenCL driver for.
@@ -34,14 +34,26 @@ pub enum AccelApi {
     Opencl,
     /// CUDA's driver API, on NVIDIA's devices.
     Cuda,
+    /// Each application one of the two.
+    OpenclCuda,
 }
 
 impl AccelApi {
-    /// The same for workers.
-    pub fn id(self) -> ApiId {
+    /// The same for a port.
+    pub fn offered(self) -> Apis {
         match self {
-            Self::Opencl => ApiId::OpenCl,
-            Self::Cuda => ApiId::Cuda,
+            Self::Opencl => Apis::one(ApiId::OpenCl),
+            Self::Cuda => Apis::one(ApiId::Cuda),
+            Self::OpenclCuda => Apis::ALL,
+        }
+    }
+
+    /// As command lines name it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Opencl => "opencl",
+            Self::Cuda => "cuda",
+            Self::OpenclCuda => "opencl,cuda",
         }
     }
 }
@@ -60,7 +72,7 @@ pub enum AccelTransport {
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Flat", into = "Flat")]
 pub struct AccelConfig {
-    /// The API that its applications call.
+    /// What its applications call.
     pub api: AccelApi,
     /// How calls reach the process that executes them.
     pub via: AccelVia,
@@ -253,8 +265,8 @@ impl AccelConfig {
         let path = ring.pool(self.api);
         let why = base::socket::is_served(path).err()?;
         let api = match self.api {
-            AccelApi::Cuda => " --api cuda",
-            AccelApi::Opencl => "",
+            AccelApi::Opencl => String::new(),
+            api => format!(" --api {}", api.name()),
         };
         Some(format!(
             "no pool listens on {0} ({why}): start gantry-accel serve{api} --socket {0}",
@@ -333,7 +345,12 @@ impl GateConfig {
 const KEYS: &[Key] = &[
     Key::new(
         "api",
-        ValueType::Choice(&[("opencl", "Opencl"), ("cuda", "Cuda")]),
+        ValueType::Choice(&[
+            ("opencl", "Opencl"),
+            ("cuda", "Cuda"),
+            ("opencl,cuda", "OpenclCuda"),
+            ("cuda,opencl", "OpenclCuda"),
+        ]),
     ),
     Key::new(
         "transport",
@@ -354,7 +371,7 @@ has_common_config!(AccelConfig);
 
 impl Configured for AccelConfig {
     const HELP: &'static str = "Accelerators whose calls are served by gantry-accel: \
-        api=opencl|cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N, \
+        api=opencl|cuda|opencl,cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N, \
         compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
@@ -373,6 +390,10 @@ impl Device for AccelConfig {
     fn validate(&self) -> Result<(), Invalid> {
         match &self.via {
             AccelVia::Ring(ring) => ring.validate()?,
+            AccelVia::Gate(_) if self.api == AccelApi::OpenclCuda => {
+                let (with, advice) = ("transport=gate", "name the one that the server serves");
+                return Err(Problem::Conflict { with, advice }.at("api"));
+            }
             AccelVia::Gate(gate) => gate.validate()?,
         }
         self.placement().validate()
@@ -441,6 +462,49 @@ mod tests {
         assert_eq!(config, expected);
         assert_eq!(config.validate(), Ok(()));
         assert!(AccelConfig::parse("api=direct3d").is_err());
+    }
+
+    #[test]
+    fn a_port_is_for_one_api_or_for_both() {
+        for (text, expected, pool) in [
+            ("id=a", AccelApi::Opencl, OPENCL_SOCKET),
+            ("api=cuda,id=a", AccelApi::Cuda, CUDA_SOCKET),
+            ("api=opencl,cuda,id=a", AccelApi::OpenclCuda, OPENCL_SOCKET),
+            ("id=a,api=cuda,opencl", AccelApi::OpenclCuda, OPENCL_SOCKET),
+            ("api=opencl, cuda", AccelApi::OpenclCuda, OPENCL_SOCKET),
+            (
+                "api=\"opencl,cuda\",id=a",
+                AccelApi::OpenclCuda,
+                OPENCL_SOCKET,
+            ),
+        ] {
+            let config = AccelConfig::parse(text).unwrap();
+            assert_eq!(config.api, expected, "{text}");
+            let AccelVia::Ring(ring) = &config.via else {
+                panic!("{text}");
+            };
+            assert_eq!(ring.pool(config.api), Path::new(pool), "{text}");
+            let written = serde_json::to_value(&config).unwrap();
+            assert_eq!(
+                serde_json::from_value::<AccelConfig>(written).unwrap(),
+                config
+            );
+        }
+        for (text, words) in [
+            ("api=opencl,opencl", "unknown key 'opencl'"),
+            ("api=opencl,cuda,cuda", "unknown key 'cuda'"),
+            ("api=opencl,id=a,cuda", "unknown key 'cuda'"),
+            ("api=opencl,direct3d", "unknown key 'direct3d'"),
+        ] {
+            let error = AccelConfig::parse(text).unwrap_err().to_string();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+        let missing = AccelConfig::parse("api=opencl,cuda,socket=/nowhere/pool").unwrap();
+        let said = missing.missing_pool().unwrap();
+        assert!(
+            said.contains("serve --api opencl,cuda --socket /nowhere"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -513,6 +577,7 @@ mod tests {
             ("compiler_cache=run.7.1", "compiler_cache"),
             ("memory=1K", "memory"),
             ("iommu=on", "iommu"),
+            ("transport=gate,server=/s,api=opencl,cuda", "api"),
         ] {
             let invalid = AccelConfig::parse(text).unwrap().validate().unwrap_err();
             assert_eq!(invalid.place(), place, "{text}: {invalid}");

@@ -204,7 +204,7 @@ impl DeviceConfig {
         let with = match accel.api {
             _ if accel.is_gate() => "an accelerator behind a gate",
             AccelApi::Cuda => "an accelerator for CUDA, whose applications stay where they are",
-            AccelApi::Opencl => return Ok(()),
+            AccelApi::Opencl | AccelApi::OpenclCuda => return Ok(()),
         };
         Err(Problem::Conflict { with, advice })
     }
@@ -271,7 +271,9 @@ mod tests {
             accels,
             ..VmConfig::default()
         };
-        assert!(device.validate_in(&with(accel("id=a"))).is_ok());
+        for ok in ["id=a", "id=a,api=opencl,cuda"] {
+            assert!(device.validate_in(&with(accel(ok))).is_ok(), "{ok}");
+        }
         for (accels, words) in [
             (None, "there is no accelerator"),
             (accel("id=b"), "'a'"),

@@ -28,7 +28,7 @@ pub enum ValueType {
     Size,
     /// `on` or `off`.
     Switch,
-    /// One of some words (in lower case); the second of each pair is its JSON form.
+    /// One of some words (in lower case), which may have commas; the second of each pair is its JSON form.
     Choice(&'static [(&'static str, &'static str)]),
     /// The bare key is a value of `Choice` kind: `off`, `null`.
     Word(&'static str),
@@ -72,6 +72,16 @@ impl Key {
     /// A key that is not called like its field.
     pub const fn named(name: &'static str, field: &'static str, kind: ValueType) -> Self {
         Self { name, field, kind }
+    }
+
+    /// Whether this is one of its words.
+    fn is_choice(&self, text: &str) -> bool {
+        let ValueType::Choice(choices) = self.kind else {
+            return false;
+        };
+        choices
+            .iter()
+            .any(|(word, _)| word.eq_ignore_ascii_case(text))
     }
 }
 
@@ -226,8 +236,9 @@ fn placeholder(kind: &ValueType) -> String {
 impl Parsed {
     fn fill(&mut self, input: &str, tables: &[&'static [Key]]) -> Result<(), SyntaxProblem> {
         let mut seen = Vec::new();
-        for item in split(input)? {
-            let item = item.trim();
+        let items = split(input)?;
+        let mut items = items.iter().map(|item| item.trim()).peekable();
+        while let Some(item) = items.next() {
             if item.is_empty() {
                 continue;
             }
@@ -257,12 +268,18 @@ impl Parsed {
             if value == Some("") {
                 continue;
             }
-            let value = convert(&key.kind, value.unwrap_or_default())?.map_err(|expected| {
-                SyntaxProblem::Value {
-                    key: key.name,
-                    value: value.unwrap_or_default().to_owned(),
-                    expected,
-                }
+            let mut value = value.unwrap_or_default().to_owned();
+            // What follows may belong to it.
+            while let Some(longer) = items.peek().map(|next| format!("{value},{next}"))
+                && key.is_choice(&longer)
+            {
+                value = longer;
+                items.next();
+            }
+            let value = convert(&key.kind, &value)?.map_err(|expected| SyntaxProblem::Value {
+                key: key.name,
+                value,
+                expected,
             })?;
             if key.field.is_empty() {
                 self.aside.push((key.name, value));
@@ -550,7 +567,7 @@ mod tests {
         Key::new("switch", ValueType::Switch),
         Key::new(
             "choice",
-            ValueType::Choice(&[("one", "One"), ("two", "Two")]),
+            ValueType::Choice(&[("one", "One"), ("two", "Two"), ("one,two", "Both")]),
         ),
         Key::named("null", "mode", ValueType::Word("Null")),
         Key::new("numbers", ValueType::Numbers),
@@ -592,6 +609,22 @@ mod tests {
         assert_eq!(object("numbers=7"), json!({"numbers":[7]}));
         assert_eq!(object(""), json!({}));
         assert_eq!(object("text=,number=1"), json!({"number":1}));
+    }
+
+    #[test]
+    fn a_choice_may_have_a_comma() {
+        assert_eq!(
+            object("choice=one,number=1"),
+            json!({"choice":"One","number":1})
+        );
+        for input in ["choice=One, two,number=1", r#"choice="one,two",number=1"#] {
+            assert_eq!(
+                object(input),
+                json!({"choice":"Both","number":1}),
+                "{input}"
+            );
+        }
+        assert!(problem("choice=two,one").contains("unknown key 'one'"));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::{apis::opencl::OpenCl, wire::hello::Hello};
+use gantry_remoting::apis::{cuda::Cuda, opencl::OpenCl};
 
 use super::*;
 
@@ -157,6 +157,7 @@ fn who_does_not_speak_the_protocol_is_let_go() {
         stream: Connection::new(here, &Closer::default()),
         user: None,
         step: Step::Hello,
+        may_go: false,
         since: Instant::now(),
     };
     (&there).write_all(&[0; hello::SIZE]).unwrap();
@@ -164,4 +165,24 @@ fn who_does_not_speak_the_protocol_is_let_go() {
     let hello = Hello::client::<OpenCl>().to_bytes();
     (&there).write_all(&hello).unwrap();
     assert!(said(&mut client) && matches!(client.step, Step::Queued(_)));
+}
+
+#[test]
+fn only_those_of_one_api_change_between_the_guest_s_pool_and_a_port() {
+    for (hello, expected) in [
+        (Hello::client::<OpenCl>(), true),
+        (Hello::client::<Cuda>(), false),
+    ] {
+        let (here, there) = UnixStream::pair().unwrap();
+        let mut client = Client {
+            stream: Connection::new(here, &Closer::default()),
+            user: None,
+            step: Step::Hello,
+            may_go: false,
+            since: Instant::now(),
+        };
+        (&there).write_all(&hello.to_bytes()).unwrap();
+        assert!(said(&mut client));
+        assert_eq!(client.may_go, expected, "{:?}", hello.api);
+    }
 }

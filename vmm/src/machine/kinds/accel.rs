@@ -97,7 +97,7 @@ fn port(
 ) -> Result<Accel, DeviceError> {
     let options = Options {
         thread_name: thread_name(AccelConfig::NAME, id),
-        api: api.id(),
+        apis: api.offered(),
         socket: ring.pool(api).to_owned(),
         slices: ring.slices,
         slice_size: ring.window / u64::from(ring.slices.max(1)),

@@ -153,6 +153,7 @@ fn another_application_in_the_slice_of_one_that_was_copied_begins_anew() {
     drop(old);
     rig.becomes(1, State::Free);
     rig.write(registers::OWNER + 4, user_to_number(Some(7)));
+    rig.write(registers::SLICE_API + 4, ApiId::OpenCl.number());
     let old = rig.open(1);
     // SAFETY: within the window.
     unsafe { byte(&rig, 1, 4321).write_volatile(9) };
@@ -175,12 +176,16 @@ fn another_application_in_the_slice_of_one_that_was_copied_begins_anew() {
             .unwrap()
             .read_exact_at(&mut byte, 4321)
             .unwrap();
-        (byte[0], port.slices.owner(1))
+        (byte[0], port.slices.claim(1))
     };
-    assert_eq!(has(&there), (9, Some(7)));
+    let claim = Claim {
+        owner: user_to_number(Some(7)),
+        api: ApiId::OpenCl.number(),
+    };
+    assert_eq!(has(&there), (9, claim));
     // One that is not there any more when all is saved leaves nothing to the next one in its slice.
     there.restore(without_applications(&rig)).unwrap();
-    assert_eq!(has(&there), (0, None));
+    assert_eq!(has(&there), (0, Claim::default()));
     assert!(there.handle().has_images(), "its worker is to end");
     let ended = thread::spawn(move || ends(&new));
     there.handle().take_up(&Patience::within(LONG)).unwrap();
