@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-use base::{Output, paths::TUNNEL_SOCKET};
+use base::{Output, limits::Limit, paths::TUNNEL_SOCKET};
 use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
@@ -30,6 +30,10 @@ struct Arguments {
 }
 
 fn run(socket: &Path) -> io::Error {
+    // Two descriptors for each tunnel.
+    if let Err(error) = Limit::raise() {
+        base::note!("gantry-tunnel: cannot have more files open: {error}");
+    }
     match serve::listen(socket) {
         Ok(listener) => {
             base::note!("gantry-tunnel: serving at {}", socket.display());

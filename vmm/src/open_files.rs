@@ -9,7 +9,7 @@ use std::io;
 use base::limits::Limit;
 
 /// What suffices for whatever one VM can ask for: 1,023 streams of a socket device, 64 API
-/// clients, and some 60 devices with a few queues each.
+/// clients, 129 connections of a migration, and some 60 devices with a few queues each.
 const ENOUGH: u64 = 4096;
 
 /// Raises the soft limit of open files up to the hard one and returns it. Says in the log if that

@@ -41,6 +41,8 @@ pub enum ThreadRole {
     Reset,
     /// Moves the VM to another host, or from one.
     Migration,
+    /// Carries memory of a VM that moves, by one of many connections.
+    Lane,
 }
 
 /// Starts threads.

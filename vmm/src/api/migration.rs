@@ -77,7 +77,7 @@ pub struct SendMigration {
     /// What happens then.
     #[serde(default)]
     pub timeout_strategy: TimeoutStrategy,
-    /// Connections for memory, 1 to 8.
+    /// Connections for memory, 1 to 128.
     #[serde(default = "connections")]
     pub connections: u32,
     /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.

@@ -50,7 +50,7 @@ pub struct SendArgs {
     /// in percent; 0: none.
     #[arg(long, value_name = "PERCENT", default_value_t = 99)]
     max_throttle: u8,
-    /// Connections that carry memory, 1 to 8.
+    /// Connections that carry memory, 1 to 128.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     connections: u32,
     /// What becomes of accelerators: a VM that has one stays, gives them up first, or takes their

@@ -70,6 +70,9 @@ const WATCHED: Duration = Duration::from_secs(3);
 /// For how long others that watch it may ask after one has heard how it has ended: each looks more often.
 const OTHERS: Duration = LOOK.saturating_mul(5);
 
+/// What the threads of a migration are called; those of its connections have a number.
+const THREAD: &str = "_migration";
+
 /// Why a machine is not there any more for a migration that needs it.
 pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
 
@@ -213,7 +216,16 @@ impl OnControl {
 
     /// Starts a thread of the migration.
     fn start(&self, body: Body) -> Result<(), String> {
-        let started = self.ask(|control| control.start_thread(body));
+        self.start_as(ThreadRole::Migration, THREAD.to_owned(), body)
+    }
+
+    /// Starts the thread of one of many connections.
+    fn start_lane(&self, number: u32, body: Body) -> Result<(), String> {
+        self.start_as(ThreadRole::Lane, format!("{THREAD}{number}"), body)
+    }
+
+    fn start_as(&self, role: ThreadRole, name: String, body: Body) -> Result<(), String> {
+        let started = self.ask(move |control| control.start_thread_as(role, &name, body));
         let started = started.ok_or_else(|| OVER.to_owned())?;
         started.map_err(|error| error.to_string())
     }
@@ -361,6 +373,10 @@ impl Owner for Leaving {
 
     fn start(&mut self, body: Body) -> Result<(), String> {
         self.control.start(body)
+    }
+
+    fn start_lane(&mut self, number: u32, body: Body) -> Result<(), String> {
+        self.control.start_lane(number, body)
     }
 
     fn throttle(&mut self, percent: u8) {
@@ -645,13 +661,18 @@ impl Control {
         &self,
         body: impl FnOnce() + Send + 'static,
     ) -> Result<(), ApiError> {
+        self.start_thread_as(ThreadRole::Migration, THREAD, Box::new(body))
+    }
+
+    fn start_thread_as(&self, role: ThreadRole, name: &str, body: Body) -> Result<(), ApiError> {
         let spawner = Spawner::new(self.filters.clone())
             .map_err(|error| host_error("start a thread", &error))?;
         spawner
-            .spawn(ThreadRole::Migration, "_migration", Box::new(body))
+            .spawn(role, name, body)
             .map(drop)
             .map_err(|error| host_error("start a migration's thread", &error))
     }
+
     /// The end of an outgoing migration.
     fn sent(&mut self, number: u64, outcome: Outcome) {
         if !self.migrations.is_current(number) {

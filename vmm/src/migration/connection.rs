@@ -12,6 +12,7 @@ use std::{
 };
 
 use base::{
+    Cancel,
     poll::poll,
     tcp::{self, SILENCE},
 };
@@ -182,6 +183,8 @@ pub struct Connection {
     pub doing: &'static str,
     /// Somebody's wish to cancel is not looked at any more.
     pub uninterrupted: bool,
+    /// Ends it, as the end of a migration does.
+    pub end: Cancel,
     /// What is going on has to be over by then, however much arrives.
     pub deadline: Option<Instant>,
     pace: Option<Pace>,
@@ -270,6 +273,7 @@ impl Connection {
             stall: STALL,
             doing: "agreeing on what moves",
             uninterrupted: false,
+            end: Cancel::default(),
             deadline: None,
             pace: None,
         })
@@ -446,9 +450,7 @@ impl Connection {
 
     /// Receives the beginning of the next frame, whose contents have to be received, too.
     pub fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
-        let mut bytes = [0; HEADER];
-        self.read_exact(&mut bytes)?;
-        let header = Header::decode(&bytes)?;
+        let header = self.next_header()?;
         if header.kind == Kind::Failed {
             let mut contents = Vec::new();
             self.receive_contents(header, &mut contents)?;
@@ -467,6 +469,13 @@ impl Connection {
             return Err(protocol(format!("{:?} while {}", header.kind, self.doing)));
         }
         Ok(header)
+    }
+
+    /// Receives the beginning of the next frame, whatever that is.
+    pub fn next_header(&mut self) -> Result<Header> {
+        let mut bytes = [0; HEADER];
+        self.read_exact(&mut bytes)?;
+        Header::decode(&bytes)
     }
 
     /// Receives the contents of the frame that has begun.
@@ -519,7 +528,7 @@ impl Connection {
     }
 
     fn judge(&self, moved: io::Result<usize>, since: &mut Instant) -> Result<usize> {
-        if self.progress.is_cancelled() && !self.uninterrupted {
+        if (self.progress.is_cancelled() || self.end.is_cancelled()) && !self.uninterrupted {
             return Err(Error::Cancelled);
         }
         let doing = self.doing;

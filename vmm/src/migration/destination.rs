@@ -17,7 +17,7 @@ use super::{
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
     lanes::{self, Body, Memory, Token},
-    listener::Listener,
+    listener::{Awaited, Listener},
     offer::{CopyOf, Departure, HostId, Moment, Offer, Prepared},
     pages::{Arriving, Region},
     postcopy,
@@ -72,8 +72,13 @@ pub trait Host: Send {
         archive: Option<File>,
         cancel: Cancel,
     ) -> std::result::Result<(), String>;
-    /// Starts a thread that takes memory over.
+    /// Starts a thread.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
+    /// Starts the thread of a connection that takes memory over.
+    fn start_lane(&mut self, number: u32, body: Body) -> std::result::Result<(), String> {
+        let _ = number;
+        self.start(body)
+    }
     /// Takes the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
     /// Where applications that it comes with will ask for contents that follow, when it runs.
@@ -285,14 +290,30 @@ impl<'a> Destination<'a> {
         listener: Option<&mut Listener>,
     ) -> Result<()> {
         let listener = listener.ok_or_else(|| protocol("there is nothing to connect to"))?;
-        let end = Instant::now() + lanes::JOIN;
-        for _ in 0..count {
-            let mut connection = listener.accept_lane(&token, end, &self.progress)?;
+        let patience = lanes::patience(count);
+        let awaited = Awaited {
+            token,
+            end: Instant::now() + patience,
+            patience,
+            source: self.connection.other_side()?,
+        };
+        for number in 0..count {
+            let mut connection = match listener.accept_lane(&awaited, &self.progress) {
+                // It may have said why.
+                Err(_) if awaited.source.has_ended(Duration::ZERO) => {
+                    let said = self.connection.receive(&[], &mut self.contents);
+                    return said.map(drop);
+                }
+                connection => connection?,
+            };
             connection.watch(self.of_lanes.clone());
-            connection.stall = self.connection.stall;
+            // With many of them, or a low bandwidth, one may have nothing to carry for long. The first connection
+            // tells whether the source is there.
+            connection.stall = Duration::MAX;
             let (memory, progress) = (memory.clone(), self.progress.clone());
             let body = move || lanes::take(connection, &memory, &progress);
-            self.host.start(Box::new(body)).map_err(Error::Machine)?;
+            let started = self.host.start_lane(number, Box::new(body));
+            started.map_err(Error::Machine)?;
         }
         Ok(())
     }

@@ -8,36 +8,46 @@ use std::{
     mem,
     sync::{
         Arc, Mutex, RwLock,
-        mpsc::{self, Receiver, Sender, SyncSender},
+        mpsc::{self, Sender, SyncSender},
     },
     time::{Duration, Instant},
 };
 
-use base::{Unpoisoned, lock::UnpoisonedRw};
+use base::{Cancel, Unpoisoned, lock::UnpoisonedRw};
 
 use super::{
     Error, Result,
-    connection::{Connection, Pages},
-    frame::{Header, Kind, protocol},
-    pages::Arriving,
+    connection::{Connection, OtherSide, Pages},
+    frame::{Header, Kind, MAX_PAGES, protocol},
+    pages::{Arriving, PAGE},
     progress::Progress,
     tunnel::Tls,
 };
 
 /// Most of them.
-pub const MOST: u32 = 8;
+pub const MOST: u32 = 128;
 
 /// Bytes of a token.
 pub const TOKEN: usize = 16;
 
-/// How long all of them may take to come.
-pub const JOIN: Duration = Duration::from_secs(20);
+/// How long the source tries to make one of them.
+const JOIN: Duration = Duration::from_secs(20);
+
+/// How much longer all of them may take to come for each: they are made one after the other, and each takes the
+/// network a few round trips.
+const EACH: Duration = Duration::from_millis(500);
 
 /// How soon the source tries again: a tunnel lets one in at a time.
-const AGAIN: Duration = Duration::from_millis(100);
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// Frames that wait for a connection.
 const WAITING: usize = 2;
+
+/// Bytes of pages that wait at the source for all of them together, or are being sent.
+const OUTSTANDING: usize = 24 << 20;
+
+/// How long the first connection carries nothing at most while others do: the destination gives it up if it is silent.
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
@@ -63,41 +73,95 @@ enum Order {
     Barrier(u32, Sender<()>),
 }
 
+/// How long so many of them may take to come.
+pub fn patience(count: u32) -> Duration {
+    JOIN + EACH * count
+}
+
+/// Where a source's connections go.
+pub struct To<'a> {
+    /// The destination's URL.
+    pub url: &'a str,
+    /// How they are encrypted, if they are.
+    pub tls: Option<&'a Tls>,
+    /// What the destination knows them by.
+    pub token: &'a Token,
+    /// How long it may keep silent.
+    pub stall: Duration,
+    /// The other end of the first connection.
+    pub destination: &'a OtherSide,
+    /// By which the migration is cancelled.
+    pub progress: &'a Progress,
+}
+
 /// The source's connections for pages.
-#[derive(Default)]
 pub struct Lanes {
     orders: Vec<SyncSender<Order>>,
     /// Whose turn it is; 0: the first connection's.
     next: usize,
+    /// When that was the first connection's.
+    first: Instant,
     /// Why one of them has ended.
     failed: Arc<Mutex<Option<Error>>>,
+    /// Ends all of them: one has failed, or nobody sends any more.
+    end: Cancel,
+}
+
+impl Default for Lanes {
+    fn default() -> Self {
+        Self {
+            orders: Vec::new(),
+            next: 0,
+            first: Instant::now(),
+            failed: Arc::default(),
+            end: Cancel::default(),
+        }
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        self.end.cancel();
+    }
 }
 
 impl Lanes {
-    /// Opens so many connections; `start` starts their threads.
+    /// Opens so many connections; `start` starts the thread of each.
     pub fn open(
         count: u32,
-        (url, tls): (&str, Option<&Tls>),
-        token: &Token,
-        (stall, progress): (Duration, &Progress),
-        start: &mut dyn FnMut(Body) -> std::result::Result<(), String>,
+        to: &To<'_>,
+        start: &mut dyn FnMut(u32, Body) -> std::result::Result<(), String>,
     ) -> Result<Self> {
         let mut lanes = Self::default();
-        for _ in 0..count {
-            let mut connection = join(url, tls, token, progress)?;
-            connection.stall = stall;
+        for number in 0..count {
+            let mut connection = join(to)?;
+            connection.stall = to.stall;
             connection.doing = "sending memory";
+            connection.end = lanes.end.clone();
             let (orders, of_thread) = mpsc::sync_channel(WAITING);
-            let failed = Arc::clone(&lanes.failed);
+            let (failed, end) = (Arc::clone(&lanes.failed), lanes.end.clone());
             let body = move || {
-                if let Err(error) = carry(&mut connection, &of_thread) {
-                    failed.lock_unpoisoned().get_or_insert(error);
+                for order in of_thread {
+                    if let Err(error) = carry(&mut connection, &order) {
+                        failed.lock_unpoisoned().get_or_insert(error);
+                        // Others may be waiting for what the destination will not take any more.
+                        end.cancel();
+                        return;
+                    }
                 }
             };
-            start(Box::new(body)).map_err(Error::Machine)?;
+            start(number, Box::new(body)).map_err(Error::Machine)?;
             lanes.orders.push(orders);
         }
         Ok(lanes)
+    }
+
+    /// Bytes of pages of a frame: fewer if there are many connections, so that what waits for all of them is
+    /// bounded.
+    pub fn frame(&self) -> usize {
+        let frames = self.orders.len() * (WAITING + 1);
+        let each = OUTSTANDING / frames.max(1);
+        (each - each % PAGE as usize).min(MAX_PAGES)
     }
 
     /// Whether there are none.
@@ -108,9 +172,14 @@ impl Lanes {
     /// Whose turn it is to carry pages; `None`: the first connection's, which the destination would give
     /// up if it were silent for a whole round.
     pub fn turn(&mut self) -> Option<usize> {
+        if self.next == 0 || self.first.elapsed() >= SILENCE {
+            self.first = Instant::now();
+            self.next = self.next.max(1) % (self.orders.len() + 1);
+            return None;
+        }
         let turn = self.next;
         self.next = (turn + 1) % (self.orders.len() + 1);
-        turn.checked_sub(1)
+        Some(turn - 1)
     }
 
     /// Sends a frame of pages by one of them: a list of runs, and a copy of their pages.
@@ -140,16 +209,20 @@ impl Lanes {
 }
 
 /// A connection that begins with the token.
-fn join(url: &str, tls: Option<&Tls>, token: &Token, progress: &Progress) -> Result<Connection> {
+fn join(to: &To<'_>) -> Result<Connection> {
     let end = Instant::now() + JOIN;
     loop {
-        let joined = Connection::connect(url, tls, progress).and_then(|mut connection| {
-            connection.send(Kind::Join, 0, token)?;
+        let connection = Connection::connect(to.url, to.tls, to.progress);
+        let joined = connection.and_then(|mut connection| {
+            connection.send(Kind::Join, 0, to.token)?;
             connection.receive(&[Kind::Join], &mut Vec::new())?;
             Ok(connection)
         });
         match joined {
-            Err(_) if progress.is_cancelled() => return Err(Error::Cancelled),
+            Err(_) if to.progress.is_cancelled() => return Err(Error::Cancelled),
+            Err(_) if to.destination.has_ended(Duration::ZERO) => {
+                return Err(to.destination.broken());
+            }
             Err(error) if Instant::now() >= end => return Err(error),
             Err(_) => std::thread::sleep(AGAIN),
             joined => return joined,
@@ -157,22 +230,20 @@ fn join(url: &str, tls: Option<&Tls>, token: &Token, progress: &Progress) -> Res
     }
 }
 
-/// A thread of the source: until nobody gives it anything more.
-fn carry(connection: &mut Connection, orders: &Receiver<Order>) -> Result<()> {
-    for order in orders {
-        match order {
-            Order::Pages(round, list, pages) => {
-                connection.send_pages(round, &list, Pages::Copied(&pages))?;
-            }
-            Order::Barrier(round, done) => {
-                connection.send(Kind::Barrier, round, &[])?;
-                connection.receive(&[Kind::Barrier], &mut Vec::new())?;
-                // Whoever waits may have failed by another connection.
-                let _ = done.send(());
-            }
+/// What a thread of the source does.
+fn carry(connection: &mut Connection, order: &Order) -> Result<()> {
+    match order {
+        Order::Pages(round, list, pages) => {
+            connection.send_pages(*round, list, Pages::Copied(pages))
+        }
+        Order::Barrier(round, done) => {
+            connection.send(Kind::Barrier, *round, &[])?;
+            connection.receive(&[Kind::Barrier], &mut Vec::new())?;
+            // Whoever waits may have failed by another connection.
+            let _ = done.send(());
+            Ok(())
         }
     }
-    Ok(())
 }
 
 /// RAM that arrives by several connections; taken out when no more may arrive.
@@ -200,13 +271,19 @@ impl Memory {
     }
 }
 
-/// A thread of the destination: takes pages over until the connection ends, or no more may arrive.
+/// A thread of the destination: takes pages over until the connection ends, or no more may arrive. What it allocates is
+/// a list of runs at most: pages go right into memory.
 pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
     let mut next = || -> Result<()> {
-        let header = connection.receive_header(&[Kind::Pages, Kind::Barrier])?;
-        if header.kind == Kind::Barrier {
-            connection.receive_contents(header, &mut Vec::new())?;
-            return connection.send(Kind::Barrier, header.round, &[]);
+        let header = connection.next_header()?;
+        match header.kind {
+            Kind::Pages => {}
+            Kind::Barrier => {
+                connection.receive_contents(header, &mut Vec::new())?;
+                return connection.send(Kind::Barrier, header.round, &[]);
+            }
+            // Not even the reasons of a failure, which come by the first connection.
+            kind => return Err(protocol(format!("{kind:?} by a connection for memory"))),
         }
         let bytes = memory.receive(header, &mut connection)?;
         progress.update(|info| info.sent_bytes += bytes);
@@ -266,5 +343,49 @@ mod tests {
         let _ = here.write_all(&[1; 4096]);
         receiving.join().unwrap();
         assert_eq!(byte(4096), 0);
+    }
+
+    /// The source's end of so many connections, which nobody takes anything from.
+    fn lanes(count: usize) -> Lanes {
+        let mut lanes = Lanes::default();
+        let orders = (0..count).map(|_| mpsc::sync_channel(WAITING).0);
+        lanes.orders.extend(orders);
+        lanes
+    }
+
+    #[test]
+    fn connections_take_turns_and_the_first_one_is_not_left_out() {
+        let mut lanes = lanes(MOST as usize);
+        let mut turns = [0; MOST as usize + 1];
+        let mut count = 0;
+        while count < 3 * MOST {
+            match lanes.turn() {
+                Some(lane) => {
+                    turns[lane] += 1;
+                    count += 1;
+                }
+                None => turns[MOST as usize] += 1,
+            }
+        }
+        let (first, others) = turns.split_last().unwrap();
+        assert!(others.iter().all(|turns| *turns == 3), "{others:?}");
+        assert!(*first >= 3, "{first}");
+        // Others have carried something for long.
+        assert_eq!(lanes.turn(), None);
+        lanes.first -= SILENCE;
+        assert_eq!(lanes.turn(), None);
+    }
+
+    #[test]
+    fn what_waits_for_all_connections_is_bounded_however_many_there_are() {
+        for count in 0..=MOST as usize {
+            let frame = lanes(count).frame();
+            assert!(frame > 0 && frame.is_multiple_of(PAGE as usize) && frame <= MAX_PAGES);
+            assert!(count * (WAITING + 1) * frame <= OUTSTANDING, "{count}");
+        }
+        assert_eq!(
+            [1, 8, 128].map(|count| lanes(count).frame()),
+            [1 << 20, 1 << 20, 64 << 10]
+        );
     }
 }

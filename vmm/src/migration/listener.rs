@@ -19,9 +19,9 @@ use std::{
 
 use super::{
     Error, Result,
-    connection::{Address, Connection, Stream, TICK},
+    connection::{Address, Connection, OtherSide, Stream, TICK},
     frame::{HEADER, Header, Kind, MAGIC},
-    lanes::{self, Token},
+    lanes::Token,
     progress::Progress,
     tunnel::Tls,
 };
@@ -62,6 +62,34 @@ struct Waiting {
     stream: Stream,
     /// `None`: nobody has connected yet, but the tunnel.
     since: Option<Instant>,
+}
+
+/// Further connections of a source.
+pub struct Awaited {
+    /// By which they are known.
+    pub token: Token,
+    /// How long all of them may take to come.
+    pub patience: Duration,
+    /// When that is over.
+    pub end: Instant,
+    /// Without it none comes.
+    pub source: OtherSide,
+}
+
+impl Awaited {
+    /// Whether one may yet come.
+    fn check(&self) -> Result<()> {
+        if Instant::now() >= self.end {
+            return Err(Error::Stalled {
+                doing: "waiting for further connections of the source",
+                seconds: self.patience.as_secs(),
+            });
+        }
+        match self.source.has_ended(Duration::ZERO) {
+            true => Err(self.source.broken()),
+            false => Ok(()),
+        }
+    }
 }
 
 /// What somebody is, as far as can be seen.
@@ -117,20 +145,15 @@ impl Listener {
         self.accept_with(Kind::Offer, None, progress)
     }
 
-    /// A connection of the source that is served, by its token, until a moment.
-    pub fn accept_lane(
-        &mut self,
-        token: &Token,
-        end: Instant,
-        progress: &Progress,
-    ) -> Result<Connection> {
+    /// A further connection of the source that is served.
+    pub fn accept_lane(&mut self, awaited: &Awaited, progress: &Progress) -> Result<Connection> {
         loop {
-            let mut connection = self.accept_with(Kind::Join, Some(end), progress)?;
-            connection.deadline = Some(end.min(Instant::now() + TOKEN_WAIT));
+            let mut connection = self.accept_with(Kind::Join, Some(awaited), progress)?;
+            connection.deadline = Some(awaited.end.min(Instant::now() + TOKEN_WAIT));
             let mut contents = Vec::new();
             let joined = connection
                 .receive(&[Kind::Join], &mut contents)
-                .and_then(|_| match contents == token {
+                .and_then(|_| match contents == awaited.token {
                     true => connection.send(Kind::Join, 0, &[]).map(|()| true),
                     false => Ok(false),
                 });
@@ -149,14 +172,12 @@ impl Listener {
     fn accept_with(
         &mut self,
         kind: Kind,
-        end: Option<Instant>,
+        awaited: Option<&Awaited>,
         progress: &Progress,
     ) -> Result<Connection> {
         loop {
-            if end.is_some_and(|end| Instant::now() >= end) {
-                let doing = "waiting for further connections of the source";
-                let seconds = lanes::JOIN.as_secs();
-                return Err(Error::Stalled { doing, seconds });
+            if let Some(awaited) = awaited {
+                awaited.check()?;
             }
             if progress.is_cancelled() {
                 return Err(Error::Cancelled);

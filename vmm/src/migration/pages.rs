@@ -18,7 +18,7 @@ use vm_memory::VolatileSlice;
 use super::{
     Error, Result,
     connection::{Connection, Pages},
-    frame::{Header, Kind, MAX_PAGES, MAX_RUNS, Run, encode_runs, protocol},
+    frame::{Header, Kind, MAX_RUNS, Run, encode_runs, protocol},
     lanes::Lanes,
     progress::Progress,
 };
@@ -127,13 +127,14 @@ pub struct Departing {
 }
 
 /// A gathered frame.
-#[derive(Default)]
 struct Batch {
     runs: Vec<Run>,
     /// Bytes of the pages that are not zero.
     bytes: usize,
     /// Those pages, if they cannot be sent from where they are: they go by another thread, or with a checksum.
     copied: Option<Vec<u8>>,
+    /// Most bytes of pages.
+    most: usize,
 }
 
 impl Departing {
@@ -246,7 +247,7 @@ impl Departing {
         let copies = !connection.keeps_bytes() || !self.lanes.is_empty();
         let mut batch = Batch {
             copied: copies.then(Vec::new),
-            ..Batch::default()
+            ..Batch::of(self.lanes.frame())
         };
         let mut sent = 0;
         for index in 0..self.regions.len() {
@@ -443,6 +444,16 @@ impl Drop for Departing {
 }
 
 impl Batch {
+    /// An empty one that is full with so many bytes of pages.
+    fn of(most: usize) -> Self {
+        Self {
+            runs: Vec::new(),
+            bytes: 0,
+            copied: None,
+            most,
+        }
+    }
+
     /// Adds a page; true if the frame is full.
     fn add(&mut self, region: &Region, page: u64) -> bool {
         let zero = region.is_zero(page);
@@ -450,7 +461,7 @@ impl Batch {
             && !zero
         {
             if data.is_empty() {
-                data.reserve_exact(MAX_PAGES);
+                data.reserve_exact(self.most);
             }
             region.copy_page(page, data);
         }
@@ -472,7 +483,7 @@ impl Batch {
                 zero,
             }),
         }
-        self.bytes == MAX_PAGES || self.runs.len() == MAX_RUNS
+        self.bytes >= self.most || self.runs.len() == MAX_RUNS
     }
 
     fn clear(&mut self) {
@@ -623,6 +634,7 @@ impl Hash {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::migration::frame::MAX_PAGES;
 
     #[test]
     fn a_run_ends_where_its_region_does() {
@@ -631,7 +643,7 @@ mod tests {
         for copied in [None, Some(Vec::new())] {
             let mut batch = Batch {
                 copied,
-                ..Batch::default()
+                ..Batch::of(MAX_PAGES)
             };
             for region in &regions {
                 assert!((0..4).all(|page| !batch.add(region, page)));

@@ -16,7 +16,7 @@ use super::{
     copies::{Copies, Copy},
     files::GivenFile,
     frame::Kind,
-    lanes::{Body, Lanes},
+    lanes::{self, Body, Lanes},
     offer::{Departure, Moment, Offer, Prepared},
     pages::Departing,
     postcopy::{self, Asked, Said},
@@ -48,8 +48,13 @@ pub trait Owner: Send {
     fn check_movable(&mut self) -> std::result::Result<(), String>;
     /// The files that go with the machine (`local=on`).
     fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String>;
-    /// Starts a thread that sends memory.
+    /// Starts a thread.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
+    /// Starts the thread of a connection that sends memory.
+    fn start_lane(&mut self, number: u32, body: Body) -> std::result::Result<(), String> {
+        let _ = number;
+        self.start(body)
+    }
     /// Watches RAM.
     fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
@@ -379,14 +384,17 @@ impl<'a> Source<'a> {
         let mut memory = self.owner.watch(self.pagemap.take())?;
         if let Some(token) = prepared.token {
             let (url, tls) = &self.wishes.to;
+            let to = lanes::To {
+                url,
+                tls: tls.as_ref(),
+                token: &token,
+                stall: self.wishes.stall,
+                destination: &self.connection.other_side()?,
+                progress: &self.progress,
+            };
             let owner = &mut *self.owner;
-            memory.set_lanes(Lanes::open(
-                self.offer.lanes,
-                (url, tls.as_ref()),
-                &token,
-                (self.wishes.stall, &self.progress),
-                &mut |body| owner.start(body),
-            )?);
+            let start = &mut |number, body| owner.start_lane(number, body);
+            memory.set_lanes(Lanes::open(self.offer.lanes, &to, start)?);
         }
         let asked = Instant::now();
         self.connection.send(Kind::Barrier, 0, &[])?;

@@ -122,7 +122,11 @@ impl Spawner {
                 {
                     let filters = filters.clone();
                     let (named, has_name) = mpsc::sync_channel(1);
-                    let thread = thread::Builder::new().name(name).spawn(move || {
+                    let mut thread = thread::Builder::new().name(name);
+                    if let Some(bytes) = stack(role) {
+                        thread = thread.stack_size(bytes);
+                    }
+                    let thread = thread.spawn(move || {
                         // The other end waits for it.
                         let _ = named.send(());
                         filters.apply_or_abort(role);
@@ -138,6 +142,13 @@ impl Spawner {
             })?;
         Ok(Self(sender))
     }
+}
+
+/// Bytes of a thread's stack, if they are to be fewer than others have: there may be many of it, and a stack of 2 MiB
+/// may become a huge page.
+fn stack(role: ThreadRole) -> Option<usize> {
+    const FEW: usize = 256 << 10;
+    (role == ThreadRole::Lane).then_some(FEW)
 }
 
 impl ThreadSpawner for Spawner {

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 18] = [
+pub const ROLES: [ThreadRole; 19] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -27,6 +27,7 @@ pub const ROLES: [ThreadRole; 18] = [
     ThreadRole::Iommu,
     ThreadRole::Reset,
     ThreadRole::Migration,
+    ThreadRole::Lane,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -232,6 +233,15 @@ const MIGRATION: &[i64] = &[
     libc::SYS_unlink,
 ];
 
+/// Memory goes by a socket that is there. A build with assertions looks at a descriptor before it is closed.
+const LANE: &[i64] = &[
+    libc::SYS_fcntl,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_sendto,
+];
+
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
     libc::SYS_access,
@@ -375,6 +385,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::UserDevice => USER_DEVICE,
         ThreadRole::Reset => RESET,
         ThreadRole::Migration => MIGRATION,
+        ThreadRole::Lane => LANE,
         ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
     }
 }

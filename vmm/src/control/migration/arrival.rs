@@ -127,6 +127,10 @@ impl Receives for Coming {
         self.control.start(body)
     }
 
+    fn start_lane(&mut self, number: u32, body: Body) -> Result<(), String> {
+        self.control.start_lane(number, body)
+    }
+
     fn take_locks(&mut self) -> Result<(), String> {
         self.on_machine(|incoming| {
             let taken = incoming.machine.take_locks();
