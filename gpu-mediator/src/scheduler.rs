@@ -349,6 +349,14 @@ impl Scheduler {
             .map_or(Duration::ZERO, |holder| now.since(holder.charged))
     }
 
+    /// How long a client has had the device since it was charged last.
+    pub fn held_by(&self, id: ClientId, now: Moment) -> Duration {
+        match self.holder() == Some(id) {
+            true => self.held(now),
+            false => Duration::ZERO,
+        }
+    }
+
     /// Charges a client for what it has used after its turn, of others' turns, as its worker says:
     /// no more than the time since the last such charge. How much that is.
     pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) -> Duration {

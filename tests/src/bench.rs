@@ -58,6 +58,7 @@ const NAMED: &[Measurement] = &[
     ("gpuvm", gpuvm::measure),
     ("seats", passthrough_tracked::measure),
     (gpuvm::record::NAME, gpuvm::record::measure),
+    (gpuvm::shares::NAME, gpuvm::shares::measure),
 ];
 
 /// Runs the measurements of these names (all, without names) and hands on each row: what was

@@ -5,29 +5,20 @@
 //! shadowing), and what GPUvm did not have, `watch`: only pages of tables that were written are
 //! compared.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
 pub mod record;
 pub mod replay;
+pub mod shares;
 
 use anyhow::{Context as _, Result, ensure};
-use gpu_mediator::status::Status;
 use serde_json::json;
 
 use crate::{
     gantry::Gantry,
     guest::Guest,
     rig::images::L2_GPU,
-    scenarios::{
-        Context,
-        gf100::{does, load},
-        virtual_gpu::Mediated,
-    },
+    scenarios::{Context, gf100::does, virtual_gpu::Mediated},
 };
 
 /// Flushes and submissions that are counted one by one.
@@ -108,9 +99,7 @@ fn start_and_copy(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
 
 /// Counts, and hands on a row for each figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
-    for policy in ["band", "fifo"] {
-        shares(policy, row).with_context(|| format!("sharing by {policy}"))?;
-    }
+    shares::measure(row)?;
     let dir = PathBuf::from("/tmp/bench-gpuvm");
     for (nth, (name, [remap, lazy, watch])) in MODES.iter().enumerate() {
         let dir = dir.join(nth.to_string());
@@ -141,101 +130,6 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// MiB that a short submission copies, and a long one: GPUvm's long commands compute 15 times as much. Several short
-/// ones take longer than a guest, whose processor is emulated, needs for the next.
-const SHORT: u32 = 8;
-const LONG: u32 = 120;
-/// For how long two guests share the GPU, of which what is before both use it does not count.
-const SHARING: Duration = Duration::from_secs(20);
-const BEFORE: Duration = Duration::from_secs(4);
-const WINDOW: Duration = Duration::from_millis(100);
-
-/// How two guests with nouveau, one with short commands and one with long ones, share the GPU, by the
-/// mediator's own account: the smaller part of a window's GPU time, divided by the larger.
-fn shares(policy: &str, row: &mut dyn FnMut(&str, String)) -> Result<()> {
-    let dir = PathBuf::from("/tmp/bench-gpuvm").join(policy);
-    fs::create_dir_all(&dir)?;
-    let context = Context { dir };
-    let mediated = Mediated::start_with(&context, policy)?;
-    let mut guests = Vec::new();
-    for size in [SHORT, LONG] {
-        let name = size.to_string();
-        let (gantry, mut guest) = mediated.boot_with(&context, &name, "", json!({}))?;
-        load(&mut guest)?;
-        guests.push((gantry, guest, size));
-    }
-    for (_, guest, size) in &mut guests {
-        let seconds = (BEFORE + SHARING + BEFORE).as_secs();
-        guest.run(&format!(
-            "agent gpu-load {size} {seconds} >/tmp/load 2>&1 &"
-        ))?;
-    }
-    std::thread::sleep(BEFORE);
-    let mut seen = vec![mediated.status()?];
-    let start = Instant::now();
-    for number in 1.. {
-        let next = WINDOW * number;
-        std::thread::sleep(next.saturating_sub(start.elapsed()));
-        seen.push(mediated.status()?);
-        if next >= SHARING {
-            break;
-        }
-    }
-    for (_, guest, _) in &mut guests {
-        guest.eventually("cat /tmp/load", |text| text.contains("are done"))?;
-    }
-    for windows in [1, 5] {
-        let moments: Vec<_> = seen.iter().step_by(windows).collect();
-        let ratios: Vec<f64> = moments
-            .windows(2)
-            .map(|two| ratio(two[0], two[1]))
-            .collect();
-        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        let worst = ratios.iter().copied().fold(1.0, f64::min);
-        row(
-            &format!(
-                "{policy}, two guests, submissions of {SHORT} and {LONG} MiB: Min-Max Ratio per {} ms: mean, worst",
-                WINDOW.as_millis() * windows as u128
-            ),
-            format!("{mean:.3}, {worst:.3}"),
-        );
-    }
-    let (first, last) = (&seen[0], &seen[seen.len() - 1]);
-    let used: u64 = used(first, last).iter().sum();
-    let part = used as f64 / (last.uptime - first.uptime) as f64;
-    row(
-        &format!("{policy}, two guests: part of the time for which the GPU was somebody's, %"),
-        format!("{:.1}", part * 100.0),
-    );
-    let done = |now: &Status| {
-        now.clients
-            .iter()
-            .map(|client| client.calls)
-            .collect::<Vec<_>>()
-    };
-    row(
-        &format!("{policy}, two guests: submissions, each at the beginning and at the end"),
-        format!("{:?}, {:?}", done(first), done(last)),
-    );
-    Ok(())
-}
-
-/// GPU time of each client between two moments.
-fn used(before: &Status, after: &Status) -> Vec<u64> {
-    let pairs = before.clients.iter().zip(&after.clients);
-    pairs
-        .map(|(before, after)| after.device_time.saturating_sub(before.device_time))
-        .collect()
-}
-
-/// How even that is: 1 if all have had the same.
-fn ratio(before: &Status, after: &Status) -> f64 {
-    let used = used(before, after);
-    let least = used.iter().min().copied().unwrap_or(0);
-    let most = used.iter().max().copied().unwrap_or(0);
-    least as f64 / most.max(1) as f64
 }
 
 /// What a flush costs, without a driver.

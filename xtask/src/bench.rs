@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use gantry_tests::{
+    gpuvm::shares,
     report::BENCH,
     rig::{
         Board, Cache, Images, Rig,
@@ -121,7 +122,12 @@ pub fn run(options: &Options) -> Result<()> {
         images,
         logs: target().join("rig-logs"),
     };
-    let order = [&[BENCH.to_owned()], &options.names[..]].concat().join(" ");
+    let shares = [shares::NAME.to_owned()];
+    let names = match part {
+        gpuvm::Part::Shares => &shares,
+        _ => &options.names[..],
+    };
+    let order = [&[BENCH.to_owned()], names].concat().join(" ");
     let board = match is_gpuvm {
         true => Board::Gpu,
         false => Board::Intel,

@@ -26,8 +26,10 @@ const PARTS: &str = "tests/recordings/nouveau.parts";
 /// What is done of `cargo xtask bench gpuvm`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Part {
-    /// Counts, in the nested rig.
+    /// Counts, in the nested rig, and how two guests share.
     Counts,
+    /// How two guests share alone.
+    Shares,
     /// Records what a guest with nouveau does, in the nested rig.
     Record,
     /// Does it again on this machine's /dev/kvm.
@@ -39,9 +41,10 @@ impl Part {
     pub fn of(words: &[String]) -> Result<Self> {
         match words {
             [] => Ok(Self::Counts),
+            [word] if word == "shares" => Ok(Self::Shares),
             [word] if word == "record" => Ok(Self::Record),
             [word] if word == "replay" => Ok(Self::Replay),
-            _ => bail!("gpuvm has the parts record and replay, and does one at a time"),
+            _ => bail!("gpuvm has the parts shares, record and replay, and does one at a time"),
         }
     }
 }

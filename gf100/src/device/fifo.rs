@@ -30,9 +30,9 @@ use crate::{
     },
 };
 
-/// What a slice of a channel's work may cost: some thousands of methods, or copies of 4 MiB. The CPU
-/// waits for registers as long.
-const SLICE: u32 = 1 << 14;
+/// What a slice of a channel's work may cost: a thousand methods, or copies of 256 KiB. The CPU waits for
+/// registers as long, and so does a channel's stop: on an emulated processor a millisecond.
+const SLICE: u32 = 1 << 10;
 /// What it costs to fetch a ring entry.
 const ENTRY_COST: u32 = 16;
 /// What it costs to bind an object.

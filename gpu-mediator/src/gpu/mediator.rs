@@ -388,7 +388,9 @@ impl Mediator {
                 name: format!("virtual machine {id}"),
                 weight: vm.weight.get(),
                 workers: vm.channels.len(),
-                device_time: used.device_time.as_nanos() as u64,
+                // A turn is charged for when it is over.
+                device_time: (used.device_time + self.scheduler.held_by(ClientId(*id), now))
+                    .as_nanos() as u64,
                 queueing_time: used.queueing_time.as_nanos() as u64,
                 turns: used.turns,
                 calls: vm.figures.submissions,

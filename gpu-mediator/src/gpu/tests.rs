@@ -827,3 +827,15 @@ fn whoever_asks_is_shown_who_has_used_the_gpu() {
     assert!(busy.device_time > 0, "{busy:?}");
     assert_eq!((idle.calls, idle.turns, idle.device_time), (0, 0, 0));
 }
+
+#[test]
+fn whoever_asks_is_shown_what_has_been_used_of_a_turn_that_is_not_over() {
+    let mut mediator = gpu("unfinished", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+    let start = Moment::now();
+    mediator.tick(start).expect("the GPU is there");
+    let time = Duration::from_secs(5);
+    let clients = mediator.clients(start + time);
+    assert_eq!(u128::from(clients[0].device_time), time.as_nanos());
+}

@@ -51,9 +51,9 @@ pub struct Options {
     /// looked at.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264, hashcat (may be given again). gpuvm: only `record`, which
-    /// records in the rig what a guest with nouveau does (writes tests/recordings/), or `replay`, which does that
-    /// again on this machine's /dev/kvm.
+    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264, hashcat (may be given again). gpuvm: only `shares`, how
+    /// two guests share the GPU in the rig, `record`, which records there what a guest with nouveau does (writes tests/recordings/), or
+    /// `replay`, which does that again on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
     pub part: Vec<String>,
     /// crane: the two pools have a GPU each, numbered as in CUDA_VISIBLE_DEVICES: 0,1.
