@@ -5,13 +5,16 @@
 use std::{
     fs::{self, File},
     io,
+    ops::Range,
     os::fd::AsRawFd,
     ptr::NonNull,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gf100::format::instruction::vector_add;
+use gf100::format::instruction::{Instruction, Operation, vector_add};
+
+pub mod channels;
 
 const NODE: &str = "/dev/dri/renderD128";
 
@@ -314,7 +317,11 @@ impl Mapped {
 
     /// FNV-1a of its words.
     fn checksum(&self) -> u64 {
-        (0..self.len / 4).fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
+        self.checksum_of(0..self.len / 4)
+    }
+
+    fn checksum_of(&self, words: Range<usize>) -> u64 {
+        words.fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
             (sum ^ u64::from(self.read(index))).wrapping_mul(0x100_0000_01b3)
         })
     }
@@ -518,6 +525,25 @@ pub fn m2mf() -> Result<()> {
     Ok(())
 }
 
+/// Starts a kernel of so many threads.
+fn launch(code: &Buffer, threads: u32) -> Vec<u32> {
+    let mut words = method(COMPUTE, 0x1608, &halves(code.info.offset));
+    // Blocks of 64 threads.
+    words.extend(method(COMPUTE, 0x3ac, &[1 << 16 | 64, 1]));
+    words.extend(method(COMPUTE, 0x3b4, &[0]));
+    words.extend(method(COMPUTE, 0x238, &[1 << 16 | threads.div_ceil(64), 1]));
+    words.extend(method(COMPUTE, 0x368, &[0x1000]));
+    words
+}
+
+impl Mapped {
+    fn write_code(&self, instructions: impl IntoIterator<Item = u64>) {
+        for (index, instruction) in instructions.into_iter().enumerate() {
+            self.write(index * 2, &[instruction as u32, (instruction >> 32) as u32]);
+        }
+    }
+}
+
 /// A kernel that adds two vectors, one in the machine's memory and one in the GPU's, against the CPU.
 pub fn compute() -> Result<()> {
     const COUNT: u32 = 10_000;
@@ -532,9 +558,7 @@ pub fn compute() -> Result<()> {
     let sum = gpu.buffer(GART | MAPPABLE, 0x10000)?;
     let (pushed, text) = (push.map()?, code.map()?);
     let (first, second, result) = (a.map()?, b.map()?, sum.map()?);
-    for (index, instruction) in vector_add().into_iter().enumerate() {
-        text.write(index * 2, &[instruction as u32, (instruction >> 32) as u32]);
-    }
+    text.write_code(vector_add());
     first.fill(11);
     second.fill(12);
     result.fill(13);
@@ -548,22 +572,16 @@ pub fn compute() -> Result<()> {
         values.extend(low_first(buffer));
     }
     values.push(COUNT);
-    let [text_high, text_low] = halves(code.info.offset);
     let [high, low] = halves(constants.info.offset);
     let mut commands = bind(COMPUTE, COMPUTE_CLASS);
     for (address, words) in [
-        (0x1608, &[text_high, text_low][..]),
-        (0x2380, &[0x100, high, low]),
+        (0x2380, &[0x100, high, low][..]),
         (0x1694, &[1]),
         (0x238c, &values),
-        // Blocks of 64 threads.
-        (0x3ac, &[1 << 16 | 64, 1]),
-        (0x3b4, &[0]),
-        (0x238, &[1 << 16 | COUNT.div_ceil(64), 1]),
-        (0x368, &[0x1000]),
     ] {
         commands.extend(method(COMPUTE, address, words));
     }
+    commands.extend(launch(&code, COUNT));
     let all = [&push, &code, &constants, &a, &b, &sum];
     gpu.submit(channel, &pushed, &commands, &all)?;
     sum.wait()?;
@@ -682,51 +700,14 @@ pub fn evict() -> Result<()> {
     Ok(())
 }
 
-/// Tells so many channels what to copy, and has them copy when all have been told: what engines have of
-/// each is kept when others need its place on the GPU.
-pub fn channels(count: u32) -> Result<()> {
-    let gpu = Gpu::open()?;
-    let channels: Vec<_> = (0..count).map(|_| gpu.channel()).collect::<Result<_>>()?;
-    let push = gpu.buffer(GART | MAPPABLE, 0x1000)?;
-    let from = gpu.buffer(GART | MAPPABLE, 0x1000)?;
-    let to = gpu.buffer(GART | MAPPABLE, u64::from(count) * 0x1000)?;
-    let (pushed, source, result) = (push.map()?, from.map()?, to.map()?);
-    let all = [&push, &from, &to];
-    source.fill(3);
-    let [s1, s0] = halves(from.info.offset);
-    for (number, channel) in (0_u64..).zip(&channels) {
-        gpu.object(*channel, COPY_CLASS)?;
-        let [d1, d0] = halves(to.info.offset + number * 0x1000);
-        let mut words = bind(COPY, COPY_CLASS);
-        let place = [s1, s0, d1, d0, 4096, 4096, 4096, 1];
-        words.extend(method(COPY, 0x30c, &place));
-        gpu.submit(*channel, &pushed, &words, &all)?;
-        push.wait()?;
-    }
-    for channel in &channels {
-        let launch = method(COPY, 0x300, &[0x110]);
-        gpu.submit(*channel, &pushed, &launch, &all)?;
-        push.wait()?;
-    }
-    for index in 0..count as usize * 1024 {
-        let (came, sent) = (result.read(index), source.read(index % 1024));
-        let channel = index / 1024;
-        ensure!(
-            came == sent,
-            "channel {channel} copied {came:#x}, not {sent:#x}"
-        );
-    }
-    println!("{count} channels have copied");
-    Ok(())
-}
-
-/// Does something that ends a channel, and whether others go on is seen: `fault`, `loop`, `wait` or
+/// Does something that ends a channel, and whether others go on is seen: `fault`, `loop`, `kernel`, `wait` or
 /// `method`.
 pub fn misuse(what: &str) -> Result<()> {
     let gpu = Gpu::open()?;
     let channel = gpu.channel()?;
     gpu.object(channel, COPY_CLASS)?;
     let push = gpu.buffer(GART | MAPPABLE, 0x10000)?;
+    let code = gpu.buffer(GART | MAPPABLE, 0x1000)?;
     let pushed = push.map()?;
     let mut commands = bind(COPY, COPY_CLASS);
     commands.extend(match what {
@@ -746,12 +727,21 @@ pub fn misuse(what: &str) -> Result<()> {
             words.extend([0x110; 0x1fff]);
             words
         }
+        // A jump to itself.
+        "kernel" => {
+            gpu.object(channel, COMPUTE_CLASS)?;
+            let jump = Instruction::new(0, Operation::Branch(-8));
+            code.map()?.write_code([jump.encode()]);
+            let mut words = bind(COMPUTE, COMPUTE_CLASS);
+            words.extend(launch(&code, 1));
+            words
+        }
         "wait" => semaphore(&push, 0xffff_fff0, 1),
         // Physical addresses.
         "method" => method(COPY, 0x250, &[1]),
-        _ => bail!("fault, loop, method or wait, not {what}"),
+        _ => bail!("fault, loop, kernel, method or wait, not {what}"),
     });
-    gpu.submit(channel, &pushed, &commands, &[&push])?;
+    gpu.submit(channel, &pushed, &commands, &[&push, &code])?;
     std::thread::sleep(Duration::from_millis(200));
     gpu.free_channel(channel)?;
     println!("{what} is over");

@@ -155,9 +155,30 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         raw.works(0x180 + done)?;
         done += 1;
     }
+    // A channel behind the table's end, and its submission page.
+    let at = 0x00_3000 + 8 * 128;
+    raw.set(at, 0xc000_0000 | INSTANCE);
+    raw.set(at + 4, 0x001f_0001);
+    raw.bar1.set(128 * userd::STRIDE + userd::GP_PUT, 1);
+    raw.set(0x00_2634, 128);
+    raw.carried_out()?;
+    // The window at VRAM's end, and behind it.
+    raw.poke(0, WORD);
+    raw.poke(end - 4, WORD);
+    let half = 0x8_0000;
+    for (base, behind) in [(end - half, half), (end, 0), (u64::MAX, 0)] {
+        raw.set(0x00_1700, (base >> 16) as u32);
+        raw.shown.set(None);
+        for at in [behind, 0xf_fffc] {
+            raw.registers.set(0x70_0000 + at, 0xbad);
+        }
+        let own = [0, end - 4].map(|at| raw.peek(at));
+        ensure!(own == [WORD; 2], "VRAM is {own:x?} after a write behind it");
+        done += 1;
+    }
     raw.start();
     raw.works(3)?;
-    Ok(done)
+    Ok(done + 1)
 }
 
 /// The GPU writes the tables that it is told to use.

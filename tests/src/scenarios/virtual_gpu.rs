@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
-    gf100::{does, interrupts, load},
+    gf100::{ALL_CHANNELS, HAVE_COPIED, does, endless, interrupts, load},
 };
 use crate::{
     gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
@@ -32,8 +32,8 @@ pub const SCENARIOS: &[Entry] = &[
         alone,
     ),
     (
-        "virtual GPU: two guests at once, one by messages and one by the line, keep their contents; \
-         what root of one does with registers and tables, and its end, cost the other nothing",
+        "virtual GPU: two guests at once, one by messages and one by the line, keep their contents, each with all its \
+         channels; what root of one does with registers and tables, and its end, cost the other nothing",
         together,
     ),
     (
@@ -211,10 +211,7 @@ fn drives(context: &Context) -> Result<()> {
     }
     does(&mut guest, "gpu-m2mf", "m2mf works")?;
     does(&mut guest, "gpu-compute", "sums are right")?;
-    for what in ["loop", "wait"] {
-        does(&mut guest, &format!("gpu-misuse {what}"), "is over")?;
-    }
-    does(&mut guest, "gpu-check", "gpu works")?;
+    endless(&mut guest)?;
     drop((gantry, guest));
     displaced(context)
 }
@@ -239,7 +236,8 @@ fn displaced(context: &Context) -> Result<()> {
 
 fn together(context: &Context) -> Result<()> {
     let gpu = Mediated::start(context)?;
-    let (mut one, mut first) = gpu.boot(context, "one", "")?;
+    let places = json!({"channels": 128});
+    let (mut one, mut first) = gpu.boot_with(context, "one", "", places)?;
     // The kernel's own switch: nouveau has no parameter.
     let (_other, mut second) = gpu.boot(context, "other", "pci=nomsi")?;
     let work = "(for i in 1 2 3; do agent gpu-check || echo failed; done; agent gpu-evict; \
@@ -270,6 +268,7 @@ fn together(context: &Context) -> Result<()> {
         let works = said.matches("gpu works").count();
         ensure!(works == 3 && said.contains("were kept"), "it says: {said}");
     }
+    all_channels(&gpu, [&mut first, &mut second])?;
     for guest in [&mut first, &mut second] {
         // libdrm's, as Debian ships it.
         let said = guest.run("drmdevice")?;
@@ -295,31 +294,67 @@ fn together(context: &Context) -> Result<()> {
     })
 }
 
+/// Both have all the channels that nouveau leaves to programs, twice as many as there are places on the GPU, and use them
+/// at once.
+fn all_channels(gpu: &Mediated, mut guests: [&mut Guest; 2]) -> Result<()> {
+    for guest in &mut guests {
+        guest.run(&format!(
+            "(agent gpu-channels {ALL_CHANNELS} /tmp/go; echo finished) >/tmp/all 2>&1 &"
+        ))?;
+    }
+    for guest in &mut guests {
+        let said = guest.eventually("cat /tmp/all", |text| {
+            text.contains("are told") || text.contains("finished")
+        })?;
+        ensure!(said.contains("are told"), "it says: {said}");
+    }
+    let clients = gpu.status()?.clients;
+    let bound: Vec<_> = clients.iter().map(|client| client.workers).collect();
+    ensure!(
+        bound.len() == 2 && bound.iter().all(|count| *count >= ALL_CHANNELS as usize),
+        "channels that the mediator knows: {bound:?}"
+    );
+    for guest in &mut guests {
+        guest.run("touch /tmp/go")?;
+    }
+    for guest in &mut guests {
+        let said = guest.eventually("cat /tmp/all", |text| text.contains("finished"))?;
+        ensure!(said.contains(HAVE_COPIED), "it says: {said}");
+    }
+    Ok(())
+}
+
 fn killed(context: &Context) -> Result<()> {
     let mut gpu = Mediated::start(context)?;
     let (gantry, mut guest) = gpu.boot(context, "killed", "")?;
+    // Before there is a driver.
+    gpu.replace_mediator(context)?;
+    until_found_again(&gantry, 1)?;
     load(&mut guest)?;
     does(&mut guest, "gpu-check", "gpu works")?;
     // What comes back knows nothing: programs go on without a boot.
     let replace: [fn(&mut Mediated, &Context) -> Result<()>; 2] =
         [Mediated::replace_mediator, Mediated::replace_gpu];
-    for (before, replace) in replace.into_iter().enumerate() {
+    for (replace, times) in replace.into_iter().zip(2..) {
         guest.run(
             "rm -f /tmp/amid /tmp/end; (while [ ! -e /tmp/end ]; do agent gpu-check; done; \
              echo over) >/tmp/amid 2>&1 & true",
         )?;
         guest.eventually("cat /tmp/amid", |text| text.contains("gpu works"))?;
         replace(&mut gpu, context)?;
-        until("the mediator is found again", || {
-            let counters = gantry.ok("GET", "vm.counters", None)?;
-            let count = counters["gpu"]["reconnections"].as_u64();
-            Ok(count == Some(before as u64 + 1))
-        })?;
+        until_found_again(&gantry, times)?;
         guest.run("touch /tmp/end")?;
         guest.eventually("cat /tmp/amid", |text| text.contains("over"))?;
         does(&mut guest, "gpu-check", "gpu works")?;
     }
     plugged(&gpu, &gantry, &mut guest)
+}
+
+fn until_found_again(gantry: &Gantry, times: u64) -> Result<()> {
+    until("the mediator is found again", || {
+        let counters = gantry.ok("GET", "vm.counters", None)?;
+        Ok(counters["gpu"]["reconnections"].as_u64() == Some(times))
+    })
 }
 
 /// A further GPU is plugged into a running machine, and its driver takes it.

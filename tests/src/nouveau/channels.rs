@@ -1,0 +1,127 @@
+//! As many channels as a guest's programs can have, each with work of its own.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Result, ensure};
+
+use super::{Buffer, COPY, COPY_CLASS, GART, Gpu, MAPPABLE, Mapped, VRAM, bind, halves, method};
+
+/// So many channels, and the files that they are opened by: nouveau (of Linux 6.1) gives each file 16. That the GPU
+/// has no more it does not notice: it writes behind the submission pages, and the guest's kernel ends.
+fn open(count: usize) -> Result<Vec<(Gpu, Vec<i32>)>> {
+    const OF_A_FILE: usize = 16;
+    let mut files = Vec::new();
+    let mut left = count;
+    while left > 0 {
+        let gpu = Gpu::open()?;
+        let channels: Vec<_> = (0..left.min(OF_A_FILE))
+            .map(|_| gpu.channel())
+            .collect::<Result<_>>()?;
+        left -= channels.len();
+        files.push((gpu, channels));
+    }
+    Ok(files)
+}
+
+/// A channel with memory that no other one uses: a page to copy from, and one to copy to.
+struct Worker<'a> {
+    channel: i32,
+    push: Buffer<'a>,
+    pushed: Mapped,
+    pages: Buffer<'a>,
+    seen: Mapped,
+    video: Buffer<'a>,
+}
+
+impl<'a> Worker<'a> {
+    const WORDS: usize = 1024;
+
+    fn new(gpu: &'a Gpu, channel: i32, seed: u32) -> Result<Self> {
+        gpu.object(channel, COPY_CLASS)?;
+        let push = gpu.buffer(GART | MAPPABLE, 0x1000)?;
+        let pages = gpu.buffer(GART | MAPPABLE, 0x2000)?;
+        let video = gpu.buffer(VRAM, 0x1000)?;
+        let (pushed, seen) = (push.map()?, pages.map()?);
+        seen.fill(seed);
+        Ok(Self {
+            channel,
+            push,
+            pushed,
+            pages,
+            seen,
+            video,
+        })
+    }
+
+    fn submit(&self, words: &[u32]) -> Result<()> {
+        let all = [&self.push, &self.pages, &self.video];
+        let gpu = self.push.gpu;
+        gpu.submit(self.channel, &self.pushed, words, &all)
+    }
+
+    /// Tells it to copy its first page to VRAM, and not when.
+    fn prepare(&self) -> Result<()> {
+        let mut words = bind(COPY, COPY_CLASS);
+        words.extend(one_page(self.pages.info.offset, self.video.info.offset));
+        self.submit(&words)
+    }
+
+    /// Has it do that, and copy the page back to where its second one is.
+    fn copy(&self) -> Result<()> {
+        let mut words = method(COPY, 0x300, &[0x110]);
+        let back = self.pages.info.offset + 0x1000;
+        words.extend(one_page(self.video.info.offset, back));
+        words.extend(method(COPY, 0x300, &[0x110]));
+        self.submit(&words)
+    }
+
+    fn checksums(&self) -> [u64; 2] {
+        [0, Self::WORDS].map(|first| self.seen.checksum_of(first..first + Self::WORDS))
+    }
+}
+
+/// A copy of one page, as the copy engine is told about it.
+fn one_page(from: u64, to: u64) -> Vec<u32> {
+    let ([s1, s0], [d1, d0]) = (halves(from), halves(to));
+    method(COPY, 0x30c, &[s1, s0, d1, d0, 4096, 4096, 4096, 1])
+}
+
+/// Has channels copy to VRAM and back, each its own page, all at the same time: what engines have of each, which
+/// are told before what to copy, is kept when others need its place on the GPU. If `go` is given, only once
+/// there is a file of that name, when all have been told.
+pub fn copy(count: usize, go: Option<&str>) -> Result<()> {
+    let files = open(count)?;
+    let channels = files
+        .iter()
+        .flat_map(|(gpu, channels)| channels.iter().map(move |channel| (gpu, *channel)));
+    let workers = (1..)
+        .zip(channels)
+        .map(|(seed, (gpu, channel))| Worker::new(gpu, channel, seed))
+        .collect::<Result<Vec<_>>>()?;
+    for worker in &workers {
+        worker.prepare()?;
+    }
+    for worker in &workers {
+        worker.push.wait()?;
+        let [source, target] = worker.checksums();
+        ensure!(source != target, "the pages differ at first");
+    }
+    println!("{count} channels are told");
+    while go.is_some_and(|go| !Path::new(go).exists()) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for worker in &workers {
+        worker.copy()?;
+    }
+    for worker in &workers {
+        worker.pages.wait()?;
+        let ([sent, came], channel) = (worker.checksums(), worker.channel);
+        ensure!(
+            sent == came,
+            "channel {channel} sent {sent:#x}, and {came:#x} came back"
+        );
+    }
+    let numbers = workers.iter().map(|worker| worker.channel);
+    println!("{count} channels have copied, up to {:?}", numbers.max());
+    Ok(())
+}
