@@ -21,8 +21,8 @@ use crate::{
 
 pub const SCENARIOS: &[Entry] = &[
     (
-        "cuda: programs of two guests compute on the host's driver by weight, one pool serves them OpenCL too, and \
-         whoever is killed of worker, arbiter, pool and VMM fails its own alone",
+        "cuda: programs of two guests compute on the host's driver by weight, one pool serves them OpenCL too, by \
+         the same port or one more, and whoever is killed of worker, arbiter, pool and VMM fails its own alone",
         compute,
     ),
     (
@@ -38,6 +38,27 @@ const RIGHT: &str = "sums, counts and products are right";
 /// Of the two machines.
 const WEIGHTS: [u32; 2] = [1, 3];
 
+/// A port for programs of one API or of both.
+fn port(pool: &Pool, api: &str, weight: u32) -> Value {
+    let mut port = accel(pool);
+    port["api"] = json!(api);
+    port["memory"] = json!(MEMORY << 20);
+    port["weight"] = json!(weight);
+    port
+}
+
+/// One port for both APIs.
+fn shared_port(pool: &Pool, weight: u32) -> Value {
+    json!([port(pool, "OpenclCuda", weight)])
+}
+
+/// A port for each API.
+fn port_each(pool: &Pool, weight: u32) -> Value {
+    let mut for_opencl = accel(pool);
+    for_opencl["id"] = json!("cl");
+    json!([port(pool, "Cuda", weight), for_opencl])
+}
+
 /// A machine whose programs call CUDA, and OpenCL.
 struct Vm {
     gantry: Gantry,
@@ -47,17 +68,11 @@ struct Vm {
 }
 
 impl Vm {
-    fn boot(dir: &Path, pool: &Pool, weight: u32, more: Value) -> Result<Self> {
+    fn boot(dir: &Path, ports: Value, more: Value) -> Result<Self> {
         fs::create_dir_all(dir)?;
-        let mut for_cuda = accel(pool);
-        for_cuda["api"] = json!("Cuda");
-        for_cuda["memory"] = json!(MEMORY << 20);
-        for_cuda["weight"] = json!(weight);
-        let mut for_opencl = accel(pool);
-        for_opencl["id"] = json!("cl");
         let mut config = json!({
             "payload": {"initramfs": opencl::guest_files(dir)?},
-            "accels": [for_cuda, for_opencl],
+            "accels": ports,
         });
         merge(&mut config, more);
         let (gantry, mut guest) = Gantry::boot(dir, config)?;
@@ -152,13 +167,14 @@ fn compute(context: &Context) -> Result<()> {
     let arbiter = Arbiter::start(&context.dir, "fair")?;
     let pool = Pool::start_for_both(&context.dir)?;
     let [one, other] = WEIGHTS;
-    let mut first = Vm::boot(&context.dir.join("first"), &pool, one, json!({}))?;
+    let ports = shared_port(&pool, one);
+    let mut first = Vm::boot(&context.dir.join("first"), ports, json!({}))?;
     programs(&mut first.guest)?;
-    let mut second = Vm::boot(&context.dir.join("second"), &pool, other, json!({}))?;
-    // By the same pool.
-    second.guest.run("gantry-agent install")?;
-    let list = second.guest.run("clinfo -l; cat /tmp/agent.log")?;
-    ensure!(list.contains("Device #0"), "{list}");
+    let ports = port_each(&pool, other);
+    let mut second = Vm::boot(&context.dir.join("second"), ports, json!({}))?;
+    for vm in [&mut first, &mut second] {
+        with_opencl(vm)?;
+    }
     let dir = &context.dir;
     let host = Host { dir, arbiter, pool };
     by_weight(&mut [&mut first, &mut second])?;
@@ -182,6 +198,20 @@ fn programs(guest: &mut Guest) -> Result<()> {
         "{said}"
     );
     Ok(())
+}
+
+/// A program that calls OpenCL is served while one that calls CUDA computes.
+fn with_opencl(vm: &mut Vm) -> Result<()> {
+    vm.start()?;
+    vm.guest.run("gantry-agent install")?;
+    let list = vm.guest.run("clinfo -l; cat /tmp/agent.log")?;
+    ensure!(list.contains("Device #0"), "{list}");
+    goes_on(&mut vm.guest)?;
+    ensure!(counter(&vm.gantry, "workers_lost")? == 0);
+    vm.guest.run("killall -9 cuda-programs")?;
+    until("the slices are free", || {
+        Ok(counter(&vm.gantry, "slices_in_use")? == 0)
+    })
 }
 
 /// Programs of both machines have kernels under way always, all of the same length: how many of each have ended, by
@@ -334,7 +364,7 @@ fn compiled(context: &Context) -> Result<()> {
         "memory": {"size": 512_u64 << 20},
         "disks": [{"path": disk, "readonly": true, "image_type": "Raw"}],
     });
-    let mut vm = Vm::boot(&context.dir, &pool, 1, more)?;
+    let mut vm = Vm::boot(&context.dir, port_each(&pool, 1), more)?;
     vm.guest
         .run("mkdir /nvrtc && mount -t ext4 -o ro /dev/vda /nvrtc")?;
     let said = vm
