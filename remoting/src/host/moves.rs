@@ -45,6 +45,8 @@ const LONGEST: u64 = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The first line of an answer: sockets for applications say nothing of their own accord.
 const BANNER: &str = "gantry-accel control";
+/// What the worker of an application is called in messages.
+pub(super) const SERVES: &str = "the worker that serves it";
 /// How long a pool may take until it says so: others may ask before.
 const BANNER_DUE: Duration = Duration::from_secs(10);
 
@@ -299,7 +301,7 @@ impl Moves {
         let work = move || {
             let source = Peer {
                 channel: &source,
-                who: "the worker that serves it",
+                who: SERVES,
             };
             let destination = Peer {
                 channel: &destination,
@@ -407,7 +409,7 @@ fn send_away(
 ) -> Result<Lead, String> {
     let source = Peer {
         channel: source,
-        who: "the worker that serves it",
+        who: SERVES,
     };
     let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
     let (described, _) = described.map_err(|error| base::Chain(&error).to_string())?;

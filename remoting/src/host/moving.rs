@@ -10,7 +10,7 @@ use std::{
 
 use super::{
     control::{self, NotMoved},
-    moves::{Asker, Departure, Event, Request, To, Way, Which},
+    moves::{Asker, Departure, Event, Request, SERVES, To, Way, Which},
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
@@ -280,12 +280,21 @@ impl Pool<'_> {
             return;
         };
         let process = serving.peer().map_or("-".to_owned(), |id| id.to_string());
-        if let Err(error) = outcome {
-            let why = base::Chain(error);
-            asker.tell(&format!("error: process {process} stays: {why}"));
-            serving.is_busy = matches!(error, NotMoved::Busy { .. });
-        } else if serving.phase == Phase::Ending {
-            asker.tell(&format!("process {process} has ended meanwhile"));
+        match outcome {
+            _ if serving.phase == Phase::Ending => {
+                asker.tell(&format!("process {process} has ended meanwhile"));
+            }
+            Err(error) if error.is_end_of(SERVES) => {
+                asker.tell(&format!(
+                    "error: process {process} has ended meanwhile, or its worker has"
+                ));
+            }
+            Err(error) => {
+                let why = base::Chain(error);
+                asker.tell(&format!("error: process {process} stays: {why}"));
+                serving.is_busy = matches!(error, NotMoved::Busy { .. });
+            }
+            Ok(()) => {}
         }
         if outcome.is_err() || serving.phase == Phase::Ending {
             destination.worker.end_aside(&self.remover, &self.closer);

@@ -208,7 +208,7 @@ pub enum NotMoved {
     #[error("{0}")]
     Refused(String),
     /// A worker has ended, or says what it should not.
-    #[error("{who} does not answer")]
+    #[error("{who} {}", if is_end(.source) { "has ended" } else { "does not answer" })]
     Gone {
         /// Which of the two.
         who: &'static str,
@@ -262,6 +262,19 @@ impl NotMoved {
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
+
+    /// Whether the worker that is called so has ended.
+    pub fn is_end_of(&self, worker: &str) -> bool {
+        matches!(self, Self::Gone { who, source } if *who == worker && is_end(source))
+    }
+}
+
+/// Whether a channel fails so whose other end is closed.
+fn is_end(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
+    )
 }
 
 /// Does what a worker asks for on the socket that it got with [`Command::Go`], until it has all contents, or
@@ -502,6 +515,27 @@ mod tests {
         assert_eq!(files.len(), 1);
         drop((here, files));
         assert!(receive::<Command>(&there).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_is_not_said_to_be_silent() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let worker = Peer {
+            channel: &here,
+            who: "the worker",
+        };
+        let silent = worker
+            .answer(&Patience::within(Duration::ZERO))
+            .unwrap_err();
+        assert_eq!(silent.to_string(), "the worker does not answer");
+        assert!(!silent.is_end_of("the worker"));
+        drop(there);
+        let heard = worker.answer(&Patience::within(LONG)).unwrap_err();
+        let sent = worker.send(&Command::Save(), &[]).unwrap_err();
+        for error in [heard, sent] {
+            assert_eq!(error.to_string(), "the worker has ended");
+            assert!(error.is_end_of("the worker") && !error.is_end_of("another"));
+        }
     }
 
     #[test]

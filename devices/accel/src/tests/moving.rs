@@ -314,7 +314,7 @@ fn a_worker_that_dies_while_it_is_saved_costs_its_application_an_error() {
     assert!(matches!(next(&old).0, Ask::Quiesce(250, _)));
     drop(old);
     let moved = moved.recv().unwrap();
-    assert!(moved.reasons[0].contains("does not answer"), "{moved:?}");
+    assert!(moved.reasons[0].contains("has ended"), "{moved:?}");
     rig.becomes(0, State::Ended);
     ends(&new);
 }
