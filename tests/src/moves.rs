@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     exits::Exits,
-    gantry::Gantry,
+    gantry::{Gantry, merge},
     guest::Guest,
     scenarios::migration::{phase_until, wait_in},
     write_faults,
@@ -24,6 +24,8 @@ use crate::{
 
 /// Moves that are measured of each kind; the median counts.
 const MOVES: usize = 3;
+/// Connections that memory goes over, by turns.
+const CONNECTIONS: [u32; 3] = [1, 8, 128];
 /// How long a guest is left alone before.
 const STEADY_AFTER: Duration = Duration::from_secs(5);
 /// Bytes that are copied at once.
@@ -39,15 +41,17 @@ const WHILE: Duration = Duration::from_secs(6);
 
 /// Measures moves, and hands on a row for each figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
-    let copied = moves(Path::new("/tmp/bench-moves"), false)?;
+    let hows = CONNECTIONS.map(|count| json!({"connections": count}));
+    let by_connections = moves(Path::new("/tmp/bench-moves"), false, &hows)?;
     let figure = |of: &[Value], name: &str| -> f64 {
         let mut figures: Vec<_> = of.iter().filter_map(|info| info[name].as_f64()).collect();
         figures.sort_by(f64::total_cmp);
         figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
     };
-    let bytes = figure(&copied, "sent_bytes");
-    let took = figure(&copied, "elapsed_ms");
-    let in_use = figure(&copied, "in_use");
+    let copied = &by_connections[0];
+    let bytes = figure(copied, "sent_bytes");
+    let took = figure(copied, "elapsed_ms");
+    let in_use = figure(copied, "in_use");
     let plain = plain_copy(bytes as usize)?.as_secs_f64() * 1e3;
     row(
         &format!("256 MiB, idle, copied over a Unix socket (ms; median of {MOVES})"),
@@ -61,26 +65,37 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         format!("{plain:.0}"),
     );
     row("times a plain copy", format!("{:.2}", took / plain));
+    for (count, moved) in CONNECTIONS.iter().zip(&by_connections).skip(1) {
+        row(
+            &format!("copied over {count} connections, by turns with that (ms; median of {MOVES})"),
+            format!("{:.0}", figure(moved, "elapsed_ms")),
+        );
+    }
     row(
         "bytes of pages sent, times the memory in use",
         format!("{:.3}", bytes / in_use),
     );
     row(
         "downtime as predicted (ms)",
-        format!("{:.0}", figure(&copied, "predicted_downtime_ms")),
+        format!("{:.0}", figure(copied, "predicted_downtime_ms")),
     );
     row(
         "downtime, promised 300 (ms)",
-        format!("{:.0}", figure(&copied, "downtime_ms")),
+        format!("{:.0}", figure(copied, "downtime_ms")),
     );
-    let handed = moves(Path::new("/tmp/bench-handed"), true)?;
+    let handed = moves(
+        Path::new("/tmp/bench-handed"),
+        true,
+        &[json!({"local": true})],
+    )?;
+    let handed = &handed[0];
     row(
         &format!("256 MiB, handed over: the guest stands still (ms; median of {MOVES})"),
-        format!("{:.0}", figure(&handed, "downtime_ms")),
+        format!("{:.0}", figure(handed, "downtime_ms")),
     );
     row(
         "the same, from the request to the end (ms)",
-        format!("{:.0}", figure(&handed, "elapsed_ms")),
+        format!("{:.0}", figure(handed, "elapsed_ms")),
     );
     slow_down(row)
 }
@@ -236,26 +251,26 @@ fn projected(alone: Rate, moving: Rate, row: &mut dyn FnMut(&str, String)) -> Re
     Ok(())
 }
 
-/// What `vm.migration` says of some moves of one guest.
-fn moves(dir: &Path, local: bool) -> Result<Vec<Value>> {
+/// What `vm.migration` says of some moves of one guest in each of these ways, by turns.
+fn moves(dir: &Path, shared: bool, hows: &[Value]) -> Result<Vec<Vec<Value>>> {
     let first = dir.join("0");
     fs::create_dir_all(&first)?;
-    let (mut gantry, guest) = Gantry::boot(&first, json!({"memory": {"shared": local}}))?;
+    let (mut gantry, guest) = Gantry::boot(&first, json!({"memory": {"shared": shared}}))?;
     drop(guest);
-    let mut all = Vec::new();
-    for turn in 1..=MOVES {
+    let mut all = vec![Vec::new(); hows.len()];
+    for turn in 0..MOVES * hows.len() {
         thread::sleep(STEADY_AFTER);
         let in_use = resident(gantry.pid(), 256 << 20)?;
-        let waiting = wait_in(&dir.join(turn.to_string()), &gantry.serial)?;
-        let body = json!({
-            "destination_url": waiting.url, "local": local, "preserve_source": true,
-        });
+        let waiting = wait_in(&dir.join((turn + 1).to_string()), &gantry.serial)?;
+        let way = turn % hows.len();
+        let mut body = json!({"destination_url": waiting.url, "preserve_source": true});
+        merge(&mut body, hows[way].clone());
         gantry.put("vm.send-migration", body)?;
         let mut info = phase_until(&gantry, &["Completed", "Failed"])?;
         info["in_use"] = in_use.into();
         ensure!(info["phase"] == "Completed", "{info}");
         gantry = waiting.arrived()?;
-        all.push(info);
+        all[way].push(info);
     }
     fs::remove_dir_all(dir)?;
     Ok(all)
