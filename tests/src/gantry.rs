@@ -250,6 +250,18 @@ impl Gantry {
         self.child.id()
     }
 
+    /// What its threads are called.
+    pub fn thread_names(&self) -> Result<Vec<String>> {
+        let mut names = Vec::new();
+        for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
+            // One may have ended.
+            if let Ok(name) = std::fs::read_to_string(task?.path().join("comm")) {
+                names.push(name.trim().to_owned());
+            }
+        }
+        Ok(names)
+    }
+
     /// Sends a request.
     pub fn request(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Answer> {
         let body = body.map(ToString::to_string);

@@ -502,7 +502,7 @@ fn libvirt(context: &Context) -> Result<()> {
     drop(queue);
     libvirt.put("vm.boot", None)?;
     // It looks for the threads as soon as it has the answer.
-    let names = thread_names(gantry.pid())?;
+    let names = gantry.thread_names()?;
     for name in ["vcpu0", "vcpu1"] {
         ensure!(names.iter().any(|known| known == name), "{names:?}");
     }
@@ -548,17 +548,6 @@ fn libvirt(context: &Context) -> Result<()> {
     libvirt.put_with_fds("vm.restore", &json!({"source_url": url}), &[])?;
     libvirt.put("vmm.shutdown", None)?;
     ends(gantry)
-}
-
-fn thread_names(pid: u32) -> Result<Vec<String>> {
-    let mut names = Vec::new();
-    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-        // One may have ended.
-        if let Ok(name) = std::fs::read_to_string(task?.path().join("comm")) {
-            names.push(name.trim().to_owned());
-        }
-    }
-    Ok(names)
 }
 
 fn kata_containers(context: &Context) -> Result<()> {

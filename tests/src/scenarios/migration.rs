@@ -302,7 +302,7 @@ fn killed_and_upgraded(context: &Context) -> Result<()> {
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let mut waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
     // Slow enough to be killed in the middle of it.
-    let body = json!({"destination_url": waiting.url, "bandwidth": 8 << 20});
+    let body = json!({"destination_url": waiting.url, "bandwidth": 1 << 20});
     gantry.put("vm.send-migration", body)?;
     phase_until(&gantry, &["Rounds", "Quiesce", "Final"])?;
     waiting.gantry.kill()?;

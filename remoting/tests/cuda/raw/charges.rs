@@ -367,11 +367,16 @@ fn what_no_end_of_work_makes_room_for_is_refused_at_once() {
             graph,
         });
     }
-    let start = Instant::now();
-    let allocated = client.allocate(all_but(4), Source::Device());
-    assert_eq!(allocated, Err(codes::OUT_OF_MEMORY));
-    // The worker waits for a second where that may help.
-    let waited = start.elapsed();
-    assert!(waited < Duration::from_millis(990), "{waited:?}");
+    // The worker waits for a second where that may help: then each of them took that long.
+    let waited = [(); 5].map(|()| {
+        let start = Instant::now();
+        let allocated = client.allocate(all_but(4), Source::Device());
+        assert_eq!(allocated, Err(codes::OUT_OF_MEMORY));
+        start.elapsed()
+    });
+    assert!(
+        waited.iter().min() < Some(&Duration::from_millis(990)),
+        "{waited:?}"
+    );
     until.store(1, Ordering::SeqCst);
 }
