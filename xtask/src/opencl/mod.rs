@@ -131,6 +131,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         moves::chaos,
     ),
     (
+        "opencl: programs that nobody here wrote end as natively while their workers change every 50 to 500 ms",
+        programs::moved::run,
+    ),
+    (
         "opencl: programs compute the same while their memory follows them from worker to worker",
         moves::followed,
     ),

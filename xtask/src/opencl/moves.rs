@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -51,6 +51,7 @@ pub(super) fn moving(pool: &Pool, control: &Path) -> Command {
 /// Moves all applications of a pool again and again, until it is dropped.
 pub(super) struct Mover {
     ends: Arc<AtomicBool>,
+    moves: Arc<AtomicUsize>,
     thread: Option<thread::JoinHandle<Vec<String>>>,
 }
 
@@ -58,6 +59,8 @@ impl Mover {
     pub(super) fn start(pool: &Pool, control: &Path, how: &[&str]) -> Self {
         let ends = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&ends);
+        let moves = Arc::new(AtomicUsize::new(0));
+        let made = Arc::clone(&moves);
         let mut all = moving(pool, control);
         all.arg("--all").args(how);
         let work = move || {
@@ -65,6 +68,8 @@ impl Mover {
             while !seen.load(Ordering::Relaxed) {
                 if let Ok(output) = all.output() {
                     let text = String::from_utf8_lossy(&output.stdout);
+                    let moved = text.lines().filter(|line| is_moved(line)).count();
+                    made.fetch_add(moved, Ordering::Relaxed);
                     lines.extend(text.lines().map(str::to_owned));
                 }
                 // 50 to 500 ms, in no particular order.
@@ -75,8 +80,14 @@ impl Mover {
         };
         Self {
             ends,
+            moves,
             thread: Some(thread::spawn(work)),
         }
+    }
+
+    /// How many moves have been made.
+    pub(super) fn moves(&self) -> usize {
+        self.moves.load(Ordering::Relaxed)
     }
 
     /// What the pool has said of each move.
@@ -123,7 +134,7 @@ pub(super) fn is_moved(line: &str) -> bool {
 }
 
 /// Whether there were so many moves at least.
-fn has_moved(lines: &[String], least: usize) -> Result<()> {
+pub(super) fn has_moved(lines: &[String], least: usize) -> Result<()> {
     let count = lines.iter().filter(|line| is_moved(line)).count();
     ensure!(count >= least, "only {count} moves:\n{}", lines.join("\n"));
     Ok(())

@@ -2,6 +2,7 @@
 //! pass, and every difference, as a table in the documentation.
 
 mod known;
+pub mod moved;
 mod results;
 mod suites;
 mod table;
@@ -10,6 +11,7 @@ mod times;
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -173,22 +175,7 @@ fn both(pool: &Pool, cases: &[Case], jobs: usize) -> Result<(Results, Results)> 
             let index = next.fetch_add(1, Ordering::Relaxed);
             cases.get(index).map(|case| (index, case))
         } {
-            let native = pool.native_for(case.seconds, &case.program);
-            let remoted = pool.remoted_for(case.seconds, &case.program);
-            let folders = [
-                pool.folder(&format!("native-{index}"))?,
-                pool.folder(&format!("remoted-{index}"))?,
-            ];
-            let (one, other) = thread::scope(|scope| {
-                let one = scope.spawn(|| case.run(native, &folders[0]));
-                let other = case.run(remoted, &folders[1]);
-                (one.join(), other)
-            });
-            for folder in folders {
-                fs::remove_dir_all(folder)?;
-            }
-            let one = one.map_err(|_| anyhow::anyhow!("{} was not run", case.name()))?;
-            let (one, other) = (one?, other?);
+            let (one, other) = both_ways(pool, case, index)?;
             let mut found = found.lock_unpoisoned();
             found.0.extend(one);
             found.1.extend(other);
@@ -203,4 +190,30 @@ fn both(pool: &Pool, cases: &[Case], jobs: usize) -> Result<(Results, Results)> 
         })
     })?;
     Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Results of one natively and through Gantry, at once.
+fn both_ways(pool: &Pool, case: &Case, index: usize) -> Result<(Results, Results)> {
+    let native = pool.native_for(case.seconds, &case.program);
+    thread::scope(|scope| {
+        let native = scope.spawn(|| run_in(pool, &format!("native-{index}"), case, native));
+        let remoted = through_gantry(pool, case, index);
+        let native = native.join();
+        let native = native.map_err(|_| anyhow::anyhow!("{} was not run", case.name()))?;
+        Ok((native?, remoted?))
+    })
+}
+
+/// The same through Gantry alone.
+fn through_gantry(pool: &Pool, case: &Case, index: usize) -> Result<Results> {
+    let remoted = pool.remoted_for(case.seconds, &case.program);
+    run_in(pool, &format!("remoted-{index}"), case, remoted)
+}
+
+/// Runs one by this command in a folder of its own, which goes afterwards.
+fn run_in(pool: &Pool, name: &str, case: &Case, command: Command) -> Result<Results> {
+    let folder = pool.folder(name)?;
+    let results = case.run(command, &folder)?;
+    fs::remove_dir_all(folder)?;
+    Ok(results)
 }

@@ -1,0 +1,95 @@
+//! Programs that nobody here wrote end as natively while their workers change: as many as there is time for whenever
+//! everything is tested. `cargo xtask bench programs --moved` has more.
+
+use std::{fs, path::Path};
+
+use anyhow::{Result, ensure};
+use gantry_tests::rig::packages;
+
+use super::{
+    both_ways,
+    results::{Results, by_clblast, by_end, by_piglit},
+    suites::Case,
+    through_gantry,
+};
+use crate::opencl::{
+    applications::program,
+    moves::{self, Mover},
+    pool::{PIGLIT, Pool},
+};
+
+/// What is run beside what all scenarios need.
+const PROGRAMS: &[(&str, &str)] = &[
+    ("clblast_test_xaxpy", "clblast-tests"),
+    ("clFFT-client", "clfft-client"),
+];
+
+/// So many moves at least.
+const MOVES: usize = 10;
+
+/// How often all programs are run at most until then: on a fast machine many end before they can be moved.
+const TURNS: usize = 100;
+
+/// Tests of piglit that are not over at once.
+const API: &[&str] = &["cl-api-build-program", "cl-api-link-program"];
+
+/// Programs for devices that piglit has: with images, and with many kernels.
+const FOR_DEVICES: &[&str] = &[
+    "tests/cl/program/execute/image-write-2d.cl",
+    "generated_tests/cl/builtin/misc/builtin-shuffle-int-uint.cl",
+    "generated_tests/cl/builtin/math/builtin-float-remquo-1.0.generated.cl",
+];
+
+fn cases() -> Vec<Case> {
+    let piglit = Path::new(PIGLIT);
+    let tester = piglit.join("bin/cl-program-tester");
+    let api = API.iter().map(|name| {
+        let path = piglit.join("bin").join(name);
+        Case::new(path, ["-auto"], by_piglit)
+    });
+    let for_devices = FOR_DEVICES.iter().map(|name| {
+        let path = piglit.join(name);
+        Case::new(&tester, [&path.to_string_lossy(), "-auto"], by_piglit)
+    });
+    // pyopencl itself is others'; its own tests would have to be fetched first.
+    let pyopencl = program("parts.py");
+    let pyopencl = [&*pyopencl.to_string_lossy()];
+    let lengths = ["-x", "16", "-y", "16", "-z", "16"];
+    let others = [
+        Case::new("/usr/bin/python3", pyopencl, by_end),
+        Case::new("clFFT-client", lengths, by_end),
+        Case::new("clblast_test_xaxpy", [], by_clblast),
+    ];
+    api.chain(for_devices).chain(others).collect()
+}
+
+pub fn run(pool: &Pool) -> Result<()> {
+    packages::install(PROGRAMS)?;
+    let (pool, control) = moves::movable(pool, "moved-foreign")?;
+    let mover = Mover::start(&pool, &control, &[]);
+    let cases = cases();
+    let mut natively = Vec::new();
+    for (index, case) in cases.iter().enumerate() {
+        let (native, moved) = both_ways(&pool, case, index)?;
+        let passes = |result: &String| result.starts_with("pass");
+        ensure!(native.values().all(passes), "natively: {native:?}");
+        is_same(&native, &moved)?;
+        natively.push(native);
+    }
+    for _ in 1..TURNS {
+        if mover.moves() >= MOVES {
+            break;
+        }
+        for (index, (case, native)) in cases.iter().zip(&natively).enumerate() {
+            is_same(native, &through_gantry(&pool, case, index)?)?;
+        }
+    }
+    let lines = mover.end();
+    let _ = fs::remove_file(&control);
+    moves::has_moved(&lines, MOVES)
+}
+
+fn is_same(native: &Results, moved: &Results) -> Result<()> {
+    ensure!(native == moved, "natively: {native:?}\nmoved: {moved:?}");
+    Ok(())
+}
