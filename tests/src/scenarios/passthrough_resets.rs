@@ -107,7 +107,7 @@ fn buses(context: &Context) -> Result<()> {
         ensure!(Instant::now() < deadline, "{resets:?} resets");
     }
     ensure!(
-        answers.iter().all(|count| *count > 2),
+        answers.iter().all(|count| *count > 0),
         "{answers:?} answers during the resets"
     );
     guest.wait_for(STATUS, COMMAND)?;

@@ -701,7 +701,7 @@ fn a_machine_stays_if_something_dies_amid_copies_of_its_applications() {
         let mut going = going_by_copies();
         going.workers.iter().for_each(Worker::is_copied);
         let mut new = Vec::from(going.there.both());
-        let mut why = "does not answer";
+        let mut why = "has ended";
         if step == "ready" {
             drop(new.remove(0));
             new[0].prepares();
@@ -814,7 +814,7 @@ fn a_machine_stays_with_its_applications_if_one_of_them_refuses_or_is_lost() {
                 }
             }
         }
-        going.stays("does not answer", 1);
+        going.stays("has ended", 1);
     }
 }
 
@@ -829,7 +829,11 @@ fn a_machine_stays_with_its_applications_if_none_serves_them_at_the_destination(
             fs::remove_file(&going.there.path).unwrap();
         }
         going.stop_and_save();
-        let mut why = "does not answer";
+        let mut why = if step == "pool" {
+            "does not answer"
+        } else {
+            "has ended"
+        };
         if step != "pool" {
             let [one, other] = going.there.both();
             one.is_ready();
