@@ -111,6 +111,11 @@ impl Server {
             Request::CopyBufferRect(call) => self.touch_all(call.to),
             Request::CopyImageToBuffer(call) => self.touch_all(call.buffer),
             Request::Map(call) => self.touch_all(call.mem),
+            // Images are wholes from the first. Whether these are images a driver may not look.
+            Request::ImageRect(call) if call.write => self.touch_all(call.mem),
+            Request::CopyImage(call) => self.touch_all(call.to),
+            Request::CopyBufferToImage(call) => self.touch_all(call.image),
+            Request::FillImage(call) => self.touch_all(call.mem),
             // A kernel has what it writes for an argument, or by an address in shared virtual memory.
             Request::NdRange(_)
             // Those of buffers in it count as wholes.
@@ -118,16 +123,12 @@ impl Server {
             | Request::SvmCopy(_)
             | Request::SvmFill(_)
             | Request::SvmMigrate(_)
-            // So do images, and buffers that any are made of.
-            | Request::ImageRect(_)
-            | Request::CopyImage(_)
-            | Request::CopyBufferToImage(_)
-            | Request::FillImage(_)
             // What was mapped.
             | Request::Unmap(_)
             // These write to no buffer.
             | Request::ReadBuffer(_)
             | Request::BufferRect(_)
+            | Request::ImageRect(_)
             | Request::SvmRead(_)
             | Request::Migrate(_)
             | Request::Marker(_)
