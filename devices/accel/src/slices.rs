@@ -9,8 +9,12 @@
 //! Commands come from vCPUs, everything else from the service. Each step is one compare-and-swap,
 //! so that neither waits for the other, and a guest that repeats commands changes nothing.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
 
+use base::Unpoisoned;
 use gantry_remoting::port::{Command, State};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -35,6 +39,8 @@ pub struct Slices {
     owners: Box<[AtomicU32]>,
     /// Which API the application of each slice calls, as the guest says.
     apis: Box<[AtomicU32]>,
+    /// Held by vCPUs while one opens a slice or says which API is called there.
+    opening: Mutex<()>,
     changes: AtomicU32,
     /// Wakes the service.
     pub kick: EventFd,
@@ -55,6 +61,7 @@ impl Slices {
             states: (0..count).map(|_| AtomicU32::default()).collect(),
             owners: (0..count).map(|_| AtomicU32::default()).collect(),
             apis: (0..count).map(|_| AtomicU32::default()).collect(),
+            opening: Mutex::default(),
             changes: AtomicU32::new(0),
             kick: EventFd::new(EFD_NONBLOCK)?,
             stopping: AtomicU32::new(0),
@@ -107,6 +114,7 @@ impl Slices {
     /// Notes what the guest says of which API the next application of a free slice calls. That of one which
     /// has a worker is what workers that take it up are told.
     pub fn set_api(&self, slice: usize, number: u32) {
+        let _not_opened_meanwhile = self.opening.lock_unpoisoned();
         if let Some(api) = self.apis.get(slice)
             && self.get(slice) == State::Free
         {
@@ -164,6 +172,7 @@ impl Slices {
     /// nothing.
     pub fn command(&self, slice: usize, command: u32) {
         let changed = if command == Command::Open as u32 {
+            let _said = self.opening.lock_unpoisoned();
             self.change(slice, State::Free, State::Opening)
         } else if command == Command::Close as u32 {
             self.close(slice)
