@@ -4,7 +4,7 @@ use std::{io::Write, path::PathBuf, thread};
 
 use clap::Args;
 
-use super::{Client, CtlError, ctl::size};
+use super::{Client, ClientError, CtlError, ctl::size};
 use crate::{
     api::{
         AccelMigration, PassthroughMigration, ReceiveMigration, Rename, SendMigration,
@@ -149,7 +149,7 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
         let answer = match client.request("GET", "vm.migration", None, &[]) {
             Ok(answer) => answer,
             // One that ends by itself waits until whoever watches has heard how it was.
-            Err(error) if is_followed => {
+            Err(error) if is_followed && !matches!(error, ClientError::Refused { .. }) => {
                 writeln!(out).map_err(CtlError::Write)?;
                 return Err(CtlError::NotFollowed(error));
             }
