@@ -29,6 +29,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How often it is looked whether the VMM still waits.
 const TICK: Duration = Duration::from_millis(100);
 
+/// The same for who has shown a certificate, while handshakes are under way: a VM that comes by many connections
+/// comes by one after the other.
+const SOON: Duration = Duration::from_millis(5);
+
 /// Handshakes at once; whoever comes beyond that is turned away.
 const MOST: usize = 16;
 
@@ -145,7 +149,8 @@ impl Door {
             if has_hung_up(vmm) {
                 return Err(Error::Gone);
             }
-            wait_for(&self.listener, TICK);
+            let is_expected = busy.load(Ordering::SeqCst) > 0;
+            wait_for(&self.listener, if is_expected { SOON } else { TICK });
             let (socket, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,

@@ -36,7 +36,7 @@ pub const SCENARIOS: &[Entry] = &[
         over_tcp,
     ),
     (
-        "migration: between two hosts, over TLS and 128 connections, a guest survives a link that is cut, and moves",
+        "migration: between two hosts, over TLS and 32 connections, a guest survives a link that is cut, and moves",
         over_tls,
     ),
     (
@@ -223,7 +223,7 @@ fn over_tls(context: &Context) -> Result<()> {
     waiting.gantry.kill()?;
     let dir = context.dir.join("2");
     let waiting = vm.awaited(&beside, Number::Second, &dir, tls(Number::Second))?;
-    let mut how = json!({"connections": 128, "verify": true});
+    let mut how = json!({"connections": 32, "verify": true});
     crate::gantry::merge(&mut how, tls(Number::First));
     let mut vm = vm.go(waiting, Number::Second, &dir, how)?;
     vm.goes_on(&beside)?;
