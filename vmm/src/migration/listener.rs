@@ -72,7 +72,7 @@ pub struct Awaited {
     pub patience: Duration,
     /// When that is over.
     pub end: Instant,
-    /// Without it none comes.
+    /// When it ends, no further one comes.
     pub source: OtherSide,
 }
 

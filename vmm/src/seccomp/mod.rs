@@ -144,7 +144,7 @@ impl Spawner {
     }
 }
 
-/// Bytes of a thread's stack, if they are to be fewer than others have: there may be many of it, and a stack of 2 MiB
+/// Bytes of a thread's stack, if they are to be fewer than others have: there may be many of these threads, and a stack of 2 MiB
 /// may become a huge page.
 fn stack(role: ThreadRole) -> Option<usize> {
     const FEW: usize = 256 << 10;

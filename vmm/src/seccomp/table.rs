@@ -233,7 +233,7 @@ const MIGRATION: &[i64] = &[
     libc::SYS_unlink,
 ];
 
-/// Memory goes by a socket that is there. A build with assertions looks at a descriptor before it is closed.
+/// Memory goes by an open socket. A build with assertions looks at a descriptor before it is closed.
 const LANE: &[i64] = &[
     libc::SYS_fcntl,
     libc::SYS_recvfrom,
