@@ -46,7 +46,8 @@ const WAITING: usize = 2;
 /// Bytes of pages that wait at the source for all of them together, or are being sent.
 const OUTSTANDING: usize = 24 << 20;
 
-/// How long the first connection carries nothing at most while others do: the destination gives it up if it is silent.
+/// How long the first connection carries nothing at most while others do and none has to be waited for: the
+/// destination gives it up if it is silent for longer than it waits for anything.
 const SILENCE: Duration = Duration::from_secs(5);
 
 /// What a thread does.
