@@ -8,6 +8,10 @@ use std::{
         unix::net::UnixStream,
     },
     path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -32,6 +36,13 @@ pub(super) const TICK: Duration = Duration::from_millis(100);
 
 /// How long the other side may keep silent, unless said otherwise.
 pub const STALL: Duration = Duration::from_secs(30);
+
+/// How long the first connection carries nothing at most while memory moves: the destination gives up who is silent for
+/// longer than [`STALL`].
+const QUIET: Duration = Duration::from_secs(5);
+
+/// The contents of a frame of pages without any.
+const NO_PAGES: [u8; 4] = [0; 4];
 
 /// Bytes by which a buffer grows while contents arrive.
 const STEP: usize = 1 << 20;
@@ -173,12 +184,51 @@ impl OtherSide {
     }
 }
 
+/// When something moved last on any of several connections that share a network.
+#[derive(Clone)]
+pub struct Movement {
+    began: Instant,
+    /// Milliseconds since then.
+    last: Arc<AtomicU64>,
+}
+
+impl Default for Movement {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            last: Arc::default(),
+        }
+    }
+}
+
+impl Movement {
+    fn note(&self, now: Instant) {
+        let since = now.saturating_duration_since(self.began).as_millis();
+        let since = u64::try_from(since).unwrap_or(u64::MAX);
+        self.last.fetch_max(since, Ordering::Relaxed);
+    }
+
+    /// Whether nothing has moved for so long.
+    fn is_over(&self, now: Instant, stall: Duration) -> bool {
+        let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
+        now.saturating_duration_since(self.began)
+            .saturating_sub(last)
+            >= stall
+    }
+}
+
 /// A connection to the other side.
 pub struct Connection {
     stream: Stream,
     progress: Progress,
     /// How long the other side may keep silent.
     pub stall: Duration,
+    /// It may for as long as something moves on one of these connections: a slow network may serve others first.
+    pub beside: Option<Movement>,
+    /// How long this side keeps silent at most while memory moves.
+    pub quiet: Duration,
+    /// When bytes went out last.
+    sent: Instant,
     /// What is going on, for messages.
     pub doing: &'static str,
     /// Somebody's wish to cancel is not looked at any more.
@@ -271,6 +321,9 @@ impl Connection {
             stream,
             progress,
             stall: STALL,
+            beside: None,
+            quiet: QUIET,
+            sent: Instant::now(),
             doing: "agreeing on what moves",
             uninterrupted: false,
             end: Cancel::default(),
@@ -288,8 +341,21 @@ impl Connection {
         });
     }
 
-    /// Waits until so many bytes of pages may go out.
-    pub fn keep_pace(&mut self, bytes: usize) -> Result<()> {
+    /// How long until something has to go out so that the other side does not take this one for dead.
+    pub fn quiet_left(&self) -> Duration {
+        self.quiet.saturating_sub(self.sent.elapsed())
+    }
+
+    /// Sends a frame of no pages of a round if nothing has gone out for long.
+    pub fn keep_alive(&mut self, round: u32) -> Result<()> {
+        match self.quiet_left().is_zero() {
+            true => self.send(Kind::Pages, round, &NO_PAGES),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits until so many bytes of pages may go out; those of a round keep the other side from waiting in vain.
+    pub fn keep_pace(&mut self, bytes: usize, round: Option<u32>) -> Result<()> {
         let Some(pace) = &mut self.pace else {
             return Ok(());
         };
@@ -301,6 +367,9 @@ impl Connection {
             let nap = left.min(TICK);
             std::thread::sleep(nap);
             left -= nap;
+            if let Some(round) = round {
+                self.keep_alive(round)?;
+            }
         }
         Ok(())
     }
@@ -318,7 +387,7 @@ impl Connection {
     /// Sends a frame.
     pub fn send(&mut self, kind: Kind, round: u32, contents: &[u8]) -> Result<()> {
         if kind == Kind::Archive {
-            self.keep_pace(contents.len())?;
+            self.keep_pace(contents.len(), None)?;
         }
         let header = Header::of(kind, round, contents, true);
         self.write_all(&header.encode())?;
@@ -332,7 +401,7 @@ impl Connection {
             Pages::InPlace(memory) => (&[][..], memory),
         };
         let bytes = copied.len() + memory.iter().map(VolatileSlice::len).sum::<usize>();
-        self.keep_pace(list.len() + bytes)?;
+        self.keep_pace(list.len() + bytes, Some(round))?;
         let crc = (!self.keeps_bytes()).then(|| {
             let mut crc = crc32fast::Hasher::new();
             crc.update(list);
@@ -347,6 +416,7 @@ impl Connection {
             let socket = self.stream.as_fd();
             let sent = vectors::send(socket, &[&header, list, copied], memory, done);
             done += self.judge(sent, &mut since)?;
+            self.sent = since;
         }
         Ok(())
     }
@@ -522,6 +592,7 @@ impl Connection {
         while !bytes.is_empty() {
             let written = self.stream.write(bytes);
             let count = self.judge(written, &mut since)?;
+            self.sent = since;
             bytes = &bytes[count..];
         }
         Ok(())
@@ -543,6 +614,9 @@ impl Connection {
             }),
             Ok(count) => {
                 *since = Instant::now();
+                if let Some(beside) = &self.beside {
+                    beside.note(*since);
+                }
                 Ok(count)
             }
             Err(error)
@@ -551,7 +625,11 @@ impl Connection {
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) =>
             {
-                if since.elapsed() >= self.stall {
+                let now = Instant::now();
+                let is_over = |beside: &Movement| beside.is_over(now, self.stall);
+                if now.saturating_duration_since(*since) >= self.stall
+                    && self.beside.as_ref().is_none_or(is_over)
+                {
                     return Err(Error::Stalled {
                         doing,
                         seconds: self.stall.as_secs(),
@@ -578,6 +656,18 @@ mod tests {
         for bad in ["", "unix:", "tcp:host", "tcp:host:99999", "http://x", "/a"] {
             assert!(matches!(Address::parse(bad), Err(Error::Url(_))), "{bad}");
         }
+    }
+
+    #[test]
+    fn who_is_silent_is_waited_for_as_long_as_something_moves_beside_it() {
+        let stall = Duration::from_secs(30);
+        let movement = Movement::default();
+        let at = |seconds| movement.began + Duration::from_secs(seconds);
+        assert!(!movement.is_over(at(29), stall) && movement.is_over(at(30), stall));
+        movement.clone().note(at(25));
+        // One that looks at its own clock late does not turn it back.
+        movement.note(at(20));
+        assert!(!movement.is_over(at(54), stall) && movement.is_over(at(55), stall));
     }
 
     #[test]

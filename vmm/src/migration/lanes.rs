@@ -1,14 +1,18 @@
 //! Connections that carry pages beside the first one, each with a thread of its own on both sides.
 //!
 //! The destination names a token when it has memory; a connection that begins with it belongs to the
-//! migration. A round ends on each of them with a barrier, which is answered when all before it is in
-//! memory, so that no page of a later round is overtaken by an older one.
+//! migration. Each frame of pages is followed by a barrier, which is answered when all before it is in memory. A round
+//! ends when all are answered, so that no page of a later round is overtaken by an older one. Within a round each page
+//! is sent once, and the order does not matter: a frame goes by whichever connection has room.
+//!
+//! The first connection carries no pages meanwhile. It says that the source is there, however slow the others are: a
+//! frame without pages now and then.
 
 use std::{
     mem,
     sync::{
         Arc, Mutex, RwLock,
-        mpsc::{self, Sender, SyncSender},
+        mpsc::{self, Receiver, RecvTimeoutError, Sender, SyncSender, TrySendError},
     },
     time::{Duration, Instant},
 };
@@ -17,7 +21,7 @@ use base::{Cancel, Unpoisoned, lock::UnpoisonedRw};
 
 use super::{
     Error, Result,
-    connection::{Connection, OtherSide, Pages},
+    connection::{Connection, Movement, OtherSide, Pages},
     frame::{Header, Kind, MAX_PAGES, protocol},
     pages::{Arriving, PAGE},
     progress::Progress,
@@ -46,9 +50,10 @@ const WAITING: usize = 2;
 /// Bytes of pages that wait at the source for all of them together, or are being sent.
 const OUTSTANDING: usize = 24 << 20;
 
-/// How long the first connection carries nothing at most while others do and none has to be waited for: the
-/// destination gives it up if it is silent for longer than it waits for anything.
-const SILENCE: Duration = Duration::from_secs(5);
+/// Frames of a connection that the destination need not have said to have. What waits in a slow network is sent sooner or
+/// later, but nobody sees that it moves unless something is answered; and as long as one connection has the last frames
+/// of a round, all others wait.
+const UNANSWERED: usize = 4;
 
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
@@ -71,7 +76,8 @@ pub fn token() -> Result<Token> {
 enum Order {
     /// Of a round: runs, and the pages of those that are not zero.
     Pages(u32, Vec<u8>, Vec<u8>),
-    Barrier(u32, Sender<()>),
+    /// To say when all before it is in memory.
+    Barrier(Sender<()>),
 }
 
 /// How long so many of them may take to come.
@@ -98,10 +104,10 @@ pub struct To<'a> {
 /// The source's connections for pages.
 pub struct Lanes {
     orders: Vec<SyncSender<Order>>,
-    /// Whose turn it is; 0: the first connection's.
+    /// Which one is asked first whether it has room.
     next: usize,
-    /// When that was the first connection's.
-    first: Instant,
+    /// One of them has room again, or has failed.
+    room: (SyncSender<()>, Receiver<()>),
     /// Why one of them has ended.
     failed: Arc<Mutex<Option<Error>>>,
     /// Ends all of them: one has failed, or nobody sends any more.
@@ -113,7 +119,7 @@ impl Default for Lanes {
         Self {
             orders: Vec::new(),
             next: 0,
-            first: Instant::now(),
+            room: mpsc::sync_channel(1),
             failed: Arc::default(),
             end: Cancel::default(),
         }
@@ -134,19 +140,29 @@ impl Lanes {
         start: &mut dyn FnMut(u32, Body) -> std::result::Result<(), String>,
     ) -> Result<Self> {
         let mut lanes = Self::default();
+        let movement = Movement::default();
         for number in 0..count {
             let mut connection = join(to)?;
             connection.stall = to.stall;
+            connection.beside = Some(movement.clone());
             connection.doing = "sending memory";
             connection.end = lanes.end.clone();
             let (orders, of_thread) = mpsc::sync_channel(WAITING);
             let (failed, end) = (Arc::clone(&lanes.failed), lanes.end.clone());
+            let room = lanes.room.0.clone();
             let body = move || {
+                let mut lane = Lane {
+                    connection,
+                    unanswered: 0,
+                };
                 for order in of_thread {
-                    if let Err(error) = carry(&mut connection, &order) {
+                    // Whoever looks for room knows already if that is full.
+                    let _ = room.try_send(());
+                    if let Err(error) = lane.carry(&order) {
                         failed.lock_unpoisoned().get_or_insert(error);
                         // Others may be waiting for what the destination will not take any more.
                         end.cancel();
+                        let _ = room.try_send(());
                         return;
                     }
                 }
@@ -170,37 +186,71 @@ impl Lanes {
         self.orders.is_empty()
     }
 
-    /// Whose turn it is to carry pages; `None`: the first connection's, which the destination would give
-    /// up if it were silent for a whole round.
-    pub fn turn(&mut self) -> Option<usize> {
-        if self.next == 0 || self.first.elapsed() >= SILENCE {
-            self.first = Instant::now();
-            self.next = self.next.max(1) % (self.orders.len() + 1);
-            return None;
+    /// Sends a frame of pages by one that has room: a list of runs, and a copy of their pages. The first connection is
+    /// kept alive meanwhile.
+    pub fn send(
+        &mut self,
+        round: u32,
+        list: Vec<u8>,
+        pages: Vec<u8>,
+        first: &mut Connection,
+    ) -> Result<()> {
+        let mut order = Order::Pages(round, list, pages);
+        loop {
+            for _ in 0..self.orders.len() {
+                let lane = self.next;
+                self.next = (lane + 1) % self.orders.len();
+                match self.orders[lane].try_send(order) {
+                    Ok(()) => return first.keep_alive(round),
+                    Err(TrySendError::Full(back)) => order = back,
+                    Err(TrySendError::Disconnected(_)) => return Err(self.error()),
+                }
+            }
+            self.await_room(round, first)?;
         }
-        let turn = self.next;
-        self.next = (turn + 1) % (self.orders.len() + 1);
-        Some(turn - 1)
     }
 
-    /// Sends a frame of pages by one of them: a list of runs, and a copy of their pages.
-    pub fn send(&self, lane: usize, round: u32, list: Vec<u8>, pages: Vec<u8>) -> Result<()> {
-        let order = Order::Pages(round, list, pages);
-        self.orders[lane].send(order).map_err(|_| self.error())
-    }
-
-    /// Waits until all that was sent is in memory.
-    pub fn barrier(&self, round: u32) -> Result<()> {
+    /// Waits until all that was sent is in memory, and keeps the first connection alive meanwhile.
+    pub fn barrier(&self, round: u32, first: &mut Connection) -> Result<()> {
         let (done, all) = mpsc::channel();
-        for lane in &self.orders {
-            lane.send(Order::Barrier(round, done.clone()))
-                .map_err(|_| self.error())?;
+        let mut left: Vec<_> = self.orders.iter().collect();
+        while !left.is_empty() {
+            let mut ended = false;
+            left.retain(|lane| match lane.try_send(Order::Barrier(done.clone())) {
+                Ok(()) => false,
+                Err(TrySendError::Full(_)) => true,
+                Err(TrySendError::Disconnected(_)) => {
+                    ended = true;
+                    false
+                }
+            });
+            if ended {
+                return Err(self.error());
+            }
+            if !left.is_empty() {
+                self.await_room(round, first)?;
+            }
         }
         drop(done);
-        match all.iter().count() == self.orders.len() {
-            true => Ok(()),
-            false => Err(self.error()),
+        let mut count = 0;
+        while count < self.orders.len() {
+            match all.recv_timeout(first.quiet_left()) {
+                Ok(()) => count += 1,
+                Err(RecvTimeoutError::Timeout) => first.keep_alive(round)?,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.error()),
+            }
         }
+        Ok(())
+    }
+
+    /// Until one may have room.
+    fn await_room(&self, round: u32, first: &mut Connection) -> Result<()> {
+        if self.failed.lock_unpoisoned().is_some() {
+            return Err(self.error());
+        }
+        // It does not fail otherwise: the other end is here, too.
+        let _ = self.room.1.recv_timeout(first.quiet_left());
+        first.keep_alive(round)
     }
 
     fn error(&self) -> Error {
@@ -231,19 +281,39 @@ fn join(to: &To<'_>) -> Result<Connection> {
     }
 }
 
-/// What a thread of the source does.
-fn carry(connection: &mut Connection, order: &Order) -> Result<()> {
-    match order {
-        Order::Pages(round, list, pages) => {
-            connection.send_pages(*round, list, Pages::Copied(pages))
+/// What a thread of the source has.
+struct Lane {
+    connection: Connection,
+    /// Barriers that the destination has not answered yet.
+    unanswered: usize,
+}
+
+impl Lane {
+    fn carry(&mut self, order: &Order) -> Result<()> {
+        match order {
+            Order::Pages(round, list, pages) => {
+                self.hear(UNANSWERED - 1)?;
+                let pages = Pages::Copied(pages);
+                self.connection.send_pages(*round, list, pages)?;
+                self.connection.send(Kind::Barrier, *round, &[])?;
+                self.unanswered += 1;
+            }
+            Order::Barrier(done) => {
+                self.hear(0)?;
+                // Whoever waits may have failed by another connection.
+                let _ = done.send(());
+            }
         }
-        Order::Barrier(round, done) => {
-            connection.send(Kind::Barrier, *round, &[])?;
-            connection.receive(&[Kind::Barrier], &mut Vec::new())?;
-            // Whoever waits may have failed by another connection.
-            let _ = done.send(());
-            Ok(())
+        Ok(())
+    }
+
+    /// Waits until so many barriers at most are unanswered.
+    fn hear(&mut self, most: usize) -> Result<()> {
+        while self.unanswered > most {
+            self.connection.receive(&[Kind::Barrier], &mut Vec::new())?;
+            self.unanswered -= 1;
         }
+        Ok(())
     }
 }
 
@@ -346,46 +416,63 @@ mod tests {
         assert_eq!(byte(4096), 0);
     }
 
-    /// The source's end of so many connections, which nobody takes anything from.
-    fn lanes(count: usize) -> Lanes {
+    /// The source's end of so many connections, and what they are given.
+    fn lanes(count: usize) -> (Lanes, Vec<Receiver<Order>>) {
         let mut lanes = Lanes::default();
-        let orders = (0..count).map(|_| mpsc::sync_channel(WAITING).0);
-        lanes.orders.extend(orders);
-        lanes
+        let channels = (0..count).map(|_| mpsc::sync_channel(WAITING));
+        let (orders, given) = channels.unzip();
+        lanes.orders = orders;
+        (lanes, given)
     }
 
     #[test]
-    fn connections_take_turns_and_the_first_one_is_not_left_out() {
-        let mut lanes = lanes(MOST as usize);
-        let mut turns = [0; MOST as usize + 1];
-        let mut count = 0;
-        while count < 3 * MOST {
-            match lanes.turn() {
-                Some(lane) => {
-                    turns[lane] += 1;
-                    count += 1;
-                }
-                None => turns[MOST as usize] += 1,
+    fn a_connection_that_takes_nothing_does_not_keep_others_from_what_there_is() {
+        const FRAMES: usize = 20;
+        let (mut lanes, given) = lanes(3);
+        let room = lanes.room.0.clone();
+        let (here, _there) = UnixStream::pair().unwrap();
+        let progress = Progress::new(Direction::Outgoing, "test");
+        let mut first = Connection::of_unix(here, progress).unwrap();
+        // Should nobody have room it looks again soon.
+        first.quiet = Duration::from_millis(10);
+        let sending = thread::spawn(move || {
+            for round in 0..FRAMES as u32 {
+                let sent = lanes.send(round, Vec::new(), Vec::new(), &mut first);
+                sent.unwrap();
             }
+        });
+        let (slow, others) = given.split_first().unwrap();
+        let mut rounds = Vec::new();
+        let began = Instant::now();
+        // All but those that wait for the slow one.
+        while rounds.len() < FRAMES - WAITING {
+            for other in others {
+                if let Ok(Order::Pages(round, ..)) = other.try_recv() {
+                    rounds.push(round);
+                    let _ = room.try_send(());
+                }
+            }
+            assert!(began.elapsed() < JOIN, "{rounds:?}");
+            thread::yield_now();
         }
-        let (first, others) = turns.split_last().unwrap();
-        assert!(others.iter().all(|turns| *turns == 3), "{others:?}");
-        assert!(*first >= 3, "{first}");
-        // Others have carried something for long.
-        assert_eq!(lanes.turn(), None);
-        lanes.first -= SILENCE;
-        assert_eq!(lanes.turn(), None);
+        sending.join().unwrap();
+        rounds.extend(slow.try_iter().map(|order| match order {
+            Order::Pages(round, ..) => round,
+            Order::Barrier(_) => panic!("nobody waits"),
+        }));
+        rounds.sort_unstable();
+        assert!(rounds.iter().copied().eq(0..FRAMES as u32), "{rounds:?}");
     }
 
     #[test]
     fn what_waits_for_all_connections_is_bounded_however_many_there_are() {
         for count in 0..=MOST as usize {
-            let frame = lanes(count).frame();
+            let frame = lanes(count).0.frame();
             assert!(frame > 0 && frame.is_multiple_of(PAGE as usize) && frame <= MAX_PAGES);
             assert!(count * (WAITING + 1) * frame <= OUTSTANDING, "{count}");
         }
         assert_eq!(
-            [1, 8, 128].map(|count| lanes(count).frame()),
+            [1, 8, 128].map(|count| lanes(count).0.frame()),
             [1 << 20, 1 << 20, 64 << 10]
         );
     }

@@ -288,7 +288,7 @@ impl Departing {
             }
         }
         sent += self.send_batch(&mut batch, round, connection, progress)?;
-        self.lanes.barrier(round)?;
+        self.lanes.barrier(round, connection)?;
         connection.send(Kind::Barrier, round, &[])?;
         connection.receive(&[Kind::Barrier], &mut self.contents)?;
         Ok(sent)
@@ -306,17 +306,17 @@ impl Departing {
             return Ok(0);
         }
         encode_runs(&batch.runs, &mut self.contents);
-        match (self.lanes.turn(), &mut batch.copied) {
-            (Some(lane), copied) => {
+        match &mut batch.copied {
+            Some(copied) if !self.lanes.is_empty() => {
                 let list = mem::take(&mut self.contents);
-                let pages = copied.as_mut().map(mem::take).unwrap_or_default();
-                connection.keep_pace(list.len() + pages.len())?;
-                self.lanes.send(lane, round, list, pages)?;
+                let pages = mem::take(copied);
+                connection.keep_pace(list.len() + pages.len(), Some(round))?;
+                self.lanes.send(round, list, pages, connection)?;
             }
-            (None, Some(copied)) => {
+            Some(copied) => {
                 connection.send_pages(round, &self.contents, Pages::Copied(copied))?;
             }
-            (None, None) => {
+            None => {
                 let runs = batch.runs.iter().filter(|run| !run.zero);
                 let memory: Vec<_> = runs.filter_map(|run| self.slice(run)).collect();
                 connection.send_pages(round, &self.contents, Pages::InPlace(&memory))?;

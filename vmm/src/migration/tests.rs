@@ -26,6 +26,7 @@ use devices::{
 mod applications;
 mod figures;
 mod postcopy;
+mod slow_lanes;
 
 use super::{
     connection::{Connection, Pages},

@@ -1,0 +1,146 @@
+//! Memory that goes over further connections, of which a wire between both sides decides how fast they are.
+
+use std::{
+    io,
+    os::unix::net::UnixListener,
+    path::Path,
+    sync::{Condvar, Mutex},
+};
+
+use base::Unpoisoned;
+
+use super::*;
+
+/// Further connections.
+const LANES: usize = 2;
+
+/// Long enough for any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What has passed a wire.
+#[derive(Default)]
+struct Passed {
+    /// Frames of pages by each further connection.
+    frames: [u32; LANES],
+    /// Frames of no pages by the first one.
+    alive: u32,
+    /// Frames with pages by the first one.
+    by_first: u32,
+}
+
+/// All connections of a source, and what has passed.
+#[derive(Default)]
+struct Wire {
+    passed: Mutex<Passed>,
+    changed: Condvar,
+}
+
+impl Wire {
+    /// Passes frames of a source on; those of pages by a further connection when the first one has said another time that
+    /// it is there.
+    fn pass(&self, connection: usize, mut from: UnixStream, mut to: UnixStream) -> io::Result<()> {
+        loop {
+            let mut head = [0; HEADER];
+            from.read_exact(&mut head)?;
+            let header = Header::decode(&head).unwrap();
+            let mut contents = vec![0; header.length];
+            from.read_exact(&mut contents)?;
+            if header.kind == Kind::Pages {
+                self.count(connection, &contents)?;
+            }
+            to.write_all(&head)?;
+            to.write_all(&contents)?;
+        }
+    }
+
+    fn count(&self, connection: usize, contents: &[u8]) -> io::Result<()> {
+        let mut passed = self.passed.lock_unpoisoned();
+        match connection.checked_sub(1) {
+            None if contents == [0; 4] => passed.alive += 1,
+            None => passed.by_first += 1,
+            Some(lane) => {
+                let before = passed.alive;
+                let waits = |passed: &mut Passed| passed.alive == before;
+                let waited = self.changed.wait_timeout_while(passed, PATIENCE, waits);
+                let (now, late) = waited.unwrap();
+                if late.timed_out() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                passed = now;
+                passed.frames[lane] += 1;
+            }
+        }
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Serves at a path until as many have connected as there are.
+    fn serve(self: &Arc<Self>, at: &Path, to: &Path) {
+        let (listener, to) = (UnixListener::bind(at).unwrap(), to.to_owned());
+        let wire = Arc::clone(self);
+        thread::spawn(move || {
+            for number in 0..=LANES {
+                let (source, _) = listener.accept().unwrap();
+                let destination = UnixStream::connect(&to).unwrap();
+                let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+                let (mut from, mut back) = (clone(&destination), clone(&source));
+                thread::spawn(move || {
+                    let _ = io::copy(&mut from, &mut back);
+                    let _ = back.shutdown(Shutdown::Both);
+                });
+                let wire = Arc::clone(&wire);
+                thread::spawn(move || {
+                    let ends = [clone(&source), clone(&destination)];
+                    let _ = wire.pass(number, source, destination);
+                    let _ = ends.map(|end| end.shutdown(Shutdown::Both));
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let [path, wire_path] = ["socket", "wire"].map(|name| dir.path().join(name));
+    let mut listener = Listener::bind(&format!("unix:{}", path.display()), None).unwrap();
+    let wire = Arc::new(Wire::default());
+    wire.serve(&wire_path, &path);
+    let received = thread::spawn(move || {
+        let mut there = there();
+        let progress = Progress::new(Direction::Incoming, "test");
+        receive(&mut listener, &mut there, &progress).map(|()| there.regions)
+    });
+    // More frames than wait at the source: it waits for room, and then for the end of the round.
+    let regions = [region(0), region(1 << 32)];
+    for region in &regions {
+        bytes(region).fill(7);
+    }
+    let originals: Vec<_> = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
+    let mut here = Here {
+        memory: Some(Departing::unwatched(regions.into())),
+        ..here()
+    };
+    let progress = Progress::new(Direction::Outgoing, "test");
+    let url = format!("unix:{}", wire_path.display());
+    let mut connection = Connection::connect(&url, None, &progress).unwrap();
+    connection.quiet = Duration::from_millis(20);
+    let offer = Offer {
+        lanes: LANES as u32,
+        ..offer()
+    };
+    let wishes = Wishes {
+        to: (url, None),
+        ..wishes()
+    };
+    let outcome = Source::new(connection, &mut here, offer, wishes, progress, None).run();
+    assert!(matches!(outcome, Outcome::Moved), "{outcome:?}");
+    assert!(are_equal(&originals, &received.join().unwrap().unwrap()));
+    let passed = wire.passed.lock_unpoisoned();
+    assert!(
+        passed.frames.iter().all(|frames| *frames > 0) && passed.by_first == 0,
+        "{:?}, and {} by the first one",
+        passed.frames,
+        passed.by_first
+    );
+}
