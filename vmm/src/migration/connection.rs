@@ -41,6 +41,9 @@ pub const STALL: Duration = Duration::from_secs(30);
 /// longer than [`STALL`].
 const QUIET: Duration = Duration::from_secs(5);
 
+/// How long what the other side has said at last may be on its way when it has ended, or another connection to it has.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// The contents of a frame of pages without any.
 const NO_PAGES: [u8; 4] = [0; 4];
 
@@ -522,23 +525,57 @@ impl Connection {
     pub fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
         let header = self.next_header()?;
         if header.kind == Kind::Failed {
-            let mut contents = Vec::new();
-            self.receive_contents(header, &mut contents)?;
-            let reasons: Vec<String> = serde_json::from_slice(&contents)
-                .map_err(|_| protocol("it failed without saying why"))?;
-            // Shown to users and in logs.
-            let clean = |text: &String| -> String {
-                text.chars()
-                    .filter(|c| !c.is_control())
-                    .take(1000)
-                    .collect()
-            };
-            return Err(Error::Refused(reasons.iter().take(64).map(clean).collect()));
+            return Err(self.reasons(header)?);
         }
         if !expected.contains(&header.kind) {
             return Err(protocol(format!("{:?} while {}", header.kind, self.doing)));
         }
         Ok(header)
+    }
+
+    /// The other side's reasons to give up, a frame of which has begun.
+    fn reasons(&mut self, header: Header) -> Result<Error> {
+        let mut contents = Vec::new();
+        self.receive_contents(header, &mut contents)?;
+        let reasons: Vec<String> = serde_json::from_slice(&contents)
+            .map_err(|_| protocol("it failed without saying why"))?;
+        // Shown to users and in logs.
+        let clean = |text: &String| -> String {
+            text.chars()
+                .filter(|c| !c.is_control())
+                .take(1000)
+                .collect()
+        };
+        let reasons = reasons.iter().take(64).map(clean).collect();
+        Ok(Error::Refused(reasons))
+    }
+
+    /// Why it is over, of this error of a migration that is. A side that gives up says why, and ends its connections: who
+    /// is sending then, or uses another one of them, notices the end first.
+    pub fn why(&mut self, error: Error) -> Error {
+        match error {
+            Error::Broken { .. } | Error::HostGone { .. } => self.last_words().unwrap_or(error),
+            error => error,
+        }
+    }
+
+    /// The other side's reasons to give up, after whatever has come before them.
+    fn last_words(&mut self) -> Option<Error> {
+        self.uninterrupted = true;
+        self.deadline = Some(Instant::now() + LAST_WORDS);
+        let mut skipped = [0; 4096];
+        loop {
+            let header = self.next_header().ok()?;
+            if header.kind == Kind::Failed {
+                return self.reasons(header).ok();
+            }
+            let mut left = header.length;
+            while left > 0 {
+                let part = left.min(skipped.len());
+                self.read_exact(&mut skipped[..part]).ok()?;
+                left -= part;
+            }
+        }
     }
 
     /// Receives the beginning of the next frame, whatever that is.

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::Cancel;
+use base::{Cancel, Unpoisoned};
 use devices::accel::{left::Application, rounds::CopiedPort};
 
 use super::{
@@ -150,6 +150,8 @@ pub struct Destination<'a> {
     is_source: bool,
     /// Ends the connections for memory, whatever has become of the migration.
     of_lanes: Progress,
+    /// Why one of them has failed.
+    lane_failed: lanes::Failed,
 }
 
 impl Drop for Destination<'_> {
@@ -173,6 +175,7 @@ impl<'a> Destination<'a> {
             postcopy: false,
             is_source: false,
             of_lanes: Progress::new(Direction::Incoming, ""),
+            lane_failed: lanes::Failed::default(),
         }
     }
 
@@ -190,6 +193,7 @@ impl<'a> Destination<'a> {
                 Ok(_) if self.dry_run => return Err(Ended::Asked),
                 Ok(next) => next,
                 Err(error) => {
+                    let error = self.why(error);
                     if !matches!(
                         error,
                         Error::Refused(_) | Error::Broken { .. } | Error::HostGone { .. }
@@ -212,6 +216,19 @@ impl<'a> Destination<'a> {
             Phase::Final(memory) => self.state(&memory),
             Phase::Ready(so_far) => self.ready(so_far),
             Phase::Running => Ok(phase),
+        }
+    }
+
+    /// Why it is over: what has failed here, or what the source has said.
+    fn why(&mut self, error: Error) -> Error {
+        let is_told = matches!(
+            error,
+            Error::Refused(_) | Error::Broken { .. } | Error::HostGone { .. }
+        );
+        match self.lane_failed.lock_unpoisoned().take() {
+            Some(of_lane) if is_told => of_lane,
+            _ if self.is_source && !self.progress.is_cancelled() => self.connection.why(error),
+            _ => error,
         }
     }
 
@@ -311,7 +328,8 @@ impl<'a> Destination<'a> {
             // tells whether the source is there.
             connection.stall = Duration::MAX;
             let (memory, progress) = (memory.clone(), self.progress.clone());
-            let body = move || lanes::take(connection, &memory, &progress);
+            let failed = Arc::clone(&self.lane_failed);
+            let body = move || lanes::take(connection, &memory, &progress, &failed);
             let started = self.host.start_lane(number, Box::new(body));
             started.map_err(Error::Machine)?;
         }

@@ -159,6 +159,7 @@ impl Lanes {
                     // Whoever looks for room knows already if that is full.
                     let _ = room.try_send(());
                     if let Err(error) = lane.carry(&order) {
+                        let error = lane.connection.why(error);
                         failed.lock_unpoisoned().get_or_insert(error);
                         // Others may be waiting for what the destination will not take any more.
                         end.cancel();
@@ -342,10 +343,13 @@ impl Memory {
     }
 }
 
+/// Why a connection of the destination's has failed, if it was not the source that ended it.
+pub type Failed = Arc<Mutex<Option<Error>>>;
+
 /// A thread of the destination: takes pages over until the connection ends, or no more may arrive. What it allocates is
 /// a list of runs at most: pages go right into memory.
-pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
-    let mut next = || -> Result<()> {
+pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress, failed: &Failed) {
+    let next = |connection: &mut Connection| -> Result<()> {
         let header = connection.next_header()?;
         match header.kind {
             Kind::Pages => {}
@@ -356,14 +360,18 @@ pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress) {
             // Not even the reasons of a failure, which come by the first connection.
             kind => return Err(protocol(format!("{kind:?} by a connection for memory"))),
         }
-        let bytes = memory.receive(header, &mut connection)?;
+        let bytes = memory.receive(header, connection)?;
         progress.update(|info| info.sent_bytes += bytes);
         Ok(())
     };
     loop {
-        if let Err(error) = next() {
+        if let Err(error) = next(&mut connection) {
             // The source sees that it has ended, and fails if it still needs it.
             log::debug!("a connection for memory has ended: {}", base::Chain(&error));
+            if matches!(error, Error::Protocol(_) | Error::Machine(_)) {
+                connection.send_failure(&[error.to_string()]);
+                failed.lock_unpoisoned().get_or_insert(error);
+            }
             return;
         }
     }
@@ -390,7 +398,7 @@ mod tests {
         let connection = Connection::of_unix(there, progress.clone()).unwrap();
         let receiving = {
             let (memory, progress) = (memory.clone(), progress.clone());
-            thread::spawn(move || take(connection, &memory, &progress))
+            thread::spawn(move || take(connection, &memory, &progress, &Failed::default()))
         };
         let run = Run {
             guest: 0,
@@ -414,6 +422,23 @@ mod tests {
         let _ = here.write_all(&[1; 4096]);
         receiving.join().unwrap();
         assert_eq!(byte(4096), 0);
+    }
+
+    #[test]
+    fn a_destination_says_by_the_connection_that_fails_why_it_does() {
+        let memory = Memory::new(Arriving::new(vec![Region::unused(0, 1 << 20).unwrap()]));
+        let (here, there) = UnixStream::pair().unwrap();
+        let progress = Progress::new(Direction::Incoming, "test");
+        let [mut here, there] =
+            [here, there].map(|end| Connection::of_unix(end, progress.clone()).unwrap());
+        let failed = Failed::default();
+        here.send(Kind::Go, 0, &[]).unwrap();
+        take(there, &memory, &progress, &failed);
+        // Whoever was sending when it ended hears it, too.
+        let broken = here.send(Kind::Barrier, 0, &[]).unwrap_err();
+        let said = here.why(broken).to_string();
+        assert!(said.contains("Go by a connection for memory"), "{said}");
+        assert!(failed.lock_unpoisoned().is_some());
     }
 
     /// The source's end of so many connections, and what they are given.

@@ -688,7 +688,11 @@ impl<'a> Source<'a> {
             .update(|info| info.accel_remaining_bytes = bytes);
     }
 
-    fn failed(mut self, error: Error) -> Outcome {
+    fn failed(mut self, mut error: Error) -> Outcome {
+        // From GO on what follows is judged by itself.
+        if !self.went && !self.progress.is_cancelled() {
+            error = self.connection.why(error);
+        }
         if self.went && !matches!(error, Error::Refused(_)) {
             log::warn!(
                 "the connection broke between GO and RUNNING: {}",

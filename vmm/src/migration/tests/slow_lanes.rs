@@ -33,6 +33,8 @@ struct Passed {
 struct Wire {
     passed: Mutex<Passed>,
     changed: Condvar,
+    /// Cancelled at the first frame of pages by a further connection, of which none passes.
+    cancels: Option<Progress>,
 }
 
 impl Wire {
@@ -45,19 +47,24 @@ impl Wire {
             let header = Header::decode(&head).unwrap();
             let mut contents = vec![0; header.length];
             from.read_exact(&mut contents)?;
-            if header.kind == Kind::Pages {
-                self.count(connection, &contents)?;
+            if header.kind == Kind::Pages && !self.count(connection, &contents)? {
+                return io::copy(&mut from, &mut io::sink()).map(drop);
             }
             to.write_all(&head)?;
             to.write_all(&contents)?;
         }
     }
 
-    fn count(&self, connection: usize, contents: &[u8]) -> io::Result<()> {
+    /// Whether it passes.
+    fn count(&self, connection: usize, contents: &[u8]) -> io::Result<bool> {
         let mut passed = self.passed.lock_unpoisoned();
         match connection.checked_sub(1) {
             None if contents == [0; 4] => passed.alive += 1,
             None => passed.by_first += 1,
+            Some(_) if let Some(destination) = &self.cancels => {
+                destination.cancel();
+                return Ok(false);
+            }
             Some(lane) => {
                 let before = passed.alive;
                 let waits = |passed: &mut Passed| passed.alive == before;
@@ -71,7 +78,7 @@ impl Wire {
             }
         }
         self.changed.notify_all();
-        Ok(())
+        Ok(true)
     }
 
     /// Serves at a path until as many have connected as there are.
@@ -99,19 +106,24 @@ impl Wire {
     }
 }
 
-#[test]
-fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
+/// A source that goes by a wire to a destination.
+struct Moved {
+    outcome: Outcome,
+    received: std::result::Result<Vec<Arc<Mapping>>, Ended>,
+    originals: Vec<Arc<Mapping>>,
+}
+
+/// Moves memory all of which has something in it: more frames than wait at the source, which waits for room, and then
+/// for the end of the round.
+fn by(wire: &Arc<Wire>, incoming: Progress) -> Moved {
     let dir = tempfile::tempdir().unwrap();
     let [path, wire_path] = ["socket", "wire"].map(|name| dir.path().join(name));
     let mut listener = Listener::bind(&format!("unix:{}", path.display()), None).unwrap();
-    let wire = Arc::new(Wire::default());
     wire.serve(&wire_path, &path);
     let received = thread::spawn(move || {
         let mut there = there();
-        let progress = Progress::new(Direction::Incoming, "test");
-        receive(&mut listener, &mut there, &progress).map(|()| there.regions)
+        receive(&mut listener, &mut there, &incoming).map(|()| there.regions)
     });
-    // More frames than wait at the source: it waits for room, and then for the end of the round.
     let regions = [region(0), region(1 << 32)];
     for region in &regions {
         bytes(region).fill(7);
@@ -134,8 +146,24 @@ fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
         ..wishes()
     };
     let outcome = Source::new(connection, &mut here, offer, wishes, progress, None).run();
-    assert!(matches!(outcome, Outcome::Moved), "{outcome:?}");
-    assert!(are_equal(&originals, &received.join().unwrap().unwrap()));
+    let received = received.join().unwrap();
+    Moved {
+        outcome,
+        received,
+        originals,
+    }
+}
+
+#[test]
+fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
+    let wire = Arc::new(Wire::default());
+    let moved = by(&wire, Progress::new(Direction::Incoming, "test"));
+    assert!(
+        matches!(moved.outcome, Outcome::Moved),
+        "{:?}",
+        moved.outcome
+    );
+    assert!(are_equal(&moved.originals, &moved.received.unwrap()));
     let passed = wire.passed.lock_unpoisoned();
     assert!(
         passed.frames.iter().all(|frames| *frames > 0) && passed.by_first == 0,
@@ -143,4 +171,20 @@ fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
         passed.frames,
         passed.by_first
     );
+}
+
+#[test]
+fn a_destination_that_gives_up_while_memory_comes_tells_the_source_why() {
+    let incoming = Progress::new(Direction::Incoming, "test");
+    let wire = Arc::new(Wire {
+        cancels: Some(incoming.clone()),
+        ..Wire::default()
+    });
+    let moved = by(&wire, incoming);
+    let Outcome::Stayed(error) = moved.outcome else {
+        panic!("it has moved");
+    };
+    assert!(matches!(error, Error::Refused(_)), "{error:?}");
+    assert!(error.to_string().contains("was cancelled"), "{error}");
+    assert!(moved.received.is_err());
 }
