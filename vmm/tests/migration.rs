@@ -227,22 +227,50 @@ impl Vmm {
 
     /// Moves the guest to a new VMM in `dir`, and returns that and what `vm.migration` says.
     fn move_to(&mut self, dir: &Path, name: &str, how: &[&str]) -> (Self, Value) {
+        self.move_by(dir, name, how, Path::to_owned)
+    }
+
+    /// The same by a path that leads to the one where it is awaited.
+    fn move_by(
+        &mut self,
+        dir: &Path,
+        name: &str,
+        how: &[&str],
+        leads_to: impl FnOnce(&Path) -> PathBuf,
+    ) -> (Self, Value) {
         let mut next = Self::start(dir, name, &[]);
-        let (receiving, url) = next.receive(&self.serial);
-        let more = ["send-migration", &url, "--preserve-source", "--watch"];
-        let sent = self.ctl(&[&more[..], how].concat());
-        let received = receiving.wait_with_output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(
-            sent.status.success() && received.status.success(),
-            "{}{}\n{}\n{}",
-            text(&sent.stderr),
-            text(&received.stderr),
-            self.said(),
-            next.said()
-        );
+        let (receiving, _) = next.receive(&self.serial);
+        let path = leads_to(&next.socket.with_file_name("migration"));
+        let sent = self.send(&format!("unix:{}", path.display()), how);
+        check_moved(&sent, receiving, self, &next);
         (next, self.migration())
     }
+
+    /// `send-migration`, to its end; the VMM stays.
+    fn send(&self, url: &str, how: &[&str]) -> Output {
+        let all = ["send-migration", url, "--watch", "--preserve-source"];
+        self.ctl(&[&all[..], how].concat())
+    }
+}
+
+/// Both sides of a move say that it is over, and that all went well.
+fn check_moved(sent: &Output, receiving: Child, first: &Vmm, second: &Vmm) {
+    let received = receiving.wait_with_output().unwrap();
+    let text = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        sent.status.success() && received.status.success(),
+        "{}{}\n{}\n{}",
+        text(sent),
+        text(&received),
+        first.said(),
+        second.said()
+    );
+}
+
+/// A port of this host that is free.
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 impl Drop for Vmm {
@@ -347,15 +375,8 @@ fn to_and_fro(moves: usize) -> [Vec<[usize; 3]>; 2] {
             0 => &["--connections", "128"],
             _ => &["--verify"],
         };
-        let all = ["send-migration", &url, "--watch", "--preserve-source"];
-        let sent = from.ctl(&[&all[..], how].concat());
-        let received = receiving.wait_with_output().unwrap();
-        assert!(
-            sent.status.success() && received.status.success(),
-            "move {turn}\n{}\n{}",
-            from.said(),
-            to.said()
-        );
+        let sent = from.send(&url, how);
+        check_moved(&sent, receiving, from, to);
         assert!(from.ctl(&["delete"]).status.success());
         // Threads end by themselves, and connections of clients.
         let process = from.process.id();
@@ -515,10 +536,7 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
     certificates(&others);
     let listener = gantry_tunnel::serve::listen(&tunnel).unwrap();
     thread::spawn(move || gantry_tunnel::serve::run(&listener));
-    let port = {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    let port = free_port();
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let [tls_dir, others, tunnel] = [&tls_dir, &others, &tunnel].map(|path| text(path));
     let own = ["--tls-dir", &tls_dir, "--tunnel", &tunnel];
@@ -530,14 +548,7 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
     let url = format!("tcp:localhost:{port}");
-    let send = |vmm: &Vmm, tls: &[&str], more: &[&str]| {
-        let all = [
-            &["send-migration", &url, "--watch", "--preserve-source"],
-            tls,
-            more,
-        ];
-        vmm.ctl(&all.concat())
-    };
+    let send = |vmm: &Vmm, tls: &[&str], more: &[&str]| vmm.send(&url, &[tls, more].concat());
     assert!(!send(&first, &foreign, &[]).status.success());
     let asked = send(&first, &own, &["--dry-run"]);
     assert!(asked.status.success(), "{}", first.said());
@@ -548,13 +559,7 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
     while !sent.status.success() && start.elapsed() < PATIENCE {
         sent = send(&first, &own, &how);
     }
-    let received = receiving.wait_with_output().unwrap();
-    assert!(
-        sent.status.success() && received.status.success(),
-        "{}\n{}",
-        first.said(),
-        second.said()
-    );
+    check_moved(&sent, receiving, &first, &second);
     first.until("it has left", |vmm| vmm.migration()["phase"] == "Completed");
     second.until("it counts on", |vmm| vmm.printed().len() > 100);
     check_counting(&[&first, &second]);

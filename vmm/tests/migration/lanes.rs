@@ -3,14 +3,14 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     os::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
     process::Child,
-    sync::mpsc,
+    sync::{Arc, Mutex, mpsc},
     thread,
     time::Duration,
 };
@@ -20,19 +20,16 @@ use vmm::migration::{
     lanes::TOKEN,
 };
 
-use super::{Fault, PATIENCE, Vmm, certificates, check_counting, has_kvm, one_runs_after};
+use super::{
+    Fault, PATIENCE, Vmm, certificates, check_counting, check_moved, free_port, has_kvm,
+    one_runs_after, pass,
+};
 
 /// As many as there may be.
 const MOST: usize = 128;
 
 /// Connections beside the first one in the matrix of what can happen to them.
 const FURTHER: usize = 3;
-
-/// A port of this host that is free.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 /// A VMM that waits at a port, and whoever waits for that.
 fn awaiting(dir: &Path, name: &str, port: u16, from: &Vmm, how: &[&str]) -> (Vmm, Child) {
@@ -44,6 +41,49 @@ fn awaiting(dir: &Path, name: &str, port: u16, from: &Vmm, how: &[&str]) -> (Vmm
     (vmm, receiving)
 }
 
+/// Between both sides, for all of their connections: frames with pages that have passed by each of them.
+fn counting(path: &Path, to: &Path) -> Arc<Mutex<Vec<u32>>> {
+    let listener = UnixListener::bind(path).unwrap();
+    let (counted, to) = (Arc::<Mutex<Vec<u32>>>::default(), to.to_owned());
+    let frames = Arc::clone(&counted);
+    thread::spawn(move || {
+        for (number, source) in listener.incoming().enumerate() {
+            let source = source.unwrap();
+            // The wait is over.
+            let Ok(destination) = UnixStream::connect(&to) else {
+                return;
+            };
+            frames.lock().unwrap().push(0);
+            let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+            let forward = (clone(&source), clone(&destination));
+            let frames = Arc::clone(&frames);
+            let count = move |kind: Kind, head: &mut [u8]| {
+                let head: &[u8; HEADER] = (&*head).try_into().unwrap();
+                // Without pages there is a count of none.
+                if kind == Kind::Pages && Header::decode(head).unwrap().length > 4 {
+                    frames.lock().unwrap()[number] += 1;
+                }
+                true
+            };
+            thread::spawn(move || pass(forward.0, forward.1, count));
+            thread::spawn(move || pass(destination, source, |_, _| true));
+        }
+    });
+    counted
+}
+
+/// The next one who connects.
+fn accept(listener: &UnixListener) -> UnixStream {
+    let mut entry = [libc::pollfd {
+        fd: listener.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    let came = base::poll::poll(&mut entry, Some(PATIENCE)).unwrap();
+    assert_eq!(came, 1, "nobody has connected");
+    listener.accept().unwrap().0
+}
+
 #[test]
 fn memory_goes_over_as_many_connections_as_are_asked_for() {
     if !has_kvm() {
@@ -51,29 +91,38 @@ fn memory_goes_over_as_many_connections_as_are_asked_for() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mut first = Vmm::filling(dir.path(), "size=64M", &[]);
+    let mut counted = Vec::new();
+    let mut by = |from: &mut Vmm, name: &str, how: &[&str]| {
+        let to_it = |awaited: &Path| {
+            let path = awaited.with_file_name("wire");
+            counted.push(counting(&path, awaited));
+            path
+        };
+        from.move_by(dir.path(), name, how, to_it)
+    };
     let many = ["--connections", "128", "--verify"];
-    let (mut second, info) = first.move_to(dir.path(), "second", &many);
+    let (mut second, info) = by(&mut first, "second", &many);
     println!("by {MOST} connections: {info}");
-    let few = ["--connections", "4", "--verify"];
-    let (third, info) = second.move_to(dir.path(), "third", &few);
+    let (mut third, info) = by(&mut second, "third", &["--connections", "4", "--verify"]);
     println!("by four: {info}");
+    let (fourth, _) = by(&mut third, "fourth", &["--verify"]);
+    for (counted, connections) in counted.into_iter().zip([MOST, 4, 0]) {
+        let frames = counted.lock().unwrap();
+        let (first, further) = frames.split_first().unwrap();
+        // One carries all, or says which ones do.
+        assert_eq!(*first > 0, connections == 0, "{frames:?}");
+        assert_eq!(further.len(), connections, "{frames:?}");
+        assert!(further.iter().all(|frames| *frames > 0), "{frames:?}");
+    }
     // The same over TCP.
     let port = free_port();
-    let (mut fourth, receiving) = awaiting(dir.path(), "fourth", port, &third, &[]);
-    let url = format!("tcp:127.0.0.1:{port}");
-    let all = ["send-migration", &url, "--watch", "--preserve-source"];
-    let sent = third.ctl(&[&all[..], &many].concat());
-    let received = receiving.wait_with_output().unwrap();
-    assert!(
-        sent.status.success() && received.status.success(),
-        "{}\n{}",
-        third.said(),
-        fourth.said()
-    );
-    fourth.until("it counts on", |vmm| vmm.printed().len() > 100);
-    check_counting(&[&first, &second, &third, &fourth]);
+    let (mut fifth, receiving) = awaiting(dir.path(), "fifth", port, &fourth, &[]);
+    let sent = fourth.send(&format!("tcp:127.0.0.1:{port}"), &many);
+    check_moved(&sent, receiving, &fourth, &fifth);
+    fifth.until("it counts on", |vmm| vmm.printed().len() > 100);
+    check_counting(&[&first, &second, &third, &fourth, &fifth]);
     for count in ["0", "129"] {
-        let refused = fourth.ctl(&["send-migration", "unix:/nowhere", "--connections", count]);
+        let refused = fifth.ctl(&["send-migration", "unix:/nowhere", "--connections", count]);
         let text = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(
             !refused.status.success() && text.contains("1 to 128"),
@@ -99,7 +148,6 @@ fn many_connections_are_encrypted_and_who_never_shows_a_certificate_holds_none_o
     let port = free_port();
     let (mut second, receiving) = awaiting(dir.path(), "second", port, &first, &tls);
     let url = format!("tcp:localhost:{port}");
-    let all = ["send-migration", &url, "--watch", "--preserve-source"];
     let many = ["--verify", "--connections", "128"];
     let (sent, _silent) = thread::scope(|scope| {
         let (over, is_over) = mpsc::channel::<()>();
@@ -114,17 +162,11 @@ fn many_connections_are_encrypted_and_who_never_shows_a_certificate_holds_none_o
             }
             silent
         });
-        let sent = first.ctl(&[&all[..], &tls, &many].concat());
+        let sent = first.send(&url, &[&tls[..], &many].concat());
         drop(over);
         (sent, silent.join().unwrap())
     });
-    let received = receiving.wait_with_output().unwrap();
-    assert!(
-        sent.status.success() && received.status.success(),
-        "{}\n{}",
-        first.said(),
-        second.said()
-    );
+    check_moved(&sent, receiving, &first, &second);
     println!("by TLS: {}", first.migration());
     second.until("it counts on", |vmm| vmm.printed().len() > 100);
     check_counting(&[&first, &second]);
@@ -242,11 +284,11 @@ fn frames_that_never_end_on_all_connections_cost_the_destination_little_memory()
         "destination_url": format!("unix:{}", wire.display()), "preserve_source": true,
         "connections": MOST, "stall_s": PATIENCE.as_secs(),
     }));
-    let accept = || {
-        let (source, _) = listener.accept().unwrap();
+    let connected = || {
+        let source = accept(&listener);
         (source, UnixStream::connect(&to).unwrap())
     };
-    let (source, destination) = accept();
+    let (source, destination) = connected();
     let clone = |stream: &UnixStream| stream.try_clone().unwrap();
     let (control, forward) = (clone(&destination), (clone(&source), clone(&destination)));
     for (mut from, mut to) in [forward, (destination, source)] {
@@ -255,7 +297,7 @@ fn frames_that_never_end_on_all_connections_cost_the_destination_little_memory()
     }
     let mut lanes: Vec<_> = (0..MOST)
         .map(|_| {
-            let (mut source, mut destination) = accept();
+            let (mut source, mut destination) = connected();
             pass_one(&mut source, &mut destination, TOKEN);
             pass_one(&mut destination, &mut source, 0);
             (source, destination)
