@@ -21,7 +21,7 @@ use super::{
     Error, Result,
     connection::{Address, Connection, OtherSide, Stream, TICK},
     frame::{HEADER, Header, Kind, MAGIC},
-    lanes::Token,
+    lanes::{TOKEN, Token},
     progress::Progress,
     tunnel::Tls,
 };
@@ -32,11 +32,14 @@ const MOST_WAITING: usize = 16;
 /// How long one may keep silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How long a token may take behind its header.
-const TOKEN_WAIT: Duration = Duration::from_secs(2);
+/// How long a frame may take that has come already.
+const COME: Duration = Duration::from_secs(2);
 
 /// Connections that are turned away before the wait ends.
 pub const MOST_STRANGERS: u32 = 256;
+
+/// How long a tunnel that has listened may fail to listen again: it may have been restarted, or be short of something.
+const LISTENS_AGAIN: Duration = Duration::from_secs(10);
 
 /// How soon one is looked at again that has sent a part of what is waited for.
 const AGAIN: Duration = Duration::from_millis(5);
@@ -54,7 +57,42 @@ enum Socket {
     /// At a port.
     Tcp(TcpListener),
     /// At an address of which a tunnel has the port.
-    Tunnel(String, Tls),
+    Tunnel(Door),
+}
+
+/// An address at which a tunnel listens for one connection after the other.
+struct Door {
+    at: String,
+    tls: Tls,
+    /// It has listened there.
+    has_listened: bool,
+    /// Since when it does not any more.
+    fails_since: Option<Instant>,
+}
+
+impl Door {
+    /// The tunnel's end from which the next connection comes; none if it does not listen at the moment. That neither
+    /// ends the wait for a source, nor a migration of which some connections have come.
+    fn listen(&mut self, progress: &Progress) -> Result<Option<UnixStream>> {
+        let error = match self.tls.listen(&self.at, progress) {
+            Ok(stream) => {
+                self.has_listened = true;
+                self.fails_since = None;
+                return Ok(Some(stream));
+            }
+            Err(error) => error,
+        };
+        let is_first = self.fails_since.is_none();
+        let since = *self.fails_since.get_or_insert_with(Instant::now);
+        let passes = self.has_listened && since.elapsed() < LISTENS_AGAIN;
+        if !passes || matches!(error, Error::Cancelled) {
+            return Err(error);
+        }
+        if is_first {
+            log::warn!("it is tried again for a while: {}", base::Chain(&error));
+        }
+        Ok(None)
+    }
 }
 
 /// Somebody who has connected and may be the source.
@@ -112,7 +150,12 @@ impl Listener {
         };
         let socket = match Address::parse(url)? {
             // The tunnel, which may take long, is asked by who waits.
-            Address::Tcp(at) if let Some(tls) = tls => Socket::Tunnel(at, tls.clone()),
+            Address::Tcp(at) if let Some(tls) = tls => Socket::Tunnel(Door {
+                at,
+                tls: tls.clone(),
+                has_listened: false,
+                fails_since: None,
+            }),
             Address::Unix(path) => {
                 let listener = base::socket::listen(&path).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
@@ -149,7 +192,7 @@ impl Listener {
     pub fn accept_lane(&mut self, awaited: &Awaited, progress: &Progress) -> Result<Connection> {
         loop {
             let mut connection = self.accept_with(Kind::Join, Some(awaited), progress)?;
-            connection.deadline = Some(awaited.end.min(Instant::now() + TOKEN_WAIT));
+            connection.deadline = Some(awaited.end.min(Instant::now() + COME));
             let mut contents = Vec::new();
             let joined = connection
                 .receive(&[Kind::Join], &mut contents)
@@ -249,12 +292,12 @@ impl Listener {
 
     fn accept_new(&mut self, progress: &Progress) -> Result<()> {
         loop {
-            let accepted = match &self.socket {
+            let accepted = match &mut self.socket {
                 // One after the other: the tunnel looks at several at once.
                 Socket::Tunnel(..) if !self.waiting.is_empty() => return Ok(()),
-                Socket::Tunnel(at, tls) => {
-                    self.waiting
-                        .push(Waiting::in_tunnel(tls.listen(at, progress)?));
+                Socket::Tunnel(door) => {
+                    let end = door.listen(progress)?;
+                    self.waiting.extend(end.map(Waiting::in_tunnel));
                     return Ok(());
                 }
                 Socket::Unix(listener, _) => listener.accept().map(|(s, _)| Stream::Unix(s)),
@@ -297,13 +340,19 @@ impl Waiting {
     }
 
     fn looks(&self, kind: Kind) -> Looks {
-        let mut bytes = [0; HEADER];
+        // Nobody is waited for who has sent a part only: a token is looked at like what is before it.
+        let mut bytes = [0; HEADER + TOKEN];
+        let wanted = match kind {
+            Kind::Join => &mut bytes[..],
+            _ => &mut bytes[..HEADER],
+        };
+        let length = wanted.len();
         // SAFETY: the buffer has the length that is said, and outlives the call.
         let got = unsafe {
             libc::recv(
                 self.stream.as_fd().as_raw_fd(),
-                bytes.as_mut_ptr().cast(),
-                bytes.len(),
+                wanted.as_mut_ptr().cast(),
+                length,
                 libc::MSG_PEEK | libc::MSG_DONTWAIT,
             )
         };
@@ -321,10 +370,15 @@ impl Waiting {
         if got == 0 || bytes[..begins] != MAGIC[..begins] {
             return Looks::Stranger;
         }
-        match Header::decode(&bytes) {
-            _ if got < HEADER => patient,
-            Ok(header) if header.kind == kind => Looks::Source,
-            _ => Looks::Stranger,
+        let header = match bytes.first_chunk() {
+            Some(head) if got >= HEADER => Header::decode(head),
+            _ => return patient,
+        };
+        match header {
+            Ok(header) if header.kind != kind => Looks::Stranger,
+            Ok(_) if got < length => patient,
+            Ok(_) => Looks::Source,
+            Err(_) => Looks::Stranger,
         }
     }
 }

@@ -3,18 +3,24 @@
 use std::{
     fs,
     io::{Read, Write},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
+    ops::Range,
     os::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
     process::Child,
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
 
+use gantry_tunnel::request::{Answer, answer, read_line};
 use vmm::migration::{
     frame::{HEADER, Header, Kind, MAX_PAGES, MAX_RUNS, Run, encode_runs},
     lanes::TOKEN,
@@ -172,6 +178,72 @@ fn many_connections_are_encrypted_and_who_never_shows_a_certificate_holds_none_o
     check_counting(&[&first, &second]);
 }
 
+/// The socket of a tunnel that cannot listen for some time: these of the requests to listen fail, counted from 0.
+fn short_of_something(path: &Path, tunnel: &Path, fail: Range<usize>) -> Arc<AtomicUsize> {
+    let listener = UnixListener::bind(path).unwrap();
+    let tunnel = tunnel.to_owned();
+    let asked = Arc::<AtomicUsize>::default();
+    let requests = Arc::clone(&asked);
+    thread::spawn(move || {
+        for vmm in listener.incoming() {
+            let mut vmm = vmm.unwrap();
+            let mut line = read_line(&mut vmm).unwrap();
+            let is_listen = line.starts_with(b"{\"listen\"");
+            if is_listen && fail.contains(&requests.fetch_add(1, Ordering::SeqCst)) {
+                let failed = Answer::Failed("too many files are open".to_owned());
+                answer(&mut vmm, &failed).unwrap();
+                continue;
+            }
+            vmm.set_read_timeout(None).unwrap();
+            line.push(b'\n');
+            let mut tunnel = UnixStream::connect(&tunnel).unwrap();
+            tunnel.write_all(&line).unwrap();
+            let clone = |stream: &UnixStream| stream.try_clone().unwrap();
+            for (mut from, mut to) in [(clone(&vmm), clone(&tunnel)), (tunnel, vmm)] {
+                thread::spawn(move || {
+                    let _ = std::io::copy(&mut from, &mut to);
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    asked
+}
+
+#[test]
+fn a_tunnel_that_cannot_listen_for_a_moment_does_not_end_a_move_of_which_some_connections_have_come()
+ {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [tls_dir, tunnel, short] = ["tls", "tunnel", "short"].map(|name| dir.path().join(name));
+    certificates(&tls_dir);
+    let listener = gantry_tunnel::serve::listen(&tunnel).unwrap();
+    thread::spawn(move || gantry_tunnel::serve::run(&listener));
+    // The first one is for the offer.
+    let asked = short_of_something(&short, &tunnel, 2..4);
+    let text = |path: &Path| path.to_str().unwrap().to_owned();
+    let [tls_dir, tunnel, short] = [&tls_dir, &tunnel, &short].map(|path| text(path));
+    let mut first = Vmm::filling(dir.path(), "size=32M", &[]);
+    let port = free_port();
+    let tls = ["--tls-dir", &tls_dir, "--tunnel", &short];
+    let (second, receiving) = awaiting(dir.path(), "second", port, &first, &tls);
+    let how = [
+        "--tls-dir",
+        &tls_dir,
+        "--tunnel",
+        &tunnel,
+        "--connections",
+        "4",
+    ];
+    let sent = first.send(&format!("tcp:localhost:{port}"), &how);
+    check_moved(&sent, receiving, &first, &second);
+    assert_eq!(asked.load(Ordering::SeqCst), 1 + 4 + 2);
+    first.until("it has left", |vmm| vmm.migration()["phase"] == "Completed");
+    check_counting(&[&first, &second]);
+}
+
 #[test]
 fn whatever_happens_to_a_further_connection_one_guest_at_most_runs_and_it_has_the_disk() {
     if !has_kvm() {
@@ -323,7 +395,7 @@ fn frames_that_never_end_on_all_connections_cost_the_destination_little_memory()
     );
     assert!(more < LITTLE, "{more} bytes more, after {before}");
     // Without the source nothing of it is left.
-    control.shutdown(std::net::Shutdown::Both).unwrap();
+    control.shutdown(Shutdown::Both).unwrap();
     let received = receiving.wait_with_output().unwrap();
     assert!(!received.status.success());
     second.until("its threads have ended", |_| carriers(process) == 0);

@@ -5,11 +5,12 @@ use std::{
     os::unix::net::UnixListener,
     path::Path,
     sync::{Condvar, Mutex},
+    time::Instant,
 };
 
 use base::Unpoisoned;
 
-use super::*;
+use super::{super::listener::Awaited, *};
 
 /// Further connections.
 const LANES: usize = 2;
@@ -187,4 +188,36 @@ fn a_destination_that_gives_up_while_memory_comes_tells_the_source_why() {
     assert!(matches!(error, Error::Refused(_)), "{error:?}");
     assert!(error.to_string().contains("was cancelled"), "{error}");
     assert!(moved.received.is_err());
+}
+
+#[test]
+fn who_sends_no_token_does_not_keep_a_further_connection_waiting() {
+    /// As many as are looked at at once, beside the one that is awaited.
+    const HALF: usize = 15;
+    let mut listener = Listener::bind("tcp:127.0.0.1:0", None).unwrap();
+    let port = listener.port().unwrap();
+    let progress = Progress::new(Direction::Incoming, "test");
+    let (first, source) = applications::pair();
+    let token = [7; lanes::TOKEN];
+    let head = Header::of(Kind::Join, 0, &token, true).encode();
+    let connect = |contents: &[u8]| {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.write_all(&head).unwrap();
+        stream.write_all(contents).unwrap();
+        stream
+    };
+    let half: Vec<_> = (0..HALF).map(|at| connect(&token[..at])).collect();
+    let mut whole = connect(&token);
+    let patience = lanes::patience(0);
+    let awaited = Awaited {
+        token,
+        patience,
+        end: Instant::now() + patience,
+        source: first.other_side().unwrap(),
+    };
+    listener.accept_lane(&awaited, &progress).unwrap();
+    let mut answer = [0; HEADER];
+    whole.read_exact(&mut answer).unwrap();
+    assert_eq!(Header::decode(&answer).unwrap().kind, Kind::Join);
+    drop((half, source));
 }
