@@ -12,7 +12,7 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
-        mpsc,
+        mpsc::{self, Receiver, Sender},
     },
     thread,
     time::{Duration, Instant},
@@ -111,6 +111,11 @@ pub struct Door {
     listener: TcpListener,
     config: Arc<ServerConfig>,
     address: String,
+    /// Those who have shown a certificate that is trusted, and by which they come.
+    known: (Sender<Known>, Receiver<Known>),
+    /// Handshakes that are under way, whoever waits.
+    busy: Arc<AtomicUsize>,
+    said: Arc<Mutex<Seldom>>,
 }
 
 impl Door {
@@ -128,7 +133,15 @@ impl Door {
             listener,
             config,
             address: at.to_owned(),
+            known: mpsc::channel(),
+            busy: Arc::default(),
+            said: Arc::default(),
         })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Its port.
@@ -139,9 +152,8 @@ impl Door {
     /// The first who shows a certificate that is trusted. Others are shown the door, each on a
     /// thread of its own, so that none keeps it waiting. Ends when `vmm` hangs up.
     pub fn wait(&self, vmm: &UnixStream) -> Result<Known, Error> {
-        let (sender, known) = mpsc::channel();
-        let busy = Arc::new(AtomicUsize::new(0));
-        let said = Arc::new(Mutex::new(Seldom::default()));
+        let Self { busy, said, .. } = self;
+        let (sender, known) = &self.known;
         loop {
             if let Ok(known) = known.try_recv() {
                 return Ok(known);
@@ -167,25 +179,25 @@ impl Door {
             };
             if busy.load(Ordering::SeqCst) >= MOST {
                 let why = format_args!("{MOST} others have not shown a certificate yet");
-                turned_away(&said, from, why);
+                turned_away(said, from, why);
                 continue;
             }
-            let place = Place::take(&busy);
+            let place = Place::take(busy);
             let (config, sender) = (Arc::clone(&self.config), sender.clone());
-            let of_thread = Arc::clone(&said);
+            let of_thread = Arc::clone(said);
             let work = move || {
                 let _place = place;
                 let shaken = ServerConnection::new(config)
                     .map_err(io::Error::other)
                     .and_then(|tls| shake_hands(socket, tls.into()));
                 match shaken {
-                    // Nobody listens if another one was first.
+                    // Nobody listens any more if the door is closed.
                     Ok(known) => drop(sender.send(known)),
                     Err(error) => turned_away(&of_thread, from, error),
                 }
             };
             if let Err(error) = thread::Builder::new().spawn(work) {
-                turned_away(&said, from, format_args!("there is no thread: {error}"));
+                turned_away(said, from, format_args!("there is no thread: {error}"));
             }
         }
     }

@@ -8,11 +8,13 @@
 //! socket to the network; and it carries no cryptography, which would make it half as large again.
 //!
 //! - [`request`]: what a VMM asks for; [`identity`]: certificates and keys.
-//! - [`door`]: connections from and to the network, until both sides know each other.
+//! - [`door`]: connections from and to the network, until both sides know each other; [`doors`]: for one connection
+//!   after the other.
 //! - [`relay`]: bytes in both directions.
 //! - [`serve`]: the process.
 
 pub mod door;
+pub mod doors;
 pub mod identity;
 mod place;
 pub mod relay;

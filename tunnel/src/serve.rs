@@ -18,7 +18,8 @@ use std::{
 use base::Chain;
 
 use crate::{
-    door::{self, Door, Known},
+    door::{self, Known},
+    doors::Doors,
     place::Place,
     relay,
     request::{self, Answer, Request},
@@ -41,6 +42,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 /// Serves for ever, unless the listener is none.
 pub fn run(listener: &UnixListener) -> io::Error {
     let busy = Arc::new(AtomicUsize::new(0));
+    let doors = Doors::default();
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -56,9 +58,10 @@ pub fn run(listener: &UnixListener) -> io::Error {
             continue;
         }
         let place = Place::take(&busy);
+        let doors = doors.clone();
         let work = move || {
             let _place = place;
-            if let Err(error) = serve(stream) {
+            if let Err(error) = serve(stream, &doors) {
                 base::note!("gantry-tunnel: a tunnel has ended: {error}");
             }
         };
@@ -84,7 +87,7 @@ fn passes(error: &io::Error) -> bool {
     )
 }
 
-fn serve(mut vmm: UnixStream) -> io::Result<()> {
+fn serve(mut vmm: UnixStream, doors: &Doors) -> io::Result<()> {
     let line = request::read_line(&mut vmm)?;
     let failed = |vmm: &mut UnixStream, reason: String| {
         base::note!("gantry-tunnel: no tunnel: {reason}");
@@ -94,7 +97,7 @@ fn serve(mut vmm: UnixStream) -> io::Result<()> {
         Ok(request) => request,
         Err(error) => return failed(&mut vmm, format!("the request does not parse: {error}")),
     };
-    match open(&mut vmm, &request) {
+    match open(&mut vmm, &request, doors) {
         Ok(known) => relay::run(&vmm, known, relay::LINGER),
         // It has had its answer, and is gone.
         Err(door::Error::Gone) => Ok(()),
@@ -103,7 +106,7 @@ fn serve(mut vmm: UnixStream) -> io::Result<()> {
 }
 
 /// A tunnel, of which the VMM has been told.
-fn open(vmm: &mut UnixStream, request: &Request) -> Result<Known, door::Error> {
+fn open(vmm: &mut UnixStream, request: &Request, doors: &Doors) -> Result<Known, door::Error> {
     let told =
         |vmm: &mut UnixStream| request::answer(vmm, &Answer::Ready).map_err(|_| door::Error::Gone);
     match request {
@@ -113,9 +116,15 @@ fn open(vmm: &mut UnixStream, request: &Request) -> Result<Known, door::Error> {
             Ok(known)
         }
         Request::Listen { at, tls_dir } => {
-            let door = Door::open(at, tls_dir)?;
+            let door = doors.open(at, tls_dir)?;
             told(vmm)?;
-            door.wait(vmm)
+            let known = door.wait(vmm)?;
+            if let Err(error) = doors.leave(door, tls_dir) {
+                base::note!(
+                    "gantry-tunnel: {at} is closed for a moment: there is no thread: {error}"
+                );
+            }
+            Ok(known)
         }
     }
 }

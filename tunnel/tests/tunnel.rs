@@ -11,12 +11,12 @@ use std::{
     process::{Child, Command, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gantry_tunnel::{
     door::{self, Door},
-    relay,
+    doors, relay,
     request::{Answer, Request, read_line},
     serve,
 };
@@ -110,6 +110,41 @@ fn only_who_has_a_certificate_gets_through_and_all_bytes_arrive_in_both_directio
     let mut answer = String::new();
     source.read_to_string(&mut answer).unwrap();
     assert_eq!(answer, "thanks");
+}
+
+#[test]
+fn whoever_connects_between_two_connections_of_a_vm_waits_for_the_next() {
+    let dir = tempfile::tempdir().unwrap();
+    let (tls_dir, path) = (dir.path().join("tls"), dir.path().join("tunnel"));
+    certificates(&tls_dir);
+    tunnel(&path);
+    let port = free_port();
+    let at = format!("127.0.0.1:{port}");
+    let connect = Request::Connect {
+        to: format!("localhost:{port}"),
+        tls_dir: tls_dir.clone(),
+    };
+    let listen = Request::Listen {
+        at: at.clone(),
+        tls_dir,
+    };
+    for _ in 0..2 {
+        let (mut destination, answer) = ask(&path, &listen);
+        assert_eq!(answer, Answer::Ready);
+        let (mut source, answer) = ask(&path, &connect);
+        assert_eq!(answer, Answer::Ready);
+        source.write_all(b"x").unwrap();
+        // Nobody waits at the address any more when this comes.
+        destination.read_exact(&mut [0]).unwrap();
+        // Who has no certificate is turned away by the next one.
+        TcpStream::connect(&at).unwrap();
+    }
+    // Not for ever.
+    let start = Instant::now();
+    while TcpStream::connect(&at).is_ok() {
+        assert!(start.elapsed() < Duration::from_secs(60));
+        thread::sleep(doors::OPEN / 10);
+    }
 }
 
 #[test]
