@@ -11,7 +11,6 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
         mpsc::{self, Receiver, Sender},
     },
     thread,
@@ -21,7 +20,10 @@ use std::{
 use base::{Unpoisoned, note::Seldom, tcp::SILENCE};
 use rustls::{ClientConnection, Connection, ServerConfig, ServerConnection, pki_types::ServerName};
 
-use crate::{identity, place::Place};
+use crate::{
+    identity,
+    strangers::{MOST, Strangers},
+};
 
 /// How long a connection may take to be made, and both sides to know each other.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -32,9 +34,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// The same for who has shown a certificate, while handshakes are under way: a VM that comes by many connections
 /// comes by one after the other.
 const SOON: Duration = Duration::from_millis(5);
-
-/// Handshakes at once; whoever comes beyond that is turned away.
-const MOST: usize = 16;
 
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]
@@ -113,8 +112,8 @@ pub struct Door {
     address: String,
     /// Those who have shown a certificate that is trusted, and by which they come.
     known: (Sender<Known>, Receiver<Known>),
-    /// Handshakes that are under way, whoever waits.
-    busy: Arc<AtomicUsize>,
+    /// Those who have not shown one yet, whoever waits.
+    strangers: Strangers,
     said: Arc<Mutex<Seldom>>,
 }
 
@@ -134,7 +133,7 @@ impl Door {
             config,
             address: at.to_owned(),
             known: mpsc::channel(),
-            busy: Arc::default(),
+            strangers: Strangers::default(),
             said: Arc::default(),
         })
     }
@@ -152,7 +151,9 @@ impl Door {
     /// The first who shows a certificate that is trusted. Others are shown the door, each on a
     /// thread of its own, so that none keeps it waiting. Ends when `vmm` hangs up.
     pub fn wait(&self, vmm: &UnixStream) -> Result<Known, Error> {
-        let Self { busy, said, .. } = self;
+        let Self {
+            strangers, said, ..
+        } = self;
         let (sender, known) = &self.known;
         loop {
             if let Ok(known) = known.try_recv() {
@@ -161,7 +162,7 @@ impl Door {
             if has_hung_up(vmm) {
                 return Err(Error::Gone);
             }
-            let is_expected = busy.load(Ordering::SeqCst) > 0;
+            let is_expected = !strangers.is_empty();
             wait_for(&self.listener, if is_expected { SOON } else { TICK });
             let (socket, from) = match self.listener.accept() {
                 Ok(accepted) => accepted,
@@ -177,20 +178,26 @@ impl Door {
                     continue;
                 }
             };
-            if busy.load(Ordering::SeqCst) >= MOST {
-                let why = format_args!("{MOST} others have not shown a certificate yet");
-                turned_away(said, from, why);
-                continue;
-            }
-            let place = Place::take(busy);
+            let stranger = match strangers.add(&socket) {
+                Ok(stranger) => stranger,
+                Err(error) => {
+                    turned_away(said, from, error);
+                    continue;
+                }
+            };
             let (config, sender) = (Arc::clone(&self.config), sender.clone());
             let of_thread = Arc::clone(said);
             let work = move || {
-                let _place = place;
                 let shaken = ServerConnection::new(config)
                     .map_err(io::Error::other)
                     .and_then(|tls| shake_hands(socket, tls.into()));
                 match shaken {
+                    _ if !stranger.is_through() => {
+                        let why = format_args!(
+                            "{MOST} others have come before it has shown a certificate"
+                        );
+                        turned_away(&of_thread, from, why);
+                    }
                     // Nobody listens any more if the door is closed.
                     Ok(known) => drop(sender.send(known)),
                     Err(error) => turned_away(&of_thread, from, error),

@@ -9,7 +9,7 @@
 //!
 //! - [`request`]: what a VMM asks for; [`identity`]: certificates and keys.
 //! - [`door`]: connections from and to the network, until both sides know each other; [`doors`]: for one connection
-//!   after the other.
+//!   after the other; [`strangers`]: those who have not shown a certificate yet.
 //! - [`relay`]: bytes in both directions.
 //! - [`serve`]: the process.
 
@@ -20,3 +20,4 @@ mod place;
 pub mod relay;
 pub mod request;
 pub mod serve;
+pub mod strangers;

@@ -19,6 +19,7 @@ use gantry_tunnel::{
     doors, relay,
     request::{Answer, Request, read_line},
     serve,
+    strangers::MOST,
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
@@ -228,7 +229,7 @@ impl Drop for Process {
 }
 
 #[test]
-fn whoever_finds_too_many_at_the_door_is_named() {
+fn too_many_without_a_certificate_are_named_and_keep_nobody_out() {
     let dir = tempfile::tempdir().unwrap();
     let (tls_dir, path) = (dir.path().join("tls"), dir.path().join("tunnel"));
     certificates(&tls_dir);
@@ -252,17 +253,28 @@ fn whoever_finds_too_many_at_the_door_is_named() {
     let at = format!("127.0.0.1:{port}");
     let listen = Request::Listen {
         at: at.clone(),
+        tls_dir: tls_dir.clone(),
+    };
+    let connect = Request::Connect {
+        to: format!("localhost:{port}"),
         tls_dir,
     };
     let (vmm, answer) = ask(&path, &listen);
     assert_eq!(answer, Answer::Ready);
-    let silent: Vec<_> = (0..17).map(|_| TcpStream::connect(&at).unwrap()).collect();
-    let last = silent.last().unwrap().local_addr().unwrap();
+    let silent: Vec<_> = (0..=MOST)
+        .map(|_| TcpStream::connect(&at).unwrap())
+        .collect();
+    let oldest = silent[0].local_addr().unwrap();
     let line = next();
     assert_eq!(
         line,
-        format!("gantry-tunnel: {last} is turned away: 16 others have not shown a certificate yet")
+        format!(
+            "gantry-tunnel: {oldest} is turned away: {MOST} others have come before it has shown a certificate"
+        )
     );
+    // They have all places, and keep nobody out.
+    let (_source, answer) = ask(&path, &connect);
+    assert_eq!(answer, Answer::Ready);
     drop((process, vmm, silent));
     reader.join().unwrap();
 }
