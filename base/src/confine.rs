@@ -1,6 +1,6 @@
-//! What a process that serves others may do once it listens: it has its memory and its descriptors,
-//! and needs nothing by its name. Landlock takes all files away, and seccomp all system calls that are
-//! not named. Both are inherited by threads that start later.
+//! Confinement of a process that serves others, once it listens. From then on it uses only its memory and its open
+//! descriptors and needs nothing by name. Landlock denies access to all files, and seccomp denies every system call
+//! that is not listed. Threads that start later inherit both.
 
 use std::collections::BTreeMap;
 
@@ -8,12 +8,12 @@ use landlock::{ABI, Access, AccessFs, Ruleset, RulesetAttr, RulesetError};
 use libc::c_long;
 use seccompiler::{BackendError, BpfProgram, SeccompAction, SeccompFilter, TargetArch};
 
-/// The Landlock rights that are taken away: those of Linux 6.2. Earlier kernels enforce what they know.
+/// The Landlock rights that are denied: those of Linux 6.2. Earlier kernels enforce the ones that they know.
 const RIGHTS: ABI = ABI::V3;
 
-/// System calls of a process that has one thread, sockets, eventfds and files in memory.
+/// System calls of a process that has one thread, sockets, eventfds and in-memory files.
 pub const ONE_THREAD: &[c_long] = &[
-    // Memory of its own and of files that it has.
+    // Its own memory, and files that it has open.
     libc::SYS_brk,
     libc::SYS_fstat,
     libc::SYS_ftruncate,
@@ -53,12 +53,12 @@ pub const ONE_THREAD: &[c_long] = &[
     libc::SYS_shutdown,
     libc::SYS_write,
     libc::SYS_writev,
-    // Time, where the kernel's own page does not tell it.
+    // Time, where the vDSO does not provide it.
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
 ];
 
-/// What starting threads needs besides [`ONE_THREAD`].
+/// What starting threads needs in addition to [`ONE_THREAD`].
 pub const THREADS: &[c_long] = &[
     libc::SYS_clone,
     libc::SYS_clone3,
@@ -69,13 +69,13 @@ pub const THREADS: &[c_long] = &[
     libc::SYS_set_robust_list,
 ];
 
-/// Confinement that failed.
+/// Confinement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Landlock refused.
     #[error("cannot take files away (Landlock)")]
     Landlock(#[from] RulesetError),
-    /// The filter cannot be made.
+    /// The seccomp filter cannot be built.
     #[error("cannot make the filter of system calls")]
     Filter(#[from] BackendError),
     /// Seccomp refused.
@@ -83,8 +83,8 @@ pub enum Error {
     Seccomp(#[from] seccompiler::Error),
 }
 
-/// Confines this thread and those that it starts, for good, to system calls of these lists. Others fail
-/// with `EPERM`, and no file is opened by its name.
+/// Permanently confines this thread, and the threads that it starts, to the system calls in these lists. Other calls
+/// fail with `EPERM`, and no file can be opened by name.
 pub fn confine(allowed: &[&[c_long]]) -> Result<(), Error> {
     Ruleset::default()
         .handle_access(AccessFs::from_all(RIGHTS))?
@@ -117,7 +117,7 @@ mod tests {
         assert!(fs::read(&path).is_ok());
         let confined = thread::spawn(move || {
             let (mut one, mut two) = UnixStream::pair().expect("there are descriptors");
-            // What Landlock is for.
+            // `openat` is allowed by the filter here, so that Landlock has to refuse it.
             confine(&[ONE_THREAD, &[libc::SYS_openat]]).expect("the kernel has both");
             one.write_all(b"y").expect("it is open");
             let mut byte = [0];

@@ -2,20 +2,20 @@
 
 use std::{error::Error, fmt, iter};
 
-/// The causes of an error, the outermost first; without the error itself.
+/// Returns the causes of an error, outermost first, without the error itself.
 pub fn causes<'a>(error: &'a (dyn Error + 'a)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     iter::successors(error.source(), |cause: &&'a (dyn Error + 'static)| {
         (*cause).source()
     })
 }
 
-/// Prints an error and its causes, outermost first, with a colon between: for one line of a log. A
-/// cause that only repeats what stands before it is left out.
+/// Displays an error and its causes on one line for a log, outermost first, separated by colons. A
+/// cause that only repeats the preceding text is left out.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a>(pub &'a (dyn Error + 'a));
 
 impl Chain<'_> {
-    /// The texts of the error and of its causes, each once.
+    /// Returns the texts of the error and of its causes. Consecutive duplicates are left out.
     pub fn texts(self) -> Vec<String> {
         let mut texts = vec![self.0.to_string()];
         for cause in causes(self.0) {

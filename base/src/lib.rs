@@ -1,18 +1,18 @@
-//! Facilities of the operating system and the standard library that more than one crate of Gantry
-//! needs, once. It is a leaf: it uses no other crate of Gantry.
+//! Facilities of the operating system and the standard library that more than one Gantry crate
+//! needs. This is a leaf crate: it uses no other Gantry crate.
 //!
-//! - [`lock`]: locks that a panic elsewhere does not make unusable
+//! - [`lock`]: locks that stay usable after a panic of another holder
 //! - [`mapping`]: memory mappings that are unmapped when dropped; [`memfd`]: files in memory
-//! - [`patience`]: waiting until a moment, or until somebody gives it up
-//! - [`poll`]: waiting for descriptors, however many there are
-//! - [`socket`]: Unix sockets: descriptors sent with bytes, a peer's user, connecting without waiting
-//! - [`tcp`]: connections that notice that the other machine is gone
-//! - [`limits`]: resource limits of the process; [`memory`]: the memory that there is for it
-//! - `confine` (a feature): taking files and system calls away from a process that serves others
+//! - [`patience`]: waiting until a deadline or a cancellation
+//! - [`poll`]: waiting for any number of descriptors
+//! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects
+//! - [`tcp`]: TCP connections that detect that the peer machine is gone
+//! - [`limits`]: resource limits of the process; [`memory`]: the memory that is available to it
+//! - `confine` (a feature): denies files and system calls to a process that serves others
 //! - [`error_chain`]: an error with its causes
-//! - [`mod@note`]: lines on the error output that never panic; [`output`]: the standard output, which may be
-//!   closed early
-//! - [`paths`]: where programs find each other
+//! - [`mod@note`]: lines on standard error that never panic; [`output`]: standard output, which the
+//!   reader may close early
+//! - [`paths`]: default paths at which programs find each other
 //!
 //! Unsafe code is kept here, behind safe functions and types that own what they refer to.
 

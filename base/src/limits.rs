@@ -1,20 +1,21 @@
 //! Resource limits of the process.
 //!
-//! The usual soft limit of 1,024 descriptors exists for programs that use `select`. What is here does
-//! not, and takes what the hard limit allows; programs that it starts have the old limit.
+//! The usual soft limit of 1,024 descriptors exists for programs that use `select`. Gantry's
+//! programs do not use it, so they raise the soft limit to the hard limit. Programs that they start
+//! get the old limit.
 
 use std::io;
 
 /// A resource of this process that the kernel limits (`getrlimit(2)`).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Resource {
-    /// Descriptors.
+    /// Open descriptors.
     Files,
     /// Bytes of locked memory.
     LockedMemory,
 }
 
-/// The soft and the hard limit of a resource.
+/// Returns the soft and hard limits of a resource.
 fn limit_of(resource: Resource) -> io::Result<Limit> {
     let resource = match resource {
         Resource::Files => libc::RLIMIT_NOFILE,
@@ -34,28 +35,29 @@ fn limit_of(resource: Resource) -> io::Result<Limit> {
     }
 }
 
-/// How many bytes of memory this process may lock; none if that is not limited.
+/// Maximum number of bytes that this process may lock in memory; `None` if unlimited.
 pub fn locked_memory() -> io::Result<Option<u64>> {
     let Limit { soft, .. } = limit_of(Resource::LockedMemory)?;
     Ok((soft != libc::RLIM_INFINITY).then_some(soft))
 }
 
-/// How many descriptors a process may have.
+/// Limits on the number of descriptors of a process.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limit {
-    /// Now.
+    /// Current limit.
     pub soft: u64,
-    /// At most.
+    /// Maximum to which the soft limit can be raised.
     pub hard: u64,
 }
 
 impl Limit {
-    /// That of this process.
+    /// Returns the limits of this process.
     pub fn now() -> io::Result<Self> {
         limit_of(Resource::Files)
     }
 
-    /// Makes it that of this process. Also between fork and exec: a system call, and nothing else.
+    /// Sets the limits of this process. This is a single system call, so it may be used between
+    /// fork and exec.
     pub fn set(self) -> io::Result<()> {
         let limit = libc::rlimit {
             rlim_cur: self.soft,
@@ -68,7 +70,7 @@ impl Limit {
         }
     }
 
-    /// Raises the soft limit of this process up to the hard one. The limit before.
+    /// Raises the soft limit of this process to the hard limit. Returns the previous limits.
     pub fn raise() -> io::Result<Self> {
         let before = Self::now()?;
         if before.soft < before.hard {
@@ -81,8 +83,8 @@ impl Limit {
         Ok(before)
     }
 
-    /// How many that take `each` descriptors the hard limit has room for, beside `own`; one at
-    /// least.
+    /// Number of items that fit under the hard limit if each takes `each` descriptors and `own` are
+    /// used otherwise; at least one.
     pub fn room(self, own: u64, each: u64) -> usize {
         let room = self.hard.saturating_sub(own) / each;
         usize::try_from(room).unwrap_or(usize::MAX).max(1)
@@ -93,7 +95,7 @@ impl Limit {
 mod tests {
     use super::*;
 
-    /// Calls in a child process, whose limit is its own; whether it is as it should be.
+    /// Runs `call` in a child process, which has limits of its own. Returns whether it succeeded.
     fn in_child(call: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child has this thread only, which makes system calls and ends.
         unsafe {

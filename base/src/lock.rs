@@ -1,12 +1,11 @@
-//! Locks that a panic elsewhere does not make unusable.
+//! Locks that stay usable after a panic of another holder.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Locking a [`Mutex`] whether or not a thread has panicked with it locked. The value is then as that
-/// thread has left it; whoever holds such a lock leaves nothing in it half done where a panic is
-/// possible.
+/// Locks a [`Mutex`] even if a thread panicked while holding it. The value is then as that thread
+/// left it. Code that holds such a lock must not leave the value half updated where it can panic.
 pub trait Unpoisoned<T: ?Sized> {
-    /// Waits for the lock. Costs what [`Mutex::lock`] does.
+    /// Waits for the lock. It costs the same as [`Mutex::lock`].
     fn lock_unpoisoned(&self) -> MutexGuard<'_, T>;
 }
 
@@ -19,10 +18,10 @@ impl<T: ?Sized> Unpoisoned<T> for Mutex<T> {
 
 /// The same for an [`RwLock`].
 pub trait UnpoisonedRw<T: ?Sized> {
-    /// Waits until nobody writes.
+    /// Waits until there is no writer.
     fn read_unpoisoned(&self) -> RwLockReadGuard<'_, T>;
 
-    /// Waits until nobody reads or writes.
+    /// Waits until there are no readers and no writer.
     fn write_unpoisoned(&self) -> RwLockWriteGuard<'_, T>;
 }
 

@@ -6,14 +6,14 @@ use std::{
     ptr::{self, NonNull},
 };
 
-/// What this process may do with the memory.
+/// How this process may access the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing: addresses are reserved only.
+    /// Not at all: the addresses are only reserved.
     None,
-    /// Read it.
+    /// Read only.
     Read,
-    /// Read and write it.
+    /// Read and write.
     ReadWrite,
 }
 
@@ -27,27 +27,25 @@ impl Access {
     }
 }
 
-/// Memory of this process that belongs to the value, in whole pages.
+/// Memory of this process, in whole pages, that this value owns.
 ///
-/// It is handed out as pointers only, since others (a device, a guest, the owner of the file) may
-/// change it at any time: whoever looks through one says why it is valid, which it is as long as the
-/// value lives.
+/// It is only handed out as pointers, since others (a device, a guest, the owner of the file) may change it at any
+/// time. Whoever dereferences one must justify that it is valid; it is as long as the value lives.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the memory belongs to the value, and is only handed out as pointers.
+// SAFETY: the value owns the memory, and only hands it out as pointers.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
 
-/// Maps at an address of the kernel's choice, or, with `MAP_FIXED` among the flags, at `at`. Memory
-/// is not reserved ahead.
+/// Maps at an address of the kernel's choice or, if `flags` has `MAP_FIXED`, at `at`. No swap space is reserved.
 ///
 /// # Safety
-/// With `MAP_FIXED`, nobody relies on what is at `at`.
+/// With `MAP_FIXED`, nothing may rely on what is mapped at `at`.
 unsafe fn map(
     at: *mut u8,
     len: usize,
@@ -59,7 +57,7 @@ unsafe fn map(
     let offset =
         libc::off_t::try_from(offset).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let flags = flags | libc::MAP_NORESERVE;
-    // SAFETY: a fresh mapping, or in the place of one of the caller's.
+    // SAFETY: a new mapping, or one that replaces a mapping of the caller.
     let start = unsafe { libc::mmap(at.cast(), len, access.protection(), flags, file, offset) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -68,24 +66,24 @@ unsafe fn map(
 }
 
 impl Mapping {
-    /// The bytes of a file from `offset` (whole pages) on: what either side writes, the other sees.
+    /// Maps the bytes of a file from `offset` (whole pages), shared: writes are visible on both sides.
     ///
     /// # Errors
-    /// The kernel's. A file that is shorter is not refused: what is beyond its end faults.
+    /// Those of mmap(2). A file that is too short is not refused: accesses beyond its end fault.
     pub fn shared(file: impl AsFd, offset: u64, len: usize, access: Access) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address.
         let start = unsafe { map(ptr::null_mut(), len, access, libc::MAP_SHARED, file, offset)? };
         Ok(Self { start, len })
     }
 
-    /// As [`Mapping::shared`], but what is written stays in this process.
+    /// Like [`Mapping::shared`], but writes stay private to this process.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of mmap(2).
     pub fn private(file: impl AsFd, offset: u64, len: usize, access: Access) -> io::Result<Self> {
         let file = file.as_fd().as_raw_fd();
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address.
         let start = unsafe {
             map(
                 ptr::null_mut(),
@@ -99,22 +97,22 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// Zeroes of no file, seen by this process only.
+    /// Maps zeroed memory that is not backed by a file and is private to this process.
     ///
     /// # Errors
-    /// The kernel's.
+    /// Those of mmap(2).
     pub fn anonymous(len: usize, access: Access) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: at an address of the kernel's choice.
+        // SAFETY: the kernel chooses the address.
         let start = unsafe { map(ptr::null_mut(), len, access, flags, -1, 0)? };
         Ok(Self { start, len })
     }
 
-    /// Puts the first `len` bytes of a file in the place of what is mapped from byte `at` on, shared.
-    /// Whoever looks there meanwhile sees either.
+    /// Replaces what is mapped from byte `at` on by the first `len` bytes of a file, shared. A concurrent access sees
+    /// either the old or the new memory.
     ///
     /// # Errors
-    /// That is not within the mapping, or the kernel's.
+    /// The range is not within the mapping, or the system call fails.
     pub fn replace(
         &self,
         at: usize,
@@ -125,10 +123,10 @@ impl Mapping {
         self.replace_from(at, file, 0, len, access)
     }
 
-    /// As [`Mapping::replace`], with the file's bytes from `offset` (whole pages) on.
+    /// Like [`Mapping::replace`], with the bytes of the file from `offset` (whole pages) on.
     ///
     /// # Errors
-    /// As there.
+    /// As for [`Mapping::replace`].
     pub fn replace_from(
         &self,
         at: usize,
@@ -141,10 +139,10 @@ impl Mapping {
         self.put(at, len, access, libc::MAP_SHARED, file, offset)
     }
 
-    /// Puts zeroes of this process in the place of what is mapped from byte `at` on.
+    /// Replaces what is mapped from byte `at` on by private zeroed memory.
     ///
     /// # Errors
-    /// That is not within the mapping, or the kernel's.
+    /// The range is not within the mapping, or the system call fails.
     pub fn clear(&self, at: usize, len: usize, access: Access) -> io::Result<()> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         self.put(at, len, access, flags, -1, 0)
@@ -164,16 +162,16 @@ impl Mapping {
         }
         let to = self.start.as_ptr().wrapping_add(at);
         let flags = flags | libc::MAP_FIXED;
-        // SAFETY: within this mapping, to whose memory there are only pointers.
+        // SAFETY: within this mapping, whose memory is only referred to by pointers.
         unsafe { map(to, len, access, flags, file, offset) }.map(drop)
     }
 
-    /// Puts zeroes of this process in the place of all that is mapped: the device or file behind it
-    /// may go, and whoever still looks there finds nothing instead of a fault.
+    /// Replaces everything that is mapped by private zeroed memory. The device or file behind it may then go away:
+    /// later accesses read zeroes instead of faulting.
     pub fn detach(&self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
-        // SAFETY: this mapping, to whose memory there are only pointers. If the kernel has no memory
-        // for it, all stays as it is.
+        // SAFETY: this mapping, whose memory is only referred to by pointers. If the kernel has no memory for it,
+        // everything stays as it is.
         let _ = unsafe {
             map(
                 self.start.as_ptr(),
@@ -186,33 +184,33 @@ impl Mapping {
         };
     }
 
-    /// Puts another mapping of the same length in the place of this one.
+    /// Replaces this mapping by another one of the same length.
     ///
     /// # Errors
-    /// The lengths differ, or the kernel's.
+    /// The lengths differ, or the system call fails.
     pub fn replace_by(&self, mut other: Self) -> io::Result<()> {
         if other.len != self.len {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: this mapping, to whose memory there are only pointers.
+        // SAFETY: this mapping, whose memory is only referred to by pointers.
         unsafe { other.move_to(self.start.as_ptr() as usize) }?;
-        // From here on there are two values for one mapping, of which this one stays.
+        // Two values now refer to one mapping; only `self` keeps it.
         std::mem::forget(other);
         Ok(())
     }
 
-    /// Moves it to another address, in the place of whatever is mapped there: addresses that this
-    /// process has kept free for it, by a mapping without access.
+    /// Moves the mapping to another address and replaces whatever is mapped there: addresses that this process has
+    /// reserved for it with a mapping without access.
     ///
     /// # Errors
-    /// The kernel's: not a page's address, say.
+    /// Those of mremap(2), for example because the address is not page aligned.
     ///
     /// # Safety
-    /// Nobody relies on what is mapped there.
+    /// Nothing may rely on what is mapped there.
     pub unsafe fn move_to(&mut self, at: usize) -> io::Result<()> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: this mapping, to whose memory there are only pointers; of the other addresses the
-        // caller says so.
+        // SAFETY: this mapping, whose memory is only referred to by pointers; the caller vouches for the other
+        // addresses.
         let start = unsafe {
             libc::mremap(
                 self.start.as_ptr().cast(),
@@ -229,20 +227,20 @@ impl Mapping {
         Ok(())
     }
 
-    /// Where it begins, aligned to a page.
+    /// Start address, page aligned.
     #[inline]
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
 
-    /// Its length in bytes, as asked for.
+    /// Length in bytes, as requested.
     #[inline]
     #[allow(clippy::len_without_is_empty, reason = "the kernel makes no empty one")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// All of it.
+    /// The whole mapping.
     pub fn bytes(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.start, self.len)
     }
@@ -250,7 +248,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped with this length; pointers into it are valid only as long as the value.
+        // SAFETY: mapped with this length; pointers into it are valid only while the value lives.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -308,7 +306,7 @@ mod tests {
 
     #[test]
     fn mappings_that_were_dropped_take_no_addresses() {
-        // More than there are addresses (128 TiB) if one stayed.
+        // If one mapping stayed, this would exceed the address space (128 TiB).
         for _ in 0..300 {
             Mapping::anonymous(1 << 40, Access::None).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Files in memory, which are passed to other processes as descriptors (memfd_create(2)).
+//! In-memory files, which are passed to other processes as descriptors (memfd_create(2)).
 
 use std::{
     ffi::CStr,
@@ -7,14 +7,14 @@ use std::{
     os::fd::{AsRawFd, FromRawFd},
 };
 
-/// Which pages a file is made of.
+/// The page size that backs a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pages {
-    /// The kernel's usual ones.
+    /// The kernel's base pages.
     Usual,
-    /// Huge ones of the size that is the kernel's default.
+    /// Huge pages of the kernel's default size.
     Huge,
-    /// Huge ones of so many bytes, a power of two.
+    /// Huge pages of this size in bytes, a power of two.
     HugeOf(u64),
 }
 
@@ -30,10 +30,10 @@ impl Pages {
     }
 }
 
-/// An empty file. Whoever gets it may seal it.
+/// Creates an empty file. Whoever has it may seal it.
 ///
 /// # Errors
-/// The kernel's: there are no more descriptors.
+/// Those of memfd_create(2), for example because no descriptors are left.
 pub fn create(name: &CStr) -> io::Result<File> {
     create_of(name, Pages::Usual)
 }
@@ -49,19 +49,19 @@ fn create_of(name: &CStr, pages: Pages) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// A file of `len` bytes, all zero, that keeps its size for ever: nobody who has it can make another's access to a
-/// mapping of it fault by shortening it.
+/// Creates a file of `len` zero bytes whose size can never change. Nobody who has it can make
+/// another process's access to a mapping of it fault by truncating it.
 ///
 /// # Errors
-/// As of [`create`]; or it cannot have this size.
+/// As for [`create`], or the file cannot have this size.
 pub fn sealed(name: &CStr, len: u64) -> io::Result<File> {
     sealed_of(name, len, Pages::Usual)
 }
 
-/// The same, of these pages.
+/// Like [`sealed`], with this page size.
 ///
 /// # Errors
-/// As of [`sealed`]; or there are no such pages.
+/// As for [`sealed`], or such pages are not available.
 pub fn sealed_of(name: &CStr, len: u64, pages: Pages) -> io::Result<File> {
     let file = create_of(name, pages)?;
     file.set_len(len)?;

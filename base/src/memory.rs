@@ -1,7 +1,7 @@
-//! The memory that there is for this process: of the machine, and within the limits of its control groups.
+//! The memory that is available to this process: on the machine, and within the limits of its control groups.
 //!
-//! Others may take memory at the same time as this process does. Who writes much asks at the beginning whether
-//! all of it is there, and again as it goes ([`Steps`]): what others have taken meanwhile is seen then.
+//! Other processes may take memory at the same time. A process that writes much therefore checks at the start whether
+//! all of it is available, and again while it writes ([`Steps`]), to notice what others have taken meanwhile.
 
 use std::{
     fmt, fs,
@@ -9,22 +9,21 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-/// Where control groups are (version 2).
+/// Mount point of the control groups (version 2).
 const GROUPS: &str = "/sys/fs/cgroup";
-/// What limits a group: what it may have at all, and from where on the kernel slows it down to take memory back.
+/// The limits of a group: its maximum, and the usage above which the kernel throttles the group to reclaim memory.
 const LIMITS: [&str; 2] = ["memory.max", "memory.high"];
-/// What of a group's memory the kernel gives to others as soon as it is needed: files' contents.
+/// The part of a group's memory that the kernel reclaims as soon as it is needed: file contents.
 const RECLAIMABLE: [&str; 2] = ["active_file", "inactive_file"];
-/// Bytes between one look and the next of who writes much.
+/// Bytes written between two checks.
 const STEP: u64 = 64 << 20;
 
-/// Memory that can be had now without taking it from others, but for an eighth that is left for what they do
-/// meanwhile.
+/// Memory that can be allocated now without taking it from others. One eighth is kept back for what they do meanwhile.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Spare {
-    /// How many bytes.
+    /// Available bytes.
     pub bytes: u64,
-    /// The file of the control group that allows no more; none if it is the machine that has no more.
+    /// The control group's file that sets the limit; `None` if the machine itself is the limit.
     pub limit: Option<PathBuf>,
 }
 
@@ -47,7 +46,7 @@ impl fmt::Display for Spare {
     }
 }
 
-/// That of this process; none if the kernel does not say.
+/// Memory available to this process; `None` if the kernel does not report it.
 pub fn spare() -> Option<Spare> {
     let machine = spare_of_machine()?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -59,8 +58,8 @@ pub fn spare() -> Option<Spare> {
     })
 }
 
-/// That of the machine: for what another process writes, whose control groups count then; none if the kernel
-/// does not say.
+/// Memory available on the machine, ignoring this process's control groups: for memory that another process allocates,
+/// to which that process's groups apply. `None` if the kernel does not report it.
 pub fn spare_of_machine() -> Option<Spare> {
     let bytes = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     Some(Spare::new(bytes, None))
@@ -73,15 +72,15 @@ fn available(meminfo: &str) -> Option<u64> {
     Some(kib.saturating_mul(1024))
 }
 
-/// What the limits of a process's group and of those around it leave, the least of all, and the file that says so.
-/// `groups`: as the kernel lists them for a process.
+/// Returns the smallest remainder under the limits of a process's group and its ancestors, and the file with that
+/// limit. `groups` is the kernel's list for the process (`/proc/PID/cgroup`).
 fn left_of(root: &Path, groups: &str) -> Option<(u64, PathBuf)> {
     let own = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let around = Path::new(own).ancestors().map(|group| root.join(group));
     around.flat_map(|group| left(&group)).min()
 }
 
-/// The same of one group.
+/// The remainders under the limits of one group.
 fn left(group: &Path) -> Vec<(u64, PathBuf)> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -96,12 +95,12 @@ fn left(group: &Path) -> Vec<(u64, PathBuf)> {
             .then(|| bytes.parse::<u64>().ok())?
     });
     let taken = taken.saturating_sub(reclaimable.fold(0, u64::saturating_add));
-    // `max` is no limit.
+    // `max` means no limit.
     let left = |name| Some((number(name)?.saturating_sub(taken), group.join(name)));
     LIMITS.into_iter().filter_map(left).collect()
 }
 
-/// Looks at what memory there is while much is written.
+/// Checks the available memory while much is written.
 #[derive(Debug)]
 pub struct Steps {
     taken: AtomicU64,
@@ -115,7 +114,7 @@ impl Default for Steps {
 }
 
 impl Steps {
-    /// Looks so: by [`spare`] unless somebody says otherwise.
+    /// Checks with `look`. The default is [`spare`].
     pub fn of(look: fn() -> Option<Spare>) -> Self {
         Self {
             taken: AtomicU64::new(0),
@@ -123,16 +122,16 @@ impl Steps {
         }
     }
 
-    /// So many bytes are about to be written, of this many in all at most.
+    /// Announces that `bytes` are about to be written, of at most `most` in total.
     ///
     /// # Errors
-    /// There is hardly any memory left: as much as this.
+    /// Too little memory is left; the error says how much.
     pub fn take(&self, bytes: u64, most: u64) -> Result<(), Spare> {
         let before = self.taken.fetch_add(bytes, Ordering::Relaxed);
         if before / STEP == before.saturating_add(bytes) / STEP {
             return Ok(());
         }
-        // Until the next look, or the end.
+        // Enough until the next check, or until the end.
         let wanted = STEP.min(most.saturating_sub(before)).max(bytes);
         match (self.look)() {
             Some(spare) if spare.bytes < wanted => Err(spare),
@@ -157,7 +156,7 @@ mod tests {
         ] {
             assert_eq!(available(other), None, "{other:?}");
         }
-        // Whatever this machine and the group of the tests leave.
+        // Whatever this machine and the control group of the tests have left.
         let machine = spare_of_machine().unwrap();
         assert_eq!(machine.limit, None);
         assert!(spare().is_some());
@@ -173,7 +172,7 @@ mod tests {
             fs::write(file, text).unwrap();
         };
         let least = |groups: &str| left_of(root, groups);
-        // The first group of all has no limits.
+        // The root group has no limits.
         assert_eq!(least("0::/\n"), None);
         write("a/memory.current", "1000\n");
         write("a/memory.max", "max\n");
@@ -190,7 +189,7 @@ mod tests {
         write("a/b/memory.max", "1500\n");
         assert_eq!(least("0::/a/b\n"), Some((900, root.join("a/b/memory.max"))));
         assert_eq!(least("0::/a\n"), of_a);
-        // More than it may have, by now.
+        // The group already uses more than its limit.
         write("a/memory.max", "10\n");
         assert_eq!(least("0::/a/b\n"), Some((0, root.join("a/memory.max"))));
         for none in ["", "0::/other\n", "4:memory:/a\n"] {
@@ -209,7 +208,7 @@ mod tests {
     fn who_writes_much_sees_what_others_have_taken_meanwhile() {
         let looks = |steps: Steps, look| Steps { look, ..steps };
         let most = u64::MAX;
-        // Nobody looks for the first bytes.
+        // The first bytes are not checked.
         let steps = Steps::of(spare_of::<0>);
         steps.take(STEP - 1, most).unwrap();
         let steps = looks(steps, spare_of::<STEP>);
@@ -234,7 +233,7 @@ mod tests {
         let steps = Steps::of(spare_of::<10>);
         steps.take(STEP - 1, most).unwrap();
         assert!(steps.take(1, most).is_err());
-        // Who has written more than was said has room for what is written now.
+        // After more than the announced total, only the current write counts.
         let steps = Steps::of(spare_of::<10>);
         steps.take(2 * STEP - 10, STEP).unwrap_err();
         steps.take(10, STEP).unwrap();

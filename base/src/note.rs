@@ -1,4 +1,4 @@
-//! Lines for the error output of processes that serve others.
+//! Lines on standard error for processes that serve others.
 
 use std::{
     fmt,
@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long nothing of a kind is said after something was.
+/// After a message, further messages of its kind are suppressed for this time.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// Writes a line to the error output, or loses it.
+/// Writes a line to standard error. If that fails, the line is lost.
 ///
-/// `eprintln!` panics if it cannot write, which ends a process. What a worker inherits as its error
-/// output is the very file of its pool and of other workers: one that was taken over can shut a socket
-/// down, fill a pipe that does not block then, or a disk.
+/// `eprintln!` panics if it cannot write, which ends the process. A worker inherits its standard
+/// error from its pool and shares the open file with other workers. A compromised worker can shut
+/// down a socket, fill a pipe that it has made non-blocking, or fill a disk.
 #[macro_export]
 macro_rules! note {
     ($($part:tt)*) => {
@@ -27,8 +27,8 @@ pub fn line(text: fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(format!("{text}\n").as_bytes());
 }
 
-/// Text without characters that a terminal obeys, or that would begin a line that nobody wrote:
-/// what strangers have sent is in messages. They are shown as in a program's source.
+/// Escapes control characters as in Rust source. Messages contain text from untrusted peers, which
+/// must not control a terminal or forge a line of the log.
 pub fn printable(text: String) -> String {
     if !text.chars().any(char::is_control) {
         return text;
@@ -44,8 +44,8 @@ pub fn printable(text: String) -> String {
     shown
 }
 
-/// Writes an error, after the name of the program that it ends, and a line for each of its causes that says more
-/// than what stands above it.
+/// Writes an error, prefixed by the name of the program that it ends, and a line for each cause
+/// that adds something to the line above it.
 pub fn error(program: &str, error: &dyn std::error::Error) {
     let mut texts = crate::Chain(error).texts().into_iter();
     let error = texts.next().unwrap_or_default();
@@ -55,14 +55,15 @@ pub fn error(program: &str, error: &dyn std::error::Error) {
     }
 }
 
-/// Keeps what strangers can cause at will from filling a log.
+/// Rate limit for messages that untrusted peers can trigger at will, so that they do not fill a
+/// log.
 #[derive(Debug, Default)]
 pub struct Seldom {
     last: Option<Instant>,
     unsaid: u64,
 }
 
-/// How many were not said before this one; nothing to read if there are none.
+/// Number of messages that were suppressed before this one. Displays as nothing if it is zero.
 #[derive(Clone, Copy, Debug)]
 pub struct Unsaid(u64);
 
@@ -76,7 +77,7 @@ impl fmt::Display for Unsaid {
 }
 
 impl Seldom {
-    /// Whether something is to be said now.
+    /// Returns `Some` if a message is due now.
     pub fn due(&mut self) -> Option<Unsaid> {
         if self.last.is_some_and(|last| last.elapsed() < QUIET) {
             self.unsaid += 1;

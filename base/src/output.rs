@@ -1,23 +1,24 @@
-//! The standard output of programs.
+//! Standard output of programs.
 
 use std::io::{self, ErrorKind, Stdout, Write};
 
-/// What a program says to whoever runs it, who may have seen enough at any time (`program | head -1`).
+/// The output of a program whose reader may stop reading at any time (`program | head -1`).
 ///
-/// From then on what is written is lost, and that is no error: a program that only prints ends as if all had
-/// been read, and one that does work goes on with it. `println!` panics instead.
+/// From then on, output is discarded without an error: a program that only prints ends as if
+/// everything had been read, and a program that does work continues. `println!` would panic
+/// instead.
 #[derive(Debug)]
 pub struct Output<W>(W);
 
 impl Output<Stdout> {
-    /// That of this process.
+    /// The standard output of this process.
     pub fn standard() -> Self {
         Self(io::stdout())
     }
 }
 
 impl<W: Write> Output<W> {
-    /// One that is written to by other means.
+    /// An output that writes to `writer`.
     pub fn to(writer: W) -> Self {
         Self(writer)
     }

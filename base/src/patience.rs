@@ -1,4 +1,4 @@
-//! Waiting for others until one moment, whatever is waited for meanwhile, or until somebody gives it up.
+//! Waiting for others until a deadline, across any number of waits, or until the wait is cancelled.
 
 use std::{
     io::{self, Read},
@@ -15,26 +15,26 @@ use std::{
 
 use crate::poll::poll;
 
-/// How often it is looked whether somebody has given up.
+/// Polling interval for cancellation.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// By which somebody ends what another thread does. All clones are the same one.
+/// Cancels work of another thread. All clones share one state.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks for the end.
+    /// Requests cancellation.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::SeqCst);
     }
 
-    /// Whether somebody has asked for it.
+    /// Whether cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }
 }
 
-/// How long something is waited for.
+/// A deadline that can be cancelled.
 #[derive(Clone, Debug)]
 pub struct Patience {
     until: Instant,
@@ -42,22 +42,22 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// So long from now, if nobody cancels.
+    /// Ends after this time, or when `cancel` is used.
     pub fn new(time: Duration, cancel: Cancel) -> Self {
         let now = Instant::now();
         Self {
-            // A time that the clock does not have is that of no computer.
+            // A time beyond the range of the clock ends at once; no real caller asks for it.
             until: now.checked_add(time).unwrap_or(now),
             cancel,
         }
     }
 
-    /// So long from now, whatever happens.
+    /// Ends after this time; cannot be cancelled.
     pub fn within(time: Duration) -> Self {
         Self::new(time, Cancel::default())
     }
 
-    /// The same, but so long from now at most.
+    /// Returns the same with a deadline of at most this time from now.
     #[must_use]
     pub fn at_most(&self, time: Duration) -> Self {
         let other = Self::new(time, self.cancel.clone());
@@ -67,15 +67,15 @@ impl Patience {
         }
     }
 
-    /// Whether it was given up.
+    /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_cancelled()
     }
 
-    /// Whether there still is some, for work that waits for nobody.
+    /// Checks the deadline and cancellation, for work that does not wait.
     ///
     /// # Errors
-    /// As [`Patience::readable`].
+    /// As for [`Patience::readable`].
     pub fn check(&self) -> io::Result<()> {
         if self.is_cancelled() {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -86,10 +86,11 @@ impl Patience {
         }
     }
 
-    /// Waits until a descriptor can be read, or its other side has ended.
+    /// Waits until a descriptor is readable or its peer has closed.
     ///
     /// # Errors
-    /// The time is over (`TimedOut`), it was given up (`ConnectionAborted`), or the system refuses.
+    /// The deadline has passed (`TimedOut`), it was cancelled (`ConnectionAborted`), or the system
+    /// call fails.
     pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
         loop {
             if self.is_cancelled() {
@@ -111,7 +112,7 @@ impl Patience {
     }
 }
 
-/// Reads from a stream for as long as there is patience, whether the stream blocks or not.
+/// Reads from a stream, blocking or non-blocking, until the deadline.
 #[derive(Debug)]
 pub struct Patient<'a>(pub &'a UnixStream, pub &'a Patience);
 

@@ -1,4 +1,4 @@
-//! Waiting for descriptors, however many there are.
+//! Waiting for any number of descriptors.
 
 use std::{
     io, thread,
@@ -7,14 +7,14 @@ use std::{
 
 use crate::limits::Limit;
 
-/// How long nothing is looked at where not all can be waited for together.
+/// Polling interval where the descriptors cannot all be polled in one call.
 const BREATH: Duration = Duration::from_millis(20);
 
-/// Waits until something has happened, for some time if that is bounded: how many entries say so.
-/// None if the time is over or a signal has come.
+/// Waits until entries are ready, or until the timeout if there is one. Returns the number of ready
+/// entries; 0 on a timeout or a signal.
 ///
-/// The kernel refuses to look at more entries than there may be descriptors, also at those that are
-/// open. If somebody has lowered the limit below that, they are looked at piece by piece.
+/// The kernel refuses to poll more entries than the limit on descriptors, even if all are open. If
+/// the limit was lowered below that number, the entries are polled in chunks.
 pub fn poll(entries: &mut [libc::pollfd], patience: Option<Duration>) -> io::Result<usize> {
     let until = patience.and_then(|patience| Instant::now().checked_add(patience));
     loop {
@@ -26,7 +26,7 @@ pub fn poll(entries: &mut [libc::pollfd], patience: Option<Duration>) -> io::Res
         let piece = usize::try_from(Limit::now()?.soft).unwrap_or(usize::MAX);
         let mut ready = 0;
         for entries in entries.chunks_mut(piece.max(1)) {
-            // The limit may be another one by now: the next time.
+            // The limit may have changed again; the next round handles that.
             ready += look(entries, Some(Duration::ZERO)).unwrap_or(0);
         }
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -37,7 +37,7 @@ pub fn poll(entries: &mut [libc::pollfd], patience: Option<Duration>) -> io::Res
     }
 }
 
-/// The system call.
+/// Calls ppoll(2).
 fn look(entries: &mut [libc::pollfd], patience: Option<Duration>) -> io::Result<usize> {
     let patience = patience.map(|patience| libc::timespec {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -46,7 +46,7 @@ fn look(entries: &mut [libc::pollfd], patience: Option<Duration>) -> io::Result<
     let time = patience
         .as_ref()
         .map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: the array is as long as is said; the time outlives the call.
+    // SAFETY: the array has the length that is passed; the timeout outlives the call.
     let count = unsafe {
         libc::ppoll(
             entries.as_mut_ptr(),
@@ -82,7 +82,7 @@ mod tests {
         }
     }
 
-    /// Calls in a child process, whose limit is its own; whether it is as it should be.
+    /// Runs `call` in a child process, which has limits of its own. Returns whether it succeeded.
     fn in_child(call: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child has this thread only, which makes system calls and ends.
         unsafe {

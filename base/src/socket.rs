@@ -1,5 +1,5 @@
-//! Unix sockets: descriptors that go with bytes (`SCM_RIGHTS`), the user at the other end, and
-//! connecting without waiting.
+//! Unix sockets: passing descriptors (`SCM_RIGHTS`), the user of the peer, and non-blocking
+//! connects.
 
 use std::{
     fs,
@@ -16,19 +16,19 @@ use std::{
     path::Path,
 };
 
-/// Most files that go with a message.
+/// Maximum number of files in a message.
 const MOST_FILES: usize = 4;
-/// Words for the control message of so many files.
+/// Size, in 64-bit words, of the control message for [`MOST_FILES`] files.
 const CONTROL: usize = 6;
 
-/// Connects without waiting: a listener whose queue is full is `WouldBlock`. The connection does
-/// not block afterwards, either.
+/// Connects without blocking: if the listener's queue is full, the error is `WouldBlock`. The
+/// connection is non-blocking, too.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let bytes = path.as_os_str().as_bytes();
-    // SAFETY: all zeroes are a valid address.
+    // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // A zero is to follow the path.
+    // The path must be followed by a zero byte.
     if bytes.len() >= address.sun_path.len() {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
@@ -39,8 +39,8 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
         *to = *from as libc::c_char;
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no pointers; then a fresh descriptor without another owner; then an address of the
-    // size that is passed beside it.
+    // SAFETY: a call without pointers; then a new descriptor that has no other owner; then an
+    // address whose size is passed with it.
     unsafe {
         let fd = libc::socket(libc::AF_UNIX, kind, 0);
         if fd < 0 {
@@ -55,10 +55,10 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// Whether reading from a connection, and writing to it, waits.
+/// Sets whether reads and writes on a connection block.
 pub fn set_blocking(stream: &UnixStream, blocking: bool) -> io::Result<()> {
-    // SAFETY: plain calls on a descriptor that the caller has. Not by an ioctl, which not every
-    // confined thread may use.
+    // SAFETY: plain calls on a descriptor that the caller owns. An ioctl is not used, since not
+    // every confined thread may call it.
     let outcome = unsafe {
         let flags = libc::fcntl(stream.as_raw_fd(), libc::F_GETFL);
         let flags = match blocking {
@@ -74,10 +74,11 @@ pub fn set_blocking(stream: &UnixStream, blocking: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a process has the socket of connections at a path: an error says why not. Nobody is
-/// connected with it.
+/// Whether a process listens for connections at this path; if not, the error says why. This does
+/// not connect to it.
 pub fn is_served(path: &Path) -> io::Result<()> {
-    // One of the wrong type is refused by a dead socket, and is nobody's client in a live one.
+    // A dead socket refuses a datagram socket with a different error, and a live one never sees it
+    // as a client.
     match UnixDatagram::unbound()?.connect(path) {
         Err(error) if error.raw_os_error() == Some(libc::EPROTOTYPE) => Ok(()),
         Err(error) => Err(error),
@@ -85,8 +86,9 @@ pub fn is_served(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Listens at a path, whose folder is made if it is not there. A socket that nobody listens on is left
-/// from a process that was killed, and is replaced; whatever else is there stays, and is an error.
+/// Listens at a path; creates its directory if needed. A stale socket that nobody listens on is
+/// left over from a killed process and is replaced. Anything else at the path is kept and is an
+/// error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -103,11 +105,12 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 /// `SO_PASSRIGHTS` of Linux 6.16, which `libc` does not name.
 const PASS_RIGHTS: libc::c_int = 83;
 
-/// Has the kernel refuse descriptors that are sent to a socket: the close of a stranger's may hang.
-/// Connections that a listener accepts are as it is. An older kernel takes them as ever.
+/// Makes the kernel refuse descriptors that are sent to a socket, because closing a descriptor from
+/// an untrusted peer may hang. Connections that a listener accepts inherit the setting. Older
+/// kernels still accept descriptors.
 pub fn refuse_files(socket: impl AsFd) {
     let off: libc::c_int = 0;
-    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    // SAFETY: the kernel reads as many bytes as the length says, from a local.
     unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -119,12 +122,12 @@ pub fn refuse_files(socket: impl AsFd) {
     }
 }
 
-/// The user at the other end of a connection.
+/// User ID of the peer of a connection.
 pub fn user(connection: impl AsFd) -> io::Result<u32> {
     peer(connection).map(|peer| peer.uid)
 }
 
-/// The process at the other end of a connection, or that was there when it was made.
+/// Process ID of the peer of a connection, as of when the connection was made.
 pub fn process(connection: impl AsFd) -> io::Result<i32> {
     peer(connection).map(|peer| peer.pid)
 }
@@ -152,7 +155,7 @@ fn peer(connection: impl AsFd) -> io::Result<libc::ucred> {
     }
 }
 
-/// Sends bytes, and files with them: at most four.
+/// Sends bytes together with at most four files.
 pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     if files.len() > MOST_FILES {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -188,11 +191,11 @@ pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::
     }
 }
 
-/// Words for the control message of as many files as Linux lets a message have (253): those that
-/// there is no room for the kernel closes at once, which may hang.
+/// Size, in 64-bit words, of the control message for the most files that Linux allows in a message
+/// (253). The kernel would close files that do not fit at once, and that close may hang.
 const ALL: usize = 129;
 
-/// Receives bytes, at least one unless the peer has ended, and the files that came with them.
+/// Receives bytes, at least one unless the peer has closed, and the files that came with them.
 pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -200,8 +203,8 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
     };
     let mut space = [0u64; ALL];
     let mut files = Vec::new();
-    // SAFETY: all pointers are to locals or to `bytes`, which outlive the call; the kernel says in
-    // the message which part of `space` it filled, and the macros stay within it.
+    // SAFETY: all pointers are to locals or to `bytes`, which outlive the call. The kernel reports
+    // in the message which part of `space` it filled, and the macros stay within it.
     let got = unsafe {
         let mut message: libc::msghdr = mem::zeroed();
         message.msg_iov = &raw mut vector;
@@ -220,7 +223,7 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
                 .saturating_sub(libc::CMSG_LEN(0) as usize);
             let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
             for at in 0..bytes / size_of::<libc::c_int>() {
-                // The kernel has just made this descriptor for us.
+                // The kernel has just created this descriptor for this process.
                 files.push(OwnedFd::from_raw_fd(data.add(at).read_unaligned()));
             }
         }
@@ -230,7 +233,7 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
     Ok((got, files))
 }
 
-/// Receives all of `bytes`, and the files that came with the first of them.
+/// Receives exactly `bytes.len()` bytes, and the files that came with the first of them.
 pub fn receive_exact(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<Vec<OwnedFd>> {
     let (got, files) = receive(stream, bytes)?;
     (&mut &*stream).read_exact(&mut bytes[got..])?;
@@ -275,14 +278,14 @@ mod tests {
         let listener = listen(&path).unwrap();
         refuse_files(&listener);
         let client = UnixStream::connect(&path).unwrap();
-        // Before the connection is accepted, and after.
+        // Once before the connection is accepted, and once after.
         let early = send(&client, b"file", &[client.as_fd()]);
         let (accepted, _) = listener.accept().unwrap();
         let late = send(&client, b"file", &[client.as_fd()]);
         fs::remove_dir_all(folder).unwrap();
         let mut value: libc::c_int = 1;
         let mut size = size_of_val(&value) as libc::socklen_t;
-        // SAFETY: the kernel writes at most as many bytes as is said, to a local.
+        // SAFETY: the kernel writes at most as many bytes as the length says, to a local.
         let known = unsafe {
             libc::getsockopt(
                 accepted.as_raw_fd(),
@@ -309,7 +312,7 @@ mod tests {
         let path = folder.join("socket");
         assert!(connect(&path).is_err());
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        // SAFETY: no pointers; the listener keeps at most one connection waiting from here on.
+        // SAFETY: no pointers. From here on, the listener queues at most one connection.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let waiting: Vec<_> = (0..8).map(|_| connect(&path)).collect();
         assert!(waiting[0].is_ok());
@@ -324,7 +327,7 @@ mod tests {
     fn only_a_socket_that_nobody_listens_on_makes_way() {
         let folder = std::env::temp_dir().join(format!("gantry-listen-{}", std::process::id()));
         let (file, path) = (folder.join("file"), folder.join("socket"));
-        // The first one makes the folder, too.
+        // The first call also creates the directory.
         drop(listen(&path).unwrap());
         fs::write(&file, "precious").unwrap();
         assert!(listen(&file).is_err());
@@ -333,7 +336,7 @@ mod tests {
         let listener = listen(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         assert!(listen(&path).is_err());
-        // Who tried that was nobody's client.
+        // The failed attempt did not connect a client.
         let nobody = listener.accept().unwrap_err();
         assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
         fs::remove_dir_all(folder).unwrap();

@@ -1,5 +1,5 @@
-//! TCP connections that notice that the other machine is gone. Without power or a network it sends no end, and
-//! who waits for its bytes would wait for ever.
+//! TCP connections that detect that the peer machine is gone. A machine without power or network does not close its
+//! connections, so a reader would wait forever.
 
 use std::{
     io,
@@ -7,26 +7,26 @@ use std::{
     time::Duration,
 };
 
-/// When a silent machine counts as gone.
+/// When a silent peer counts as gone.
 #[derive(Clone, Copy, Debug)]
 pub struct Silence {
-    /// After so much silence, and then as often, its kernel is asked whether it is there.
+    /// Keepalive probes to the peer's kernel start after this much silence, and repeat at this interval.
     pub asked_after: Duration,
-    /// So long it may leave that, or bytes that were sent, unacknowledged, or not take any.
+    /// Maximum time for which the peer may leave probes or sent bytes unacknowledged, or not accept any.
     pub gone_after: Duration,
 }
 
-/// Within about a minute.
+/// Detects a dead peer within about one minute.
 pub const SILENCE: Silence = Silence {
     asked_after: Duration::from_secs(10),
     gone_after: Duration::from_secs(60),
 };
 
-/// Has a TCP socket send at once, and fail ([`is_gone`]) when the other machine is gone. What a listening socket is
-/// set to, its connections are.
+/// Sets a TCP socket to send without delay, and to fail ([`is_gone`]) when the peer machine is gone. Accepted
+/// connections inherit the settings of a listening socket.
 ///
 /// # Errors
-/// It is no TCP socket.
+/// The socket is not a TCP socket.
 pub fn tune(socket: impl AsFd, silence: Silence) -> io::Result<()> {
     let asked_after = silence.asked_after.as_secs() as libc::c_int;
     let gone_after = silence.gone_after.as_millis() as libc::c_int;
@@ -35,11 +35,11 @@ pub fn tune(socket: impl AsFd, silence: Silence) -> io::Result<()> {
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, asked_after),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, asked_after),
-        // Also says how long unanswered questions count, in place of their number (tcp(7)).
+        // Also limits how long probes may stay unanswered, instead of their number (tcp(7)).
         (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, gone_after),
     ];
     for (level, name, value) in options {
-        // SAFETY: an integer that outlives the call, of the size that is passed beside it.
+        // SAFETY: an integer that outlives the call, whose size is passed with it.
         let set = unsafe {
             libc::setsockopt(
                 socket.as_fd().as_raw_fd(),
@@ -56,8 +56,8 @@ pub fn tune(socket: impl AsFd, silence: Silence) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether a connection that there was has failed as the other machine does not answer any more, or somebody on the way
-/// refuses what is sent to it. A timeout of a read or a write is `EAGAIN`, and none of these.
+/// Whether an established connection failed because the peer machine no longer answers, or because a host on the way
+/// rejects packets. A timeout of a read or a write is `EAGAIN`, which does not count.
 pub fn is_gone(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

@@ -1,7 +1,7 @@
-//! The vCPU of the calling thread, in the middle of one of its accesses.
+//! The vCPU of the calling thread, while one of its accesses is being handled.
 //!
-//! A device that is told of an access ([`Exits`](crate::Exits)) does not know the vCPU that makes
-//! it. Most need not know; one that acts for the process which the vCPU executes does.
+//! A device that handles an access ([`Exits`](crate::Exits)) is not told which vCPU made it. Most
+//! devices need not know. A device that acts on behalf of the process running on the vCPU does.
 
 use std::{
     cell::Cell,
@@ -24,27 +24,27 @@ thread_local! {
     static CURRENT: Cell<Option<RawFd>> = const { Cell::new(None) };
 }
 
-/// Notes which vCPU the calling thread runs. It owns that vCPU to its end.
+/// Records which vCPU the calling thread runs. The thread owns that vCPU until the thread ends.
 pub fn set(fd: &impl AsRawFd) {
     CURRENT.set(Some(fd.as_raw_fd()));
 }
 
-/// The vCPU that the calling thread runs. It stays on that thread.
+/// The vCPU that the calling thread runs. This handle cannot leave the thread.
 pub struct CurrentVcpu(RawFd, PhantomData<*const ()>);
 
-/// The vCPU that the calling thread runs, if it is a vCPU's thread.
+/// Returns the vCPU that the calling thread runs, or `None` if this is not a vCPU thread.
 pub fn current_vcpu() -> Option<CurrentVcpu> {
     CURRENT.get().map(|fd| CurrentVcpu(fd, PhantomData))
 }
 
 impl CurrentVcpu {
-    /// Its descriptor.
+    /// File descriptor of the vCPU.
     pub fn fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the thread owns the vCPU while it runs, and this value cannot leave the thread.
         unsafe { BorrowedFd::borrow_raw(self.0) }
     }
 
-    /// Segment and control registers.
+    /// Reads the segment and control registers.
     pub fn sregs(&self) -> Result<kvm_sregs> {
         let mut sregs = kvm_sregs::default();
         // SAFETY: KVM fills in the structure, which is the one that the request names.
@@ -57,7 +57,7 @@ impl CurrentVcpu {
         }
     }
 
-    /// Model-specific registers, all of them.
+    /// Reads these model-specific registers. Fails unless KVM returns all of them.
     pub fn msrs<const N: usize>(&self, indices: [u32; N]) -> Result<[u64; N]> {
         let failed = |source| Error::Ioctl {
             action: "read a vCPU's MSRs",

@@ -1,46 +1,46 @@
-//! Which pages of a memory slot the guest has written.
+//! Dirty page logging: which pages of a memory slot the guest has written.
 //!
-//! KVM keeps a bitmap per slot. A page is *armed* when its bit is clear: KVM then write-protects it,
-//! and the first write sets the bit inside of the kernel, without an exit to user space. While its
-//! bit is set, writes to a page cost nothing.
+//! KVM keeps a bitmap per slot. A page is *armed* when its bit is clear: KVM then write-protects
+//! it, and the first write sets the bit in the kernel, without an exit to user space. While the bit
+//! is set, writes to the page cost nothing.
 //!
 //! A new log has all bits set and nothing armed (`KVM_DIRTY_LOG_INITIALLY_SET`), and reading it
-//! arms nothing (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`). Both users profit:
+//! arms nothing (`KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2`). Both users of the log benefit:
 //!
-//! - A migration arms 64 pages right before it sends them: what the guest writes between the look
-//!   at the bitmap and the copy goes out once, and not again in the next round.
+//! - A migration arms 64 pages immediately before it sends them. A guest write between reading the
+//!   bitmap and copying the page is then sent once, not again in the next round.
 //! - A virtual GPU arms only the pages that hold page tables: data pages in the same slot never
 //!   fault.
 //!
-//! What user space writes to the memory is not in the log.
+//! The log does not contain writes by user space.
 
 use std::sync::{Arc, PoisonError};
 
 use crate::{Error, Result, SlotId, Vm};
 
-/// Pages of 4 KiB that one call arms at least: KVM takes whole words of the bitmap.
+/// Minimum number of 4 KiB pages that one call arms: KVM takes whole words of the bitmap.
 pub const BLOCK_PAGES: u64 = 64;
 
-/// Bytes of a page of the log.
+/// Page size of the log in bytes.
 pub const PAGE: u64 = 4096;
 
-/// The log of one slot. It has one owner at a time; dropping it ends the log and removes the write
-/// protection.
+/// The dirty log of one slot. A slot has at most one log at a time. Dropping the log ends logging
+/// and removes the write protection.
 #[derive(Debug)]
 pub struct DirtyLog {
     vm: Arc<Vm>,
     slot: SlotId,
-    /// Pages of the slot.
+    /// Number of pages in the slot.
     pages: u64,
 }
 
 impl Vm {
-    /// Starts to log the writes to a slot: all pages count as written, none is armed.
+    /// Starts logging writes to a slot. Initially all pages count as written and none is armed.
     ///
     /// # Errors
     ///
-    /// [`Error::NoDirtyLog`] if this host's KVM is too old, [`Error::Watched`] if there is a log of
-    /// this slot already.
+    /// [`Error::NoDirtyLog`] if this host's KVM is too old, [`Error::Watched`] if the slot already
+    /// has a log.
     pub fn watch(self: &Arc<Self>, slot: SlotId) -> Result<DirtyLog> {
         let len = self.set_logged(slot, true)?;
         Ok(DirtyLog {
@@ -52,12 +52,13 @@ impl Vm {
 }
 
 impl DirtyLog {
-    /// Pages of 4 KiB in the slot.
+    /// Number of 4 KiB pages in the slot.
     pub fn pages(&self) -> u64 {
         self.pages
     }
 
-    /// The bitmap: bit `n % 64` of word `n / 64` is page `n` of the slot. Arms nothing.
+    /// Reads the bitmap without arming any page. Bit `n % 64` of word `n / 64` is page `n` of the
+    /// slot.
     pub fn read(&self) -> Result<Vec<u64>> {
         let slots = self.vm.slots.lock().unwrap_or_else(PoisonError::into_inner);
         slots.find(self.slot)?;
@@ -68,16 +69,17 @@ impl DirtyLog {
             .map_err(Error::ioctl("read a log of written pages"))
     }
 
-    /// Clears the bits that are set in `words` and arms their pages. The first word is that of page
+    /// Clears the bits that are set in `words` and arms their pages. The first word starts at page
     /// `block * 64`. Bits beyond the slot are ignored.
     ///
-    /// Whoever then copies the page has its contents or sees the bit again.
+    /// Any write after this call either is included in a later copy of the page or sets its bit
+    /// again.
     pub fn arm(&self, block: u64, words: &mut [u64]) -> Result<()> {
         let first_page = block.saturating_mul(BLOCK_PAGES);
         if words.is_empty() || first_page >= self.pages {
             return Ok(());
         }
-        // KVM wants a multiple of 64 pages, or all up to the end of the slot.
+        // KVM requires a multiple of 64 pages, or a range up to the end of the slot.
         let asked = words.len() as u64 * BLOCK_PAGES;
         let pages = asked.min(self.pages - first_page);
         if let Ok(pages) = usize::try_from(pages)
@@ -96,8 +98,8 @@ impl DirtyLog {
             ..Default::default()
         };
         request.__bindgen_anon_1.dirty_bitmap = words.as_mut_ptr().cast();
-        // SAFETY: the descriptor is a VM's, and `words` has at least a bit for each of `pages`
-        // pages; KVM only reads it.
+        // SAFETY: the descriptor belongs to a VM, and `words` has at least one bit for each of
+        // `pages` pages. KVM only reads it.
         let result = unsafe {
             vmm_sys_util::ioctl::ioctl_with_ref(&*self.vm.fd, KVM_CLEAR_DIRTY_LOG, &request)
         };
@@ -118,7 +120,7 @@ const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
 impl Drop for DirtyLog {
     fn drop(&mut self) {
         match self.vm.set_logged(self.slot, false) {
-            // A slot that is gone has no log.
+            // A slot that has been removed has no log.
             Ok(_) | Err(Error::NoSlot) => {}
             Err(error) => log::warn!("writes to memory stay logged: {error}"),
         }

@@ -1,4 +1,4 @@
-//! What can go wrong with KVM.
+//! Errors of KVM operations.
 
 use std::{io, path::PathBuf};
 
@@ -16,32 +16,32 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The kernel's KVM lacks something that Gantry needs.
+    /// The kernel's KVM lacks a capability that Gantry needs.
     #[error("this host's KVM lacks {missing}; a Linux kernel of 5.10 or newer has it")]
     Missing {
         /// Names of the missing capabilities, separated by commas.
         missing: String,
     },
-    /// KVM speaks another version of the API.
+    /// KVM has a different API version.
     #[error("KVM has API version {0}, Gantry needs 12")]
     ApiVersion(i32),
     /// An ioctl failed.
     #[error("KVM cannot {action}")]
     Ioctl {
-        /// What was asked of KVM.
+        /// The operation that was requested of KVM.
         action: &'static str,
         /// Why it failed.
         source: io::Error,
     },
-    /// KVM took over only part of a list of model-specific registers.
+    /// KVM accepted only part of a list of model-specific registers.
     #[error("KVM refused MSR {index:#x} (value {value:#x}) of a saved or initial state")]
     Msr {
-        /// Index of the first register that was refused.
+        /// Index of the first rejected register.
         index: u32,
-        /// The value it should have got.
+        /// The value that it should have been set to.
         value: u64,
     },
-    /// The processor could not go on.
+    /// The vCPU cannot continue.
     #[error("vCPU {vcpu} stopped: {reason}")]
     Stopped {
         /// Number of the vCPU.
@@ -49,19 +49,19 @@ pub enum Error {
         /// What KVM reported.
         reason: String,
     },
-    /// The kernel keeps no log of written pages that is cleared by hand.
+    /// This kernel has no dirty log with manual clearing.
     #[error(
         "this host's KVM keeps no log of the pages that a guest writes; a Linux kernel of 5.7 or \
          newer does"
     )]
     NoDirtyLog,
-    /// There is a log of the slot already.
+    /// The slot already has a dirty log.
     #[error("writes to this memory are being logged already")]
     Watched,
     /// The slot has been unmapped.
     #[error("the memory is not the guest's any more")]
     NoSlot,
-    /// The guest is a hypervisor in action, and KVM cannot save that.
+    /// The guest runs VMs of its own, and KVM cannot save that state.
     #[error(
         "vCPU {vcpu} uses hardware virtualization itself, and this host's KVM cannot save that: \
          end the guest's own VMs first"
@@ -70,10 +70,10 @@ pub enum Error {
         /// Number of the vCPU.
         vcpu: u8,
     },
-    /// All interrupt routes are taken.
+    /// No interrupt route is free.
     #[error("no interrupt route is left: KVM has {limit}")]
     NoRoute {
-        /// How many KVM has.
+        /// Number of routes that KVM supports.
         limit: u32,
     },
 }

@@ -1,8 +1,8 @@
-//! Interrupt routing: which global system interrupt (GSI) goes where.
+//! Interrupt routing: where each global system interrupt (GSI) is delivered.
 //!
-//! GSIs 0 to 23 are the pins of the PICs and the I/O APIC; those above carry messages (MSI),
-//! are handed out here, and raised through irqfds. KVM takes the table as a whole, so one place
-//! owns it.
+//! GSIs 0 to 23 are the pins of the PICs and the I/O APIC. Higher GSIs carry MSIs: they are
+//! allocated here and raised through irqfds. KVM takes the routing table as a whole, so it has a
+//! single owner.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,10 +15,10 @@ use kvm_ioctls::{Cap, VmFd};
 
 use crate::{Error, Result};
 
-/// Pins of the I/O APIC.
+/// Number of I/O APIC pins.
 pub const IOAPIC_PINS: u32 = 24;
 
-/// Where a message-signalled interrupt goes.
+/// Destination of a message-signalled interrupt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct MsiRoute {
     /// Message address.
@@ -37,9 +37,9 @@ enum Message {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// Of GSI `IOAPIC_PINS + index`.
+    /// The message at index `i` is that of GSI `IOAPIC_PINS + i`.
     messages: Vec<Message>,
-    /// Whether changes are kept for later.
+    /// Whether updates of the table are deferred.
     held: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct Gsis {
 impl Gsis {
     pub(crate) fn new(vm: Arc<VmFd>) -> Self {
         let limit = u32::try_from(vm.check_extension_int(Cap::IrqRouting)).unwrap_or(0);
-        // The pins are routed since the interrupt controllers were made.
+        // KVM routed the pins when it created the interrupt controllers.
         Self {
             vm,
             table: Mutex::default(),
@@ -62,14 +62,14 @@ impl Gsis {
         }
     }
 
-    /// Reserves a GSI for messages, unrouted.
+    /// Allocates a GSI for an MSI. It has no route yet.
     pub fn allocate(&self) -> Result<u32> {
         let messages = &mut self.lock().messages;
         let free = messages
             .iter()
             .position(|message| matches!(message, Message::Free))
             .unwrap_or(messages.len());
-        // PIC and I/O APIC pins take 40 entries of the table.
+        // The PIC and I/O APIC pins take 40 entries of the table.
         if free as u32 + IOAPIC_PINS + 16 >= self.limit {
             return Err(Error::NoRoute { limit: self.limit });
         }
@@ -81,12 +81,12 @@ impl Gsis {
         Ok(IOAPIC_PINS + free as u32)
     }
 
-    /// Sends messages of `gsi` to `route`, or nowhere.
+    /// Routes the MSI of `gsi` to `route`; `None` removes the route.
     pub fn route(&self, gsi: u32, route: Option<MsiRoute>) -> Result<()> {
         self.set(gsi, route.map_or(Message::Unrouted, Message::Routed))
     }
 
-    /// Gives a GSI back.
+    /// Frees a GSI.
     pub fn release(&self, gsi: u32) -> Result<()> {
         self.set(gsi, Message::Free)
     }
@@ -112,8 +112,8 @@ impl Gsis {
         }
     }
 
-    /// Changes many routes at once: those that `change` makes reach KVM together when it returns.
-    /// KVM waits for all vCPUs with each table.
+    /// Applies the route changes that `change` makes as one update of KVM's table when it returns.
+    /// Each update makes KVM wait for all vCPUs.
     pub fn together<T>(&self, change: impl FnOnce() -> T) -> Result<T> {
         self.lock().held = true;
         let result = change();

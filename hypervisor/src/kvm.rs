@@ -1,4 +1,4 @@
-//! The host's hypervisor: `/dev/kvm`.
+//! The host's KVM: `/dev/kvm`.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES};
 use kvm_ioctls::Cap;
@@ -21,7 +21,7 @@ const REQUIRED: [(Cap, &str); 9] = [
     (Cap::ImmediateExit, "immediate exit"),
 ];
 
-/// An open `/dev/kvm` with all that Gantry needs.
+/// An open `/dev/kvm` that has all capabilities that Gantry needs.
 #[derive(Debug)]
 pub struct Kvm {
     fd: kvm_ioctls::Kvm,
@@ -51,7 +51,7 @@ impl Kvm {
         Ok(Self { fd })
     }
 
-    /// The CPUID leaves that this host's KVM can offer to a guest.
+    /// The CPUID leaves that this host's KVM can expose to a guest.
     pub fn supported_cpuid(&self) -> Result<CpuId> {
         self.fd
             .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
@@ -67,25 +67,25 @@ impl Kvm {
         Ok(list.as_slice().to_vec())
     }
 
-    /// Whether the time-stamp counter of a vCPU can have another frequency than the host's.
+    /// Whether a vCPU's time-stamp counter can run at a frequency other than the host's.
     pub fn scales_tsc(&self) -> bool {
         self.fd.check_extension(kvm_ioctls::Cap::TscControl)
     }
 
-    /// The largest number of vCPUs of a VM.
+    /// Maximum number of vCPUs per VM.
     pub fn max_vcpus(&self) -> usize {
         self.fd.get_max_vcpus()
     }
 
     /// Creates a VM with its in-kernel interrupt controllers and timer.
     ///
-    /// KVM for Intel processors keeps three pages for itself at `tss` and one at `identity_map`:
-    /// guest-physical addresses below 4 GiB that nothing else uses.
+    /// KVM on Intel processors reserves three pages at `tss` and one at `identity_map`. These are
+    /// guest-physical addresses below 4 GiB that nothing else may use.
     pub fn create_vm(&self, tss: u64, identity_map: u64) -> Result<Vm> {
         let fd = loop {
             match self.fd.create_vm() {
                 Ok(fd) => break fd,
-                // Creating a VM takes kernel locks and is interrupted by any signal.
+                // Creating a VM takes kernel locks, and any signal interrupts it.
                 Err(error) if error.errno() == libc::EINTR => {}
                 Err(error) => return Err(Error::ioctl("create a VM")(error)),
             }

@@ -1,9 +1,8 @@
 //! KVM behind a small API.
 //!
-//! This crate owns everything that talks to `/dev/kvm`: a [`Kvm`] is the host's hypervisor, a
-//! [`Vm`] one guest's address space and interrupt controllers, a [`Vcpu`] one virtual processor.
-//! What stands above works with guest-physical addresses, eventfds and messages, and never sees
-//! an ioctl.
+//! This crate owns all access to `/dev/kvm`. A [`Kvm`] is the host's hypervisor, a [`Vm`] is one
+//! guest's address space and interrupt controllers, and a [`Vcpu`] is one virtual processor. The
+//! layers above work with guest-physical addresses, eventfds and messages, and never see an ioctl.
 //!
 //! ```text
 //!   Kvm ──create_vm──> Vm ──create_vcpu──> Vcpu ──run──> Exits (port I/O, MMIO: trait)
@@ -13,7 +12,7 @@
 //!                       └─ ioeventfds, irqfds
 //! ```
 //!
-//! Interrupt controllers (local APICs, I/O APIC, PICs, PIT) are emulated by the kernel.
+//! The kernel emulates the interrupt controllers (local APICs, I/O APIC, PICs) and the PIT.
 
 mod current;
 pub mod dirty_log;

@@ -1,4 +1,4 @@
-//! A guest that is a hypervisor itself: what KVM keeps of the VMs inside of it.
+//! Nested virtualization: the state that KVM keeps for a guest that runs VMs of its own.
 
 use kvm_bindings::{kvm_nested_state, kvm_sregs, nested::KvmNestedStateBuffer};
 use kvm_ioctls::VcpuFd;
@@ -6,22 +6,23 @@ use zerocopy::FromBytes;
 
 use crate::{Error, Result};
 
-/// CR4.VMXE: VMX is on.
+/// CR4.VMXE: VMX is enabled.
 const CR4_VMXE: u64 = 1 << 13;
 
-/// EFER.SVME: SVM is on.
+/// EFER.SVME: SVM is enabled.
 const EFER_SVME: u64 = 1 << 12;
 
-/// Whether the guest has switched VMX or SVM on.
+/// Whether the guest has enabled VMX or SVM.
 pub(crate) fn is_on(sregs: &kvm_sregs) -> bool {
     sregs.cr4 & CR4_VMXE != 0 || sregs.efer & EFER_SVME != 0
 }
 
-/// The state of a vCPU that does not run; empty if the guest does not use VMX or SVM.
+/// Returns the nested state of a vCPU that is not running. It is empty if the guest does not use
+/// VMX or SVM.
 ///
 /// # Errors
 ///
-/// [`Error::Nested`] if it does, and this host's KVM cannot tell.
+/// [`Error::Nested`] if the guest uses them and this host's KVM cannot save their state.
 pub(crate) fn save(fd: &VcpuFd, vcpu: u8, sregs: &kvm_sregs) -> Result<Vec<u8>> {
     if !is_on(sregs) {
         return Ok(Vec::new());
@@ -39,7 +40,7 @@ pub(crate) fn save(fd: &VcpuFd, vcpu: u8, sregs: &kvm_sregs) -> Result<Vec<u8>> 
     Ok(bytes.to_vec())
 }
 
-/// Takes over a saved state, which is untrusted.
+/// Restores a saved state, which is untrusted.
 pub(crate) fn restore(fd: &VcpuFd, vcpu: u8, state: &[u8]) -> Result<()> {
     let refused = || Error::Ioctl {
         action: "take over the state of a guest's own VMs: it is damaged",
@@ -52,7 +53,7 @@ pub(crate) fn restore(fd: &VcpuFd, vcpu: u8, state: &[u8]) -> Result<()> {
     let mut bytes = state.to_vec();
     bytes.resize(room, 0);
     let buffer = KvmNestedStateBuffer::read_from_bytes(&bytes).map_err(|_| refused())?;
-    // KVM reads as many bytes as the state says that it has.
+    // KVM reads as many bytes as the state claims to have.
     if buffer.size as usize != state.len() {
         return Err(refused());
     }

@@ -1,11 +1,11 @@
-//! KVM's structures in a snapshot: their bytes in base64, a fraction of the length and of the time
-//! to read of a list of numbers.
+//! Serializes KVM's structures in a snapshot as base64 of their bytes. This is a fraction of the
+//! length of a list of numbers, and takes a fraction of the time to read.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Writes a structure.
+/// Serializes a structure.
 pub fn serialize<T, S>(value: &T, serializer: S) -> Result<S::Ok, S::Error>
 where
     T: IntoBytes + Immutable + ?Sized,
@@ -14,7 +14,7 @@ where
     serializer.serialize_str(&BASE64_STANDARD.encode(value.as_bytes()))
 }
 
-/// Reads a structure, which has to have its exact length.
+/// Deserializes a structure. The input must have exactly its length.
 pub fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromBytes,
@@ -37,11 +37,11 @@ fn wrong_length<T, E: Error>(bytes: &[u8]) -> E {
     ))
 }
 
-/// As above, for any number of them in a row.
+/// The same for a sequence of structures.
 pub mod list {
     use super::*;
 
-    /// Writes structures.
+    /// Serializes the structures.
     pub fn serialize<T, S>(values: &[T], serializer: S) -> Result<S::Ok, S::Error>
     where
         T: IntoBytes + Immutable,
@@ -50,7 +50,7 @@ pub mod list {
         super::serialize(values, serializer)
     }
 
-    /// Reads structures.
+    /// Deserializes the structures.
     pub fn deserialize<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
     where
         T: FromBytes,

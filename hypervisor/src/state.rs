@@ -1,4 +1,4 @@
-//! What survives a snapshot.
+//! The state that a snapshot contains.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::raw;
 /// Time-stamp counter.
 pub(crate) const IA32_TSC: u32 = 0x10;
 
-/// Clock, timer and interrupt controllers of a VM.
+/// State of a VM's clock, timer and interrupt controllers.
 #[derive(Serialize, Deserialize)]
 pub struct VmState {
     /// The paravirtual clock.
@@ -33,13 +33,13 @@ pub struct VmState {
     pub ioapic: kvm_irqchip,
 }
 
-/// One virtual processor.
+/// State of one vCPU.
 #[derive(Serialize, Deserialize)]
 pub struct VcpuState {
     /// The CPUID leaves that the guest has seen.
     #[serde(with = "raw::list")]
     pub cpuid: Vec<kvm_cpuid_entry2>,
-    /// Frequency of the time-stamp counter in kHz, if KVM tells it.
+    /// Frequency of the time-stamp counter in kHz, if KVM reports it.
     pub tsc_khz: Option<u32>,
     /// Run state (running, halted, waiting for a start-up interrupt ...).
     #[serde(with = "raw")]
@@ -68,14 +68,14 @@ pub struct VcpuState {
     /// Pending exceptions, interrupts and NMIs.
     #[serde(with = "raw")]
     pub events: kvm_vcpu_events,
-    /// What KVM keeps of a guest that is a hypervisor itself (`struct kvm_nested_state`); empty
-    /// while the guest does not use VMX or SVM.
+    /// Nested state that KVM keeps if the guest is a hypervisor itself (`struct kvm_nested_state`).
+    /// Empty while the guest does not use VMX or SVM.
     #[serde(with = "raw::list", default)]
     pub nested: Vec<u8>,
 }
 
 impl VmState {
-    /// The guest's clock goes on as if it had run for so long since it was saved.
+    /// Advances the guest's clock as if the VM had run for this time since it was saved.
     pub fn advance(&mut self, by: Duration) {
         let nanoseconds = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.clock.clock = self.clock.clock.saturating_add(nanoseconds);
@@ -83,11 +83,11 @@ impl VmState {
 }
 
 impl VcpuState {
-    /// The time-stamp counter goes on as if the vCPU had run for so long since it was saved; timers
-    /// that were due meanwhile are due at once. Without a known frequency it stays as it is.
+    /// Advances the time-stamp counter as if the vCPU had run for this time since it was saved.
+    /// Timers that expired in between fire at once. Does nothing if the frequency is unknown.
     pub fn advance(&mut self, by: Duration) {
         let Some(khz) = self.tsc_khz else { return };
-        // Cannot overflow: 2^32 times 2^96.
+        // Saturates instead of overflowing: 2^32 times 2^96.
         let ticks = by.as_nanos().saturating_mul(u128::from(khz)) / 1_000_000;
         for msr in self.msrs.iter_mut().filter(|msr| msr.index == IA32_TSC) {
             // The counter wraps around as hardware's does.
@@ -96,15 +96,15 @@ impl VcpuState {
     }
 }
 
-/// What a vCPU of another host has to have for a guest that has seen this one.
+/// What a vCPU on another host must support to run a guest that has seen this vCPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CpuNeeds {
     /// The CPUID leaves that the guest has seen.
     #[serde(with = "raw::list")]
     pub cpuid: Vec<kvm_cpuid_entry2>,
-    /// Indices of its model-specific registers.
+    /// Indices of the vCPU's model-specific registers.
     pub msrs: Vec<u32>,
-    /// Frequency of the time-stamp counter in kHz, if KVM tells it.
+    /// Frequency of the time-stamp counter in kHz, if KVM reports it.
     pub tsc_khz: Option<u32>,
 }
 

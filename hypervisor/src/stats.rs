@@ -1,5 +1,5 @@
-//! What KVM itself counts of a vCPU: `KVM_GET_STATS_FD` (Linux 5.14, Documentation/virt/kvm/api.rst,
-//! 4.133). Unlike debugfs it needs no privileges, and no kernel that is not locked down.
+//! KVM's own counters of a vCPU: `KVM_GET_STATS_FD` (Linux 5.14, Documentation/virt/kvm/api.rst,
+//! 4.133). Unlike debugfs, it needs no privileges and also works on a locked-down kernel.
 
 use std::{
     fs::File,
@@ -13,35 +13,35 @@ use std::{
 /// `KVM_GET_STATS_FD`: `_IO(0xae, 0xce)`.
 const GET_STATS_FD: libc::c_ulong = 0xaece;
 
-/// What is read, by the names of KVM.
+/// The counters that are read, by their KVM names.
 const NAMES: [&str; 5] = ["exits", "io_exits", "mmio_exits", "irq_exits", "halt_exits"];
 
-/// Bytes of `kvm_stats_header`.
+/// Size of `kvm_stats_header` in bytes.
 const HEADER: usize = 24;
-/// Bytes of `kvm_stats_desc` before the name.
+/// Size of `kvm_stats_desc` in bytes, without the name.
 const DESCRIPTOR: usize = 16;
-/// More descriptors than any KVM has, and longer names.
+/// Upper bound for the number of descriptors and the length of a name; no KVM reaches it.
 const MOST: u32 = 1024;
 
-/// Counters of a vCPU. Reading them does not disturb it.
+/// The counters of a vCPU. Reading them does not disturb the vCPU.
 #[derive(Debug)]
 pub struct VcpuStats {
     file: File,
-    /// Counters, and where their values are in the file.
+    /// The counters and the offsets of their values in the file.
     places: Vec<(&'static str, u64)>,
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
-    // Callers pass bytes of a length that has the word.
+    // Callers pass a slice that contains the whole word.
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_ne_bytes(word)
 }
 
 impl VcpuStats {
-    /// Asks KVM for a vCPU's counters. Waits while it runs: to be called before.
+    /// Opens a vCPU's counters. This blocks while the vCPU runs, so call it before the first run.
     pub(crate) fn open(vcpu: &impl AsRawFd) -> io::Result<Self> {
-        // SAFETY: takes no argument; returns a descriptor that nobody else owns.
+        // SAFETY: the ioctl takes no argument and returns a descriptor that nobody else owns.
         let file = unsafe {
             let fd = libc::ioctl(vcpu.as_raw_fd(), GET_STATS_FD);
             if fd < 0 {
@@ -70,7 +70,7 @@ impl VcpuStats {
         Ok(Self { file, places })
     }
 
-    /// What has been counted since the vCPU was made.
+    /// Reads the counters, which count from the creation of the vCPU.
     pub fn read(&self) -> Vec<(&'static str, u64)> {
         let value = |&(name, at)| {
             let mut bytes = [0; 8];

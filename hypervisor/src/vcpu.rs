@@ -17,7 +17,7 @@ use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use crate::{CpuNeeds, Error, Result, VcpuState, VcpuStats, nested, state::IA32_TSC};
 
-/// The MSR in which firmware allows VMX and locks that choice.
+/// The MSR in which firmware enables VMX and locks that setting.
 const IA32_FEATURE_CONTROL: u32 = 0x3a;
 
 /// The signal that makes a vCPU leave the guest. Its handler does nothing.
@@ -25,21 +25,21 @@ fn kick_signal() -> libc::c_int {
     libc::SIGRTMIN()
 }
 
-/// Receives the accesses that the kernel does not handle itself.
+/// Handles the accesses that the kernel does not handle itself.
 ///
-/// Called on the vCPU's thread while the guest waits, with 1, 2, 4 or 8 bytes of data.
+/// Called on the vCPU's thread while the guest waits. `data` has 1, 2, 4 or 8 bytes.
 pub trait Exits {
     /// The guest reads from an I/O port.
     fn pio_read(&self, port: u16, data: &mut [u8]);
     /// The guest writes to an I/O port.
     fn pio_write(&self, port: u16, data: &[u8]);
-    /// The guest reads from an address that no memory backs.
+    /// The guest reads from an address that is not backed by memory.
     fn mmio_read(&self, address: u64, data: &mut [u8]);
-    /// The guest writes to an address that no memory backs.
+    /// The guest writes to an address that is not backed by memory.
     fn mmio_write(&self, address: u64, data: &[u8]);
 }
 
-/// Why [`Vcpu::run`] came back.
+/// Why [`Vcpu::run`] returned.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Exit {
     /// An access was handled; run again.
@@ -54,7 +54,7 @@ pub enum Exit {
     Debug,
 }
 
-/// A vCPU. It is run by one thread, and interrupted by others through a [`Kicker`].
+/// A vCPU. One thread runs it; others interrupt it through a [`Kicker`].
 #[derive(Debug)]
 pub struct Vcpu {
     fd: VcpuFd,
@@ -81,12 +81,12 @@ impl Vcpu {
         }
     }
 
-    /// Its number, from 0.
+    /// Number of the vCPU, from 0.
     pub fn id(&self) -> u8 {
         self.id
     }
 
-    /// What KVM counts of it, if this host's KVM does.
+    /// Opens KVM's counters of this vCPU, if this host's KVM has any.
     pub fn stats(&self) -> Option<VcpuStats> {
         VcpuStats::open(&self.fd).ok()
     }
@@ -96,7 +96,7 @@ impl Vcpu {
         self.kicker.clone()
     }
 
-    /// Binds the vCPU to the calling thread, which is the one that a [`Kicker`] will signal.
+    /// Binds the vCPU to the calling thread. A [`Kicker`] signals that thread.
     pub fn enter_thread(&self) {
         // SAFETY: gettid has no preconditions.
         let thread = unsafe { libc::gettid() };
@@ -109,7 +109,7 @@ impl Vcpu {
 
     /// Runs the guest until an exit, and passes port and MMIO accesses to `exits`.
     ///
-    /// Beyond the ioctl this costs a branch on the exit reason and one call.
+    /// Apart from the ioctl, this costs one branch on the exit reason and one call.
     pub fn run(&mut self, exits: &impl Exits) -> Result<Exit> {
         let run_page = self.run_page;
         let exit = match self.fd.run() {
@@ -166,8 +166,9 @@ impl Vcpu {
         Ok(Exit::Handled)
     }
 
-    /// Lets KVM finish the access whose exit was handled last, without running the guest: needed
-    /// before the state is saved. An access in several parts goes to `exits` to its end.
+    /// Lets KVM complete the last access that was handled, without running the guest. Required
+    /// before the state is saved. If the access consists of several parts, `exits` handles all of
+    /// them.
     pub fn complete_access(&mut self, exits: &impl Exits) -> Result<()> {
         loop {
             self.fd.set_kvm_immediate_exit(1);
@@ -179,12 +180,13 @@ impl Vcpu {
         }
     }
 
-    /// Takes back the request of a [`Kicker`]; call it after acting on an interruption.
+    /// Clears the request of a [`Kicker`]. Call it after handling an interruption.
     pub fn clear_kick(&mut self) {
         self.fd.set_kvm_immediate_exit(0);
     }
 
-    /// What CPUID tells the guest. Some KVMs add features of the host to what was set.
+    /// Returns the CPUID leaves that the guest sees. Some KVM versions add host features to the
+    /// leaves that were set.
     pub fn cpuid(&self) -> Result<Vec<kvm_cpuid_entry2>> {
         let cpuid = self
             .fd
@@ -204,42 +206,42 @@ impl Vcpu {
             .map_err(Error::ioctl("set a vCPU's CPUID"))
     }
 
-    /// Sets general registers.
+    /// Sets the general registers.
     pub fn set_regs(&self, regs: &kvm_regs) -> Result<()> {
         self.fd
             .set_regs(regs)
             .map_err(Error::ioctl("set a vCPU's registers"))
     }
 
-    /// General registers.
+    /// Reads the general registers.
     pub fn regs(&self) -> Result<kvm_regs> {
         self.fd
             .get_regs()
             .map_err(Error::ioctl("read a vCPU's registers"))
     }
 
-    /// Sets segment and control registers.
+    /// Sets the segment and control registers.
     pub fn set_sregs(&self, sregs: &kvm_sregs) -> Result<()> {
         self.fd
             .set_sregs(sregs)
             .map_err(Error::ioctl("set a vCPU's control registers"))
     }
 
-    /// Segment and control registers.
+    /// Reads the segment and control registers.
     pub fn sregs(&self) -> Result<kvm_sregs> {
         self.fd
             .get_sregs()
             .map_err(Error::ioctl("read a vCPU's control registers"))
     }
 
-    /// Sets floating-point registers.
+    /// Sets the floating-point registers.
     pub fn set_fpu(&self, fpu: &kvm_fpu) -> Result<()> {
         self.fd
             .set_fpu(fpu)
             .map_err(Error::ioctl("set a vCPU's floating-point registers"))
     }
 
-    /// The local APIC.
+    /// Reads the local APIC.
     pub fn lapic(&self) -> Result<kvm_lapic_state> {
         self.fd
             .get_lapic()
@@ -253,9 +255,9 @@ impl Vcpu {
             .map_err(Error::ioctl("set a vCPU's local APIC"))
     }
 
-    /// Sets model-specific registers, all of them or an error.
+    /// Sets model-specific registers. Fails at the first one that KVM rejects.
     pub fn set_msrs(&self, entries: &[kvm_msr_entry]) -> Result<()> {
-        // KVM takes at most KVM_MAX_MSR_ENTRIES at once.
+        // KVM accepts at most KVM_MAX_MSR_ENTRIES per call.
         for chunk in entries.chunks(kvm_bindings::KVM_MAX_MSR_ENTRIES) {
             let msrs = Msrs::from_entries(chunk).map_err(|_| Error::Ioctl {
                 action: "take so many MSRs",
@@ -275,7 +277,7 @@ impl Vcpu {
         Ok(())
     }
 
-    /// Reads those of the registers `indices` that the vCPU has.
+    /// Reads the registers in `indices`; those that the vCPU lacks are left out.
     fn msrs(&self, indices: &[u32]) -> Result<Vec<kvm_msr_entry>> {
         let mut entries = Vec::with_capacity(indices.len());
         let mut rest = indices;
@@ -297,18 +299,18 @@ impl Vcpu {
                 .get_msrs(&mut msrs)
                 .map_err(Error::ioctl("read a vCPU's MSRs"))?;
             entries.extend_from_slice(&msrs.as_slice()[..done]);
-            // KVM stops at the first register that this vCPU lacks: leave that one out.
+            // KVM stops at the first register that this vCPU lacks; skip that one.
             rest = &rest[(done + 1).min(chunk.len()).max(done)..];
         }
         Ok(entries)
     }
 
-    /// Raises a non-maskable interrupt.
+    /// Injects a non-maskable interrupt.
     pub fn nmi(&self) -> Result<()> {
         self.fd.nmi().map_err(Error::ioctl("raise an NMI"))
     }
 
-    /// Frequency of the guest's time-stamp counter in kHz.
+    /// Frequency of the guest's TSC in kHz.
     pub fn tsc_khz(&self) -> Result<u32> {
         self.fd
             .get_tsc_khz()
@@ -316,17 +318,17 @@ impl Vcpu {
     }
 
     /// Tells a guest with a paravirtual clock that it was paused, so that its watchdogs do not
-    /// take the gap for a lock-up. Guests without that clock are not affected.
+    /// mistake the gap for a lockup. Has no effect on guests without that clock.
     pub fn tell_paused(&self) {
         if let Err(error) = self.fd.kvmclock_ctrl() {
             log::debug!("vCPU {}: no paused flag set: {error}", self.id);
         }
     }
 
-    /// The processor's state; `msr_indices` as from [`crate::Kvm::msr_indices`]. The vCPU must
-    /// not be running and its last access must be complete.
+    /// Saves the vCPU's state; `msr_indices` are those of [`crate::Kvm::msr_indices`]. The vCPU
+    /// must not be running, and its last access must be complete.
     pub fn save(&self, msr_indices: &[u32]) -> Result<VcpuState> {
-        // The order matters: reading the run state first makes KVM deliver what is pending.
+        // The order matters: reading the run state first makes KVM deliver pending events.
         let mp_state = self
             .fd
             .get_mp_state()
@@ -367,7 +369,8 @@ impl Vcpu {
         })
     }
 
-    /// What another host has to have for this vCPU; `msr_indices` as for [`Vcpu::save`].
+    /// Returns what another host must support to run this vCPU; `msr_indices` as for
+    /// [`Vcpu::save`].
     pub fn needs(&self, msr_indices: &[u32]) -> Result<CpuNeeds> {
         let msrs = self.msrs(msr_indices)?;
         Ok(CpuNeeds {
@@ -377,13 +380,15 @@ impl Vcpu {
         })
     }
 
-    /// Whether the guest has switched VMX or SVM on: it runs VMs of its own, or is about to.
+    /// Whether the guest has enabled VMX or SVM, which means that it runs VMs of its own or is
+    /// about to.
     pub fn is_nesting(&self) -> Result<bool> {
         Ok(nested::is_on(&self.sregs()?))
     }
 
-    /// Sets the time-stamp counter. KVM takes a value that is less than a second from what the VM's other counters, or this
-    /// one, would be by now for an attempt to make them equal, as it does 0, and makes them equal.
+    /// Sets the time-stamp counter. If the value is 0, or is within one second of what this counter
+    /// or the VM's other counters would be by now, KVM treats the write as an attempt to
+    /// synchronize the counters, and makes them equal.
     pub fn set_tsc(&self, ticks: u64) -> Result<()> {
         self.set_msrs(&[kvm_msr_entry {
             index: IA32_TSC,
@@ -392,7 +397,7 @@ impl Vcpu {
         }])
     }
 
-    /// Takes over a saved state, before the first run.
+    /// Restores a saved state, before the first run.
     pub fn restore(&self, state: &VcpuState) -> Result<()> {
         self.set_cpuid(&state.cpuid)?;
         if let Some(khz) = state.tsc_khz
@@ -408,16 +413,16 @@ impl Vcpu {
         self.set_regs(&state.regs)?;
         self.set_sregs(&state.sregs)?;
         if !state.nested.is_empty() {
-            // KVM takes no VMX state before the guest's lock of that feature, and no SVM state
-            // before EFER.SVME, which is in `sregs`.
+            // KVM accepts no VMX state before the guest's feature-control MSR is locked, and no SVM
+            // state before EFER.SVME, which is in `sregs`, is set.
             let lock = |msr: &&kvm_msr_entry| msr.index == IA32_FEATURE_CONTROL;
             if let Some(lock) = state.msrs.iter().find(lock) {
                 self.set_msrs(std::slice::from_ref(lock))?;
             }
             nested::restore(&self.fd, self.id, &state.nested)?;
         }
-        // SAFETY: `state.xsave` is a whole kvm_xsave without dynamic states: this process never
-        // asks the kernel for any (arch_prctl), so KVM reads no more than that.
+        // SAFETY: `state.xsave` is a whole kvm_xsave without dynamic features. This process never
+        // requests any from the kernel (arch_prctl), so KVM reads no more than that.
         unsafe { self.fd.set_xsave(&state.xsave) }
             .map_err(Error::ioctl("set a vCPU's vector state"))?;
         self.fd
@@ -426,7 +431,7 @@ impl Vcpu {
         self.fd
             .set_debug_regs(&state.debug)
             .map_err(Error::ioctl("set a vCPU's debug registers"))?;
-        // The APIC before the MSRs: IA32_TSC_DEADLINE is only taken in the right timer mode.
+        // The APIC before the MSRs: KVM accepts IA32_TSC_DEADLINE only in the right timer mode.
         self.set_lapic(&state.lapic)?;
         self.set_msrs(&state.msrs)?;
         self.fd
@@ -441,10 +446,11 @@ impl Drop for Vcpu {
     }
 }
 
-/// Width in bytes of each item of a port access; string instructions move several at once.
+/// Width in bytes of each item of a port access. A string instruction transfers several items at
+/// once.
 fn pio_width(run_page: NonNull<kvm_run>) -> usize {
-    // SAFETY: called while the `Vcpu` that owns the mapping is borrowed by `run`, for an exit
-    // for which KVM filled in this member of the union.
+    // SAFETY: called while `run` borrows the `Vcpu` that owns the mapping, for an exit for which
+    // KVM filled in this member of the union.
     let size = unsafe { run_page.as_ref().__bindgen_anon_1.io.size };
     usize::from(size).max(1)
 }
@@ -454,11 +460,11 @@ struct Target {
     thread: Option<libc::pid_t>,
 }
 
-// SAFETY: the page is only accessed through `immediate_exit`, atomically, under the mutex that
+// SAFETY: the page is only accessed atomically, through `immediate_exit`, under the mutex that
 // `Vcpu`'s drop takes before the page is unmapped.
 unsafe impl Send for Target {}
 
-/// Interrupts a vCPU that may be in the guest.
+/// Interrupts a vCPU, which may be running the guest.
 #[derive(Clone)]
 pub struct Kicker(Arc<Mutex<Option<Target>>>);
 
@@ -471,8 +477,8 @@ impl fmt::Debug for Kicker {
 impl Kicker {
     /// Makes the current or the next [`Vcpu::run`] return [`Exit::Interrupted`].
     ///
-    /// The flag is set before the signal is sent: a thread that is just about to enter the guest
-    /// finds the flag, one that is inside finds the signal.
+    /// The flag is set before the signal is sent. A thread that is about to enter the guest sees
+    /// the flag; a thread that is in the guest gets the signal.
     pub fn kick(&self) {
         let target = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(target) = target.as_ref() else {
@@ -484,22 +490,22 @@ impl Kicker {
             unsafe { AtomicU8::from_ptr(&raw mut (*target.run_page.as_ptr()).immediate_exit) };
         flag.store(1, Ordering::SeqCst);
         if let Some(thread) = target.thread {
-            // SAFETY: plain system call; the thread owns the `Vcpu`, which is alive, so the id
+            // SAFETY: a plain system call. The thread owns the `Vcpu`, which is alive, so the ID
             // has not been reused.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, kick_signal()) };
         }
     }
 }
 
-/// Installs the handler of the signal that [`Kicker`] sends. Call it once, before any vCPU runs.
+/// Installs the handler of the signal that a [`Kicker`] sends. Call it once, before any vCPU runs.
 pub fn install_kick_handler() -> Result<()> {
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     vmm_sys_util::signal::register_signal_handler(kick_signal(), ignore)
         .map_err(Error::ioctl("have its threads signalled"))
 }
 
-/// The entries that KVM filled in: kernels before 6.3 leave the number of entries as it was asked
-/// for.
+/// The entries that KVM filled in. Kernels before 6.3 leave the requested number of entries
+/// unchanged.
 fn filled(entries: &[kvm_cpuid_entry2]) -> &[kvm_cpuid_entry2] {
     let last = entries
         .iter()

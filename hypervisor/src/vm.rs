@@ -1,4 +1,4 @@
-//! One guest: its memory slots, interrupt controllers and doorbells.
+//! One VM: its memory slots, interrupt controllers and doorbells.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,9 +17,9 @@ use crate::{Error, Gsis, MsiRoute, Result, Vcpu, VmState};
 /// Identifies a memory slot of a [`Vm`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SlotId {
-    /// KVM's number, which another slot may get later.
+    /// KVM's slot number, which may be reused.
     pub(crate) index: u32,
-    /// This one's alone.
+    /// Unique over the lifetime of the VM.
     serial: u64,
 }
 
@@ -32,7 +32,7 @@ pub struct MemorySlot {
     pub len: u64,
     /// Host virtual address, page aligned.
     pub host: *mut u8,
-    /// Guest writes exit instead of reaching the memory.
+    /// Whether guest writes exit instead of reaching the memory.
     pub read_only: bool,
 }
 
@@ -41,7 +41,7 @@ pub struct MemorySlot {
 pub(crate) struct UsedSlot {
     serial: u64,
     slot: MemorySlot,
-    /// Writes are logged.
+    /// Whether writes are logged.
     logged: bool,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Slots {
 }
 
 impl Slots {
-    /// A slot that has not been unmapped.
+    /// Finds a slot that has not been unmapped.
     pub(crate) fn find(&self, id: SlotId) -> Result<&UsedSlot> {
         let used = self.used.get(id.index as usize).and_then(Option::as_ref);
         used.filter(|used| used.serial == id.serial)
@@ -61,7 +61,7 @@ impl Slots {
     }
 }
 
-// SAFETY: the host address in a slot is only handed back to KVM; nobody here reads or writes there.
+// SAFETY: the host address in a slot is only passed back to KVM. Nothing here reads or writes it.
 unsafe impl Send for Slots {}
 
 /// A virtual machine in KVM.
@@ -69,7 +69,7 @@ unsafe impl Send for Slots {}
 pub struct Vm {
     pub(crate) fd: Arc<VmFd>,
     pub(crate) slots: Mutex<Slots>,
-    /// KVM logs writes as [`crate::DirtyLog`] needs it.
+    /// Whether KVM supports the dirty log that [`crate::DirtyLog`] needs.
     has_dirty_log: bool,
     gsis: Arc<Gsis>,
 }
@@ -106,7 +106,7 @@ impl Vm {
         })
     }
 
-    /// Creates vCPU number `id` with local APIC `apic_id`.
+    /// Creates vCPU number `id` with local APIC ID `apic_id`.
     pub fn create_vcpu(&self, id: u8, apic_id: u32) -> Result<Vcpu> {
         let fd = self
             .fd
@@ -115,7 +115,7 @@ impl Vm {
         Ok(Vcpu::new(fd, id))
     }
 
-    /// KVM's VFIO device, through which KVM learns which physical devices the VM has.
+    /// Creates KVM's VFIO device, through which KVM learns which physical devices the VM has.
     pub fn create_vfio_device(&self) -> Result<kvm_ioctls::DeviceFd> {
         let mut device = kvm_bindings::kvm_create_device {
             type_: kvm_bindings::kvm_device_type_KVM_DEV_TYPE_VFIO,
@@ -136,8 +136,8 @@ impl Vm {
     /// # Safety
     ///
     /// `slot.host` must be a mapping of at least `slot.len` bytes that stays in place until
-    /// [`Vm::unmap`] for the returned slot or the end of the VM, and that nothing in this process
-    /// uses as Rust memory: the guest changes it at any time.
+    /// [`Vm::unmap`] for the returned slot or the end of the VM. Nothing in this process may use it
+    /// as Rust memory, since the guest changes it at any time.
     pub unsafe fn map(&self, slot: MemorySlot) -> Result<SlotId> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let free = slots
@@ -171,8 +171,9 @@ impl Vm {
         Ok(id)
     }
 
-    /// Removes a slot from the guest's address space. The host memory may be unmapped afterwards, but not if KVM has
-    /// refused, which it does only for want of the kernel's memory: the slot is still there then, and can be removed again.
+    /// Removes a slot from the guest's address space. On success, the host memory may be unmapped.
+    /// KVM refuses only for lack of kernel memory; the slot then remains mapped, and the call can
+    /// be repeated.
     pub fn unmap(&self, id: SlotId) -> Result<()> {
         let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = slots.used.get_mut(id.index as usize) else {
@@ -188,7 +189,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Starts or ends the log of a slot, whose length in bytes is returned.
+    /// Starts or ends logging of a slot. Returns the slot's length in bytes.
     pub(crate) fn set_logged(&self, id: SlotId, logged: bool) -> Result<u64> {
         if !self.has_dirty_log {
             return Err(Error::NoDirtyLog);
@@ -203,8 +204,8 @@ impl Vm {
             };
         }
         let slot = used.slot;
-        // SAFETY: whoever mapped the slot keeps its memory in place until `unmap`, which takes the
-        // entry away under the lock that is held.
+        // SAFETY: whoever mapped the slot keeps its memory in place until `unmap`, which removes
+        // the entry under the lock that is held here.
         unsafe { self.set_region(id, &slot, slot.len, logged) }
             .map_err(Error::ioctl("log writes to memory"))?;
         if let Some(used) = slots
@@ -245,7 +246,7 @@ impl Vm {
         unsafe { self.fd.set_user_memory_region(region) }
     }
 
-    /// Lets writes to `fd` raise the interrupt line `gsi`.
+    /// Makes writes to `fd` raise the interrupt line `gsi`.
     pub fn register_irqfd(&self, fd: &EventFd, gsi: u32) -> Result<()> {
         self.fd
             .register_irqfd(fd, gsi)
@@ -259,7 +260,7 @@ impl Vm {
             .map_err(Error::ioctl("detach an eventfd from an interrupt"))
     }
 
-    /// Sends a message-signalled interrupt at once, by no route and no eventfd.
+    /// Sends a message-signalled interrupt at once, without a route or an eventfd.
     pub fn signal_msi(&self, message: MsiRoute) -> Result<()> {
         let message = kvm_msi {
             // The halves of the address.
@@ -274,15 +275,15 @@ impl Vm {
             .map_err(Error::ioctl("send a message-signalled interrupt"))
     }
 
-    /// Lets writes to `fd` assert the level-triggered interrupt line `gsi`. When the guest has
-    /// served the interrupt, the line is deasserted and `served` is signalled.
+    /// Makes writes to `fd` assert the level-triggered interrupt line `gsi`. When the guest has
+    /// serviced the interrupt, KVM deasserts the line and signals `served`.
     pub fn register_level_irqfd(&self, fd: &EventFd, served: &EventFd, gsi: u32) -> Result<()> {
         self.fd
             .register_irqfd_with_resample(fd, served, gsi)
             .map_err(Error::ioctl("attach an eventfd to an interrupt line"))
     }
 
-    /// Lets guest writes of any width to the MMIO address `address` signal `fd` without an exit
+    /// Makes guest writes of any width to the MMIO address `address` signal `fd`, without an exit
     /// to user space.
     pub fn register_doorbell(&self, fd: &EventFd, address: u64) -> Result<()> {
         self.fd
@@ -297,7 +298,7 @@ impl Vm {
             .map_err(Error::ioctl("detach an eventfd from an address"))
     }
 
-    /// The state of clock, timer and interrupt controllers. All vCPUs must be stopped.
+    /// Saves the state of the clock, timer and interrupt controllers. All vCPUs must be stopped.
     pub fn save(&self) -> Result<VmState> {
         let chip = |chip_id| {
             let mut chip = kvm_irqchip {
@@ -313,7 +314,7 @@ impl Vm {
             .fd
             .get_clock()
             .map_err(Error::ioctl("read the clock"))?;
-        // A flag that KVM reports but does not accept.
+        // KVM reports this flag but does not accept it.
         clock.flags &= !KVM_CLOCK_TSC_STABLE;
         Ok(VmState {
             clock,
@@ -327,8 +328,8 @@ impl Vm {
         })
     }
 
-    /// Takes over a saved state, before any vCPU runs. The guest's clock goes on from where it
-    /// was saved.
+    /// Restores a saved state, before any vCPU runs. The guest's clock continues from the saved
+    /// value.
     pub fn restore(&self, state: &VmState) -> Result<()> {
         for chip in [&state.pic_master, &state.pic_slave, &state.ioapic] {
             self.fd
@@ -348,8 +349,8 @@ impl Vm {
     }
 }
 
-/// Has KVM keep logs that are cleared by hand and begin with all pages set; false if it cannot. It
-/// costs nothing while no slot is logged.
+/// Enables dirty logs that are cleared manually and start with all pages set. Returns false if KVM
+/// does not support them. This costs nothing while no slot is logged.
 fn enable_dirty_log(fd: &VmFd) -> bool {
     let wanted = KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE | KVM_DIRTY_LOG_INITIALLY_SET;
     let known = fd.check_extension_raw(u64::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2));

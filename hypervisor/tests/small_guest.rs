@@ -1,4 +1,4 @@
-//! A few bytes of guest code on the host's own KVM.
+//! Runs a few bytes of guest code on the host's own KVM.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 const CODE: u64 = 0x1000;
 
-/// Fresh memory that is never unmapped, so it outlives every VM.
+/// Allocates memory that is never unmapped, so it outlives every VM.
 fn memory(bytes: usize) -> *mut u8 {
     // SAFETY: a fresh anonymous mapping.
     let host = unsafe {
@@ -33,7 +33,8 @@ fn memory(bytes: usize) -> *mut u8 {
     host.cast()
 }
 
-/// Runs real-mode `code` at [`CODE`] in a page of memory of its own, or says why it cannot.
+/// Creates a guest that will run real-mode `code` at [`CODE`], in a page of its own. Returns `None`
+/// and prints why if there is no KVM.
 fn guest(code: &[u8]) -> Option<(Vm, Vcpu)> {
     let kvm = match Kvm::open() {
         Ok(kvm) => kvm,
@@ -157,7 +158,7 @@ fn a_kick_ends_a_run_that_never_exits_by_itself() {
     running.recv().unwrap();
     kicker.kick();
     assert_eq!(thread.join().unwrap(), Exit::Interrupted);
-    // The vCPU is gone: a late kick reaches nobody.
+    // The vCPU has been dropped, so a late kick has no effect.
     kicker.kick();
 }
 
@@ -191,19 +192,20 @@ fn a_vcpu_that_has_waited_for_its_state_gets_the_time_stamp_counter_in_it() {
     let msrs = [0x10];
     let tsc = |state: &hypervisor::VcpuState| state.msrs[0].data;
     vcpu.set_tsc(1 << 62).unwrap();
-    // What it would have had without that, less than a second later.
+    // The counter of a vCPU that was never set ahead would have about this value, less than a
+    // second later.
     let mut state = vcpu.save(&msrs).unwrap();
     let ahead = u64::from(vcpu.tsc_khz().unwrap()) * 500;
     state.msrs[0].data = ahead;
     vcpu.restore(&state).unwrap();
     let after = tsc(&vcpu.save(&msrs).unwrap());
     assert!((ahead..1 << 61).contains(&after), "{after} after {ahead}");
-    // As one that nobody has restored is set beside others.
+    // 0 is what a newly created vCPU is set to: KVM synchronizes it with the others.
     vcpu.set_tsc(0).unwrap();
     assert!(tsc(&vcpu.save(&msrs).unwrap()) >= after);
 }
 
-/// Pages of the slot that are marked.
+/// Pages of the slot that are marked as written.
 fn marked(log: &hypervisor::DirtyLog) -> Vec<usize> {
     let words = log.read().unwrap();
     let pages = usize::try_from(log.pages()).unwrap();
@@ -247,7 +249,7 @@ fn the_log_names_the_pages_that_were_written_since_they_were_armed() {
     assert_eq!(marked(&log), [1]);
     recorder.run_until(&mut vcpu, 2);
     assert_eq!(marked(&log), [1, 3]);
-    // Only what is asked for.
+    // Only the requested pages are armed.
     log.arm(0, &mut [0b10]).unwrap();
     assert_eq!(marked(&log), [3]);
     log.arm(1, &mut [u64::MAX]).unwrap();
@@ -258,7 +260,8 @@ fn the_log_names_the_pages_that_were_written_since_they_were_armed() {
     assert!(log.read().is_err() && log.arm(0, &mut [1]).is_err());
 }
 
-/// What could spare a virtual GPU's guest every second doorbell, beside the exit that each is: none pays.
+/// Measures mechanisms that could save a virtual GPU's guest the exit of every second doorbell.
+/// None of them pays off.
 #[test]
 #[ignore = "a measurement: cargo test --release -p hypervisor changed -- --ignored --nocapture"]
 fn what_it_costs_that_a_write_arrives_in_a_changed_way() {
