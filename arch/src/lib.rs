@@ -1,9 +1,9 @@
-//! The x86-64 machine as a guest finds it at power-on: where things are in its physical address
-//! space, how a kernel is entered, what CPUID, MSRs, ACPI and SMBIOS say.
+//! The x86-64 machine as a guest finds it at power-on: its physical address space, how a kernel is
+//! entered, and the contents of CPUID, MSRs, ACPI and SMBIOS.
 //!
 //! Nothing here calls KVM. Functions take plain values, write guest memory, and return the
-//! `kvm-bindings` structures that the caller hands to a vCPU, so all of it runs in unit tests and
-//! fuzzers without a virtual machine.
+//! `kvm-bindings` structures that the caller passes to a vCPU. All of it therefore runs in unit
+//! tests and fuzzers without a virtual machine.
 //!
 //! ```text
 //!   configuration ──> AddressMap ──> guest RAM (by the caller)
@@ -15,7 +15,7 @@
 //! ```
 //!
 //! Kernel images and initramfs come from the operator, but their headers are parsed as hostile
-//! input: no overflow, no panic, no write outside of guest RAM.
+//! input: no overflow, no panic, no write outside guest RAM.
 
 pub mod acpi;
 pub mod boot;

@@ -1,8 +1,8 @@
-//! Model-specific registers: their values at boot, and which to save.
+//! Model-specific registers: their values at boot, and which ones to save.
 
 use kvm_bindings::kvm_msr_entry;
 
-/// Time stamp counter.
+/// Time-stamp counter.
 pub const TSC: u32 = 0x10;
 const APIC_BASE: u32 = 0x1b;
 const SYSENTER_CS: u32 = 0x174;
@@ -10,7 +10,7 @@ const SYSENTER_ESP: u32 = 0x175;
 const SYSENTER_EIP: u32 = 0x176;
 const MISC_ENABLE: u32 = 0x1a0;
 const MTRR_PHYS_BASE_0: u32 = 0x200;
-/// Eight pairs of base and mask, all that KVM has.
+/// Eight pairs of base and mask, all that KVM supports.
 const MTRR_VARIABLE_COUNT: u32 = 16;
 const MTRR_FIX_64K: u32 = 0x250;
 const MTRR_FIX_16K_80000: u32 = 0x258;
@@ -29,10 +29,10 @@ const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 /// Fast string operations.
 const MISC_ENABLE_FAST_STRINGS: u64 = 1;
-/// MTRRs on, and write-back for all that they do not cover.
+/// MTRRs enabled, with write-back as the default memory type.
 const MTRR_ENABLE_WRITE_BACK: u64 = 1 << 11 | 6;
 
-/// The values that firmware would leave behind, for every vCPU at boot.
+/// The values that firmware would leave in every vCPU at boot.
 pub fn boot() -> Vec<kvm_msr_entry> {
     [
         (SYSENTER_CS, 0),
@@ -56,11 +56,12 @@ pub fn boot() -> Vec<kvm_msr_entry> {
     .collect()
 }
 
-/// The registers to save, in the order in which they are to be restored: KVM's index list
-/// (`supported`) without what other state carries, and the memory type registers, which older
-/// KVMs save and restore but do not list.
+/// The registers to save, in the order in which they must be restored: KVM's index list
+/// (`supported`) without what is saved elsewhere, plus the memory type registers, which older KVM
+/// versions save and restore but do not list.
 ///
-/// A register that KVM lists may still be absent on this processor or with this CPUID: KVM then
+/// A register that KVM lists may still be absent on this processor or with this CPUID. KVM then
+/// stops there, and the caller continues with the next one.
 /// stops there, and the caller goes on with the next one.
 pub fn to_save(supported: &[u32]) -> Vec<u32> {
     let memory_types = (MTRR_PHYS_BASE_0..MTRR_PHYS_BASE_0 + MTRR_VARIABLE_COUNT)
@@ -70,13 +71,13 @@ pub fn to_save(supported: &[u32]) -> Vec<u32> {
     let mut list: Vec<u32> = supported
         .iter()
         .copied()
-        // The APIC base is among the special registers.
+        // The APIC base is part of the special registers (`kvm_sregs`).
         .filter(|index| *index != APIC_BASE)
         .chain(memory_types)
         .collect();
     list.sort_unstable();
     list.dedup();
-    // The deadline is armed relative to the TSC, so it comes last.
+    // The deadline is armed relative to the TSC, so it is restored last.
     list.sort_by_key(|index| *index == TSC_DEADLINE);
     list
 }

@@ -1,5 +1,5 @@
-//! What the boot processor's registers hold at the kernel's entry. The other processors wait for
-//! a start-up IPI and need only CPUID, MSRs and [`set_lint`].
+//! Registers of the boot processor at the kernel's entry. The other processors wait for a start-up
+//! IPI and need only CPUID, MSRs and [`set_lint`].
 
 use kvm_bindings::{kvm_dtable, kvm_fpu, kvm_lapic_state, kvm_regs, kvm_sregs};
 
@@ -48,8 +48,8 @@ pub fn regs(entry: &EntryPoint) -> kvm_regs {
     }
 }
 
-/// Segments, control registers and EFER for `entry`; everything else stays as in `reset`, the
-/// vCPU's registers as KVM creates them (the APIC base among them).
+/// Segments, control registers and EFER for `entry`. Everything else stays as in `reset`, the
+/// vCPU's registers as KVM creates them (including the APIC base).
 pub fn sregs(reset: kvm_sregs, entry: &EntryPoint) -> kvm_sregs {
     let data = data_segment();
     let common = kvm_sregs {
@@ -73,7 +73,7 @@ pub fn sregs(reset: kvm_sregs, entry: &EntryPoint) -> kvm_sregs {
         ..reset
     };
     match entry.protocol {
-        // Everything but PE and ET is clear, as the PVH ABI wants it.
+        // All bits except PE and ET are clear, as the PVH ABI requires.
         BootProtocol::Pvh => kvm_sregs {
             cr0: CR0_PE | CR0_ET,
             cr4: 0,
@@ -99,14 +99,14 @@ pub fn fpu() -> kvm_fpu {
     }
 }
 
-/// Connects a local APIC's pins as firmware does: LINT0 to the legacy interrupt controller,
-/// LINT1 to NMI. Without it an injected NMI is lost.
+/// Connects a local APIC's pins as firmware does: LINT0 to the legacy interrupt controller, LINT1
+/// to NMI. Without this, an injected NMI is lost.
 pub fn set_lint(lapic: &mut kvm_lapic_state) {
     set_delivery_mode(lapic, LVT_LINT0, DELIVERY_EXTINT);
     set_delivery_mode(lapic, LVT_LINT1, DELIVERY_NMI);
 }
 
-/// Changes the delivery mode of the table entry at `at`, which is within the register page.
+/// Changes the delivery mode of the LVT entry at `at`, which must be within the register page.
 fn set_delivery_mode(lapic: &mut kvm_lapic_state, at: usize, mode: u32) {
     let mut bytes = [0; 4];
     for (byte, register) in bytes.iter_mut().zip(&lapic.regs[at..at + 4]) {

@@ -1,4 +1,4 @@
-//! SMBIOS tables: what the machine says about its maker, its owner and itself (DSP0134 3.7).
+//! SMBIOS tables: the identification of the machine, its manufacturer and its owner (DSP0134 3.7).
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError};
 
@@ -14,18 +14,18 @@ const END_OF_TABLE: u8 = 127;
 const ENTRY_POINT_SIZE: usize = 24;
 /// Structures start at the next multiple of 16 after the entry point.
 const STRUCTURES_START: u64 = SMBIOS_START + 32;
-/// Strings are numbered by a byte, from one.
+/// Strings are numbered from one by a byte.
 const MAX_STRINGS: usize = 255;
-/// Longest string: long enough for a serial number of any maker or a cloud-init location.
+/// Maximum length of a string: enough for any vendor's serial number, or a cloud-init location.
 const MAX_STRING: usize = 4096;
 /// Power-up by power switch.
 const WAKE_UP_POWER_SWITCH: u8 = 6;
-/// A chassis of "other" kind.
+/// A chassis of type "other".
 const CHASSIS_OTHER: u8 = 1;
 const STATE_SAFE: u8 = 3;
 /// BIOS characteristics: not supported.
 const BIOS_CHARACTERISTICS: u64 = 1 << 3;
-/// Second extension byte: the machine is virtual.
+/// Second extension byte: this is a virtual machine.
 const BIOS_VIRTUAL_MACHINE: u8 = 1 << 4;
 
 /// Why the tables cannot be written.
@@ -42,7 +42,7 @@ pub enum SmbiosError {
         /// Its length in bytes.
         len: usize,
     },
-    /// Too many OEM strings.
+    /// There are too many OEM strings.
     #[error("{count} OEM strings are too many; use at most {MAX_STRINGS}")]
     TooManyStrings {
         /// How many there are.
@@ -54,7 +54,7 @@ pub enum SmbiosError {
          strings", SMBIOS_END - STRUCTURES_START
     )]
     TooLarge {
-        /// Bytes that they take.
+        /// Size of the tables in bytes.
         size: usize,
     },
     /// Guest memory could not be written.
@@ -62,38 +62,38 @@ pub enum SmbiosError {
     Write(#[source] GuestMemoryError),
 }
 
-/// What users can say about the machine. Empty strings are left out.
+/// What users can specify about the machine. Empty strings are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Platform {
-    /// Who made it; "Gantry" if not given.
+    /// Manufacturer; "Gantry" if not given.
     pub manufacturer: Option<String>,
-    /// What it is; "Gantry virtual machine" if not given.
+    /// Product name; "Gantry virtual machine" if not given.
     pub product: Option<String>,
     /// Version of the product.
     pub version: Option<String>,
     /// Serial number of the system.
     pub serial_number: Option<String>,
-    /// The sixteen bytes of the UUID in the order in which it is written; zeros (not present) if
+    /// The sixteen bytes of the UUID in the order in which it is written; all zero (not present) if
     /// not given.
     pub uuid: Option<[u8; 16]>,
     /// Stock-keeping unit.
     pub sku: Option<String>,
     /// Product family.
     pub family: Option<String>,
-    /// Inventory number of the chassis.
+    /// Asset tag of the chassis.
     pub chassis_asset_tag: Option<String>,
     /// Free text for software in the guest (systemd credentials, cloud-init).
     pub oem_strings: Vec<String>,
 }
 
-/// Writes the entry point, where a guest scans for it, and the tables behind it.
+/// Writes the entry point, where a guest scans for it, and the tables after it.
 ///
 /// # Errors
 ///
-/// [`SmbiosError`] if a string is unfit, or they do not fit.
+/// [`SmbiosError`] if a string is invalid, or the tables do not fit.
 pub fn write(memory: &impl GuestMemoryBackend, platform: &Platform) -> Result<(), SmbiosError> {
     let structures = structures(platform)?;
-    // Fits in 32 bits, as the room is 64 KiB.
+    // Fits in 32 bits, since there is room for only 64 KiB.
     let entry = entry_point(structures.len() as u32);
     memory
         .write_slice(&structures, GuestAddress(STRUCTURES_START))
@@ -122,7 +122,7 @@ fn structures(platform: &Platform) -> Result<Vec<u8>, SmbiosError> {
     let version = strings.add("BIOS version", Some(env!("CARGO_PKG_VERSION")))?;
     let mut bios = vec![vendor, version, 0, 0, 0, 0];
     bios.extend_from_slice(&BIOS_CHARACTERISTICS.to_le_bytes());
-    // Release numbers of BIOS and controller that are not given are 0xff.
+    // 0xff means that the release numbers of BIOS and controller are not given.
     bios.extend_from_slice(&[0, BIOS_VIRTUAL_MACHINE, 0xff, 0xff, 0xff, 0xff, 0, 0]);
     tables.push(BIOS_INFORMATION, &bios, &strings);
 
@@ -159,7 +159,8 @@ fn structures(platform: &Platform) -> Result<Vec<u8>, SmbiosError> {
         let number = u8::try_from(count).map_err(|_| SmbiosError::TooManyStrings { count })?;
         let mut strings = Strings::default();
         for string in &platform.oem_strings {
-            // An empty string would end the set; a blank keeps the numbers of the others.
+            // An empty string would end the set; a blank preserves the numbers of the other
+            // strings.
             let text = if string.is_empty() { " " } else { string };
             strings.add("OEM string", Some(text))?;
         }
@@ -173,7 +174,7 @@ fn structures(platform: &Platform) -> Result<Vec<u8>, SmbiosError> {
     Ok(tables.bytes)
 }
 
-/// SMBIOS keeps the first three fields of a UUID in little-endian order (DSP0134, 7.2.1).
+/// SMBIOS stores the first three fields of a UUID in little-endian order (DSP0134, 7.2.1).
 fn encode_uuid(written: [u8; 16]) -> [u8; 16] {
     let mut uuid = written;
     uuid[..4].reverse();
@@ -182,16 +183,16 @@ fn encode_uuid(written: [u8; 16]) -> [u8; 16] {
     uuid
 }
 
-/// The string set behind a structure.
+/// The string set that follows a structure.
 #[derive(Default)]
 struct Strings {
     bytes: Vec<u8>,
-    /// At most [`MAX_STRINGS`]: the only list of any length is checked before.
+    /// At most [`MAX_STRINGS`]: the length of the only variable list is checked first.
     count: u8,
 }
 
 impl Strings {
-    /// Appends a string and returns its number; 0 if there is none.
+    /// Appends a string and returns its number; 0 if there is no string.
     fn add(&mut self, what: &'static str, string: Option<&str>) -> Result<u8, SmbiosError> {
         let Some(string) = string.filter(|string| !string.is_empty()) else {
             return Ok(0);
@@ -209,7 +210,7 @@ impl Strings {
     }
 }
 
-/// Structures, one after the other; a structure's handle is its number.
+/// Consecutive structures. The handle of a structure is its index.
 #[derive(Default)]
 struct Tables {
     bytes: Vec<u8>,
@@ -217,9 +218,9 @@ struct Tables {
 }
 
 impl Tables {
-    /// Appends a structure with these fields after its header of four bytes.
+    /// Appends a structure with these fields after its four-byte header.
     fn push(&mut self, kind: u8, fields: &[u8], strings: &Strings) {
-        // The longest of the structures above has 27 bytes.
+        // The longest structure above has 27 bytes.
         self.bytes
             .extend_from_slice(&[kind, fields.len() as u8 + 4]);
         self.bytes.extend_from_slice(&self.count.to_le_bytes());

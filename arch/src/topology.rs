@@ -1,17 +1,17 @@
-//! Threads, cores, dies and packages, and the APIC ids that encode them.
+//! Threads, cores, dies and packages, and the APIC IDs that encode them.
 
 use serde::{Deserialize, Serialize};
 
-/// Most vCPUs of a machine.
+/// Maximum number of vCPUs of a machine.
 pub const MAX_VCPUS: u32 = 255;
-/// Highest APIC id that every interrupt source can address: 255 is the broadcast address of an
-/// interrupt message without remapping.
+/// Highest APIC ID that every interrupt source can address. Without interrupt remapping, 255 is the
+/// broadcast address of an interrupt message.
 pub const MAX_APIC_ID: u32 = 254;
 
-/// Why a topology is refused.
+/// Why a topology is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyError {
-    /// A level has no member, or there are too many vCPUs.
+    /// A level is empty, or there are too many vCPUs.
     #[error(
         "{packages} packages of {dies} dies of {cores} cores of {threads} threads are not 1 to \
          {MAX_VCPUS} vCPUs"
@@ -26,13 +26,13 @@ pub enum TopologyError {
         /// Threads in each core.
         threads: u16,
     },
-    /// Each level takes whole bits of the APIC id, and there are too few.
+    /// Each level occupies whole bits of the APIC ID, and there are too few bits.
     #[error(
         "this CPU topology needs APIC ids up to {apic_id}, the highest is {MAX_APIC_ID}; use \
          powers of two for threads, cores and dies, or fewer packages"
     )]
     ApicId {
-        /// Highest id that it would need.
+        /// Highest ID that the topology would need.
         apic_id: u32,
     },
 }
@@ -44,7 +44,7 @@ pub struct Topology {
     counts: Counts,
 }
 
-/// The numbers of a [`Topology`] before they are checked.
+/// The numbers of a [`Topology`] before validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Counts {
     threads_per_core: u16,
@@ -53,7 +53,7 @@ struct Counts {
     packages: u16,
 }
 
-/// Where one vCPU sits; each number counts within the level above.
+/// The position of one vCPU; each number counts within the level above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologyIds {
     /// Package.
@@ -86,11 +86,11 @@ impl From<Topology> for Counts {
 }
 
 impl Topology {
-    /// A machine of `packages` packages, and so on down to threads.
+    /// A machine with `packages` packages, and so on down to threads.
     ///
     /// # Errors
     ///
-    /// [`TopologyError`] if that is not 1 to 255 vCPUs, or APIC ids do not suffice.
+    /// [`TopologyError`] if the product is not 1 to 255 vCPUs, or the APIC IDs do not suffice.
     pub fn new(
         threads_per_core: u16,
         cores_per_die: u16,
@@ -122,16 +122,16 @@ impl Topology {
         Ok(topology)
     }
 
-    /// One package of `vcpus` cores with one thread each.
+    /// One package with `vcpus` cores of one thread each.
     ///
     /// # Errors
     ///
-    /// [`TopologyError::Count`] unless there are 1 to 255.
+    /// [`TopologyError::Count`] unless `vcpus` is 1 to 255.
     pub fn flat(vcpus: u16) -> Result<Self, TopologyError> {
         Self::new(1, vcpus, 1, 1)
     }
 
-    /// vCPUs in the machine, those that can be plugged later included.
+    /// Number of vCPUs in the machine, including those that can be hot-plugged.
     pub fn vcpus(&self) -> u32 {
         self.threads_per_package() * u32::from(self.counts.packages)
     }
@@ -166,22 +166,23 @@ impl Topology {
         u32::from(self.counts.packages)
     }
 
-    /// Bits of the APIC id below the core's number.
+    /// Number of APIC ID bits below the core number.
     pub fn core_shift(&self) -> u32 {
         bits_for(self.threads_per_core())
     }
 
-    /// Bits of the APIC id below the die's number.
+    /// Number of APIC ID bits below the die number.
     pub fn die_shift(&self) -> u32 {
         self.core_shift() + bits_for(self.cores_per_die())
     }
 
-    /// Bits of the APIC id below the package's number.
+    /// Number of APIC ID bits below the package number.
     pub fn package_shift(&self) -> u32 {
         self.die_shift() + bits_for(self.dies_per_package())
     }
 
-    /// Where vCPU `index` sits: threads of a core are neighbours, then cores of a die, and so on.
+    /// The position of vCPU `index`: threads of a core are adjacent, then cores of a die, and so
+    /// on.
     pub fn ids(&self, index: u32) -> TopologyIds {
         TopologyIds {
             thread: index % self.threads_per_core(),
@@ -191,7 +192,7 @@ impl Topology {
         }
     }
 
-    /// The APIC id of vCPU `index`.
+    /// The APIC ID of vCPU `index`.
     pub fn apic_id(&self, index: u32) -> u32 {
         let ids = self.ids(index);
         ids.package << self.package_shift()
@@ -201,7 +202,7 @@ impl Topology {
     }
 }
 
-/// Bits that tell `count` (at least one) members apart.
+/// Number of bits that distinguish `count` (at least one) members.
 fn bits_for(count: u32) -> u32 {
     u32::BITS - count.saturating_sub(1).leading_zeros()
 }

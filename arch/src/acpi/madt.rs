@@ -1,7 +1,7 @@
 //! The interrupt controllers (MADT; ACPI 6.5, 5.2.12).
 //!
-//! All APIC ids are below 255 (see [`crate::topology::MAX_APIC_ID`]), so processors have local
-//! APIC structures whether or not the guest switches to x2APIC mode.
+//! All APIC IDs are below 255 (see [`crate::topology::MAX_APIC_ID`]), so processors have local APIC
+//! structures whether or not the guest switches to x2APIC mode.
 
 use super::{AcpiError, Machine, table};
 use crate::layout::{IOAPIC_START, LAPIC_START, SERIAL_GSI};
@@ -14,7 +14,7 @@ const ENABLED: u32 = 1 << 0;
 const ONLINE_CAPABLE: u32 = 1 << 1;
 const ISA_BUS: u8 = 0;
 const ALL_PROCESSORS: u8 = 0xff;
-/// Polarity and trigger mode as the bus has them.
+/// Polarity and trigger mode follow the bus.
 const CONFORMS: u16 = 0;
 
 pub(super) fn madt(machine: &Machine) -> Result<Vec<u8>, AcpiError> {
@@ -27,7 +27,7 @@ pub(super) fn madt(machine: &Machine) -> Result<Vec<u8>, AcpiError> {
     }
     let mut body = Vec::new();
     body.extend_from_slice(&(LAPIC_START as u32).to_le_bytes());
-    // No dual 8259: the guest is to use the IOAPIC alone.
+    // No dual 8259: the guest should use only the IOAPIC.
     body.extend_from_slice(&0u32.to_le_bytes());
     for vcpu in 0..max {
         let flags = if vcpu < machine.boot_vcpus {
@@ -47,7 +47,7 @@ pub(super) fn madt(machine: &Machine) -> Result<Vec<u8>, AcpiError> {
     body.extend_from_slice(&[IO_APIC, 12, 0, 0]);
     body.extend_from_slice(&(IOAPIC_START as u32).to_le_bytes());
     body.extend_from_slice(&0u32.to_le_bytes());
-    // Without a legacy controller, Linux knows only the ISA interrupts that are named here.
+    // Without a legacy controller, Linux knows only the ISA interrupts that are listed here.
     body.extend_from_slice(&[SOURCE_OVERRIDE, 10, ISA_BUS, SERIAL_GSI as u8]);
     body.extend_from_slice(&SERIAL_GSI.to_le_bytes());
     body.extend_from_slice(&CONFORMS.to_le_bytes());

@@ -1,8 +1,8 @@
 //! ACPI tables of a hardware-reduced platform (ACPI 6.5).
 //!
-//! There is no SCI, no fixed power button and no PM1 block: events come through a generic event
-//! device, and reset and soft-off through the FADT's registers. Devices bring their own AML;
-//! this module wraps it into the DSDT and adds what describes the machine itself.
+//! There is no SCI, no fixed power button and no PM1 block: events arrive through a generic event
+//! device, and reset and soft-off use the FADT's registers. Devices supply their own AML; this
+//! module wraps it in the DSDT and adds the description of the machine itself.
 
 mod madt;
 mod numa;
@@ -30,14 +30,14 @@ use crate::topology::Topology;
 const OEM_ID: [u8; 6] = *b"GANTRY";
 const OEM_TABLE_ID: [u8; 8] = *b"GANTRYVM";
 const OEM_REVISION: u32 = 1;
-/// Tables start at multiples of a cache line.
+/// Tables are aligned to a cache line.
 const TABLE_ALIGNMENT: u64 = 64;
 /// Size of the header of a system description table.
 const TABLE_HEADER_SIZE: u32 = 36;
 
-/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5, table 5.10): no VGA to probe, no ASPM, no CMOS clock. The
-/// bit for a keyboard controller is clear, so that the guest does not wait for its answers; its
-/// reset line works all the same.
+/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5, table 5.10): no VGA to probe, no ASPM, no CMOS clock. The bit
+/// for a keyboard controller is clear so that the guest does not wait for its replies; its reset
+/// line works anyway.
 const BOOT_ARCH: u16 = 1 << 2 | 1 << 4 | 1 << 5;
 
 /// Why the tables cannot be written.
@@ -49,10 +49,10 @@ pub enum AcpiError {
          or devices", ACPI_TABLES_END - ACPI_TABLES_START
     )]
     TooLarge {
-        /// Bytes that all tables take.
+        /// Total size of all tables in bytes.
         size: u64,
     },
-    /// More vCPUs to boot than there can be.
+    /// More vCPUs at boot than the topology has.
     #[error("{boot} vCPUs at boot are not 1 to {max}, the number that the CPU topology has")]
     Vcpus {
         /// vCPUs present at boot.
@@ -60,12 +60,12 @@ pub enum AcpiError {
         /// vCPUs of the topology.
         max: u32,
     },
-    /// A NUMA node names something that the machine lacks, or names it wrongly.
+    /// A NUMA node refers to something that the machine lacks, or has an invalid value.
     #[error("NUMA node {node}: {what} {value} is invalid")]
     Numa {
         /// Number of the node.
         node: u32,
-        /// What is wrong.
+        /// The invalid item.
         what: &'static str,
         /// Its value.
         value: u64,
@@ -78,15 +78,15 @@ pub enum AcpiError {
 /// What the tables describe.
 #[derive(Clone, Debug)]
 pub struct Machine<'a> {
-    /// Where things are.
+    /// The address map.
     pub map: &'a AddressMap,
     /// All vCPUs that the machine can ever have.
     pub topology: &'a Topology,
-    /// How many of them are present at boot; the others can be plugged.
+    /// Number of vCPUs present at boot; the others can be hot-plugged.
     pub boot_vcpus: u32,
-    /// There is an ACPI power management timer at [`ACPI_PM_TIMER_PORT`].
+    /// Whether there is an ACPI power management timer at [`ACPI_PM_TIMER_PORT`].
     pub pm_timer: bool,
-    /// NUMA nodes; none for a machine with uniform memory.
+    /// NUMA nodes; empty for a machine with uniform memory.
     pub numa: &'a [NumaNode],
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<VirtualIommu>,
@@ -94,7 +94,7 @@ pub struct Machine<'a> {
     pub devices: &'a [Vec<u8>],
 }
 
-/// Writes all tables and returns the address of the root pointer.
+/// Writes all tables and returns the address of the root pointer (RSDP).
 ///
 /// # Errors
 ///
@@ -111,7 +111,7 @@ pub fn write_tables(
     Ok(GuestAddress(RSDP_START))
 }
 
-/// All tables with their places; the root pointer is the last.
+/// All tables with their addresses; the root pointer is last.
 fn tables(machine: &Machine) -> Result<Vec<(GuestAddress, Vec<u8>)>, AcpiError> {
     let mut placed = Placed::default();
     let dsdt = placed.push(dsdt(machine));
@@ -169,7 +169,7 @@ fn bytes_of(table: &dyn Aml) -> Vec<u8> {
     bytes
 }
 
-/// An empty table of this signature and revision.
+/// Creates an empty table with this signature and revision.
 fn table(signature: [u8; 4], revision: u8) -> Sdt {
     Sdt::new(
         signature,
@@ -181,8 +181,8 @@ fn table(signature: [u8; 4], revision: u8) -> Sdt {
     )
 }
 
-/// The soft-off state, the reservation of PCI's configuration space (without which Linux does
-/// not trust the MCFG), and the devices.
+/// The soft-off state, the reservation of the PCI configuration space (without which Linux does not
+/// trust the MCFG), and the devices.
 fn dsdt(machine: &Machine) -> Vec<u8> {
     let ecam = machine.map.ecam();
     let mut body = Vec::new();
@@ -236,10 +236,10 @@ fn fadt(machine: &Machine, dsdt: u64) -> Vec<u8> {
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
         .flag(Flags::Wbinvd)
-        // Buttons, if any, are devices in the namespace.
+        // Buttons, if there are any, are devices in the namespace.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
-        // No CMOS clock wakes the machine.
+        // There is no CMOS clock that wakes the machine.
         .flag(Flags::FixRtc);
     fadt.reset_reg = byte_port(ACPI_RESET_PORT);
     fadt.reset_value = ACPI_RESET_VALUE;

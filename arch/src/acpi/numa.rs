@@ -1,4 +1,4 @@
-//! Which memory and processors are close to each other (SRAT and SLIT; ACPI 6.5, 5.2.16, 5.2.17).
+//! NUMA affinity and distances (SRAT and SLIT; ACPI 6.5, 5.2.16, 5.2.17).
 
 use acpi_tables::slit::SLIT;
 
@@ -11,17 +11,17 @@ const ENABLED: u32 = 1 << 0;
 const HOT_PLUGGABLE: u32 = 1 << 1;
 /// Distance of a node to itself.
 const LOCAL_DISTANCE: u8 = 10;
-/// Distance between nodes for which none is given.
+/// Default distance between two nodes.
 const REMOTE_DISTANCE: u8 = 20;
-/// Most nodes: the distance table grows with the square of their number.
+/// Maximum number of nodes: the distance table grows with the square of their number.
 const MAX_NODES: usize = 64;
 
-/// One NUMA node. Nodes are numbered from zero in the order of their list.
+/// One NUMA node. Nodes are numbered from zero in the order of the list.
 #[derive(Clone, Debug, Default)]
 pub struct NumaNode {
     /// RAM present at boot.
     pub memory: Vec<AddressRange>,
-    /// Room for memory that is plugged later.
+    /// Ranges for hot-plugged memory.
     pub hotplug: Vec<AddressRange>,
     /// Indices of vCPUs.
     pub vcpus: Vec<u32>,
@@ -34,7 +34,7 @@ pub(super) fn srat(machine: &Machine) -> Result<Vec<u8>, AcpiError> {
     // Reserved: one, then zeros.
     body.extend_from_slice(&1u32.to_le_bytes());
     body.extend_from_slice(&[0; 8]);
-    // At most `MAX_NODES`, which `slit` checks too.
+    // At most `MAX_NODES`, which `slit` also checks.
     for (number, node) in (0u32..).zip(machine.numa) {
         for vcpu in &node.vcpus {
             if *vcpu >= machine.topology.vcpus() {

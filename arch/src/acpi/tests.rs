@@ -147,7 +147,7 @@ fn an_iommu_translates_for_its_segments_but_not_for_itself() {
     let tables = tables(&machine).unwrap();
     let viot = find(&tables, b"VIOT");
     let word = |at: usize| u16::from_le_bytes(viot[at..at + 2].try_into().unwrap());
-    // Nodes, and where they begin; the IOMMU: 0000:00:03.0.
+    // The number of nodes and their offset; the IOMMU is 0000:00:03.0.
     assert_eq!((word(36), word(38)), (4, 48));
     assert_eq!([48, 50, 52, 54].map(word), [3, 16, 0, 0x18]);
     let ranges: Vec<_> = viot[64..]
@@ -215,8 +215,8 @@ fn tables_that_do_not_fit_are_refused() {
     }
 }
 
-/// Runs the reference compiler (Debian package acpica-tools) over the tables; without it there
-/// is nothing to check.
+/// Runs the reference compiler (Debian package acpica-tools) on the tables. Without it, nothing is
+/// checked.
 #[test]
 fn the_reference_compiler_takes_the_tables() {
     if Command::new("iasl").arg("-v").output().is_err() {
@@ -227,7 +227,7 @@ fn the_reference_compiler_takes_the_tables() {
     let numa = two_nodes(&map);
     let machine = Machine {
         numa: &numa,
-        // Debian's compiler does not know the table of virtual IOMMUs.
+        // Debian's compiler does not know the VIOT.
         iommu: None,
         ..machine(&map, &topology)
     };
@@ -260,7 +260,7 @@ fn the_reference_compiler_takes_the_tables() {
             assert!(text.contains(" 0 Errors, 0 Warnings"), "{text}");
         }
         let again = fs::read(folder.path().join("again.aml")).unwrap();
-        // The compiler puts its own mark (creator, checksum) into the header.
+        // The compiler writes its own creator and checksum into the header.
         assert_eq!(again[36..], table[36..], "{name}");
     }
 }

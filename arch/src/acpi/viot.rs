@@ -1,9 +1,9 @@
-//! Which devices a virtual IOMMU translates for (VIOT; virtio 1.2, 5.13, and the table's own
-//! specification, revision 0 of which Linux reads).
+//! Which devices are behind a virtual IOMMU (VIOT; virtio 1.2, 5.13, and the table's own
+//! specification, of which Linux reads revision 0).
 //!
-//! Guests look at it before they look for drivers, so that devices behind the IOMMU wait for its
-//! driver. Endpoints have the numbers that the IOMMU knows them by: the segment in the upper half,
-//! the requester id in the lower. (`acpi_tables` has the table, but leaves the segment out.)
+//! Guests read this table before they bind drivers, so that devices behind the IOMMU wait for its
+//! driver. Endpoints have the IDs by which the IOMMU knows them: the segment in the upper half, the
+//! requester ID in the lower half. (`acpi_tables` supports the table, but not its segment field.)
 
 use super::{TABLE_HEADER_SIZE, table};
 
@@ -11,17 +11,18 @@ const PCI_RANGE: u8 = 1;
 const PCI_RANGE_SIZE: u16 = 24;
 const VIRTIO_PCI: u8 = 3;
 const VIRTIO_PCI_SIZE: u16 = 16;
-/// Where the first node is: behind the number of nodes, this offset and 8 reserved bytes.
+/// Offset of the first node: after the number of nodes, this offset and 8 reserved bytes.
 const FIRST_NODE: u16 = TABLE_HEADER_SIZE as u16 + 12;
-/// Functions of a slot.
+/// Functions per slot.
 const FUNCTIONS: u16 = 8;
 
-/// A virtual IOMMU, and what is behind it.
+/// A virtual IOMMU and the segments behind it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct VirtualIommu {
-    /// The device number of the IOMMU, 1 to 31: it is function 0 of that slot on bus 0 of segment 0.
+    /// The device number of the IOMMU, 1 to 31. It is function 0 of that slot on bus 0 of segment
+    /// 0.
     pub device: u8,
-    /// The PCI segments behind it. Their host bridges are not, nor is the IOMMU's own slot.
+    /// The PCI segments behind it, without their host bridges and the IOMMU's own slot.
     pub segments: Vec<u16>,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn viot(iommu: &VirtualIommu) -> Vec<u8> {
     }
     ranges.retain(|(_, first, last)| first < last);
     let mut body = Vec::new();
-    // No more than two for each of some hundred segments.
+    // At most two for each of about a hundred segments.
     body.extend_from_slice(&(ranges.len() as u16 + 1).to_le_bytes());
     body.extend_from_slice(&FIRST_NODE.to_le_bytes());
     body.extend_from_slice(&[0; 8]);

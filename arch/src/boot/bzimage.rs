@@ -19,20 +19,20 @@ const HEADER_MAGIC: u32 = 0x5372_6448;
 const VERSION_2_12: u16 = 0x20c;
 /// `loadflags` bit: protected-mode code is loaded at 1 MiB, as in any bzImage.
 const LOADED_HIGH: u8 = 1;
-/// `xloadflags` bit: there is a 64-bit entry point at 0x200.
+/// `xloadflags` bit: the kernel has a 64-bit entry point at 0x200.
 const KERNEL_64: u16 = 1;
-/// The 64-bit entry point within the protected-mode code.
+/// Offset of the 64-bit entry point in the protected-mode code.
 const ENTRY_64: u64 = 0x200;
 const SECTOR: u64 = 512;
-/// What `setup_sects` of zero means.
+/// Meaning of a `setup_sects` of zero.
 const DEFAULT_SETUP_SECTORS: u64 = 4;
 
-/// The setup header; None if the file has none.
+/// Reads the setup header; `None` if the file has none.
 pub(super) fn read_header<K: Read + Seek>(
     image: &mut K,
     size: u64,
 ) -> Result<Option<setup_header>, BootError> {
-    // The magic number decides, so a file that is long enough for it is a bzImage or is not.
+    // The magic number decides: a file that is too short to contain it is not a bzImage.
     let magic_end = HEADER_OFFSET + core::mem::offset_of!(setup_header, header) as u64 + 4;
     if size < magic_end {
         return Ok(None);
@@ -48,7 +48,7 @@ pub(super) fn read_header<K: Read + Seek>(
     Ok(Some(header))
 }
 
-/// Bytes of real-mode code before the protected-mode code.
+/// Size of the real-mode code, which precedes the protected-mode code.
 fn setup_size(header: &setup_header) -> u64 {
     let sectors = match header.setup_sects {
         0 => DEFAULT_SETUP_SECTORS,
@@ -73,8 +73,8 @@ pub(super) fn load<K: Image>(
         return Err(BootError::No64BitEntry { version });
     }
     let start = setup_size(&header);
-    // `syssize` counts paragraphs of 16 bytes. What follows them (a signature, padding) is not
-    // part of the kernel, but harmless.
+    // `syssize` counts 16-byte paragraphs. What follows them (a signature, padding) is not part of
+    // the kernel, but harmless.
     let needed = start + u64::from(header.syssize) * 16;
     if needed > size || start + ENTRY_64 >= size {
         return Err(BootError::Truncated {
@@ -105,7 +105,8 @@ pub(super) fn load<K: Image>(
     })
 }
 
-/// Where the protected-mode code goes: 1 MiB if it can run anywhere, else where it must be.
+/// Where to load the protected-mode code: at 1 MiB if the kernel is relocatable, else at its fixed
+/// address.
 fn load_address(header: &setup_header) -> Result<u64, BootError> {
     let preferred = header.pref_address;
     if preferred > layout::HOLE_START {
@@ -121,8 +122,8 @@ fn load_address(header: &setup_header) -> Result<u64, BootError> {
     })
 }
 
-/// Memory that the kernel overwrites while it unpacks itself: `init_size` bytes from where it
-/// decides to run (boot.rst, "init_size").
+/// Memory that the kernel overwrites while it decompresses itself: `init_size` bytes from its
+/// runtime start address (boot.rst, "init_size").
 fn footprint(header: &setup_header, load: u64, len: u64) -> Result<AddressRange, BootError> {
     let alignment = u64::from(header.kernel_alignment);
     if header.relocatable_kernel != 0 && !alignment.is_power_of_two() {
@@ -137,8 +138,8 @@ fn footprint(header: &setup_header, load: u64, len: u64) -> Result<AddressRange,
     } else {
         load
     };
-    // Neither sum can overflow: addresses of at most 3 GiB, plus at most 4 GiB; the length was
-    // checked to fit in RAM.
+    // Neither sum can overflow: each adds at most 4 GiB to an address of at most 3 GiB. The length
+    // was checked to fit in RAM.
     let end = (runtime + u64::from(header.init_size)).max(load + len);
     Ok(AddressRange::from_bounds(load, end))
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with the things that a machine boots from.
+//! Errors in the files that a machine boots from.
 
 use std::io;
 
@@ -6,7 +6,7 @@ use vm_memory::GuestMemoryError;
 
 use crate::layout::{CMDLINE_MAX_SIZE, MIB};
 
-/// Why a guest cannot be made to boot.
+/// Why a guest cannot be booted.
 #[derive(Debug, thiserror::Error)]
 pub enum BootError {
     /// The kernel file cannot be read.
@@ -14,7 +14,7 @@ pub enum BootError {
     ReadKernel {
         /// The part that was being read.
         what: &'static str,
-        /// The system's reason.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -26,15 +26,15 @@ pub enum BootError {
     Truncated {
         /// The part that is cut off.
         what: &'static str,
-        /// Least size of the whole file in bytes.
+        /// Minimum size of the whole file in bytes.
         needed: u64,
-        /// Size that it has in bytes.
+        /// Actual size in bytes.
         size: u64,
     },
-    /// The file has the format of something else.
+    /// The file is in another format.
     #[error("the kernel file is {found}, not a kernel; give a bzImage or an ELF vmlinux with PVH")]
     NotAKernel {
-        /// What it looks like.
+        /// What it appears to be.
         found: &'static str,
     },
     /// The ELF file is for 32-bit processors.
@@ -46,13 +46,13 @@ pub enum BootError {
         /// The `e_machine` field.
         machine: u16,
     },
-    /// The ELF file has no entry point for PVH.
+    /// The ELF file has no PVH entry point.
     #[error(
         "the ELF kernel has no PVH entry point (note XEN_ELFNOTE_PHYS32_ENTRY); build it with \
          CONFIG_PVH=y or give its bzImage"
     )]
     NoPvhNote,
-    /// A header field is impossible.
+    /// A header field has an impossible value.
     #[error("the kernel is damaged: {what} is {value:#x}; fetch or build it again")]
     BadHeader {
         /// The field.
@@ -66,20 +66,20 @@ pub enum BootError {
          of version 3.8 or newer"
     )]
     No64BitEntry {
-        /// Version of the boot protocol, major in the high byte.
+        /// Version of the boot protocol; the major version is in the high byte.
         version: u16,
     },
-    /// The kernel needs addresses where there is no RAM.
+    /// The kernel needs memory where the guest has no RAM.
     #[error(
         "the kernel needs memory at {start:#x} to {end:#x}, the guest has {ram} MiB below 3 GiB; \
          give it at least {} MiB of memory", end.div_ceil(MIB)
     )]
     KernelDoesNotFit {
-        /// First address the kernel needs.
+        /// First address that the kernel needs.
         start: u64,
-        /// End (exclusive) of the addresses it needs.
+        /// End (exclusive) of the addresses that it needs.
         end: u64,
-        /// MiB of RAM below the hole.
+        /// RAM below the hole, in MiB.
         ram: u64,
     },
     /// The loader library refused the image.
@@ -108,17 +108,17 @@ pub enum BootError {
     InitramfsDoesNotFit {
         /// Its size in bytes.
         size: u64,
-        /// End of what the kernel uses while it starts.
+        /// End of the memory that the kernel uses while it starts.
         from: u64,
-        /// End of what the kernel can take an initramfs from.
+        /// End of the memory in which the kernel accepts an initramfs.
         to: u64,
     },
-    /// The command line is longer than the kernel takes.
+    /// The command line is longer than the kernel accepts.
     #[error("the command line has {len} bytes, this kernel takes at most {max}; shorten it")]
     CmdlineTooLong {
         /// Its length in bytes.
         len: usize,
-        /// Most bytes, the terminating zero not counted.
+        /// Maximum number of bytes, without the terminating zero.
         max: usize,
     },
     /// The command line contains a zero byte.
@@ -138,5 +138,5 @@ pub enum BootError {
     },
 }
 
-/// Most bytes of a command line that any kernel gets, the terminating zero not counted.
+/// Maximum length in bytes of a command line for any kernel, without the terminating zero.
 pub(super) const CMDLINE_LIMIT: usize = CMDLINE_MAX_SIZE as usize - 1;

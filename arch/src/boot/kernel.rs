@@ -1,4 +1,4 @@
-//! Recognizing and loading kernels.
+//! Detects the format of a kernel and loads it.
 
 use std::io::{self, Read, Seek, SeekFrom};
 
@@ -18,26 +18,26 @@ const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
 const ELF_MACHINE_X86_64: u16 = 62;
 const SEGMENT_LOAD: u32 = 1;
-/// Names the program that loads a program; kernels have none.
+/// Names the program interpreter; kernels have none.
 const SEGMENT_INTERPRETER: u32 = 3;
 const SEGMENT_NOTE: u32 = 4;
 /// Size of `Elf64_Nhdr` in bytes.
 const NOTE_HEADER_SIZE: usize = 12;
 const NOTE_PHYS32_ENTRY: u64 = 18;
-/// Bytes of a note segment that are searched. Linux has 500.
+/// Maximum number of bytes of a note segment that are searched. Linux has 500.
 const MAX_NOTES: u64 = 64 * 1024;
-/// Segments that are looked at. Linux has five; a hostile file with 65,535 that overlap would
-/// have the same bytes copied again and again.
+/// Maximum number of segments. Linux has five. A hostile file with 65,535 overlapping segments
+/// would make the loader copy the same bytes over and over.
 const MAX_SEGMENTS: u16 = 64;
-/// Longest command line of Linux on x86 (COMMAND_LINE_SIZE less the terminating zero), which PVH
-/// does not announce. Linux silently cuts off what is longer.
+/// Maximum length of Linux's command line on x86 (COMMAND_LINE_SIZE without the terminating zero),
+/// which PVH does not report. Linux silently truncates longer ones.
 const LINUX_CMDLINE_MAX: usize = 2047;
 
 /// Loads a bzImage or an ELF kernel with a PVH entry point into `memory`.
 ///
 /// # Errors
 ///
-/// [`BootError`], with what is wrong with the file and what to do.
+/// [`BootError`], which says what is wrong with the file and what to do.
 pub fn load_kernel<K: Image>(
     memory: &impl GuestMemoryBackend,
     map: &AddressMap,
@@ -63,7 +63,7 @@ pub fn load_kernel<K: Image>(
     }
 }
 
-/// What a file that is no kernel seems to be.
+/// Describes what a file that is not a kernel appears to be.
 fn describe(start: &[u8]) -> &'static str {
     match start {
         [] => "empty",
@@ -79,14 +79,14 @@ fn describe(start: &[u8]) -> &'static str {
     }
 }
 
-/// The size of the file; its position is at the start afterwards.
+/// Returns the size of the file and rewinds it.
 pub(super) fn size_of<F: Seek>(file: &mut F) -> io::Result<u64> {
     let size = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
     Ok(size)
 }
 
-/// Fills `buf` from the start of the file, as far as it goes.
+/// Fills `buf` from the start of the file, as far as the file reaches.
 fn read_start<F: Read + Seek>(file: &mut F, buf: &mut [u8]) -> io::Result<usize> {
     file.rewind()?;
     let mut len = 0;
@@ -101,7 +101,7 @@ fn read_start<F: Read + Seek>(file: &mut F, buf: &mut [u8]) -> io::Result<usize>
     Ok(len)
 }
 
-/// Reads all of `buf` at `at`; `what` names it in errors.
+/// Fills `buf` from offset `at`; errors name it `what`.
 pub(super) fn read_at<F: Read + Seek>(
     file: &mut F,
     at: u64,
@@ -118,7 +118,7 @@ pub(super) fn read_at<F: Read + Seek>(
         .map_err(|source| BootError::ReadKernel { what, source })
 }
 
-/// Checks that the guest has RAM for all of `range`, above the boot data.
+/// Checks that the guest has RAM for all of `range`, and that it is above the boot data.
 pub(super) fn check_footprint(map: &AddressMap, range: AddressRange) -> Result<(), BootError> {
     if range.start < HIGH_RAM_START {
         return Err(BootError::BadHeader {
@@ -136,14 +136,14 @@ pub(super) fn check_footprint(map: &AddressMap, range: AddressRange) -> Result<(
     Ok(())
 }
 
-/// The little-endian number of up to eight bytes at `at`, which is within `bytes`.
+/// Reads the little-endian number of at most eight bytes at `at`, which must be within `bytes`.
 fn field<const N: usize>(bytes: &[u8], at: usize) -> u64 {
     let mut value = [0; 8];
     value[..N].copy_from_slice(&bytes[at..at + N]);
     u64::from_le_bytes(value)
 }
 
-/// Loads an ELF kernel. Everything that the loader library takes for granted is checked first.
+/// Loads an ELF kernel. Everything that the loader library assumes is checked first.
 fn load_elf<K: Image>(
     memory: &impl GuestMemoryBackend,
     map: &AddressMap,
@@ -161,7 +161,7 @@ fn load_elf<K: Image>(
             value: entry,
         });
     }
-    // The library finds the note as well, but forgets it when another note segment follows.
+    // The library also searches for the note, but loses it if another note segment follows.
     Elf::load(memory, None, image, None)?;
     Ok(LoadedKernel {
         protocol: BootProtocol::Pvh,
@@ -173,14 +173,14 @@ fn load_elf<K: Image>(
     })
 }
 
-/// The memory that the segments of an ELF kernel take, all of it guest RAM, and its PVH entry
-/// point.
+/// Returns the memory that the segments of an ELF kernel occupy, all of it guest RAM, and the PVH
+/// entry point.
 fn check_elf<K: Image>(
     map: &AddressMap,
     image: &mut K,
     size: u64,
 ) -> Result<(AddressRange, u64), BootError> {
-    // The class comes first: the header of a 32-bit file is shorter.
+    // The class is checked first, since the header of a 32-bit file is shorter.
     let mut ident = [0; 20];
     read_at(image, 0, &mut ident, size, "the ELF header")?;
     if ident[4] != ELF_CLASS_64 {
@@ -233,7 +233,7 @@ fn check_elf<K: Image>(
             bounds = Some((start.min(range.start), end.max(range.end())));
         }
         if entry.is_none() && field::<4>(segment, 0) as u32 == SEGMENT_NOTE {
-            // `check_segment` found all of it in the file.
+            // `check_segment` has checked that the file contains all of it.
             let len = field::<8>(segment, 32).min(MAX_NOTES);
             let mut notes = vec![0; len as usize];
             read_at(image, field::<8>(segment, 8), &mut notes, size, "its notes")?;
@@ -248,8 +248,8 @@ fn check_elf<K: Image>(
     Ok((AddressRange::from_bounds(start, end), entry))
 }
 
-/// The PVH entry point among these ELF notes: name "Xen", type `XEN_ELFNOTE_PHYS32_ENTRY`, and a
-/// number of at least 32 bits.
+/// Finds the PVH entry point among these ELF notes: name "Xen", type `XEN_ELFNOTE_PHYS32_ENTRY`,
+/// and a value of at least 32 bits.
 fn pvh_entry(mut notes: &[u8]) -> Option<u64> {
     loop {
         let (header, rest) = notes.split_at_checked(NOTE_HEADER_SIZE)?;
@@ -264,13 +264,14 @@ fn pvh_entry(mut notes: &[u8]) -> Option<u64> {
     }
 }
 
-/// The first `len` bytes, and what follows them and their padding to a multiple of four.
+/// Returns the first `len` bytes, and what follows them after padding to a multiple of four.
 fn split_padded(bytes: &[u8], len: usize) -> Option<(&[u8], &[u8])> {
     let padded = len.checked_next_multiple_of(4)?.min(bytes.len());
     Some((bytes.get(..len)?, &bytes[padded..]))
 }
 
-/// The memory of a segment with a header of `PROGRAM_HEADER_SIZE` bytes; None if it takes none.
+/// Returns the memory of the segment with this header of `PROGRAM_HEADER_SIZE` bytes; `None` if it
+/// occupies none.
 fn check_segment(header: &[u8], size: u64) -> Result<Option<AddressRange>, BootError> {
     let kind = field::<4>(header, 0) as u32;
     let offset = field::<8>(header, 8);

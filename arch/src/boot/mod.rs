@@ -1,6 +1,6 @@
-//! Loading a kernel and describing the machine to it.
+//! Loads a kernel and describes the machine to it.
 //!
-//! Two ways to enter Linux:
+//! There are two ways to enter Linux:
 //! - an uncompressed ELF kernel through PVH (Xen's x86/HVM direct boot ABI): 32-bit protected
 //!   mode, `hvm_start_info` in EBX;
 //! - a bzImage through the 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode with
@@ -24,7 +24,7 @@ pub use kernel::load_kernel;
 
 use crate::layout::{self, AddressMap, AddressRange};
 
-/// A file to load, or its content.
+/// A file to load, or its contents in memory.
 pub trait Image: Read + ReadVolatile + Seek {}
 
 impl<T: Read + ReadVolatile + Seek> Image for T {}
@@ -41,13 +41,13 @@ pub enum BootProtocol {
 /// A kernel in guest memory.
 #[derive(Clone, Debug)]
 pub struct LoadedKernel {
-    /// How it is entered.
+    /// The protocol by which it is entered.
     pub protocol: BootProtocol,
-    /// Where it is entered.
+    /// Its entry point.
     pub entry: GuestAddress,
     /// Memory that it uses before it reads the memory map.
     pub footprint: AddressRange,
-    /// Longest command line in bytes, the terminating zero not counted.
+    /// Maximum length of the command line in bytes, without the terminating zero.
     pub cmdline_max: usize,
     /// Last address that an initramfs may occupy.
     initramfs_last: u64,
@@ -67,7 +67,7 @@ pub struct LoadedGuest {
 /// Where and how the first vCPU starts; see [`crate::registers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EntryPoint {
-    /// The state that the processor has to be in.
+    /// Determines the initial state of the processor.
     pub protocol: BootProtocol,
     /// First instruction.
     pub rip: GuestAddress,
@@ -75,12 +75,12 @@ pub struct EntryPoint {
     pub info: GuestAddress,
 }
 
-/// Loads a kernel, an initramfs and a command line into `memory`, which has the RAM of `map`.
+/// Loads a kernel, an initramfs and a command line into `memory`, which contains the RAM of `map`.
 ///
 /// # Errors
 ///
-/// [`BootError`] says what is wrong with which of them, and what to do. Memory may have been
-/// written by then; it is not to be run.
+/// [`BootError`] says which of them is wrong, why, and what to do. Part of the memory may have been
+/// written by then, so the guest must not be run.
 pub fn load<K: Image, I: Image>(
     memory: &impl GuestMemoryBackend,
     map: &AddressMap,
@@ -96,8 +96,8 @@ pub fn load<K: Image, I: Image>(
     Ok(LoadedGuest { kernel, initramfs })
 }
 
-/// Writes what the kernel is handed at its entry: the memory map, the places of command line,
-/// initramfs and ACPI tables (`rsdp`), descriptor and page tables.
+/// Writes the data that the kernel is entered with: the memory map, the addresses of the command
+/// line, the initramfs and the ACPI tables (`rsdp`), the descriptor tables and the page tables.
 ///
 /// # Errors
 ///
@@ -126,10 +126,10 @@ pub fn write_boot_data(
 
 pub(crate) use paging::{GDT_LIMIT, code_segment, data_segment, task_segment};
 
-/// Puts code at the BIOS's entry point that resets the machine.
+/// Writes code that resets the machine at the BIOS entry point.
 ///
-/// Linux takes a platform with reduced hardware for one with EFI, tries to restart through it,
-/// and without EFI jumps to the BIOS, which there is none of here.
+/// Linux assumes that a hardware-reduced platform has EFI and tries to restart through it. Without
+/// EFI, it jumps to the BIOS, which does not exist here.
 fn write_reset_code(memory: &impl GuestMemoryBackend) -> Result<(), BootError> {
     let [low, high] = layout::ACPI_RESET_PORT.to_le_bytes();
     // mov dx, port; mov al, value; out dx, al; cli; hlt; jmp to the hlt
@@ -181,8 +181,8 @@ fn write_cmdline(
     write(&[0], start.unchecked_add(cmdline.len() as u64))
 }
 
-/// Places the initramfs as high in low RAM as the kernel allows, away from what the kernel
-/// overwrites while it starts.
+/// Places the initramfs as high in low RAM as the kernel allows, and above the memory that the
+/// kernel overwrites while it starts.
 fn load_initramfs<I: Image>(
     memory: &impl GuestMemoryBackend,
     map: &AddressMap,
@@ -197,7 +197,7 @@ fn load_initramfs<I: Image>(
         .low_ram()
         .end()
         .min(kernel.initramfs_last.saturating_add(1));
-    // Above a hole, if there is one.
+    // Above the hole, if there is one.
     let from = kernel.footprint.end().max(map.hole().end());
     let start = to
         .checked_sub(size)

@@ -1,4 +1,4 @@
-//! Descriptor tables and page tables that a kernel is entered with.
+//! Descriptor tables and page tables with which a kernel is entered.
 
 use kvm_bindings::kvm_segment;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
@@ -6,11 +6,11 @@ use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend};
 use super::{BootError, BootProtocol};
 use crate::layout::{GDT_START, IDT_START, PAGE_SIZE, PD_START, PDPT_START, PML4_START};
 
-/// Selectors: Linux wants 0x10 for code and 0x18 for data (boot.rst, "64-bit boot protocol").
+/// Selectors: Linux requires 0x10 for code and 0x18 for data (boot.rst, "64-bit boot protocol").
 const CODE_INDEX: u8 = 2;
 const DATA_INDEX: u8 = 3;
-/// The GDT has no room for a 16-byte TSS descriptor and nobody reloads it: the hidden part of TR,
-/// which VMX checks, is enough.
+/// The GDT has no room for a 16-byte TSS descriptor. Nothing reloads TR, so its hidden part, which
+/// VMX checks, is enough.
 const TASK_INDEX: u8 = 1;
 const GDT_ENTRIES: usize = 4;
 
@@ -22,7 +22,7 @@ const ENTRIES: u64 = 512;
 /// Page directories, one GiB each.
 const DIRECTORIES: u64 = 4;
 
-/// Flat, readable code: 64-bit for the Linux protocol, 32-bit for PVH.
+/// Flat, readable code segment: 64-bit for the Linux protocol, 32-bit for PVH.
 pub(crate) fn code_segment(protocol: BootProtocol) -> kvm_segment {
     let long = protocol == BootProtocol::Linux64;
     kvm_segment {
@@ -33,7 +33,7 @@ pub(crate) fn code_segment(protocol: BootProtocol) -> kvm_segment {
     }
 }
 
-/// Flat, writable data.
+/// Flat, writable data segment.
 pub(crate) fn data_segment() -> kvm_segment {
     kvm_segment {
         type_: 0x3,
@@ -42,7 +42,7 @@ pub(crate) fn data_segment() -> kvm_segment {
     }
 }
 
-/// A busy TSS, which processors with VMX insist on.
+/// A busy TSS, which VMX requires.
 pub(crate) fn task_segment() -> kvm_segment {
     kvm_segment {
         type_: 0xb,
@@ -88,7 +88,7 @@ fn descriptor(segment: &kvm_segment) -> u64 {
 /// Size of the GDT in bytes, less one.
 pub(crate) const GDT_LIMIT: u16 = (GDT_ENTRIES * 8 - 1) as u16;
 
-/// Writes the GDT, and an IDT of one empty entry.
+/// Writes the GDT, and an IDT with one empty entry.
 pub(super) fn write_gdt(
     memory: &impl GuestMemoryBackend,
     protocol: BootProtocol,
@@ -101,7 +101,7 @@ pub(super) fn write_gdt(
     write_entries(memory, IDT_START, [0], "the IDT")
 }
 
-/// Maps the first 4 GiB to themselves in pages of 2 MiB.
+/// Identity-maps the first 4 GiB in 2 MiB pages.
 pub(super) fn write_identity_map(memory: &impl GuestMemoryBackend) -> Result<(), BootError> {
     let what = "the page tables";
     let directories = (0..ENTRIES).map(|n| match n {

@@ -1,4 +1,5 @@
-//! `hvm_start_info` and what it points to (Xen's x86/HVM direct boot ABI, version 1).
+//! `hvm_start_info` and the structures that it points to (Xen's x86/HVM direct boot ABI, version
+//! 1).
 
 use linux_loader::loader::start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info};
 use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemoryBackend};
@@ -8,7 +9,7 @@ use crate::layout::{
     AddressMap, CMDLINE_START, PVH_INFO_START, PVH_MEMMAP_START, PVH_MODLIST_START,
 };
 
-/// "xEn3" with its high bit set, as the ABI has it.
+/// "xEn3" with its high bit set, as the ABI defines it.
 const START_MAGIC: u32 = 0x336e_c578;
 
 /// Writes the start info and returns its address.

@@ -11,7 +11,7 @@ const NO_INITRAMFS: Option<&mut Cursor<Vec<u8>>> = None;
 const RSDP: GuestAddress = GuestAddress(0xe_0000);
 const ELF_CODE: &[u8] = b"kernel text";
 
-/// A machine with this much RAM; only `backed` bytes of it exist.
+/// A machine with this much RAM, of which only the first `backed` bytes exist.
 fn machine(ram: u64, backed: u64) -> (AddressMap, Memory) {
     let map = AddressMap::new(ram, 0, 40, 1).unwrap();
     let memory = Memory::from_ranges(&[(GuestAddress(0), backed as usize)]).unwrap();
@@ -22,7 +22,7 @@ fn small() -> (AddressMap, Memory) {
     machine(32 * MIB, 32 * MIB)
 }
 
-/// An ELF kernel at 16 MiB with a PVH note, one page of code and one of zeros.
+/// An ELF kernel at 16 MiB with a PVH note, one page of code and one zeroed page.
 fn elf() -> Vec<u8> {
     let mut file = vec![0; 0x2000];
     let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
@@ -115,7 +115,7 @@ fn a_program_is_no_kernel_and_is_called_one() {
             "{path}: {error}"
         );
     }
-    // The second segment, which is the note's.
+    // The second segment is the one with the note.
     let error = error_of(patched(elf(), 64 + 56, &3_u32.to_le_bytes())).to_string();
     assert!(error.contains("a program of Linux"), "{error}");
     let error = error_of(b"#!/bin/sh\n".to_vec()).to_string();
@@ -152,7 +152,7 @@ fn an_elf_kernel_is_entered_at_its_pvh_note_and_told_of_the_machine() {
     let cmdline: [u8; 13] = read(&memory, CMDLINE_START);
     assert_eq!(&cmdline, b"console=hvc0\0");
 
-    // magic, version, flags, modules; then addresses.
+    // magic, version, flags, modules; the addresses follow.
     let numbers: [u32; 4] = read(&memory, PVH_INFO_START);
     assert_eq!(numbers, [0x336e_c578, 1, 0, 1]);
     let addresses: [u64; 4] = read(&memory, PVH_INFO_START + 16);
@@ -316,7 +316,7 @@ fn elf_files_that_cannot_boot_say_why() {
         error_of(patched(elf(), 56, &[0xff, 0xff])),
         BootError::BadHeader { .. }
     ));
-    // A segment over the boot data, one beyond RAM, and an entry point outside.
+    // A segment over the boot data, one beyond RAM, and an entry point outside the kernel.
     assert!(matches!(
         error_of(patched(elf(), 64 + 24, &0x7000u64.to_le_bytes())),
         BootError::BadHeader { .. }

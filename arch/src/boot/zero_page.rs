@@ -8,7 +8,7 @@ use crate::layout::{AddressMap, CMDLINE_START, ZERO_PAGE_START};
 
 /// "Undefined" boot loader: no registered identifier is claimed.
 const LOADER_UNDEFINED: u8 = 0xff;
-/// `loadflags` bit: the kernel sits at 1 MiB or above.
+/// `loadflags` bit: the kernel is loaded at 1 MiB or above.
 const LOADED_HIGH: u8 = 1;
 
 /// Writes the zero page and returns its address.
@@ -25,9 +25,9 @@ pub(super) fn write(
     };
     params.hdr.type_of_loader = LOADER_UNDEFINED;
     params.hdr.loadflags = LOADED_HIGH;
-    // Below 4 GiB, as all of low RAM.
+    // Below 4 GiB, like all of low RAM.
     params.hdr.cmd_line_ptr = CMDLINE_START as u32;
-    // The field comes from the file, which has no business to name guest addresses.
+    // The field comes from the file, which must not choose guest addresses.
     params.hdr.setup_data = 0;
     params.hdr.ramdisk_image = guest.initramfs.map_or(0, |range| range.start as u32);
     params.hdr.ramdisk_size = guest.initramfs.map_or(0, |range| range.size as u32);

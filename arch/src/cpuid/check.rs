@@ -1,4 +1,4 @@
-//! Comparing feature bits: does this host have what a saved machine was given?
+//! Compares feature bits: does this host have what a saved machine has seen?
 
 use std::fmt;
 
@@ -64,7 +64,7 @@ impl Word {
         }
     }
 
-    /// The bits that this CPUID has; none if it lacks the leaf.
+    /// The bits that this CPUID has; 0 if it lacks the leaf.
     fn read(&self, cpuid: &[kvm_cpuid_entry2]) -> u32 {
         find(cpuid, self.function, self.index).map_or(0, |entry| self.register.of(entry))
     }
@@ -206,9 +206,9 @@ const NAMES: [(Word, u32, &str); 54] = [
     (X1D, 26, "1 GiB pages"),
 ];
 
-/// Features that a machine's `saved` CPUID has and this host's KVM does not have, for a restore to
-/// refuse and to tell why: neither among those that are `supported` nor among those that every
-/// vCPU is `given`, asked for or not. An empty list means that the machine can run here.
+/// Returns the features that the machine's `saved` CPUID has and this host's KVM lacks, so that a
+/// restore can be refused with a reason. A feature counts as present if it is `supported`, or
+/// `given` to every vCPU whether requested or not. If the list is empty, the machine can run here.
 pub fn missing(
     saved: &[kvm_cpuid_entry2],
     supported: &[kvm_cpuid_entry2],
@@ -227,7 +227,7 @@ pub fn missing(
     missing
 }
 
-/// The bits of `wanted` that `supported` lacks.
+/// Returns the bits of `wanted` that `supported` lacks.
 pub(super) fn missing_bits(wanted: &[(Word, u32)], supported: &[kvm_cpuid_entry2]) -> Vec<Missing> {
     wanted
         .iter()

@@ -1,8 +1,8 @@
-//! What CPUID tells each vCPU (Intel SDM 2A, CPUID; AMD APM 3, appendix E).
+//! The CPUID leaves of each vCPU (Intel SDM 2A, CPUID; AMD APM 3, appendix E).
 //!
-//! The start is what KVM supports on the host (`KVM_GET_SUPPORTED_CPUID`). A [`Profile`] removes
-//! features; then the leaves that depend on the machine or on the vCPU are written: topology,
-//! APIC ids, cache sharing, address width, clock frequencies.
+//! They are based on what KVM supports on the host (`KVM_GET_SUPPORTED_CPUID`). A [`Profile`]
+//! removes features. Then the leaves that depend on the machine or the vCPU are filled in:
+//! topology, APIC IDs, cache sharing, address width, clock frequencies.
 
 mod check;
 mod profile;
@@ -53,12 +53,12 @@ const LEVEL_THREAD: u32 = 1;
 const LEVEL_CORE: u32 = 2;
 const LEVEL_DIE: u32 = 5;
 
-/// "KVMKVMKVM\0\0\0" as EBX, ECX and EDX hold it.
+/// "KVMKVMKVM\0\0\0" in EBX, ECX and EDX.
 const KVM_SIGNATURE: [u32; 3] = [0x4b4d_564b, 0x564b_4d56, 0x4d];
 /// KVM's local APIC timer counts nanoseconds.
 const APIC_BUS_KHZ: u32 = 1_000_000;
 
-/// Why no CPUID can be made.
+/// Why no CPUID can be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CpuidError {
     /// The host's processor or KVM lacks features of the profile.
@@ -76,18 +76,18 @@ pub enum CpuidError {
     /// There is no such vCPU.
     #[error("vCPU {vcpu} does not exist, the CPU topology has {vcpus}")]
     Vcpu {
-        /// The vCPU asked for.
+        /// The requested vCPU.
         vcpu: u32,
-        /// vCPUs that there are.
+        /// Number of vCPUs.
         vcpus: u32,
     },
-    /// The address width is not one that the host has.
+    /// The host does not support this address width.
     #[error(
         "{bits} physical address bits are not supported, the host has {host}; use \
          {MIN_PHYS_BITS} to {host}"
     )]
     PhysBits {
-        /// Address bits asked for.
+        /// Requested address bits.
         bits: u8,
         /// Address bits of the host.
         host: u8,
@@ -99,35 +99,35 @@ fn list(missing: &[Missing]) -> String {
     names.join(", ")
 }
 
-/// What the vCPUs of a machine are to be.
+/// Configuration of the vCPUs of a machine.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How they are arranged.
+    /// Their arrangement.
     pub topology: Topology,
-    /// Features that they have at most.
+    /// Upper bound of their features.
     pub profile: Profile,
-    /// Physical address bits, the number that the [`crate::layout::AddressMap`] was made for; at
-    /// most [`phys_bits`] of the host.
+    /// Physical address bits that the [`crate::layout::AddressMap`] was created for; at most
+    /// [`phys_bits`] of the host.
     pub phys_bits: u8,
-    /// The guest may run virtual machines of its own, if the host can.
+    /// Whether the guest may run virtual machines of its own, if the host supports it.
     pub nested: bool,
-    /// The guest's processes run others' or are run by them, by a gate: their page tables have four
-    /// levels, and their translations no tags (PCID), whatever the host can.
+    /// Whether a gate connects the guest's processes with others'. The guest's page tables then
+    /// have four levels, and its TLB entries no tags (PCID), whatever the host supports.
     pub gate: bool,
     /// Frequency of the guest's TSC in kHz (`KVM_GET_TSC_KHZ`), if it is known and stable.
     pub tsc_khz: Option<u32>,
 }
 
-/// Physical address bits of the host, from KVM's supported CPUID; 36 if it does not say.
+/// Physical address bits of the host, from KVM's supported CPUID; 36 if it does not report them.
 pub fn phys_bits(supported: &[kvm_cpuid_entry2]) -> u8 {
     find(supported, LEAF_ADDRESS_SIZES, 0).map_or(MIN_PHYS_BITS, |entry| entry.eax as u8)
 }
 
-/// CPUID of vCPU number `vcpu`, from what KVM supports on the host.
+/// Builds the CPUID of vCPU number `vcpu` from what KVM supports on the host.
 ///
 /// # Errors
 ///
-/// [`CpuidError`] if the host lacks what the configuration asks for, or there is no such vCPU.
+/// [`CpuidError`] if the host lacks what the configuration requires, or there is no such vCPU.
 pub fn for_vcpu(
     supported: &[kvm_cpuid_entry2],
     config: &Config,
@@ -157,9 +157,9 @@ pub fn for_vcpu(
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Vendor {
-    /// AMD, or Hygon, which follows it.
+    /// AMD, or Hygon, which is compatible with it.
     Amd,
-    /// Intel, or one that follows it.
+    /// Intel, or a compatible vendor.
     Intel,
 }
 
@@ -189,8 +189,8 @@ fn find_mut(
         .find(|entry| entry.function == function && entry.index == index)
 }
 
-/// Replaces all subleaves of a leaf by these values of EAX to EDX; subleaves exist only if there
-/// are several.
+/// Replaces all subleaves of a leaf by these values of EAX to EDX. The index is significant only if
+/// there are several.
 fn replace(cpuid: &mut Vec<kvm_cpuid_entry2>, function: u32, values: &[[u32; 4]]) {
     cpuid.retain(|entry| entry.function != function);
     let flags = match values.len() {
@@ -211,16 +211,16 @@ fn replace(cpuid: &mut Vec<kvm_cpuid_entry2>, function: u32, values: &[[u32; 4]]
     }
 }
 
-/// Feature bits that do not come from the host.
+/// Sets feature bits that do not come from the host.
 fn set_features(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vcpu: u32) {
     let several = config.topology.threads_per_package() > 1;
     if let Some(leaf) = find_mut(cpuid, 1, 0) {
-        // Ids of the package that can be addressed; 8 bits, and the APIC id as well.
+        // Number of addressable IDs in the package. It has 8 bits, as does the APIC ID.
         let ids = (1u32 << config.topology.package_shift()).min(255);
         leaf.ebx = leaf.ebx & 0xffff | ids << 16 | config.topology.apic_id(vcpu) << 24;
-        // KVM provides these with its own interrupt controllers, whatever the host has.
+        // KVM provides these with its in-kernel interrupt controllers, whatever the host has.
         leaf.ecx |= HYPERVISOR | X2APIC | TSC_DEADLINE;
-        // KVM maintains this one from CR4.
+        // KVM derives this bit from CR4.
         leaf.ecx &= !OSXSAVE;
         if !config.nested {
             leaf.ecx &= !VMX;
@@ -261,7 +261,7 @@ fn set_topology(cpuid: &mut Vec<kvm_cpuid_entry2>, config: &Config, vendor: Vend
         topology.core_shift(),
         topology.threads_per_core(),
     );
-    // Leaf 0xb knows no dies: there, cores fill the package.
+    // Leaf 0xb does not describe dies: there, the cores fill the package.
     let core = level(
         1,
         LEVEL_CORE,
@@ -305,7 +305,7 @@ fn set_amd_topology(cpuid: &mut Vec<kvm_cpuid_entry2>, topology: &Topology, vcpu
     };
     leaf.ecx |= TOPOLOGY_EXTENSIONS;
     let ids = topology.ids(vcpu);
-    // Dies are what AMD calls nodes. Core numbers count within the package.
+    // AMD calls dies nodes. Core numbers count within the package.
     let core = ids.die << (topology.die_shift() - topology.core_shift()) | ids.core;
     let node = ids.package * topology.dies_per_package() + ids.die;
     let nodes = (topology.dies_per_package() - 1).min(7);
@@ -321,15 +321,14 @@ fn set_amd_topology(cpuid: &mut Vec<kvm_cpuid_entry2>, topology: &Topology, vcpu
     );
 }
 
-/// Says which vCPUs share each cache: first and second level belong to a core, the third to a
-/// die.
+/// Sets which vCPUs share each cache: L1 and L2 belong to a core, L3 to a die.
 fn set_cache_sharing(cpuid: &mut [kvm_cpuid_entry2], topology: &Topology) {
     for leaf in cpuid {
         let intel = leaf.function == 4;
         if !(intel || leaf.function == LEAF_AMD_CACHE) || leaf.eax & 0x1f == 0 {
             continue;
         }
-        // Ids are assigned in whole bits, so sharing is counted in powers of two.
+        // IDs occupy whole bits, so sharing is counted in powers of two.
         let shift = match leaf.eax >> 5 & 7 {
             ..=2 => topology.core_shift(),
             _ => topology.die_shift(),
@@ -346,7 +345,7 @@ fn set_address_sizes(cpuid: &mut [kvm_cpuid_entry2], config: &Config, vendor: Ve
     let Some(leaf) = find_mut(cpuid, LEAF_ADDRESS_SIZES, 0) else {
         return;
     };
-    // The byte above the linear address bits would name another width for guests.
+    // The byte above the linear address bits would report a different width for guests.
     leaf.eax = leaf.eax & 0xff00 | u32::from(config.phys_bits);
     if vendor == Vendor::Amd {
         let topology = &config.topology;
@@ -354,9 +353,9 @@ fn set_address_sizes(cpuid: &mut [kvm_cpuid_entry2], config: &Config, vendor: Ve
     }
 }
 
-/// Names the clocks, so that the guest need not measure them.
+/// Reports the clock frequencies, so that the guest need not measure them.
 fn set_frequencies(cpuid: &mut Vec<kvm_cpuid_entry2>, tsc_khz: Option<u32>, vendor: Vendor) {
-    // The host's numbers need not be true for the guest.
+    // The host's frequencies need not apply to the guest.
     cpuid.retain(|entry| {
         ![LEAF_TSC, LEAF_FREQUENCIES, LEAF_HYPERVISOR_TIMING].contains(&entry.function)
     });
@@ -374,8 +373,9 @@ fn set_frequencies(cpuid: &mut Vec<kvm_cpuid_entry2>, tsc_khz: Option<u32>, vend
     }
 }
 
-/// The TSC's frequency as a fraction (denominator, numerator) of the APIC timer's, which Linux
-/// takes for the crystal's. None if Linux, which multiplies in 32 bits, would overflow.
+/// The TSC frequency as a fraction (denominator, numerator) of the APIC timer's frequency, which
+/// Linux takes as the crystal frequency. `None` if Linux, which multiplies in 32 bits, would
+/// overflow.
 fn tsc_ratio(khz: u32) -> Option<[u32; 2]> {
     let (mut a, mut b) = (khz, APIC_BUS_KHZ);
     while b != 0 {
@@ -388,7 +388,7 @@ fn tsc_ratio(khz: u32) -> Option<[u32; 2]> {
         .map(|_| [denominator, numerator])
 }
 
-/// Makes the highest leaf numbers cover what is there, and no more.
+/// Sets the highest leaf numbers to those of the leaves that exist.
 fn set_max_leaves(cpuid: &mut Vec<kvm_cpuid_entry2>) {
     let highest = |cpuid: &[kvm_cpuid_entry2], base: u32| {
         cpuid

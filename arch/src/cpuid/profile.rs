@@ -1,9 +1,9 @@
-//! CPU profiles: which features of the host a guest sees.
+//! CPU profiles: which host features a guest sees.
 //!
-//! A named profile shows the guest the same features on every host that has them, so that it can
-//! be migrated between hosts that differ. The levels are those of the x86-64 psABI, plus what
-//! every such processor has for the operating system. Everything newer is hidden, the controls
-//! for speculation included: a guest that needs those takes `host`, between equal hosts.
+//! A named profile shows the guest the same features on every host that has them, so that the guest
+//! can be migrated between different hosts. The levels are those of the x86-64 psABI, plus the
+//! system features that every such processor has. Everything newer is hidden, including speculation
+//! controls: a guest that needs those uses `host`, and migrates only between identical hosts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use super::check::{self, Register, Word};
 use super::{CpuidError, LEAF_ADDRESS_SIZES, LEAF_EXTENDED_FEATURES, find_mut};
 
-/// Features that vCPUs have at most.
+/// Upper bound of the features of a vCPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Profile {
-    /// All that KVM supports on the host.
+    /// Everything that KVM supports on the host.
     #[default]
     #[serde(rename = "host")]
     Host,
@@ -38,7 +38,7 @@ impl Profile {
     /// All profiles.
     pub const ALL: [Self; 3] = [Self::Host, Self::V2, Self::V3];
 
-    /// The name that users write.
+    /// The name that users specify.
     pub fn name(self) -> &'static str {
         match self {
             Self::Host => "host",
@@ -95,13 +95,13 @@ const V2_EXTENDED_ECX: u32 = bits([0]);
 const V3_EXTENDED_ECX: u32 = V2_EXTENDED_ECX | bits([5]);
 /// SYSCALL, NX, long mode. The bits that AMD repeats from leaf 1 are not required.
 const ANY_EXTENDED_EDX: u32 = bits([11, 20, 29]);
-/// What AMD repeats from leaf 1's EDX, in so far as that is in [`ANY_1_EDX`].
+/// The bits that AMD repeats from EDX of leaf 1, limited to [`ANY_1_EDX`].
 const REPEATED_EXTENDED_EDX: u32 =
     bits([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16, 17, 23, 24]);
-/// x87, SSE and AVX state take this many bytes in the standard format.
+/// Size in bytes of x87, SSE and AVX state in the standard format.
 const AVX_STATE_SIZE: u32 = 832;
 
-/// Leaves that a named profile keeps from the host: vendor, features, caches, identification.
+/// Host leaves that a named profile keeps: vendor, features, caches, identification.
 const KEPT: [u32; 18] = [
     0,
     1,
@@ -123,7 +123,7 @@ const KEPT: [u32; 18] = [
     super::LEAF_AMD_CACHE,
 ];
 
-/// Words of feature bits with exactly the bits that a profile has.
+/// The feature words that a profile defines, with exactly the bits that it has.
 fn required(profile: Profile) -> Vec<(Word, u32)> {
     let v3 = profile == Profile::V3;
     let pick = |v3_value, v2_value| if v3 { v3_value } else { v2_value };
@@ -143,7 +143,7 @@ fn required(profile: Profile) -> Vec<(Word, u32)> {
     ]
 }
 
-/// The host's CPUID without what `profile` hides.
+/// The host's CPUID without the features that `profile` hides.
 pub(super) fn apply(
     profile: Profile,
     supported: &[kvm_cpuid_entry2],
@@ -183,7 +183,7 @@ pub(super) fn apply(
     Ok(cpuid)
 }
 
-/// Clears the registers that hold features which no named profile has.
+/// Clears the registers that contain features of no named profile.
 fn hide(entry: &mut kvm_cpuid_entry2) {
     match (entry.function, entry.index) {
         // Always-running APIC timer; without it Linux distrusts the timer in idle states.

@@ -12,7 +12,7 @@ fn leaf(function: u32, index: u32, [eax, ebx, ecx, edx]: [u32; 4]) -> kvm_cpuid_
     }
 }
 
-/// What a KVM host with every feature says. Caches: L1 data, L2, L3.
+/// CPUID of a KVM host with every feature. Caches: L1 data, L2, L3.
 fn host(vendor: &[u8; 12]) -> Vec<kvm_cpuid_entry2> {
     let part = |n: usize| u32::from_le_bytes(vendor[n..n + 4].try_into().unwrap());
     let all = u32::MAX;
@@ -77,7 +77,7 @@ fn values(cpuid: &[kvm_cpuid_entry2], function: u32, index: u32) -> [u32; 4] {
 
 #[test]
 fn topology_leaves_tell_threads_cores_and_packages() {
-    // Three cores take two bits of the id: package 1, core 1, thread 1.
+    // Three cores take two bits of the ID: package 1, core 1, thread 1.
     let config = config(Topology::new(2, 3, 1, 2).unwrap());
     let cpuid = for_vcpu(&intel(), &config, 9).unwrap();
     let id = 0b1011;
@@ -216,7 +216,7 @@ fn named_profiles_look_the_same_on_every_host() {
             ..config(Topology::flat(2).unwrap())
         };
         let rich = for_vcpu(&intel(), &config, 1).unwrap();
-        // The guest's own CPUID as the host's: the least that the profile needs.
+        // The guest's own CPUID as the host's: the minimum that the profile needs.
         let poor = for_vcpu(&rich, &config, 1).unwrap();
         for function in [1, 6, 7, 0xa, 0xd, 0x8000_0001, 0x8000_0021] {
             let of = |cpuid: &[kvm_cpuid_entry2]| {

@@ -1,4 +1,5 @@
-//! The guest's physical address space: fixed places, and the ranges that depend on its size.
+//! The guest-physical address space: fixed addresses, and ranges that depend on the sizes of the
+//! machine.
 //!
 //! ```text
 //!            0  real-mode vectors                     3 GiB  BARs below 4 GiB   [mmio32]
@@ -17,8 +18,8 @@
 //!      ... RAM up to 3 GiB, initramfs at its end
 //! ```
 //!
-//! [`AddressMap::new`] is deterministic: a restored or migrated machine gets the same map from
-//! the same four arguments, so save those.
+//! [`AddressMap::new`] is deterministic: a restored or migrated machine gets the same map from the
+//! same four arguments, so save those.
 
 use serde::{Deserialize, Serialize};
 
@@ -57,23 +58,23 @@ pub const PDPT_START: u64 = 0xa000;
 pub const PD_START: u64 = 0xb000;
 /// The kernel command line, zero terminated.
 pub const CMDLINE_START: u64 = 0x2_0000;
-/// Room for the command line, terminating zero included.
+/// Size reserved for the command line, including the terminating zero.
 pub const CMDLINE_MAX_SIZE: u64 = 64 * KIB;
-/// End of conventional memory; the page fragment above it is where a BIOS keeps its data (EBDA).
+/// End of conventional memory. A BIOS keeps its data (EBDA) in the partial page above it.
 pub const EBDA_START: u64 = 0x9_fc00;
 /// First ACPI table. Tables are written upward from here.
 pub const ACPI_TABLES_START: u64 = 0xa_0000;
-/// End (exclusive) of the room for ACPI tables.
+/// End (exclusive) of the space for ACPI tables.
 pub const ACPI_TABLES_END: u64 = 0xe_0000;
 /// The ACPI root pointer, in the area that an operating system scans for it.
 pub const RSDP_START: u64 = 0xe_0000;
 /// SMBIOS entry point and structures.
 pub const SMBIOS_START: u64 = 0xf_0000;
-/// End (exclusive) of the room for SMBIOS.
+/// End (exclusive) of the space for SMBIOS.
 pub const SMBIOS_END: u64 = RESET_VECTOR;
-/// Where a processor in real mode starts after a reset by the BIOS's entry point.
+/// The BIOS entry point: where a processor in real mode starts after a reset.
 pub const RESET_VECTOR: u64 = 0xf_fff0;
-/// Where memory that a kernel may occupy starts, and where relocatable kernels are loaded.
+/// Lowest address that a kernel may occupy, and the load address of relocatable kernels.
 pub const HIGH_RAM_START: u64 = MIB;
 
 // The hole below 4 GiB.
@@ -82,32 +83,32 @@ pub const HIGH_RAM_START: u64 = MIB;
 pub const HOLE_START: u64 = 3 * GIB;
 /// End (exclusive) of the hole.
 pub const HOLE_END: u64 = 4 * GIB;
-/// PCI configuration space (ECAM), one bus after the other: those of segment 0, then those of
-/// segment 1 and so on.
+/// PCI configuration space (ECAM), one bus after another: all buses of segment 0, then those of
+/// segment 1, and so on.
 pub const ECAM_START: u64 = 0xe800_0000;
 /// Configuration space of a bus: 4 KiB for each of 256 functions.
 pub const ECAM_BUS_SIZE: u64 = MIB;
-/// Most PCI buses: each segment has one, and each root port another.
+/// Maximum number of PCI buses: each segment has one, and each root port adds one.
 pub const MAX_PCI_BUSES: u16 = 96;
-/// Most PCI segments.
+/// Maximum number of PCI segments.
 pub const MAX_PCI_SEGMENTS: u16 = MAX_PCI_BUSES;
-/// Most root ports of a segment: one for each slot of its bus that is not the host bridge's.
+/// Maximum number of root ports per segment: one per slot of its bus, except the host bridge's.
 pub const MAX_ROOT_PORTS: u8 = 31;
 /// Registers of the CPU hot-plug controller.
 pub const CPU_HOTPLUG_START: u64 = 0xfe80_0000;
-/// Room for the CPU hot-plug registers, in bytes.
+/// Size of the CPU hot-plug register window, in bytes.
 pub const CPU_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// Registers of the memory hot-plug controller.
 pub const MEMORY_HOTPLUG_START: u64 = 0xfe80_1000;
-/// Room for the memory hot-plug registers, in bytes.
+/// Size of the memory hot-plug register window, in bytes.
 pub const MEMORY_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// Registers of the generic event device.
 pub const GED_START: u64 = 0xfe80_2000;
-/// Room for the generic event device's registers, in bytes.
+/// Size of the generic event device's register window, in bytes.
 pub const GED_SIZE: u64 = PAGE_SIZE;
 /// Registers of the PCI hot-plug controller.
 pub const PCI_HOTPLUG_START: u64 = 0xfe80_3000;
-/// Room for the PCI hot-plug registers, those of all segments together, in bytes.
+/// Size of the PCI hot-plug register window, for all segments together, in bytes.
 pub const PCI_HOTPLUG_SIZE: u64 = PAGE_SIZE;
 /// The in-kernel IOAPIC.
 pub const IOAPIC_START: u64 = 0xfec0_0000;
@@ -115,7 +116,7 @@ pub const IOAPIC_START: u64 = 0xfec0_0000;
 pub const IOAPIC_SIZE: u64 = PAGE_SIZE;
 /// The local APICs.
 pub const LAPIC_START: u64 = 0xfee0_0000;
-/// Size of the local APIC window, in which message-signalled interrupts are decoded too.
+/// Size of the local APIC window, in which message-signalled interrupts are decoded, too.
 pub const LAPIC_SIZE: u64 = MIB;
 /// Page that KVM uses for its identity map (`KVM_SET_IDENTITY_MAP_ADDR`).
 pub const KVM_IDENTITY_MAP_START: u64 = 0xfeff_c000;
@@ -132,7 +133,7 @@ pub const I8042_PORT: u16 = 0x60;
 pub const I8042_PORT_COUNT: u16 = 5;
 /// POST codes.
 pub const DEBUG_PORT: u16 = 0x80;
-/// Debug console: bytes written appear in the log.
+/// Debug console: bytes that are written to it appear in the log.
 pub const DEBUG_CONSOLE_PORT: u16 = 0xe9;
 /// First serial port, eight ports.
 pub const SERIAL_PORT: u16 = 0x3f8;
@@ -140,7 +141,7 @@ pub const SERIAL_PORT: u16 = 0x3f8;
 pub const SERIAL_PORT_COUNT: u16 = 8;
 /// ACPI reset register (FADT `RESET_REG`): writing [`ACPI_RESET_VALUE`] resets the machine.
 pub const ACPI_RESET_PORT: u16 = 0x600;
-/// What resets the machine when written to [`ACPI_RESET_PORT`].
+/// Value that resets the machine when it is written to [`ACPI_RESET_PORT`].
 pub const ACPI_RESET_VALUE: u8 = 1;
 /// ACPI sleep control register (FADT `SLEEP_CONTROL_REG`; ACPI 6.5, 4.8.3.7).
 pub const ACPI_SLEEP_CONTROL_PORT: u16 = 0x601;
@@ -152,14 +153,14 @@ pub const ACPI_SLEEP_TYPE_S5: u8 = 5;
 pub const ACPI_PM_TIMER_PORT: u16 = 0x608;
 /// Ports that the timer decodes.
 pub const ACPI_PM_TIMER_PORT_COUNT: u16 = 4;
-/// First port for I/O BARs of PCI segment 0, up to the last port there is: 15/16 of the ports, none
-/// of which anything else decodes.
+/// First port for I/O BARs of PCI segment 0. The range extends to the last port, so it is 15/16 of
+/// all ports. Nothing else decodes any of them.
 pub const PCI_IO_START: u16 = 0x1000;
-/// The last one.
+/// Last port for I/O BARs of PCI segment 0.
 pub const PCI_IO_LAST: u16 = u16::MAX;
-/// Ports of a root port of segment 0, which cannot have fewer (PCI-to-PCI Bridge 1.2, 3.2.5.6).
+/// Number of I/O ports of a root port of segment 0, the minimum (PCI-to-PCI Bridge 1.2, 3.2.5.6).
 pub const PCI_IO_OF_ROOT_PORT: u32 = 0x1000;
-/// Most root ports that have any: bus 0 keeps the other half.
+/// Maximum number of root ports that have I/O ports; bus 0 keeps the other half.
 pub const ROOT_PORTS_WITH_IO: u8 = 8;
 
 // Interrupts.
@@ -168,24 +169,24 @@ pub const ROOT_PORTS_WITH_IO: u8 = 8;
 pub const SERIAL_GSI: u32 = 4;
 /// Interrupt line of the generic event device.
 pub const GED_GSI: u32 = 5;
-/// First interrupt line for PCI INTx, of four.
+/// First of the four interrupt lines for PCI INTx.
 pub const PCI_INTX_GSI: u32 = 16;
-/// Interrupt lines of the IOAPIC.
+/// Number of interrupt lines of the IOAPIC.
 pub const IOAPIC_PINS: u32 = 24;
 
-/// Least guest RAM in bytes.
+/// Minimum guest RAM in bytes.
 pub const MIN_RAM: u64 = MIB;
-/// Physical address bits of the smallest processor that is supported.
+/// Physical address bits of the narrowest supported processor.
 pub const MIN_PHYS_BITS: u8 = 36;
-/// Address bits that the map uses at most: Linux with four-level page tables handles 46, and
-/// KVM with four-level nested page tables 48, whatever the processor announces.
+/// Maximum number of address bits that the map uses. Linux with four-level page tables supports 46,
+/// and KVM with four-level nested page tables 48, whatever the processor reports.
 pub const MAX_USED_PHYS_BITS: u8 = 46;
-/// BARs that the 64-bit window is made for. The window is twice that per bus where the
+/// BAR space that the 64-bit window is designed for. The window is twice this per bus where the
 /// address width allows, because a BAR is aligned to its own size.
 const BAR_SPACE: u64 = TIB;
-/// Most room for memory that devices bring along.
+/// Maximum size of the range for memory that devices provide.
 const DEVICE_MEMORY_MAX: u64 = TIB / 2;
-/// Addresses that AMD processors keep for HyperTransport; an IOMMU does not translate them, so a
+/// Addresses that AMD processors reserve for HyperTransport. An IOMMU does not translate them, so a
 /// passed-through device could not reach a BAR there.
 const HYPERTRANSPORT: AddressRange = AddressRange {
     start: 0xfd_0000_0000,
@@ -197,12 +198,12 @@ const HYPERTRANSPORT: AddressRange = AddressRange {
 pub struct AddressRange {
     /// First address.
     pub start: u64,
-    /// Length in bytes; may be zero.
+    /// Size in bytes; may be zero.
     pub size: u64,
 }
 
 impl AddressRange {
-    /// From the first address to the one before `end`; empty if `end` is not above `start`.
+    /// The range from `start` to the address before `end`; empty if `end` is not above `start`.
     pub const fn from_bounds(start: u64, end: u64) -> Self {
         Self {
             start,
@@ -215,12 +216,12 @@ impl AddressRange {
         self.start.saturating_add(self.size)
     }
 
-    /// There is no address in it.
+    /// Whether the range is empty.
     pub const fn is_empty(&self) -> bool {
         self.size == 0
     }
 
-    /// Both ranges are not empty and share an address.
+    /// Whether the ranges share an address; false if either is empty.
     pub const fn overlaps(&self, other: &Self) -> bool {
         !self.is_empty()
             && !other.is_empty()
@@ -228,19 +229,19 @@ impl AddressRange {
             && other.start < self.end()
     }
 
-    /// All of `other` lies within.
+    /// Whether `other` lies completely within this range.
     pub const fn contains(&self, other: &Self) -> bool {
         self.start <= other.start && other.end() <= self.end()
     }
 }
 
-/// What a firmware memory map (e820 or PVH) says about a range; the values are those of both.
+/// Type of a range in a firmware memory map (e820 or PVH); both use these values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum MemoryKind {
     /// Usable RAM.
     Ram = 1,
-    /// Not for the operating system to use as it likes.
+    /// Not available to the operating system.
     Reserved = 2,
 }
 
@@ -249,52 +250,52 @@ pub enum MemoryKind {
 pub struct MemoryMapEntry {
     /// The addresses.
     pub range: AddressRange,
-    /// What they are.
+    /// Their type.
     pub kind: MemoryKind,
 }
 
-/// Why no address map can be made.
+/// Why no address map can be created.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    /// Less RAM than the boot data structures take.
+    /// The RAM is smaller than the boot data structures.
     #[error("guest memory of {size} bytes is too small; give it at least {MIN_RAM} bytes")]
     RamTooSmall {
-        /// RAM asked for, in bytes.
+        /// Requested RAM in bytes.
         size: u64,
     },
-    /// The amount of RAM is not a number of pages.
+    /// The RAM size is not a multiple of the page size.
     #[error("memory size {size} is not a multiple of {PAGE_SIZE} bytes; round it to whole pages")]
     RamNotPageAligned {
-        /// The odd size in bytes.
+        /// The requested size in bytes.
         size: u64,
     },
-    /// Too few or unusably many address bits.
+    /// The number of address bits is too small, or too large to be used.
     #[error(
         "{bits} physical address bits are not supported; use {MIN_PHYS_BITS} to 52 (the host's \
          processor must have them)"
     )]
     PhysBits {
-        /// Address bits asked for.
+        /// Requested address bits.
         bits: u8,
     },
-    /// No or too many PCI segments.
+    /// There are no or too many PCI segments.
     #[error("{segments} PCI segments are not supported; use 1 to {MAX_PCI_SEGMENTS}")]
     Segments {
-        /// Segments asked for.
+        /// Requested segments.
         segments: usize,
     },
-    /// Too many PCI root ports.
+    /// There are too many PCI root ports.
     #[error(
         "{ports} root ports in {segments} PCI segments are not supported; use at most \
          {MAX_ROOT_PORTS} in a segment, and {MAX_PCI_BUSES} segments and ports together"
     )]
     RootPorts {
-        /// Root ports asked for.
+        /// Requested root ports.
         ports: usize,
-        /// Segments asked for.
+        /// Requested segments.
         segments: usize,
     },
-    /// The hole is not inside of RAM.
+    /// The hole is not inside RAM.
     #[error(
         "RAM cannot have a hole from {start:#x} to {end:#x}: it has to be whole pages, with RAM \
          from 1 MiB to its start, and from its end to at most 3 GiB"
@@ -313,9 +314,9 @@ pub enum LayoutError {
     NoRoom {
         /// RAM in bytes.
         ram: u64,
-        /// Memory that can be plugged, in bytes.
+        /// Hot-pluggable memory, in bytes.
         hotplug: u64,
-        /// PCI segments and root ports.
+        /// Number of PCI segments and root ports.
         buses: u64,
         /// Address bits.
         bits: u8,
@@ -331,7 +332,7 @@ pub struct BusWindows {
     pub mmio64: AddressRange,
 }
 
-/// The BAR windows of one PCI segment, those of all its buses together.
+/// The configuration space and the BAR windows of one PCI segment, for all its buses together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentWindows {
     /// Configuration space.
@@ -342,11 +343,11 @@ pub struct SegmentWindows {
     pub mmio64: AddressRange,
 }
 
-/// Where RAM, hot-plug memory and device windows of one machine are.
+/// The addresses of RAM, hot-plug memory and device windows of one machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddressMap {
     phys_bits: u8,
-    /// Root ports of each segment.
+    /// Number of root ports of each segment.
     ports: Vec<u8>,
     low_ram: AddressRange,
     hole: AddressRange,
@@ -357,12 +358,12 @@ pub struct AddressMap {
 }
 
 impl AddressMap {
-    /// A map for `segments` PCI segments without root ports; otherwise as
+    /// Creates a map for `segments` PCI segments without root ports; otherwise like
     /// [`AddressMap::with_root_ports`].
     ///
     /// # Errors
     ///
-    /// As [`AddressMap::with_root_ports`].
+    /// As for [`AddressMap::with_root_ports`].
     pub fn new(
         ram_size: u64,
         hotplug_size: u64,
@@ -373,17 +374,18 @@ impl AddressMap {
         Self::with_root_ports(ram_size, hotplug_size, phys_bits, &ports)
     }
 
-    /// Places `ram_size` bytes of RAM, room for `hotplug_size` more, and the windows of PCI
-    /// segments with so many root ports each in an address space of `phys_bits` bits.
+    /// Places `ram_size` bytes of RAM, room for `hotplug_size` more, and the windows of the PCI
+    /// segments in an address space of `phys_bits` bits. `ports` has the number of root ports of
+    /// each segment.
     ///
-    /// `phys_bits` is what CPUID tells the guest. If devices are passed through, it must not
-    /// exceed the width of the addresses that the IOMMU takes.
+    /// `phys_bits` is what CPUID reports to the guest. If devices are passed through, it must not
+    /// exceed the address width that the IOMMU accepts.
     ///
     /// # Errors
     ///
-    /// [`LayoutError`] if an argument is out of range or not everything fits. On processors with
-    /// 36 to 41 address bits the 64-bit window is whatever room memory leaves, at least 1 GiB
-    /// per bus.
+    /// [`LayoutError`] if an argument is out of range or not everything fits. On processors with 36
+    /// to 41 address bits, the 64-bit window gets whatever space memory leaves, at least 1 GiB per
+    /// bus.
     pub fn with_root_ports(
         ram_size: u64,
         hotplug_size: u64,
@@ -417,7 +419,7 @@ impl AddressMap {
         })
     }
 
-    /// The map for arguments that are each in range; None if they do not fit together.
+    /// The map for arguments that are each in range; `None` if they do not fit together.
     fn place(ram_size: u64, hotplug_size: u64, phys_bits: u8, ports: &[u8]) -> Option<Self> {
         let top = 1u64 << phys_bits.min(MAX_USED_PHYS_BITS);
         let low_ram = AddressRange::from_bounds(0, ram_size.min(HOLE_START));
@@ -431,8 +433,8 @@ impl AddressMap {
         };
         let hotplug_end = hotplug.start.checked_add(hotplug.size)?;
         let room = top.checked_sub(hotplug_end)?;
-        // An eighth of what is left keeps persistent memory useful on narrow processors; the limit
-        // keeps it away from HyperTransport's addresses on machines of common size.
+        // One eighth of what is left keeps persistent memory useful on narrow processors. The upper
+        // limit keeps the range away from HyperTransport's addresses on machines of common size.
         let device_memory = AddressRange {
             start: hotplug_end,
             size: align_down((room / 8).min(DEVICE_MEMORY_MAX), GIB),
@@ -450,12 +452,12 @@ impl AddressMap {
         })
     }
 
-    /// The same map without RAM in a range, which the guest finds reserved. What lies above stays
-    /// where it is; there is less RAM by the size of the hole.
+    /// Removes the RAM in a range, which the guest sees as reserved. What lies above keeps its
+    /// address, and the RAM shrinks by the size of the hole.
     ///
     /// # Errors
     ///
-    /// [`LayoutError::Hole`] if there is not RAM on both sides, above 1 MiB and below 3 GiB.
+    /// [`LayoutError::Hole`] unless there is RAM on both sides, above 1 MiB and below 3 GiB.
     pub fn with_hole(mut self, hole: AddressRange) -> Result<Self, LayoutError> {
         let AddressRange { start, size } = hole;
         let end = hole.end();
@@ -467,33 +469,33 @@ impl AddressMap {
         Ok(self)
     }
 
-    /// Where there is no RAM inside of the RAM below 3 GiB; mostly empty.
+    /// The hole in the RAM below 3 GiB; usually empty.
     pub fn hole(&self) -> AddressRange {
         self.hole
     }
 
-    /// Physical address bits that the map was made for.
+    /// Number of physical address bits of the map.
     pub fn phys_bits(&self) -> u8 {
         self.phys_bits
     }
 
-    /// PCI segments that the windows are split between.
+    /// Number of PCI segments that share the windows.
     pub fn segments(&self) -> u16 {
         // At most MAX_PCI_SEGMENTS.
         self.ports.len() as u16
     }
 
-    /// Root ports of each segment.
+    /// Number of root ports of each segment.
     pub fn root_ports(&self) -> &[u8] {
         &self.ports
     }
 
-    /// RAM below 3 GiB, a [`AddressMap::hole`] included.
+    /// RAM below 3 GiB, including a [`AddressMap::hole`].
     pub fn low_ram(&self) -> AddressRange {
         self.low_ram
     }
 
-    /// RAM from 4 GiB on; empty if all of it fits below the hole.
+    /// RAM from 4 GiB on; empty if all RAM fits below 3 GiB.
     pub fn high_ram(&self) -> AddressRange {
         self.high_ram
     }
@@ -506,7 +508,7 @@ impl AddressMap {
             .filter(|range| !range.is_empty())
     }
 
-    /// RAM below 3 GiB, before and after the hole; all of it is before if there is none.
+    /// RAM below 3 GiB, before and after the hole. Without a hole, the first part has all of it.
     fn low_parts(&self) -> [AddressRange; 2] {
         let (start, end) = (self.low_ram.start, self.low_ram.end());
         if self.hole.is_empty() {
@@ -518,23 +520,23 @@ impl AddressMap {
         ]
     }
 
-    /// Room for memory that is plugged later; start and size are multiples of 1 GiB.
+    /// Range for hot-plugged memory; start and size are multiples of 1 GiB.
     pub fn hotplug(&self) -> AddressRange {
         self.hotplug
     }
 
-    /// Room for memory that devices bring along; a multiple of 1 GiB, which can be
-    /// zero on a full address space.
+    /// Range for memory that devices provide; its size is a multiple of 1 GiB, and can be zero in a
+    /// full address space.
     pub fn device_memory(&self) -> AddressRange {
         self.device_memory
     }
 
-    /// BARs below 4 GiB, of all segments.
+    /// Range for BARs below 4 GiB, for all segments.
     pub fn mmio32(&self) -> AddressRange {
         AddressRange::from_bounds(HOLE_START, ECAM_START)
     }
 
-    /// BARs above 4 GiB, of all segments.
+    /// Range for BARs above 4 GiB, for all segments.
     pub fn mmio64(&self) -> AddressRange {
         self.mmio64
     }
@@ -547,7 +549,7 @@ impl AddressMap {
         }
     }
 
-    /// The windows of `segment`; None if there is no such segment.
+    /// The windows of `segment`; `None` if there is no such segment.
     pub fn segment(&self, segment: u16) -> Option<SegmentWindows> {
         let (before, from) = self.ports.split_at_checked(segment.into())?;
         let first = buses(before);
@@ -562,8 +564,8 @@ impl AddressMap {
         })
     }
 
-    /// The windows of a bus of `segment`: those of root ports are numbered from 1. None if there is
-    /// no such bus.
+    /// The windows of one bus of `segment`. The buses of root ports are numbered from 1. `None` if
+    /// there is no such bus.
     pub fn bus(&self, segment: u16, bus: u8) -> Option<BusWindows> {
         let (before, from) = self.ports.split_at_checked(segment.into())?;
         let at = buses(before) + u64::from(bus);
@@ -573,8 +575,8 @@ impl AddressMap {
         })
     }
 
-    /// The I/O ports of a root port of `segment`, the one with this bus: the first ones of segment 0
-    /// have some, of equal size, up to the last port that there is; empty for others.
+    /// The I/O ports of the root port with this bus in `segment`. The first root ports of segment 0
+    /// get shares of equal size, which end at the last port; empty for all others.
     pub fn io(&self, segment: u16, bus: u8) -> AddressRange {
         let ports = self.ports.first().filter(|_| segment == 0);
         let count = ports.map_or(0, |ports| (*ports).min(ROOT_PORTS_WITH_IO));
@@ -590,7 +592,8 @@ impl AddressMap {
         }
     }
 
-    /// `count` shares from the `first` on of as many equal shares of `window` as there are buses.
+    /// Divides `window` into as many equal shares as there are buses, and returns `count` of them
+    /// from `first` on.
     fn share(
         &self,
         window: AddressRange,
@@ -606,9 +609,9 @@ impl AddressMap {
         }
     }
 
-    /// The firmware memory map, ascending and without overlaps.
+    /// The firmware memory map, in ascending order and without overlaps.
     ///
-    /// Hot-plug memory is not in it: ACPI or virtio-mem announces that.
+    /// It does not contain hot-plug memory, which ACPI or virtio-mem announces.
     pub fn memory_map(&self) -> Vec<MemoryMapEntry> {
         let ram = |start, end| MemoryMapEntry {
             range: AddressRange::from_bounds(start, end),
@@ -635,17 +638,17 @@ impl AddressMap {
     }
 }
 
-/// The buses of segments with so many root ports each.
+/// Number of buses of segments with these numbers of root ports.
 fn buses(ports: &[u8]) -> u64 {
     ports.iter().map(|ports| 1 + u64::from(*ports)).sum()
 }
 
-/// The window for 64-bit BARs between `start` (a multiple of 1 GiB) and `top`; None without 1 GiB
-/// for each bus.
+/// The window for 64-bit BARs between `start` (a multiple of 1 GiB) and `top`; `None` if there is
+/// less than 1 GiB per bus.
 fn mmio64_window(start: u64, top: u64, buses: u64) -> Option<AddressRange> {
-    // At most 96 * 2 TiB, no overflow.
+    // At most 96 * 2 TiB, so this cannot overflow.
     let wanted = buses * 2 * BAR_SPACE;
-    // A start at a multiple of 1 TiB lets a BAR of 1 TiB fit, and lies above HyperTransport's
+    // Starting at a multiple of 1 TiB makes a BAR of 1 TiB fit, and is above HyperTransport's
     // addresses.
     let roomy = align_up(start, TIB)?;
     let window = if roomy
@@ -669,14 +672,14 @@ fn mmio64_window(start: u64, top: u64, buses: u64) -> Option<AddressRange> {
     })
 }
 
-/// The next multiple of `align` (a power of two) at or above `value`.
+/// Rounds `value` up to a multiple of `align` (a power of two).
 pub(crate) fn align_up(value: u64, align: u64) -> Option<u64> {
     value
         .checked_add(align - 1)
         .map(|value| align_down(value, align))
 }
 
-/// The next multiple of `align` (a power of two) at or below `value`.
+/// Rounds `value` down to a multiple of `align` (a power of two).
 pub(crate) const fn align_down(value: u64, align: u64) -> u64 {
     value & !(align - 1)
 }

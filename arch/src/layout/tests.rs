@@ -1,4 +1,4 @@
-//! Maps of machines of all sizes.
+//! Address maps of machines of all sizes.
 
 use super::*;
 use proptest::prelude::*;
@@ -44,7 +44,7 @@ proptest! {
         segments in 1..=MAX_PCI_SEGMENTS,
     ) {
         let Ok(map) = AddressMap::new(pages * PAGE_SIZE, hotplug, bits, segments) else {
-            // Only narrow processors may lack room for these sizes.
+            // Only address spaces of narrow processors may lack room for these sizes.
             prop_assert!(bits < 44);
             return Ok(());
         };
