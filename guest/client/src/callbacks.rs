@@ -1,4 +1,4 @@
-//! Pending callbacks, and how often the listener polls for them where no message wakes it.
+//! Pending callbacks, and how often the listener polls for them when no message wakes it.
 
 use std::{
     collections::HashMap,
@@ -8,22 +8,23 @@ use std::{
 
 use gantry_remoting::link::port_bell::{USUAL_NAP, nap};
 
-/// What is called, with a status of the API.
+/// A callback that takes a status of the API.
 pub type Callback<S> = Box<dyn FnOnce(S) + Send>;
 
-/// What is called again and again, with a status of the API, as long as it says so.
+/// A callback that takes a status of the API, and is called repeatedly for as long as it returns
+/// true.
 pub type LastingCallback<S> = Arc<dyn Fn(S) -> bool + Send + Sync>;
 
 /// Pending callbacks.
 pub struct Callbacks<S> {
-    /// How many were ever registered: the newest one's number.
+    /// How many were ever registered, which is also the newest one's number.
     registered: u64,
     pending: HashMap<u64, Callback<S>>,
-    /// Those that are called again and again.
+    /// Callbacks that are called repeatedly.
     lasting: HashMap<u64, LastingCallback<S>>,
-    /// Those that come at some time, and that no wait is for.
+    /// Callbacks that are called at some time, and that nothing waits for.
     unawaited: HashMap<u64, Callback<S>>,
-    /// Whether the thread that polls for them has to be woken for another one.
+    /// Whether the polling thread has to be woken for a new callback.
     poller_sleeps: bool,
 }
 
@@ -40,54 +41,56 @@ impl<S> Default for Callbacks<S> {
 }
 
 impl<S> Callbacks<S> {
-    /// Adds one: its number, and whether to wake the thread that polls for it.
+    /// Adds a callback. Returns its number, and whether the polling thread has to be woken.
     pub fn register(&mut self, callback: Callback<S>) -> (u64, bool) {
         self.registered += 1;
         self.pending.insert(self.registered, callback);
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
-    /// Adds one that is called again and again: its number, and whether to wake the thread that polls.
+    /// Adds a callback that is called repeatedly. Returns its number, and whether the polling
+    /// thread has to be woken.
     pub fn register_lasting(&mut self, callback: LastingCallback<S>) -> (u64, bool) {
         self.registered += 1;
         self.lasting.insert(self.registered, callback);
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
-    /// Adds one that no wait is for: its number, and whether to wake the thread that polls.
+    /// Adds a callback that nothing waits for. Returns its number, and whether the polling thread
+    /// has to be woken.
     pub fn register_unawaited(&mut self, callback: Callback<S>) -> (u64, bool) {
         self.registered += 1;
         self.unawaited.insert(self.registered, callback);
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
-    /// Takes one that is due, or not needed any more.
+    /// Removes a callback that is due or no longer needed.
     pub fn take(&mut self, number: u64) -> Option<Callback<S>> {
         let pending = self.pending.remove(&number);
         pending.or_else(|| self.unawaited.remove(&number))
     }
 
-    /// One that is called again and again.
+    /// Returns a callback that is called repeatedly.
     pub fn lasting(&self, number: u64) -> Option<LastingCallback<S>> {
         self.lasting.get(&number).cloned()
     }
 
-    /// Forgets one that was called again and again.
+    /// Removes a callback that was called repeatedly.
     pub fn end_lasting(&mut self, number: u64) {
         self.lasting.remove(&number);
     }
 
-    /// Whether there are some that waits are for.
+    /// Whether there are callbacks that something waits for.
     pub fn is_awaited(&self) -> bool {
         !self.pending.is_empty() || !self.lasting.is_empty()
     }
 
-    /// How many there are.
+    /// The number of callbacks.
     fn count(&self) -> usize {
         self.pending.len() + self.lasting.len() + self.unawaited.len()
     }
 
-    /// Takes all.
+    /// Removes all callbacks.
     pub fn take_all(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
         let unawaited = std::mem::take(&mut self.unawaited).into_values();
         let pending = std::mem::take(&mut self.pending).into_values();
@@ -97,10 +100,10 @@ impl<S> Callbacks<S> {
 
 /// How often to poll for callbacks.
 pub struct PollInterval {
-    /// How many were registered and how many pending at the last poll.
+    /// How many callbacks were registered and how many pending at the last poll.
     seen: (u64, usize),
-    /// When that changed last: a callback that is pending for long makes polls rare, a newer one
-    /// makes them frequent again.
+    /// When that last changed. A callback that has been pending for long makes polls rare, a newer
+    /// one makes them frequent again.
     since: Instant,
 }
 
@@ -114,7 +117,7 @@ impl Default for PollInterval {
 }
 
 impl PollInterval {
-    /// How long to sleep before the next poll; none if no callback is pending.
+    /// Returns how long to sleep before the next poll. None if no callback is pending.
     pub fn next<S>(&mut self, callbacks: &mut Callbacks<S>) -> Option<Duration> {
         let now = (callbacks.registered, callbacks.count());
         if now != self.seen {
@@ -138,14 +141,14 @@ mod tests {
         let (first, wakes) = callbacks.register(callback());
         assert!(wakes);
         interval.next(&mut callbacks);
-        // As if it had been pending for long.
+        // As if it had been pending for a long time.
         interval.since -= Duration::from_secs(10);
         assert!(interval.next(&mut callbacks).unwrap() > USUAL_NAP);
         let (_, wakes) = callbacks.register(callback());
         assert!(wakes);
         interval.next(&mut callbacks);
         let began = interval.since;
-        // One goes and another comes between two polls, as in a chain of commands.
+        // One is removed and another added between two polls, as in a chain of commands.
         assert!(callbacks.take(first).is_some());
         callbacks.register(callback());
         interval.next(&mut callbacks);

@@ -1,30 +1,31 @@
-//! This process leaves the worker that serves it for another one, which may be anywhere: another
-//! process of this machine, the host's, or another host's.
+//! Moves this process from the worker that serves it to another one, which may be anywhere: another process of this
+//! machine, the host's, or another host's.
 //!
 //! ```text
-//!   1  a connection with the other worker is made                            nothing has changed
-//!   2  in rounds, what is new of the state is copied, and made there         all goes on
-//!   3  no call is sent: who sends holds the lock; much new: back to 2         calls wait
-//!   4  the worker saves the rest, its image is read and written there, part by part
-//!   5  nobody reads answers or writes to the window
-//!   6  what is in use of the window is copied; the other worker restores
-//!   7  the other window's memory is mapped in the place of this one's, the rings' ends, doorbell
-//!      and connection are the other's                                        the worker is left
+//!   1  connect to the other worker                                           nothing has changed
+//!   2  in rounds, copy new state and create it there                         everything continues
+//!   3  stop sending calls by holding the lock; if much is new: back to 2     calls wait
+//!   4  the worker saves the rest; its image is read and written there, part by part
+//!   5  stop reading answers and writing to the window
+//!   6  copy the used parts of the window; the other worker restores
+//!   7  map the other window's memory in place of this one's, and take over the other's ring ends,
+//!      doorbell and connection                                               the worker is left
 //! ```
 //!
-//! Until the other worker is to restore who has given the order may take it back: all goes on as it was.
+//! Until the other worker is asked to restore, whoever gave the order may withdraw it. Everything then continues as
+//! before.
 //!
-//! The window keeps its addresses. Until 7 a failure costs nothing but the time: the worker still
-//! serves, and all goes on with it. After it the old connection is closed, by which that worker ends;
-//! what is in its rings by then nobody waits for, as every call before the save was carried out, and
-//! answered or saved as one that waits.
+//! The window keeps its addresses. A failure before step 7 costs only time: the old worker still serves the process,
+//! and everything continues with it. After step 7 the old connection is closed, which ends the old worker. No thread
+//! waits for anything left in its rings: every call before the save was executed, and either answered or saved as a
+//! waiting call.
 //!
-//! What the application has pointers to cannot be copied while it may write there: mapped memory,
-//! shared virtual memory, a heap in the window. It stays then, or is waited for as long as the order
-//! says.
+//! Memory that the application has pointers to cannot be copied while the application may write to it: mapped memory,
+//! shared virtual memory, a heap in the window. The process then stays where it is, or the move waits for as long as
+//! the order allows.
 //!
-//! While nobody orders this, it costs a load for each call that waits and two atomic steps for each
-//! stretch of memory that is copied into the window, beside what the copy takes.
+//! Without an order, this costs one load for each call that waits, and two atomic operations for each stretch of memory
+//! copied into the window, on top of the copy itself.
 
 use std::{
     os::{fd::OwnedFd, unix::net::UnixStream},
@@ -56,37 +57,38 @@ use crate::{
     stage::{HostRegion, Stages},
 };
 
-/// How often is looked for what has come or changed.
+/// The polling interval for messages and changes.
 const LOOK: Duration = Duration::from_micros(100);
-/// How many bytes of an image are carried at a time, at most.
+/// The maximum number of image bytes to copy at a time.
 pub(crate) const PART: u64 = 4 << 20;
-/// The same while the application goes on: its calls wait while the worker copies a part.
+/// The same while the application runs: its calls wait while the worker copies a part.
 const SMALL_PART: u64 = 512 << 10;
 
-/// A driver whose state can be carried from one worker to another.
+/// A driver whose state can be moved from one worker to another.
 pub trait Carried: Driver {
-    /// The call that saves what is new since the last round, while others are carried out: how many
-    /// bytes the image has; or none, and why not.
+    /// The call that saves what is new since the last round, while other calls are executed. The answer is the size of
+    /// the image in bytes, or the reason for a failure.
     fn precopy(round: u32) -> impl Call<Answer = (u64, Blob)>;
-    /// The call that saves what is new since so many rounds: the answer is the same, or how many bytes of memory
-    /// objects were made since, and why they are too many, if that is more than `most`.
+    /// The call that saves what is new since this many rounds. The answer is as for [`precopy`](Self::precopy). If
+    /// memory objects of more than `most` bytes were created since, nothing is saved: the answer is their size, and a
+    /// reason.
     fn save(patience: u64, rounds: u32, most: u64) -> impl Call<Answer = (u64, Blob)>;
-    /// The call that reads a part of it.
+    /// The call that reads a part of the image.
     fn read(at: u64, to: WindowRange) -> impl Call<Answer = Blob>;
-    /// The call that writes a part of it.
+    /// The call that writes a part of the image.
     fn write(at: u64, from: WindowRange) -> impl Call<Answer = Blob>;
-    /// The call that makes what a round has.
+    /// The call that creates the state contained in one round.
     fn prepare() -> impl Call<Answer = Blob>;
-    /// The call that makes the rest of the state.
+    /// The call that creates the rest of the state.
     fn restore() -> impl Call<Answer = Blob>;
-    /// The call that compares devices with what the application has been told of its own.
+    /// The call that compares the devices with those that the application has been told about.
     fn compare() -> impl Call<Answer = Blob>;
-    /// Why the window cannot get other memory now, if something is in the way. Nothing gets in the way
-    /// while no call can be sent.
+    /// What prevents the window's memory from being replaced now, if anything. No new obstacle can appear while no call
+    /// can be sent.
     fn pinned(state: &Self::State) -> Option<&'static str>;
 }
 
-/// Why not, if a worker says so.
+/// Turns a worker's refusal into an error that contains its reason.
 fn refusal(Blob(why): Blob) -> Result<(), String> {
     match why.is_empty() {
         true => Ok(()),
@@ -94,7 +96,7 @@ fn refusal(Blob(why): Blob) -> Result<(), String> {
     }
 }
 
-/// Whichever of the two has ended.
+/// The error for one of the two workers having ended.
 fn gone<S>(which: &'static str) -> impl Fn(S) -> String {
     move |_| format!("{which} does not answer")
 }
@@ -103,18 +105,18 @@ pub(crate) const NOT_SHARED: &str = "parts of its window are in use, which a str
 const OLD: &str = "the worker that serves it";
 const NEW: &str = "the worker that was to serve it";
 
-/// Has a process be served where the order says, which has come by `orders`. Where further ones come from,
-/// if it was sent on from there.
+/// Moves the process to the worker named in the order, which arrived on `orders`. Returns the stream for further orders
+/// if the process was redirected to another one.
 ///
 /// # Errors
-/// It stays where it is; why.
+/// The process stays where it is, for the reason returned.
 pub fn change_seat<D: Carried>(
     link: &Link<D>,
     order: &Order,
     orders: &UnixStream,
 ) -> Result<Option<UnixStream>, String> {
     let patience = order.patience.min(LONG);
-    // No listener hears of its end meanwhile, nor of messages.
+    // Meanwhile no listener notices the worker's end or its messages.
     link.be_deaf(true);
     let outcome = match order.to == PARKED {
         true => park::park(link, order, orders),
@@ -125,10 +127,10 @@ pub fn change_seat<D: Carried>(
     outcome
 }
 
-/// Connects with the worker at this address. What the one that serves says is heard meanwhile.
+/// Connects to the worker at this address. Messages of the current worker are handled meanwhile.
 pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
     thread::scope(|scope| {
-        // As the listener, it blocks all signals.
+        // Like the listener, this thread blocks all signals.
         let opening = scope.spawn(|| {
             let window = link.window.size();
             let from = Some(FromAnother { window, until });
@@ -144,17 +146,17 @@ pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Resu
     })
 }
 
-/// Reads what the worker says that no call waits for. Nothing is in the way of threads that wait if
-/// nothing of the kind is expected.
+/// Reads messages of the worker that no call waits for. Does not get in the way of waiting threads if no such message
+/// is expected.
 fn hear<D: Driver>(link: &Link<D>) {
     if link.expects() || D::expects_messages(&link.state) {
         link.try_read_pending();
     }
 }
 
-/// The connection with the other worker, whose window is as large as this one's at least.
+/// Creates the connection to the other worker, whose window must be at least as large as this one.
 pub(crate) fn connection<D: Carried>(link: &Link<D>, opened: &Opened) -> Result<Link<D>, String> {
-    // Nobody waits for callbacks of this one.
+    // No thread waits for callbacks of this connection.
     let (due, _) = mpsc::channel();
     let environment = link.environment.clone();
     let there = Link::<D>::new(opened.window.clone(), opened.seat.clone(), due, environment);
@@ -183,7 +185,7 @@ fn go<D: Carried>(
         orders: Some(orders),
         end: Instant::now() + LONG,
     };
-    // Ends whichever of the two workers is not its own any more: nobody else keeps a seat.
+    // When this is dropped, whichever of the two workers is no longer in use ends: nothing else keeps a seat.
     let outcome = both
         .compare(false)
         .and_then(|()| go_in_rounds(&both, opened, patience));
@@ -193,7 +195,8 @@ fn go<D: Carried>(
     outcome
 }
 
-/// Carries all over: in rounds what can be copied while the application goes on, which have time of their own.
+/// Moves everything. What can be copied while the application runs is copied in rounds, which have a time limit of
+/// their own.
 fn go_in_rounds<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
@@ -209,20 +212,20 @@ fn go_in_rounds<D: Carried>(
     }
 }
 
-/// The connections with both workers.
+/// The connections to both workers.
 pub(crate) struct Both<'a, D: Driver> {
-    /// That with the one that serves.
+    /// The connection to the current worker.
     pub link: &'a Link<D>,
-    /// That with the one that is to serve.
+    /// The connection to the worker that takes over.
     pub there: &'a Link<D>,
-    /// Where the order came from, and is taken back, if somebody has given one.
+    /// The stream that the order came from and that withdraws it, if there was an order.
     pub orders: Option<&'a UnixStream>,
-    /// By when all is to be answered.
+    /// The deadline for all answers.
     pub end: Instant,
 }
 
 impl<'a, D: Carried> Both<'a, D> {
-    /// Whether the order still stands. Nobody asks once the other worker is to go on.
+    /// Fails if the order was withdrawn. Not called once the other worker is to continue.
     pub fn check_wanted(&self) -> Result<(), String> {
         match self.orders.is_some_and(order::is_taken_back) {
             true => Err("who has asked for its move is gone".to_owned()),
@@ -239,7 +242,7 @@ impl<'a, D: Carried> Both<'a, D> {
         let link = self.link;
         loop {
             self.check_wanted()?;
-            // Who has it may wait for a worker that waits for somebody to read.
+            // The lock's holder may wait for a worker that in turn waits for its messages to be read.
             let why = if let Ok(outgoing) = link.outgoing.try_lock() {
                 match in_the_way() {
                     None => return Ok(outgoing),
@@ -260,12 +263,13 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Asks the worker that serves: `held` by who holds up all other calls, else beside them.
+    /// Asks the current worker: with `held`, by the thread that blocks all other calls, otherwise concurrently with
+    /// them.
     fn ask<C: Call>(&self, held: Option<&mut Outgoing>, call: &C) -> Result<C::Answer, String> {
         let answer = match held {
             Some(outgoing) => self.link.ask_by(outgoing, call),
             None => {
-                // A call whose stage is known already is sent in any case.
+                // A call that names an already known stage is sent in any case.
                 let orders = None;
                 let mut outgoing = Both { orders, ..*self }.hold(self.end, || None)?;
                 let sent = self.link.send_beside(&mut outgoing, call);
@@ -276,7 +280,7 @@ impl<'a, D: Carried> Both<'a, D> {
         answer.map_err(gone(OLD))
     }
 
-    /// Asks the other one, which has so long to answer.
+    /// Asks the other worker, which has this long to answer.
     fn ask_there<C: Call>(
         &self,
         is_held: bool,
@@ -288,14 +292,14 @@ impl<'a, D: Carried> Both<'a, D> {
         self.answer_there(is_held, call).map_err(gone(NEW))
     }
 
-    /// Has the other one make a state, for as long as it is at work on that.
+    /// Has the other worker create a state, for as long as it reports progress.
     pub fn make<C: Call<Answer = Blob>>(&self, is_held: bool, call: &C) -> Result<(), String> {
         self.there.expire(Due::at_work(SILENT, self.end));
         let made = self.answer_there(is_held, call);
         refusal(made.map_err(|_| self.why_not_made())?)
     }
 
-    /// Why the other one has not answered.
+    /// Why the other worker has not answered.
     fn why_not_made(&self) -> String {
         match self.there.is_late() && Instant::now() < self.end {
             true => NotMoved::Hangs {
@@ -307,7 +311,7 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// The other one's answer, as soon as it comes.
+    /// Returns the other worker's answer as soon as it arrives.
     fn answer_there<C: Call>(&self, is_held: bool, call: &C) -> Result<C::Answer, D::Status> {
         let there = self.there;
         if is_held {
@@ -318,13 +322,13 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Whether the devices there have all that the application has been told of its own.
+    /// Checks that the devices there have everything that the application has been told about its own.
     pub fn compare(&self, is_held: bool) -> Result<(), String> {
         refusal(self.ask_there(is_held, &D::compare(), SOON)?)
     }
 
-    /// Waits for an answer without being in the way of the application's threads, and hears what else
-    /// the worker says that serves.
+    /// Waits for an answer without blocking the application's threads, and handles other messages of the current worker
+    /// meanwhile.
     fn look_for<C: Call>(&self, of: &Link<D>, sequence: u64) -> Result<C::Answer, D::Status> {
         loop {
             if let Some(answer) = of.answered::<C>(sequence) {
@@ -338,14 +342,14 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Has the other worker make what can be copied while the application goes on: nothing if this worker copies
-    /// nothing now.
+    /// Has the other worker create what can be copied while the application runs. Does nothing if the current worker
+    /// cannot copy anything now.
     fn precopy(&self, rounds: &mut Rounds) -> Result<(), String> {
         loop {
             rounds.begin();
             let (length, why) = self.ask(None, &D::precopy(rounds.count()))?;
             match refusal(why) {
-                // It is asked for the whole once it stands still, and says again what is in the way.
+                // The full save, after calls have stopped, reports the obstacle again.
                 Err(_) if rounds.count() == 0 => return Ok(()),
                 copied => copied?,
             }
@@ -357,7 +361,7 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Has the worker that serves keep nothing. If it has ended, that is noticed.
+    /// Has the current worker discard what it has saved. This also notices if it has ended.
     pub fn give_up(&self) {
         let none = WindowRange {
             offset: self.link.window.data(),
@@ -368,11 +372,11 @@ impl<'a, D: Carried> Both<'a, D> {
         let _ = Both { end, ..*self }.ask(None, &D::read(0, none));
     }
 
-    /// Room in a window for a part of so many bytes at most: where, and how many.
+    /// Reserves space in a window for a part of up to `most` bytes. Returns its offset and length.
     fn room(&self, window: &Link<D>, most: u64, is_held: bool) -> Option<(u64, u64)> {
         loop {
             let room = window.reserve_part(most);
-            // The application gives some back.
+            // The application may free some space.
             if room.is_some() || is_held || Instant::now() >= self.end {
                 return room;
             }
@@ -381,8 +385,8 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Has the worker save what is new since so many rounds: how many bytes the image has. None if more than `most`
-    /// bytes of memory objects were made since, and nothing is saved.
+    /// Has the worker save what is new since this many rounds, and returns the size of the image in bytes. Returns
+    /// None, with nothing saved, if memory objects of more than `most` bytes were created since.
     pub fn save(
         &self,
         outgoing: &mut Outgoing,
@@ -398,7 +402,7 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Carries the image over, through both windows.
+    /// Copies the image to the other worker, through both windows.
     fn copy_image(&self, mut held: Option<&mut Outgoing>, length: u64) -> Result<(), String> {
         let is_held = held.is_some();
         let largest = if is_held { PART } else { SMALL_PART };
@@ -413,7 +417,7 @@ impl<'a, D: Carried> Both<'a, D> {
         Ok(())
     }
 
-    /// Reads a part of the image, of `most` bytes at most, which then are the first ones of `bytes`.
+    /// Reads a part of the image, of at most `most` bytes, into the start of `bytes`.
     pub fn read_part<'b>(
         &self,
         held: Option<&mut Outgoing>,
@@ -427,14 +431,14 @@ impl<'a, D: Carried> Both<'a, D> {
             .ok_or("its window has no room for its state")?;
         bytes.resize(bytes.len().max(part as usize), 0);
         let memory = HostRegion::flat(bytes.as_mut_ptr(), part as usize);
-        // SAFETY: the bytes live until the worker has released the stage, which is checked below,
-        // or is not heard of any more.
+        // SAFETY: the bytes live until the worker has released the stage, which is checked below; otherwise they are
+        // leaked.
         let to = unsafe { link.stage_into(offset, part, memory) };
         let stage = to.stage;
         let read = self.ask(held, &D::read(at, to));
         let landed = stage.is_some_and(|stage| !link.is_pending(stage));
         if !landed {
-            // Nobody knows when.
+            // The data may land at any later time.
             std::mem::forget(std::mem::take(bytes));
         }
         refusal(read?)?;
@@ -444,7 +448,7 @@ impl<'a, D: Carried> Both<'a, D> {
         }
     }
 
-    /// Writes a part of the image to the other worker: how many bytes.
+    /// Writes a part of the image to the other worker. Returns the number of bytes.
     pub fn write_part(&self, is_held: bool, at: u64, bytes: &[u8]) -> Result<u64, String> {
         let (there, part) = (self.there, bytes.len() as u64);
         let (offset, _) = there
@@ -452,7 +456,7 @@ impl<'a, D: Carried> Both<'a, D> {
             .filter(|(_, room)| *room == part)
             .ok_or("the window there has no room for its state")?;
         let memory = HostRegion::flat(bytes.as_ptr().cast_mut(), bytes.len());
-        // SAFETY: it is read, and both have so many bytes.
+        // SAFETY: the memory is only read, and both sides have this many bytes.
         unsafe { there.fill(offset, &memory, there.reader()) }.map_err(gone(NEW))?;
         let from = there.stage(offset, part);
         refusal(self.ask_there(is_held, &D::write(at, from), SOON)?)?;
@@ -460,8 +464,8 @@ impl<'a, D: Carried> Both<'a, D> {
     }
 }
 
-/// Carries the rest over, once nothing is in the way, which lasts no longer than until then. Rounds have copied what
-/// there was. None if so much was made since that another round is worth its time: all goes on.
+/// Moves the rest once nothing is in the way, which must be the case by `until`. Rounds have copied what existed
+/// before. Returns None if so much is new that another round is worthwhile; everything then continues as before.
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
@@ -470,8 +474,7 @@ fn carry<D: Carried>(
 ) -> Result<Option<()>, String> {
     let Both { link, there, .. } = *both;
     let heap = || link.stages.lock_unpoisoned().pinned();
-    // Copies that are under way by the window are over a moment later in most programs, and no further ones
-    // begin.
+    // In most programs, copies that are in flight through the window end a moment later, and no new ones start.
     let mut closed = None;
     let mut copied = || {
         if !there.is_shared() {
@@ -490,12 +493,12 @@ fn carry<D: Carried>(
     take_over(both, &mut outgoing, opened).map(Some)
 }
 
-/// Has no thread read answers until that is let.
+/// Stops all threads from reading answers until reading is allowed again.
 pub(crate) fn hold_readers<D: Driver>(link: &Link<D>) -> Result<Box<Reader>, String> {
     link.hold_readers().ok_or_else(|| gone(OLD)(()))
 }
 
-/// Has the other worker go on where this one has stopped.
+/// Has the other worker continue where this one has stopped.
 fn take_over<D: Carried>(
     both: &Both<'_, D>,
     outgoing: &mut Outgoing,
@@ -507,8 +510,7 @@ fn take_over<D: Carried>(
     outcome
 }
 
-/// Has the other worker restore the state that it was brought and go on, with the window's contents and
-/// addresses.
+/// Has the other worker restore the state that was copied to it and continue with the window's contents and addresses.
 pub(crate) fn come_to<D: Carried>(
     both: &Both<'_, D>,
     outgoing: &mut Outgoing,
@@ -528,8 +530,8 @@ pub(crate) fn come_to<D: Carried>(
     for (start, end) in in_use {
         let place = (link.window.at(start, end - start)).zip(there.window.at(start, end - start));
         let (from, to) = place.ok_or("its window is in use where the other one ends")?;
-        // SAFETY: as many bytes of both windows. The worker that is left writes nothing any more,
-        // and no thread of this process does, which has no pointers to mapped memory.
+        // SAFETY: both windows have this many bytes. The old worker no longer writes, nor does any thread of this
+        // process, which has no pointers to mapped memory.
         unsafe { std::ptr::copy_nonoverlapping(from, to, (end - start) as usize) };
     }
     both.make(true, &D::restore())?;
@@ -547,7 +549,7 @@ pub(crate) fn come_to<D: Carried>(
         opened.seat.clone(),
     )?;
     let written = there.outgoing.lock_unpoisoned().sender.written();
-    // Fails if the other worker breaks the ring's rules, which the next call notices, too.
+    // Fails if the other worker breaks the ring's rules. The next call notices that, too.
     let _ = outgoing.sender.go_on(written);
     if let Some(theirs) = &there.incoming.lock_unpoisoned().receiver {
         let (read, partial) = theirs.ring.read();
@@ -556,8 +558,8 @@ pub(crate) fn come_to<D: Carried>(
     Ok(())
 }
 
-/// Gives the window other memory, from a place in a file on, which may be weak, and the rings other ends:
-/// who has this seat serves from here on.
+/// Replaces the window's memory by a file from an offset on (which may be weakly ordered), and replaces the ends of the
+/// rings. From here on the worker of this seat serves the process.
 pub(crate) fn change<D: Driver>(
     link: &Link<D>,
     (outgoing, reader): (&mut Outgoing, &mut Reader),
@@ -567,7 +569,7 @@ pub(crate) fn change<D: Driver>(
 ) -> Result<(), String> {
     if let Err(error) = link.window.replace(file, offset, weak) {
         if let Error::Lost(_) = error {
-            // What it had in the window is gone.
+            // The previous contents of the window are lost.
             link.lose();
         }
         return Err(base::Chain(&error).to_string());
@@ -575,7 +577,7 @@ pub(crate) fn change<D: Driver>(
     stages.forget_pages();
     let (sender, other) = ends(&link.window, &seat.bell, seat.spins);
     (outgoing.sender, *reader) = (sender, other);
-    // Before others get space, which is used as the worker sees it.
+    // Before other threads get space, which is used according to what the worker sees.
     link.take_seat(seat);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! How a process comes to its connection.
+//! How a process obtains its connection.
 
 use std::{
     io::{self, Read},
@@ -43,14 +43,15 @@ use crate::{
     thread::spawn,
 };
 
-/// How many microseconds a waiting call polls before it sleeps, unless the environment says
-/// otherwise. Waking up takes 5: nothing after so long, but much after a kernel or copy of 50. Beside
-/// a worker that has few processors to share with the application it is far less.
+/// How long a waiting call polls before it sleeps, in microseconds, unless the environment says
+/// otherwise. Waking up takes 5 µs: negligible after this long, but significant after a kernel or
+/// copy of
 const SPIN: u64 = 2000;
-/// The same in a guest whose agent hears of it by an interrupt, if that does not come.
+/// As [`LIVENESS_TIMEOUT`], in a guest whose agent is notified by an interrupt, in case the
+/// interrupt does not arrive.
 const ALARMED_LIVENESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The connection, made when it is first needed; none if there is no worker.
+/// Returns the connection, connecting on first use. None if there is no worker.
 pub fn get<D: Driver>() -> Option<&'static Link<D>> {
     D::connection()
         .get_or_init(|| {
@@ -62,7 +63,7 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
                     Ok(link) => return Some(link),
                     Err(error) => gate::note::<D>(&error),
                 }
-                // Who named messages has named nothing else that could be tried.
+                // An address that names a socket for messages leaves nothing else to try.
                 if named.as_deref().is_some_and(|name| name != gate::NAME) {
                     return None;
                 }
@@ -75,7 +76,7 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
             let opened = Opened::to::<D>(path, &environment, None);
             match opened.and_then(|opened| Link::over(opened, environment)) {
                 Ok(link) => Some(link),
-                // Nobody serves here, and nobody said that there should be one.
+                // Nobody serves here, and no address was configured.
                 Err(_) if named.is_none() && !Path::new(path).exists() => None,
                 Err(error) => {
                     base::note::error(&format!("{}: cannot use {path}", D::NAME), &*error);
@@ -86,35 +87,36 @@ pub fn get<D: Driver>() -> Option<&'static Link<D>> {
         .as_ref()
 }
 
-/// The connection, if it has been made.
+/// Returns the connection, if it has been established.
 pub fn existing<D: Driver>() -> Option<&'static Link<D>> {
     D::connection().get().and_then(Option::as_ref)
 }
 
-/// The connection of an object: it exists, since the object does.
+/// Returns the connection of an existing object, whose existence implies that of the connection.
 pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
     get().ok_or(D::WORKER_LOST)
 }
 
-/// Where workers are, if the environment says so.
+/// The worker's address in the environment, if there is one.
 fn address<D: Driver>() -> Option<String> {
     let named = std::env::var(D::ADDRESS_VARIABLE).ok();
     named.filter(|address| !address.is_empty())
 }
 
-/// What the environment says of all connections: read once, as a running application may change it.
+/// The settings in the environment that apply to all connections. Read only once, since a running
+/// application may change the environment.
 #[derive(Clone, Debug)]
 pub struct Environment {
     /// How long a waiting call polls before it sleeps.
     spin: Option<Duration>,
-    /// What TLS needs.
+    /// The files that TLS needs.
     files: Files,
-    /// Where workers are found at first.
+    /// The address of the first worker.
     home: String,
 }
 
 impl Environment {
-    /// As it is now.
+    /// Reads the current environment.
     pub(crate) fn of<D: Driver>() -> Self {
         let spin = std::env::var(D::SPIN_VARIABLE);
         let micros = spin.ok().and_then(|text| text.parse().ok());
@@ -125,16 +127,16 @@ impl Environment {
         }
     }
 
-    /// Where workers are found at first.
+    /// The address of the first worker.
     pub(crate) fn home(&self) -> &str {
         &self.home
     }
 }
 
-/// How often a socket is tried whose queue is full.
+/// The retry interval for a socket whose queue is full.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Connects with a socket, and has reading from it last no longer than until then, if it is to.
+/// Connects to a socket. With `until`, reads from it time out at that time.
 fn stream_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
     let Some(until) = until else {
         return UnixStream::connect(path);
@@ -149,12 +151,12 @@ fn stream_to(path: &Path, until: Option<Instant>) -> io::Result<UnixStream> {
     };
     socket::set_blocking(&stream, true)?;
     let left = until.saturating_duration_since(Instant::now());
-    // None at all would be for ever.
+    // A timeout of zero would mean forever.
     stream.set_read_timeout(Some(left.max(AGAIN)))?;
     Ok(stream)
 }
 
-/// Why nobody was reached at a socket, and what to do.
+/// Explains why nobody could be reached at a socket, and what to do.
 fn unreached<D: Driver>(path: &Path, error: io::Error) -> Box<dyn std::error::Error> {
     let text = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => format!(
@@ -171,28 +173,29 @@ fn unreached<D: Driver>(path: &Path, error: io::Error) -> Box<dyn std::error::Er
     text.into()
 }
 
-/// A process that another worker serves until it has a connection.
+/// Describes a process that another worker serves until it has a new connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FromAnother {
-    /// How many bytes its window has.
+    /// The size of its window in bytes.
     pub window: u64,
-    /// Until when the connection is to be there.
+    /// The deadline for the new connection.
     pub until: Instant,
 }
 
-/// A connection that has been made: a window, and who serves it.
+/// An established connection: a window, and the worker that serves it.
 pub(crate) struct Opened {
     pub window: Arc<Window>,
     pub seat: Arc<Seat>,
-    /// The window's file, and where in it the window is. None if nobody has it as a file.
+    /// The window's file, and the window's offset in it. None if the window is not available as a
+    /// file.
     pub file: Option<(OwnedFd, u64)>,
-    /// Where orders come from, beside the seat's connection.
+    /// The stream for orders, apart from the seat's connection.
     pub orders: Option<UnixStream>,
 }
 
 impl Opened {
-    /// Connects with whoever is at an address, as [`get`] does by the one in the environment; for as long
-    /// as it takes, if no other worker serves this process.
+    /// Connects to an address, in the way that [`get`] does to the address in the environment.
+    /// Waits without a deadline if no other worker serves this process.
     pub fn to<D: Driver>(
         address: &str,
         environment: &Environment,
@@ -201,7 +204,8 @@ impl Opened {
         Self::at::<D>(address, environment, from, false)
     }
 
-    /// The same; who was sent there is not sent on.
+    /// The same. With `again`, this process has been redirected already and is not redirected
+    /// again.
     fn at<D: Driver>(
         address: &str,
         environment: &Environment,
@@ -275,7 +279,7 @@ impl Opened {
                 let (Some(window), Some(doorbells)) = (files.next(), files.next()) else {
                     return Err("the agent sent no window and doorbell".into());
                 };
-                // An agent without the port's interrupts sends none.
+                // An agent without the port's interrupts sends no alarm.
                 let alarm = files.next().as_ref().map(Alarm::map).transpose()?;
                 let patience = alarm
                     .as_ref()
@@ -299,7 +303,7 @@ impl Opened {
         }
     }
 
-    /// Connects with a worker behind a gate, which this process's own CPU serves.
+    /// Connects to a worker behind a gate, which runs on this process's own CPU.
     fn through<D: Driver>(
         way: Box<dyn Delegate>,
         environment: &Environment,
@@ -316,7 +320,7 @@ impl Opened {
         })
     }
 
-    /// Connects with a worker that is reached by a stream.
+    /// Connects to a worker that is reached through a stream.
     fn stream<D: Driver>(
         address: &str,
         environment: &Environment,
@@ -330,7 +334,8 @@ impl Opened {
             closer,
         } = connect::connect::<D::Schema>(&address.parse()?, &environment.files, until)?;
         spawn("gantry-outward", move || drop(outward.run()))?;
-        // Its end closes the other end of `nudges`, which is how the worker's end is noticed.
+        // When it ends, it closes the other end of `nudges`, which is how the worker's end is
+        // noticed.
         spawn("gantry-inward", move || drop(inward.run()))?;
         let bell = Doorbell::Futex(Futex {
             patience: LIVENESS_TIMEOUT,
@@ -346,7 +351,8 @@ impl Opened {
     }
 
     fn new<D: Driver>(window: Arc<Window>, seat: Arc<Seat>, file: Option<(OwnedFd, u64)>) -> Self {
-        // To where the API wants it, if nothing else is there. Nobody uses it yet.
+        // Moves the window to the address that the API wants, if that is free. The window is not in
+        // use yet.
         let window = match D::WINDOW_AT {
             Some(at) => Window::moved(window, at),
             None => window,
@@ -361,7 +367,7 @@ impl Opened {
 }
 
 impl Seat {
-    /// With the times that calls poll.
+    /// Creates a seat, with the polling times that suit it.
     fn new(
         bell: Doorbell,
         peer: Peer,
@@ -370,17 +376,19 @@ impl Seat {
     ) -> Arc<Self> {
         let spin = match environment.spin {
             Some(spin) => spin,
-            // Others of this machine have to run before the answer comes, or of this process.
+            // Other processes of this machine, or threads of this process, have to run before the
+            // answer can arrive.
             None if peer.is_file() => bridge::spin_for(Duration::from_micros(SPIN)),
             None if peer.is_shared() => Duration::from_micros(SPIN),
             None => bridge::spin(),
         };
         let spin = match bell {
-            // Nothing changes before this process goes and sees.
+            // Nothing changes until this process enters the gate.
             Doorbell::Gate(_) => Duration::ZERO,
             Doorbell::Futex(_) | Doorbell::Port { .. } => spin,
         };
-        // Where a waiting call is not to poll for long, it does not do so beside the worker.
+        // Where a waiting call must not poll for long, it does not poll for long while the worker
+        // stays awake either.
         let attended = if spin < Duration::from_micros(SPIN) {
             spin
         } else {
@@ -396,12 +404,12 @@ impl Seat {
 }
 
 impl<D: Driver> Link<D> {
-    /// A connection through a gate, to a worker that this process's own CPU serves.
+    /// Connects through a gate, to a worker that runs on this process's own CPU.
     pub fn through(way: Box<dyn Delegate>) -> Result<Self, Box<dyn std::error::Error>> {
         Self::through_as(way, &Environment::of::<D>())
     }
 
-    /// The same in this environment.
+    /// The same with this environment.
     pub(crate) fn through_as(
         way: Box<dyn Delegate>,
         environment: &Environment,
@@ -419,8 +427,8 @@ impl<D: Driver> Link<D> {
         })?;
         let orders = opened.orders;
         spawn("gantry-listen", move || listen::<D>(orders))?;
-        // A port's window may be mapped without caches, and may go, and a gate's is small: no place
-        // for a heap. One that is not shared saves no copy.
+        // Unsuitable for a heap: a port's window, which may be mapped uncached and may be removed,
+        // and a gate's window, which is small. A heap in a window that is not shared saves no copy.
         if link.is_file() {
             hook::offer::<D>(&link.window);
         }

@@ -1,11 +1,11 @@
-//! Large copies by several threads: one thread moves 14 GB/s on a machine whose device moves 55.
+//! Large copies by several threads: one thread copies 14 GB/s on a machine whose device copies 55 GB/s.
 //!
-//! The copy threads are spawned by the first large transfer, or the first that closely follows
-//! another. They poll for a moment after each share and sleep otherwise. A thread that begins such a
-//! transfer wakes the first sleeping copy thread, which wakes the next. The calling thread takes back
-//! a share that no copy thread has begun when its own is done, so that a late wake-up delays nothing.
-//! A copy thread that is preempted in the middle of a share does delay the copy: all are then unused
-//! for as long as that took, and for twice as long each time that it soon comes to it again ([`Pause`]).
+//! The copy threads are spawned by the first large transfer, or the first that closely follows another. They poll for a
+//! moment after each share and sleep otherwise. A thread that begins such a transfer wakes the first sleeping copy
+//! thread, which wakes the next. When the calling thread has finished its own share, it takes back any share that no
+//! copy thread has begun, so that a late wake-up delays nothing. A copy thread that is preempted in the middle of a
+//! share does delay the copy. All copy threads are then paused for as long as that delay, and for twice as long each
+//! time that it soon happens again ([`Pause`]).
 
 use std::{
     cell::{Cell, UnsafeCell},
@@ -20,23 +20,23 @@ use std::{
 
 use crate::{streaming, thread::spawn};
 
-/// The smallest copy that is shared out, in bytes: two microseconds of one thread.
+/// The smallest copy that is divided into shares, in bytes: two microseconds of one thread.
 const LEAST: usize = 32 << 10;
-/// The smallest transfer for which copy threads are woken if it closely follows another, in bytes.
+/// The smallest transfer that wakes the copy threads if it closely follows another, in bytes.
 const FOLLOWING: u64 = 64 << 10;
-/// The smallest transfer for which copy threads are woken in any case, in bytes.
+/// The smallest transfer that always wakes the copy threads, in bytes.
 const WAKING: u64 = 1 << 20;
-/// At least so many threads copy past the caches: the copy then loses less by that than the device
+/// The minimum number of threads for which a copy bypasses the caches: from here on the copy loses less than the device
 /// gains.
 const STREAMING: usize = 3;
-/// Copy threads at most. Half of the processors have one each: the others are for the application's other
-/// threads, and for a worker that is on this machine.
+/// The maximum number of copy threads. Only half of the processors get one: the others are for the application's other
+/// threads, and for a worker on this machine.
 const MOST: usize = 6;
-/// How long a copy thread polls for its next share. A transfer that follows another in this time
-/// follows it closely.
+/// How long a copy thread polls for its next share. A transfer that starts within this time of another follows it
+/// closely.
 const POLL: Duration = Duration::from_micros(200);
 
-/// A copy thread that needs so much longer than the caller for the same length was preempted.
+/// A copy thread that takes this much longer than the caller for the same length was preempted.
 const LATE: Duration = Duration::from_micros(500);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(50);
@@ -45,10 +45,10 @@ const IDLE: u32 = 0;
 const OFFERED: u32 = 1;
 const TAKEN: u32 = 2;
 
-/// Who looks at a copy next.
+/// Who reads a copy next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// A device, past this processor's caches.
+    /// A device, which does not read through this processor's caches.
     Device,
     /// A thread.
     Thread,
@@ -64,8 +64,8 @@ struct Share {
 
 impl Share {
     fn copy(self) {
-        // SAFETY: the caller of `copy` vouches for both sides until it returns, and it returns
-        // after all shares are done.
+        // SAFETY: the caller of `copy` guarantees both sides until it returns, and it returns after all shares are
+        // done.
         unsafe {
             if self.streams {
                 streaming::copy(self.from, self.to, self.length);
@@ -76,17 +76,17 @@ impl Share {
     }
 }
 
-/// The state that the caller and one copy thread share, on cache lines of its own.
+/// The state that the caller and one copy thread share, on its own cache lines.
 #[repr(align(128))]
 struct CopyThread {
-    /// `IDLE`: the caller's to fill. `OFFERED`: for whoever takes it. `TAKEN`: being copied.
+    /// `IDLE`: the caller may fill the share. `OFFERED`: anyone may take it. `TAKEN`: being copied.
     state: AtomicU32,
     share: UnsafeCell<Share>,
     asleep: AtomicBool,
     thread: OnceLock<Thread>,
 }
 
-// SAFETY: `state` says who may touch `share`.
+// SAFETY: `state` determines who may access `share`.
 unsafe impl Send for CopyThread {}
 // SAFETY: as above.
 unsafe impl Sync for CopyThread {}
@@ -108,18 +108,18 @@ impl CopyThread {
 
     /// Takes the share that is offered, if there is one.
     fn take(&self) -> Option<Share> {
-        // An exchange would take the line from the other side each time.
+        // A compare-exchange would take the cache line from the other side each time.
         if self.state.load(Ordering::Relaxed) != OFFERED {
             return None;
         }
         self.state
             .compare_exchange(OFFERED, TAKEN, Ordering::Acquire, Ordering::Relaxed)
             .ok()?;
-        // SAFETY: whoever has changed OFFERED to TAKEN is alone with the share.
+        // SAFETY: the thread that changed OFFERED to TAKEN has exclusive access to the share.
         Some(unsafe { *self.share.get() })
     }
 
-    /// Copies shares until none has come for a while.
+    /// Copies shares until none has arrived for a while.
     fn work(&self) {
         let mut since = Instant::now();
         while since.elapsed() < POLL {
@@ -153,7 +153,7 @@ impl CopyThread {
         self.state.store(OFFERED, Ordering::Release);
     }
 
-    /// Takes the share back and copies it, or waits until its thread has.
+    /// Takes the share back and copies it, or waits until the copy thread has done so.
     fn finish(&self) {
         if let Some(share) = self.take() {
             share.copy();
@@ -165,11 +165,11 @@ impl CopyThread {
     }
 }
 
-/// What the copy thread of this number runs, for ever.
+/// The main loop of the copy thread with this number. Never returns.
 fn serve(threads: &[CopyThread], number: usize) {
     let own = &threads[number];
     loop {
-        // Spurious wake-ups only poll for a while.
+        // A spurious wake-up only makes it poll for a while.
         thread::park();
         own.asleep.store(false, Ordering::Relaxed);
         if let Some(next) = threads.get(number + 1) {
@@ -181,10 +181,10 @@ fn serve(threads: &[CopyThread], number: usize) {
     }
 }
 
-/// When copy threads are not used, because one was preempted.
+/// The time in which copy threads are not used, because one was preempted.
 ///
-/// Where that is rare, they gain more in a few milliseconds than was lost; where processors are few, each
-/// delay is soon followed by the next.
+/// Where preemption is rare, the copy threads gain more in a few milliseconds than was lost. Where there are few
+/// processors, each delay is soon followed by the next.
 #[derive(Debug)]
 struct Pause {
     until: Instant,
@@ -199,9 +199,9 @@ impl Pause {
         }
     }
 
-    /// A copy thread has delayed a copy by so long, until now.
+    /// Records that a copy thread has delayed a copy by this long, until now.
     fn delayed(&mut self, now: Instant, by: Duration) {
-        // Used for no longer than they were not.
+        // Soon: the threads were used for no longer than they had been paused.
         let soon = now.saturating_duration_since(self.until) <= self.length;
         let length = if soon { by.max(2 * self.length) } else { by };
         self.length = length.min(LONGEST_PAUSE);
@@ -211,12 +211,12 @@ impl Pause {
 
 struct CopyThreads {
     threads: Arc<[CopyThread]>,
-    /// Held by the caller whose copy they share.
+    /// Held by the caller whose copy is being shared.
     pause: Mutex<Pause>,
 }
 
 impl CopyThreads {
-    /// Spawns as many as this machine has processors for and the system allows.
+    /// Spawns as many threads as this machine has processors for and the system allows.
     fn spawn() -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         let threads: Arc<[CopyThread]> = (0..MOST.min(processors / 2))
@@ -224,7 +224,7 @@ impl CopyThreads {
             .collect();
         for (number, state) in threads.iter().enumerate() {
             let all = Arc::clone(&threads);
-            // Without a thread, its share is taken back.
+            // If the thread cannot be spawned, its share is taken back.
             if let Ok(thread) = spawn("gantry-copy", move || serve(&all, number)) {
                 let _ = state.thread.set(thread);
             }
@@ -235,7 +235,7 @@ impl CopyThreads {
         }
     }
 
-    /// Wakes those that sleep, unless they are paused.
+    /// Wakes the sleeping threads, unless they are paused.
     fn wake(&self, now: Instant) {
         if self.pause.try_lock().is_ok_and(|pause| now < pause.until) {
             return;
@@ -290,10 +290,10 @@ fn all() -> &'static CopyThreads {
     COPY_THREADS.get_or_init(CopyThreads::spawn)
 }
 
-/// A transfer of so many bytes begins: wakes the copy threads if that pays off.
+/// Called when a transfer of this size begins: wakes the copy threads if that pays off.
 pub fn prepare(size: u64) {
     thread_local! {
-        /// When this thread last began a transfer for which there might be others.
+        /// When this thread last began a transfer that others might follow.
         static LAST: Cell<Option<Instant>> = const { Cell::new(None) };
     }
     if size < FOLLOWING {
@@ -302,7 +302,7 @@ pub fn prepare(size: u64) {
     let now = Instant::now();
     let close = |last| now.duration_since(last) < POLL;
     let follows = LAST.replace(Some(now)).is_some_and(close);
-    // Where processors are few, others need them more for so little.
+    // Where there are few processors, waking threads for so little takes time from others.
     if size >= WAKING || follows && all().threads.len() + 1 >= STREAMING {
         all().wake(now);
     }
@@ -311,7 +311,7 @@ pub fn prepare(size: u64) {
 /// Copies memory that does not overlap.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `length` bytes.
+/// `from` must be readable and `to` writable for `length` bytes.
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) {
     let alone = Share {
         from,
@@ -326,7 +326,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) 
         streams: reader == Reader::Device,
         ..alone
     };
-    // A caller that finds them in use copies alone.
+    // A caller that finds the copy threads in use copies alone.
     match threads.pause.try_lock() {
         Ok(mut pause) => threads.copy(whole, &mut pause),
         Err(TryLockError::Poisoned(pause)) => threads.copy(whole, &mut pause.into_inner()),
@@ -378,7 +378,7 @@ mod tests {
         assert!(from == to);
     }
 
-    /// One that seems to be awake, though nobody works for it.
+    /// A thread that appears to be awake, although nothing runs for it.
     fn awake() -> CopyThread {
         let thread = CopyThread::new();
         thread.asleep.store(false, Ordering::Relaxed);
@@ -400,7 +400,7 @@ mod tests {
         let threads = threads_of((1..STREAMING).map(|_| awake()).collect());
         copies(&threads, 100_001);
         for thread in &threads.threads[..] {
-            // SAFETY: nobody copies when it is asked.
+            // SAFETY: no thread copies at this point.
             assert!(unsafe { (*thread.share.get()).streams });
         }
     }
@@ -433,7 +433,7 @@ mod tests {
     fn after_a_copy_thread_was_preempted_none_is_used_for_a_while() {
         let threads = threads_of(vec![awake()]);
         let (thread, begun) = (&threads.threads[0], Instant::now());
-        // SAFETY: nobody copies when it is asked.
+        // SAFETY: no thread copies at this point.
         let offered = || unsafe { (*thread.share.get()).length };
         thread::scope(|scope| {
             let work = scope.spawn(|| {
@@ -446,7 +446,7 @@ mod tests {
                 share.copy();
                 thread.state.store(IDLE, Ordering::Release);
             });
-            // Its share is taken back as long as that thread has not come.
+            // The share is taken back as long as the thread has not started.
             while !work.is_finished() {
                 copies(&threads, 256 << 10);
             }

@@ -1,4 +1,4 @@
-//! What an API's driver says of itself.
+//! What an API's driver provides.
 
 use std::{os::unix::net::UnixStream, sync::OnceLock};
 
@@ -12,59 +12,62 @@ use gantry_remoting::{
 
 use crate::link::Link;
 
-/// The driver of one accelerator API. All of it is resolved when the driver is compiled: a call
-/// through the core costs no more than one written for its API alone.
+/// The driver of one accelerator API. Everything is resolved at compile time: a call through the
+/// core costs no more than one written for its API alone.
 pub trait Driver: Sized + 'static {
-    /// The driver, as its messages begin.
+    /// The driver's name, as it prefixes its messages.
     const NAME: &'static str;
-    /// The API, as its users call it.
+    /// The API's name, as its users know it.
     const API: &'static str;
-    /// The environment variable that names the worker's address.
+    /// The environment variable that contains the worker's address.
     const ADDRESS_VARIABLE: &'static str;
-    /// The environment variable that says for how many microseconds a waiting call polls before it
-    /// sleeps.
+    /// The environment variable that sets how long a waiting call polls before it sleeps, in
+    /// microseconds.
     const SPIN_VARIABLE: &'static str;
-    /// The socket where workers are found if the environment names no address.
+    /// The socket of the workers if the environment contains no address.
     const SOCKET: &'static str;
 
-    /// Where the window is to be in this process, if its addresses have a meaning elsewhere. It is
-    /// somewhere else where that place is taken.
+    /// The address of the window in this process, if its addresses have a meaning elsewhere. The
+    /// window is placed elsewhere if that address is taken.
     const WINDOW_AT: Option<u64> = None;
 
-    /// The schema of its requests: a stream asks it what a request does with the window.
+    /// The schema of the API's requests. A stream needs it to know what a request does with the
+    /// window.
     type Schema: Api;
 
-    /// A status of the API (`cl_int`, `CUresult`): what a call fails with, and what a callback is
-    /// told. On the wire it is the number from which it is made here; 0 there is success.
+    /// A status of the API (`cl_int`, `CUresult`), which is the error of a failed call and the
+    /// argument of a callback. On the wire it is the number from which it is constructed here; 0
+    /// means success.
     type Status: From<i32> + Copy + Send + 'static;
-    /// A call cannot be carried out because the worker has ended, cannot be reached, or has sent
-    /// what cannot be decoded.
+    /// A call cannot be executed because the worker has ended, cannot be reached, or has sent
+    /// something that cannot be decoded.
     const WORKER_LOST: Self::Status;
     /// The window has no room for a call's data, now or ever.
     const WINDOW_FULL: Self::Status;
 
-    /// What the driver keeps with its connection, such as the numbers of its objects.
+    /// What the driver keeps with its connection, such as its objects' numbers.
     type State: Default + Send + Sync + 'static;
 
-    /// Where this process's connection is kept: a static of the driver, as one generic over drivers
-    /// cannot be.
+    /// This process's connection, in a static of the driver: a static cannot be generic over
+    /// drivers.
     fn connection() -> &'static Connection<Self>;
 
     /// The call that waits until the worker has released a stage.
     fn await_stage(stage: StageId) -> impl Call<Answer = ()>;
 
-    /// Where in the window these bytes of the application are, if they are there under an address
-    /// that is not the window's own. Asked for each transfer.
+    /// The window offset of these bytes of the application, if they are in the window at an address
+    /// that is not the window's own. Called for each transfer.
     fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
         let _ = (pointer, length);
         None
     }
 
-    /// Has this process be served where an order says from now on, while it runs; it has come by `orders`. On
-    /// the listener's thread. Where further orders come from, if not from who has given this one.
+    /// Moves this process to the worker named in the order, while it runs. The order arrived on
+    /// `orders`. Called on the listener's thread. Returns the stream for further orders, if they do
+    /// not come from the issuer of this one.
     ///
     /// # Errors
-    /// It stays where it is; why.
+    /// The process stays where it is, for the reason returned.
     fn change_seat(
         link: &'static Link<Self>,
         order: &Order,
@@ -77,23 +80,23 @@ pub trait Driver: Sized + 'static {
         ))
     }
 
-    /// A call has been sent. Under the lock under which calls are.
+    /// Called after a call has been sent, under the lock that serializes calls.
     fn sent(opcode: u16, body: &[u8]) {
         let _ = (opcode, body);
     }
 
-    /// Handles an unsolicited message of the worker that the core does not know. Runs on whichever
-    /// thread has read it; none of the core's locks is held.
+    /// Handles an unsolicited message of the worker that the core does not know. Runs on the thread
+    /// that has read it, with none of the core's locks held.
     fn message(link: &Link<Self>, opcode: u16, body: &[u8]) {
         let _ = (link, opcode, body);
     }
 
-    /// Whether such messages may come: where no byte announces them, the listener then polls.
+    /// Whether such messages may arrive: the listener then polls where no byte announces them.
     fn expects_messages(state: &Self::State) -> bool {
         let _ = state;
         false
     }
 }
 
-/// A process's connection: not tried yet, failed, or there until the process ends.
+/// A process's connection: not tried yet, failed, or established until the process ends.
 pub type Connection<D> = OnceLock<Option<Link<D>>>;

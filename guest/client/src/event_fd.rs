@@ -1,4 +1,4 @@
-//! Waking a thread that waits for a connection's end.
+//! An event that wakes a thread which also waits for connections.
 
 use std::{
     io,
@@ -9,23 +9,23 @@ use std::{
     time::Duration,
 };
 
-/// An event that a thread can wait for beside a connection.
+/// An event that a thread can wait for together with connections.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// An event that is not signalled.
+    /// Creates an event that is not signalled.
     pub fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and has no other owner.
+        // SAFETY: the descriptor was just created and has no other owner.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    /// Wakes who waits.
+    /// Wakes the waiting thread.
     pub fn signal(&self) {
         let one = 1u64;
         // SAFETY: eight bytes from a local.
@@ -33,14 +33,14 @@ impl EventFd {
     }
 }
 
-/// Waits for an event, if there is one, or until one of these connections has something to read, or
-/// has ended; for at most `patience`, or for ever. Which of the connections.
+/// Waits for the event, if there is one, or until one of the connections is readable or has ended,
+/// for at most `patience` or without limit. Returns which of the connections are ready.
 pub fn wait(
     event: Option<&EventFd>,
     streams: [Option<&UnixStream>; 2],
     patience: Option<Duration>,
 ) -> io::Result<[bool; 2]> {
-    // A negative descriptor is passed over.
+    // `ppoll` ignores negative descriptors.
     let poll = |fd: Option<libc::c_int>| libc::pollfd {
         fd: fd.unwrap_or(-1),
         events: libc::POLLIN,

@@ -1,4 +1,4 @@
-//! Whether the worker is behind an exitless gate, and is served by this process's own CPU.
+//! Decides whether the worker is behind an exitless gate and runs on this process's own CPU.
 
 use std::path::Path;
 
@@ -6,14 +6,13 @@ use gantry_remoting::link::{gate::Delegate, messages::Messages};
 
 use crate::driver::Driver;
 
-/// What the address is for who wants to hear why there is no gate. Without it, one is used
-/// where it is offered.
+/// The address that requires a gate, so that a failure is reported. Without an address, a gate is
+/// used if it is offered.
 pub const NAME: &str = "gate";
-/// What it begins with for a server that is reached by messages, at the socket of the path that
-/// follows.
+/// The address prefix of a server that is reached by messages. The path of its socket follows.
 const MESSAGES: &str = "messages:";
 
-/// The way through a gate; none if there is no gate or something else is `wanted`.
+/// Opens the way through a gate. None if there is no gate or something else is `wanted`.
 pub(crate) fn way(wanted: Option<&str>) -> Option<Result<Box<dyn Delegate>, String>> {
     match wanted {
         Some(name) if name.starts_with(MESSAGES) => {
@@ -29,13 +28,13 @@ pub(crate) fn way(wanted: Option<&str>) -> Option<Result<Box<dyn Delegate>, Stri
     }
 }
 
-/// Says why there is no connection through a gate that is offered or wanted.
+/// Reports why there is no connection through a gate that is offered or wanted.
 pub(crate) fn note<D: Driver>(error: &dyn std::fmt::Display) {
     base::note!("{}: not through the gate: {error}", D::NAME);
 }
 
-/// Pairs with the server that this virtual machine is offered; none if it is not offered one and
-/// this process was not told that it is.
+/// Pairs with the server that this VM is offered. None if it is not offered one and this process
+/// was not told to expect one.
 #[cfg(feature = "gate")]
 fn pair(told: bool) -> Option<Result<Box<dyn Delegate>, String>> {
     use crate::paired::{NoPair, Paired};

@@ -1,4 +1,4 @@
-//! The application's large allocations in the window, if `libgantry_malloc.so` is preloaded.
+//! Places the application's large allocations in the window, if `libgantry_malloc.so` is preloaded.
 
 use std::{ffi::c_void, ptr::null_mut};
 
@@ -6,7 +6,7 @@ use gantry_remoting::link::window::Window;
 
 use crate::{connect::existing, driver::Driver};
 
-/// `gantry_malloc_serve` of that library.
+/// The type of `gantry_malloc_serve` in that library.
 type Serve = extern "C" fn(
     extern "C" fn(usize) -> *mut c_void,
     extern "C" fn(*mut c_void) -> usize,
@@ -31,9 +31,9 @@ extern "C" fn give<D: Driver>(pointer: *mut c_void) {
     }
 }
 
-/// Offers the window to the library, if it is there.
+/// Offers the window to the library, if it is loaded.
 pub fn offer<D: Driver>(window: &Window) {
-    // SAFETY: the name is a C string, and what bears it is the function of that signature.
+    // SAFETY: the name is a C string, and the function of that name has this signature.
     let serve = unsafe {
         let found = libc::dlsym(libc::RTLD_DEFAULT, c"gantry_malloc_serve".as_ptr());
         std::mem::transmute::<*mut c_void, Option<Serve>>(found)

@@ -1,15 +1,16 @@
-//! Numbers for objects, chosen here so that creating one needs no answer.
+//! Object numbers, chosen in this process so that creating an object needs no answer.
 
 use std::sync::Mutex;
 
 use base::Unpoisoned;
 
-/// Numbers of one kind, dense: the smallest that were given back first.
+/// The numbers of one kind of object. They are dense: a number that was returned is reused first,
+/// the most recently returned one before all others.
 #[derive(Debug, Default)]
 pub struct Numbers(Mutex<(u32, Vec<u32>)>);
 
 impl Numbers {
-    /// A number that nobody has.
+    /// Allocates an unused number.
     pub fn take(&self) -> u32 {
         let mut numbers = self.0.lock_unpoisoned();
         numbers.1.pop().unwrap_or_else(|| {
@@ -18,7 +19,7 @@ impl Numbers {
         })
     }
 
-    /// Gives a number back.
+    /// Returns a number.
     pub fn give(&self, number: u32) {
         let mut numbers = self.0.lock_unpoisoned();
         numbers.1.push(number);

@@ -1,8 +1,9 @@
-//! What the driver of any accelerator API needs in a process: the connection to a worker, the
-//! window that both see, and what goes through it. A driver adds its entry points, its objects and
-//! the calls of its API ([`gantry_remoting::apis`]), and says by a [`Driver`] what is its own.
+//! What the driver of any accelerator API needs inside a process: the connection to a worker, the
+//! window that both sides share, and the data that passes through it. A driver adds its entry
+//! points, its objects and the calls of its API ([`gantry_remoting::apis`]), and implements
+//! [`Driver`] for everything that is specific to it.
 //!
-//! The way of a call that copies 1 MiB of ordinary memory to the device, and is not waited for:
+//! The path of a call that copies 1 MiB of ordinary memory to the device and does not wait:
 //!
 //! ```text
 //!  the application's thread                                 |  window     |  worker
@@ -18,25 +19,26 @@
 //!    stage: Link::released ..... the space is free     <----|  answers <--|  released
 //! ```
 //!
-//! A call that returns data is sent by `Link::ask`, which reads answers until its own is there: one
-//! of the threads that wait reads for all.
+//! A call that returns data is sent by `Link::ask`, which reads answers until its own arrives. When
+//! several threads wait, one of them reads for all.
 //!
-//! - [`driver`]: what an API's driver says of itself
-//! - [`connect`]: how a process comes to its connection; [`gate`]: to a worker that its own CPU
-//!   serves; `paired`: a real exitless gate; `peer`: whom it leads to
+//! - [`driver`]: what an API's driver provides
+//! - [`connect`]: how a process obtains its connection; [`gate`]: to a worker that runs on the
+//!   process's own CPU; `paired`: a real exitless gate; `peer`: what is at the other end
 //! - [`link`]: the connection: calls out, answers in
-//! - [`carry`]: the connection changes to another worker, while the process runs; `park`: to none, for
-//!   a while
-//! - [`callbacks`]: those that are waited for; `listen`: the thread that hears of them;
+//! - [`carry`]: moves the connection to another worker while the process runs; `park`: leaves the
+//!   process without a worker for a while
+//! - [`callbacks`]: pending callbacks; `listen`: the thread that is told when they are due;
 //!   `event_fd`: how it is woken
-//! - [`ids`]: numbers of objects; [`progress`]: how far a queue is known to be
-//! - [`stage`]: what data goes through; `space`: which parts of the window are free
-//! - [`copy_threads`]: large copies by several threads; `streaming`: past the caches
-//! - `hook`: the application's large allocations in the window
-//! - [`thread`]: threads of the driver's own
+//! - [`ids`]: object numbers; [`progress`]: how far a queue is known to have executed
+//! - [`stage`]: stretches of the window that data passes through; `space`: which parts of the
+//!   window are free
+//! - [`copy_threads`]: large copies by several threads; `streaming`: copies that bypass the caches
+//! - `hook`: places the application's large allocations in the window
+//! - [`thread`]: the driver's own threads
 //!
-//! On the way of a call nothing is allocated that the call itself does not need, nothing is
-//! dispatched at run time, and no system call is made unless the worker sleeps or a ring is full.
+//! The call path allocates nothing beyond what the call itself needs, uses no dynamic dispatch, and
+//! makes no system call unless the worker sleeps or a ring is full.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 

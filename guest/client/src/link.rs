@@ -32,19 +32,19 @@ use crate::{
     stage::Stages,
 };
 
-/// How often a thread that sleeps in a call checks that the worker still lives.
+/// How often a thread that sleeps in a call checks that the worker is still alive.
 pub const LIVENESS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// No thread has made a call yet.
 const NO_THREAD: usize = 0;
-/// Several threads have made calls: no address.
+/// Several threads have made calls. Never the address of a thread-local.
 const MANY_THREADS: usize = 1;
 
-/// The worker is there.
+/// The worker is available.
 const SERVED: u8 = 0;
-/// Another one is about to take its place, or will some day: nobody reads.
+/// Another worker is about to take over, now or later: no thread reads.
 const CHANGING: u8 = 1;
-/// It has ended.
+/// The worker has ended.
 const LOST: u8 = 2;
 
 #[derive(Debug)]
@@ -59,30 +59,31 @@ pub(crate) struct Incoming {
     /// None while a thread reads.
     pub(crate) receiver: Option<Box<Reader>>,
     answers: HashMap<u64, Vec<u8>>,
-    /// Threads that wait for the receiver: returning it wakes them, and makes no system call if there
-    /// are none.
+    /// Number of threads that wait for the receiver. Returning the receiver wakes them, and makes no system call if
+    /// there are none.
     waiting: usize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Reader {
     pub(crate) ring: Receiver<Slice, Doorbell>,
-    /// The message that was read last.
+    /// The body of the last message that was read.
     body: Vec<u8>,
     spins: Spins,
 }
 
-/// By when a worker has to answer.
+/// The deadline for a worker's answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Due {
     by: Instant,
-    /// How long it may take if it does not say that it is at work, and by when it has to be done anyway.
+    /// How long the worker may stay silent without reporting progress, and the final deadline regardless of its
+    /// reports.
     silent: Duration,
     end: Instant,
 }
 
 impl Due {
-    /// Whatever it says.
+    /// A fixed deadline, regardless of the worker's progress reports.
     pub(crate) fn at(end: Instant) -> Self {
         Self {
             by: end,
@@ -91,7 +92,7 @@ impl Due {
         }
     }
 
-    /// Unless it says from time to time that it is at work, no longer than so apart.
+    /// The worker must report progress at least once per `silent`, and answer by `end`.
     pub(crate) fn at_work(silent: Duration, end: Instant) -> Self {
         let mut due = Self {
             by: end,
@@ -102,7 +103,7 @@ impl Due {
         due
     }
 
-    /// It says so.
+    /// Records a progress report.
     fn works(&mut self, now: Instant) {
         if !self.silent.is_zero() {
             self.by = self.end.min(now + self.silent);
@@ -110,7 +111,7 @@ impl Due {
     }
 }
 
-/// The ends of a window's rings.
+/// Creates this process's ends of a window's rings.
 pub(crate) fn ends(
     window: &Arc<Window>,
     bell: &Doorbell,
@@ -125,42 +126,42 @@ pub(crate) fn ends(
     (sender, reader)
 }
 
-/// The connection.
+/// A process's connection to a worker.
 pub struct Link<D: Driver> {
     /// The memory that worker and device share with this process, or this side's copy of it.
     pub window: Arc<Window>,
-    /// Whether the worker sees this window, and not one of its own.
+    /// Whether the worker sees this window rather than a copy of its own.
     shared: AtomicBool,
-    /// Whether the window is a file that a worker of this machine has mapped.
+    /// Whether the window is a file that a worker on this machine has mapped.
     file: AtomicBool,
-    /// For how many nanoseconds a waiting call polls.
+    /// How long a waiting call polls before it sleeps, in nanoseconds.
     patience: AtomicU64,
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) incoming: Mutex<Incoming>,
     arrived: Condvar,
-    /// Who serves, and how to reach it: looked at where a thread is about to sleep.
+    /// The current worker and how to reach it. Only read when a thread is about to sleep.
     seat: RwLock<Arc<Seat>>,
     /// [`SERVED`], [`CHANGING`] or [`LOST`].
     state_of_worker: AtomicU8,
-    /// Whether no listener hears of the worker's end.
+    /// Whether no listener would notice the worker's end.
     deaf: AtomicBool,
-    /// When the worker counts as one that has ended, if it has not answered by then.
+    /// The deadline for the worker's answer. A worker that misses it counts as ended.
     answer_due: Mutex<Option<Due>>,
-    /// What the environment has said.
+    /// The settings that were read from the environment.
     pub(crate) environment: Environment,
-    /// The thread that makes all calls, [`NO_THREAD`] or [`MANY_THREADS`].
+    /// The only thread that has made calls, [`NO_THREAD`] or [`MANY_THREADS`].
     only: AtomicUsize,
     pub(crate) stages: Mutex<Stages>,
-    /// Held for reading by threads that write to the window, and for writing while its memory changes.
+    /// Read-locked by threads that write to the window, write-locked while its memory is replaced.
     pub(crate) writers: RwLock<()>,
     pub(crate) callbacks: Mutex<Callbacks<D::Status>>,
     due: Mutex<mpsc::Sender<(Callback<D::Status>, D::Status)>>,
-    /// What the API's driver keeps with it.
+    /// The API driver's own state.
     pub state: D::State,
 }
 
 impl<D: Driver> Link<D> {
-    /// Over a window, in which the rings are. Callbacks that are due are sent to `due`.
+    /// Creates the connection over a window that contains the rings. Callbacks that are due are sent to `due`.
     pub(crate) fn new(
         window: Arc<Window>,
         seat: Arc<Seat>,
@@ -198,71 +199,71 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Whether the worker sees this window, and not one of its own.
+    /// Whether the worker sees this window rather than a copy of its own.
     pub fn is_shared(&self) -> bool {
         self.shared.load(Ordering::Relaxed)
     }
 
-    /// Whether the window is a file that a worker of this machine has mapped: memory as any other.
-    /// That of ports and gates has one address.
+    /// Whether the window is a file that a worker on this machine has mapped, and thus ordinary memory. The window of a
+    /// port or a gate has only one address.
     pub fn is_file(&self) -> bool {
         self.file.load(Ordering::Relaxed)
     }
 
-    /// Who serves.
+    /// The current worker and how to reach it.
     pub(crate) fn seat(&self) -> Arc<Seat> {
         Arc::clone(&self.seat.read_unpoisoned())
     }
 
-    /// From here on somebody else does, also if who did has ended. Nobody reads or writes meanwhile.
+    /// Switches to another worker, even if the previous one has ended. No thread may read or write meanwhile.
     pub(crate) fn take_seat(&self, seat: Arc<Seat>) {
         self.shared.store(seat.peer.is_shared(), Ordering::Relaxed);
         self.file.store(seat.peer.is_file(), Ordering::Relaxed);
         self.patience
             .store(seat.spins.nanoseconds(), Ordering::Relaxed);
         *self.seat.write_unpoisoned() = seat;
-        // Whoever has noticed an end was reading before that was held up.
+        // Any thread that noticed the previous worker's end was reading before reads were held up.
         self.state_of_worker.store(SERVED, Ordering::Relaxed);
     }
 
-    /// Nobody serves for now: no thread reads until [`let_read`](Self::let_read).
+    /// Marks the connection as having no worker for now: no thread reads until [`let_read`](Self::let_read).
     pub(crate) fn hold_up(&self) {
         self.state_of_worker.store(CHANGING, Ordering::Relaxed);
     }
 
-    /// Says that no listener hears of the worker's end, or that one does again.
+    /// Sets whether no listener would notice the worker's end.
     pub(crate) fn be_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
-    /// Has a worker that no listener looks after count as one that has ended, unless it has answered by then.
+    /// Sets the deadline after which a worker that no listener watches counts as ended.
     pub(crate) fn expire(&self, due: Due) {
         *self.answer_due.lock_unpoisoned() = Some(due);
     }
 
-    /// Whether it has not answered by then.
+    /// Whether the worker has missed its deadline.
     pub(crate) fn is_late(&self) -> bool {
         let due = *self.answer_due.lock_unpoisoned();
         due.is_some_and(|due| Instant::now() >= due.by)
     }
 
-    /// For how long a waiting call polls before it sleeps.
+    /// How long a waiting call polls before it sleeps.
     pub fn patience(&self) -> Duration {
         Duration::from_nanos(self.patience.load(Ordering::Relaxed))
     }
 
-    /// Whether something is under way that ends with a message: data that is to land in the
-    /// application's memory, or a callback.
+    /// Whether any outstanding operation ends with a message: data that is to land in the application's memory, or a
+    /// callback.
     pub fn expects(&self) -> bool {
         self.stages.lock_unpoisoned().land() || self.callbacks.lock_unpoisoned().is_awaited()
     }
 
-    /// Whether a worker serves this, as far as has been noticed.
+    /// Whether the connection has a worker, as far as this process has noticed.
     pub fn alive(&self) -> bool {
         self.state_of_worker.load(Ordering::Relaxed) == SERVED
     }
 
-    /// The worker has ended, if it has not been noticed. Whether it was not.
+    /// Marks the worker as ended. Returns whether this had not been noticed before.
     pub(crate) fn lose(&self) -> bool {
         self.state_of_worker.swap(LOST, Ordering::Relaxed) != LOST
     }
@@ -275,8 +276,8 @@ impl<D: Driver> Link<D> {
         self.state_of_worker.load(Ordering::Relaxed) == LOST
     }
 
-    /// As `alive`, but also notices the end of a gate's server, which nobody tells of, has a
-    /// guest's agent look, which does so for who waits, and looks itself where no listener does.
+    /// As `alive`, but also detects an end that nothing reports: checks a gate's server, asks the guest's agent to
+    /// check the worker, and, if no listener watches, checks the connection and the deadline itself.
     pub(crate) fn still_alive(&self) -> bool {
         let seat = self.seat();
         if let Doorbell::Gate(gate) = &seat.bell
@@ -294,10 +295,10 @@ impl<D: Driver> Link<D> {
         self.alive()
     }
 
-    /// Whether this is the only thread of the application that has ever been here.
+    /// Whether this is the only thread of the application that has ever made a call.
     fn is_single_threaded(&self) -> bool {
         thread_local!(static HERE: u8 = const { 0 });
-        // An address that no other thread has while this one lives.
+        // An address that no other thread shares while this one lives.
         let me = HERE.with(|here| std::ptr::from_ref(here) as usize);
         let only = self.only.load(Ordering::Relaxed);
         if only == me {
@@ -354,14 +355,13 @@ impl<D: Driver> Link<D> {
         Ok(outgoing.sequence)
     }
 
-    /// Sends a call and does not wait: some copies and stores, no system call unless the worker
-    /// sleeps or the ring is full.
+    /// Sends a call without waiting. Costs a few copies and stores, and no system call unless the worker sleeps or the
+    /// ring is full.
     pub fn post<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), D::Status> {
         self.send(call, Flags::default(), false).map(drop)
     }
 
-    /// Sends a call for which a sleeping worker is woken only with the next one: one that has no
-    /// effect before that.
+    /// Sends a call that has no effect before the next one: a sleeping worker is woken only with the next call.
     pub fn post_with_next<C: Call<Answer = ()>>(&self, call: &C) -> Result<(), D::Status> {
         self.send(call, Flags::default(), true).map(drop)
     }
@@ -372,7 +372,7 @@ impl<D: Driver> Link<D> {
         self.answer::<C>(sequence)
     }
 
-    /// The same for who holds up all other threads' calls.
+    /// As [`ask`](Self::ask), for a thread that holds the sending lock and so blocks all other calls.
     pub(crate) fn ask_by<C: Call>(
         &self,
         outgoing: &mut Outgoing,
@@ -382,8 +382,8 @@ impl<D: Driver> Link<D> {
         self.answer::<C>(sequence)
     }
 
-    /// Sends a call for who does not wait among the application's threads, but looks for its
-    /// [answer](Self::answered). Its number.
+    /// Sends a call and returns its number. The caller does not wait among the application's threads, but polls for the
+    /// [answer](Self::answered).
     pub(crate) fn send_beside<C: Call>(
         &self,
         outgoing: &mut Outgoing,
@@ -392,8 +392,8 @@ impl<D: Driver> Link<D> {
         self.send_by(outgoing, call, Flags::ANSWER, false)
     }
 
-    /// The answer to a call of this number, if it has come. Reads what is there unless another thread
-    /// reads, and keeps none from reading.
+    /// Returns the answer to the call of this number, if it has arrived. Reads pending messages unless another thread
+    /// is reading, and does not block other readers.
     pub(crate) fn answered<C: Call>(&self, sequence: u64) -> Option<Result<C::Answer, D::Status>> {
         self.try_read_pending();
         let body = self.incoming.lock_unpoisoned().answers.remove(&sequence);
@@ -437,22 +437,22 @@ impl<D: Driver> Link<D> {
                 self.return_reader(reader);
                 incoming = self.incoming.lock_unpoisoned();
                 if !self.is_lost() {
-                    // Another one takes the worker's place.
+                    // Another worker is taking over.
                     continue;
                 }
             }
             if self.is_lost() {
                 return Err(D::WORKER_LOST);
             }
-            // It may have waited for long already.
+            // The reader may have been waiting for a long time already.
             let bell = &self.seat().bell;
             bell.hurry(&self.window.answers().control().items.0);
             incoming = self.wait_for_reader(incoming);
         }
     }
 
-    /// Has no other thread read until [`let_read`](Self::let_read): waits until who reads is at rest.
-    /// None if the worker has ended.
+    /// Stops all threads from reading until [`let_read`](Self::let_read). Waits until the current reader has stopped.
+    /// Returns None if the worker has ended.
     pub(crate) fn hold_readers(&self) -> Option<Box<Reader>> {
         let (from, to) = (SERVED, CHANGING);
         let (good, bad) = (Ordering::Relaxed, Ordering::Relaxed);
@@ -463,18 +463,18 @@ impl<D: Driver> Link<D> {
             if let Some(reader) = incoming.receiver.take() {
                 return Some(reader);
             }
-            // Who sleeps sees that it is to stop.
+            // Wakes a sleeping reader, so that it sees that it has to stop.
             let bell = &self.seat().bell;
             bell.rouse(&self.window.answers().control().items.0);
             incoming = self.wait_for_reader(incoming);
         }
     }
 
-    /// Lets threads read again, by this reader.
+    /// Lets threads read again, with this reader.
     pub(crate) fn let_read(&self, reader: Box<Reader>) {
         let (from, to) = (CHANGING, SERVED);
         let (good, bad) = (Ordering::Relaxed, Ordering::Relaxed);
-        // Else it has ended.
+        // Fails if the worker has ended meanwhile.
         let _ = self.state_of_worker.compare_exchange(from, to, good, bad);
         self.return_reader(reader);
         self.arrived.notify_all();
@@ -503,8 +503,8 @@ impl<D: Driver> Link<D> {
         incoming
     }
 
-    /// Reads answers until the wanted one is there, or, if none is wanted, while there are some.
-    /// Whether the wanted one is in the reader's body.
+    /// Reads messages until the wanted answer arrives or, if none is wanted, while there are any. Returns whether the
+    /// reader's body holds the wanted answer.
     fn read(&self, reader: &mut Reader, wanted: Option<u64>) -> bool {
         let mut spin = Spin::new(reader.spins.spin).or_attended(reader.spins.attended);
         loop {
@@ -551,7 +551,7 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Reads what is there, unless another thread reads at this moment.
+    /// Reads pending messages, unless another thread is reading right now.
     pub(crate) fn try_read_pending(&self) {
         let reader = self.incoming.lock_unpoisoned().receiver.take();
         if let Some(mut reader) = reader {
@@ -560,7 +560,7 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Reads what is there, unless another thread will.
+    /// Reads pending messages, or waits until another thread has.
     pub(crate) fn read_pending(&self) {
         let mut incoming = self.incoming.lock_unpoisoned();
         loop {
@@ -569,7 +569,7 @@ impl<D: Driver> Link<D> {
                 self.read(&mut reader, None);
                 return self.return_reader(reader);
             }
-            // The reader may leave before it sees what this thread was woken for.
+            // The current reader may stop before it sees the message that this thread was woken for.
             incoming = self.wait_for_reader(incoming);
         }
     }
@@ -578,7 +578,7 @@ impl<D: Driver> Link<D> {
         self.lose();
         let bell = &self.seat().bell;
         if let Doorbell::Port { page, .. } = bell {
-            // The port may be about to go.
+            // The port may be about to be removed.
             page.retire();
             self.window.retire();
         }
@@ -591,7 +591,7 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Keeps a callback and gives it a number.
+    /// Registers a callback and returns its number.
     pub fn register_callback(&self, callback: Callback<D::Status>) -> u64 {
         let (number, wakes) = self.callbacks.lock_unpoisoned().register(callback);
         if wakes {
@@ -600,7 +600,7 @@ impl<D: Driver> Link<D> {
         number
     }
 
-    /// Keeps a callback that is called again and again, and gives it a number.
+    /// Registers a callback that is called repeatedly, and returns its number.
     pub fn register_lasting_callback(&self, callback: LastingCallback<D::Status>) -> u64 {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         let (number, wakes) = callbacks.register_lasting(callback);
@@ -611,7 +611,7 @@ impl<D: Driver> Link<D> {
         number
     }
 
-    /// Keeps a callback that no wait is for, and gives it a number.
+    /// Registers a callback that no thread waits for, and returns its number.
     pub fn register_unawaited_callback(&self, callback: Callback<D::Status>) -> u64 {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         let (number, wakes) = callbacks.register_unawaited(callback);
@@ -622,14 +622,14 @@ impl<D: Driver> Link<D> {
         number
     }
 
-    /// Forgets a callback.
+    /// Cancels a callback.
     pub fn cancel_callback(&self, number: u64) {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         callbacks.take(number);
         callbacks.end_lasting(number);
     }
 
-    /// A callback is due, if it has not been forgotten.
+    /// Queues the callback of this number, unless it has been cancelled.
     pub fn run_callback(&self, number: u64, status: D::Status) {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         let (once, lasting) = (callbacks.take(number), callbacks.lasting(number));
@@ -649,12 +649,12 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Has the thread for callbacks call this next.
+    /// Queues a callback for the callback thread.
     pub fn queue_callback(&self, callback: Callback<D::Status>, status: D::Status) {
         let _ = self.due.lock_unpoisoned().send((callback, status));
     }
 
-    /// Has [`Driver::expects_messages`] asked again: it may say something else from now on.
+    /// Makes the listener evaluate [`Driver::expects_messages`] again, since its result may have changed.
     pub fn wake_listener(&self) {
         if let Some(wanted) = self.seat().peer.poll_event() {
             wanted.signal();

@@ -1,5 +1,5 @@
-//! The listener: the thread that notices callbacks and the worker's end, and hears of it when this
-//! process is to be served by another worker.
+//! The listener: the thread that notices callbacks and the worker's end, and receives orders to
+//! move this process to another worker.
 
 use std::{io, os::unix::net::UnixStream};
 
@@ -17,17 +17,17 @@ use crate::{
     link::{LIVENESS_TIMEOUT, Link},
 };
 
-/// What the listener waits for beside messages.
+/// What the listener waits for besides messages.
 enum Heard {
-    /// The connection's end.
+    /// The connection has ended.
     End,
-    /// An order, and where it came from.
+    /// An order, and the stream it arrived on.
     Order(Order, UnixStream),
 }
 
-/// What the listener runs: until the worker ends.
+/// The listener's main function. Runs until the worker ends.
 pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
-    // The link is there as soon as its maker has returned.
+    // The connection is available as soon as its creator has returned.
     let Some(link) = D::connection().wait() else {
         return;
     };
@@ -42,7 +42,8 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
         let Heard::Order(order, stream) = heard else {
             break;
         };
-        // Who has ordered before has no say any more: it is not to wait for an answer while this lasts.
+        // The previous issuer of orders has no authority any more, and must not wait for an answer
+        // while this one is carried out.
         drop(orders.take());
         let changed = D::change_seat(link, &order, &stream);
         let (outcome, new) = match changed {
@@ -52,20 +53,21 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
                 (Err(why), None)
             }
         };
-        // Word of something to read may have come with the order, or on the way.
+        // The notification of a message may have arrived together with the order, or during the
+        // move.
         link.read_pending();
         order::answer(&stream, &outcome);
         if !link.still_alive() {
             break;
         }
-        // Whoever serves it orders more, or who has ordered this.
+        // Further orders come from the new worker, or else from the issuer of this order.
         orders = new.or(Some(stream));
     }
     link.worker_lost();
 }
 
-/// What has come over the connection beside the rings; none if that is nothing, or word that there is
-/// something to read.
+/// Receives from the connection beside the rings. Returns None if nothing came, or only a
+/// notification that there is a message to read.
 fn hear(connection: &UnixStream) -> Option<Heard> {
     let mut bytes = [0; 64];
     match socket::receive(connection, &mut bytes) {
@@ -73,7 +75,7 @@ fn hear(connection: &UnixStream) -> Option<Heard> {
         Ok((count, mut files)) => {
             let file = files.pop()?;
             let stream = UnixStream::from(file);
-            // What is no order does nothing.
+            // Anything that is not a valid order is ignored.
             let ordered = bytes[..count].contains(&ORDER) && order::may_come(&stream, connection);
             let order = ordered.then(|| Order::take(&stream));
             order?.ok().map(|order| Heard::Order(order, stream))
@@ -83,8 +85,8 @@ fn hear(connection: &UnixStream) -> Option<Heard> {
     }
 }
 
-/// A further order of who has given one before; nobody gives any more if there is none. One that has been carried out
-/// cannot be taken back.
+/// Receives a further order from the issuer of a previous one. Sets `orders` to None if there will
+/// be none. An order that has been carried out cannot be withdrawn.
 fn hear_order(orders: &mut Option<UnixStream>) -> Option<Heard> {
     if order::is_taken_back(orders.as_ref()?) {
         return None;
@@ -94,14 +96,14 @@ fn hear_order(orders: &mut Option<UnixStream>) -> Option<Heard> {
     Some(Heard::Order(order, stream))
 }
 
-/// Reads messages whenever the worker has sent a byte to say so, until it ends or there is an order.
+/// Reads messages whenever the worker sends a byte, until the worker ends or an order arrives.
 fn wait_for_wakeups<D: Driver>(
     link: &Link<D>,
     stream: &UnixStream,
     orders: &mut Option<UnixStream>,
 ) -> Heard {
     loop {
-        // With one connection to hear of, hearing is waiting.
+        // With only one connection, receiving from it is the wait.
         if orders.is_some() {
             match event_fd::wait(None, [Some(stream), orders.as_ref()], None) {
                 Ok([_, true]) => {
@@ -122,9 +124,9 @@ fn wait_for_wakeups<D: Driver>(
     }
 }
 
-/// Polls while callbacks are pending, and sleeps while none are, until the agent closes the
-/// connection (the worker has ended, or the port is gone) or there is an order. A worker behind a gate
-/// notices nothing by itself.
+/// Polls while callbacks are pending and sleeps otherwise, until the agent closes the connection
+/// (the worker has ended, or the port is gone) or an order arrives. A worker behind a gate sends no
+/// notifications.
 fn poll_for_callbacks<D: Driver>(
     link: &Link<D>,
     stream: Option<&UnixStream>,
@@ -134,7 +136,7 @@ fn poll_for_callbacks<D: Driver>(
     let mut interval = PollInterval::default();
     loop {
         let next = interval.next(&mut link.callbacks.lock_unpoisoned());
-        // Messages may come that no callback waits for.
+        // Messages may arrive that no callback waits for.
         let timeout = next.or_else(|| D::expects_messages(&link.state).then_some(LIVENESS_TIMEOUT));
         let Ok([said, ordered]) = event_fd::wait(Some(event), [stream, orders.as_ref()], timeout)
         else {

@@ -1,4 +1,4 @@
-//! This process as the client of a gate of its virtual machine.
+//! Pairs this process with a server through the VM's gate.
 
 use std::{
     cell::Cell,
@@ -12,25 +12,25 @@ use std::{
 use gantry_remoting::link::gate::{Delegate, Failed};
 use vmfunc_gate::guest::{Client, Error, Failure};
 
-/// PCI functions, one of which offers a gate.
+/// The PCI functions, one of which offers a gate.
 const FUNCTIONS: &str = "/sys/bus/pci/devices";
 
 /// Why there is no pair.
 pub enum NoPair {
-    /// This virtual machine has no gate.
+    /// This VM has no gate.
     NotOffered(String),
-    /// It has one that cannot be used.
+    /// The gate cannot be used.
     Failed(String),
 }
 
-/// A process that is paired with a server. Its threads that delegate stay on one vCPU, until this is
-/// dropped.
+/// A process that is paired with a server. Until this is dropped, its threads that delegate stay on
+/// one vCPU.
 pub struct Paired {
     client: Client,
-    /// Tells it from other pairs of this process: never zero.
+    /// Distinguishes this pair from other pairs of the process. Never zero.
     number: u64,
     cpus: libc::cpu_set_t,
-    /// Where the pairing thread could run before.
+    /// The CPUs that the pairing thread was allowed to run on before.
     before: libc::cpu_set_t,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Debug for Paired {
 /// The calling thread.
 const SELF: libc::pid_t = 0;
 
-/// The processors that a thread of this process may use.
+/// The CPUs that a thread of this process may run on.
 fn cpus(thread: libc::pid_t) -> libc::cpu_set_t {
     // SAFETY: all zeroes are a valid set, which is filled in within its size.
     unsafe {
@@ -53,14 +53,14 @@ fn cpus(thread: libc::pid_t) -> libc::cpu_set_t {
     }
 }
 
-/// Has a thread of this process use these processors only.
+/// Restricts a thread of this process to these CPUs.
 fn stay_on(thread: libc::pid_t, set: &libc::cpu_set_t) {
-    // SAFETY: a set of the size that is passed beside it. Where it fails, delegations do, too.
+    // SAFETY: the set has the size that is passed along. If this fails, delegations fail, too.
     unsafe { libc::sched_setaffinity(thread, size_of_val(set), set) };
 }
 
 impl Paired {
-    /// Pairs this process, and keeps the calling thread on the vCPU where it is.
+    /// Pairs this process, and pins the calling thread to its current vCPU.
     pub fn new() -> Result<Self, NoPair> {
         if !Path::new(FUNCTIONS).exists() {
             let text = format!("there is no {FUNCTIONS}: is sysfs mounted?");
@@ -89,7 +89,7 @@ impl Paired {
 
 impl Delegate for Paired {
     fn delegate(&self, handler: usize, first: u64, second: u64) -> Result<u64, Failed> {
-        // For which pair the thread stays.
+        // The pair that this thread is pinned for.
         thread_local!(static STAYS: Cell<u64> = const { Cell::new(0) });
         if STAYS.replace(self.number) != self.number {
             stay_on(SELF, &self.cpus);
@@ -113,12 +113,13 @@ impl Delegate for Paired {
 }
 
 impl Drop for Paired {
-    /// Lets threads run where they could: those that have delegated, and those that they have started.
+    /// Restores the CPU affinity of threads that have delegated, and of threads that they have
+    /// started.
     fn drop(&mut self) {
         let threads = fs::read_dir("/proc/self/task").into_iter().flatten();
         let names = threads.filter_map(|thread| thread.ok()?.file_name().into_string().ok());
         for thread in names.filter_map(|name| name.parse().ok()) {
-            // SAFETY: two sets that are there.
+            // SAFETY: both sets exist.
             if unsafe { libc::CPU_EQUAL(&cpus(thread), &self.cpus) } {
                 stay_on(thread, &self.before);
             }

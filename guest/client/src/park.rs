@@ -1,16 +1,16 @@
-//! This process has no worker for a while: its state and its window are in its own memory, and its calls
-//! wait. Nobody uses the device for it then.
+//! Parking: the process has no worker for a while. Its state and its window are in its own memory, its calls wait, and
+//! nothing uses the device on its behalf.
 //!
 //! ```text
-//!   served ── order ──> the worker saves its state, which is read to a file in memory; what is in use of
-//!                       the window, too, is in memory of this process alone; the worker is left
-//!   parked ── order ──> another worker makes the state again, and the window's memory is its own
+//!   served ── order ──> the worker saves its state, which is read into a memory file; the used parts of
+//!                       the window are copied to private memory of this process; the worker is left
+//!   parked ── order ──> another worker creates the state again, and provides the window's memory
 //! ```
 //!
-//! As where a process goes from one worker to another ([`carry`](super::carry)), a failure costs nothing but
-//! the time: who cannot be parked is served as before, and who cannot go on stays parked, for the next order.
-//! Where no more orders can come, as who gave them has ended, it goes to where it was served at first, which
-//! may be about to start anew; if nobody is there for half a minute, its worker is lost.
+//! As in a move from one worker to another ([`carry`](super::carry)), a failure costs only time: a process that cannot
+//! be parked is served as before, and one that cannot continue stays parked until the next order. If no more orders can
+//! arrive, because whoever gave them has ended, the process returns to the address of its first worker, where a new one
+//! may be about to start. If nobody serves there for half a minute, the process's worker counts as lost.
 
 use std::{
     fs::File,
@@ -45,14 +45,14 @@ use crate::{
     peer::{Peer, Seat, Spins},
 };
 
-/// How long is looked for somebody who serves, where nobody gives orders any more.
+/// How long to try to reach a worker when nobody gives orders any more.
 const ALONE: Duration = Duration::from_secs(30);
-/// How long who serves there may take until it answers: others may have come before.
+/// How long that worker may take to answer: others may be ahead of this process.
 const OPENING: Duration = Duration::from_secs(60);
-/// How often.
+/// The retry interval.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// A process that nobody serves. Its calls wait for as long as this is kept.
+/// A process that has no worker. Its calls wait for as long as this exists.
 struct Parked<'a, D: Driver> {
     link: &'a Link<D>,
     outgoing: MutexGuard<'a, Outgoing>,
@@ -61,11 +61,11 @@ struct Parked<'a, D: Driver> {
     length: u64,
 }
 
-/// Parks this process as an order says, which is answered, and waits for one by which it goes on. Where
-/// further orders come from, as of [`change_seat`](carry::change_seat).
+/// Parks this process as ordered, answers the order, and waits for an order to continue. Returns the stream for further
+/// orders, as [`change_seat`](carry::change_seat) does.
 ///
 /// # Errors
-/// It is served as before, or its worker is lost as nobody serves it any more; why.
+/// The process is served as before, or its worker is lost because nobody serves it any more. Returns the reason.
 pub(crate) fn park<D: Carried>(
     link: &Link<D>,
     order: &Order,
@@ -78,11 +78,11 @@ pub(crate) fn park<D: Carried>(
     outcome
 }
 
-/// The next order; none if there will be none.
+/// The next order. None if there will be none.
 fn next(orders: &UnixStream) -> Option<Order> {
     loop {
         match event_fd::wait(None, [Some(orders), None], None) {
-            // It has been carried out.
+            // An order that has been carried out cannot be withdrawn.
             Ok([true, _]) if order::is_taken_back(orders) => {}
             Ok([true, _]) => return Order::take(orders).ok(),
             Ok(_) => {}
@@ -92,7 +92,7 @@ fn next(orders: &UnixStream) -> Option<Order> {
 }
 
 impl<'a, D: Carried> Parked<'a, D> {
-    /// Takes the state from the worker, once nothing is in the way, which lasts no longer than so.
+    /// Takes the state from the worker, once nothing is in the way. Waits for that for at most `patience`.
     fn new(link: &'a Link<D>, patience: Duration, orders: &'a UnixStream) -> Result<Self, String> {
         let until = Instant::now() + patience;
         let heap = || link.stages.lock_unpoisoned().pinned();
@@ -130,7 +130,7 @@ impl<'a, D: Carried> Parked<'a, D> {
         }
     }
 
-    /// Waits until somebody serves it, or nobody will.
+    /// Waits until a worker serves the process, or none ever will.
     fn wait(&mut self, orders: &UnixStream) -> Result<Option<UnixStream>, String> {
         while let Some(order) = next(orders) {
             if order.to == PARKED {
@@ -148,7 +148,7 @@ impl<'a, D: Carried> Parked<'a, D> {
         self.go_home()
     }
 
-    /// Goes to where it was served at first: who has parked it has ended.
+    /// Returns to the first worker's address, since whoever parked the process has ended.
     fn go_home(&mut self) -> Result<Option<UnixStream>, String> {
         let home = self.link.environment.home();
         let end = Instant::now() + ALONE;
@@ -166,7 +166,8 @@ impl<'a, D: Carried> Parked<'a, D> {
         }
     }
 
-    /// Has a worker at this address, which has so long to answer, go on with the state, as somebody orders, or nobody.
+    /// Continues with a worker at this address, which has `opening` to answer. `orders` is the stream of the order, if
+    /// there is one.
     fn go_on(
         &mut self,
         to: &str,
@@ -177,8 +178,8 @@ impl<'a, D: Carried> Parked<'a, D> {
         let opened = carry::open(link, to, Instant::now() + opening)?;
         let there = carry::connection(link, &opened)?;
         if there.is_file() {
-            // The worker has it once more, in this machine's memory: its control groups count, at which it
-            // looks itself as it is written.
+            // The worker needs the state once more, in this machine's memory. Control groups are not considered here:
+            // the worker checks its own limits as the state is written.
             check_memory(self.length, memory::spare_of_machine())?;
         }
         let both = Both {
@@ -187,7 +188,7 @@ impl<'a, D: Carried> Parked<'a, D> {
             orders,
             end: Instant::now() + LONG,
         };
-        // Who waits with a copy does so for as long as this is parked.
+        // A thread that waits with a copy does so for as long as the process is parked.
         if !there.is_shared()
             && !link
                 .stages
@@ -212,7 +213,7 @@ impl<'a, D: Carried> Parked<'a, D> {
     }
 }
 
-/// Whether there are so many bytes of memory for a state.
+/// Checks that there is enough memory for a state of this size.
 fn check_memory(length: u64, spare: Option<Spare>) -> Result<(), String> {
     match spare {
         Some(spare) if spare.bytes < length => Err(too_little(length, &spare)),
@@ -224,7 +225,7 @@ fn too_little(length: u64, spare: &Spare) -> String {
     format!("its state has {} MiB, and {spare}", length >> 20)
 }
 
-/// Has the worker save the state, and reads it: how many bytes it has.
+/// Has the worker save the state, and reads it. Returns the file and the number of bytes.
 fn save<D: Carried>(
     both: &Both<'_, D>,
     outgoing: &mut Outgoing,
@@ -236,7 +237,7 @@ fn save<D: Carried>(
     let failed = |error: io::Error| format!("its memory takes no state: {error}");
     let image = control::image().map_err(failed)?;
     let mut bytes = Vec::new();
-    // Others may be parked at the same time.
+    // Other processes may be parked at the same time.
     let steps = Steps::default();
     let mut at = 0;
     while at < length {
@@ -252,7 +253,7 @@ fn save<D: Carried>(
     Ok((image, length))
 }
 
-/// Leaves the worker, with the window's contents and addresses.
+/// Leaves the worker, keeping the window's contents and addresses.
 fn leave<D: Driver>(
     link: &Link<D>,
     outgoing: &mut Outgoing,
@@ -291,12 +292,12 @@ fn leave<D: Driver>(
     Ok(())
 }
 
-/// Copies a stretch of a window to the same place of a file.
+/// Copies a stretch of a window to the same offset of a file.
 fn keep(window: &Window, file: &OwnedFd, start: u64, end: u64) -> io::Result<()> {
     let mut at = start;
     while at < end {
         let from = window.at(at, end - at).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: so many bytes of the window. The kernel reads them, whoever writes there.
+        // SAFETY: the window has this many bytes there. The kernel reads them, whoever writes to them.
         let written = unsafe {
             libc::pwrite(
                 file.as_raw_fd(),

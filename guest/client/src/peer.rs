@@ -1,4 +1,4 @@
-//! What is at the other end of a connection, and how the end of the worker is noticed.
+//! The other end of a connection, and how the worker's end is noticed.
 
 use std::{
     net::Shutdown,
@@ -15,23 +15,26 @@ use gantry_remoting::{
 
 use crate::event_fd::EventFd;
 
-/// What the socket's other end is.
+/// The socket's peer.
 pub(crate) enum Peer {
-    /// A worker of this machine, which sends a byte when there is something to read.
+    /// A worker on this machine, which sends a byte when there is something to read.
     Worker,
-    /// The agent of this guest. The worker is outside and cannot send anything here; the listener
-    /// polls while callbacks are pending, and the event is signalled when there is a first one.
+    /// This guest's agent. The worker is outside the guest and cannot send anything here. The
+    /// listener polls while callbacks are pending, and the event is signalled when the first one is
+    /// registered.
     Agent(EventFd, Agent),
-    /// A worker behind a gate, which runs when this process enters it. Callbacks as above.
+    /// A worker behind a gate, which runs when this process enters it. Callbacks work as for an
+    /// agent.
     Gate(EventFd),
-    /// A worker with a window of its own, to which a bridge copies this one's contents. The bridge
-    /// sends the bytes that say that there is something to read.
+    /// A worker with its own window, to which a bridge copies the contents of this one. The bridge
+    /// sends a byte when there is something to read.
     Stream(Closer),
     /// No worker: the window's memory is this process's own.
     Nobody,
 }
 
-/// How long a waiting call polls before it sleeps, and how long while the worker stays awake for it.
+/// How long a waiting call polls before it sleeps, and how long while the worker stays awake for
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spins {
     pub(crate) spin: Duration,
@@ -45,7 +48,7 @@ impl Spins {
     }
 }
 
-/// Who serves this process, and how to reach it: until it is dropped.
+/// The worker that serves this process and how to reach it. Dropping it leaves the worker.
 pub(crate) struct Seat {
     pub(crate) bell: Doorbell,
     pub(crate) peer: Peer,
@@ -55,7 +58,7 @@ pub(crate) struct Seat {
 }
 
 impl Seat {
-    /// Whether the connection's other end has gone. For who does not listen.
+    /// Whether the other end of the connection is gone. For use where no listener watches.
     pub(crate) fn has_ended(&self) -> bool {
         let Some(stream) = &self.stream else {
             return false;
@@ -71,7 +74,7 @@ impl Seat {
 }
 
 impl Drop for Seat {
-    /// Has the worker end, whoever else has a copy of the connection.
+    /// Ends the worker, even if another process holds a copy of the connection.
     fn drop(&mut self) {
         if let Some(stream) = &self.stream {
             let _ = stream.shutdown(Shutdown::Both);
@@ -83,17 +86,17 @@ impl Drop for Seat {
 }
 
 impl Peer {
-    /// Whether the worker sees this process's window, and not one of its own.
+    /// Whether the worker sees this process's window rather than one of its own.
     pub(crate) fn is_shared(&self) -> bool {
         !matches!(self, Self::Stream(_))
     }
 
-    /// Whether the window is a file that a worker of this machine has mapped.
+    /// Whether the window is a file that a worker on this machine has mapped.
     pub(crate) fn is_file(&self) -> bool {
         matches!(self, Self::Worker)
     }
 
-    /// The event that wakes the thread that polls for callbacks, if one polls.
+    /// The event that wakes the thread that polls for callbacks, if this peer needs polling.
     pub(crate) fn poll_event(&self) -> Option<&EventFd> {
         match self {
             Self::Worker | Self::Stream(_) | Self::Nobody => None,
@@ -102,16 +105,16 @@ impl Peer {
     }
 }
 
-/// The agent, which finds out on request whether the worker outside of this guest still lives.
+/// The agent, which checks on request whether the worker outside this guest is still alive.
 pub(crate) struct Agent {
     stream: UnixStream,
     asked: Mutex<Instant>,
-    /// The least time between two requests.
+    /// The minimum interval between two requests.
     interval: Duration,
 }
 
 impl Agent {
-    /// At the other end of `stream`, asked at most once in `interval`.
+    /// The agent at the other end of `stream`, asked at most once per `interval`.
     pub(crate) fn new(stream: UnixStream, interval: Duration) -> Self {
         Self {
             stream,
@@ -120,8 +123,8 @@ impl Agent {
         }
     }
 
-    /// Has the agent check, if it has not been asked for a while: it closes the connection of an
-    /// application whose worker has ended.
+    /// Asks the agent to check the worker, unless it was asked recently. The agent closes the
+    /// connection of an application whose worker has ended.
     pub(crate) fn check_worker(&self) {
         let mut asked = self.asked.lock_unpoisoned();
         if asked.elapsed() < self.interval {
@@ -130,7 +133,7 @@ impl Agent {
         *asked = Instant::now();
         drop(asked);
         let (word, flags) = ([port::LOOK], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-        // SAFETY: a byte of a local. Fails if it has been asked often, or is gone.
+        // SAFETY: one byte of a local. Fails if the agent has been asked too often or is gone.
         unsafe { libc::send(self.stream.as_raw_fd(), word.as_ptr().cast(), 1, flags) };
     }
 }

@@ -1,10 +1,10 @@
-//! How far a queue is known to be: what has nothing to wait for is no call.
+//! Tracks how far a queue is known to have executed, so that waiting for nothing needs no call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counts the commands of a queue. A command counts once it has been sent, so that whoever has seen
-/// its call return finds it counted; a mark is taken before the call that it is for, so that it
-/// covers no command which that call does not.
+/// Counts the commands of a queue. A command is counted after it has been sent, so that a thread
+/// that has seen the call return finds it counted. A mark is taken before the call that it is used
+/// for, so that it covers no command that the call does not cover.
 #[derive(Debug, Default)]
 pub struct Progress {
     sent: AtomicU64,
@@ -12,12 +12,12 @@ pub struct Progress {
     done: AtomicU64,
 }
 
-/// The commands that had been sent at some time.
+/// The commands that had been sent at some point in time.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(u64);
 
 impl Progress {
-    /// A command has been sent that may not be done.
+    /// Records that a command was sent that may not be done yet.
     pub fn sent(&self) {
         self.sent.fetch_add(1, Ordering::Release);
     }
@@ -27,18 +27,19 @@ impl Progress {
         Mark(self.sent.load(Ordering::Acquire))
     }
 
-    /// The device has been given these commands.
+    /// Records that these commands were submitted to the device.
     pub fn flushed(&self, Mark(commands): Mark) {
         self.flushed.fetch_max(commands, Ordering::Release);
     }
 
-    /// These commands are done, and the worker has nothing more to say of them.
+    /// Records that these commands are done, and that the worker will not report anything else
+    /// about them.
     pub fn done(&self, mark: Mark) {
         self.flushed(mark);
         self.done.fetch_max(mark.0, Ordering::Release);
     }
 
-    /// Whether all commands have been given to the device.
+    /// Whether all commands have been submitted to the device.
     pub fn is_flushed(&self) -> bool {
         self.flushed.load(Ordering::Acquire) == self.mark().0
     }
@@ -65,7 +66,7 @@ mod tests {
         progress.sent();
         assert!(!progress.is_idle() && !progress.is_flushed());
         let mark = progress.mark();
-        // Another thread's command, sent while this one waits.
+        // A command of another thread, sent while this one waits.
         progress.sent();
         progress.done(mark);
         assert!(!progress.is_idle() && !progress.is_flushed());

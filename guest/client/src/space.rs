@@ -1,12 +1,11 @@
-//! Which parts of the window are free.
+//! The free parts of the window.
 
 use std::collections::BTreeMap;
 
-/// Space is handed out in multiples of this: a page, which is what devices want buffers in host
-/// memory to be aligned to.
+/// The allocation granularity: a page, the alignment that devices want for buffers in host memory.
 const GRAIN: u64 = 4096;
 
-/// Free stretches by their offset; neighbours are joined.
+/// Free stretches by offset. Adjacent ones are merged.
 #[derive(Debug, Default)]
 pub struct Space(BTreeMap<u64, u64>);
 
@@ -15,12 +14,12 @@ fn rounded(length: u64) -> Option<u64> {
 }
 
 impl Space {
-    /// All from `start` to `end`.
+    /// All space from `start` to `end` is free.
     pub fn new(start: u64, end: u64) -> Self {
         Self(BTreeMap::from([(start, end - start)]))
     }
 
-    /// Takes a stretch of at least this length: the first that fits.
+    /// Allocates a stretch of at least this length, first fit.
     pub fn take(&mut self, length: u64) -> Option<u64> {
         let length = rounded(length)?;
         let (&offset, &free) = self.0.iter().find(|(_, free)| **free >= length)?;
@@ -31,7 +30,7 @@ impl Space {
         Some(offset)
     }
 
-    /// The same, as near to the end as there is room, and nothing before `floor`.
+    /// Allocates a stretch as close to the end as possible, and never below `floor`.
     pub fn take_last(&mut self, length: u64, floor: u64) -> Option<u64> {
         let length = rounded(length)?;
         let (&offset, &free) = self.0.iter().rev().find(|(_, free)| **free >= length)?;
@@ -46,7 +45,7 @@ impl Space {
         Some(place)
     }
 
-    /// What is not free from `start` to `end`: where each stretch begins and ends.
+    /// The stretches from `start` to `end` that are not free, as their start and end.
     pub fn taken(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let mut taken = Vec::new();
         let mut at = start;
@@ -62,7 +61,7 @@ impl Space {
         taken
     }
 
-    /// Gives a stretch back that `take` gave for this length.
+    /// Frees a stretch that `take` returned for this length.
     pub fn give(&mut self, offset: u64, length: u64) {
         let Some(mut length) = rounded(length) else {
             return;

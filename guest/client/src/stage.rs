@@ -1,8 +1,7 @@
-//! What the application's data goes through: stretches of the window, and the commands that use
-//! them.
+//! The window space that the application's data passes through, and the commands that use it.
 //!
-//! A *stage* is filled before a command that reads it, or emptied into the application's memory (its
-//! data *lands*) after one that has written it. Its space is free again when the worker has released it.
+//! A *stage* is filled before a command that reads it, or emptied into the application's memory (its data *lands*)
+//! after a command that has written it. Its space becomes free when the worker releases it.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -24,41 +23,40 @@ use crate::{
     space::Space,
 };
 
-/// How many stages their order may name that have been released, beside as many as have not.
+/// How many released stages the order queue may contain beyond as many as are pending.
 const SLACK: usize = 64;
 
-/// How long to sleep where another thread has a stage whose command it has not sent yet, or space is not given
-/// out.
+/// How long to sleep when another thread has a stage whose command it has not sent yet, or while no space is given out.
 const RETRY_DELAY: Duration = Duration::from_millis(1);
-/// The fewest bytes of a state that are carried at a time.
+/// The minimum number of bytes of a state to copy at a time.
 const LEAST_PART: u64 = 64 << 10;
-/// How often at most. Only the encoding of a call stands between the two.
+/// The maximum number of retries. Only the encoding of a call lies between creating a stage and sending its command.
 const RETRIES: u32 = 2000;
 
-/// Memory of the application that a stage is filled from or emptied into: rows, which lie in the
-/// stage without gaps. All lengths are in bytes.
+/// Memory of the application that a stage is filled from or emptied into, as rows. In the stage the rows are
+/// contiguous. All lengths are in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct HostRegion {
-    /// Where the first row begins.
+    /// The start of the first row.
     pub start: *mut u8,
     /// The length of a row.
     pub row: usize,
-    /// Rows of a slice.
+    /// The number of rows per slice.
     pub rows: usize,
-    /// How many slices there are.
+    /// The number of slices.
     pub slices: usize,
-    /// From one row's start to the next one's.
+    /// The distance between the starts of two rows.
     pub row_pitch: usize,
-    /// From one slice's start to the next one's.
+    /// The distance between the starts of two slices.
     pub slice_pitch: usize,
 }
 
-// SAFETY: the application keeps the memory of a read valid until the read has completed, and says
-// so by the API, from whichever thread.
+// SAFETY: the application keeps the memory of a read valid until the read has completed, and may learn that through the
+// API on any thread.
 unsafe impl Send for HostRegion {}
 
 impl HostRegion {
-    /// One stretch of memory.
+    /// A contiguous region.
     pub fn flat(start: *mut u8, size: usize) -> Self {
         Self {
             start,
@@ -70,7 +68,7 @@ impl HostRegion {
         }
     }
 
-    /// Bytes without the gaps.
+    /// The total size, without the gaps.
     pub fn size(&self) -> usize {
         self.row * self.rows * self.slices
     }
@@ -90,10 +88,10 @@ impl HostRegion {
     /// Copies out of the window.
     ///
     /// # Safety
-    /// This memory can be written, and `size` bytes at `from` can be read.
+    /// This memory must be writable, and `size` bytes at `from` readable.
     unsafe fn scatter(&self, from: *const u8) {
         for (there, here) in self.rows() {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 copy_threads::copy(
                     from.add(there),
@@ -108,10 +106,10 @@ impl HostRegion {
     /// Copies into the window.
     ///
     /// # Safety
-    /// This memory can be read, and `size` bytes at `into` can be written.
+    /// This memory must be readable, and `size` bytes at `into` writable.
     unsafe fn gather(&self, into: *mut u8, reader: Reader) {
         for (there, here) in self.rows() {
-            // SAFETY: as the caller vouches.
+            // SAFETY: guaranteed by the caller.
             unsafe { copy_threads::copy(self.start.add(here), into.add(there), self.row, reader) };
         }
     }
@@ -123,36 +121,36 @@ struct Stage {
     offset: u64,
     length: u64,
     destination: Option<HostRegion>,
-    /// Whether the space stays in use when the command has completed.
+    /// Whether the space stays in use after the command has completed.
     keeps_space: bool,
 }
 
-/// Bytes at the beginning of the window's data that only commands' own data goes through, if they are not more than an
-/// eighth of the window: whatever the application keeps elsewhere, copies have room.
+/// The size of the region at the beginning of the window's data that is reserved for the data of commands, limited to
+/// an eighth of the window. Copies thus have room whatever the application keeps elsewhere.
 const PASSAGE: u64 = 32 << 20;
 
-/// How space is taken.
+/// How space is allocated.
 type Take = fn(&mut Stages, &Window, u64) -> Option<u64>;
 
-/// The space of the window's data, and what uses it.
+/// The allocation state of the window's data space.
 #[derive(Debug, Default)]
 pub struct Stages {
     space: Space,
-    /// The end of what this process has asked to be mapped at once, from the window's start.
+    /// The end of the part of the window that this process has populated, from the window's start.
     populated: u64,
     pending: HashMap<StageId, Stage>,
-    /// The oldest first; with some that are not pending any more.
+    /// The oldest first. May contain stages that are no longer pending.
     order: VecDeque<StageId>,
     next: u32,
-    /// How many of those that are pending land in the application's memory.
+    /// How many of the pending stages land in the application's memory.
     landing: usize,
-    /// What the application's allocator has, by its offset: how much.
+    /// The sizes of the application allocator's blocks, by offset.
     heap: BTreeMap<u64, u64>,
-    /// Whether the application's threads get no space now.
+    /// Whether the application's threads currently get no space.
     closed: bool,
 }
 
-/// Gives a window's space to the application's threads again when it is dropped.
+/// Allows the application's threads to allocate window space again when it is dropped.
 pub(crate) struct Reopens<'a, D: Driver>(&'a Link<D>);
 
 impl<D: Driver> Drop for Reopens<'_, D> {
@@ -162,22 +160,22 @@ impl<D: Driver> Drop for Reopens<'_, D> {
 }
 
 impl Stages {
-    /// What is in the way of other memory for the window, if something is: who has pointers to it.
+    /// What prevents replacing the window's memory, if anything: something that has pointers to it.
     pub(crate) fn pinned(&self) -> Option<&'static str> {
         (!self.heap.is_empty()).then_some("its own memory is in the window (libgantry_malloc.so)")
     }
 
-    /// Stretches that are in use: where they begin and end.
+    /// The stretches in use, as their start and end.
     pub(crate) fn in_use(&self, window: &Window) -> Vec<(u64, u64)> {
         self.space.taken(window.data(), window.size())
     }
 
-    /// The window has other memory, of which no page is mapped.
+    /// Called after the window's memory was replaced by memory of which no page is mapped.
     pub(crate) fn forget_pages(&mut self) {
         self.populated = 0;
     }
 
-    /// All of a window's data.
+    /// The space of all of a window's data.
     pub fn of(window: &Window) -> Self {
         Self {
             space: Space::new(window.data(), window.size()),
@@ -185,7 +183,7 @@ impl Stages {
         }
     }
 
-    /// Space, if there is some, and its memory.
+    /// Allocates and populates space, if there is any.
     fn take(&mut self, window: &Window, length: u64) -> Option<u64> {
         let offset = self.space.take(length)?;
         let end = offset + length;
@@ -197,7 +195,7 @@ impl Stages {
         Some(offset)
     }
 
-    /// Space at the end, if there is some, and its memory.
+    /// Allocates and populates space at the end, if there is any.
     fn take_last(&mut self, window: &Window, length: u64) -> Option<u64> {
         let passage = PASSAGE.min(window.size() / 8);
         let offset = self.space.take_last(length, window.data() + passage)?;
@@ -207,10 +205,10 @@ impl Stages {
         Some(offset)
     }
 
-    /// A new stage.
+    /// Adds a stage.
     fn add(&mut self, stage: Stage) -> StageId {
         let id = StageId(self.next);
-        // Not the number of one that is in use: there are not so many.
+        // Cannot be the number of a pending stage: there are never that many.
         self.next = self.next.wrapping_add(1);
         self.landing += usize::from(stage.destination.is_some());
         self.pending.insert(id, stage);
@@ -218,23 +216,23 @@ impl Stages {
         id
     }
 
-    /// A stage that has been released.
+    /// Removes a stage that has been released.
     fn remove(&mut self, id: StageId) -> Option<Stage> {
         let stage = self.pending.remove(&id)?;
         self.landing -= usize::from(stage.destination.is_some());
-        // Each is looked at once or twice for each that is added.
+        // Amortized, each stage is visited once or twice.
         if self.order.len() > 2 * self.pending.len() + SLACK {
             self.order.retain(|id| self.pending.contains_key(id));
         }
         Some(stage)
     }
 
-    /// Whether there are some that land in the application's memory.
+    /// Whether any pending stage lands in the application's memory.
     pub fn land(&self) -> bool {
         self.landing > 0
     }
 
-    /// Waits for another one next, if this is the oldest.
+    /// If this is the oldest stage, moves it to the back, so that another one is waited for next.
     fn pass_over(&mut self, id: StageId) {
         if self.order.front() == Some(&id) {
             self.order.rotate_left(1);
@@ -254,7 +252,7 @@ impl Stages {
 }
 
 impl<D: Driver> Link<D> {
-    /// Where in the window memory of the application is, if the worker sees it there.
+    /// The window offset of application memory, if it is in the window and the worker sees it there.
     pub fn shared(&self, pointer: *const u8, length: u64) -> Option<u64> {
         if self.is_shared() {
             let own = self.window.offset_of(pointer, length);
@@ -264,7 +262,7 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Who looks next at what a command is to read from the window.
+    /// Who reads next what a command is to read from the window.
     pub fn reader(&self) -> Reader {
         if self.is_shared() {
             Reader::Device
@@ -273,16 +271,16 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Has the application's threads get no space until what is returned is dropped, if they have none: those
-    /// that want some wait.
+    /// If the application's threads have no space, stops them from getting any until the returned guard is dropped.
+    /// Threads that want space wait.
     pub(crate) fn close_unused(&self) -> Option<Reopens<'_, D>> {
         let mut stages = self.stages.lock_unpoisoned();
         stages.closed = stages.in_use(&self.window).is_empty();
-        // Not made if it is not to be dropped, which takes the lock.
+        // Constructed only if it is to be returned: its drop takes the lock.
         stages.closed.then(|| Reopens(self))
     }
 
-    /// The window's space, once it is the application's threads' to take.
+    /// Locks the window's space, once the application's threads may allocate from it.
     fn open_stages(&self) -> MutexGuard<'_, Stages> {
         loop {
             let stages = self.stages.lock_unpoisoned();
@@ -294,14 +292,14 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Space in the window for memory that has a second address, if there is some at once.
+    /// Reserves space in the window for memory that has a second address, if there is some right now.
     pub fn try_reserve_aliased(&self, length: u64) -> Option<u64> {
         let mut stages = self.open_stages();
-        // Looked at under the lock, under which another worker comes.
+        // Checked under the lock that is held while the worker is replaced.
         self.is_file().then(|| stages.take(&self.window, length))?
     }
 
-    /// Space in the window that the worker sees for good, if there is some.
+    /// Reserves space in the window that the worker sees permanently, if there is some.
     pub fn reserve_shared(&self, length: u64) -> Option<u64> {
         self.reserve_in_common(length, Stages::take)
     }
@@ -311,8 +309,8 @@ impl<D: Driver> Link<D> {
             return None;
         }
         let offset = self.reserve_by(length, take).ok()?;
-        // Another worker may have come meanwhile. From here on none comes that does not share the
-        // window, as a part of it is in use.
+        // The worker may have been replaced meanwhile. From here on it cannot be replaced by one that does not share
+        // the window, since a part of the window is in use.
         if self.is_shared() {
             return Some(offset);
         }
@@ -320,11 +318,11 @@ impl<D: Driver> Link<D> {
         None
     }
 
-    /// Space for the application's allocator, if there is some at once.
+    /// Allocates space for the application's allocator, if there is some right now.
     pub fn heap_alloc(&self, size: u64) -> Option<*mut u8> {
-        // The allocator is also this driver's own, which may be at work with this very lock.
+        // This driver uses the same allocator, possibly while it holds this very lock.
         let mut stages = self.stages.try_lock().ok()?;
-        // A port's window may go. Looked at under the lock, under which another worker comes.
+        // A port's window may be removed. Checked under the lock that is held while the worker is replaced.
         if !self.is_file() || stages.closed {
             return None;
         }
@@ -333,7 +331,7 @@ impl<D: Driver> Link<D> {
         self.window.at(offset, size)
     }
 
-    /// How much the application's allocator has there.
+    /// The size of the application allocator's block at this address, or 0.
     pub fn heap_size(&self, pointer: *const u8) -> u64 {
         let stages = self.stages.lock_unpoisoned();
         let offset = self.window.offset_of(pointer, 0);
@@ -342,9 +340,9 @@ impl<D: Driver> Link<D> {
             .unwrap_or(0)
     }
 
-    /// The application's allocator gives space back.
+    /// Frees a block of the application's allocator.
     pub fn heap_free(&self, pointer: *const u8) {
-        // Nothing that is allocated under this lock is in the window, and so freed under it.
+        // Nothing allocated under this lock is in the window, so nothing in the window is freed under it.
         let mut stages = self.stages.lock_unpoisoned();
         if let Some(offset) = self.window.offset_of(pointer, 0)
             && let Some(size) = stages.heap.remove(&offset)
@@ -353,7 +351,7 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Space for some bytes, as many as `most`, if there is enough at once: where, and how many.
+    /// Reserves space for up to `most` bytes, if there is enough right now. Returns its offset and length.
     pub(crate) fn reserve_part(&self, most: u64) -> Option<(u64, u64)> {
         let mut stages = self.stages.lock_unpoisoned();
         let mut length = most;
@@ -366,7 +364,7 @@ impl<D: Driver> Link<D> {
         None
     }
 
-    /// Space in the window; waits for commands that use it if there is none.
+    /// Reserves space in the window. If there is none, waits for commands that use it.
     pub fn reserve(&self, length: u64) -> Result<u64, D::Status> {
         self.reserve_by(length, Stages::take)
     }
@@ -385,7 +383,7 @@ impl<D: Driver> Link<D> {
             self.ask(&D::await_stage(stage))?;
             let mut stages = self.stages.lock_unpoisoned();
             if stages.pending.contains_key(&stage) {
-                // The worker does not know it: another thread is about to send its command.
+                // The worker does not know the stage yet: another thread is about to send its command.
                 stages.pass_over(stage);
                 drop(stages);
                 retries += 1;
@@ -397,13 +395,13 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// Whether the command that uses a stage goes on, as far as the application can know: its data
-    /// has not landed.
+    /// Whether the command that uses a stage is still running as far as the application can tell: its data has not
+    /// landed.
     pub fn is_pending(&self, stage: StageId) -> bool {
         self.stages.lock_unpoisoned().pending.contains_key(&stage)
     }
 
-    /// Waits until the command that uses a stage has completed, and its data has landed.
+    /// Waits until the command that uses a stage has completed and its data has landed.
     pub fn wait_released(&self, stage: StageId) -> Result<(), D::Status> {
         if self.is_pending(stage) {
             self.ask(&D::await_stage(stage))?;
@@ -411,23 +409,23 @@ impl<D: Driver> Link<D> {
         Ok(())
     }
 
-    /// Space that the worker sees for good, for what stays in use for long, if there is some: at the window's end, and
-    /// not where only commands' data goes through.
+    /// Reserves space that the worker sees permanently, for long-lived use, if there is some. The space is at the
+    /// window's end, outside the part that is reserved for the data of commands.
     pub fn reserve_lasting(&self, length: u64) -> Option<u64> {
         self.reserve_in_common(length, Stages::take_last)
     }
 
-    /// Gives space back.
+    /// Frees space.
     pub fn free(&self, offset: u64, length: u64) {
         self.stages.lock_unpoisoned().space.give(offset, length);
     }
 
-    /// Where reserved space is.
+    /// The address of reserved space.
     pub fn pointer(&self, offset: u64, length: u64) -> Result<*mut u8, D::Status> {
         self.window.at(offset, length).ok_or(D::WINDOW_FULL)
     }
 
-    /// Makes reserved space a stage: it is given back when its command has completed.
+    /// Turns reserved space into a stage, which is freed when its command has completed.
     pub fn stage(&self, offset: u64, length: u64) -> WindowRange {
         self.stage_of(Stage {
             offset,
@@ -437,11 +435,11 @@ impl<D: Driver> Link<D> {
         })
     }
 
-    /// Makes reserved space a stage of a command that writes to it: it is given back when the
-    /// command has completed, after its data has landed.
+    /// Turns reserved space into a stage of a command that writes to it. The space is freed when the command has
+    /// completed and its data has landed.
     ///
     /// # Safety
-    /// The memory where it lands can be written until then, and has no more bytes than are reserved.
+    /// The destination must be writable until then, and must not be larger than the reserved space.
     pub unsafe fn stage_into(
         &self,
         offset: u64,
@@ -456,10 +454,10 @@ impl<D: Driver> Link<D> {
         })
     }
 
-    /// Copies the application's memory into reserved space, for `reader` to look at.
+    /// Copies the application's memory into reserved space, for `reader` to read.
     ///
     /// # Safety
-    /// The memory can be read.
+    /// The memory must be readable.
     pub unsafe fn fill(
         &self,
         offset: u64,
@@ -468,14 +466,14 @@ impl<D: Driver> Link<D> {
     ) -> Result<(), D::Status> {
         let into = self.pointer(offset, from.size() as u64)?;
         let _here = self.writers.read_unpoisoned();
-        // SAFETY: the caller vouches for the memory; the window has so many bytes there.
+        // SAFETY: the caller guarantees the memory; the window has this many bytes there.
         unsafe { from.gather(into, reader) };
         Ok(())
     }
 
-    /// Reserved space that a command writes to and that stays reserved.
+    /// A range of reserved space that a command writes to and that stays reserved.
     pub fn mapped(&self, offset: u64, length: u64) -> WindowRange {
-        // With a part of it in use a window that is shared stays so.
+        // A shared window stays shared while a part of it is in use.
         if self.is_shared() {
             return WindowRange {
                 offset,
@@ -483,7 +481,7 @@ impl<D: Driver> Link<D> {
                 stage: None,
             };
         }
-        // By the stage's release the worker says that the data is to come over.
+        // The release of the stage tells the bridge that the data has to be copied over.
         self.stage_of(Stage {
             offset,
             length,
@@ -502,21 +500,21 @@ impl<D: Driver> Link<D> {
         }
     }
 
-    /// A stage with a copy of the application's memory.
+    /// Creates a stage with a copy of the application's memory.
     ///
     /// # Safety
-    /// The memory can be read.
+    /// The memory must be readable.
     pub unsafe fn stage_copy(&self, from: &HostRegion) -> Result<WindowRange, D::Status> {
         let length = from.size() as u64;
         let offset = self.reserve(length)?;
-        // SAFETY: as the caller vouches.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.fill(offset, from, self.reader())? };
         Ok(self.stage(offset, length))
     }
 
-    /// The worker has released a stage, whose command has succeeded or not.
+    /// Handles the worker's release of a stage, whose command has succeeded (`good`) or failed.
     pub fn released(&self, id: StageId, good: bool) {
-        // The lock is held while data lands: who finds the stage gone finds its data in place.
+        // The lock is held while the data lands: a thread that finds the stage released also finds its data in place.
         let mut stages = self.stages.lock_unpoisoned();
         let Some(stage) = stages.remove(id) else {
             return;
@@ -524,8 +522,8 @@ impl<D: Driver> Link<D> {
         if let (true, Some(destination)) = (good, stage.destination)
             && let Some(from) = self.window.at(stage.offset, destination.size() as u64)
         {
-            // SAFETY: who made the stage vouched for the memory until it is released; the window has
-            // as many bytes there as it has room for.
+            // SAFETY: the creator of the stage guarantees the memory until the release; the window has as many bytes
+            // there as the destination has room for.
             unsafe { destination.scatter(from) };
         }
         if !stage.keeps_space {
@@ -556,7 +554,7 @@ mod tests {
             assert!(stages.remove(next).is_some());
         }
         assert!(stages.order.len() <= SLACK + 4, "{}", stages.order.len());
-        // However often it is asked for.
+        // No matter how often it is called.
         assert_eq!(stages.oldest(), Some(first));
         assert_eq!(stages.oldest(), Some(first));
         assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
@@ -574,7 +572,7 @@ mod tests {
             stages.pass_over(oldest);
         }
         assert_eq!(seen, [ids[0], ids[1], ids[2], ids[0]]);
-        // One that is not the oldest any more stays where it is.
+        // A stage that is no longer the oldest stays where it is.
         stages.pass_over(ids[0]);
         assert_eq!(stages.oldest(), Some(ids[1]));
     }

@@ -1,28 +1,29 @@
-//! Copies past the caches, for memory that a device reads next.
+//! Copies that bypass the caches, for memory that a device reads next.
 //!
-//! A device that reads what lies changed in a processor's caches has to have it handed out line by
-//! line: at half the rate of what lies in memory. Stores that stream do not leave it there. One
-//! thread streams more slowly than it copies, so that they pay off for several.
+//! A device that reads lines which are modified in a processor's caches waits for them to be
+//! transferred line by line, at half the rate of reading from memory. Non-temporal stores do not
+//! leave lines in the caches. A single thread stores that way more slowly than it copies, so they
+//! pay off only with several threads.
 
 use std::ptr::copy_nonoverlapping;
 
-/// Copies memory that does not overlap so that what is written is not in this processor's caches.
-/// Whoever sees what this thread writes afterwards sees the copy, too.
+/// Copies memory that does not overlap, without leaving what is written in this processor's caches.
+/// Whoever sees a later write of this thread also sees the copy.
 ///
 /// # Safety
-/// `from` can be read and `to` written for `length` bytes.
+/// `from` must be readable and `to` writable for `length` bytes.
 #[cfg(target_arch = "x86_64")]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    /// A cache line, which the processor writes out when all of it has come.
+    /// A cache line, which the processor writes out once it is complete.
     const LINE: usize = 64;
     const WORD: usize = size_of::<__m128i>();
 
     let head = to.align_offset(LINE).min(length);
     let lines = (length - head) / LINE * LINE;
-    // SAFETY: all is within what the caller vouches for; beyond the head, `to` is where a line
-    // begins, and a store of a line's part is aligned to its size.
+    // SAFETY: all accesses are within what the caller guarantees. After the head, `to` is aligned
+    // to a cache line, and each store of a part of a line is aligned to its size.
     unsafe {
         copy_nonoverlapping(from, to, head);
         for at in (head..head + lines).step_by(LINE) {
@@ -34,15 +35,15 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
         }
         let tail = head + lines;
         copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
-        // No other fence orders such stores.
+        // No other fence orders non-temporal stores.
         _mm_sfence();
     }
 }
 
-/// As above; the processor decides what is in its caches.
+/// As above, except that the processor decides what stays in its caches.
 #[cfg(not(target_arch = "x86_64"))]
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
-    // SAFETY: as the caller vouches.
+    // SAFETY: guaranteed by the caller.
     unsafe { copy_nonoverlapping(from, to, length) };
 }
 
@@ -62,7 +63,7 @@ mod tests {
             let from = from.min(bytes.len());
             let length = bytes.len() - from;
             let mut copied = vec![0xa5u8; to + length + 70];
-            // SAFETY: both have so many bytes from there on.
+            // SAFETY: both have this many bytes from there on.
             unsafe { copy(bytes.as_ptr().add(from), copied.as_mut_ptr().add(to), length) };
             prop_assert_eq!(&copied[to..to + length], &bytes[from..]);
             prop_assert!(copied[..to].iter().chain(&copied[to + length..]).all(|&b| b == 0xa5));

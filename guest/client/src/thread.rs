@@ -1,8 +1,8 @@
-//! Threads of the driver's own in a process that is the application's.
+//! The driver's own threads in the application's process.
 
 use std::thread::{self, Thread};
 
-/// Spawns a thread that blocks all signals: those of the application are for its own threads.
+/// Spawns a thread that blocks all signals: the application's signals are for its own threads.
 pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Result<Thread> {
     // SAFETY: plain calls on local signal sets.
     let old = unsafe {
@@ -12,7 +12,7 @@ pub fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> std::io::Resul
         old
     };
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(work);
-    // SAFETY: restores what was there.
+    // SAFETY: restores the previous mask.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut()) };
     spawned.map(|handle| handle.thread().clone())
 }
