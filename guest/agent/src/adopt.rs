@@ -1,8 +1,8 @@
-//! `adopt`: a virtual environment of Python's whose CUDA libraries are Gantry's, and back.
+//! `adopt`: replaces the CUDA libraries in a Python virtual environment by Gantry's, and restores them.
 //!
-//! Packages name the folders of their libraries by themselves, and those go before all that a user can say to
-//! the loader. So a link stands in the place of each library that Gantry has, and what was there lies beside it
-//! under another name. These names are the only record: whenever it is broken off it can be done again, or undone.
+//! Packages name the folders of their libraries themselves, and those take precedence over everything that a user can
+//! tell the loader. So each library that Gantry provides is replaced by a link, and the original is kept beside it
+//! under another name. These names are the only record: after an interruption, the operation can be repeated or undone.
 
 use std::{
     fmt,
@@ -17,62 +17,62 @@ use std::{
 
 use crate::file_error::{FileError, failed};
 
-/// The libraries that packages bring and Gantry has. Those of other major versions are not replaced.
+/// The libraries that packages bring and Gantry provides. Other major versions are not replaced.
 const REPLACED: [&str; 3] = ["libcudart.so.13", "libcublas.so.13", "libcublasLt.so.13"];
 /// The driver, which the loader has to find by itself.
 const DRIVER: &str = "libcuda.so.1";
-/// What is added to the name of a library that a link stands for.
+/// The suffix for the original of a library that was replaced by a link.
 const BEFORE: &str = ".before-gantry";
-/// What is added to the name of what is being made, and will be renamed.
+/// The suffix for a file that is being created and will be renamed.
 const NEW: &str = ".new-gantry";
-/// Folders deeper than this have no libraries of a package.
+/// The maximum folder depth: deeper folders contain no libraries of a package.
 const DEEPEST: usize = 12;
 
 /// Why an environment is not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// No environment.
+    /// The folder is not an environment.
     #[error(
         "{} is no virtual environment of Python's: it has no pyvenv.cfg (`python3 -m venv {}` makes one)",
         .0.display(), .0.display()
     )]
     NoEnvironment(PathBuf),
-    /// Its packages are elsewhere.
+    /// The packages are outside the environment.
     #[error("{} is a link: nothing outside of the environment is changed", .0.display())]
     Elsewhere(PathBuf),
-    /// No libraries.
+    /// A library of Gantry is missing.
     #[error(
         "{} has no {library}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries \
          names their folder",
         folder.display()
     )]
     NoLibrary {
-        /// Where they should be.
+        /// The folder in which it should be.
         folder: PathBuf,
-        /// Which is missing.
+        /// The name of the missing library.
         library: &'static str,
     },
-    /// Nothing to replace.
+    /// There is nothing to replace.
     #[error(
         "{} has none of {}: install its packages first, for CUDA 13",
         .0.display(), REPLACED.join(", ")
     )]
     NothingThere(PathBuf),
-    /// What has been done cannot be said.
+    /// The report cannot be written.
     #[error("cannot write to the standard output")]
     Say(#[source] io::Error),
 }
 
-/// What has become of a library.
+/// What happened to a library.
 #[derive(Debug, PartialEq, Eq)]
 enum Done {
     Linked(PathBuf),
     Unchanged(PathBuf),
     Restored(PathBuf),
-    /// It has come after Gantry's link, which is gone.
+    /// It was installed after Gantry's link, which is gone.
     Newer(PathBuf),
     /// Its package is gone.
     Gone(PathBuf),
@@ -100,7 +100,7 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// The library of Gantry's that a file's name asks for: vendored ones have a hash in theirs.
+/// The library of Gantry that a file name asks for. Vendored libraries have a hash in their name.
 fn wanted(name: &[u8]) -> Option<&'static str> {
     REPLACED.into_iter().find(|library| {
         let (start, end) = library.split_once('.').unwrap_or((library, ""));
@@ -116,7 +116,7 @@ fn wanted(name: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Looks at each file below a folder. Links to folders are not followed: they may lead out of it, or in circles.
+/// Visits each file below a folder. Does not follow links to folders: they may lead out of it, or form cycles.
 fn visit(
     folder: &Path,
     depth: usize,
@@ -137,25 +137,25 @@ fn visit(
     Ok(())
 }
 
-/// Puts a link where it replaces in one step what is there, which stays beside it.
+/// Creates a link, which atomically replaces the existing file. The original is kept beside it.
 fn link(path: &Path, to: &Path) -> Result<Done, FileError> {
     let found = fs::symlink_metadata(path).map_err(failed("look at", path))?;
     let before = beside(path, BEFORE);
     if !found.is_symlink() {
-        // A second name for it; one of an older version that was there is gone.
+        // A second name for the original, which replaces an older original.
         let new = beside(path, NEW);
         remove(&new)?;
         fs::hard_link(path, &new).map_err(failed("give a second name to", path))?;
         fs::rename(&new, &before).map_err(failed("make", &before))?;
-        // Two names of one file are not renamed to each other.
+        // rename(2) does nothing if both names refer to the same file.
         remove(&new)?;
     } else if fs::read_link(path).is_ok_and(|there| there == to) {
         return Ok(Done::Unchanged(path.to_owned()));
     } else if fs::symlink_metadata(&before).is_err() {
-        // Somebody else's link.
+        // A link of somebody else.
         fs::rename(path, &before).map_err(failed("rename", path))?;
     } else if !is_gantrys(path) {
-        // There is one name only for what was there before.
+        // There is only one name for the original.
         return Ok(Done::Newer(path.to_owned()));
     }
     let new = beside(path, NEW);
@@ -165,7 +165,7 @@ fn link(path: &Path, to: &Path) -> Result<Done, FileError> {
     Ok(Done::Linked(path.to_owned()))
 }
 
-/// Whether a link looks like one that an earlier `adopt` has made, maybe to another folder.
+/// Whether a link looks like one made by an earlier `adopt`, possibly to another folder.
 fn is_gantrys(link: &Path) -> bool {
     fs::read_link(link).is_ok_and(|to| {
         to.is_absolute()
@@ -182,7 +182,7 @@ fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Takes a link back, by the name of what it stands for.
+/// Undoes a link, given the name of its original.
 fn restore(before: &Path) -> Result<Done, FileError> {
     let bytes = before.as_os_str().as_bytes();
     let path = bytes.strip_suffix(BEFORE.as_bytes()).unwrap_or(bytes);
@@ -195,7 +195,7 @@ fn restore(before: &Path) -> Result<Done, FileError> {
         Ok(found) => {
             let own = fs::symlink_metadata(before).map_err(failed("look at", before))?;
             remove(before)?;
-            // Broken off before there was a link.
+            // Interrupted before there was a link.
             let same = (found.dev(), found.ino()) == (own.dev(), own.ino());
             Ok(if same {
                 Done::Restored(path)
@@ -215,7 +215,7 @@ fn say(out: &mut dyn Write, line: &dyn fmt::Display) -> Result<(), Error> {
     writeln!(out, "{line}").map_err(Error::Say)
 }
 
-/// Whether the loader finds Gantry's driver, as far as its cache says.
+/// Whether the loader finds Gantry's driver, according to its cache.
 fn loader_finds(driver: &Path) -> bool {
     let cache = fs::read("/etc/ld.so.cache").unwrap_or_default();
     let found = |path: &[u8]| {
@@ -226,7 +226,7 @@ fn loader_finds(driver: &Path) -> bool {
     cache.split(|byte| *byte == 0).any(found)
 }
 
-/// The folder of an environment's packages, all versions of Python together.
+/// The folder of an environment's packages, for all versions of Python.
 fn environment(folder: &Path) -> Result<PathBuf, Error> {
     let folder = fs::canonicalize(folder).map_err(failed("find", folder))?;
     if !folder.join("pyvenv.cfg").is_file() {
@@ -239,7 +239,7 @@ fn environment(folder: &Path) -> Result<PathBuf, Error> {
     }
 }
 
-/// Puts links to Gantry's CUDA libraries into an environment. Says what it does.
+/// Places links to Gantry's CUDA libraries in an environment. Reports what it does.
 pub fn adopt(folder: &Path, libraries: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let packages = environment(folder)?;
     let libraries = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
@@ -251,7 +251,7 @@ pub fn adopt(folder: &Path, libraries: &Path, out: &mut dyn Write) -> Result<(),
     }
     let mut count = 0;
     visit(&packages, 0, &mut |entry| {
-        // They may lie in the environment themselves.
+        // The libraries may be in the environment themselves.
         if entry.path().starts_with(&libraries) {
             return Ok(());
         }
@@ -277,7 +277,7 @@ pub fn adopt(folder: &Path, libraries: &Path, out: &mut dyn Write) -> Result<(),
     Ok(())
 }
 
-/// Takes all links back. Says what it does.
+/// Undoes all links. Reports what it does.
 pub fn undo(folder: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let packages = environment(folder)?;
     let mut count = 0;
@@ -287,7 +287,7 @@ pub fn undo(folder: &Path, out: &mut dyn Write) -> Result<(), Error> {
             count += 1;
             say(out, &restore(&entry.path())?)?;
         } else if name.as_bytes().ends_with(NEW.as_bytes()) {
-            // Of one that was broken off.
+            // Left by an interrupted run.
             remove(&entry.path())?;
         }
         Ok(())
@@ -409,7 +409,7 @@ mod tests {
         assert_eq!(fs::read_to_string(updated).unwrap(), "newer");
         assert!(!removed.exists() && !beside(removed, BEFORE).exists());
         fs::write(removed, "theirs").unwrap();
-        // An update is adopted, too, and comes back.
+        // An update is adopted, too, and restored.
         rig.adopt();
         assert!(rig.contents().iter().all(|text| text == "Gantry's"));
         rig.undo();
@@ -420,7 +420,7 @@ mod tests {
     fn what_was_broken_off_is_completed_or_undone() {
         let rig = Rig::new();
         let first = &rig.theirs()[0];
-        // Before there was a link.
+        // Interrupted before there was a link.
         fs::hard_link(first, beside(first, BEFORE)).unwrap();
         rig.undo();
         assert_eq!(fs::read_to_string(first).unwrap(), "theirs");
@@ -440,7 +440,7 @@ mod tests {
         fs::remove_file(dangling).unwrap();
         symlink("/nowhere/libcublas.so", dangling).unwrap();
         rig.adopt();
-        // Another folder's are Gantry's, too.
+        // Links to another folder are Gantry's, too.
         let other = rig.0.path().join("other");
         fs::rename(rig.libraries(), &other).unwrap();
         let mut said = Vec::new();

@@ -1,5 +1,5 @@
-//! What the agent carries for the machine that it serves, and where it goes. All of it is where
-//! software that no package of the distribution owns is looked for.
+//! The files that the agent carries for the machine it serves, and where they are installed: all in
+//! the places for local software that no package of the distribution owns.
 
 use std::{fs, io};
 
@@ -7,15 +7,16 @@ use crate::place::{Piece, What};
 
 /// The agent.
 pub const PROGRAM: &str = "/usr/local/sbin/gantry-agent";
-/// Its unit.
+/// The agent's systemd unit.
 pub const UNIT: &str = "gantry-agent.service";
 
 const DRIVER: &str = "/usr/local/lib/libgantry_opencl.so";
-/// Names the driver to OpenCL's loaders (cl_khr_icd), by its path: they need not search for it.
+/// Names the driver to OpenCL loaders (cl_khr_icd) by its path, so that they need not search for
+/// it.
 const ICD: &str = "/etc/OpenCL/vendors/gantry.icd";
-/// Where systemd looks for the units of local software; one in /etc goes before it.
+/// The folder in which systemd looks for units of local software. A unit in /etc takes precedence.
 const UNIT_FILE: &str = "/usr/local/lib/systemd/system/gantry-agent.service";
-/// What `systemctl enable` makes.
+/// The link that `systemctl enable` creates.
 const WANTED: &str = "/etc/systemd/system/multi-user.target.wants/gantry-agent.service";
 
 /// The OpenCL driver, if this agent was built with it.
@@ -30,7 +31,7 @@ const LIBRARY: Option<&[u8]> = None;
 /// Whether the agent carries the driver.
 pub const CARRIES_DRIVER: bool = LIBRARY.is_some();
 
-/// The driver and what names it to loaders; nothing if the agent carries none.
+/// The driver, and the file that names it to loaders. None if the agent carries no driver.
 pub fn driver() -> Option<Vec<Piece>> {
     let library = Piece {
         path: DRIVER.into(),
@@ -46,11 +47,11 @@ pub fn driver() -> Option<Vec<Piece>> {
             mode: 0o644,
         },
     };
-    // The library first: nobody is to find a name without it.
+    // The library first, so that its name never exists without it.
     Some(vec![library, icd])
 }
 
-/// This very program, and the unit that has systemd start it at boot.
+/// This program, and the unit that makes systemd start it at boot.
 pub fn service() -> io::Result<Vec<Piece>> {
     let program = fs::read("/proc/self/exe")?;
     Ok(vec![
@@ -88,7 +89,7 @@ mod tests {
             assert!(unit.contains(&command), "{command}");
         }
         assert!(UNIT_FILE.ends_with(UNIT) && WANTED.ends_with(UNIT));
-        // What the link stands for.
+        // The reason for the link.
         assert!(unit.contains("WantedBy=multi-user.target"));
         let pieces = service().unwrap();
         let What::File { bytes, mode: 0o755 } = &pieces[0].what else {

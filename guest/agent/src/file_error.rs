@@ -1,4 +1,4 @@
-//! What could not be done with a file.
+//! Errors of file operations.
 
 use std::{
     io,

@@ -1,4 +1,5 @@
-//! Who has files of a device open: its driver does not let go of it as long as somebody does.
+//! Finds the processes that have a device's files open: the driver does not release the device as long as any process
+//! does.
 
 use std::{
     collections::BTreeSet,
@@ -11,13 +12,13 @@ use std::{
 use crate::tracked::Tracked;
 
 const PROC: &str = "/proc";
-/// Most generations of processes that are followed upwards.
+/// The maximum number of generations of parent processes to follow.
 const GENERATIONS: usize = 64;
-/// Most descriptors and mappings that are looked at, of all processes together: the agent serves nobody
+/// The maximum number of descriptors and mappings to look at, for all processes together: the agent serves nobody
 /// meanwhile.
 const MOST: usize = 1 << 18;
 
-/// A process that has a file of a device open, or mapped.
+/// A process that has a file of a device open or mapped.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Holder {
     process: u32,
@@ -35,16 +36,16 @@ impl fmt::Display for Holder {
 /// The files of devices.
 #[derive(Debug, Default)]
 struct Files {
-    /// Those in the devices' folders in sysfs, by file system and number.
+    /// The files in the devices' sysfs folders, by file system and inode number.
     inodes: BTreeSet<(u64, u64)>,
-    /// Where these folders are.
+    /// The paths of these folders.
     folders: Vec<PathBuf>,
-    /// The drivers' numbers, whose nodes the kernel shows at no device.
+    /// The drivers' major numbers: the kernel does not show their nodes in a device's folder.
     majors: BTreeSet<u32>,
 }
 
-/// Who has files of these devices open, or has mapped those in sysfs: a file each of any process but `own`
-/// and those that it has started.
+/// Finds the processes that have files of these devices open, or have mapped those in sysfs. Reports one file per
+/// process, and ignores `own` and its descendants.
 pub fn of(devices: &Tracked, own: u32) -> Vec<Holder> {
     let files = Files::of(devices.folders());
     find(Path::new(PROC), &files, own, MOST)
@@ -60,7 +61,7 @@ fn find(proc: &Path, files: &Files, own: u32, mut left: usize) -> Vec<Holder> {
         let open = match files.open_in(&folder, &mut left) {
             Ok(open) => open,
             Err(error) => {
-                // It may have ended.
+                // The process may have ended.
                 hidden += u32::from(error.kind() == std::io::ErrorKind::PermissionDenied);
                 continue;
             }
@@ -92,7 +93,7 @@ fn find(proc: &Path, files: &Files, own: u32, mut left: usize) -> Vec<Holder> {
     holders
 }
 
-/// Whether a process is this one, or was started by it, or by one that was.
+/// Whether a process is `from` or one of its descendants.
 fn descends(proc: &Path, process: u32, from: u32) -> bool {
     let mut at = process;
     for _ in 0..GENERATIONS {
@@ -101,7 +102,7 @@ fn descends(proc: &Path, process: u32, from: u32) -> bool {
             0 | 1 => return false,
             _ => {}
         }
-        // The name is in parentheses, and may have any.
+        // The name is in parentheses, and may contain parentheses and spaces itself.
         let stat = fs::read_to_string(proc.join(at.to_string()).join("stat")).unwrap_or_default();
         let rest = stat.rsplit(") ").next().unwrap_or_default();
         let parent = rest.split(' ').nth(1).and_then(|text| text.parse().ok());
@@ -115,7 +116,7 @@ impl Files {
     fn of(folders: impl Iterator<Item = PathBuf>) -> Self {
         let mut files = Self::default();
         let numbers = fs::read_to_string(Path::new(PROC).join("devices")).unwrap_or_default();
-        // One that is gone has no files.
+        // A device that is gone has no files.
         for folder in folders.filter_map(|folder| fs::canonicalize(folder).ok()) {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 if let Ok(found) = entry.metadata()
@@ -134,14 +135,13 @@ impl Files {
         files
     }
 
-    /// Whether a file of this name may be one of them. File systems elsewhere may not answer when they are
-    /// asked for more.
+    /// Whether a file of this name may be one of the devices' files. Asking for more may block on other file systems.
     fn may_contain(&self, name: &Path) -> bool {
         let mut places = self.folders.iter().map(PathBuf::as_path);
         name.starts_with("/dev") || places.any(|place| name.starts_with(place))
     }
 
-    /// One of them that a process has open, among as many descriptors as are `left` to look at.
+    /// Finds one of the devices' files that a process has open, looking at no more than `left` descriptors.
     fn open_in(&self, process: &Path, left: &mut usize) -> std::io::Result<Option<String>> {
         for entry in fs::read_dir(process.join("fd"))?.flatten() {
             let Some(fewer) = left.checked_sub(1) else {
@@ -175,8 +175,8 @@ impl Files {
         }
     }
 
-    /// One of sysfs that a process has mapped: `range access offset device inode path`. It may have been
-    /// closed.
+    /// Finds a sysfs file of the devices that a process has mapped, even if it has closed the file. The format of a
+    /// line is `range access offset device inode path`.
     fn mapped_in(&self, process: &Path, left: &mut usize) -> Option<String> {
         let maps = BufReader::new(fs::File::open(process.join("maps")).ok()?);
         let lines = maps.split(b'\n').map_while(Result::ok).take(*left);
@@ -197,8 +197,8 @@ impl Files {
     }
 }
 
-/// The numbers of character devices that belong to a driver, or to a part of it (nvidia, nvidia-uvm), of
-/// the kernel's list.
+/// The major numbers of character devices in the kernel's list that belong to a driver, or to a part of it (nvidia,
+/// nvidia-uvm).
 fn majors(list: &str, driver: &str) -> impl Iterator<Item = u32> {
     let lines = list.lines().take_while(|line| !line.starts_with("Block"));
     let named = lines.filter_map(|line| line.trim().split_once(' '));
@@ -213,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that has a file open and says so.
+    /// A process that has a file open and reports so.
     struct Open(Child);
 
     impl Open {

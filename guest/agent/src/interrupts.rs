@@ -1,8 +1,8 @@
-//! A port's interrupts, by the kernel's driver for devices that a program drives
-//! (`uio_pci_generic`; the kernel's documentation, "The Userspace I/O HOWTO").
+//! A port's interrupts, through the kernel's driver for devices that are driven by a program
+//! (`uio_pci_generic`; see "The Userspace I/O HOWTO" in the kernel's documentation).
 //!
-//! At an interrupt the kernel sets the function's interrupt-disable bit and counts; who has read the
-//! count clears the bit when it has looked at the device.
+//! On an interrupt, the kernel sets the function's interrupt-disable bit and increments a count.
+//! The program reads the count, looks at the device, and then clears the bit.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -16,20 +16,20 @@ use std::{
 
 use crate::file_error::{FileError, failed};
 
-/// The driver.
+/// The driver's name.
 pub const DRIVER: &str = "uio_pci_generic";
 const PROBE: &str = "/sys/bus/pci/drivers_probe";
 /// The upper byte of the command register, and its interrupt-disable bit (PCI 3.0, 6.2.2).
 const COMMAND: u64 = 5;
 const DISABLE: u8 = 1 << 2;
 
-/// Why there are none.
+/// Why interrupts are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The kernel did not give the function to its driver.
+    /// The kernel did not bind the function to the driver.
     #[error("{DRIVER} did not take it: load that module (modprobe {DRIVER}) before this agent")]
     NoDriver,
 }
@@ -41,13 +41,13 @@ pub struct Interrupts {
     config: File,
 }
 
-/// Whether a function is [`DRIVER`]'s.
+/// Whether a function is bound to [`DRIVER`].
 pub fn is_bound(function: &Path) -> bool {
     let driver = fs::read_link(function.join("driver"));
     driver.is_ok_and(|driver| driver.ends_with(DRIVER))
 }
 
-/// Gives a function that has no driver to this one.
+/// Binds a function that has no driver to [`DRIVER`].
 fn bind(function: &Path, address: &str) -> Result<(), Error> {
     let only = function.join("driver_override");
     let write = |path: &Path, text: &str| fs::write(path, text).map_err(failed("write to", path));
@@ -56,14 +56,14 @@ fn bind(function: &Path, address: &str) -> Result<(), Error> {
     if is_bound(function) {
         return Ok(());
     }
-    // For whoever else may want it.
+    // So that another driver can bind to it.
     write(&only, "\n")?;
     probed?;
     Err(Error::NoDriver)
 }
 
 impl Interrupts {
-    /// Those of the function at an address, whose files are in this folder.
+    /// Opens the interrupts of the function at an address, whose files are in this folder.
     pub fn open(function: &Path, address: &str) -> Result<Self, Error> {
         if !is_bound(function) {
             bind(function, address)?;
@@ -88,12 +88,13 @@ impl Interrupts {
         })
     }
 
-    /// What to poll for interrupts.
+    /// The descriptor to poll for interrupts.
     pub fn fd(&self) -> RawFd {
         self.count.as_raw_fd()
     }
 
-    /// Whether there has been one since the last call. Fails when the function has gone.
+    /// Whether there has been an interrupt since the last call. Fails when the function has been
+    /// removed.
     pub fn heard(&self) -> io::Result<bool> {
         match (&self.count).read(&mut [0; 4]) {
             Ok(got) => Ok(got > 0),
@@ -102,7 +103,7 @@ impl Interrupts {
         }
     }
 
-    /// Lets the next one come.
+    /// Enables the next interrupt.
     pub fn allow(&self) -> io::Result<()> {
         let mut command = [0];
         self.config.read_exact_at(&mut command, COMMAND)?;

@@ -5,23 +5,21 @@
 //!               <─ hello, window, doorbells, alarm, place ─        (outside of this VM)
 //! ```
 //!
-//! - `port`: the PCI function by its files in sysfs; no kernel module of Gantry's. `interrupts`: who
-//!   waits for long is woken by them.
-//! - `server`: the socket and its clients; `removals`: news of devices that come and go.
-//! - `local_pool`: a pool of this guest's own, on a device that was passed through; `seats`:
-//!   applications that change between it and the port; `tracked`: devices that leave and come back;
-//!   `holders`: who else uses them.
-//! - `adopt`: Gantry's CUDA libraries in a virtual environment of Python's.
-//! - `file_error`: what could not be done with a file.
-//! - `survive`: a device that goes away under a mapping does not end the agent.
-//! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`:
-//!   what that is, all of it in this one file; `place`: files that come and go in one step.
+//! - `port`: the PCI function, through its files in sysfs; Gantry needs no kernel module. `interrupts`: wakes those
+//!   that wait for a long time.
+//! - `server`: the socket and its clients; `removals`: events of devices that appear and disappear.
+//! - `local_pool`: this guest's own pool, on a device that was passed through; `seats`: applications that move between
+//!   it and the port; `tracked`: devices that leave and come back; `holders`: other processes that use them.
+//! - `adopt`: Gantry's CUDA libraries in a Python virtual environment.
+//! - `file_error`: errors of file operations.
+//! - `survive`: keeps the agent alive when a device is removed under a mapping.
+//! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`: those files, all of
+//!   which are contained in this program; `place`: places and removes files atomically.
 //!
-//! Who may connect to the socket decides who may use the accelerator. The files that an application
-//! gets are those of the whole window and of all doorbells: sysfs has no file for a part of a BAR.
-//! So the applications of one port trust each other as far as they do on a machine whose GPU they
-//! share through one device node; those that must not get a port each (`--device`, and a socket of
-//! their own). Nothing of this concerns the host, whose workers have one slice each.
+//! Access to the socket is access to the accelerator. The files that an application gets cover the whole window and all
+//! doorbells: sysfs has no file for a part of a BAR. So the applications of one port have to trust each other as much
+//! as on a machine on which they share a GPU through one device node. Those that must not trust each other get a port
+//! each (`--device`, and a separate socket). The host is not affected: each of its workers has one slice only.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -96,55 +94,54 @@ const EXAMPLES: &str = "Examples:
 struct Arguments {
     #[command(subcommand)]
     other: Option<Other>,
-    /// Where applications connect.
+    /// The socket on which to listen for applications.
     #[arg(long, default_value = OPENCL_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Only the port at this PCI address, such as 0000:00:05.0 (all ports without it).
+    /// Use only the port at this PCI address, such as 0000:00:05.0 (default: all ports).
     #[arg(long, value_name = "ADDRESS")]
     device: Option<String>,
-    /// A pool of this guest's own, on a device that was passed through to it: gantry-accel serve and
-    /// its options, without --socket and --window. It serves OpenCL applications until the host asks for
-    /// the device (gantry ctl move-accel ID --to host): they go on with the port's workers then, while
-    /// they run, and the pool ends.
+    /// Run this guest's own pool, on a device that was passed through to it: gantry-accel serve and its options,
+    /// without --socket and --window. The pool serves OpenCL applications until the host asks for the device (gantry
+    /// ctl move-accel ID --to host). They then continue on the port's workers, while they run, and the pool ends.
     #[arg(long, value_name = "COMMAND")]
     local: Option<String>,
-    /// The group that may connect; everybody may without it.
+    /// The group whose members may connect (default: everybody).
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 }
 
-/// What it does instead of serving.
+/// Operations other than serving.
 #[derive(Debug, Subcommand)]
 enum Other {
     /// Install the OpenCL driver, this program and its systemd unit, and start the agent.
     ///
-    /// All of it is in this one file. Programs that are running keep the driver that they have. What
-    /// is there already is left as it is.
+    /// This program contains all of them. Running programs keep the driver that they have loaded. Files that are
+    /// already up to date are left as they are.
     Install {
-        /// The root of an image in whose file system they are installed; nothing is started.
+        /// The root of the file system to install into; for an image, nothing is started.
         #[arg(long, default_value = "/", value_name = "DIR")]
         root: PathBuf,
-        /// Only the driver, as the unit does before it serves: it is of the agent's version then.
+        /// Install only the driver, as the unit does before it serves, so that the versions of driver and agent match.
         #[arg(long)]
         driver_only: bool,
     },
-    /// Stop the agent, and remove what was installed and has not been changed since.
+    /// Stop the agent, and remove the installed files that have not been changed since.
     Uninstall {
-        /// The root of an image from whose file system they are removed.
+        /// The root of the file system to remove from.
         #[arg(long, default_value = "/", value_name = "DIR")]
         root: PathBuf,
     },
-    /// Put links to Gantry's CUDA libraries in the place of those in a virtual environment of Python's.
+    /// Replace the CUDA libraries in a Python virtual environment by links to Gantry's.
     ///
-    /// What is replaced stays beside the links, and --undo brings it back. Can be done again, after packages
-    /// have been updated. Nothing outside of the environment is touched.
+    /// The originals are kept beside the links; --undo restores them. Can be repeated after packages were updated.
+    /// Nothing outside the environment is changed.
     Adopt {
-        /// The environment: a folder with a file pyvenv.cfg.
+        /// The environment: a folder that contains pyvenv.cfg.
         environment: PathBuf,
-        /// Where Gantry's libraries are: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13.
+        /// The folder of Gantry's libraries: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13.
         #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
-        /// Take the links back.
+        /// Restore the original libraries.
         #[arg(long, conflicts_with = "libraries")]
         undo: bool,
     },
@@ -183,8 +180,8 @@ fn run() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Tells systemd, if it has started this, that applications may connect (sd_notify(3)). Who does not
-/// hear it ends this program after a while, so that there is nothing to do about an error.
+/// Tells systemd, if it has started this program, that applications may connect (sd_notify(3)). Errors are ignored: if
+/// systemd does not get the message, it ends this program after a timeout.
 fn tell_systemd() {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
         return;

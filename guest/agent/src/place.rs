@@ -1,11 +1,11 @@
-//! Placing files so that running programs keep what they have, and taking away exactly what was
-//! placed.
+//! Places files such that running programs keep the versions they have, and removes exactly what
+//! was placed.
 //!
-//! A record in the same file system ([`RECORD`]) has a line for each file and link that was placed,
-//! with the CRC-32 of its contents (of a link: its target), and for each folder that was made for
-//! them. It is written before they are, with what is there and what will be, and again when they
-//! are: whenever an installation is broken off, a later one completes it, and what it has left can be
-//! taken away.
+//! A record in the same file system ([`RECORD`]) has one line for each file and link that was
+//! placed, with the CRC-32 of its contents (for a link: of its target), and one for each folder
+//! that was created for them. The record is written before the files are placed, with both the old
+//! and the new contents, and again afterwards. If an installation is interrupted at any point, a
+//! later one completes it, and what it has left can be removed.
 
 use std::{
     borrow::Cow,
@@ -23,13 +23,13 @@ use std::{
 
 use crate::file_error::{FileError, failed};
 
-/// The record, in the file system that it is about.
+/// The path of the record, in the file system that it describes.
 pub const RECORD: &str = "/var/lib/gantry-agent/installed";
 
-/// Why something could not be placed or taken away.
+/// Why something could not be placed or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file, a link or a folder.
+    /// An operation on a file, link or folder failed.
     #[error(transparent)]
     File(#[from] FileError),
     /// A link in the tree leads out of it.
@@ -40,12 +40,12 @@ pub enum Error {
     Outside {
         /// The folder in the tree.
         path: PathBuf,
-        /// Where it really is.
+        /// Its actual location.
         to: PathBuf,
         /// The tree.
         root: PathBuf,
     },
-    /// The record is not one.
+    /// The record is invalid.
     #[error("{} has a line that says nothing: {line:?}", path.display())]
     Record {
         /// The record.
@@ -55,23 +55,23 @@ pub enum Error {
     },
 }
 
-/// Something to be placed.
+/// An item to place.
 #[derive(Debug)]
 pub struct Piece {
-    /// Where, from the root of the file system.
+    /// The path, relative to the root of the file system.
     pub path: PathBuf,
-    /// What.
+    /// The item.
     pub what: What,
 }
 
-/// What is placed.
+/// The kind of an item.
 #[derive(Debug)]
 pub enum What {
     /// A file with these permissions.
     File {
-        /// Its contents.
+        /// The contents.
         bytes: Cow<'static, [u8]>,
-        /// Its permissions, whatever the umask.
+        /// The permissions, regardless of the umask.
         mode: u32,
     },
     /// A symbolic link to this path.
@@ -86,7 +86,7 @@ impl What {
         }
     }
 
-    /// Whether it is what is there.
+    /// Whether the path already is this item.
     fn is_at(&self, path: &Path) -> bool {
         match self {
             Self::File { bytes, mode } => {
@@ -101,7 +101,7 @@ impl What {
         }
     }
 
-    /// Puts it where it replaces in one step what is there.
+    /// Creates the item, which atomically replaces whatever is at the path.
     fn put(&self, path: &Path) -> io::Result<()> {
         let new = unfinished(path);
         remove(&new)?;
@@ -110,7 +110,7 @@ impl What {
                 let mut file = File::create_new(&new)?;
                 file.write_all(bytes)?;
                 file.set_permissions(Permissions::from_mode(*mode))?;
-                // Or a loss of power might leave the name and not the contents.
+                // Otherwise a power loss might leave the name without the contents.
                 file.sync_all()?;
             }
             Self::Link(to) => symlink(to, &new)?,
@@ -119,7 +119,7 @@ impl What {
     }
 }
 
-/// Where a file is until it is complete.
+/// The path of a file until it is complete.
 fn unfinished(path: &Path) -> PathBuf {
     let mut name = OsStr::new(".").to_owned();
     name.push(path.file_name().unwrap_or_default());
@@ -127,7 +127,7 @@ fn unfinished(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Removes a file or a link, if it is there.
+/// Removes a file or a link, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -135,7 +135,7 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The sum of what is there, if there is something: of a file's contents, or of a link's target.
+/// The checksum of what is at a path, if anything: of a file's contents, or of a link's target.
 fn sum_at(path: &Path) -> io::Result<Option<u32>> {
     let contents = match fs::symlink_metadata(path) {
         Ok(found) if found.is_symlink() => {
@@ -151,9 +151,9 @@ fn sum_at(path: &Path) -> io::Result<Option<u32>> {
 /// A line of the record.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Line {
-    /// A folder was made.
+    /// A folder that was created.
     Folder(PathBuf),
-    /// This is, or was about to be, there.
+    /// An item that was placed, or was about to be.
     Piece(PathBuf, u32),
 }
 
@@ -182,18 +182,18 @@ impl fmt::Display for Line {
 
 type Record = BTreeSet<Line>;
 
-/// What has become of a path.
+/// What happened to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Done {
-    /// It is there now, and was not.
+    /// It was created.
     Placed(PathBuf),
-    /// It is there instead of something else.
+    /// It replaced something else.
     Replaced(PathBuf),
-    /// It was there.
+    /// It was already there.
     Unchanged(PathBuf),
-    /// It is no longer there.
+    /// It was removed.
     Removed(PathBuf),
-    /// It is not what was placed, and is left alone.
+    /// It is not what was placed, and was left alone.
     Kept(PathBuf),
 }
 
@@ -211,30 +211,30 @@ impl fmt::Display for Done {
     }
 }
 
-/// A file system, by the folder where it is mounted.
+/// A file system, identified by the folder where it is mounted.
 pub struct Tree {
     root: PathBuf,
 }
 
 impl Tree {
-    /// That of this folder.
+    /// The file system at this folder.
     pub fn new(root: &Path) -> Result<Self, Error> {
         let root = fs::canonicalize(root).map_err(failed("find", root))?;
         Ok(Self { root })
     }
 
-    /// Whether it is the one that this program runs in.
+    /// Whether it is the file system that this program runs in.
     pub fn is_own(&self) -> bool {
         self.root == Path::new("/")
     }
 
-    /// Whether this was placed here.
+    /// Whether this path was placed here.
     pub fn has(&self, path: &Path) -> Result<bool, Error> {
         let is = |line: &Line| matches!(line, Line::Piece(placed, _) if placed == path);
         Ok(self.record()?.iter().any(is))
     }
 
-    /// Places what is not there already, and says what has become of each, in order.
+    /// Places what is not there already. Returns what happened to each piece, in order.
     pub fn place(&self, pieces: &[Piece]) -> Result<Vec<Done>, Error> {
         let mut done = Vec::new();
         for piece in pieces {
@@ -248,7 +248,7 @@ impl Tree {
         }
         let unchanged = |done: &Done| matches!(done, Done::Unchanged(_));
         if done.iter().all(unchanged) {
-            // Not even the record is touched: the file system may be one that is only read.
+            // Not even the record is written: the file system may be read-only.
             return Ok(done);
         }
         let record = self.at(Path::new(RECORD));
@@ -262,7 +262,7 @@ impl Tree {
             let is = |line: &Line| matches!(line, Line::Piece(placed, _) if placed == path);
             before.iter().any(is)
         };
-        // What was there before, and nobody has placed, is not to be taken away.
+        // What was there before, and was not placed by an installation, must not be removed.
         let own = |(piece, done): (&Piece, &Done)| {
             (!unchanged(done) || was_placed(&piece.path))
                 .then(|| Line::Piece(piece.path.clone(), piece.what.sum()))
@@ -277,7 +277,7 @@ impl Tree {
                 piece.what.put(&at).map_err(failed("place", &at))?;
             }
         }
-        // Earlier contents are gone.
+        // The earlier contents have been replaced.
         let is_old = |line: &Line| match line {
             Line::Folder(_) => false,
             Line::Piece(path, _) => {
@@ -289,8 +289,8 @@ impl Tree {
         Ok(done)
     }
 
-    /// Takes away all that was placed and has not been changed since, and says what has become of
-    /// each.
+    /// Removes everything that was placed and has not been changed since. Returns what happened to
+    /// each path.
     pub fn take_away(&self) -> Result<Vec<Done>, Error> {
         let record_file = self.at(Path::new(RECORD));
         if !record_file.exists() {
@@ -299,7 +299,8 @@ impl Tree {
         let _lock = self.lock()?;
         let record = self.record()?;
         let mut done = Vec::new();
-        // In the order of paths: what names the library, in /etc, goes before it.
+        // In the order of paths: the file in /etc that names the library is removed before the
+        // library.
         for line in &record {
             let Line::Piece(path, _) = line else {
                 continue;
@@ -318,7 +319,7 @@ impl Tree {
                 done.push(Done::Kept(path.clone()));
             }
         }
-        // The deepest first; who has put something of his own there keeps the folder.
+        // The deepest first. A folder that contains other files is kept.
         let remove_folders = || {
             for line in record.iter().rev() {
                 if let Line::Folder(path) = line {
@@ -336,7 +337,7 @@ impl Tree {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Refuses a path whose folder, as far as it is there, is elsewhere.
+    /// Fails if the folder of a path, or its nearest existing ancestor, is outside the tree.
     fn check_folder(&self, at: &Path) -> Result<(), Error> {
         let there = at.ancestors().skip(1).find(|folder| folder.exists());
         let path = there.unwrap_or(&self.root);
@@ -351,7 +352,7 @@ impl Tree {
         })
     }
 
-    /// The folders that pieces and the record need and that are not there.
+    /// The folders that the pieces and the record need and that do not exist.
     fn missing_folders(&self, pieces: &[Piece]) -> BTreeSet<PathBuf> {
         let paths = pieces.iter().map(|piece| piece.path.as_path());
         let above = paths
@@ -363,7 +364,7 @@ impl Tree {
             .collect()
     }
 
-    /// Makes the folders above a file that are not there, for everybody to look into.
+    /// Creates the missing folders above a file, readable by everybody.
     fn make_folder_of(&self, at: &Path) -> Result<(), Error> {
         self.check_folder(at)?;
         let missing: Vec<_> = at
@@ -379,7 +380,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Has other installations into this tree wait, until the file is closed.
+    /// Blocks other installations into this tree until the returned file is closed.
     fn lock(&self) -> Result<File, Error> {
         let folder = self.at(Path::new(RECORD).parent().unwrap_or(Path::new("/")));
         let file = File::open(&folder).map_err(failed("open", &folder))?;
@@ -453,7 +454,7 @@ mod tests {
         (folder, tree)
     }
 
-    /// All that is there: path, inode and contents.
+    /// Everything in it: path, inode and contents.
     fn all(tree: &Tree) -> BTreeSet<(PathBuf, u64, Option<u32>)> {
         let mut found = BTreeSet::new();
         let mut folders = vec![tree.root.clone()];
@@ -534,11 +535,11 @@ mod tests {
     #[test]
     fn what_others_have_placed_or_changed_is_theirs() {
         let (_folder, tree) = tree();
-        // The same file by somebody else, before.
+        // The same file, placed by somebody else before.
         fs::write(tree.at(NAME.as_ref()), "library.so\n").unwrap();
         fs::set_permissions(tree.at(NAME.as_ref()), Permissions::from_mode(0o644)).unwrap();
         tree.place(&pieces(b"one")).unwrap();
-        // A package's library, later, and a file in a folder that was made.
+        // A package's library, installed later, and a file in a folder that was created.
         fs::write(tree.at(LIBRARY.as_ref()), "of a package").unwrap();
         fs::write(tree.at("/etc/wants/more".as_ref()), "").unwrap();
         let done = tree.take_away().unwrap();
@@ -562,7 +563,7 @@ mod tests {
                     tree.place(&pieces(contents)).unwrap();
                     let _ = fs::remove_file(tree.at(obstacle.as_ref()));
                 }
-                // Nothing replaces a folder in which there is something.
+                // A folder that is not empty cannot be replaced.
                 let in_the_way = tree.at(obstacle.as_ref()).join("x");
                 fs::create_dir_all(&in_the_way).unwrap();
                 tree.place(&pieces(b"two")).unwrap_err();
@@ -579,7 +580,7 @@ mod tests {
                     let done = tree.take_away().unwrap();
                     assert_eq!(paths(&done, removed).len(), done.len(), "{done:?}");
                 }
-                // The obstacle's folders are nobody's.
+                // The obstacle's folders belong to nobody.
                 let left = all(&tree);
                 let files = |all: &BTreeSet<(PathBuf, u64, Option<u32>)>| -> Vec<_> {
                     let files = all.iter().filter(|(.., sum)| sum.is_some());

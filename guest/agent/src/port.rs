@@ -1,4 +1,4 @@
-//! An accelerator port, by its files in sysfs.
+//! An accelerator port, through its files in sysfs.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -26,7 +26,7 @@ const PAGE: u64 = 4096;
 /// Why a port cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
     /// The registers are not those of a port.
@@ -36,12 +36,12 @@ pub enum Error {
         registers::MAGIC_VALUE
     )]
     NoPort {
-        /// Its PCI address.
+        /// The PCI address.
         address: String,
-        /// What it reads.
+        /// The value that was read.
         magic: u32,
     },
-    /// The registers have another meaning.
+    /// The registers have an unknown version.
     #[error(
         "the accelerator port at {address} speaks version {theirs} of its registers and this agent \
          {} and {}: install the agent that belongs to the host's Gantry",
@@ -49,9 +49,9 @@ pub enum Error {
         registers::SEVERAL_APIS
     )]
     Interface {
-        /// Its PCI address.
+        /// The PCI address.
         address: String,
-        /// Its version.
+        /// The port's version.
         theirs: u32,
     },
 }
@@ -66,7 +66,7 @@ impl Mapped {
 
     fn read(&self, offset: u64) -> u32 {
         debug_assert!(offset as usize + 4 <= self.0.len());
-        // SAFETY: within the mapping, aligned; any value is a number.
+        // SAFETY: within the mapping and aligned; every value is a valid number.
         unsafe {
             self.0
                 .start()
@@ -86,11 +86,11 @@ impl Mapped {
     }
 }
 
-/// A port.
+/// An accelerator port.
 pub struct Port {
-    /// Its PCI address.
+    /// The PCI address.
     pub address: String,
-    /// The APIs that its workers serve.
+    /// The APIs that the port's workers serve.
     apis: Apis,
     registers: Mapped,
     slices: u32,
@@ -99,13 +99,13 @@ pub struct Port {
     pub window: OwnedFd,
     /// The doorbells' file, for applications.
     pub doorbells: OwnedFd,
-    /// For sleepers of slices, if the guest's kernel has a driver for them.
+    /// Wakes sleepers of slices, if the guest's kernel has a driver for interrupts.
     pub interrupts: Option<Interrupts>,
-    /// Value of the register of changes when it was last looked at.
+    /// The last value that was read from the change register.
     changes: Option<u32>,
 }
 
-/// PCI addresses of all ports that the guest has.
+/// The PCI addresses of all ports in this guest.
 pub fn find() -> Vec<String> {
     let is_port = |folder: &Path| {
         let number = |file: &str| {
@@ -126,12 +126,12 @@ pub fn find() -> Vec<String> {
 }
 
 impl Port {
-    /// Opens the port at a PCI address, and takes it over: applications of another agent lose
-    /// their slices.
+    /// Opens the port at a PCI address, and takes it over: applications of another agent lose their
+    /// slices.
     pub fn open(address: &str) -> Result<Self, Error> {
         let folder = Path::new(PCI).join(address);
-        // Nobody else asks the function to decode its BARs, unless an agent before this one has left
-        // it with a driver.
+        // Nothing else enables the function's BARs, unless an earlier agent has left it bound to a
+        // driver.
         if !interrupts::is_bound(&folder) {
             let enable = folder.join("enable");
             fs::write(&enable, "1").map_err(failed("write to", &enable))?;
@@ -161,7 +161,7 @@ impl Port {
                 theirs,
             });
         }
-        // A kernel without page attribute tables has no write-combining file: slower, not wrong.
+        // A kernel without page attribute tables has no write-combining file: slower, but correct.
         let window = open("resource2_wc").or_else(|_| open("resource2"))?;
         let low = registers.read(registers::SLICE_SIZE_LOW);
         let high = registers.read(registers::SLICE_SIZE_HIGH);
@@ -181,10 +181,11 @@ impl Port {
         Ok(port)
     }
 
-    /// Has sleepers of slices be woken by interrupts, if that can be.
+    /// Enables interrupts for sleepers of slices, if possible.
     fn take_interrupts(&mut self, folder: &Path) {
         let opened = Interrupts::open(folder, &self.address).and_then(|interrupts| {
-            // One may have come to an agent before this one; a function without a line fails here.
+            // One may have been raised for an earlier agent. A function without an interrupt line
+            // fails here.
             let allowed = interrupts.heard().and_then(|_| interrupts.allow());
             allowed.map_err(failed("have interrupts of", folder))?;
             Ok(interrupts)
@@ -206,9 +207,9 @@ impl Port {
         }
     }
 
-    /// Takes an interrupt, if there is one: `wake` is called with the slices that it is for, a bit for
-    /// each, before another one may come. Whether the state of a slice may have changed. Without the
-    /// function there are no more interrupts.
+    /// Handles an interrupt, if there is one: calls `wake` with a bit mask of the slices that it is
+    /// for, and then enables the next one. Returns whether the state of a slice may have changed.
+    /// Once the function has been removed there are no more interrupts.
     pub fn interrupted(&mut self, wake: impl FnOnce(u64)) -> bool {
         let heard = self.interrupts.as_ref().map(Interrupts::heard);
         let Some(Ok(heard)) = heard else {
@@ -236,39 +237,39 @@ impl Port {
         u64::from(low) | u64::from(high) << 32
     }
 
-    /// Whether the device is still there.
+    /// Whether the device is still present.
     pub fn is_there(&self) -> bool {
         self.registers.read(registers::MAGIC) == registers::MAGIC_VALUE
             && Path::new(PCI).join(&self.address).exists()
     }
 
-    /// Whether a slice's state may have changed since the last call: one exit.
+    /// Whether a slice's state may have changed since the last call. Costs one exit.
     pub fn changed(&mut self) -> bool {
         let now = self.registers.read(registers::CHANGES);
         self.changes.replace(now) != Some(now)
     }
 
-    /// The state of a slice: one exit.
+    /// The state of a slice. Costs one exit.
     pub fn state(&self, slice: u32) -> State {
         let number = self.registers.read(registers::SLICE + 4 * u64::from(slice));
-        // A device that is gone reads as something else.
+        // A device that has been removed reads as something else.
         State::from_number(number).unwrap_or(State::Ended)
     }
 
-    /// Whether its workers serve the API of an application that says this. One of another build,
-    /// which does not say it, is told by a worker which build is meant.
+    /// Whether the port's workers serve the API that this hello asks for. A client of another build
+    /// does not state its API. A worker then tells it which build is expected.
     pub fn serves(&self, hello: &[u8; hello::SIZE]) -> bool {
         let wanted = Hello::api_number(hello);
         wanted == 0 || self.apis.may_have(wanted)
     }
 
-    /// What an application is told that wants another API: which one there is.
+    /// The answer to an application that wants another API: which one the port serves.
     pub fn refusal(&self) -> Option<Hello> {
         let api = self.apis.first()?;
         Some(Hello::answer(apis::spoken(api), Form::Port, (0, 0)))
     }
 
-    /// A slice that nobody has.
+    /// Finds a free slice.
     pub fn free(&self) -> Option<u32> {
         (0..self.slices).find(|&slice| self.state(slice) == State::Free)
     }
@@ -278,8 +279,8 @@ impl Port {
         (0..self.slices).any(|slice| self.state(slice) == State::Closing)
     }
 
-    /// Leaves an application's hello in a slice and has it opened, for this user's application if
-    /// that is known.
+    /// Writes an application's hello to a slice and has the slice opened, for the application's
+    /// user if that is known.
     pub fn open_slice(
         &self,
         slice: u32,
@@ -296,7 +297,7 @@ impl Port {
                     .write_volatile(*byte)
             };
         }
-        // The window is write-combining: an access to the registers, which are not, comes after.
+        // The window is write-combining, the registers are not: accessing them orders the writes.
         let owner = registers::OWNER + 4 * u64::from(slice);
         self.registers.write(owner, port::user_to_number(user));
         if self.apis.has_several() {
@@ -318,8 +319,8 @@ impl Port {
         Ok(reply)
     }
 
-    /// Where the host wishes applications to be served, if it does, and the address of whoever is to
-    /// serve them elsewhere, or of devices that are to leave.
+    /// Where the host wants applications to be served, if it has a wish. For another place, with
+    /// its address; for devices that are about to leave, with theirs.
     pub fn wish(&self) -> Option<(Wish, String)> {
         let read = || Wish::from_number(self.registers.read(registers::WISH));
         let wish = read()?;
@@ -330,11 +331,11 @@ impl Port {
         let bytes = words.flat_map(|at| self.registers.read(registers::ADDRESS + at).to_le_bytes());
         let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
         let address = String::from_utf8(bytes).ok()?;
-        // The address may be another one's, of which the register of changes tells.
+        // The address may belong to a newer wish, which the change register announces.
         (read() == Some(wish)).then_some((wish, address))
     }
 
-    /// Tells what has come of a wish, and why, as far as there is room.
+    /// Reports the outcome of a wish. The reason is truncated to the size of its register.
     pub fn tell(&self, outcome: Outcome, reason: &str) {
         let end = reason.floor_char_boundary(registers::REASON_SIZE as usize);
         let mut at = registers::REASON;
@@ -348,12 +349,12 @@ impl Port {
             .write(registers::OUTCOME, outcome.to_number());
     }
 
-    /// Bytes of each slice.
+    /// The size of each slice in bytes.
     pub fn slice_size(&self) -> u64 {
         self.slice_size
     }
 
-    /// Takes a slice back.
+    /// Closes a slice.
     pub fn close_slice(&self, slice: u32) {
         self.command(slice, Command::Close);
     }
@@ -368,7 +369,7 @@ impl Port {
         Mapped::new(&file, self.place(slice).slice, PAGE)
     }
 
-    /// Where an application finds its slice in the files.
+    /// The offsets of a slice in the files.
     pub fn place(&self, slice: u32) -> SliceOffsets {
         SliceOffsets {
             slice: u64::from(slice) * self.slice_size,
@@ -385,7 +386,7 @@ mod tests {
     #[test]
     fn registers_of_a_device_that_has_gone_read_as_zeroes() {
         crate::survive::install();
-        // SAFETY: a fresh descriptor that nobody else owns.
+        // SAFETY: a new descriptor that nobody else owns.
         let file = unsafe { File::from_raw_fd(libc::memfd_create(c"bar".as_ptr(), 0)) };
         file.set_len(8192).unwrap();
         let registers = Mapped::new(&file, 0, 8192).unwrap();

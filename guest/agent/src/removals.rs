@@ -1,4 +1,4 @@
-//! Devices that come to this guest, get their drivers, or are removed, as its kernel tells.
+//! Kernel events about devices that are added to this guest, bound to drivers, or removed.
 
 use std::{
     io,
@@ -7,27 +7,28 @@ use std::{
 
 /// The group of the kernel's own messages about devices (uevents).
 const KERNEL: u32 = 1;
-/// Bytes of a message that are looked at: it begins with `remove@` and the device's path, and udev's
-/// own messages, which are longer, are for another group.
+/// The number of bytes of a message to look at. A message begins with `remove@` and the device's
+/// path. udev's own messages, which are longer, are for another group.
 const LOOK: usize = 512;
 
 /// What has happened to PCI functions.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct News {
-    /// One has been removed.
+    /// A function was removed.
     pub removed: bool,
-    /// One has come.
+    /// A function was added.
     pub added: bool,
-    /// Those that have got a driver, by address; one without a name may be any.
+    /// The addresses of functions that were bound to a driver. An empty address stands for any
+    /// function.
     pub bound: Vec<String>,
 }
 
-/// Hears of PCI functions.
+/// Receives events about PCI functions.
 #[derive(Debug)]
 pub struct Removals(OwnedFd);
 
 impl Removals {
-    /// Begins to listen.
+    /// Starts listening.
     pub fn listen() -> io::Result<Self> {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // SAFETY: no pointers.
@@ -35,13 +36,13 @@ impl Removals {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor was just made and has no other owner.
+        // SAFETY: the descriptor was just created and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: all zeroes are a valid address.
         let mut address: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
         address.nl_family = libc::AF_NETLINK as libc::sa_family_t;
         address.nl_groups = KERNEL;
-        // SAFETY: the address outlives the call and is as long as is said.
+        // SAFETY: the address outlives the call and has the length that is passed.
         let bound = unsafe {
             libc::bind(
                 socket.as_raw_fd(),
@@ -55,17 +56,17 @@ impl Removals {
         Ok(Self(socket))
     }
 
-    /// What to poll for messages.
+    /// The descriptor to poll for messages.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Takes what has come, as far as is known. Who makes up such a message has the agent look once more.
+    /// Receives the events that have arrived. A forged message only makes the agent look once more.
     pub fn heard(&self) -> News {
         let mut news = News::default();
         let mut message = [0; LOOK];
         loop {
-            // SAFETY: the buffer is as long as is said.
+            // SAFETY: the buffer has the length that is passed.
             let got = unsafe { libc::recv(self.fd(), message.as_mut_ptr().cast(), LOOK, 0) };
             match usize::try_from(got) {
                 Ok(got) => {
@@ -88,7 +89,7 @@ impl Removals {
     }
 }
 
-/// The address of the PCI function to which this has happened, if the message says so.
+/// The address of the PCI function that this message is about, if it reports an event of this kind.
 fn function(message: &[u8], what: &[u8]) -> Option<String> {
     let text = message.split(|byte| *byte == 0).next()?;
     let path = text.strip_prefix(what)?;

@@ -1,21 +1,21 @@
-//! Where this guest's applications are served: by a pool of this guest's own, on a device that was
-//! passed through to it, by the host's, through the port, or by whoever is at an address that the host
-//! names: another host's pool, or the server behind a gate.
+//! Where this guest's applications are served: by the guest's own pool, on a device that was passed through to it; by
+//! the host's pool, through the port; or at an address that the host names: another host's pool, or the server behind a
+//! gate.
 //!
 //! ```text
-//!   host ── wish ──> registers ──> agent ── orders ──> applications (which go by themselves)
+//!   host ── wish ──> registers ──> agent ── orders ──> applications (which move by themselves)
 //!        <─ outcome ───────────────      ── starts, ends ──> gantry-accel on the device
 //! ```
 //!
-//! The agent keeps a connection to each application that it has sent somewhere, and those that the port
-//! serves have one anyway: orders go over these. Before the host is told that all have left the pool, that
-//! has ended with all that it has started, so that nobody has the device's files open. An application
-//! that comes while others are served elsewhere is served by the port.
+//! The agent keeps a connection to each application that it has sent elsewhere; applications that the port serves have
+//! one anyway. Orders are sent over these connections. The agent tells the host that all applications have left the
+//! pool only after the pool and all processes that it started have ended, so that nobody has the device's files open.
+//! An application that connects while others are served elsewhere is served by the port.
 //!
-//! Where the host is about to take devices away (a wish for [`Server::Away`], or [`Server::Parked`] where
-//! nobody else can serve: applications of the pool keep their state in their own memory then, and wait), the
-//! agent says who else uses them, and moves nobody if somebody does. When all have come back, and have their drivers, it brings
-//! applications back to the pool by itself, whatever host the guest is on by then.
+//! The host may be about to remove devices. Its wish is then [`Server::Away`], or [`Server::Parked`] if nobody else can
+//! serve: the pool's applications then keep their state in their own memory, and wait. The agent reports other
+//! processes that use the devices, and moves no application if there are any. When all devices have come back and have
+//! drivers, the agent moves the applications back to the pool by itself, whichever host the guest is on by then.
 
 use std::{
     io,
@@ -46,35 +46,35 @@ use crate::{
     tracked::Tracked,
 };
 
-/// How long an application may take until nothing is under way, and all is unmapped.
+/// How long an application may take until it has no outstanding operations and has unmapped everything.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a worker may take to answer: a pool that has just been started opens the device's driver first.
+/// How long a worker may take to answer: a pool that was just started opens the device's driver first.
 const OPENING: Duration = Duration::from_secs(60);
-/// How often the agent looks while the pool is about to listen, or to end.
+/// The polling interval while the pool is about to listen or to end.
 pub const SOON: Duration = Duration::from_millis(20);
-/// Most applications that are served elsewhere than by the port; further ones stay there. Each costs
-/// a descriptor, of which a process has 1024.
+/// The maximum number of applications that are served elsewhere than by the port; others stay at the port. Each costs a
+/// descriptor, of which a process has 1024.
 const LED: usize = 512;
-/// Most of them of one user.
+/// The maximum for one user.
 const LED_OF_ONE_USER: usize = 128;
-/// Most answers of an application that are heard at a time: one is due.
+/// The maximum number of answers to read from an application at a time: only one is due.
 const ANSWERS: usize = 16;
-/// Where the kernel shows PCI functions.
+/// The folder in which the kernel shows PCI functions.
 const PCI: &str = "/sys/bus/pci/devices";
-/// Most processes that use a device and are named.
+/// The maximum number of processes to name that use a device.
 const NAMED: usize = 3;
-/// Which API's applications the pool serves: those that can change.
+/// The API of the applications that the pool serves: those that can be moved.
 pub const API: ApiId = ApiId::OpenCl;
 
-/// How long is waited, at most.
+/// Timeouts.
 struct Limits {
-    /// For an application's answer: its state is copied, and made again.
+    /// For an application's answer: its state is copied and created again.
     answer: Duration,
     /// Until the pool listens.
     start: Duration,
-    /// For drivers of devices that applications go back to: if one comes later, the pool looks once more.
+    /// For drivers of devices that applications return to. If one is bound later, the pool looks again.
     drivers: Duration,
-    /// Until those that have left are not connected with it any more, and until it has ended.
+    /// Until no application that has left is still connected to the pool, and until the pool has ended.
     end: Duration,
 }
 
@@ -98,15 +98,15 @@ enum Place {
     Parked,
 }
 
-/// An order that was not answered yet.
+/// An order that has not been answered yet.
 struct Ordered {
     to: Place,
     since: Instant,
-    /// Whether it is not waited for any more. The answer may come still.
+    /// Whether the agent has stopped waiting for the answer, which may still come.
     late: bool,
 }
 
-/// An application that is served elsewhere than by the port, or that is on its way.
+/// An application that is served elsewhere than by the port, or is on its way.
 struct Led {
     lead: Lead,
     user: Option<u32>,
@@ -116,13 +116,13 @@ struct Led {
 }
 
 impl Led {
-    /// Whether its answer is waited for.
+    /// Whether the agent waits for its answer.
     fn is_awaited(&self) -> bool {
         self.ordered.as_ref().is_some_and(|ordered| !ordered.late)
     }
 }
 
-/// Who serves applications that come.
+/// Who serves new applications.
 enum Serves {
     /// The pool, if it listens.
     Pool,
@@ -132,14 +132,14 @@ enum Serves {
     PortUntilBack(Tracked),
 }
 
-/// What has come of a wish.
+/// The result of a wish, to be reported to the host.
 #[derive(Debug)]
 pub struct Told {
-    /// What.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why, if there is something to say.
+    /// The reason, or an empty string.
     pub reason: String,
-    /// The port that the wish came by.
+    /// The port through which the wish came.
     pub port: String,
 }
 
@@ -148,51 +148,51 @@ struct Round {
     wish: Wish,
     /// Where applications are to be served.
     to: Place,
-    /// The port that it came by.
+    /// The port through which it came. Empty if the agent acts by itself.
     port: String,
     since: Instant,
-    /// Devices that are to have drivers before the pool starts.
+    /// Devices that must have drivers before the pool starts.
     devices: Option<Tracked>,
-    /// Whether the pool is to end before it starts.
+    /// Whether the pool has to end before it is started again.
     renew: bool,
-    /// Since when the pool is to listen.
+    /// When the pool was started.
     started: Option<Instant>,
-    /// Since when orders are given.
+    /// When orders were first given.
     given: Option<Instant>,
     /// When the first application has moved.
     first: Option<Instant>,
-    /// Since when all have left the pool.
+    /// When all applications had left the pool.
     left: Option<Instant>,
-    /// Since when the pool is to end.
+    /// When the pool was first told to end.
     ending: Option<Instant>,
     moved: u16,
     stay: u16,
     /// Why the first one stays.
     reason: String,
-    /// Who uses devices that are to leave: nobody is moved.
+    /// Processes that use devices which are to leave. If there are any, no application is moved.
     holders: Vec<Holder>,
 }
 
 /// This guest's own pool, and the applications that are served elsewhere than by the port.
 pub struct Seats {
     pool: LocalPool,
-    /// Where the agent listens.
+    /// The path on which the agent listens.
     own: PathBuf,
     serves: Serves,
     led: Vec<Led>,
     round: Option<Round>,
-    /// A device has got its driver, which is yet to be looked at.
+    /// A device was bound to its driver, and has not been looked at yet.
     bound: bool,
     limits: Limits,
-    /// Where the kernel shows PCI functions.
+    /// The folder in which the kernel shows PCI functions.
     pci: PathBuf,
-    /// The process whose pool it is: what that has started is not told of.
+    /// The process that owns the pool. Its descendants are not reported as holders.
     owner: u32,
 }
 
 impl Seats {
-    /// With a pool that is started so, beside an agent that listens there. There is none if the
-    /// command is empty.
+    /// Creates the seats of an agent that listens at `own`, with a pool that is started by this command. There is no
+    /// pool if the command is empty.
     pub fn new(command: &str, own: PathBuf) -> Self {
         Self {
             pool: LocalPool::new(command, &own),
@@ -207,32 +207,32 @@ impl Seats {
         }
     }
 
-    /// Starts the pool if it is to serve and does not run; its windows are as large as the host's
-    /// (`window`, in bytes), so that applications can go there and back.
+    /// Starts the pool if it is to serve and does not run. Its windows have the same size as the host's (`window`, in
+    /// bytes), so that applications can move in both directions.
     pub fn start(&mut self, window: u64) {
         if self.wants_pool() {
             self.pool.start(window);
         }
     }
 
-    /// Whether the pool is to serve applications that come.
+    /// Whether the pool is to serve new applications.
     fn wants_pool(&self) -> bool {
         let round = self.round.as_ref();
         matches!(self.serves, Serves::Pool) && round.is_none_or(|round| round.devices.is_none())
     }
 
-    /// Whether this guest may have a pool of its own.
+    /// Whether this guest may have its own pool.
     pub fn has_pool(&self) -> bool {
         self.pool.is_configured()
     }
 
-    /// Whether the pool serves applications that come.
+    /// Whether the pool serves new applications now.
     pub fn serves(&mut self) -> bool {
         self.wants_pool() && self.pool.listens()
     }
 
-    /// Sends an application that has said hello to the pool, and keeps what leads to it. Whether it was
-    /// told.
+    /// Redirects an application that has said hello to the pool, and keeps the connection to it. Returns whether the
+    /// application was told.
     pub fn seat(&mut self, stream: &UnixStream, hello: &[u8; hello::SIZE]) -> bool {
         let Some(to) = self.pool.socket().to_str() else {
             return false;
@@ -260,9 +260,9 @@ impl Seats {
         true
     }
 
-    /// A new wish of the host, that came by a port; an earlier one is forgotten. What was ordered by it
-    /// is waited for before anything else is. `address`: of whoever is to serve elsewhere, or of devices
-    /// that are to leave.
+    /// Accepts a new wish of the host, which came through a port, and discards an earlier one. Its orders are still
+    /// waited for before anything else happens. `address` is that of the place to be served at, or of devices that are
+    /// about to leave.
     pub fn wish(&mut self, wish: Wish, address: &str, port: &str) {
         let mut holders = Vec::new();
         let mut devices = None;
@@ -283,7 +283,7 @@ impl Seats {
         };
         if holders.is_empty() {
             let before = std::mem::replace(&mut self.serves, serves);
-            // Some may have left, and be on their way back.
+            // Some devices may have left, and be on their way back.
             if let (Serves::PortUntilBack(left), Place::Local) = (before, &to) {
                 devices = Some(left);
             }
@@ -308,9 +308,9 @@ impl Seats {
         });
     }
 
-    /// A device has got its driver: if the pool is to serve and does not, or somebody is `served` by the
-    /// host, the pool looks for devices once more, and who is served by the host comes to it. So they do
-    /// if all devices are back that have left. Nobody waits for what comes of that.
+    /// Handles a device that was bound to its driver. If the pool is to serve and does not run, or if the host serves
+    /// applications (`served`), the pool is started again to look for devices, and the applications that the host
+    /// serves move to it. The same happens once all devices that had left are back. Nobody waits for the outcome.
     pub fn again(&mut self, served: bool) {
         if self.round.is_some() {
             self.bound = true;
@@ -324,7 +324,7 @@ impl Seats {
             Serves::PortUntilBack(devices) => devices.are_back(),
         };
         if !due || !self.has_pool() {
-            // It may be of another model, or one of several.
+            // The device may be another model, or one of several.
             self.note_parked();
             return;
         }
@@ -341,7 +341,7 @@ impl Seats {
         }
     }
 
-    /// Gives what orders are due: how many stay where they are as they could not be given one.
+    /// Gives the orders that are due. Returns how many applications stay because they could not be given one.
     fn give(&mut self, place: &Place, served: &[&UnixStream]) -> u16 {
         let to = match place {
             Place::Local => self.pool.socket().display().to_string(),
@@ -363,19 +363,19 @@ impl Seats {
             })
         };
         self.led.retain_mut(|led| {
-            // Only the pool is left by who is parked.
+            // Only applications of the pool are parked.
             let leaves = *place != Place::Parked || led.at == Place::Local;
             if led.at == *place || !(leaves || led.ordered.is_some()) {
                 return true;
             }
-            // Who has not answered the last one gets no further one.
+            // An application that has not answered the last order is not given another one.
             let given = match led.ordered {
                 None => led.lead.give(&order),
                 Some(_) => Err(io::ErrorKind::WouldBlock.into()),
             };
             match given {
                 Ok(()) => led.ordered = ordered(),
-                // It has ended, or follows somebody else.
+                // It has ended, or takes orders from somebody else.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return false,
                 Err(_) => stay = stay.saturating_add(1),
             }
@@ -403,22 +403,22 @@ impl Seats {
         stay
     }
 
-    /// What to poll, beside [`heard`](Self::heard).
+    /// The descriptors to poll, for [`heard`](Self::heard).
     pub fn fds(&self) -> impl Iterator<Item = RawFd> {
         self.led.iter().map(|led| led.lead.as_fd().as_raw_fd())
     }
 
-    /// How soon to look again, if anything is expected.
+    /// The interval until the next look, if anything is expected.
     pub fn next_look(&self) -> Option<Duration> {
         (self.round.is_some() || self.bound).then_some(SOON)
     }
 
-    /// Hears what applications answer, and forgets those that have ended, or that the port serves: it
-    /// has them as clients. Only who says that it has left as it was told, or ends, has left the pool.
+    /// Reads the applications' answers, and forgets those that have ended or that the port serves: those are clients of
+    /// the port. An application has left the pool only if it reports that it has moved as ordered, or has ended.
     pub fn heard(&mut self) {
         let (round, limit) = (&mut self.round, self.limits.answer);
         let mut count = |to: &Place, stays: Option<&str>| {
-            // Answers to an earlier wish's orders are no outcome of this one.
+            // Answers to the orders of an earlier wish do not count for this one.
             let counts = |round: &&mut Round| round.given.is_some() && round.to == *to;
             if let Some(round) = round.as_mut().filter(counts) {
                 let counted = match stays {
@@ -441,10 +441,10 @@ impl Seats {
                 let outcome = match led.lead.heard() {
                     Ok(None) => break,
                     Ok(Some(outcome)) => outcome,
-                    // It has ended, or follows somebody else.
+                    // It has ended, or takes orders from somebody else.
                     Err(_) => return false,
                 };
-                // It may say what it was not asked.
+                // It may send answers that were not asked for.
                 let Some(ordered) = led.ordered.take() else {
                     continue;
                 };
@@ -473,9 +473,9 @@ impl Seats {
         });
     }
 
-    /// Goes on with a wish: what is to be told of it, if all is done or can go no further, and by
-    /// which port. `served` as for orders; `window` as for the pool; `coming`: whether the port is
-    /// about to serve somebody.
+    /// Continues with a wish. Returns the result if everything is done or nothing more can be done. `served` are the
+    /// connections that orders may be given over, `window` is the pool's window size, and `coming` whether the port is
+    /// about to serve another application.
     pub fn step(&mut self, served: &[&UnixStream], window: u64, coming: bool) -> Option<Told> {
         if self.bound {
             self.again(!served.is_empty());
@@ -486,7 +486,7 @@ impl Seats {
             return self.in_use(&holders);
         }
         let given = round.given.is_some();
-        // Nobody is told to go elsewhere while it is on its way.
+        // An application on its way is not told to go elsewhere.
         if self.led.iter().any(Led::is_awaited) {
             return None;
         }
@@ -499,7 +499,7 @@ impl Seats {
                     Err(kind) => return self.over(kind, 0),
                 }
             }
-            // Who is about to be served by the port is told when it is.
+            // An application that the port is about to serve is told once it is served.
             if matches!(to, Place::Local | Place::At(_)) && coming {
                 return None;
             }
@@ -521,7 +521,7 @@ impl Seats {
         }
     }
 
-    /// Whether the pool listens; what there is to tell if it will not.
+    /// Whether the pool listens. Returns the outcome to report if it never will.
     fn ready(&mut self, window: u64) -> Result<bool, OutcomeKind> {
         if let Some(round) = &mut self.round
             && let Some(devices) = &round.devices
@@ -562,13 +562,13 @@ impl Seats {
         }
     }
 
-    /// Ends the pool, which all have left that are known of, if nobody else is connected with it.
+    /// Ends the pool, which all known applications have left, if nobody else is connected to it.
     fn end(&mut self) -> Option<Told> {
         let round = self.round.as_mut()?;
         let ending = match round.ending {
             Some(ending) => ending,
             None => {
-                // Workers of those that have left may not have ended yet.
+                // The workers of applications that have left may not have ended yet.
                 let left = *round.left.get_or_insert_with(Instant::now);
                 let there = self.pool.connections();
                 if there > 0 && left.elapsed() <= self.limits.end {
@@ -585,7 +585,7 @@ impl Seats {
             }
         };
         if self.pool.end() {
-            // Who has opened a device meanwhile.
+            // Processes that have opened a device meanwhile.
             let holders = match &self.serves {
                 Serves::PortUntilBack(devices) => holders::of(devices, self.owner),
                 Serves::Pool | Serves::Port => Vec::new(),
@@ -605,7 +605,7 @@ impl Seats {
         self.over(OutcomeKind::Cannot, 0)
     }
 
-    /// Some stay: at the pool if it runs, they need it.
+    /// Some applications stay. If the pool runs, they need it, so it serves new ones again, too.
     fn stay(&mut self, stay: u16) -> Option<Told> {
         if self.pool.is_running() {
             self.serves = Serves::Pool;
@@ -614,7 +614,7 @@ impl Seats {
         self.over(OutcomeKind::Stay, stay)
     }
 
-    /// Others use a device that is to leave.
+    /// Other processes use a device that is about to leave.
     fn in_use(&mut self, holders: &[Holder]) -> Option<Told> {
         let named = holders.iter().take(NAMED).map(ToString::to_string);
         let named: Vec<_> = named.collect();
@@ -647,7 +647,7 @@ impl Seats {
         self.over(OutcomeKind::Done, moved)
     }
 
-    /// Says for what those that are parked wait.
+    /// Reports what parked applications wait for.
     fn note_parked(&self) {
         let parked = self.led.iter().filter(|led| led.at == Place::Parked);
         let count = parked.count();

@@ -1,6 +1,6 @@
-//! The socket and its clients: one thread, which looks at the ports often while something is expected of
-//! them, and otherwise when an application asks that waits for its worker, or a device is removed.
-//! While applications ask for nothing, it sleeps.
+//! The socket and its clients, in one thread. It polls the ports often while something is expected of them. Otherwise
+//! it looks at them only when an application asks that waits for its worker, or when a device is removed. While
+//! applications ask for nothing, it sleeps.
 
 use std::{
     collections::HashMap,
@@ -31,49 +31,49 @@ use crate::{
     seats::{self, Seats},
 };
 
-/// How often the registers are looked at while a worker is waited for.
+/// The polling interval of the registers while a worker is expected.
 const SOON: Duration = Duration::from_millis(2);
-/// How long a worker may take to answer, as it opens the host's driver, and one to end for whose slice
-/// somebody waits.
+/// How long a worker may take to answer, since it opens the host's driver, and how long a worker may take to end when
+/// somebody waits for its slice.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a client may take to say hello.
 const HELLO: Duration = Duration::from_secs(5);
-/// How often a port without interrupts is asked for a wish of the host's, and one is looked for where
-/// there is none.
+/// The interval at which ports without interrupts are polled for a wish of the host, and at which a missing port is
+/// looked for.
 const SELDOM: Duration = Duration::from_secs(1);
-/// Bytes of a window where no port says how many there are.
+/// The window size in bytes if no port gives one.
 const WINDOW: u64 = 256 << 20;
-/// Most clients that have not got a slice yet.
+/// The maximum number of clients that have no slice yet.
 const WAITING: usize = 64;
-/// Most of them of one user: who connects without an end keeps no other user out.
+/// The maximum for one user: a user that keeps connecting does not keep others out.
 const OF_ONE_USER: usize = 16;
 
 /// Why the agent does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket.
+    /// The socket cannot be used.
     #[error(transparent)]
     Socket(#[from] FileError),
-    /// The group.
+    /// There is no such group.
     #[error("there is no group {0:?}: create it, or start without --group")]
     Group(String),
-    /// News of devices.
+    /// Device events cannot be received.
     #[error("cannot hear from the kernel which devices are removed")]
     Removals(#[source] io::Error),
-    /// Waiting.
+    /// Waiting failed.
     #[error("cannot wait for applications")]
     Wait(#[source] io::Error),
 }
 
-/// How far a client is.
+/// The state of a client.
 enum Step {
-    /// It has yet to say hello.
+    /// It has not said hello yet.
     Hello,
     /// It has said hello and waits for a free slice.
     Queued([u8; hello::SIZE]),
     /// Its slice waits for a worker.
     Opening { port: String, slice: u32 },
-    /// It has its slice, and what wakes its sleepers, if there are interrupts.
+    /// It has its slice, and an alarm for its sleepers if there are interrupts.
     Served {
         port: String,
         slice: u32,
@@ -83,10 +83,10 @@ enum Step {
 
 struct Client {
     stream: Connection,
-    /// Whose it is, if the system says.
+    /// The user that it belongs to, if the system knows.
     user: Option<u32>,
     step: Step,
-    /// Whether it calls the API whose applications change between this guest's own pool and a port.
+    /// Whether it calls the API whose applications move between this guest's own pool and a port.
     may_go: bool,
     since: Instant,
 }
@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Wakes its sleepers if it has a slice of this port for which there has been an interrupt.
+    /// Wakes its sleepers if it has a slice of this port that an interrupt was raised for.
     fn wake(&self, address: &str, rung: u64) {
         if let Step::Served {
             port,
@@ -116,13 +116,13 @@ impl Client {
     }
 }
 
-/// By which name CUDA's driver looks for a socket of the agent.
+/// The name by which the CUDA driver looks for the agent's socket.
 pub fn name_of_cuda(path: &Path) -> PathBuf {
     path.with_file_name("cuda.sock")
 }
 
-/// CUDA's driver looks for the agent by another name, in the same folder: a link, in the place of an
-/// earlier one. Where it cannot be made, programs name the socket by GANTRY_CUDA.
+/// Creates the link by which the CUDA driver finds the agent, in the same folder, in place of an earlier link. If that
+/// fails, programs have to name the socket with GANTRY_CUDA.
 fn link_for_cuda(path: &Path) {
     if path.file_name().is_none_or(|name| name != "opencl.sock") {
         return;
@@ -145,14 +145,14 @@ pub struct Server {
     seats: Seats,
     /// The last wish of each port that was carried out.
     wishes: HashMap<String, Wish>,
-    /// Ports that could not be used and were complained about.
+    /// Ports that could not be used and for which that was reported.
     bad: Vec<String>,
-    /// For what clients have sent, and their connections.
+    /// Closes files that clients have sent, and their connections.
     closer: Closer,
 }
 
 impl Server {
-    /// Listens at a path. Ports are looked for when applications come.
+    /// Listens at a path. Ports are looked for when applications connect.
     pub fn new(
         path: &Path,
         device: Option<String>,
@@ -199,7 +199,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Opens ports that are new and forgets those that are gone.
+    /// Opens new ports and forgets those that have been removed.
     fn look_for_ports(&mut self) {
         self.ports.retain(Port::is_there);
         let found = match &self.device {
@@ -226,7 +226,7 @@ impl Server {
         }
     }
 
-    /// Serves until something breaks.
+    /// Serves until an error occurs. Returns the error.
     pub fn run(mut self) -> Error {
         let mut looked = Instant::now();
         loop {
@@ -238,12 +238,12 @@ impl Server {
             let asked = self.hear(&ready);
             let news = self.removals.heard();
             self.accept();
-            // Not at each interrupt: a look is some exits.
+            // Not after each interrupt: a look costs some exits.
             let due = self.next_look();
             let due = due.is_some_and(|due| looked.elapsed() >= due);
             if changed || asked || due || news != News::default() {
                 looked = Instant::now();
-                // By a new port there may be a wish, before there are applications.
+                // A new port may have a wish before there are applications.
                 if self.seats.has_pool() && (news.added || self.lacks_port()) {
                     self.look_for_ports();
                 }
@@ -251,14 +251,14 @@ impl Server {
                     self.hear_wishes();
                 }
             }
-            // A port gets its driver by the agent, which changes nothing for the pool.
+            // The agent itself binds a port to its driver, which changes nothing for the pool.
             let is_other = |address: &String| self.port(address).is_none();
             self.change_seats(news.bound.iter().any(is_other));
             self.hand_out();
         }
     }
 
-    /// Wakes those for whom there have been interrupts. Whether the state of a slice has changed.
+    /// Wakes sleepers for which there were interrupts. Returns whether the state of a slice has changed.
     fn pass_on(&mut self) -> bool {
         let clients = &self.clients;
         let mut changed = false;
@@ -273,19 +273,19 @@ impl Server {
         changed
     }
 
-    /// Whether there is no port yet, or one that could not be used.
+    /// Whether there is no port yet, or a port that could not be used.
     fn lacks_port(&self) -> bool {
         self.ports.is_empty() || !self.bad.is_empty()
     }
 
-    /// Bytes of the ports' slices, as far as they are known: of the smallest, so that applications of
-    /// the pool can go to each.
+    /// The size of the ports' slices in bytes, as far as it is known: the minimum, so that applications of the pool can
+    /// move to any of them.
     fn window(&self) -> u64 {
         let sizes = self.ports.iter().map(Port::slice_size);
         sizes.min().unwrap_or(WINDOW)
     }
 
-    /// Hears of the host's wishes, which count as changes.
+    /// Reads the host's wishes, which count as changes.
     fn hear_wishes(&mut self) {
         for port in &self.ports {
             let Some((wish, to)) = port.wish() else {
@@ -305,14 +305,14 @@ impl Server {
         }
     }
 
-    /// Goes on with who serves applications; `bound`: a device has got its driver.
+    /// Continues with changes of who serves applications. `bound`: a device was bound to its driver.
     fn change_seats(&mut self, bound: bool) {
         let window = self.window();
         let seats = &mut self.seats;
         seats.heard();
         let mut served = Vec::new();
         let mut coming = false;
-        // Those of other APIs have nowhere to go.
+        // Applications of other APIs cannot be moved.
         for client in self.clients.iter().filter(|client| client.may_go) {
             match &client.step {
                 Step::Served { .. } => served.push(&*client.stream),
@@ -334,7 +334,7 @@ impl Server {
         self.ports.iter().find(|port| port.address == address)
     }
 
-    /// How long after a look at the registers the next one is due, if nobody asks for one.
+    /// The interval between the last look at the registers and the next one, if nobody asks for one.
     fn next_look(&self) -> Option<Duration> {
         let next = |client: &Client| match client.step {
             Step::Opening { .. } | Step::Queued(_) => Some(SOON),
@@ -342,16 +342,16 @@ impl Server {
             Step::Served { .. } => None,
         };
         let seats = self.seats.next_look();
-        // Without interrupts nobody tells of a wish. An agent without a pool does not look for one, as
-        // each look is an exit.
+        // Without interrupts, nothing announces a wish. An agent without a pool does not poll for one, since each poll
+        // costs an exit.
         let silent = self.lacks_port() || self.ports.iter().any(|port| port.interrupts.is_none());
         let silent = silent && self.seats.has_pool();
         let seats = seats.or(silent.then_some(SELDOM));
         self.clients.iter().filter_map(next).chain(seats).min()
     }
 
-    /// Waits for clients, interrupts and removed devices, or until the registers are to be looked at.
-    /// Which clients have something.
+    /// Waits for clients, interrupts and removed devices, or until the next look at the registers is due. Returns which
+    /// clients are readable.
     fn wait(&self, looked: Instant) -> io::Result<Vec<bool>> {
         let limit = self.next_look().map_or(-1, |limit| {
             limit.saturating_sub(looked.elapsed()).as_millis() as libc::c_int + 1
@@ -374,7 +374,7 @@ impl Server {
             .filter_map(|port| port.interrupts.as_ref());
         polled.extend(interrupts.map(|interrupts| poll(interrupts.fd())));
         polled.extend(self.seats.fds().map(poll));
-        // SAFETY: the array is as long as is said.
+        // SAFETY: the array has the length that is passed.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
             let error = io::Error::last_os_error();
@@ -385,7 +385,7 @@ impl Server {
         Ok(polled.iter().map(|entry| entry.revents != 0).collect())
     }
 
-    /// Hellos of new clients and ends of old ones. Whether one asks how its worker is.
+    /// Handles hellos of new clients and the ends of old ones. Returns whether a client asks about its worker.
     fn hear(&mut self, ready: &[bool]) -> bool {
         let mut asked = false;
         let mut kept = Vec::new();
@@ -404,14 +404,14 @@ impl Server {
     }
 
     fn accept(&mut self) {
-        // A bounded number, so that others are served while somebody connects without an end.
+        // A bounded number, so that others are served while a client keeps connecting.
         for _ in 0..WAITING {
             let Ok((stream, _)) = self.listener.accept() else {
                 break;
             };
             let user = socket::user(&stream).ok();
             let stream = Connection::new(stream, &self.closer);
-            // One more is closed at once: its driver says that there is no device.
+            // An excess client is closed at once: its driver reports that there is no device.
             if self.has_room(user) {
                 self.clients.push(Client {
                     stream,
@@ -424,7 +424,7 @@ impl Server {
         }
     }
 
-    /// Whether one more client of a user may wait.
+    /// Whether another client of this user may wait.
     fn has_room(&self, user: Option<u32>) -> bool {
         let waiting = self.clients.iter();
         let waiting: Vec<_> = waiting.filter(|client| client.slice().is_none()).collect();
@@ -432,7 +432,7 @@ impl Server {
         waiting.len() < WAITING && alike.count() < OF_ONE_USER
     }
 
-    /// Gives free slices to those that wait.
+    /// Gives free slices to the clients that wait.
     fn hand_out(&mut self) {
         if !self
             .clients
@@ -460,14 +460,15 @@ impl Server {
                      API that it calls"
                 );
                 if let Some(hello) = other.refusal() {
-                    // It has nothing else to read, so that there is room.
+                    // Nothing else was sent to it, so there is room in its socket buffer.
                     let _ = socket::send(&client.stream, &hello.to_bytes(), &[]);
                 }
                 return false;
             }
             let found = serving().find_map(|port| port.free().map(|slice| (port, slice)));
             let Some((port, slice)) = found else {
-                // One that is being closed is free when its worker has ended; of others that is not known.
+                // A slice that is being closed becomes free when its worker has ended. When another one will become
+                // free is unknown.
                 let patience = match serving().any(Port::is_closing) {
                     true => PATIENCE,
                     false => HELLO,
@@ -499,8 +500,7 @@ impl Server {
         });
     }
 
-    /// Looks at what has become of slices, of which some are known to have `changed`, or not. Whether
-    /// something has.
+    /// Looks at the states of slices. `changed`: some are known to have changed. Returns whether any have.
     fn look(&mut self, mut changed: bool) -> bool {
         for port in &mut self.ports {
             changed |= port.changed() || !port.is_there();
@@ -546,7 +546,7 @@ impl Server {
                         "gantry-agent: no worker took slice {slice} of {}: see the host's log",
                         port.address
                     );
-                    // The answer of a worker of another build lets the application say why.
+                    // The answer of a worker of another build lets the application report why.
                     let _ = refuse(client, port, slice);
                     port.close_slice(slice);
                     false
@@ -565,16 +565,16 @@ impl Server {
     }
 }
 
-/// Takes what a client has sent; false if it is to go.
+/// Handles data that a client has sent. Returns false if the client is to be dropped.
 fn said(client: &mut Client) -> bool {
     match client.step {
         Step::Hello => {}
         Step::Served { .. } => return asks(&client.stream),
-        // Nothing is to be said: it has ended, or is no driver of ours.
+        // There is nothing to send in these states: the client has ended, or is not a driver of Gantry.
         Step::Queued(_) | Step::Opening { .. } => return false,
     }
     let mut bytes = [0; hello::SIZE];
-    // A hello is far smaller than any socket's buffer, and comes in one piece.
+    // A hello is far smaller than any socket buffer, and arrives in one piece.
     match client.stream.receive(&mut bytes) {
         Ok(got) if got == bytes.len() && bytes.starts_with(&hello::MAGIC) => {
             client.may_go = Hello::api(&bytes) == Some(seats::API);
@@ -586,7 +586,7 @@ fn said(client: &mut Client) -> bool {
     }
 }
 
-/// Whether a client that is served asks how its worker is. If not, it has ended, or is no driver of ours.
+/// Whether a served client asks about its worker. Otherwise it has ended, or is not a driver of Gantry.
 fn asks(stream: &Connection) -> bool {
     let mut words = [0; 64];
     match stream.receive(&mut words) {
@@ -599,7 +599,7 @@ fn asks(stream: &Connection) -> bool {
     }
 }
 
-/// Hands a client its slice. What wakes its sleepers, if there are interrupts.
+/// Hands a client its slice. Returns the alarm for its sleepers, if there are interrupts.
 fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<Option<Alarm>> {
     let mut bytes = port.reply(slice)?.to_vec();
     bytes.extend(port.place(slice).to_bytes());
@@ -612,7 +612,7 @@ fn answer(client: &Client, port: &Port, slice: u32) -> io::Result<Option<Alarm>>
     Ok(alarm.map(|(alarm, _)| alarm))
 }
 
-/// Passes on the hello of a worker that does not serve this client, if it left one.
+/// Forwards the hello of a worker that does not serve this client, if the worker left one.
 fn refuse(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
     let reply = port.reply(slice)?;
     if reply.starts_with(&hello::MAGIC) {
@@ -621,9 +621,9 @@ fn refuse(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Gives a file to a group.
+/// Changes the group of a file.
 fn give_to(path: &Path, group: &str) -> Result<(), Error> {
-    // No look-up by way of the system's libraries: the agent is linked statically.
+    // Does not use the system's libraries for the look-up: the agent is statically linked.
     let groups = fs::read_to_string("/etc/group").unwrap_or_default();
     let id = groups
         .lines()

@@ -1,4 +1,5 @@
-//! `install` and `uninstall`: one file makes a machine's OpenCL platform, and unmakes it.
+//! `install` and `uninstall`: set up and remove a machine's OpenCL platform, which this one file
+//! contains.
 
 use std::{
     fs,
@@ -24,19 +25,19 @@ pub enum Error {
          (docs/user/accelerator.md says how to build it with)"
     )]
     NoDriver,
-    /// The agent's own file.
+    /// The agent's own file cannot be read.
     #[error("cannot read this program's own file")]
     Program(#[source] io::Error),
-    /// A file.
+    /// A file cannot be placed or removed.
     #[error(transparent)]
     Place(#[from] place::Error),
-    /// systemd's answer, which it has given to the user.
+    /// systemctl failed, and has told the user why.
     #[error("`systemctl {0}` failed: the files are as said above")]
     Systemd(String),
-    /// systemctl.
+    /// systemctl cannot be run.
     #[error("cannot run systemctl")]
     Systemctl(#[source] io::Error),
-    /// What has been done cannot be said.
+    /// The report cannot be written.
     #[error("cannot write to the standard output")]
     Say(#[source] io::Error),
 }
@@ -45,7 +46,7 @@ fn say(out: &mut dyn Write, line: &dyn std::fmt::Display) -> Result<(), Error> {
     writeln!(out, "{line}").map_err(Error::Say)
 }
 
-/// Whether systemd runs this machine, as sd_booted(3) says.
+/// Whether systemd runs this machine, as described in sd_booted(3).
 fn has_systemd() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
@@ -61,7 +62,7 @@ fn systemctl(words: &[&str]) -> Result<(), Error> {
     }
 }
 
-/// Whether the unit has a running agent.
+/// Whether the unit is active.
 fn is_running() -> Result<bool, Error> {
     let status = Command::new("systemctl")
         .args(["--quiet", "is-active", carried::UNIT])
@@ -69,8 +70,8 @@ fn is_running() -> Result<bool, Error> {
     Ok(status.map_err(Error::Systemctl)?.success())
 }
 
-/// Installs the driver, and unless it is to be `driver_only` the agent, which is started if this
-/// machine's systemd can. Says what it does.
+/// Installs the driver and, unless `driver_only`, the agent, which is started if this machine runs
+/// systemd. Reports what it does.
 pub fn install(root: &Path, driver_only: bool, out: &mut dyn Write) -> Result<(), Error> {
     let mut pieces = carried::driver().ok_or(Error::NoDriver)?;
     if !driver_only {
@@ -107,8 +108,7 @@ pub fn install(root: &Path, driver_only: bool, out: &mut dyn Write) -> Result<()
     say(out, &restart)
 }
 
-/// Takes away what was installed, and stops the agent before if it is this machine's. Says what it
-/// does.
+/// Removes what was installed. If it is this machine's agent, stops it first. Reports what it does.
 pub fn uninstall(root: &Path, out: &mut dyn Write) -> Result<(), Error> {
     let tree = Tree::new(root)?;
     let is_served = tree.is_own() && tree.has(Path::new(carried::PROGRAM))? && has_systemd();
@@ -132,8 +132,8 @@ pub fn uninstall(root: &Path, out: &mut dyn Write) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a socket at which nobody listens any more, its other name, and its folder if it is empty
-/// then. They are gone after a reboot in any case.
+/// Removes a socket on which nobody listens any more, the link to it, and its folder if that is
+/// empty then. A reboot would remove them in any case.
 fn remove_socket(path: &Path) {
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     let is_left = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;

@@ -1,8 +1,8 @@
-//! A device that goes away under a mapping.
+//! Keeps the agent alive when a device is removed under a mapping.
 //!
-//! When a PCI function is removed, the kernel takes its mappings back, and an access ends in
-//! SIGBUS. Here the page is replaced by an empty one: what is read from there is no port's
-//! register any more, which the caller notices.
+//! When a PCI function is removed, the kernel revokes its mappings, and an access raises SIGBUS.
+//! The handler replaces the page by an empty one: a read from it does not return what a port's
+//! register would, which the caller notices.
 
 const PAGE: usize = 4096;
 
@@ -12,8 +12,8 @@ extern "C" fn replace(
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes the signal's information; mmap is a plain system call, and the
-    // page that it replaces is one that can only fail.
+    // SAFETY: the kernel passes the signal's information; mmap is a plain system call, and accesses
+    // to the page that it replaces can only fail.
     unsafe {
         let page = (*info).si_addr() as usize & !(PAGE - 1);
         let made = libc::mmap(
@@ -32,7 +32,8 @@ extern "C" fn replace(
 
 /// Installs the handler.
 pub fn install() {
-    // SAFETY: all zeroes are a valid action; the handler has the form that SA_SIGINFO asks for.
+    // SAFETY: all zeroes are a valid action; the handler has the signature that SA_SIGINFO
+    // requires.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = replace as *const () as usize;

@@ -1,4 +1,4 @@
-//! Devices of this guest that leave it and come back, as its kernel shows them.
+//! Devices that leave this guest and come back, as its kernel shows them.
 
 use std::{
     collections::BTreeSet,
@@ -7,29 +7,31 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Most devices that are looked at; the text that names them has room for fewer.
+/// The maximum number of devices to look at. The text that names them has room for fewer.
 const MOST: usize = 32;
 
-/// A device that is to come back.
+/// A device that is expected to come back.
 #[derive(Debug)]
 struct Device {
     address: String,
-    /// Vendor and device; none if the guest did not have it when the agent heard of it.
+    /// The vendor and device IDs. None if the guest did not have the device when the agent was told
+    /// of it.
     model: Option<[String; 2]>,
 }
 
-/// Devices that are to come back.
+/// Devices that are expected to come back.
 #[derive(Debug)]
 pub struct Tracked {
     pci: PathBuf,
     missing: Vec<Device>,
-    /// The functions that there were when they were about to leave. One that comes later differs from all of
-    /// them, at the same address, too.
+    /// The functions that existed when the devices were about to leave. One that is added later
+    /// differs from all of them, even at the same address.
     before: BTreeSet<(String, u64)>,
 }
 
 impl Tracked {
-    /// Those at these addresses, with commas between them. `pci`: where the kernel shows PCI functions.
+    /// Tracks the devices at these comma-separated addresses. `pci` is the folder in which the
+    /// kernel shows PCI functions.
     pub fn of(pci: PathBuf, addresses: &str) -> Self {
         let missing = addresses.split(',').take(MOST).map(|address| Device {
             address: address.to_owned(),
@@ -42,15 +44,16 @@ impl Tracked {
         }
     }
 
-    /// Their folders.
+    /// The devices' folders.
     pub fn folders(&self) -> impl Iterator<Item = PathBuf> {
         self.missing
             .iter()
             .map(|device| self.pci.join(&device.address))
     }
 
-    /// Whether all are back, and have drivers: there is a new function for each, of the same model, or at
-    /// the same address. Those that are back are not looked for again.
+    /// Whether all devices are back and have drivers: for each there is a new function of the same
+    /// model, or at the same address if the model is unknown. Devices that are back are not looked
+    /// for again.
     pub fn are_back(&mut self) -> bool {
         let (pci, before) = (&self.pci, &mut self.before);
         self.missing.retain(|device| {
@@ -64,13 +67,13 @@ impl Tracked {
                     && !before.contains(&(address.clone(), *inode))
                     && folder.join("driver").exists()
             });
-            // Two of a model are two.
+            // Each function counts for one device only.
             back.map(|function| before.insert(function)).is_none()
         });
         self.missing.is_empty()
     }
 
-    /// Whether all have drivers: those that are back, and those that have never left.
+    /// Whether all devices have drivers, both those that are back and those that never left.
     pub fn have_drivers(&self) -> bool {
         let bound =
             functions(&self.pci).filter(|(at, _)| self.pci.join(at).join("driver").exists());
@@ -81,14 +84,14 @@ impl Tracked {
                 let is_model = |known| model(&self.pci.join(&it.0)).as_ref() == Some(known);
                 is_there(it) || device.model.as_ref().is_some_and(is_model)
             };
-            // Two of a model are two.
+            // Each function counts for one device only.
             let mut back = || new.iter().position(alike).map(|at| new.swap_remove(at));
             old.iter().any(is_there) || back().is_some()
         })
     }
 }
 
-/// Those that are missing, by where they were.
+/// The missing devices, by their previous addresses.
 impl fmt::Display for Tracked {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, device) in self.missing.iter().enumerate() {
@@ -99,7 +102,8 @@ impl fmt::Display for Tracked {
     }
 }
 
-/// All functions, by address, and what tells one from a later one there.
+/// All functions, by address and an inode number that distinguishes a function from a later one
+/// there.
 fn functions(pci: &Path) -> impl Iterator<Item = (String, u64)> {
     let entries = fs::read_dir(pci).into_iter().flatten().flatten();
     entries.filter_map(|entry| {
@@ -118,7 +122,8 @@ fn model(folder: &Path) -> Option<[String; 2]> {
 mod tests {
     use super::*;
 
-    /// As the kernel shows a function. What was there before keeps its number as long as `old` is there.
+    /// Adds a function as the kernel shows it. A previous one keeps its inode number as long as
+    /// `old` exists.
     fn plug(pci: &Path, address: &str, device: &str, has_driver: bool) {
         let folder = pci.join(address);
         fs::create_dir(&folder).unwrap();
@@ -138,7 +143,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (pci, old) = (folder.path().join("pci"), folder.path().join("old"));
         fs::create_dir(&pci).unwrap();
-        // Another one of the model stays.
+        // Another device of the same model stays.
         for address in ["0000:00:05.0", "0000:00:09.0"] {
             plug(&pci, address, "gpu", true);
         }
@@ -149,7 +154,7 @@ mod tests {
         fs::rename(pci.join("0000:00:09.0"), &old).unwrap();
         assert!(!tracked.are_back());
         plug(&pci, "0000:00:08.0", "disk", true);
-        // Elsewhere than it was, which is as good.
+        // At another address, which is just as good.
         plug(&pci, "0000:00:0a.0", "gpu", false);
         assert!(!tracked.are_back());
         bind(&pci, "0000:00:0a.0");

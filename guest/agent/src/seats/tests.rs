@@ -20,18 +20,18 @@ const WINDOW: u64 = 64 << 20;
 /// A pool that listens and serves nobody, and leaves a process behind.
 const POOL: &str = "[ \"$1 $3 $4\" = '--socket --window 64' ] || exit 1\n\
                     sleep 1000 & : >\"$2\"; exec sleep 1000\n";
-/// One that somebody else listens for.
+/// A pool on whose behalf somebody else listens.
 const SILENT: &str = "exec sleep 1000\n";
 
-/// Where applications go that are to be served elsewhere.
+/// The address of applications that are to be served elsewhere.
 const ELSEWHERE: &str = "tls://gpu2.example:7070";
 
 struct Rig {
     seats: Seats,
-    /// That of the last outcome.
+    /// The reason of the last outcome.
     reason: String,
     folder: tempfile::TempDir,
-    /// All children of the process are waited for.
+    /// All children of the process are waited for, so tests must not run in parallel.
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -66,7 +66,7 @@ impl Rig {
         self.folder.path().join(name)
     }
 
-    /// An application that the pool serves: where its orders come from.
+    /// An application that the pool serves. Returns the stream for its orders.
     fn seat(&mut self) -> UnixStream {
         let (agent, application) = UnixStream::pair().unwrap();
         assert!(
@@ -86,7 +86,7 @@ impl Rig {
         self.seats.wish(Wish { number, by }, ELSEWHERE, "port");
     }
 
-    /// One look at it all.
+    /// Takes one step.
     fn look(&mut self, served: &[&UnixStream]) -> Option<Told> {
         self.seats.heard();
         self.seats.step(served, WINDOW, false)
@@ -125,7 +125,7 @@ fn is_there(process: u32) -> bool {
     Path::new(&format!("/proc/{process}")).exists()
 }
 
-/// The order that has come over the connection of a client of the port.
+/// Receives the order that arrived on the connection of a client of the port.
 fn ordered(connection: &UnixStream) -> (Order, UnixStream) {
     let mut byte = [0];
     let (_, mut files) = socket::receive(connection, &mut byte).unwrap();
@@ -139,11 +139,12 @@ fn applications_go_to_the_host_and_back_and_the_pool_ends_between() {
     let mut rig = Rig::serving();
     let pool = rig.pool();
     let local = rig.path("agent.local.sock");
-    // Who may connect with the agent may connect with it.
+    // Whoever may connect to the agent may connect to the pool.
     let mode = fs::metadata(&local).unwrap().mode();
     assert_eq!(mode & 0o777, 0o660);
     let application = rig.seat();
-    // To the host: as it says that it has moved, the pool ends, and all that it has started.
+    // To the host: when the application reports that it has moved, the pool ends with everything
+    // that it has started.
     rig.wish(1, Server::Host);
     assert!(rig.look(&[]).is_none() && !rig.seats.serves());
     let order = Order::take(&application).unwrap();
@@ -152,10 +153,10 @@ fn applications_go_to_the_host_and_back_and_the_pool_ends_between() {
     order::answer(&application, &Ok(()));
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
     assert!(!is_there(pool));
-    // Back, by the connection that the port's clients have. One stays, and is told of.
+    // Back, over the connection that the port's clients have. One stays, which is reported.
     let (agent, application) = UnixStream::pair().unwrap();
     rig.wish(2, Server::Local);
-    // Who is on its way to the port is waited for.
+    // An application on its way to the port is waited for.
     until(|| {
         assert!(rig.seats.step(&[], WINDOW, true).is_none());
         rig.seats.serves()
@@ -186,7 +187,7 @@ fn applications_of_pool_and_port_go_elsewhere_and_from_there_to_either() {
     // Asked once more, all are there.
     rig.wish(2, Server::Elsewhere);
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-    // One comes home to the port, the other stays where it is, and can be sent on.
+    // One returns to the port, the other stays where it is, and can be sent on.
     rig.wish(3, Server::Host);
     assert!(rig.look(&[]).is_none());
     let own = rig.path("agent.sock").display().to_string();
@@ -233,7 +234,7 @@ fn an_application_whose_way_back_is_not_over_is_not_taken_for_one_that_has_left(
     rig.wish(1, Server::Local);
     assert!(rig.look(&[&agent]).is_none());
     let (_, orders) = ordered(&application);
-    // It has no further order until it has answered, by which it is in the pool.
+    // It gets no further order until it has answered, and so is in the pool.
     rig.wish(2, Server::Host);
     assert!(rig.look(&[]).is_none());
     order::answer(&orders, &Ok(()));
@@ -265,7 +266,7 @@ fn who_answers_late_or_unasked_is_still_known_to_be_in_the_pool() {
         assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
         assert!(is_there(pool));
     }
-    // It was told once. What follows the answer is none.
+    // It was told once. What follows the answer is not an answer.
     Order::take(&application).unwrap();
     order::answer(&application, &Ok(()));
     order::answer(&application, &Ok(()));
@@ -322,7 +323,7 @@ fn who_connects_without_an_end_and_who_has_another_api_is_not_seated() {
 fn a_pool_that_has_ended_serves_nobody_until_a_device_comes() {
     let mut rig = Rig::serving();
     let pool = rig.pool();
-    // Nobody would come to it.
+    // No application would move to it.
     rig.seats.again(false);
     assert!(rig.seats.round.is_none());
     // SAFETY: a plain call on a child that was not waited for.
@@ -354,7 +355,7 @@ fn a_pool_that_does_not_start_is_tried_once() {
 
 #[test]
 fn what_does_not_end_with_the_pool_is_waited_for_and_told_of() {
-    // Of another process group.
+    // In another process group.
     let mut rig =
         Rig::new("setsid sleep 1000 & echo $! >\"$2.left\"; : >\"$2\"; exec sleep 1000\n");
     rig.seats.limits.end = Duration::from_millis(100);
@@ -369,7 +370,7 @@ fn what_does_not_end_with_the_pool_is_waited_for_and_told_of() {
     until(|| group() == left);
     rig.wish(2, Server::Host);
     assert_eq!(rig.over(&[]), (OutcomeKind::Cannot, 0));
-    // SAFETY: a plain call on what this test has started, and was not waited for.
+    // SAFETY: a plain call on a process that this test has started and not waited for.
     unsafe { libc::kill(left, libc::SIGKILL) };
     rig.seats.limits.end = Duration::from_secs(60);
     rig.wish(3, Server::Host);
@@ -384,7 +385,7 @@ struct Gpu {
 impl Gpu {
     const ADDRESS: &str = "0000:00:09.0";
 
-    /// There, with a driver; applications can leave it.
+    /// Present, with a driver; applications can leave it.
     fn of(rig: &mut Rig) -> Self {
         rig.seats.pci = rig.path("devices/pci0000:00");
         let folder = rig.seats.pci.join(Self::ADDRESS);
@@ -406,7 +407,7 @@ impl Gpu {
     }
 
     fn unplug(&self) {
-        // It is still there, so that its number is not given to another one.
+        // The old folder still exists, so that its inode number is not reused.
         fs::rename(&self.folder, self.folder.join("../../gone")).unwrap();
     }
 
@@ -433,7 +434,7 @@ fn applications_come_back_by_themselves_when_the_device_that_has_left_has_its_dr
     order::answer(&application, &Ok(()));
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
     assert!(!is_there(pool));
-    // Other devices get theirs, and it is still there.
+    // Other devices get their drivers, and this one is still present.
     let (agent, application) = UnixStream::pair().unwrap();
     rig.seats.again(true);
     gpu.unplug();
@@ -477,7 +478,7 @@ fn applications_that_are_told_to_come_back_do_so_when_the_device_has_its_driver(
     }
     gpu.bind();
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
-    // One that has no driver, and gets none.
+    // A device that has no driver, and gets none.
     rig.seats.limits.drivers = Duration::ZERO;
     Gpu::leave(&mut rig);
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 0));
@@ -500,7 +501,7 @@ fn a_device_that_is_back_before_all_have_left_it_has_them_back() {
     Order::take(&application).unwrap();
     order::answer(&application, &Ok(()));
     assert_eq!(rig.over(&[]), (OutcomeKind::Done, 1));
-    // Nothing else has to happen.
+    // No other event is needed.
     assert_eq!(rig.seats.next_look(), Some(SOON));
     until(|| {
         rig.look(&[]);
@@ -527,7 +528,7 @@ fn nobody_leaves_a_device_that_somebody_else_uses_and_who_that_is_is_told() {
     );
     application.set_nonblocking(true).unwrap();
     assert!(Order::take(&application).is_err() && rig.seats.serves() && is_there(pool));
-    // Who opens it while applications leave is told of, too.
+    // A process that opens the device while applications leave is reported, too.
     drop(held);
     application.set_nonblocking(false).unwrap();
     Gpu::leave(&mut rig);
@@ -554,7 +555,7 @@ fn applications_of_the_pool_are_parked_until_their_device_is_back_and_the_ports_
     order::answer(&application, &Ok(()));
     assert_eq!(rig.over(&[&agent]), (OutcomeKind::Done, 1));
     assert!(!is_there(pool));
-    // Another model, and then the device.
+    // Another model first, and then the device.
     gpu.unplug();
     rig.seats.again(true);
     assert!(rig.seats.round.is_none());
@@ -568,7 +569,7 @@ fn applications_of_the_pool_are_parked_until_their_device_is_back_and_the_ports_
     assert!(rig.look(&[]).is_none());
     let local = rig.path("agent.local.sock").display().to_string();
     assert_eq!(Order::take(&application).unwrap().to, local);
-    // It cannot, and waits for the next order, which may be by the host's pool.
+    // It cannot move, and waits for the next order, which may be to the host's pool.
     order::answer(&application, &Err("it has more memory".to_owned()));
     let told = rig.look(&[]).unwrap();
     assert_eq!(told.outcome.kind, OutcomeKind::Stay);
@@ -602,7 +603,7 @@ fn who_cannot_be_parked_keeps_the_pool_and_parked_ones_wait_for_a_wish_where_no_
     }
     assert_eq!(rig.over(&[]), (OutcomeKind::Stay, 1));
     assert!(rig.reason == "it is mapped" && rig.seats.serves());
-    // Only the other one is asked again. Then both go back.
+    // Only the other one is asked again. Then both return.
     parked(&mut rig, 2);
     Order::take(&other).unwrap();
     order::answer(&other, &Ok(()));

@@ -1,5 +1,5 @@
-//! The agent among clients of which some mean ill, in a guest without a port: who has said hello is
-//! turned away, which shows that it was heard.
+//! Tests the agent with clients some of which are hostile, in a guest without a port: a client that
+//! has said hello is turned away, which shows that it was heard.
 
 use std::{
     io::{Read, Write},
@@ -14,11 +14,11 @@ use gantry_remoting::apis::{cuda::Cuda, opencl::OpenCl};
 
 use super::*;
 
-/// How long a close hangs, and how long an honest client waits at most.
+/// How long a close blocks, and the maximum time that an honest client waits, in seconds.
 const HANGS: u16 = 30;
 const SOON: Duration = Duration::from_secs(10);
 
-/// Starts an agent, which changes its listener first.
+/// Starts an agent after applying `change` to its listener.
 fn agent(change: fn(&UnixListener)) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
@@ -35,10 +35,11 @@ fn agent(change: fn(&UnixListener)) -> (tempfile::TempDir, PathBuf) {
     (folder, path)
 }
 
-/// As on a kernel before 6.16, if this is a later one: whether it is.
+/// Makes a socket accept files, as on a kernel before 6.16. Returns whether this kernel is a later
+/// one.
 fn take_files(socket: impl AsFd) -> bool {
     let on: libc::c_int = 1;
-    // SAFETY: the kernel reads as many bytes as is said, of a local. 83 is SO_PASSRIGHTS.
+    // SAFETY: the kernel reads the given number of bytes from a local. 83 is SO_PASSRIGHTS.
     let set = unsafe {
         libc::setsockopt(
             socket.as_fd().as_raw_fd(),
@@ -51,7 +52,7 @@ fn take_files(socket: impl AsFd) -> bool {
     set == 0
 }
 
-/// A socket whose last close hangs until the other one is gone.
+/// A socket whose last close blocks until its peer is gone.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -60,7 +61,7 @@ fn lingering() -> (TcpStream, TcpStream) {
         l_onoff: 1,
         l_linger: HANGS.into(),
     };
-    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    // SAFETY: the kernel reads the given number of bytes from a local.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -76,7 +77,7 @@ fn lingering() -> (TcpStream, TcpStream) {
     (socket, peer)
 }
 
-/// A client without ill will is heard soon.
+/// Checks that an honest client is heard soon.
 fn is_served(path: &Path) {
     let mut client = UnixStream::connect(path).unwrap();
     client.set_read_timeout(Some(SOON)).unwrap();
@@ -100,13 +101,13 @@ fn files_whose_close_hangs_keep_nobody_from_being_served() {
         peers.push(peer);
         if second > 0 {
             socket::send(&client, first, &[]).unwrap();
-            // It may be turned away already.
+            // The client may have been turned away already.
             let _ = socket::send(&client, &first[..second], &[socket.as_fd()]);
             drop(client);
         } else {
             socket::send(&client, first, &[socket.as_fd()]).unwrap();
         }
-        // The last one, if the agent's was faster.
+        // The last close is the test's, if the agent's was faster.
         thread::spawn(move || drop(socket));
         is_served(&path);
         is_served(&path);
@@ -120,7 +121,7 @@ fn where_the_kernel_can_it_refuses_files_for_the_agent() {
     let (socket, peer) = lingering();
     let sent = socket::send(&client, &[0], &[socket.as_fd()]);
     if take_files(&client) {
-        // The close does not hang without the peer.
+        // The close does not block without the peer.
         drop(peer);
         assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
     } else {
@@ -144,7 +145,7 @@ fn who_connects_without_an_end_has_a_share_of_the_places() {
     let user = server.clients[0].user;
     assert!(!server.has_room(user));
     assert!(server.has_room(user.map(|user| user + 1)));
-    // The others learn it at once.
+    // The others are told at once.
     let mut refused = &clients[OF_ONE_USER];
     refused.set_read_timeout(Some(SOON)).unwrap();
     assert_eq!(refused.read(&mut [0]).unwrap(), 0);
