@@ -1,33 +1,33 @@
-//! What a driver does with a GPU, as a file: its accesses to the BARs, in their order, what the GPU reads of the
-//! machine's RAM for its commands, and the completions that the driver had seen before it went on. Enough to do
-//! the same with another GPU of the same size, without the driver.
+//! Records what a driver does with a GPU in a file: its accesses to the BARs in order, what the GPU reads from system
+//! memory for its commands, and the completions that the driver had seen before it continued. This is enough to replay
+//! the same on another GPU of the same size, without the driver.
 //!
 //! ```text
 //!   magic, MiB of VRAM
-//!   records: a byte that says what it is, then its numbers (LEB128; differences zigzag)
+//!   records: a type byte, then its numbers (LEB128; differences in zigzag encoding)
 //! ```
 //!
-//! Accesses of one kind at equal distances, with values at equal distances, are one record: a driver that
-//! clears a page table is a dozen bytes. A file is what somebody gives: every length in it is bounded by the
-//! file's own, and accesses by [`MOST_ACCESSES`].
+//! Accesses of one kind at equal distances, with values at equal distances, form one record: a driver that clears a
+//! page table takes a dozen bytes. A recording is untrusted input: the size of the file bounds every length in it, and
+//! [`MOST_ACCESSES`] bounds the accesses.
 
-/// What a recording begins with; the last byte is the version.
+/// The first bytes of a recording; the last one is the version.
 const MAGIC: &[u8; 8] = b"GF100rw\x01";
-/// Accesses in a recording, at most: a dozen starts of a driver all of whose accesses are recorded.
+/// Maximum number of accesses in a recording: enough for a dozen driver start-ups with all accesses recorded.
 pub const MOST_ACCESSES: u64 = 1 << 24;
-/// Bytes of a number, at most.
+/// Maximum length of an encoded number in bytes.
 const NUMBER: usize = 10;
 
 const WRITE: u8 = 1;
 const RAM: u8 = 2;
 const DONE: u8 = 3;
 const KIND: u8 = 3;
-/// Of an access: where, log2 of its bytes, and whether it is the first of several.
+/// Fields of an access: its place, log2 of its size in bytes, and whether it is the first of several.
 const PLACE_SHIFT: u8 = 2;
 const SIZE_SHIFT: u8 = 4;
 const SEVERAL: u8 = 1 << 6;
 
-/// Where an access goes.
+/// The target of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
     /// BAR 0.
@@ -49,26 +49,26 @@ impl Place {
 /// Accesses at equal distances.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Run {
-    /// Where.
+    /// The target.
     pub place: Place,
-    /// Whether they are writes.
+    /// Whether these are writes.
     pub write: bool,
-    /// log2 of the bytes of one, 0 to 3.
+    /// log2 of the size of an access in bytes, 0 to 3.
     pub size: u8,
-    /// The first one's offset.
+    /// Offset of the first access.
     pub offset: u64,
-    /// How many, 1 or more.
+    /// Number of accesses, 1 or more.
     pub count: u64,
-    /// From one to the next; wraps.
+    /// Distance between two offsets; wraps.
     pub stride: u64,
-    /// What the first writes; 0 if they are reads.
+    /// Value of the first write; 0 for reads.
     pub value: u64,
-    /// From one value to the next; wraps.
+    /// Difference between two values; wraps.
     pub step: u64,
 }
 
 impl Run {
-    /// The offsets and values.
+    /// Iterates over the offsets and values.
     pub fn accesses(self) -> impl Iterator<Item = (u64, u64)> {
         (0..self.count).map(move |nth| {
             let offset = self.offset.wrapping_add(nth.wrapping_mul(self.stride));
@@ -85,7 +85,7 @@ impl Run {
         )
     }
 
-    /// Takes another access in, if it continues the run.
+    /// Appends another access if it continues the run. Returns whether it did.
     fn take(&mut self, other: &Self) -> bool {
         let is_same = (self.place, self.write, self.size) == (other.place, other.write, other.size);
         let (offset, value) = self.last();
@@ -105,20 +105,20 @@ impl Run {
 pub enum Record {
     /// The driver accesses the GPU.
     Access(Run),
-    /// The GPU is going to find this in RAM.
+    /// The GPU will find these bytes in system memory.
     Ram {
-        /// The first byte's address.
+        /// Address of the first byte.
         at: u64,
-        /// What is there.
+        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A submission is done.
+    /// A submission has completed.
     Done {
-        /// Its channel.
+        /// The channel.
         channel: u8,
-        /// Ring entries that have been fetched by then.
+        /// Number of ring entries that have been fetched by then.
         get: u32,
-        /// Entries of the ring, a power of two.
+        /// Number of entries of the ring, a power of two.
         entries: u32,
     },
 }
@@ -127,12 +127,12 @@ pub enum Record {
 pub struct Encoder {
     out: Vec<u8>,
     run: Option<Run>,
-    /// Offsets behind the last access to each place.
+    /// Offset after the last access to each place.
     next: [u64; 3],
 }
 
 impl Encoder {
-    /// Of a GPU with so many bytes of VRAM, whole MiB.
+    /// Starts a recording for a GPU with this many bytes of VRAM, whole MiB.
     pub fn new(vram: u64) -> Self {
         let mut encoder = Self {
             out: MAGIC.to_vec(),
@@ -143,8 +143,8 @@ impl Encoder {
         encoder
     }
 
-    /// The driver reads so many bytes, or writes these. Accesses are of 1, 2, 4 or 8 bytes; others are recorded
-    /// byte by byte.
+    /// Records that the driver reads this many bytes, or writes these. Accesses have 1, 2, 4 or 8 bytes; others are
+    /// recorded byte by byte.
     pub fn access(&mut self, place: Place, offset: u64, access: Access<'_>) {
         let (len, data) = match access {
             Access::Read(len) => (len, None),
@@ -176,7 +176,7 @@ impl Encoder {
         }
     }
 
-    /// The GPU is going to find bytes in RAM.
+    /// Records bytes that the GPU will find in system memory.
     pub fn ram(&mut self, at: u64, bytes: &[u8]) {
         self.end_run();
         self.out.push(RAM);
@@ -185,7 +185,7 @@ impl Encoder {
         self.out.extend(bytes);
     }
 
-    /// A submission is done.
+    /// Records that a submission has completed.
     pub fn done(&mut self, channel: u8, get: u32, entries: u32) {
         self.end_run();
         self.out.extend([DONE, channel]);
@@ -193,8 +193,8 @@ impl Encoder {
         self.number(entries.into());
     }
 
-    /// The bytes since the last call. Accesses that may become more of a run are among them only if all is to
-    /// `end` here.
+    /// Returns the bytes recorded since the last call. Accesses that may still be extended to a longer run are only
+    /// included if `end` is set.
     pub fn take(&mut self, end: bool) -> Vec<u8> {
         if end {
             self.end_run();
@@ -202,12 +202,12 @@ impl Encoder {
         std::mem::take(&mut self.out)
     }
 
-    /// Bytes that can be taken.
+    /// Number of bytes that can be taken.
     pub fn len(&self) -> usize {
         self.out.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
@@ -248,30 +248,30 @@ impl Encoder {
     }
 
     fn difference(&mut self, number: u64) {
-        // The sign in the lowest bit.
+        // The sign is in the lowest bit.
         self.number(number << 1 ^ 0_u64.wrapping_sub(number >> 63));
     }
 }
 
-/// What a driver does.
+/// An access by the driver.
 #[derive(Clone, Copy, Debug)]
 pub enum Access<'a> {
-    /// It reads so many bytes.
+    /// It reads this many bytes.
     Read(usize),
-    /// It writes these.
+    /// It writes these bytes.
     Write(&'a [u8]),
 }
 
-/// Bytes that are no recording.
+/// Why bytes are not a recording.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Bad {
-    /// Another beginning.
+    /// The magic number or the version is different.
     #[error("this is no recording of a GPU's driver, or of another version")]
     Magic,
-    /// A record that there is not, or that is cut off.
+    /// A record is of an unknown type, or is truncated.
     #[error("the record at byte {0} is none, or is cut off")]
     Record(usize),
-    /// More accesses than are allowed.
+    /// There are more accesses than allowed.
     #[error("there are more than {MOST_ACCESSES} accesses")]
     Long,
 }
@@ -286,10 +286,10 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// What a file says. It may end after any record.
+    /// Parses a file, which may end after any record.
     ///
     /// # Errors
-    /// It is no recording.
+    /// It is not a recording.
     pub fn parse(bytes: &[u8]) -> Result<Self, Bad> {
         let mut reader = Reader {
             rest: bytes.strip_prefix(MAGIC).ok_or(Bad::Magic)?,
@@ -332,7 +332,7 @@ impl Reader<'_> {
         let mut number = 0;
         for nth in 0..NUMBER {
             let byte = self.byte()?;
-            // The tenth byte has one bit: others are lost.
+            // Only one bit of the tenth byte fits; higher bits are dropped.
             number |= u64::from(byte & 0x7f) << (7 * nth);
             if byte & 0x80 == 0 {
                 return Some(number);
@@ -431,7 +431,7 @@ mod tests {
         prop::collection::vec(step, 0..60)
     }
 
-    /// Single accesses: place, whether it writes, bytes, offset, value.
+    /// A single access: place, whether it is a write, log2 of its size, offset, value.
     type Single = (Place, bool, u8, u64, u64);
 
     fn singles(records: &[Record]) -> Vec<Result<Single, Record>> {

@@ -1,4 +1,4 @@
-//! The program while nobody reads its output.
+//! Runs the program while nobody reads its output.
 
 #![cfg(feature = "device")]
 

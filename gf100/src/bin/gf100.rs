@@ -1,4 +1,4 @@
-//! `gantry-gf100`: serves a model of NVIDIA's GF100 by vfio-user.
+//! `gantry-gf100`: serves a model of NVIDIA's GF100 over vfio-user.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -14,8 +14,9 @@ use manual::Manual;
 
 /// Serves a model of a GPU, NVIDIA's GF100 of 2010, to one virtual machine.
 ///
-/// A Linux guest's own driver, nouveau, runs on it: memory, channels, copies, semaphores and
-/// interrupts work; there is no display, nothing is drawn, and of compute kernels simple integer ones run.
+/// The guest's own Linux driver, nouveau, runs on it: memory, channels, copies, semaphores and
+/// interrupts work. There is no display, and nothing is drawn. Of compute kernels, only simple
+/// integer ones run.
 #[derive(Parser)]
 #[command(
     name = "gantry-gf100",
@@ -28,20 +29,20 @@ use manual::Manual;
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// The socket at which the virtual machine finds it.
+    /// Path of the socket on which to serve the virtual machine.
     #[arg(long, required = true, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Memory of the GPU, 64M to 32G. What is not used takes no room.
+    /// Size of the GPU's memory, 64M to 32G. Unused memory is not allocated.
     #[arg(long, default_value = "256M", value_name = "SIZE", value_parser = size)]
     vram: u64,
-    /// Have each access to BAR 3 and to BAR 0's window be a message, instead of memory that both
-    /// sides map: slower by far, and exact also where a page is shown twice.
+    /// Forward each access to BAR 3 and to BAR 0's window as a message instead of mapping shared
+    /// memory. Much slower, but exact even where a page is mapped twice.
     #[arg(long)]
     trap: bool,
-    /// Keep access to files and all system calls, where a kernel or a debugger needs it.
+    /// Keep access to files and all system calls, for kernels or debuggers that need it.
     #[arg(long)]
     no_sandbox: bool,
-    /// Log more: -v what clients do, -vv registers that are not known.
+    /// Log more: -v logs what clients do, -vv also unknown registers.
     #[arg(short, action = clap::ArgAction::Count)]
     verbose: u8,
 }
@@ -66,7 +67,7 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is not between 64M and 32G"))
 }
 
-/// A line each to the error output.
+/// Logs each record as a line on standard error.
 struct Lines;
 
 impl log::Log for Lines {

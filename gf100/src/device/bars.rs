@@ -1,11 +1,10 @@
-//! What the CPU sees through BAR 1 and BAR 3: address spaces of their own.
+//! What the CPU sees through BAR 1 and BAR 3: each shows an address space.
 //!
-//! BAR 1 is walked at each access. So can BAR 3 be; but a driver clears and writes page tables there
-//! word by word, more than a million of them at start-up (the first ones through the window in
-//! BAR 0), and each would be a message from the client. So clients may map BAR 3 and the window as
-//! files, and pages of VRAM that they show are backed by those files for as long as they show them:
-//! both sides see the same bytes. What that cannot do: a page that is shown twice is coherent in one
-//! of the two places only, the last one in BAR 3; and the machine's memory is not shown. nouveau does
+//! BAR 1 walks the page tables on each access. BAR 3 can do that, too. But at start-up a driver clears and writes page
+//! tables word by word, more than a million words (the first ones through the window in BAR 0), and each would be a
+//! message from the client. So clients may map BAR 3 and the window as files. Pages of VRAM that they show are backed
+//! by those files as long as they are shown, so both sides see the same bytes. This has two limits: a page that is
+//! shown twice is coherent in only one place, the last one in BAR 3; and system memory is not shown. nouveau does
 //! neither.
 
 use std::{
@@ -29,22 +28,22 @@ use crate::format::{
     pte::Pte,
 };
 
-/// Bytes of BAR 1.
+/// Size of BAR 1 in bytes.
 pub const BAR1_BYTES: u64 = 128 << 20;
-/// Bytes of BAR 3.
+/// Size of BAR 3 in bytes.
 pub const BAR3_BYTES: u64 = 64 << 20;
 
 const BAR3_PAGES: usize = (BAR3_BYTES / PAGE) as usize;
 const PER_LARGE: usize = (LARGE / PAGE) as usize;
 
-/// A BAR's address space.
+/// The address space that a BAR shows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct View {
     space: Option<Space>,
 }
 
 impl View {
-    /// Shows the space of an instance block.
+    /// Shows the address space of an instance block.
     pub fn bind(&mut self, instance: Option<Target>, memory: &Memory) {
         self.space = instance.and_then(|instance| {
             let mut block = [0; BYTES];
@@ -55,12 +54,12 @@ impl View {
         });
     }
 
-    /// Its page directory, if it shows anything.
+    /// The page directory of the space, if the BAR shows one.
     pub fn directory(&self) -> Option<Target> {
         self.space.map(Space::directory)
     }
 
-    /// Reads at an offset; all ones where nothing is shown.
+    /// Reads at an offset; returns all ones where nothing is mapped.
     pub fn read(&self, memory: &Memory, at: u64, data: &mut [u8]) -> Result<(), BadAddress> {
         data.fill(0xff);
         let Some(space) = self.space else {
@@ -69,7 +68,7 @@ impl View {
         memory.read_at(space, at, data)
     }
 
-    /// Writes at an offset, to nowhere where nothing is shown.
+    /// Writes at an offset; the write is dropped if the BAR shows nothing.
     pub fn write(&self, memory: &Memory, at: u64, data: &[u8]) -> Result<(), BadAddress> {
         match self.space {
             Some(space) => memory.write_at(space, at, data),
@@ -78,18 +77,18 @@ impl View {
     }
 }
 
-/// Bytes of the window in BAR 0, and where it is there.
+/// Size in bytes of the window in BAR 0.
 pub const WINDOW_BYTES: u64 = 1 << 20;
 /// Offset of the window in BAR 0.
 pub const WINDOW_START: u64 = 0x70_0000;
 
-/// A range of a BAR as (part of) a file.
+/// A range of a BAR that is (part of) a file.
 struct Surface {
     file: File,
     mapping: Mapping,
-    /// Offset in the file, which is that in the BAR.
+    /// Offset in the file, which is the same as in the BAR.
     start: u64,
-    /// Pages of VRAM by page of the range.
+    /// The page of VRAM that each page of the range shows.
     shown: Vec<Option<u32>>,
 }
 
@@ -105,7 +104,7 @@ impl Surface {
         })
     }
 
-    /// Gives pages that are not shown any more their own memory back, with what the BAR's has.
+    /// Gives pages that are no longer shown their own memory back, with the current contents of the BAR.
     fn hide(&self, wanted: &[Option<u32>], memory: &mut Memory) {
         for (first, range) in runs(&self.shown, |page| self.shown[page] != wanted[page]) {
             let mut bytes = vec![0; (range.end - range.start) as usize];
@@ -135,13 +134,13 @@ impl Surface {
 pub struct Mapped {
     bar3: Surface,
     window: Surface,
-    /// What was last followed: the page tables' bytes, and the window's first byte.
+    /// The last followed state: the bytes of the page tables, and the window's address in VRAM.
     tables: Tables,
     base: Option<u64>,
 }
 
 impl Mapped {
-    /// Files that show nothing.
+    /// Creates files that show nothing.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             bar3: Surface::new(c"gf100-bar3", 0, BAR3_BYTES)?,
@@ -151,17 +150,17 @@ impl Mapped {
         })
     }
 
-    /// What clients map for BAR 3.
+    /// The file that clients map for BAR 3.
     pub fn bar3_file(&self) -> &File {
         &self.bar3.file
     }
 
-    /// What clients map for the window in BAR 0, at the window's offset there.
+    /// The file that clients map for the window in BAR 0, at the window's offset in BAR 0.
     pub fn window_file(&self) -> &File {
         &self.window.file
     }
 
-    /// Has the files show what BAR 3's page table does now, and VRAM from `base`.
+    /// Makes the files show what BAR 3's page tables map now, and VRAM from `base`.
     pub fn follow(&mut self, view: View, base: u64, memory: &mut Memory) {
         let tables = Tables::read(view.space, memory);
         if tables == self.tables && self.base == Some(base) {
@@ -188,7 +187,7 @@ impl Mapped {
         self.base = Some(base);
     }
 
-    /// Shows in the window what BAR 3 shows as well, as it is now.
+    /// Copies pages that BAR 3 also shows into the window, with their current contents.
     fn snapshot(&self, base: u64, memory: &Memory) {
         for (index, page) in self.window.shown.iter().enumerate() {
             let at = index as u64 * PAGE;
@@ -201,8 +200,8 @@ impl Mapped {
     }
 }
 
-/// Ranges of VRAM that are contiguous in the BAR too, of pages that are chosen, each with its first
-/// page in the BAR.
+/// Groups the chosen pages into ranges of VRAM that are contiguous in the BAR as well. Each comes with its first page
+/// in the BAR.
 fn runs(pages: &[Option<u32>], chosen: impl Fn(usize) -> bool) -> Vec<(usize, Range<u64>)> {
     let mut runs: Vec<(usize, Range<u64>)> = Vec::new();
     let mut previous = None;
@@ -221,7 +220,7 @@ fn runs(pages: &[Option<u32>], chosen: impl Fn(usize) -> bool) -> Vec<(usize, Ra
     runs
 }
 
-/// BAR 3's page tables, as they were read.
+/// The contents of BAR 3's page tables when they were last read.
 #[derive(Default, Eq, PartialEq)]
 struct Tables {
     limit: u64,
@@ -255,8 +254,7 @@ impl Tables {
         }
     }
 
-    /// Pages of VRAM by page of the BAR. Of a page of VRAM that is there twice, only the last
-    /// place.
+    /// The page of VRAM for each page of the BAR. If a page of VRAM is mapped twice, only its last place counts.
     fn pages(&self, memory: &Memory) -> Vec<Option<u32>> {
         let vram = memory.vram.len() / PAGE;
         let mut pages = vec![None; BAR3_PAGES];
@@ -283,7 +281,7 @@ impl Tables {
     }
 }
 
-/// Entries of a table that show VRAM: index and first page.
+/// The entries of a table that map VRAM: index and first page.
 fn entries(table: &[u8]) -> impl Iterator<Item = (usize, u32)> {
     table
         .chunks_exact(8)

@@ -1,15 +1,15 @@
-//! Class 90c0: kernels, whose threads are carried out one after the other. They share nothing:
-//! barriers, shared memory and textures are instructions that are not known, and end the launch.
+//! Class 90c0: compute kernels, whose threads are executed one after another. They share nothing:
+//! barriers, shared memory and textures are unknown instructions, which end the launch.
 //!
 //! | method | |
 //! |---|---|
-//! | 0x238, 0x23c | blocks of the grid: x (15:0) and y, z |
-//! | 0x3ac, 0x3b0 | threads of a block, likewise |
-//! | 0x3b4 | where the kernel begins, from the code's address |
-//! | 0x1608, 0x160c | the code's address, high and low half |
-//! | 0x2380, 0x2384, 0x2388 | constants: bytes, and their address, high and low half |
-//! | 0x1694 | makes them a bank: bit 0, number in 12:8 |
-//! | 0x238c, 0x2390 | writes words of them from an offset on |
+//! | 0x238, 0x23c | blocks in the grid: x (15:0) and y, z |
+//! | 0x3ac, 0x3b0 | threads in a block, likewise |
+//! | 0x3b4 | start of the kernel, relative to the code address |
+//! | 0x1608, 0x160c | code address, high and low half |
+//! | 0x2380, 0x2384, 0x2388 | constant buffer: size, and address, high and low half |
+//! | 0x1694 | binds it to a bank: bit 0, number in 12:8 |
+//! | 0x238c, 0x2390 | writes words into it from an offset on |
 //! | 0x368 | launch |
 
 use super::{
@@ -32,19 +32,19 @@ const CONSTANTS: u16 = 0x2380;
 const POSITION: u16 = 0x238c;
 const DATA: std::ops::Range<u16> = 0x2390..0x23d0;
 
-/// Threads of a block, at most.
+/// Maximum number of threads in a block.
 const MOST_THREADS: u64 = 1024;
-/// What an instruction costs.
+/// Cost of an instruction.
 const COST: u32 = 8;
 
-/// Constants.
+/// A constant bank.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 struct Bank {
     address: u64,
     bytes: u32,
 }
 
-/// What the class keeps beside its registers.
+/// State of the class in addition to its registers.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct State {
     banks: [Bank; 16],
@@ -60,40 +60,40 @@ struct Thread {
     carry: bool,
 }
 
-/// A launch that is under way.
+/// A launch in progress.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Launch {
     start: u64,
     banks: [Bank; 16],
     grid: [u32; 3],
     block: [u32; 3],
-    /// The thread that runs, and those that there are.
+    /// The current thread, and the number of threads.
     number: u64,
     count: u64,
     thread: Thread,
 }
 
-/// What a method asks for.
+/// What a method requests.
 pub enum Work {
     /// Nothing.
     None,
-    /// To write a word.
+    /// Write a word.
     Constant {
-        /// Where.
+        /// The address.
         address: u64,
-        /// What.
+        /// The word.
         word: u32,
     },
-    /// To launch a kernel.
+    /// Launch a kernel.
     Launch(Box<Launch>),
 }
 
-/// A launch cannot go on.
+/// Why a launch cannot continue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bad {
-    /// An address.
+    /// A bad address.
     Address(BadAddress),
-    /// An instruction.
+    /// A bad instruction.
     Instruction(u64),
 }
 
@@ -103,7 +103,8 @@ impl From<BadAddress> for Bad {
     }
 }
 
-/// A method whose word is in `registers` already; none if it is another's.
+/// Executes a method whose word is already in `registers`. Returns `None` for methods of other
+/// units.
 pub fn method(
     state: &mut State,
     registers: &Registers,
@@ -163,7 +164,7 @@ fn launch(state: &State, registers: &Registers) -> Result<Box<Launch>, Refused> 
         grid,
         block,
         number: 0,
-        // Below 2^48 times 2^10.
+        // Less than 2^48 times 2^10.
         count: blocks * threads,
         thread: Thread::new(start),
     }))
@@ -190,7 +191,7 @@ impl Thread {
         }
     }
 
-    /// An address in two registers, and an offset.
+    /// The address in two registers, plus an offset.
     fn address(&self, register: u8, offset: i32) -> u64 {
         let high = match register {
             NONE => 0,
@@ -208,7 +209,8 @@ impl Thread {
 }
 
 impl Launch {
-    /// Goes on until all threads have ended or the budget is spent; whether they have.
+    /// Continues until all threads have ended or the budget is spent. Returns whether all have
+    /// ended.
     pub fn advance(
         &mut self,
         memory: &Memory,
@@ -237,7 +239,7 @@ impl Launch {
             Source::Register(register) => self.thread.get(register),
             Source::Number(number) => number as u32,
             Source::Constant { bank, offset } => {
-                // Banks have four bits. What is behind the end is 0.
+                // Bank numbers have four bits. Reads beyond the end return 0.
                 let bank = self.banks[usize::from(bank & 15)];
                 let mut word = [0; 4];
                 if u32::from(offset) + 4 <= bank.bytes {
@@ -253,7 +255,7 @@ impl Launch {
         let within = self.number % (threads[0] * threads[1] * threads[2]);
         let block = self.number / (threads[0] * threads[1] * threads[2]);
         let grid = self.grid.map(u64::from);
-        // Extents have 16 bits, and none is 0 while there are threads.
+        // Extents have 16 bits, and none is 0 if there are threads.
         let place = |at: u64, extent: [u64; 3], axis: u8| match axis {
             0 => at % extent[0],
             1 => at / extent[0] % extent[1],
@@ -273,7 +275,7 @@ impl Launch {
         }
     }
 
-    /// Carries an instruction out; whether the thread has ended.
+    /// Executes an instruction. Returns whether the thread has ended.
     fn step(
         &mut self,
         instruction: Instruction,

@@ -1,19 +1,19 @@
-//! PCI configuration: what it contains, and what of it can be written.
+//! PCI configuration space: its contents, and which parts are writable.
 
 use super::bars::{BAR1_BYTES, BAR3_BYTES};
 
-/// Bytes that there are.
+/// Size of the configuration space in bytes.
 pub const BYTES: usize = 256;
 
 const COMMAND: usize = 0x04;
 const MSI: usize = 0x68;
 const MSI_CONTROL: usize = MSI + 2;
 
-/// The BARs are as large as the model says.
+/// The BAR sizes of the model must be valid.
 const _: () = assert!(BAR1_BYTES.is_power_of_two() && BAR3_BYTES.is_power_of_two());
 
-/// The function's configuration: 10de:06d8, a 3D controller; memory BARs 0 (32 bits), 1 and 3 (64
-/// bits, prefetchable); a line, and one message without a mask.
+/// The configuration space of the function: 10de:06d8, a 3D controller; memory BARs 0 (32 bits), 1
+/// and 3 (64 bits, prefetchable); INTx, and one MSI without a mask.
 pub struct Config {
     bytes: [u8; BYTES],
 }
@@ -23,7 +23,7 @@ impl Default for Config {
         let mut bytes = [0; BYTES];
         let mut set = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
         set(0x00, &[0xde, 0x10, 0xd8, 0x06]);
-        // There are capabilities.
+        // The function has capabilities.
         set(0x06, &[0x10, 0]);
         set(0x08, &[0xa3, 0x00, 0x02, 0x03]);
         set(0x14, &[0xc]);
@@ -31,14 +31,14 @@ impl Default for Config {
         set(0x2c, &[0xde, 0x10, 0xd8, 0x06]);
         set(0x34, &[MSI as u8]);
         set(0x3d, &[1]);
-        // MSI, the last capability: 64-bit addresses, one message.
+        // MSI, the only capability: 64-bit addresses, one message.
         set(MSI, &[0x05, 0, 0x80, 0]);
         Self { bytes }
     }
 }
 
 impl Config {
-    /// Reads; zeros behind the end.
+    /// Reads; bytes beyond the end are zero.
     pub fn read(&self, at: u64, data: &mut [u8]) {
         data.fill(0);
         let from = usize::try_from(at).ok().and_then(|at| self.bytes.get(at..));
@@ -47,14 +47,14 @@ impl Config {
         }
     }
 
-    /// Writes what can be written; the client keeps BARs and messages itself.
+    /// Writes the writable bits. The client itself keeps BARs and MSI addresses.
     pub fn write(&mut self, at: u64, data: &[u8]) {
         for (step, value) in data.iter().enumerate() {
             let Some(at) = usize::try_from(at).ok().and_then(|at| at.checked_add(step)) else {
                 return;
             };
             let mask = match at {
-                // Memory, DMA; no line.
+                // Memory space and bus master; in the next byte, INTx disable.
                 COMMAND => 0x06,
                 0x05 => 0x04,
                 0x3c => 0xff,
@@ -65,17 +65,17 @@ impl Config {
         }
     }
 
-    /// Whether the function may use the bus by itself.
+    /// Whether the function may access memory (bus mastering).
     pub fn is_master(&self) -> bool {
         self.bytes[COMMAND] & 4 != 0
     }
 
-    /// Whether interrupts are messages.
+    /// Whether interrupts are delivered as MSI.
     pub fn has_msi(&self) -> bool {
         self.bytes[MSI_CONTROL] & 1 != 0
     }
 
-    /// Whether interrupts may use the line.
+    /// Whether interrupts may use the line (INTx).
     pub fn has_line(&self) -> bool {
         !self.has_msi() && self.bytes[COMMAND + 1] & 4 == 0
     }

@@ -1,4 +1,5 @@
-//! Copies of lines of bytes, in pieces; and the methods of the copy engines' classes 90b5 and 90b8.
+//! Copies lines of bytes in pieces, and implements the methods of the copy engines' classes 90b5
+//! and 90b8.
 //!
 //! | method | |
 //! |---|---|
@@ -7,10 +8,10 @@
 //! | 0x30c, 0x310 | source, high and low half; 0x314, 0x318 destination |
 //! | 0x31c, 0x320 | bytes from one line to the next, of source and destination |
 //! | 0x324, 0x328 | bytes of a line, lines |
-//! | 0x338, 0x33c, 0x340 | the query's address, high and low half, and word |
+//! | 0x338, 0x33c, 0x340 | query address, high and low half, and query word |
 //!
-//! The class's physical mode (0x250) is for privileged channels, of which nouveau makes none: it is
-//! refused, like tiled surfaces and the exchange of bytes, which nouveau does not use.
+//! The class's physical mode (0x250) is for privileged channels, which nouveau does not create. It
+//! is refused, like tiled surfaces and byte swapping, which nouveau does not use.
 
 use super::{
     fifo::{Budget, Refused, Registers},
@@ -24,7 +25,7 @@ const LINEAR: u32 = 1 << 4 | 1 << 8;
 const QUERY: u32 = 1 << 12;
 const QUERY_SHORT: u32 = 1 << 13;
 
-/// What a piece of a copy costs.
+/// Cost of one piece of a copy.
 const PIECE_COST: u32 = 16;
 
 /// A word that is written when work is done.
@@ -34,15 +35,15 @@ pub struct Release {
     pub address: u64,
     /// The word.
     pub payload: u32,
-    /// The time is written as well: 16 bytes in all.
+    /// Whether the time is written as well, for 16 bytes in total.
     pub with_time: bool,
 }
 
 impl Release {
-    /// Writes it. `now` is in nanoseconds.
+    /// Writes the word. `now` is in nanoseconds.
     pub fn write(self, memory: &Memory, space: Space, now: u64) -> Result<(), BadAddress> {
         if self.with_time {
-            // The word last: whoever sees it sees the time.
+            // The word is written last, so whoever sees it sees the time.
             memory.write_at(space, self.address.wrapping_add(8), &now.to_le_bytes())?;
             memory.write_at(space, self.address.wrapping_add(4), &[0; 4])?;
         }
@@ -50,29 +51,29 @@ impl Release {
     }
 }
 
-/// A copy that is under way.
+/// A copy in progress.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Copy {
-    /// Virtual address of the first line at the source.
+    /// Virtual address of the first line of the source.
     pub source: u64,
-    /// And at the destination.
+    /// Virtual address of the first line of the destination.
     pub destination: u64,
-    /// Bytes from one line to the next.
+    /// Bytes from one line of the source to the next.
     pub source_pitch: u32,
-    /// And at the destination.
+    /// Bytes from one line of the destination to the next.
     pub destination_pitch: u32,
-    /// Bytes of a line.
+    /// Bytes per line.
     pub line: u32,
-    /// Lines that are left.
+    /// Remaining lines.
     pub lines: u32,
-    /// Bytes of the first of them that are done.
+    /// Number of bytes of the current line that are done.
     pub done: u32,
-    /// What is written at the end.
+    /// Written when the copy is done.
     pub release: Option<Release>,
 }
 
 impl Copy {
-    /// Goes on until it is done or the budget is spent; whether it is done.
+    /// Continues until the copy is done or the budget is spent. Returns whether it is done.
     pub fn advance(
         &mut self,
         memory: &Memory,
@@ -90,7 +91,7 @@ impl Copy {
             let from = memory.translate(space, source, Access::Read)?;
             let to = memory.translate(space, destination, Access::Write)?;
             let left = u64::from(self.line - self.done);
-            // At most a page.
+            // At most one page.
             let len = left.min(from.len).min(to.len).min(PAGE);
             let piece = &mut buffer[..len as usize];
             let missing = |address, access| BadAddress {
@@ -121,7 +122,7 @@ impl Copy {
     }
 }
 
-/// A method of class 90b5 or 90b8, whose word is in `registers` already.
+/// Executes a method of class 90b5 or 90b8 whose word is already in `registers`.
 pub fn method(registers: &Registers, address: u16, data: u32) -> Result<Option<Copy>, Refused> {
     match address {
         0x100 | 0x140 | 0x200..=0x218 | 0x220..=0x238 | 0x304 | 0x30c..=0x340 => Ok(None),

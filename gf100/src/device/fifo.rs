@@ -1,7 +1,7 @@
 //! Channels: rings of push buffers, the run list, and the interpreter of their methods.
 //!
-//! A channel's state is read from its instance block when it first runs and after each kick, and
-//! what the CPU may look at (how far it has come) is written back.
+//! A channel's state is read from its instance block when it first runs and after each kick. What
+//! the CPU may look at (the progress of the channel) is written back.
 
 use std::collections::VecDeque;
 
@@ -30,33 +30,34 @@ use crate::{
     },
 };
 
-/// What a slice of a channel's work may cost: a thousand methods, or copies of 256 KiB. The CPU waits for
-/// registers as long, and so does a channel's stop: on an emulated processor a millisecond.
+/// Cost limit of one slice of a channel's work: a thousand methods, or copies of 256 KiB. This also
+/// limits how long the CPU waits for registers and for a channel to stop: about a millisecond on an
+/// emulated processor.
 const SLICE: u32 = 1 << 10;
-/// What it costs to fetch a ring entry.
+/// Cost of fetching a ring entry.
 const ENTRY_COST: u32 = 16;
-/// What it costs to bind an object.
+/// Cost of binding an object.
 const OBJECT_COST: u32 = 64;
-/// Words of a push buffer that are fetched at once.
+/// Number of push buffer words that are fetched at once.
 const FETCH: usize = 256;
-/// Methods below this are every channel's own.
+/// Methods below this are host methods, which every channel has.
 const HOST_METHODS: u16 = 0x100;
 
-/// A method, or its word, is not one of the class.
+/// The class does not have this method, or does not accept this word for it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Refused;
 
-/// What is left of a slice.
+/// The remaining budget of a slice.
 #[derive(Debug)]
 pub struct Budget(u32);
 
 impl Budget {
-    /// A budget of so much.
+    /// Creates a budget of this cost.
     pub fn new(cost: u32) -> Self {
         Self(cost)
     }
 
-    /// Takes a cost, if there is anything left.
+    /// Spends a cost. Returns false if nothing was left. The last cost may exceed the budget.
     pub fn spend(&mut self, cost: u32) -> bool {
         if self.0 == 0 {
             return false;
@@ -66,7 +67,7 @@ impl Budget {
     }
 }
 
-/// Words that were written to an object's methods.
+/// The last words that were written to an object's methods.
 pub struct Registers(Box<[u32; 0x1000]>);
 
 impl Registers {
@@ -74,7 +75,7 @@ impl Registers {
         Self(Box::new([0; 0x1000]))
     }
 
-    /// The last word, 0 at first. `at` is a multiple of 4 below 0x4000.
+    /// Returns the last word, initially 0. `at` is a multiple of 4 below 0x4000.
     pub fn get(&self, at: u16) -> u32 {
         self.0[usize::from(at / 4) & 0xfff]
     }
@@ -90,7 +91,7 @@ enum Class {
     Copy1,
     MemoryToMemory,
     Graphics(graphics::Kind),
-    /// The driver's own: it is asked by an interrupt.
+    /// The driver's own class: it is notified by an interrupt.
     Software,
 }
 
@@ -106,7 +107,7 @@ impl Class {
         }
     }
 
-    /// As fault registers count it.
+    /// The number of the unit in fault registers.
     fn unit(self) -> u8 {
         match self {
             Self::Copy0 => unit::COPY0,
@@ -123,7 +124,7 @@ struct Object {
     compute: compute::State,
 }
 
-/// What the channel is in the middle of.
+/// What the channel is currently doing.
 enum Work {
     None,
     Copy {
@@ -132,17 +133,17 @@ enum Work {
         interrupt: bool,
     },
     Wait(Acquire),
-    /// A kernel, of the object on a subchannel.
+    /// Runs a kernel, for the object on a subchannel.
     Kernel(Box<compute::Launch>, u8),
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Status {
-    /// Goes on when it may run.
+    /// The channel continues when it may run.
     Ready,
-    /// Until the driver has looked at the command that could not be carried out.
+    /// Stopped until the driver has acknowledged the failed command.
     Stopped,
-    /// For good.
+    /// Stopped for good.
     Faulted,
 }
 
@@ -151,7 +152,7 @@ struct Context {
     block: InstanceBlock,
     ramfc: Ramfc,
     entries: u32,
-    /// The rest of the current push buffer: the next word's address, and words.
+    /// The rest of the current push buffer: address of the next word, and number of words.
     segment: (u64, u32),
     fetched: VecDeque<u32>,
     decoder: Decoder,
@@ -160,9 +161,9 @@ struct Context {
     host: Host,
     work: Work,
     status: Status,
-    /// Its state in memory is older than this: read it again before it runs.
+    /// The state in memory is newer: read it again before the channel runs.
     stale: bool,
-    /// What its instance block calls it; none before it has left the engines.
+    /// The name in its instance block; none before it has left the engines.
     name: Name,
 }
 
@@ -173,14 +174,14 @@ struct Channel {
     context: Option<Box<Context>>,
 }
 
-/// What the outside has to know.
+/// An event that is visible outside.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
     /// An address could not be used. The channel has ended.
     Fault(Fault),
-    /// A command could not be carried out. The channel has stopped.
+    /// A command failed. The channel has stopped.
     Command(CommandError),
-    /// A program's interrupt.
+    /// A non-stall interrupt.
     NonStall,
 }
 
@@ -189,9 +190,9 @@ pub enum Event {
 pub enum Left {
     /// Nothing, until something is submitted.
     Nothing,
-    /// A channel waits for a semaphore.
+    /// A channel is waiting for a semaphore.
     Waiting,
-    /// More.
+    /// There is more work.
     More,
 }
 
@@ -200,14 +201,14 @@ pub struct Fifo {
     channels: Vec<Channel>,
     /// The channel that ran last.
     last: usize,
-    /// Of channels that are not in the table.
+    /// Contexts of channels that are not in the channel table.
     kept: Kept<Box<Context>>,
-    /// What has happened, for the caller to take.
+    /// Events for the caller to take.
     pub events: Vec<Event>,
 }
 
 impl Fifo {
-    /// No channel, on a GPU with so many bytes of VRAM.
+    /// Creates a FIFO without channels, for a GPU with this many bytes of VRAM.
     pub fn new(vram: u64) -> Self {
         Self {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
@@ -217,7 +218,7 @@ impl Fifo {
         }
     }
 
-    /// An entry of the channel table was written. What has left the engines before is kept for whenever
+    /// Handles a write of a channel table entry. A context that has left the engines is kept until
     /// its instance block is in the table again.
     pub fn entry(&mut self, channel: u8, entry: ChannelEntry, memory: &Memory) {
         let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
@@ -238,7 +239,7 @@ impl Fifo {
         channel.context = instance.and_then(|instance| self.kept.take(instance, memory));
     }
 
-    /// A new run list.
+    /// Handles a new run list.
     pub fn list(&mut self, list: RunList, memory: &Memory) {
         for channel in &mut self.channels {
             channel.listed = false;
@@ -256,7 +257,7 @@ impl Fifo {
         }
     }
 
-    /// The CPU has submitted ring entries up to `put`.
+    /// Handles a submission of ring entries up to `put`.
     pub fn submit(&mut self, channel: u8, put: u32, memory: &Memory) {
         let index = usize::from(channel);
         if !self.load(index, memory) {
@@ -279,7 +280,8 @@ impl Fifo {
         context.ramfc.gp_put = put;
     }
 
-    /// A channel leaves the engines: what the driver may look at is in its instance block.
+    /// Handles a kick: the channel leaves the engines, and its instance block then contains the
+    /// state that the driver may look at.
     pub fn kick(&mut self, channel: u8, memory: &Memory) {
         let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
             return;
@@ -299,7 +301,7 @@ impl Fifo {
         context.stale = true;
     }
 
-    /// The driver has looked at commands that could not be carried out: their channels go on.
+    /// The driver has acknowledged failed commands, so their channels continue.
     pub fn command_error_seen(&mut self) {
         let contexts = self.channels.iter_mut();
         for context in contexts.filter_map(|channel| channel.context.as_mut()) {
@@ -309,7 +311,7 @@ impl Fifo {
         }
     }
 
-    /// Reads a channel's instance block if need be; whether it has one.
+    /// Reads a channel's instance block if needed. Returns whether the channel has one.
     fn load(&mut self, index: usize, memory: &Memory) -> bool {
         let Some(channel) = self.channels.get_mut(index) else {
             return false;
@@ -336,11 +338,11 @@ impl Fifo {
             warn!("channel {index}'s instance block {instance:?} makes no sense");
             return false;
         };
-        // Otherwise the one would never come to the other. Entries are a power of two.
+        // The number of entries is a power of two. Without masking, GET could never reach PUT.
         ramfc.gp_get &= entries - 1;
         ramfc.gp_put &= entries - 1;
         match channel.context.as_mut() {
-            // What the engines have of it stays.
+            // State that the engines keep is preserved.
             Some(context) => {
                 context.block = block;
                 context.entries = entries;
@@ -368,7 +370,7 @@ impl Fifo {
         true
     }
 
-    /// Runs one channel for a slice. `now` is in nanoseconds.
+    /// Runs one channel for one slice. `now` is in nanoseconds.
     pub fn run(&mut self, memory: &Memory, now: u64) -> Left {
         let mut waiting = false;
         let count = self.channels.len();
@@ -395,7 +397,7 @@ impl Fifo {
                 }
                 Ok(Left::More) => {
                     let mut run = Run {
-                        // Fewer than 128.
+                        // Less than 128.
                         channel: index as u8,
                         context,
                         memory,
@@ -454,7 +456,7 @@ impl Context {
         }));
     }
 
-    /// Shows the CPU a word; a page that is not there is the driver's mistake.
+    /// Makes a word visible to the CPU. If the page does not exist, that is the driver's mistake.
     fn show(&self, memory: &Memory, at: u64, word: u32) {
         let place = PhysicalAddress::Vram(self.ramfc.userd + at);
         if !memory.write(place, &word.to_le_bytes()) {
@@ -463,14 +465,14 @@ impl Context {
     }
 }
 
-/// Why a channel does not go on.
+/// Why a channel does not continue.
 #[derive(Clone, Copy)]
 enum Stop {
     Address(BadAddress, u8),
     Command(CommandError),
 }
 
-/// A slice of a channel's work.
+/// One slice of a channel's work.
 struct Run<'a> {
     channel: u8,
     context: &'a mut Context,
@@ -495,7 +497,7 @@ impl Run<'_> {
         }
     }
 
-    /// Works until there is nothing left, the channel waits, or the budget is spent.
+    /// Runs until there is nothing left, the channel waits, or the budget is spent.
     fn go(&mut self) -> Result<(), Stop> {
         loop {
             if !self.advance()? {
@@ -531,7 +533,7 @@ impl Run<'_> {
         }
     }
 
-    /// Goes on with what takes longer; whether it is done.
+    /// Continues a long operation. Returns whether it is done.
     fn advance(&mut self) -> Result<bool, Stop> {
         let space = self.context.space();
         match &mut self.context.work {
@@ -572,7 +574,7 @@ impl Run<'_> {
                         channel: self.channel,
                         status: CommandError::ILLEGAL,
                         method: (subchannel, compute::LAUNCH),
-                        // The half with the operation.
+                        // The half that contains the operation.
                         data: (raw >> 32) as u32,
                     })),
                 };
@@ -582,7 +584,8 @@ impl Run<'_> {
         }
     }
 
-    /// Fetches words of the push buffer, or the next ring entry; whether there were any.
+    /// Fetches words of the push buffer, or the next ring entry. Returns whether there was
+    /// anything.
     fn fetch(&mut self) -> Result<bool, Stop> {
         let space = self.context.space();
         let bad = |bad| Stop::Address(bad, unit::FIFO);
@@ -609,7 +612,7 @@ impl Run<'_> {
         }
         let mut entry = [0; 8];
         let at = ramfc.gp_base + u64::from(ramfc.gp_get) * ENTRY_BYTES;
-        // The ring may have become shorter since the entry was counted.
+        // The ring may have shrunk since the index was checked.
         ramfc.gp_get = (ramfc.gp_get + 1) & (self.context.entries - 1);
         let gp_get = ramfc.gp_get;
         self.memory.read_at(space, at, &mut entry).map_err(bad)?;
@@ -636,11 +639,12 @@ impl Run<'_> {
             })
         };
         let (illegal, empty) = (error(CommandError::ILLEGAL), error(CommandError::EMPTY));
-        // Below 8.
+        // Less than 8.
         let index = usize::from(method.subchannel & 7);
         if method.address == 0 {
             let class = Class::new(method.data);
-            // Its registers are cleared. What is spent too much is little.
+            // This clears the object's registers. Overspending the budget by this cost is
+            // negligible.
             self.budget.spend(OBJECT_COST);
             self.context.objects[index] = Some(Object {
                 class,
@@ -760,7 +764,7 @@ impl Run<'_> {
 }
 
 impl Fault {
-    /// A channel without an address space.
+    /// A fault of a channel without an address space.
     pub fn no_channel(unit: u8, address: u64, write: bool) -> Self {
         Self {
             unit,

@@ -19,16 +19,17 @@ use crate::{
     },
 };
 
-/// Smallest and largest VRAM, in bytes: what nouveau starts with, and what its addresses reach.
+/// Minimum and maximum size of VRAM in bytes: the least that nouveau starts with, and the most that
+/// its addresses reach.
 pub const VRAM_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=32 << 30;
 
-/// An address behind all VRAM.
+/// An address beyond all VRAM.
 const NOWHERE: u64 = 1 << 60;
 
-/// After so many nanoseconds a semaphore that a channel waits for is looked at again.
+/// Interval in nanoseconds at which a semaphore that a channel waits for is polled.
 const POLL: u64 = 1_000_000;
 
-/// When there is work again.
+/// When there is more work.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Next {
     /// Now.
@@ -52,13 +53,13 @@ struct Engines {
     bar3: View,
     mapped: Option<Mapped>,
     window: Option<Window>,
-    /// What BAR 0's window shows: an address in VRAM.
+    /// The address in VRAM that BAR 0's window shows.
     base: u64,
 }
 
 impl Gpu {
-    /// A GPU after power-on, with so many bytes of VRAM (whole MiB). With `map`, BAR 3 and
-    /// BAR 0's window are files that clients map.
+    /// Creates a GPU after power-on, with this many bytes of VRAM (whole MiB). With `map`, BAR 3
+    /// and BAR 0's window are files that clients map.
     pub fn new(vram: u64, map: bool, now: u64) -> io::Result<Self> {
         let memory = Memory {
             vram: Vram::new(vram)?,
@@ -78,7 +79,7 @@ impl Gpu {
         })
     }
 
-    /// As after power-on, but for memory: VRAM keeps its bytes, and what is lent stays lent.
+    /// Resets everything but memory: VRAM keeps its contents, and lent memory stays lent.
     pub fn reset(&mut self, now: u64) {
         let engines = &mut self.engines;
         self.registers = Registers::new(engines.memory.vram.len(), now);
@@ -90,24 +91,24 @@ impl Gpu {
         engines.follow();
     }
 
-    /// The file that is BAR 3, if it is one.
+    /// The file of BAR 3, if it has one.
     pub fn bar3_file(&self) -> Option<&File> {
         self.engines.mapped.as_ref().map(Mapped::bar3_file)
     }
 
-    /// The file that is BAR 0's window, at its offset there, if it is one.
+    /// The file of BAR 0's window, at its offset in BAR 0, if it has one.
     pub fn window_file(&self) -> Option<&File> {
         self.engines.mapped.as_ref().map(Mapped::window_file)
     }
 
-    /// Memory that the machine lends.
+    /// System memory that is lent to the GPU.
     pub fn ram(&mut self) -> &mut Ram {
         &mut self.engines.memory.ram
     }
 
-    /// Has a range of VRAM be the bytes of a file from `offset`, until [`Self::unback`]. Pages that
-    /// BAR 3 or the window show as files have their bytes there meanwhile, and not in this file: who
-    /// backs VRAM has the GPU without `map`.
+    /// Backs a range of VRAM by the bytes of a file from `offset`, until [`Self::unback`]. Pages
+    /// that BAR 3 or the window shows as files have their bytes in those files, not in this one, so
+    /// whoever backs VRAM must use a GPU without `map`.
     pub fn back(
         &mut self,
         range: Range<u64>,
@@ -120,7 +121,7 @@ impl Gpu {
         backed
     }
 
-    /// Has a range of VRAM be new memory, all zero.
+    /// Backs a range of VRAM by new, zeroed memory.
     pub fn unback(&mut self, range: Range<u64>) -> Result<(), BackError> {
         let len = range.end.saturating_sub(range.start);
         let new = memory_file(c"gf100-vram", len)
@@ -128,12 +129,12 @@ impl Gpu {
         self.back(range, Arc::new(new), 0)
     }
 
-    /// Reads bytes of VRAM, if all of them are there.
+    /// Reads bytes of VRAM. Returns whether all of them exist.
     pub fn read_vram(&self, at: u64, data: &mut [u8]) -> bool {
         self.engines.memory.vram.read(at, data)
     }
 
-    /// Writes bytes of VRAM, if there is room for all of them.
+    /// Writes bytes of VRAM. Returns whether all of them fit.
     pub fn write_vram(&mut self, at: u64, data: &[u8]) -> bool {
         self.engines.memory.vram.write(at, data)
     }
@@ -149,7 +150,7 @@ impl Gpu {
         self.report();
     }
 
-    /// Reads through a BAR; all ones where it shows nothing.
+    /// Reads through a BAR; returns all ones where it maps nothing.
     pub fn read_bar(&mut self, bar: Bar, at: u64, data: &mut [u8]) {
         let engines = &self.engines;
         let (view, unit) = engines.view(bar);
@@ -159,8 +160,8 @@ impl Gpu {
         }
     }
 
-    /// Writes through a BAR, to nowhere where it shows nothing. Returns whether a channel was
-    /// submitted to.
+    /// Writes through a BAR; the write is dropped where it maps nothing. Returns whether this was a
+    /// submission to a channel.
     pub fn write_bar(&mut self, bar: Bar, at: u64, data: &[u8]) -> bool {
         let engines = &mut self.engines;
         let (view, unit) = engines.view(bar);
@@ -188,7 +189,7 @@ impl Gpu {
         });
     }
 
-    /// Does a slice of work.
+    /// Runs one slice of work.
     pub fn work(&mut self, now: u64) -> Next {
         let engines = &mut self.engines;
         let left = engines.fifo.run(&engines.memory, now);
@@ -203,12 +204,12 @@ impl Gpu {
         }
     }
 
-    /// Whether the interrupt line is up.
+    /// Whether the interrupt line is asserted.
     pub fn line(&mut self, now: u64) -> bool {
         self.registers.line(now)
     }
 
-    /// Tells the registers what channels have done.
+    /// Reports the events of channels to the registers.
     fn report(&mut self) {
         for event in self.engines.fifo.events.drain(..) {
             match event {
@@ -228,14 +229,14 @@ impl Engines {
         }
     }
 
-    /// Has files show nothing.
+    /// Makes the files show nothing.
     fn show_nothing(&mut self) {
         if let Some(mapped) = &mut self.mapped {
             mapped.follow(View::default(), NOWHERE, &mut self.memory);
         }
     }
 
-    /// Has files show what BAR 3's page table and the window's base do.
+    /// Makes the files follow BAR 3's page table and the window's base.
     fn follow(&mut self) {
         if let Some(mapped) = &mut self.mapped {
             mapped.follow(self.bar3, self.base, &mut self.memory);

@@ -1,17 +1,18 @@
-//! Classes 9097 (3D) and 90c0 (compute): state is kept, queries are answered. Nothing is drawn: those
-//! methods are refused. Kernels are [`compute`](super::compute)'s.
+//! Classes 9097 (3D) and 90c0 (compute): methods store state, and queries are executed. Nothing is
+//! drawn: drawing methods are refused. [`compute`](super::compute) executes kernels.
 //!
 //! | method | |
 //! |---|---|
-//! | 0x1b00, 0x1b04, 0x1b08 | a query's address, high and low half, and word |
-//! | 0x1b0c | write it: bits 1:0 at 0 the word, else a counter, all of which are 0; bit 28 without the time |
+//! | 0x1b00, 0x1b04, 0x1b08 | query address, high and low half, and query word |
+//! | 0x1b0c | execute the query: bits 1:0 at 0 write the word, else a counter (all counters are 0);
+//! bit 28 omits the time |
 
 use super::{
     copy::Release,
     fifo::{Refused, Registers},
 };
 
-/// Which class.
+/// The class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Kind {
     /// 9097.
@@ -21,12 +22,12 @@ pub enum Kind {
 }
 
 const QUERY: u16 = 0x1b0c;
-/// 9097: begins to draw vertices.
+/// 9097: starts drawing vertices.
 const DRAW: u16 = 0x1618;
 /// 9097: clears buffers.
 const CLEAR: u16 = 0x19d0;
 
-/// A method, whose word is in `registers` already.
+/// Executes a method. Its word is already in `registers`.
 pub fn method(
     kind: Kind,
     registers: &Registers,

@@ -1,4 +1,4 @@
-//! Methods that every channel has, below 0x100 on all subchannels: NVIDIA's `cl906f.h`.
+//! Host methods, which every channel has below 0x100 on all subchannels: NVIDIA's `cl906f.h`.
 
 use log::debug;
 
@@ -22,7 +22,7 @@ pub struct Host {
     word: u32,
 }
 
-/// When a channel that waits for a semaphore goes on.
+/// The condition under which a channel that waits for a semaphore continues.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Acquire {
     address: u64,
@@ -37,30 +37,30 @@ enum How {
     AnyBit,
 }
 
-/// What a method asks for.
+/// What a method requests.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Work {
     /// Nothing.
     None,
-    /// To wait.
+    /// Wait for a semaphore.
     Acquire(Acquire),
-    /// To write a word.
+    /// Write a word.
     Release(Release),
-    /// To interrupt.
+    /// Raise an interrupt.
     NonStall,
-    /// To show a number to the CPU.
+    /// Show a reference count to the CPU.
     Reference(u32),
 }
 
 impl Acquire {
-    /// Whether the semaphore lets the channel go on.
+    /// Whether the semaphore lets the channel continue.
     pub fn is_met(self, memory: &Memory, space: Space) -> Result<bool, BadAddress> {
         let mut bytes = [0; 4];
         memory.read_at(space, self.address, &mut bytes)?;
         let word = u32::from_le_bytes(bytes);
         Ok(match self.how {
             How::Equal => word == self.word,
-            // In the order of numbers that wrap around.
+            // Compares modulo 2^32.
             How::NotBefore => word.wrapping_sub(self.word) as i32 >= 0,
             How::AnyBit => word & self.word != 0,
         })
@@ -68,7 +68,7 @@ impl Acquire {
 }
 
 impl Host {
-    /// A method below 0x100, other than 0.
+    /// Executes a method below 0x100, other than 0.
     pub fn method(&mut self, address: u16, data: u32) -> Work {
         match address {
             SEMAPHORE_HIGH => {

@@ -1,22 +1,22 @@
-//! What engines have of channels that are not in the channel table: a driver may take a channel out,
-//! give its number to another, and put it in again at any number. The channel's instance block names
-//! what belongs to it, and is written when the channel leaves the engines. A driver that makes a new channel
-//! in the same page clears the name with the rest of the block.
+//! Engine contexts of channels that are not in the channel table. A driver may remove a channel, give its number to
+//! another one, and insert it again at any number. When a channel leaves the engines, a name for its context is written
+//! into its instance block. A driver that creates a new channel in the same page clears the name together with the rest
+//! of the block.
 
 use std::collections::VecDeque;
 
 use super::mmu::{Memory, PhysicalAddress};
 use crate::format::Target;
 
-/// Where an instance block has the name: nouveau and NVIDIA's headers have nothing there.
+/// Offset of the name in an instance block. nouveau and NVIDIA's headers do not use this field.
 const NAME: u64 = 0xc0;
-/// There is one context for so much VRAM at most, and [`LEAST`] in any case; then those whose names are
-/// gone are forgotten, and the oldest. A mediator's guests with 64 MiB of it have 128 channels each. What
-/// engines have of a channel is 128 KiB here at most.
+/// The limit is one context per this many bytes of VRAM, but at least [`LEAST`]. At the limit, contexts whose names are
+/// gone are dropped, then the oldest. A mediator's guests with 64 MiB of VRAM have 128 channels each. A context takes
+/// at most 128 KiB here.
 const VRAM: u64 = 512 << 10;
 const LEAST: usize = 1024;
 
-/// A name; 0 is none.
+/// The name of a context; 0 means none.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Name(u64);
 
@@ -35,17 +35,17 @@ struct Entry<T> {
     context: T,
 }
 
-/// What is kept.
+/// The contexts that are kept.
 pub struct Kept<T> {
     all: VecDeque<Entry<T>>,
     most: usize,
-    /// As many are there before it is looked for those whose names are gone.
+    /// Number of contexts at which those whose names are gone are searched for.
     sweep: usize,
     last: u64,
 }
 
 impl<T> Kept<T> {
-    /// Nothing, on a GPU with so many bytes of VRAM.
+    /// Creates an empty collection for a GPU with this many bytes of VRAM.
     pub fn new(vram: u64) -> Self {
         let most = usize::try_from(vram / VRAM).unwrap_or(usize::MAX);
         Self {
@@ -60,17 +60,17 @@ impl<T> Kept<T> {
     pub fn name(&mut self, instance: Target, memory: &Memory) -> Name {
         self.last += 1;
         let place = PhysicalAddress::of(instance).after(NAME);
-        // Outside of memory: then nothing is kept.
+        // If the block is outside memory, the context cannot be found again.
         memory.write(place, &self.last.to_le_bytes());
         Name(self.last)
     }
 
-    /// Keeps what an instance block names.
+    /// Keeps the context that an instance block names.
     pub fn keep(&mut self, name: Name, instance: Target, context: T, memory: &Memory) {
         if self.all.len() >= self.sweep {
             self.all
                 .retain(|entry| Name::read(entry.instance, memory) == Some(entry.name));
-            // So that a channel costs a look at two names on average.
+            // This amortizes to checking two names per channel.
             self.sweep = (2 * self.all.len()).clamp(LEAST, self.most);
         }
         if self.all.len() >= self.most {
@@ -83,7 +83,7 @@ impl<T> Kept<T> {
         });
     }
 
-    /// What an instance block names, which is not kept any longer.
+    /// Removes and returns the context that an instance block names.
     pub fn take(&mut self, instance: Target, memory: &Memory) -> Option<T> {
         let name = Name::read(instance, memory)?;
         let is_it = |entry: &Entry<T>| entry.name == name && entry.instance == instance;
@@ -130,7 +130,7 @@ mod tests {
             let name = kept.name(block(page), &memory);
             kept.keep(name, block(page), page, &memory);
         }
-        // A new channel is made where one was.
+        // A new channel is created in the page of an old one.
         kept.name(block(5), &memory);
         for page in [2000, 2001] {
             let name = kept.name(block(page), &memory);

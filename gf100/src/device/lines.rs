@@ -1,4 +1,4 @@
-//! Interrupts to the client: an eventfd for the line, and one for the message.
+//! Interrupts to the client: one eventfd for the line (INTx), and one for the message (MSI).
 
 use std::{
     fs::File,
@@ -6,33 +6,33 @@ use std::{
     os::fd::{AsFd, OwnedFd},
 };
 
-/// Eventfds, and what they have been told.
+/// The eventfds, and their state.
 #[derive(Default)]
 pub struct Lines {
-    /// For the line.
+    /// For INTx.
     pub line: Option<File>,
-    /// For the message.
+    /// For the MSI.
     pub message: Option<File>,
     /// Signalled when the line is to be unmasked.
     unmask: Option<File>,
-    /// The line has been asserted, and not unmasked since.
+    /// Whether the line has been asserted and not yet unmasked.
     masked: bool,
     level: bool,
 }
 
-/// By which way.
+/// How interrupts are delivered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
-    /// Neither.
+    /// Not at all.
     None,
-    /// The line: it is masked by being asserted, until the client unmasks it.
+    /// By the line, which is masked when it is asserted, until the client unmasks it.
     Line,
-    /// The message: at each rise of the level.
+    /// By a message on each rising edge of the level.
     Message,
 }
 
 impl Lines {
-    /// The level is this now.
+    /// Sets the current level.
     pub fn level(&mut self, level: bool, way: Way) {
         let rises = level && !self.level;
         self.level = level;
@@ -46,7 +46,7 @@ impl Lines {
         }
     }
 
-    /// The driver is ready for another message.
+    /// The driver is ready for the next message.
     pub fn rearm(&mut self, way: Way) {
         if way == Way::Message && self.level {
             signal(self.message.as_ref());
@@ -59,18 +59,18 @@ impl Lines {
         self.level(self.level, way);
     }
 
-    /// The client will unmask the line by an eventfd.
+    /// Sets the eventfd by which the client will unmask the line.
     pub fn unmask_by(&mut self, eventfd: Option<File>) {
         self.unmask = eventfd;
     }
 
-    /// A duplicate of that eventfd.
+    /// Returns a duplicate of that eventfd.
     pub fn unmask_eventfd(&self) -> Option<OwnedFd> {
         self.unmask.as_ref()?.as_fd().try_clone_to_owned().ok()
     }
 }
 
-/// Errors: the client is gone, or its counter is full and it will look.
+/// Errors are ignored: the client is gone, or the counter is full and the client will look.
 fn signal(eventfd: Option<&File>) {
     if let Some(mut eventfd) = eventfd {
         let _ = eventfd.write(&1_u64.to_ne_bytes());

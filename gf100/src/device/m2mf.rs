@@ -1,4 +1,4 @@
-//! Class 9039, memory to memory: copies of lines, and bytes from the push buffer itself (NVIDIA's
+//! Class 9039, memory to memory: copies of lines, and of data inlined in the push buffer (NVIDIA's
 //! `cl9039.h`).
 //!
 //! | method | |
@@ -22,26 +22,26 @@ const INLINE_DATA: u16 = 0x304;
 const INLINE: u32 = 1;
 const LINEAR: u32 = 1 << 4 | 1 << 8;
 
-/// Bytes that are to come through the push buffer.
+/// Inline data that is to arrive through the push buffer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Inline {
     rest: Copy,
 }
 
-/// What a method asks for.
+/// What a method requests.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Work {
     /// Nothing.
     None,
     /// A copy, and whether to interrupt after it.
     Copy(Copy, bool),
-    /// Bytes that will come.
+    /// Inline data will follow.
     Inline(Inline),
-    /// Four of them.
+    /// Four bytes of inline data.
     Data([u8; 4]),
 }
 
-/// A method, whose word is in `registers` already.
+/// Executes a method whose word is already in `registers`.
 pub fn method(registers: &Registers, address: u16, data: u32) -> Result<Work, Refused> {
     match address {
         LAUNCH => launch(registers, data),
@@ -79,8 +79,8 @@ fn launch(registers: &Registers, data: u32) -> Result<Work, Refused> {
 }
 
 impl Inline {
-    /// Stores bytes that have come; whether those were the last ones. Bytes behind the end of a
-    /// line are padding.
+    /// Stores inline bytes. Returns whether they were the last ones. Bytes beyond the end of a line
+    /// are padding.
     pub fn store(
         &mut self,
         bytes: [u8; 4],

@@ -1,5 +1,5 @@
-//! Virtual addresses of the GPU: a walk of two levels, each time. There is no cache of translations:
-//! what a driver has not flushed is seen early, never late.
+//! Virtual addresses of the GPU: a walk of two levels on each access. There is no TLB, so changes
+//! that a driver has not flushed are visible early, never late.
 
 use super::{ram::Ram, vram::Vram};
 use crate::{
@@ -12,25 +12,25 @@ use crate::{
     registers::interrupts::Reason,
 };
 
-/// Both memories.
+/// Video memory and system memory.
 pub struct Memory {
-    /// The GPU's own.
+    /// Video memory.
     pub vram: Vram,
-    /// The machine's.
+    /// System memory.
     pub ram: Ram,
 }
 
-/// A byte's place.
+/// A physical address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum PhysicalAddress {
-    /// In the GPU's own memory.
+    /// In video memory.
     Vram(u64),
-    /// In the machine's.
+    /// In system memory.
     Ram(u64),
 }
 
 impl PhysicalAddress {
-    /// The first byte of a page.
+    /// Address of the first byte of a page.
     pub fn of(target: Target) -> Self {
         match target {
             Target::Vram(page) => Self::Vram(page.address()),
@@ -38,7 +38,8 @@ impl PhysicalAddress {
         }
     }
 
-    /// So many bytes further. Places are below 2^40 and steps below 2^30: no overflow.
+    /// The address this many bytes further on. Addresses are below 2^40 and steps below 2^30, so
+    /// this cannot overflow.
     pub fn after(self, bytes: u64) -> Self {
         match self {
             Self::Vram(at) => Self::Vram(at + bytes),
@@ -47,21 +48,21 @@ impl PhysicalAddress {
     }
 }
 
-/// Contiguous bytes.
+/// A contiguous range.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Span {
-    /// The first.
+    /// Its first byte.
     pub place: PhysicalAddress,
-    /// How many, at least 1.
+    /// Number of bytes, at least 1.
     pub len: u64,
 }
 
-/// What is done with an address.
+/// Type of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Access {
-    /// It is read.
+    /// A read.
     Read,
-    /// It is written.
+    /// A write.
     Write,
 }
 
@@ -70,14 +71,14 @@ pub enum Access {
 pub struct BadAddress {
     /// The address.
     pub address: u64,
-    /// What was done with it.
+    /// The type of the access.
     pub access: Access,
-    /// Why not.
+    /// The reason.
     pub reason: Reason,
 }
 
 impl Memory {
-    /// Copies bytes out, if all of them are there.
+    /// Reads bytes. Returns whether all of them exist.
     pub fn read(&self, place: PhysicalAddress, data: &mut [u8]) -> bool {
         match place {
             PhysicalAddress::Vram(at) => self.vram.read(at, data),
@@ -85,7 +86,7 @@ impl Memory {
         }
     }
 
-    /// Copies bytes in, if there is room for all of them.
+    /// Writes bytes. Returns whether all of them fit.
     pub fn write(&self, place: PhysicalAddress, data: &[u8]) -> bool {
         match place {
             PhysicalAddress::Vram(at) => self.vram.write(at, data),
@@ -93,14 +94,14 @@ impl Memory {
         }
     }
 
-    /// Eight bytes, if they are there.
+    /// Reads eight bytes, if they exist.
     pub fn word(&self, place: PhysicalAddress) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(place, &mut bytes)
             .then(|| u64::from_le_bytes(bytes))
     }
 
-    /// The directory entry for an address of a space.
+    /// Reads the page directory entry for an address of a space.
     pub fn directory_entry(&self, space: Space, address: u64) -> Option<Pde> {
         let index = address >> directory::SHIFT;
         let place = PhysicalAddress::of(space.directory()).after(index * 8);
@@ -112,7 +113,7 @@ impl Memory {
         Pte::parse(self.word(place)?).ok()?
     }
 
-    /// Where an address of a space is, and how far that goes on: to the end of its page.
+    /// Translates an address of a space. The result extends to the end of its page.
     pub fn translate(
         &self,
         space: Space,
@@ -154,7 +155,7 @@ impl Memory {
         if access == Access::Write && page.read_only {
             return Err(bad(Reason::ReadOnly));
         }
-        // Storage is linear here whatever its kind; but the machine's memory cannot be compressed.
+        // Every kind of storage is linear in this model, but system memory cannot be compressed.
         if page.aperture != Aperture::Vram && page.kind != 0 && page.tag != 0 {
             return Err(bad(Reason::Kind));
         }
@@ -184,7 +185,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Writes bytes at a virtual address. If it fails, what is before the bad page was written.
+    /// Writes bytes at a virtual address. If this fails, the bytes before the bad page have been
+    /// written.
     pub fn write_at(&self, space: Space, address: u64, data: &[u8]) -> Result<(), BadAddress> {
         let mut done = 0;
         while done < data.len() {

@@ -1,17 +1,18 @@
 //! A functional model of the GPU.
 //!
-//! - [`mapping`]: memory of files. [`vram`]: the GPU's own. [`ram`]: the machine's, by address.
+//! - [`mapping`]: memory that is backed by files. [`vram`]: video memory. [`ram`]: system memory,
+//!   by address.
 //! - [`mmu`]: virtual addresses.
 //! - [`fifo`]: channels, run lists and the interpreter of push buffers; [`host`], [`copy`],
 //!   [`m2mf`], [`graphics`], [`compute`]: methods.
 //! - [`bars`]: what the CPU sees through BAR 1 and BAR 3.
-//! - [`gpu`]: all of it behind registers.
-//! - [`config`], [`lines`], [`server`]: a PCI function for one vfio-user client after the other.
+//! - [`gpu`]: the whole GPU behind its registers.
+//! - [`config`], [`lines`], [`server`]: a PCI function for one vfio-user client at a time.
 //! - [`confine`]: what the server's process may do.
 //!
-//! Work is done in slices of a bounded cost, of one channel after the other: a push buffer that
-//! never ends, a copy of terabytes or a semaphore that nobody releases keeps its channel busy and
-//! nothing else. What a channel may not do ends that channel.
+//! Work is done in slices of bounded cost, round-robin over the channels. A push buffer that never
+//! ends, a copy of terabytes or a semaphore that nobody releases keeps only its own channel busy. A
+//! channel that does something forbidden is ended.
 
 pub mod bars;
 pub mod compute;

@@ -1,21 +1,21 @@
-//! The machine's memory, as its owner lends it: ranges of addresses, each part of a file.
+//! System memory that its owner lends to the GPU: address ranges, each part of a file.
 
 use std::{collections::BTreeMap, fs::File, io};
 
 use super::mapping::Mapping;
 
-/// Ranges that are lent at once, at most.
+/// Maximum number of lent ranges.
 pub const MAX_RANGES: usize = 1 << 14;
 
-/// Memory by address, as the GPU sees it on its bus.
+/// System memory by the address at which the GPU sees it on its bus.
 #[derive(Default)]
 pub struct Ram {
     ranges: BTreeMap<u64, Mapping>,
 }
 
 impl Ram {
-    /// Lends the GPU `len` bytes at `address`: those of a file from `offset`. It must not overlap
-    /// what is lent.
+    /// Lends the GPU `len` bytes at `address`: the bytes of a file from `offset`. The range must
+    /// not overlap a lent one.
     pub fn lend(&mut self, address: u64, file: &File, offset: u64, len: u64) -> io::Result<()> {
         let end = address
             .checked_add(len)
@@ -30,12 +30,12 @@ impl Ram {
         Ok(())
     }
 
-    /// Takes back what was lent at an address.
+    /// Takes back the range that was lent at an address.
     pub fn take_back(&mut self, address: u64) {
         self.ranges.remove(&address);
     }
 
-    /// The range with `len` bytes from an address, and the offset there.
+    /// Finds the range that contains `len` bytes from an address, and the offset in it.
     fn find(&self, at: u64, len: usize) -> Option<(&Mapping, u64)> {
         let (start, range) = self.ranges.range(..=at).next_back()?;
         let offset = at - start;
@@ -43,13 +43,13 @@ impl Ram {
         fits.then_some((range, offset))
     }
 
-    /// Copies bytes out, if all of them are lent and in one range.
+    /// Reads bytes. Returns whether one lent range contains all of them.
     pub fn read(&self, at: u64, data: &mut [u8]) -> bool {
         self.find(at, data.len())
             .is_some_and(|(range, offset)| range.read(offset, data))
     }
 
-    /// Copies bytes in, if all of them are lent and in one range.
+    /// Writes bytes. Returns whether one lent range contains all of them.
     pub fn write(&self, at: u64, data: &[u8]) -> bool {
         self.find(at, data.len())
             .is_some_and(|(range, offset)| range.write(offset, data))

@@ -1,4 +1,4 @@
-//! The GPU as a vfio-user device, for one client after the other.
+//! The GPU as a vfio-user device, for one client at a time.
 
 use std::{
     fs::File,
@@ -39,28 +39,27 @@ const BAR0: u32 = 0;
 const BAR1: u32 = 1;
 const BAR3: u32 = 3;
 
-/// The mirror of PCI configuration's byte that asks for another message.
+/// The byte in the mirror of the PCI configuration space that re-arms the MSI.
 const REARM: u64 = 0x08_8704;
 
-/// Memory that a client lends at this address and above backs VRAM from 0 instead: the GPU's bus has
-/// 40 bits of addresses, so that nothing else can be there. It is how a mediator shares partitions of
-/// VRAM with others without copies.
+/// Memory that a client lends at or above this address backs VRAM, from offset 0 on. The GPU's bus has 40 address bits,
+/// so no other memory can be there. A mediator uses this to share partitions of VRAM with others without copies.
 pub const VRAM_ADDRESS: u64 = 1 << 63;
 
-/// So often, and for so long, the worker lets a client go first.
+/// How often the worker yields to a client before its next slice, and for how long each time.
 const COURTESY: u32 = 100;
 const PAUSE: Duration = Duration::from_micros(20);
 
-/// A server that cannot start.
+/// Why a server cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Memory is missing.
+    /// Memory cannot be allocated.
     #[error("cannot make {0} MiB of VRAM: is there an address-space limit (ulimit -v)?")]
     Memory(u64, #[source] io::Error),
-    /// The worker's eventfd or thread is missing.
+    /// The worker's eventfd or thread cannot be created.
     #[error("cannot start the thread that does the GPU's work")]
     Worker(#[source] io::Error),
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen at {0}: does its folder exist, and is nobody else there?")]
     Listen(String, #[source] vfio_user::Error),
     /// The process cannot be confined.
@@ -68,7 +67,7 @@ pub enum Error {
     Confine(#[from] base::confine::Error),
 }
 
-/// What client and worker share.
+/// State that clients and the worker share.
 struct Device {
     gpu: Gpu,
     config: Config,
@@ -94,13 +93,13 @@ struct Shared {
     device: Mutex<Device>,
     /// Wakes the worker.
     wake: EventFd,
-    /// Clients' accesses that wait for the device.
+    /// Number of client accesses that wait for the device.
     waiting: AtomicU32,
     start: Instant,
 }
 
 impl Shared {
-    /// For clients: before the worker's next slice.
+    /// Locks the device for a client. This comes before the worker's next slice.
     fn device(&self) -> MutexGuard<'_, Device> {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
@@ -108,7 +107,8 @@ impl Shared {
         device
     }
 
-    /// For the worker: locks are not fair, and it would have this one for as long as it has work.
+    /// Locks the device for the worker. Locks are not fair, so otherwise the worker would hold it as long as it has
+    /// work.
     fn device_between_clients(&self) -> MutexGuard<'_, Device> {
         for _ in 0..COURTESY {
             if self.waiting.load(Ordering::Relaxed) == 0 {
@@ -119,17 +119,17 @@ impl Shared {
         self.device.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nanoseconds since the start: centuries fit.
+    /// Nanoseconds since the start; 64 bits last for centuries.
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
 
     fn wake(&self) {
-        // It fails if the counter is full: the worker is awake.
+        // This fails if the counter is full; then the worker is awake anyway.
         let _ = self.wake.write(1);
     }
 
-    /// Does the GPU's work, a slice at a time, for ever.
+    /// Runs the GPU forever, one slice at a time.
     fn work(&self) {
         loop {
             let mut device = self.device_between_clients();
@@ -152,7 +152,7 @@ impl Shared {
     }
 }
 
-/// Waits for either eventfd, for so many nanoseconds at most; whether the line is to be unmasked.
+/// Waits for either eventfd, for at most this many nanoseconds. Returns whether the line is to be unmasked.
 fn wait(wake: &EventFd, unmask: Option<&OwnedFd>, timeout: Option<u64>) -> bool {
     let poll = |fd| libc::pollfd {
         fd,
@@ -168,7 +168,7 @@ fn wait(wake: &EventFd, unmask: Option<&OwnedFd>, timeout: Option<u64>) -> bool 
         tv_nsec: (nanoseconds % 1_000_000_000) as libc::c_long,
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: two structures and a time, which outlive the call.
+    // SAFETY: two structures and a timeout, which outlive the call.
     let ready = unsafe { libc::ppoll(polls.as_mut_ptr(), 2, time, std::ptr::null()) };
     if ready <= 0 {
         return false;
@@ -238,28 +238,28 @@ fn irqs() -> Vec<IrqInfo> {
         .collect()
 }
 
-/// What is served.
+/// The settings of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     /// Bytes of VRAM, whole MiB.
     pub vram: u64,
-    /// Clients may map BAR 3 and BAR 0's window.
+    /// Whether clients may map BAR 3 and BAR 0's window.
     pub map: bool,
-    /// Give up what the server does not need.
+    /// Whether to give up permissions that the server does not need.
     pub confine: bool,
 }
 
-/// Removes the socket of a server that was killed.
+/// Removes the stale socket of a server that was killed.
 fn remove_leftover(socket: &Path) {
     let refused = UnixStream::connect(socket).err().map(|error| error.kind());
     if refused == Some(io::ErrorKind::ConnectionRefused) {
-        // Listening says what is wrong if this fails.
+        // If this fails, listening reports the error.
         let _ = std::fs::remove_file(socket);
     }
 }
 
-/// Listens at a path, confines this process, and serves one client after the other until this process ends.
-/// A client finds VRAM as the last one left it, and all else as after power-on.
+/// Listens at a path, confines this process, and serves one client after another until the process ends. A client finds
+/// VRAM as the previous one left it, and everything else as after power-on.
 pub fn serve(socket: &Path, settings: Settings) -> Result<(), Error> {
     let start = Instant::now();
     let mebibytes = settings.vram >> 20;
@@ -299,14 +299,14 @@ pub fn serve(socket: &Path, settings: Settings) -> Result<(), Error> {
         };
         match server.run(&mut client) {
             Ok(()) => info!("the client has gone"),
-            // A client that goes in the middle of a message is a client that goes.
+            // A client that disconnects in the middle of a message is treated like any other that disconnects.
             Err(error) => info!("the client is lost: {error}"),
         }
         client.leave();
     }
 }
 
-/// A client, for as long as it is there.
+/// A connected client.
 struct Client {
     shared: Arc<Shared>,
     lent: Vec<u64>,
@@ -332,7 +332,7 @@ impl Client {
         let mut at = offset;
         let mut data = data;
         while !data.is_empty() {
-            // To the end of the word; within BAR 0, checked by the caller.
+            // Up to the end of the word; the caller has checked that this is within BAR 0.
             let first = (at % 4) as usize;
             let len = data.len().min(4 - first);
             let (piece, rest) = data.split_at(len);
@@ -364,7 +364,7 @@ impl Client {
     }
 }
 
-/// Whether an access lies within a region.
+/// Checks that an access lies within a region.
 fn check(region: u32, offset: u64, len: usize) -> io::Result<()> {
     let size = match region {
         BAR0 => u64::from(BAR0_BYTES),
@@ -401,7 +401,7 @@ impl ServerBackend for Client {
         match region {
             BAR0 => {
                 self.write_registers(&mut device, offset, data, now);
-                // Run lists and alarms.
+                // The write may have changed run lists or alarms.
                 more = Next::Now;
             }
             BAR1 => {
@@ -494,14 +494,14 @@ impl ServerBackend for Client {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         drop(device);
-        // It waits for another eventfd now.
+        // The worker has to wait for a different eventfd now.
         self.shared.wake();
         Ok(())
     }
 }
 
 impl Client {
-    /// Registers that leave no work are most of those that are written.
+    /// Most register writes create no work for the worker.
     fn is_worth_waking(&self, region: u32, offset: u64) -> bool {
         match region {
             BAR0 => matches!(

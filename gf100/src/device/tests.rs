@@ -1,4 +1,4 @@
-//! The GPU as a driver uses it, with a driver of a few lines.
+//! Tests the GPU as a driver uses it, with a driver of a few lines.
 
 use std::sync::Arc;
 
@@ -25,22 +25,22 @@ use crate::{
 
 const VRAM: u64 = 16 << 20;
 
-/// Where the driver has what, in VRAM.
+/// The driver's layout of VRAM.
 const DIRECTORY: u64 = 0x10_0000;
 const TABLE: u64 = 0x12_0000;
 const INSTANCE: u64 = 0x20_0000;
 const USERD: u64 = 0x21_0000;
 const RUN_LIST: u64 = 0x22_0000;
-/// Virtual addresses of the ring, of push buffers, and of data, which are those in VRAM.
+/// Virtual addresses of the ring, the push buffers and the data. They equal the addresses in VRAM.
 const RING: u64 = 0x30_0000;
 const PUSH: u64 = 0x31_0000;
 const DATA: u64 = 0x40_0000;
-/// The virtual address that the machine's memory has, of one page.
+/// Virtual address of the one page of system memory.
 const RAM: u64 = 0x60_0000;
-/// Its address there.
+/// Its address in system memory.
 const RAM_AT: u64 = 0x1234_5000;
 
-/// A GPU with a channel, which is number 5.
+/// A GPU with one channel, number 5.
 struct Driver {
     gpu: Gpu,
     put: u32,
@@ -95,7 +95,7 @@ impl Driver {
             (0x00_0140, 1),
             (0x00_2140, 0x7fff_ffff),
             (0x04_010c, u32::MAX),
-            // The same space is shown by both BARs.
+            // Both BARs show the same address space.
             (0x00_1704, 1 << 31 | (INSTANCE / PAGE) as u32),
             (0x00_1714, 1 << 31 | (INSTANCE / PAGE) as u32),
             (0x00_2254, 1 << 28 | (USERD / PAGE) as u32),
@@ -137,7 +137,7 @@ impl Driver {
         self.gpu.read_register(at, self.now)
     }
 
-    /// Submits words, without any work.
+    /// Submits words without running the GPU.
     fn submit(&mut self, words: &[u32]) {
         let at = PUSH + u64::from(self.put) * 0x1000;
         for (index, word) in words.iter().enumerate() {
@@ -160,7 +160,7 @@ impl Driver {
         assert!(self.gpu.write_bar(Bar::One, at, &self.put.to_le_bytes()));
     }
 
-    /// Works until there is nothing to do at once, or for so many slices.
+    /// Runs the GPU until it has no immediate work, for at most this number of slices.
     fn work(&mut self, slices: u32) -> Next {
         for _ in 0..slices {
             self.now += 1000;
@@ -236,7 +236,7 @@ fn a_copy_reaches_both_memories_and_tells_how_far_it_has_come() {
         (PUSH as u32) + words.len() as u32 * 4
     );
     assert_eq!(driver.word(page + userd::REFERENCE), 0x77);
-    // The program's interrupt.
+    // The non-stall interrupt.
     driver.write(0x00_2140, u32::MAX);
     assert_eq!(driver.read(0x00_25a4), 1);
     assert!(driver.gpu.line(driver.now));
@@ -266,9 +266,9 @@ fn a_bad_address_ends_the_channel_and_says_where() {
     assert_eq!(driver.read(0x00_259c), 1 << 0x15);
     let [instance, low, kind] = [0, 4, 12].map(|at| driver.read(0x00_2950 + at));
     assert_eq!((instance, low), ((INSTANCE / PAGE) as u32, DATA as u32));
-    // A write to a read-only page.
+    // The fault is a write to a read-only page.
     assert_eq!(kind & 0x8f, 0x86);
-    // It does nothing more, until its entry names another instance.
+    // The channel stays stopped until its entry names another instance.
     driver.submit(&semaphore(DATA + 0x1000, 1, 2));
     assert_eq!(driver.work(10), Next::Never);
     assert_eq!(driver.word(DATA + 0x1000), 0);
@@ -294,14 +294,14 @@ fn a_bad_method_stops_the_channel_until_it_is_seen() {
 #[test]
 fn a_long_copy_leaves_registers_to_others() {
     let mut driver = Driver::new(false);
-    // Half a gigabyte over and over the same page.
+    // Copies half a gigabyte onto the same page, over and over.
     let mut words = copy(DATA, DATA + 0x1000, 0xffff, 0x1fff);
-    // Pitches.
+    // The pitches.
     words[7] = 0;
     words[8] = 0;
     driver.submit(&words);
     assert_eq!(driver.work(3), Next::Now);
-    // A kick is answered in the middle of it, and what is switched off does not go on.
+    // A kick takes effect in the middle of the copy, and a disabled channel does not continue.
     driver.write(0x00_302c, 0x1f_0000);
     driver.write(0x00_2634, 5);
     assert_eq!(driver.read(0x00_2634), 5);
@@ -313,7 +313,7 @@ fn a_long_copy_leaves_registers_to_others() {
 #[test]
 fn a_channel_that_leaves_the_table_goes_on_at_another_number() {
     let mut driver = Driver::new(false);
-    // An object is bound, and a semaphore is waited for with words behind it.
+    // Binds an object, and waits for a semaphore with more words queued behind it.
     let mut words = run(4, 0, &[0x90b5]);
     words.extend(semaphore(DATA, 5, 4));
     words.extend(&copy(PUSH, DATA + 0x1000, 16, 1)[2..]);
@@ -337,7 +337,7 @@ fn a_channel_that_leaves_the_table_goes_on_at_another_number() {
     assert_eq!(driver.work(10), Next::Never);
     assert_eq!(driver.word(DATA + 0x1000), driver.word(PUSH));
     assert_ne!(driver.word(PUSH), 0);
-    // A block that was cleared is a new channel's, whatever was there before.
+    // A cleared block belongs to a new channel, whatever was there before.
     leaves(&mut driver, 9);
     driver.set(INSTANCE + 0xc0, &[0; 8]);
     enters(&mut driver, 5);
@@ -357,7 +357,7 @@ fn a_kicked_channel_is_in_its_instance_block_and_goes_on_from_there() {
     let mut state = Ramfc::parse(&head);
     assert_eq!((state.gp_get, state.gp_put), (1, 1));
     assert_eq!(state.get, PUSH + 5 * 4);
-    // What makes no sense there is made to fit the ring.
+    // Invalid pointers are masked to the size of the ring.
     state.gp_get = 0x11;
     state.gp_put = 0x8000_0001;
     state.encode(&mut head);
@@ -393,25 +393,25 @@ fn files_show_what_the_window_and_bar_3_do() {
         .try_clone()
         .expect("a duplicate");
     let window = Mapping::new(&file, WINDOW_START, 1 << 20).expect("it is that long");
-    // What the BAR shows is the memory itself, in both directions.
+    // The BAR shows the memory itself, in both directions.
     bar3.write(DATA + 8, &[9; 4]);
     assert_eq!(driver.word(DATA + 8), 0x0909_0909);
     driver.set(DATA + 12, &[8; 4]);
     let mut seen = [0; 4];
     bar3.read(DATA + 12, &mut seen);
     assert_eq!(seen, [8; 4]);
-    // Without the BAR, the window shows it.
+    // Once the BAR shows nothing, the window shows the page.
     driver.write(0x00_1714, 0);
     driver.write(0x00_1700, (DATA >> 16) as u32);
     window.read(12, &mut seen);
     assert_eq!(seen, [8; 4]);
     window.write(16, &[5; 4]);
     assert_eq!(driver.word(DATA + 16), 0x0505_0505);
-    // It moves away, and the bytes stay.
+    // The window moves away, and the bytes stay.
     driver.write(0x00_1700, 0);
     assert_eq!(driver.word(DATA + 16), 0x0505_0505);
     assert_eq!(driver.word(DATA + 8), 0x0909_0909);
-    // A page that is shown elsewhere in the BAR after a flush.
+    // After a flush, the page is shown elsewhere in the BAR.
     driver.write(0x00_1714, 1 << 31 | (INSTANCE / PAGE) as u32);
     driver.page(3, Target::Vram(VramPage((DATA / PAGE) as u32)), false);
     driver.page(DATA / PAGE, Target::Vram(VramPage(3)), false);
@@ -466,7 +466,7 @@ proptest! {
     }
 }
 
-/// Words that launch a kernel at `PUSH`'s last page on blocks of 64 threads.
+/// Words that launch the kernel in the last page of `PUSH`, on blocks of 64 threads.
 fn launch(blocks: u32, constants: &[u32]) -> Vec<u32> {
     let mut words = run(1, 0, &[0x90c0]);
     words.extend(run(1, 0x1608, &[0, CODE as u32]));
@@ -528,7 +528,7 @@ fn a_kernel_that_makes_no_sense_ends_its_launch_and_one_without_end_is_stopped()
     set_code(&mut driver, &[branch]);
     driver.submit(&launch(1, &[]));
     assert_eq!(driver.work(50), Next::Now, "it runs for ever, in slices");
-    // Kicked: it waits in its context.
+    // After a kick, the launch waits in its context.
     driver.write(0x00_302c, 0x1f_0000);
     driver.write(0x00_2634, 5);
     assert_eq!(driver.work(10), Next::Never);

@@ -1,8 +1,8 @@
-//! The GPU's own memory: a file, of which ranges can be backed by other files.
+//! Video memory: a file, of which ranges can be backed by other files.
 //!
-//! Backing is how memory is shared with others without copies: a mediator backs each partition by a
-//! file of its own, of which it gives one to each virtual machine's front; and pages that the CPU
-//! sees through BAR 3 are backed by that BAR's file ([`bars`](super::bars)).
+//! Backing shares memory with others without copies. A mediator backs each partition by a file of
+//! its own and passes it to the virtual machine's front. Pages that the CPU sees through BAR 3 are
+//! backed by that BAR's file ([`bars`](super::bars)).
 
 use std::{fs::File, io, ops::Range, sync::Arc};
 
@@ -12,7 +12,7 @@ use crate::format::PAGE;
 /// Video memory.
 pub struct Vram {
     mapping: Mapping,
-    /// What backs it, in order of addresses and without gaps.
+    /// The backing files, in ascending order of addresses and without gaps.
     homes: Vec<Home>,
 }
 
@@ -26,7 +26,7 @@ struct Home {
 /// Why a range cannot be backed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackError {
-    /// The range is not made of pages of this memory.
+    /// The range does not consist of whole pages of this memory.
     #[error("{0:#x?} is no range of whole pages within {1:#x} bytes of VRAM")]
     Range(Range<u64>, u64),
     /// The file cannot be mapped.
@@ -35,7 +35,8 @@ pub enum BackError {
 }
 
 impl Vram {
-    /// Memory of so many bytes, a multiple of 1 MiB, all zero. What is not touched takes no room.
+    /// Creates zeroed memory of this size in bytes, a multiple of 1 MiB. Untouched pages are not
+    /// allocated.
     pub fn new(len: u64) -> io::Result<Self> {
         let file = Arc::new(memory_file(c"gf100-vram", len)?);
         let mapping = Mapping::new(&file, 0, len)?;
@@ -50,22 +51,22 @@ impl Vram {
         })
     }
 
-    /// Its bytes.
+    /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.mapping.len()
     }
 
-    /// Whether there are none; that cannot be.
+    /// Whether it is empty, which cannot happen.
     pub fn is_empty(&self) -> bool {
         self.mapping.is_empty()
     }
 
-    /// Copies bytes out, if all of them are there.
+    /// Reads bytes. Returns whether all of them exist.
     pub fn read(&self, at: u64, data: &mut [u8]) -> bool {
         self.mapping.read(at, data)
     }
 
-    /// Copies bytes in, if there is room for all of them.
+    /// Writes bytes. Returns whether all of them fit.
     pub fn write(&self, at: u64, data: &[u8]) -> bool {
         self.mapping.write(at, data)
     }
@@ -78,8 +79,8 @@ impl Vram {
         Err(BackError::Range(range.clone(), self.len()))
     }
 
-    /// Has a range be the bytes of a file from `offset`. What was in the range before is in the
-    /// memory's former file, and seen no more; the file's bytes are what the range contains now.
+    /// Backs a range by the bytes of a file from `offset`. The previous contents stay in the former
+    /// file and are no longer visible; the range now contains the bytes of the new file.
     pub fn back(
         &mut self,
         range: Range<u64>,
@@ -111,7 +112,7 @@ impl Vram {
         Ok(())
     }
 
-    /// As [`Self::back`] for a while: [`Self::restore`] ends it.
+    /// Like [`Self::back`], but temporarily: [`Self::restore`] ends it.
     pub(super) fn show(
         &mut self,
         range: &Range<u64>,
@@ -124,7 +125,7 @@ impl Vram {
             .map_err(|source| BackError::Map(range.clone(), source))
     }
 
-    /// Backs a range by what backs it for good.
+    /// Restores the permanent backing of a range.
     pub(super) fn restore(&mut self, range: &Range<u64>) -> Result<(), BackError> {
         self.check(range)?;
         for home in &self.homes {

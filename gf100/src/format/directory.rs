@@ -1,31 +1,31 @@
-//! Page directories: 8,192 entries of eight bytes, each for 128 MiB of addresses, of which small and
-//! large pages have a table each.
+//! Page directories: 8,192 entries of eight bytes. Each entry covers 128 MiB of addresses, with one
+//! table for small and one for large pages.
 //!
 //! | bits | |
 //! |---|---|
 //! | 1:0 | aperture of the table of large pages, 0 if there is none |
-//! | 3:2 | how much of the 128 MiB that table covers: all, a half, a quarter, an eighth |
+//! | 3:2 | fraction of the 128 MiB that this table covers: all, a half, a quarter, an eighth |
 //! | 31:4 | number of its first page |
 //! | 33:32 | aperture of the table of small pages, 0 if there is none |
 //! | 63:36 | number of its first page |
 
 use super::{Aperture, LARGE_SHIFT, PAGE_SHIFT, Target, VA_BITS};
 
-/// log2 of the bytes of addresses that an entry covers.
+/// log2 of the address range in bytes that an entry covers.
 pub const SHIFT: u32 = 27;
-/// Entries of a directory.
+/// Number of entries in a directory.
 pub const ENTRIES: usize = 1 << (VA_BITS - SHIFT);
-/// Bytes of a directory.
+/// Size of a directory in bytes.
 pub const BYTES: u64 = (ENTRIES as u64) * 8;
-/// Entries of a table of small pages.
+/// Number of entries in a table of small pages.
 pub const SMALL_ENTRIES: usize = 1 << (SHIFT - PAGE_SHIFT);
-/// Entries of a full table of large pages.
+/// Number of entries in a full table of large pages.
 pub const LARGE_ENTRIES: usize = 1 << (SHIFT - LARGE_SHIFT);
 
 /// A page table.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Table {
-    /// Where it is.
+    /// The memory that contains it.
     pub aperture: Aperture,
     /// Number of its first page there, 28 bits.
     pub number: u32,
@@ -38,19 +38,19 @@ impl Table {
     }
 }
 
-/// An entry.
+/// A page directory entry.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Pde {
-    /// The table of small pages, of [`SMALL_ENTRIES`].
+    /// The table of small pages, with [`SMALL_ENTRIES`] entries.
     pub small: Option<Table>,
-    /// The table of large pages, of [`Self::large_entries`].
+    /// The table of large pages, with [`Self::large_entries`] entries.
     pub large: Option<Table>,
-    /// log2 of the part of [`LARGE_ENTRIES`] that it has, 0 to 3; 0 without a table.
+    /// log2 of the divisor of [`LARGE_ENTRIES`] for its size, 0 to 3; 0 without a table.
     pub large_shift: u8,
 }
 
 impl Pde {
-    /// What an entry says. Every value is valid.
+    /// Parses an entry. Every value is valid.
     pub fn parse(raw: u64) -> Self {
         let large = Aperture::from_directory(raw).map(|aperture| Table {
             aperture,
@@ -67,7 +67,7 @@ impl Pde {
         }
     }
 
-    /// The entry that says this.
+    /// Encodes the entry.
     pub fn encode(self) -> u64 {
         let table = |table: Table| table.aperture.to_directory() | u64::from(table.number) << 4;
         let large = self.large.map_or(0, |large| {
@@ -76,7 +76,7 @@ impl Pde {
         large | self.small.map_or(0, |small| table(small) << 32)
     }
 
-    /// Entries of the table of large pages.
+    /// Number of entries in the table of large pages.
     pub fn large_entries(self) -> usize {
         LARGE_ENTRIES >> self.large_shift
     }

@@ -1,15 +1,16 @@
-//! Instance blocks: a page that says what a channel, or a BAR, is: its address space, where engines
-//! keep its state, and (in its first 512 bytes, [`ramfc`](super::ramfc)) where its commands are.
+//! Instance blocks: a page that describes a channel or a BAR. It contains the address space, the
+//! location of the engines' state, and (in its first 512 bytes, [`ramfc`](super::ramfc)) the
+//! location of the commands.
 //!
 //! | offset | |
 //! |---|---|
 //! | 0x200 | page directory: bits 1:0 aperture, 39:12 address |
-//! | 0x208 | the last address of the space |
-//! | 0x210 + 0x10 n | state of engine n: bits 39:12 virtual address; bit 2 says that there is one |
+//! | 0x208 | last address of the space |
+//! | 0x210 + 0x10 n | state of engine n: bits 39:12 virtual address; bit 2 is set if it exists |
 
 use super::{Aperture, PAGE_SHIFT, Target, VA_BITS};
 
-/// Bytes of it that are looked at.
+/// Number of bytes that are used here.
 pub const BYTES: usize = 0x280;
 /// Offset of the page directory's address.
 pub const DIRECTORY: usize = 0x200;
@@ -17,17 +18,17 @@ pub const DIRECTORY: usize = 0x200;
 pub const LIMIT: usize = 0x208;
 /// Offset of the first engine's state.
 pub const ENGINES: usize = 0x210;
-/// Engines that have state.
+/// Number of engines that have state.
 pub const ENGINE_COUNT: usize = 7;
 
-/// An address space: a page directory, and how far it goes.
+/// An address space: a page directory and a limit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Space {
-    /// The directory's memory.
+    /// The memory that contains the directory.
     pub aperture: Aperture,
     /// Number of its first page, 28 bits.
     pub number: u32,
-    /// The last address, 40 bits.
+    /// The last valid address, 40 bits.
     pub limit: u64,
 }
 
@@ -37,7 +38,7 @@ impl Space {
         Target::new(self.aperture, u64::from(self.number))
     }
 
-    /// From the two fields of an instance block; none if the aperture does not exist.
+    /// Parses the two fields of an instance block; `None` if the aperture does not exist.
     pub fn parse(directory: u64, limit: u64) -> Option<Self> {
         Some(Self {
             aperture: Aperture::from_entry(directory)?,
@@ -46,7 +47,7 @@ impl Space {
         })
     }
 
-    /// The two fields that say this.
+    /// Encodes the two fields.
     pub fn encode(self) -> [u64; 2] {
         [
             self.aperture.to_entry() | u64::from(self.number & 0xfff_ffff) << PAGE_SHIFT,
@@ -55,17 +56,17 @@ impl Space {
     }
 }
 
-/// What an instance block says of addresses.
+/// The addresses in an instance block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct InstanceBlock {
     /// The address space.
     pub space: Space,
-    /// Virtual addresses of engines' state, of those that have one.
+    /// Virtual addresses of the state of those engines that have one.
     pub engines: [Option<u64>; ENGINE_COUNT],
 }
 
 impl InstanceBlock {
-    /// What the block says; none if its page directory is in an aperture that does not exist.
+    /// Parses a block; `None` if its page directory is in an aperture that does not exist.
     pub fn parse(block: &[u8; BYTES]) -> Option<Self> {
         let space = Space::parse(field(block, DIRECTORY), field(block, LIMIT))?;
         let mut engines = [None; ENGINE_COUNT];
@@ -76,7 +77,7 @@ impl InstanceBlock {
         Some(Self { space, engines })
     }
 
-    /// Writes it into a block, whose other fields stay.
+    /// Writes the values into a block and keeps the other fields.
     pub fn encode(&self, block: &mut [u8; BYTES]) {
         let [directory, limit] = self.space.encode();
         let mut set = |at: usize, value: u64| {
@@ -91,7 +92,7 @@ impl InstanceBlock {
     }
 }
 
-/// Eight bytes; within the block for every caller.
+/// Reads eight bytes; all callers pass an offset within the block.
 fn field(block: &[u8; BYTES], at: usize) -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&block[at..at + 8]);

@@ -1,117 +1,118 @@
-//! Instructions of shaders, 64 bits each: those that a kernel of integers needs.
+//! Shader instructions of 64 bits: those that an integer kernel needs.
 //!
 //! | bits | |
 //! |---|---|
-//! | 3:0 | kind of instruction, with its operation in 63:58 |
-//! | 12:10, 13 | predicate that it depends on, 7 for none; the negation of it |
+//! | 3:0 | instruction kind; its operation is in 63:58 |
+//! | 12:10, 13 | predicate on which execution depends, 7 for none; negation of the predicate |
 //! | 19:14 | destination; 63 is no register, and reads as 0 |
 //! | 25:20, 31:26, 54:49 | sources |
-//! | 47:46 | instead of the second source: 1 a constant (41:26 its offset, 45:42 its bank), 3 the number in 45:26, with its sign |
+//! | 47:46 | replaces the second source: 1 by a constant (offset in 41:26, bank in 45:42), 3 by the
+//! signed number in 45:26 |
 //!
-//! Encodings are those that Mesa's compiler for this chip writes.
+//! The encodings are those that Mesa's compiler emits for this chip.
 
 /// The register that reads as 0.
 pub const NONE: u8 = 63;
-/// The predicate that is true.
+/// The predicate that is always true.
 pub const ALWAYS: u8 = 7;
-/// Registers of a thread.
+/// Number of registers per thread.
 pub const REGISTERS: usize = 63;
-/// Predicates of a thread.
+/// Number of predicates per thread.
 pub const PREDICATES: usize = 7;
 
 /// Special registers.
 pub mod special {
-    /// The thread within its block, first of three axes.
+    /// Index of the thread in its block, first of three axes.
     pub const THREAD: u8 = 0x21;
-    /// The block within the grid.
+    /// Index of the block in the grid.
     pub const BLOCK: u8 = 0x25;
-    /// Threads of a block.
+    /// Number of threads per block.
     pub const THREADS: u8 = 0x29;
-    /// Blocks of the grid.
+    /// Number of blocks in the grid.
     pub const BLOCKS: u8 = 0x2d;
 }
 
-/// A source that may be a constant.
+/// A source operand that may be a constant.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Source {
     /// A register.
     Register(u8),
-    /// A word of a bank of constants.
+    /// A word of a constant bank.
     Constant {
         /// The bank, 0 to 15.
         bank: u8,
-        /// Bytes from its start.
+        /// Byte offset in the bank.
         offset: u16,
     },
-    /// A number of 20 bits, with its sign.
+    /// A signed 20-bit number.
     Number(i32),
 }
 
 /// What an instruction does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
-    /// Nothing.
+    /// Does nothing.
     Nop,
-    /// The thread has ended.
+    /// Ends the thread.
     Exit,
-    /// To an instruction so many bytes behind the next one.
+    /// Jumps by this many bytes, relative to the next instruction.
     Branch(i32),
-    /// A special register.
+    /// Reads a special register.
     Special(u8),
-    /// 32 bits.
+    /// Loads a 32-bit immediate.
     Immediate(u32),
-    /// A word.
+    /// Moves a word.
     Move(Source),
-    /// A sum.
+    /// Adds.
     Add {
         /// First summand.
         a: u8,
-        /// Second one.
+        /// Second summand.
         b: Source,
-        /// The carry of the last sum that kept one is added.
+        /// Also adds the carry of the last addition that kept one.
         with_carry: bool,
-        /// The carry is kept.
+        /// Keeps the carry.
         keep_carry: bool,
     },
-    /// A product of which the low word is kept, and a sum.
+    /// Multiplies, keeps the low word, and adds.
     MultiplyAdd {
         /// First factor.
         a: u8,
-        /// Second one.
+        /// Second factor.
         b: Source,
         /// Summand.
         c: u8,
     },
-    /// To the left.
+    /// Shifts left.
     Shift {
-        /// What.
+        /// The value.
         a: u8,
-        /// By how many bits; 32 and more give 0.
+        /// Number of bits; 32 and more give 0.
         b: Source,
     },
-    /// A comparison, whose result is the predicate that is the destination.
+    /// Compares; the destination is a predicate.
     Compare {
-        /// What is compared.
+        /// Left operand.
         a: u8,
-        /// With what.
+        /// Right operand.
         b: Source,
-        /// How: bits 0, 1 and 2 for less, equal and greater.
+        /// Condition: bits 0, 1 and 2 for less, equal and greater.
         how: u8,
-        /// As numbers with a sign.
+        /// Whether the operands are signed.
         signed: bool,
     },
-    /// A word at a virtual address in two registers, of which this is the first.
+    /// Loads a word from the virtual address in two registers, of which this is the first.
     Load {
-        /// The address' low half.
+        /// Register with the low half of the address.
         address: u8,
-        /// What is added to it.
+        /// Offset that is added to the address.
         offset: i32,
     },
-    /// The destination is written there.
+    /// Stores a word to such an address; the register field is the source.
     Store {
-        /// The address' low half.
+        /// Register with the low half of the address.
         address: u8,
-        /// What is added to it.
+        /// Offset that is added to the address.
         offset: i32,
     },
 }
@@ -119,17 +120,17 @@ pub enum Operation {
 /// An instruction.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Instruction {
-    /// What it does.
+    /// The operation.
     pub operation: Operation,
-    /// The register, or predicate, that it is about; [`NONE`] without.
+    /// The register, or predicate, that it operates on; [`NONE`] if there is none.
     pub register: u8,
-    /// It is carried out if this predicate is true.
+    /// The instruction is executed if this predicate is true.
     pub predicate: u8,
-    /// Or if it is false.
+    /// Executes if the predicate is false instead.
     pub unless: bool,
 }
 
-/// An instruction that is not known.
+/// An unknown instruction.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("instruction {0:#018x} is not known")]
 pub struct Unknown(pub u64);
@@ -138,7 +139,7 @@ pub struct Unknown(pub u64);
 const OPERATION: u64 = 0xfc00_0000_0000_000f;
 const EXIT: u64 = 0x8000_0000_0000_0007;
 const BRANCH: u64 = 0x4000_0000_0000_0007;
-/// Whatever the condition codes are.
+/// Regardless of the condition codes.
 const ANY: u64 = 0x1e0;
 const NOP: u64 = 0x4000_0000_0000_0004;
 const SPECIAL: u64 = 0x2c00_0000_0000_0004;
@@ -150,15 +151,15 @@ const WITH_CARRY: u64 = 1 << 6;
 const KEEP_CARRY: u64 = 1 << 48;
 const MULTIPLY_ADD: u64 = 0x2000_0000_0000_0003;
 const SHIFT: u64 = 0x6000_0000_0000_0003;
-/// Its condition is in bits 58:55.
+/// The condition is in bits 58:55.
 const COMPARE: u64 = 0x1800_0000_0000_0003;
 const COMPARE_MASK: u64 = 0xf800_0000_0000_000f;
 const SIGNED: u64 = 1 << 5;
-/// No second predicate, of two kinds.
+/// No second predicate, neither as a destination nor as a source.
 const COMPARE_ALONE: u64 = 0x000e_0000_0001_c000;
-/// Another predicate, signs and absolute values.
+/// A second predicate, signs and absolute values, which are not supported.
 const COMPARE_MORE: u64 = 0x0070_0000_0000_03c0;
-/// A word, by an address of 64 bits.
+/// A 64-bit address, and an access of one word.
 const WIDE: u64 = 1 << 58;
 const WORD: u64 = 4 << 5;
 const LOAD: u64 = 0x8000_0000_0000_0005 | WIDE;
@@ -169,7 +170,7 @@ fn field(raw: u64, at: u32, bits: u32) -> u64 {
     raw >> at & ((1 << bits) - 1)
 }
 
-/// A number of so many bits with its sign.
+/// Sign-extends a number of this many bits.
 fn signed(raw: u64, bits: u32) -> i32 {
     let shift = 64 - bits;
     ((raw << shift) as i64 >> shift) as i32
@@ -200,7 +201,7 @@ impl Source {
 }
 
 impl Instruction {
-    /// One that is always carried out, and is about a register.
+    /// An instruction that is always executed, and operates on a register.
     pub fn new(register: u8, operation: Operation) -> Self {
         Self {
             operation,
@@ -210,12 +211,12 @@ impl Instruction {
         }
     }
 
-    /// The same, if a predicate is true.
+    /// The same instruction, executed only if a predicate is true.
     pub fn when(self, predicate: u8) -> Self {
         Self { predicate, ..self }
     }
 
-    /// What a word says.
+    /// Decodes a word.
     pub fn parse(raw: u64) -> Result<Self, Unknown> {
         let unknown = Unknown(raw);
         let register = |at| field(raw, at, 6) as u8;
@@ -274,7 +275,7 @@ impl Instruction {
         })
     }
 
-    /// The word that says this.
+    /// Encodes the instruction.
     pub fn encode(self) -> u64 {
         let first = |register: u8| u64::from(register & 63) << 20;
         let raw = match self.operation {
@@ -324,8 +325,8 @@ impl Instruction {
     }
 }
 
-/// A kernel that adds vectors of words. Constants of bank 0: addresses of both summands and of the sum,
-/// 64 bits each, and how many words there are.
+/// A kernel that adds vectors of words. Constants in bank 0: the 64-bit addresses of both summands
+/// and of the sum, and the number of words.
 pub fn vector_add() -> Vec<u64> {
     const INDEX: u8 = 0;
     const AT: u8 = 2;
@@ -345,7 +346,7 @@ pub fn vector_add() -> Vec<u64> {
                 c: B,
             },
         ),
-        // Not less.
+        // Not less: beyond the last word.
         new(
             0,
             Operation::Compare {

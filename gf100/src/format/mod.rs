@@ -1,7 +1,7 @@
-//! What the GPU reads from memory.
+//! Formats of the data that the GPU reads from memory.
 //!
-//! Every parser takes plain values that the caller has read once, and bounds nothing but what the
-//! format itself bounds: whether an address may be used is for the caller to say.
+//! Every parser takes plain values that the caller has read once. It only checks limits of the
+//! format itself: the caller decides whether an address may be used.
 
 pub mod directory;
 pub mod instance;
@@ -11,55 +11,56 @@ pub mod push;
 pub mod ramfc;
 pub mod userd;
 
-/// log2 of the bytes of a small page, and of the unit of most physical addresses.
+/// log2 of the size of a small page in bytes, which is also the unit of most physical addresses.
 pub const PAGE_SHIFT: u32 = 12;
-/// Bytes of a small page.
+/// Size of a small page in bytes.
 pub const PAGE: u64 = 1 << PAGE_SHIFT;
-/// log2 of the bytes of a large page.
+/// log2 of the size of a large page in bytes.
 pub const LARGE_SHIFT: u32 = 17;
-/// Bytes of a large page.
+/// Size of a large page in bytes.
 pub const LARGE: u64 = 1 << LARGE_SHIFT;
-/// Bits of a virtual address of the GPU.
+/// Number of bits of a GPU virtual address.
 pub const VA_BITS: u32 = 40;
 
-/// A page of the GPU's own memory, by number.
+/// A page of video memory, by number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct VramPage(pub u32);
 
 impl VramPage {
-    /// Its address in bytes. A page number has at most 28 bits: this cannot overflow.
+    /// Address in bytes. A page number has at most 28 bits, so this cannot overflow.
     pub fn address(self) -> u64 {
         u64::from(self.0) << PAGE_SHIFT
     }
 }
 
-/// A page of the machine's memory as the GPU addresses it, by number.
+/// A page of system memory as the GPU addresses it, by number.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Gfn(pub u32);
 
 impl Gfn {
-    /// Its address in bytes. A page number has at most 28 bits: this cannot overflow.
+    /// Address in bytes. A page number has at most 28 bits, so this cannot overflow.
     pub fn address(self) -> u64 {
         u64::from(self.0) << PAGE_SHIFT
     }
 }
 
-/// Bits of a page number in every format.
+/// Number of bits of a page number in all formats.
 pub const PAGE_NUMBER_BITS: u32 = 28;
 
-/// In which memory something is.
+/// The memory in which something is.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Aperture {
-    /// The GPU's own memory.
+    /// Video memory.
     Vram,
-    /// The machine's, and the CPU's caches are looked into.
+    /// System memory, snooping the CPU's caches.
     Coherent,
-    /// The machine's, past the CPU's caches.
+    /// System memory, without snooping the CPU's caches.
     NonCoherent,
 }
 
 impl Aperture {
-    /// As page table entries, instance blocks and runlist registers have it: 1 is not used.
+    /// Decodes the form of page table entries, instance blocks and run list registers, in which 1
+    /// is unused.
     pub fn from_entry(bits: u64) -> Option<Self> {
         match bits & 3 {
             0 => Some(Self::Vram),
@@ -78,7 +79,7 @@ impl Aperture {
         }
     }
 
-    /// As page directory entries have it: 0 is "not there".
+    /// Decodes the form of page directory entries, in which 0 means "not present".
     pub fn from_directory(bits: u64) -> Option<Self> {
         match bits & 3 {
             1 => Some(Self::Vram),
@@ -98,17 +99,17 @@ impl Aperture {
     }
 }
 
-/// A page in either memory.
+/// A page in video or system memory.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Target {
-    /// In the GPU's own.
+    /// In video memory.
     Vram(VramPage),
-    /// In the machine's.
+    /// In system memory.
     Ram(Gfn),
 }
 
 impl Target {
-    /// The page of this number in an aperture; excess bits of the number are dropped.
+    /// The page with this number in an aperture; excess bits of the number are dropped.
     pub fn new(aperture: Aperture, number: u64) -> Self {
         let number = (number & ((1 << PAGE_NUMBER_BITS) - 1)) as u32;
         match aperture {
@@ -117,7 +118,7 @@ impl Target {
         }
     }
 
-    /// Its address in bytes, in whichever memory.
+    /// Address in bytes, in the respective memory.
     pub fn address(self) -> u64 {
         match self {
             Self::Vram(page) => page.address(),

@@ -1,44 +1,44 @@
-//! Page table entries: eight bytes for a page of 4 KiB (small) or 128 KiB (large).
+//! Page table entries: eight bytes per page of 4 KiB (small) or 128 KiB (large).
 //!
 //! | bits | |
 //! |---|---|
 //! | 0 | present |
 //! | 1 | privileged only |
 //! | 2 | read-only |
-//! | 31:4 | number of the page's first 4 KiB |
+//! | 31:4 | page number of the first 4 KiB |
 //! | 32 | volatile |
 //! | 34:33 | aperture |
-//! | 43:36 | kind of storage |
-//! | 60:44 | tag of compression |
+//! | 43:36 | storage kind |
+//! | 60:44 | compression tag |
 
 use super::{Aperture, PAGE_SHIFT, Target};
 
-/// A page that is mapped.
+/// A mapped page.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Pte {
-    /// Where the page is.
+    /// The memory that contains the page.
     pub aperture: Aperture,
-    /// Number of its first 4 KiB there, 28 bits.
+    /// Page number of its first 4 KiB there, 28 bits.
     pub number: u32,
-    /// Only privileged clients may use it.
+    /// Whether only privileged clients may access it.
     pub privileged: bool,
-    /// It cannot be written.
+    /// Whether it is read-only.
     pub read_only: bool,
-    /// It is not cached.
+    /// Whether it is uncached.
     pub volatile: bool,
-    /// How it is stored: 0 is linear; others are tiled, some of them compressed.
+    /// Storage kind: 0 is linear; the others are tiled, some of them compressed.
     pub kind: u8,
-    /// Tag of compression, 17 bits.
+    /// Compression tag, 17 bits.
     pub tag: u32,
 }
 
-/// An entry that is present and means nothing.
+/// An entry that is present but invalid.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("page table entry {0:#018x} names aperture 1, which does not exist")]
 pub struct BadAperture(pub u64);
 
 impl Pte {
-    /// A linear page that can be written.
+    /// A linear, writable page.
     pub fn linear(target: Target) -> Self {
         let aperture = match target {
             Target::Vram(_) => Aperture::Vram,
@@ -55,7 +55,7 @@ impl Pte {
         }
     }
 
-    /// What an entry says; none if it is not present.
+    /// Parses an entry; `None` if it is not present.
     pub fn parse(raw: u64) -> Result<Option<Self>, BadAperture> {
         if raw & 1 == 0 {
             return Ok(None);
@@ -71,7 +71,7 @@ impl Pte {
         }))
     }
 
-    /// The entry that says this; excess bits of number and tag are dropped.
+    /// Encodes the entry; excess bits of the page number and the tag are dropped.
     pub fn encode(self) -> u64 {
         1 | u64::from(self.privileged) << 1
             | u64::from(self.read_only) << 2
@@ -99,7 +99,7 @@ mod tests {
         fn an_entry_keeps_its_meaning(raw: u64) {
             if let Ok(Some(entry)) = Pte::parse(raw) {
                 prop_assert_eq!(Pte::parse(entry.encode()), Ok(Some(entry)));
-                // Bits 3, 35 and 63:61 mean nothing.
+                // Bits 3, 35 and 63:61 have no meaning.
                 let meaning = !(1 << 3 | 1 << 35 | 7 << 61);
                 prop_assert_eq!(entry.encode(), raw & meaning);
             }

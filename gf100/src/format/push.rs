@@ -1,20 +1,20 @@
-//! Commands: a ring of entries that point to push buffers, which are sequences of methods, that is
-//! of words for registers of an engine's class (NVIDIA's `cl906f.h`).
+//! Commands: a ring of entries that point to push buffers. A push buffer is a sequence of methods,
+//! which are words for registers of an engine's class (NVIDIA's `cl906f.h`).
 
-/// Bytes of a ring entry.
+/// Size of a ring entry in bytes.
 pub const ENTRY_BYTES: u64 = 8;
 
-/// A ring entry: a push buffer.
+/// A ring entry, which points to a push buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GpEntry {
     /// Virtual address of its first word, 40 bits, a multiple of 4.
     pub address: u64,
-    /// Its words, 21 bits.
+    /// Number of words, 21 bits.
     pub words: u32,
 }
 
 impl GpEntry {
-    /// What an entry says. Every value is valid.
+    /// Parses an entry. Every value is valid.
     pub fn parse(raw: u64) -> Self {
         Self {
             address: raw & 0xff_ffff_fffc,
@@ -22,7 +22,7 @@ impl GpEntry {
         }
     }
 
-    /// The entry that says this.
+    /// Encodes the entry.
     pub fn encode(self) -> u64 {
         self.address & 0xff_ffff_fffc | u64::from(self.words & 0x1f_ffff) << 42
     }
@@ -31,49 +31,49 @@ impl GpEntry {
 /// A word for a register of a class.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Method {
-    /// Which of the channel's objects, 0 to 7.
+    /// Index of the channel's object, 0 to 7.
     pub subchannel: u8,
-    /// The register's address in bytes, a multiple of 4 below 0x4000.
+    /// Byte address of the register, a multiple of 4 below 0x4000.
     pub address: u16,
     /// The word.
     pub data: u32,
 }
 
-/// What a header makes of the words after it.
+/// A method header, which says how to interpret the words after it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Header {
-    /// Nothing.
+    /// No operation.
     Nop,
     /// Words for consecutive registers.
     Increasing(Run),
     /// Words for one register.
     Constant(Run),
-    /// The first word for one register, the others for the next.
+    /// The first word is for one register, all others are for the next one.
     IncreasingOnce(Run),
-    /// The word is in the header.
+    /// The word is in the header itself.
     Immediate(Method),
-    /// The rest of the push buffer is not looked at.
+    /// The rest of the push buffer is skipped.
     End,
 }
 
 /// The words that a header announces.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Run {
-    /// Which of the channel's objects, 0 to 7.
+    /// Index of the channel's object, 0 to 7.
     pub subchannel: u8,
     /// The first register.
     pub address: u16,
-    /// How many words, 13 bits.
+    /// Number of words, 13 bits.
     pub count: u16,
 }
 
-/// A word that is no header.
+/// A word that is not a method header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0:#010x} is no method header")]
 pub struct BadHeader(pub u32);
 
 impl Header {
-    /// What a word says.
+    /// Parses a word.
     pub fn parse(raw: u32) -> Result<Self, BadHeader> {
         let run = Run {
             subchannel: (raw >> 13 & 7) as u8,
@@ -81,7 +81,7 @@ impl Header {
             count: (raw >> 16 & 0x1fff) as u16,
         };
         Ok(match raw >> 29 {
-            // Groups of GPUs, which this is not; zero is what unused words are.
+            // GPU group masks do not apply to this GPU; zero fills unused words.
             0 if raw == 0 => Self::Nop,
             1 => Self::Increasing(run),
             3 => Self::Constant(run),
@@ -96,7 +96,7 @@ impl Header {
         })
     }
 
-    /// The word that says this.
+    /// Encodes the header.
     pub fn encode(self) -> u32 {
         let word = |op: u32, subchannel: u8, address: u16, count: u32| {
             op << 29
@@ -116,7 +116,7 @@ impl Header {
     }
 }
 
-/// How a run goes on after a word.
+/// How the register address advances after a word.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Step {
     Each,
@@ -124,25 +124,25 @@ enum Step {
     Once,
 }
 
-/// What a word of a push buffer is.
+/// Meaning of a word in a push buffer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Word {
-    /// A header, or nothing.
+    /// A header, or no operation.
     Header,
     /// A method.
     Method(Method),
-    /// The rest of the push buffer is not looked at.
+    /// The rest of the push buffer is skipped.
     End,
 }
 
-/// Takes push buffers apart, word by word. A header's words may go on in the next push buffer.
+/// Decodes push buffers word by word. The words of a header may continue in the next push buffer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Decoder {
     run: Option<(Run, Step)>,
 }
 
 impl Decoder {
-    /// What the next word is.
+    /// Decodes the next word.
     pub fn next(&mut self, word: u32) -> Result<Word, BadHeader> {
         let Some((mut run, mut step)) = self.run.take() else {
             return self.header(word);
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_fence_as_nouveau_writes_it() {
-        // Five words to 0x10 of subchannel 0.
+        // Five words to register 0x10 of subchannel 0.
         let words = [0x2005_0004, 1, 0x1000, 42, 2, 0, 0x8000_0014];
         let expected = [
             (0, 0x10, 1),

@@ -1,35 +1,36 @@
-//! A channel's command state, in the first 512 bytes of its instance block: where its ring of
-//! commands is, and how far it has come when it does not run.
+//! RAMFC: a channel's command state, in the first 512 bytes of its instance block. It contains the
+//! location of the command ring, and the channel's progress while the channel is not running.
 //!
 //! | offset | |
 //! |---|---|
-//! | 0x00 | GP_PUT: ring entries that have been submitted |
-//! | 0x08, 0x0c | USERD: address in VRAM of the page that the CPU submits with |
+//! | 0x00 | GP_PUT: index after the last submitted ring entry |
+//! | 0x08, 0x0c | USERD: address in VRAM of the page through which the CPU submits |
 //! | 0x10 | signature 0xface |
-//! | 0x14 | GP_GET: ring entries that have been fetched |
+//! | 0x14 | GP_GET: index of the next ring entry to fetch |
 //! | 0x18, 0x1c | address of the next command |
-//! | 0x48, 0x4c | the ring: virtual address (bits 39:0), log2 of its entries (bits 20:16 of 0x4c) |
+//! | 0x48, 0x4c | the ring: virtual address (bits 39:0), log2 of its number of entries (bits 20:16
+//! of 0x4c) |
 //!
-//! Offsets 0x00, 0x14 and 0x18 are those of NVIDIA's published `dev_ram.h` for later chips, whose
-//! other fields are where nouveau has them for this one.
+//! Offsets 0x00, 0x14 and 0x18 are those of NVIDIA's published `dev_ram.h` for later chips. Its
+//! other fields are where nouveau expects them for this chip.
 
 use super::VA_BITS;
 
-/// Bytes of it that are looked at.
+/// Number of bytes that are used here.
 pub const BYTES: usize = 0x100;
-/// What [`Ramfc::signature`] has to be.
+/// The required value of [`Ramfc::signature`].
 pub const SIGNATURE: u32 = 0xface;
-/// log2 of the entries of the longest ring that is accepted: its bytes are 8 MiB.
+/// log2 of the number of entries of the longest accepted ring, which has 8 MiB.
 pub const MAX_LOG2: u32 = 20;
 
-/// A channel that does not run.
+/// The state of a channel that is not running.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Ramfc {
-    /// Entries submitted.
+    /// Index after the last submitted entry.
     pub gp_put: u32,
-    /// Entries fetched.
+    /// Index of the next entry to fetch.
     pub gp_get: u32,
-    /// Address in VRAM of the page that the CPU submits with, a multiple of 512.
+    /// Address in VRAM of the page through which the CPU submits, a multiple of 512.
     pub userd: u64,
     /// Virtual address of the next command.
     pub get: u64,
@@ -37,12 +38,12 @@ pub struct Ramfc {
     pub signature: u32,
     /// Virtual address of the ring, a multiple of 8.
     pub gp_base: u64,
-    /// log2 of the ring's entries, 5 bits.
+    /// log2 of the number of ring entries, 5 bits.
     pub gp_log2: u32,
 }
 
 impl Ramfc {
-    /// What the block says.
+    /// Parses a block.
     pub fn parse(block: &[u8; BYTES]) -> Self {
         let word = |at: usize| {
             u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
@@ -60,7 +61,7 @@ impl Ramfc {
         }
     }
 
-    /// Writes it into a block, whose other fields stay.
+    /// Writes the state into a block and keeps the other fields.
     pub fn encode(&self, block: &mut [u8; BYTES]) {
         let mut set = |at: usize, value: u32| {
             block[at..at + 4].copy_from_slice(&value.to_le_bytes());
@@ -79,7 +80,7 @@ impl Ramfc {
         );
     }
 
-    /// Entries of the ring; none if it is longer than [`MAX_LOG2`] says.
+    /// Number of ring entries; `None` if the ring is longer than [`MAX_LOG2`] allows.
     pub fn entries(&self) -> Option<u32> {
         (self.gp_log2 <= MAX_LOG2).then(|| 1 << self.gp_log2)
     }

@@ -1,20 +1,20 @@
-//! The page through which the CPU submits to a channel, in VRAM and seen in BAR 1: the addresses of
-//! its fields.
+//! USERD, the page through which the CPU submits to a channel. It is in VRAM and visible through
+//! BAR 1. These are the offsets of its fields.
 
-/// Bytes between two channels' pages.
+/// Distance in bytes between the pages of two channels.
 pub const STRIDE: u64 = 0x1000;
-/// Low half of the address after the last command that was fetched; written by the GPU.
+/// Low half of the address after the last fetched command; written by the GPU.
 pub const GET: u64 = 0x44;
-/// The reference that the channel set last; written by the GPU.
+/// The last reference count that the channel set; written by the GPU.
 pub const REFERENCE: u64 = 0x48;
 /// High half of [`GET`]; written by the GPU.
 pub const GET_HIGH: u64 = 0x60;
-/// Ring entries that have been fetched; written by the GPU.
+/// Index of the next ring entry to fetch; written by the GPU.
 pub const GP_GET: u64 = 0x88;
-/// Ring entries that have been submitted; a write of it makes the channel look at its ring.
+/// Index after the last submitted ring entry. Writing it makes the channel look at its ring.
 pub const GP_PUT: u64 = 0x8c;
 
-/// The window with all channels' pages in BAR 1, as register 0x002254 places it.
+/// The window in BAR 1 with the pages of all channels, as placed by register 0x002254.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Window {
     /// Offset in BAR 1, a multiple of 4 KiB.
@@ -22,7 +22,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// From the register; none if the window is closed.
+    /// Parses the register; `None` if the window is closed.
     pub fn parse(register: u32) -> Option<Self> {
         (register & 1 << 28 != 0).then(|| Self {
             start: u64::from(register & 0xfff_ffff) << 12,
@@ -34,15 +34,15 @@ impl Window {
         1 << 28 | (self.start >> 12) as u32 & 0xfff_ffff
     }
 
-    /// The channel, of `count`, and the offset in its page, for an offset in BAR 1.
+    /// Returns the channel (of `count`) and the offset in its page for an offset in BAR 1.
     pub fn channel(self, at: u64, count: u8) -> Option<(u8, u64)> {
         let inside = at.checked_sub(self.start)?;
         let channel = u8::try_from(inside / STRIDE).ok()?;
         (channel < count).then_some((channel, inside % STRIDE))
     }
 
-    /// The channel, of `count`, whose [`GP_PUT`] lies wholly within a write at an offset in BAR 1, and its new
-    /// value.
+    /// Returns the channel (of `count`) whose whole [`GP_PUT`] is covered by a write at an offset
+    /// in BAR 1, and its new value.
     pub fn doorbell(self, at: u64, data: &[u8], count: u8) -> Option<(u8, u32)> {
         let (channel, offset) = self.channel(at, count)?;
         let first = usize::try_from(GP_PUT.checked_sub(offset)?).ok()?;

@@ -1,12 +1,13 @@
-//! Embedded processors ("falcons"): their code and data memories can be written and read through
-//! ports that advance by themselves. Their code is never run: what it would do is built in.
+//! Embedded processors ("falcons"). Their code and data memories can be written and read through
+//! auto-incrementing ports. Their code is never run: its function is built in.
 
 use std::collections::BTreeMap;
 
-/// First registers of those that there are: power manager, copy engines, the graphics engine's two.
+/// Base registers of the existing falcons: power manager, copy engines, the two of the graphics
+/// engine.
 pub const BASES: [u32; 5] = [0x10_a000, 0x10_4000, 0x10_5000, 0x40_9000, 0x41_a000];
 
-/// Words of each memory.
+/// Size of each memory in words.
 const WORDS: u32 = 1 << 14;
 
 const CODE_PORT: u32 = 0x180;
@@ -16,7 +17,7 @@ const DATA: u32 = 0x1c4;
 const WRITES_ADVANCE: u32 = 1 << 24;
 const READS_ADVANCE: u32 = 1 << 25;
 
-/// Memories by the first register of their processor; of those that were written.
+/// The memories that were written, by base register of their falcon.
 #[derive(Default)]
 pub struct Falcons {
     falcons: BTreeMap<u32, [Memory; 2]>,
@@ -40,7 +41,7 @@ impl Memory {
     }
 }
 
-/// The processor's base, which of its memories, and whether it is the port.
+/// Returns the base of the falcon, the index of its memory, and whether this is the port.
 fn place(at: u32) -> Option<(u32, usize, bool)> {
     let base = BASES.into_iter().find(|base| at & !0xfff == *base)?;
     match at & 0xfff {
@@ -53,7 +54,7 @@ fn place(at: u32) -> Option<(u32, usize, bool)> {
 }
 
 impl Falcons {
-    /// A register, if it is one of theirs.
+    /// Reads a register, if it belongs to a falcon.
     pub fn read(&mut self, at: u32) -> Option<u32> {
         let (base, memory, is_port) = place(at)?;
         let memory = &mut self.falcons.entry(base).or_default()[memory];
@@ -65,7 +66,7 @@ impl Falcons {
         Some(value)
     }
 
-    /// Writes a register, if it is one of theirs.
+    /// Writes a register, if it belongs to a falcon.
     pub fn write(&mut self, at: u32, value: u32) -> bool {
         let Some((base, memory, is_port)) = place(at) else {
             return false;

@@ -1,11 +1,12 @@
-//! Words that were written.
+//! Storage for register values that were written.
 
 use std::collections::BTreeMap;
 
-/// Words of a piece that is allocated at once.
+/// Number of words that are allocated at once.
 const PIECE: usize = 1 << 10;
 
-/// Registers that hold what was written. It grows with what is written, to BAR 0's size at most.
+/// Registers that hold what was written. The storage grows with the written registers, up to the
+/// size of BAR 0.
 pub struct File {
     power_on: BTreeMap<u32, u32>,
     pieces: BTreeMap<u32, Box<Piece>>,
@@ -17,7 +18,7 @@ struct Piece {
 }
 
 impl File {
-    /// Registers with these values, by address, and no others.
+    /// Creates registers with these power-on values, by address.
     pub fn new(power_on: BTreeMap<u32, u32>) -> Self {
         Self {
             power_on,
@@ -25,12 +26,12 @@ impl File {
         }
     }
 
-    /// What there was at first.
+    /// The power-on values.
     pub fn power_on(&self) -> impl Iterator<Item = (u32, u32)> {
         self.power_on.iter().map(|(at, value)| (*at, *value))
     }
 
-    /// What was written last, or was there at first. `at` is a multiple of 4.
+    /// Returns the last written value, or the power-on value. `at` is a multiple of 4.
     pub fn read(&self, at: u32) -> Option<u32> {
         let (piece, word) = place(at);
         let written = self

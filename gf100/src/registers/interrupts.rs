@@ -1,8 +1,8 @@
-//! Who wants an interrupt: PMC's summary, and PFIFO's and the command units' own registers.
+//! Interrupt sources: PMC's summary, and the registers of PFIFO and the command units.
 
-/// Units that use addresses, as fault registers count them.
+/// Units that access addresses, by their numbers in fault registers.
 pub mod unit {
-    /// Graphics, M2MF among it.
+    /// Graphics, including M2MF.
     pub const GRAPHICS: u8 = 0x00;
     /// BAR 1.
     pub const BAR1: u8 = 0x04;
@@ -16,11 +16,11 @@ pub mod unit {
     pub const COPY1: u8 = 0x16;
 }
 
-/// Units that fault registers exist for.
+/// Number of units that have fault registers.
 const UNITS: usize = 32;
-/// Command units.
+/// Number of command units (PBDMAs).
 const PBDMAS: usize = 3;
-/// Engines that programs' interrupts are told apart by.
+/// Number of engines whose non-stall interrupts are distinguished.
 const ENGINES: usize = 8;
 
 const PMC_FIFO: u32 = 1 << 8;
@@ -31,7 +31,7 @@ const FAULT: u32 = 1 << 28;
 const PBDMA: u32 = 1 << 29;
 const RUN_LIST: u32 = 1 << 30;
 const ENGINE: u32 = 1 << 31;
-/// Bits of PFIFO's register that sum up others.
+/// Bits of PFIFO's register that summarize other registers.
 const SUMMARIES: u32 = FAULT | PBDMA | RUN_LIST | ENGINE;
 
 const RUN_LIST_DONE: u32 = 1 << 28;
@@ -39,24 +39,24 @@ const RUN_LIST_DONE: u32 = 1 << 28;
 /// Why an address could not be used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Reason {
-    /// Its page directory entry has no table.
+    /// The page directory entry has no table.
     NoTable = 0,
-    /// Its table is too short.
+    /// The table is too short.
     TableTooShort = 1,
-    /// Its page table entry is not present.
+    /// The page table entry is not present.
     NoPage = 2,
-    /// It is behind the last address of the space.
+    /// The address is beyond the limit of the space.
     Limit = 3,
     /// The channel has no address space.
     NoChannel = 4,
-    /// It is to be written, and is read-only.
+    /// A write to a read-only page.
     ReadOnly = 6,
-    /// Its page is of a kind that cannot be used so.
+    /// The page's storage kind does not allow this access.
     Kind = 0xc,
 }
 
 impl Reason {
-    /// As fault registers say it; what is not known is a page that is not there.
+    /// Decodes the form of fault registers; unknown values become a missing page.
     pub fn from_register(value: u8) -> Self {
         match value {
             0 => Self::NoTable,
@@ -73,24 +73,24 @@ impl Reason {
 /// An address that could not be used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fault {
-    /// Who used it: one of [`unit`]'s.
+    /// The unit that used it, one of [`unit`].
     pub unit: u8,
     /// Page number of the instance block, with its aperture in bits 29:28.
     pub instance: u32,
     /// The address.
     pub address: u64,
-    /// It was to be written.
+    /// Whether it was a write.
     pub write: bool,
-    /// Why not.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// A command that could not be carried out.
+/// A command that failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CommandError {
     /// The channel.
     pub channel: u8,
-    /// [`CommandError::ILLEGAL`] and others.
+    /// [`CommandError::ILLEGAL`] or one of the others.
     pub status: u32,
     /// Subchannel and address of the method.
     pub method: (u8, u16),
@@ -99,11 +99,11 @@ pub struct CommandError {
 }
 
 impl CommandError {
-    /// The class has no such method, or not such a word for it.
+    /// The class has no such method, or does not accept this word for it.
     pub const ILLEGAL: u32 = 0x0020_0000;
-    /// The subchannel has no object, or one that is software.
+    /// The subchannel has no object, or a software object.
     pub const EMPTY: u32 = 0x0080_0000;
-    /// The ring's pointers make no sense.
+    /// The pointers of the ring are invalid.
     pub const POINTER: u32 = 0x0000_2000;
 }
 
@@ -117,15 +117,15 @@ struct Pbdma {
     control: u32,
 }
 
-/// Sources of interrupts.
+/// The interrupt sources.
 pub struct Interrupts {
-    /// The timer's alarm has gone off.
+    /// Whether the timer's alarm has gone off.
     pub(super) timer: bool,
-    /// PMC: the two summaries may raise the line.
+    /// PMC: whether each of the two summaries may assert the line.
     armed: [bool; 2],
-    /// PMC: sources that each summary has. They are set at power-on.
+    /// PMC: the sources that each summary includes. All are included at power-on.
     masks: [u32; 2],
-    /// PFIFO's own pending bits, without summaries.
+    /// PFIFO's own pending bits, without the summary bits.
     fifo: u32,
     fifo_enabled: u32,
     faulted: u32,
@@ -186,14 +186,14 @@ impl Interrupts {
         pending
     }
 
-    /// Whether the interrupt line is up.
+    /// Whether the interrupt line is asserted.
     pub(super) fn line(&self) -> bool {
         let pending = self.pending();
         let mut summaries = self.armed.iter().zip(self.masks);
         summaries.any(|(armed, mask)| *armed && pending & mask != 0)
     }
 
-    /// A new run list has been taken.
+    /// A new run list has been read.
     pub(super) fn run_list_done(&mut self) {
         self.run_list |= RUN_LIST_DONE;
     }
@@ -202,7 +202,7 @@ impl Interrupts {
     pub fn fault(&mut self, fault: Fault) {
         let unit = usize::from(fault.unit) % UNITS;
         self.faulted |= 1 << unit;
-        // From the hub, of client 0.
+        // From the hub, client 0.
         let kind = fault.reason as u32 | 1 << 6 | u32::from(fault.write) << 7;
         self.faults[unit] = [
             fault.instance,
@@ -212,7 +212,7 @@ impl Interrupts {
         ];
     }
 
-    /// A command could not be carried out.
+    /// Reports a failed command.
     pub fn command_error(&mut self, error: CommandError) {
         let unit = &mut self.pbdmas[0];
         unit.status |= error.status;
@@ -221,22 +221,22 @@ impl Interrupts {
         unit.channel = u32::from(error.channel);
     }
 
-    /// The scheduler of channels has something to say, which other registers say.
+    /// The channel scheduler has an event; other registers describe it.
     pub(super) fn schedule_error(&mut self) {
         self.fifo |= SCHEDULE_ERROR;
     }
 
-    /// A program's interrupt, of an engine below 8.
+    /// Raises a non-stall interrupt of an engine below 8.
     pub fn non_stall(&mut self, engine: u8) {
         self.engines[usize::from(engine) % ENGINES] |= 1;
     }
 
-    /// Whether all errors of commands have been seen.
+    /// Whether all command errors have been acknowledged.
     pub fn commands_are_fine(&self) -> bool {
         self.pbdmas.iter().all(|unit| unit.status == 0)
     }
 
-    /// A register, if it is one of these.
+    /// Reads a register, if it belongs here.
     pub(super) fn read(&self, at: u32) -> Option<u32> {
         Some(match at {
             0x00_0100 => self.pending() & self.masks[0],
@@ -272,7 +272,7 @@ impl Interrupts {
         })
     }
 
-    /// Writes a register, if it is one of these.
+    /// Writes a register, if it belongs here.
     pub(super) fn write(&mut self, at: u32, value: u32) -> bool {
         match at {
             0x00_0100 | 0x00_0104 => {}

@@ -1,15 +1,15 @@
 //! The registers in BAR 0.
 //!
-//! - [`file`](mod@file): the words that were written, and what they are before.
-//! - [`power_on`]: what registers contain when power comes.
+//! - [`file`](mod@file): stores the written words and the power-on values.
+//! - [`power_on`]: values of registers after power-on.
 //! - [`prom`]: the ROM with a minimal VBIOS.
 //! - [`timer`]: nanoseconds and an alarm.
-//! - [`interrupts`]: who wants an interrupt, and whether the line is up.
+//! - [`interrupts`]: interrupt sources, and whether the line is asserted.
 //! - [`falcon`]: memories of the embedded processors, none of which runs.
 //!
-//! Most registers hold what was written. Those that do something are in [`Registers::write`]; what
-//! they do outside goes through [`Effects`], so that the model's engines and a virtual GPU's front
-//! have the same register file. Nothing here blocks, and every access costs a bounded time.
+//! Most registers just hold what was written. [`Registers::write`] handles those that do something.
+//! Their effects elsewhere go through [`Effects`], so that the model's engines and a virtual GPU's
+//! front share one register file. Nothing here blocks, and every access takes bounded time.
 
 pub mod falcon;
 pub mod file;
@@ -24,28 +24,29 @@ pub use self::interrupts::{Fault, Interrupts};
 use self::{falcon::Falcons, file::File, timer::Timer};
 use crate::format::{Aperture, Target, userd::Window};
 
-/// Bytes of BAR 0.
+/// Size of BAR 0 in bytes.
 pub const BAR0_BYTES: u32 = 16 << 20;
-/// Channels that there are.
+/// Number of channels.
 pub const CHANNELS: u8 = 128;
 
-/// What VBIOS and PCI configuration are mirrored in.
+/// Mirror of the PCI configuration space.
 const PCI_MIRROR: u32 = 0x08_8000;
 const WINDOW: u32 = 0x70_0000;
 const WINDOW_END: u32 = 0x80_0000;
 const CHANNEL_TABLE: u32 = 0x00_3000;
-/// Why the scheduler of channels interrupts, and what engines do; the number of the first copy engine
-/// among them.
+/// Reason of the channel scheduler's interrupt, and the status of the engines; the index of the
+/// first copy engine among them.
 const SCHEDULE_REASON: u32 = 0x00_254c;
 const CONTEXT_TIMEOUT: u32 = 0x0a;
 const ENGINE_STATUS: u32 = 0x00_2640;
 const COPY0: u32 = 4;
-/// Requests to translation caches: all are done, and there is room for others.
+/// Status of TLB requests: all are done, and there is room for more.
 const TRANSLATIONS: u32 = 0x10_0c80;
 const ROOM: u32 = 0x00ff_8000;
 
-/// Whether all registers in the page of 4 KiB at an address are plain: reading one changes nothing,
-/// and it contains the same until it is itself written. Then they can be shown as memory.
+/// Whether all registers in the 4 KiB page at an address are plain: reading one changes nothing,
+/// and its value only changes when it is itself written. Such a page can be mapped as memory for
+/// reading.
 pub fn is_plain(at: u32) -> bool {
     let page = at & !0xfff;
     let is_live = matches!(page, 0x00_0000 | 0x00_2000 | 0x00_9000)
@@ -55,8 +56,8 @@ pub fn is_plain(at: u32) -> bool {
     !is_live && page < BAR0_BYTES
 }
 
-/// Whether all registers in the page of 4 KiB at an address are quiet: they contain what was written to
-/// them, and writing does nothing else. Then the page can be memory that the driver writes.
+/// Whether all registers in the 4 KiB page at an address are quiet: they contain what was written
+/// to them, and writing has no other effect. Such a page can be memory that the driver writes.
 pub fn is_quiet(at: u32) -> bool {
     let page = at & !0xfff;
     let has_effects = matches!(
@@ -69,42 +70,43 @@ pub fn is_quiet(at: u32) -> bool {
 /// A BAR that shows an address space.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Bar {
-    /// For programs: buffers, and the channels' submission pages.
+    /// For applications: buffers, and the channels' submission pages.
     One,
     /// For the driver: page tables, instance blocks and the like.
     Three,
 }
 
-/// Which translations are to be forgotten.
+/// A request to invalidate translations.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Flush {
-    /// The page directory of the space; of all spaces, without one.
+    /// The page directory of the space; `None` for all spaces.
     pub directory: Option<Target>,
-    /// Only the BARs' translations.
+    /// Whether only the BARs' translations are invalidated.
     pub hub_only: bool,
 }
 
-/// Which channels may run: a list in memory.
+/// A list in memory of channels that may run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RunList {
-    /// Where it is.
+    /// The address of the list.
     pub at: Target,
-    /// Its entries of eight bytes, of which the first word is a channel. At most 4,095.
+    /// Number of entries, at most 4,095. Each has eight bytes, of which the first word is a
+    /// channel.
     pub count: u32,
 }
 
 /// An entry of the channel table.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ChannelEntry {
-    /// The channel's instance block; none if the entry is off or names an aperture that does not
-    /// exist.
+    /// The channel's instance block; `None` if the entry is disabled or refers to an aperture that
+    /// does not exist.
     pub instance: Option<Target>,
-    /// The channel may run.
+    /// Whether the channel may run.
     pub enabled: bool,
 }
 
 impl ChannelEntry {
-    /// From the table's two words.
+    /// Parses the two words of the table.
     pub fn parse(instance: u32, control: u32) -> Self {
         let aperture = Aperture::from_entry(u64::from(instance) >> 28);
         let on = instance & 1 << 31 != 0;
@@ -117,31 +119,32 @@ impl ChannelEntry {
     }
 }
 
-/// What writes of registers cause elsewhere. Calls come in the order of the writes.
+/// Effects of register writes elsewhere. The calls come in the order of the writes.
 pub trait Effects {
     /// Reads the word at an address of VRAM, a multiple of 4, for the CPU's window.
     fn window_read(&mut self, at: u64) -> u32;
-    /// Writes it.
+    /// Writes the word at an address of VRAM.
     fn window_write(&mut self, at: u64, value: u32);
-    /// The CPU's window shows VRAM from another address, a multiple of 64 KiB.
+    /// Makes the CPU's window show VRAM from another address, a multiple of 64 KiB.
     fn window_base(&mut self, at: u64);
-    /// A BAR shows the space of another instance block, or nothing.
+    /// Makes a BAR show the address space of another instance block, or nothing.
     fn bar(&mut self, bar: Bar, instance: Option<Target>);
-    /// Translations are to be forgotten.
+    /// Invalidates translations.
     fn flush(&mut self, flush: Flush);
-    /// What was written through BARs is to be seen by the GPU, and the reverse.
+    /// Makes CPU writes through BARs visible to the GPU, and vice versa.
     fn bar_flush(&mut self);
-    /// The channels' submission pages are at another place in BAR 1, or closed.
+    /// Moves the channels' submission pages to another place in BAR 1, or closes the window.
     fn user_window(&mut self, window: Option<Window>);
-    /// An entry of the channel table was written; `channel` is below [`CHANNELS`].
+    /// An entry of the channel table was written; `channel` is less than [`CHANNELS`].
     fn channel(&mut self, channel: u8, entry: ChannelEntry);
-    /// There is a new list of channels that may run. It is to be taken before this returns.
+    /// There is a new list of channels that may run. It must be read before this returns.
     fn run_list(&mut self, list: RunList);
-    /// A channel is to leave the engines; its state is in its instance block when this returns.
+    /// Removes a channel from the engines. Its state must be in its instance block when this
+    /// returns.
     fn kick(&mut self, channel: u8);
-    /// The driver has looked at a channel's command that could not be carried out.
+    /// The driver has acknowledged a channel's failed command.
     fn command_error_seen(&mut self);
-    /// Nobody has written this register, and the model does not know it: it reads as 0.
+    /// This register was never written and is unknown to the model: it reads as 0.
     fn unknown_read(&mut self, at: u32) {
         trace!("register {at:#08x} is read, and not known");
     }
@@ -153,13 +156,13 @@ pub struct Registers {
     rom: Vec<u8>,
     timer: Timer,
     falcons: Falcons,
-    /// Who wants an interrupt.
+    /// The interrupt sources.
     pub interrupts: Interrupts,
 }
 
 impl Registers {
-    /// As after power-on, of a GPU with `vram` bytes of memory (whole MiB; the rest is not told).
-    /// `now` is the current time in nanoseconds, here as in all other calls.
+    /// The state after power-on of a GPU with `vram` bytes of memory (whole MiB; the remainder is
+    /// not reported). `now` is the current time in nanoseconds, here and in all other calls.
     pub fn new(vram: u64, now: u64) -> Self {
         Self {
             file: File::new(power_on::values(vram)),
@@ -170,7 +173,7 @@ impl Registers {
         }
     }
 
-    /// Reads the word at `at`, of which the last two bits are ignored.
+    /// Reads the word at `at`, whose lowest two bits are ignored.
     pub fn read(&mut self, at: u32, now: u64, effects: &mut impl Effects) -> u32 {
         let at = at & !3 & (BAR0_BYTES - 1);
         self.interrupts.timer = self.timer.alarm_pending(now);
@@ -178,17 +181,17 @@ impl Registers {
             return value;
         }
         match at {
-            // Requests that are done when the write returns: their "busy" bits.
+            // The "busy" bits of requests that are already done when the write returns.
             0x07_0000 | 0x07_0004 | 0x07_0010 => 0,
             0x00_9000..0x00_9500 => self
                 .timer
                 .read(at, now)
                 .unwrap_or_else(|| self.file.read(at).unwrap_or(0)),
-            // The CPU's request to a translation cache is done, and there is room for others.
+            // The CPU's TLB request is done, and there is room for more.
             TRANSLATIONS => ROOM,
-            // A change of the graphics engine's power is done.
+            // A power change of the graphics engine is done.
             0x40_4170 => self.file.read(at).unwrap_or(0) & !0x10,
-            // Three units that fetch commands.
+            // Three command fetch units (PBDMAs).
             0x00_2204 => self.file.read(at).unwrap_or(0) & 7,
             // A change of the run list is done.
             0x00_227c => self.file.read(at).unwrap_or(0) & !(1 << 20),
@@ -210,7 +213,7 @@ impl Registers {
         }
     }
 
-    /// Writes the word at `at`, of which the last two bits are ignored.
+    /// Writes the word at `at`, whose lowest two bits are ignored.
     pub fn write(&mut self, at: u32, value: u32, now: u64, effects: &mut impl Effects) {
         let at = at & !3 & (BAR0_BYTES - 1);
         if self.interrupts.write(at, value) {
@@ -249,23 +252,23 @@ impl Registers {
         }
     }
 
-    /// A channel below [`CHANNELS`] keeps the first copy engine busy for too long.
+    /// Reports that a channel below [`CHANNELS`] has kept the first copy engine busy for too long.
     pub fn channel_timeout(&mut self, channel: u8) {
         self.file.write(SCHEDULE_REASON, CONTEXT_TIMEOUT);
-        // Busy, and about to change to another channel.
+        // Busy, and about to switch to another channel.
         self.file
             .write(ENGINE_STATUS + 4 * COPY0, 0x8004_1000 | u32::from(channel));
         self.interrupts.schedule_error();
     }
 
-    /// Whether the driver has not yet looked at the last such channel.
+    /// Whether the driver has not yet acknowledged the last such channel.
     pub fn has_timeout(&self) -> bool {
         self.file
             .read(ENGINE_STATUS + 4 * COPY0)
             .is_some_and(|status| status != 0)
     }
 
-    /// What [plain](is_plain) registers contain after power-on, where it is not 0.
+    /// Power-on values of [plain](is_plain) registers, where they are not 0.
     pub fn plain_values(&self) -> impl Iterator<Item = (u32, u32)> {
         let file = self.file.power_on().filter(|(at, _)| is_plain(*at));
         let rom = (prom::START..prom::END).step_by(4);
@@ -278,13 +281,13 @@ impl Registers {
         self.timer.next_alarm()
     }
 
-    /// Whether the interrupt line is up.
+    /// Whether the interrupt line is asserted.
     pub fn line(&mut self, now: u64) -> bool {
         self.interrupts.timer = self.timer.alarm_pending(now);
         self.interrupts.line()
     }
 
-    /// Byte address in VRAM of what the window shows. At most 2^48.
+    /// Byte address in VRAM that the window shows. At most 2^48.
     fn window_base(&self) -> u64 {
         u64::from(self.file.read(0x00_1700).unwrap_or(0) & 0xff_ffff) << 16
     }
@@ -319,7 +322,7 @@ impl Registers {
     }
 }
 
-/// The instance block that a BAR's register names; it is in VRAM.
+/// The instance block that a BAR's register refers to; it is in VRAM.
 fn bar_instance(value: u32) -> Option<Target> {
     (value & 1 << 31 != 0).then(|| Target::new(Aperture::Vram, u64::from(value & 0xfff_ffff)))
 }

@@ -1,25 +1,25 @@
-//! The ROM, with the smallest VBIOS that nouveau accepts: made by the code below, not taken from a
-//! card. It names no output and no clock, and its initialization is empty.
+//! The ROM, with the smallest VBIOS that nouveau accepts. The code below builds it; it is not taken
+//! from a card. It describes no outputs and no clocks, and its initialization is empty.
 
-/// Where it is seen in BAR 0.
+/// Start of the ROM in BAR 0.
 pub const START: u32 = 0x30_0000;
-/// Behind its last byte.
+/// End (exclusive) of the ROM in BAR 0.
 pub const END: u32 = 0x31_0000;
 
-/// Bytes of the image: 16 blocks of 512.
+/// Size of the image in bytes: 16 blocks of 512.
 const BYTES: usize = 16 * 512;
 /// The PCI data structure (PCI firmware specification 3.0, 5.1.2).
 const PCIR: usize = 0x40;
 /// The table of tables.
 const BIT: usize = 0x100;
 const BIT_ENTRIES: usize = BIT + 12;
-/// What it points to.
+/// The tables that it points to.
 const INFO: usize = 0x180;
 const SCRIPTS: usize = 0x1a0;
-/// Outputs.
+/// The display outputs.
 const DCB: usize = 0x200;
 
-/// The image.
+/// Builds the image.
 pub fn image() -> Vec<u8> {
     let mut rom = vec![0; BYTES];
     let mut set = |at: usize, bytes: &[u8]| rom[at..at + bytes.len()].copy_from_slice(bytes);
@@ -32,7 +32,7 @@ pub fn image() -> Vec<u8> {
     // Class 3, display.
     set(PCIR + 0x0f, &[0x03]);
     set(PCIR + 0x10, &[(BYTES / 512) as u8]);
-    // Code for PCs, the last image.
+    // Code type x86 PC; last image.
     set(PCIR + 0x14, &[0x00, 0x80]);
     // Version 1.0, a header of 12 bytes, two entries of six.
     set(BIT, &[0xff, 0xb8, b'B', b'I', b'T', 0, 0, 1, 12, 6, 2]);
@@ -45,7 +45,7 @@ pub fn image() -> Vec<u8> {
     set(BIT_ENTRIES + 6, &entry(b'I', 0x10, SCRIPTS));
     // Version of the VBIOS.
     set(INFO + 3, &[0x70]);
-    // Version 4.0, a header of 0x1b bytes, no entries of eight bytes, the signature.
+    // Version 4.0, a header of 0x1b bytes, zero entries of eight bytes each, the signature.
     set(DCB, &[0x40, 0x1b, 0, 8]);
     set(DCB + 6, &0x4edc_bdcb_u32.to_le_bytes());
     let header = sum(&rom[BIT..BIT_ENTRIES]);
@@ -59,7 +59,7 @@ fn sum(bytes: &[u8]) -> u8 {
     bytes.iter().copied().fold(0, u8::wrapping_add)
 }
 
-/// The word at an offset; the ROM repeats behind its end.
+/// The word at an offset; the ROM repeats beyond its end.
 pub fn word(rom: &[u8], at: u32) -> u32 {
     let byte = |n: usize| rom.get((at as usize + n) % rom.len().max(1)).copied();
     u32::from_le_bytes([0, 1, 2, 3].map(|n| byte(n).unwrap_or(0)))

@@ -1,11 +1,11 @@
-//! Registers as a driver uses them.
+//! Uses registers as a driver does.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::format::{Gfn, VramPage};
 
-/// What registers caused.
+/// The effects that registers caused.
 #[derive(Default)]
 struct Seen {
     calls: Vec<String>,

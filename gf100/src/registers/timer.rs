@@ -1,4 +1,4 @@
-//! PTIMER: nanoseconds since a moment that the driver sets, and an alarm.
+//! PTIMER: nanoseconds since a time that the driver sets, and an alarm.
 
 const INTERRUPT: u32 = 0x00_9100;
 const ENABLE: u32 = 0x00_9140;
@@ -8,9 +8,9 @@ const ALARM: u32 = 0x00_9420;
 
 /// The timer.
 pub struct Timer {
-    /// What is added to the time of the caller.
+    /// Added to the caller's time.
     offset: u64,
-    /// High half that the next write of the low one goes with.
+    /// High half that takes effect with the next write of the low half.
     high: u32,
     enabled: bool,
     alarm: u32,
@@ -20,13 +20,13 @@ pub struct Timer {
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Alarm {
     Off,
-    /// At this time of the caller.
+    /// Goes off at this time, on the caller's clock.
     At(u64),
     Pending,
 }
 
 impl Timer {
-    /// A timer that starts at 0.
+    /// Creates a timer that starts at 0.
     pub fn new(now: u64) -> Self {
         Self {
             offset: now.wrapping_neg(),
@@ -41,7 +41,7 @@ impl Timer {
         now.wrapping_add(self.offset)
     }
 
-    /// A register, if it is one of the timer's.
+    /// Reads a register, if it belongs to the timer.
     pub fn read(&mut self, at: u32, now: u64) -> Option<u32> {
         Some(match at {
             INTERRUPT => u32::from(self.alarm_rang(now)),
@@ -53,7 +53,7 @@ impl Timer {
         })
     }
 
-    /// Writes a register, if it is one of the timer's.
+    /// Writes a register, if it belongs to the timer.
     pub fn write(&mut self, at: u32, value: u32, now: u64) -> bool {
         match at {
             INTERRUPT => {
@@ -80,7 +80,7 @@ impl Timer {
         true
     }
 
-    /// The alarm goes off when the low half of the time is next equal to the register.
+    /// Sets the alarm, which goes off when the low half of the time next equals the register.
     fn set_alarm(&mut self, now: u64) {
         if self.state == Alarm::Pending {
             return;
@@ -101,12 +101,12 @@ impl Timer {
         self.state == Alarm::Pending
     }
 
-    /// Whether the timer wants an interrupt.
+    /// Whether the timer requests an interrupt.
     pub fn alarm_pending(&mut self, now: u64) -> bool {
         self.alarm_rang(now) && self.enabled
     }
 
-    /// When the alarm goes off, in the time of the caller.
+    /// When the alarm goes off, on the caller's clock.
     pub fn next_alarm(&self) -> Option<u64> {
         match self.state {
             Alarm::At(at) => Some(at),
