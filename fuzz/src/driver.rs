@@ -1,8 +1,8 @@
 //! A driver that does with its queues whatever the input says.
 //!
 //! The device only runs between two steps of the driver: its worker is started, kicked for every
-//! queue and stopped, which it may not do before it has seen the kicks. So an input always does
-//! the same.
+//! queue and stopped, and it does not stop before it has seen the kicks. An input therefore always
+//! has the same effect.
 
 use devices::{
     testing::{raw::RawQueue, simple::Guest},
@@ -12,28 +12,29 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use crate::input::Input;
 
-/// Entries of every queue.
+/// Number of entries of every queue.
 const SIZE: u16 = 16;
 
-/// Runs of the device that one input gets at most.
+/// Maximum number of device runs per input.
 const MAX_RUNS: usize = 4;
 
-/// Drives a device, inactive before and after, with all of its queues but at most 16.
+/// Drives a device with all of its queues, up to 16. The device must be inactive, and is inactive
+/// again afterwards.
 ///
 /// # Panics
-/// If the device's worker dies, or if the device does not save its state.
+/// If the device's worker panics, or if the device does not save its state.
 pub fn drive(guest: &Guest, device: &mut dyn VirtioDevice, bytes: &[u8]) {
     let count = device.queue_sizes().len().min(16) as u16;
     let queues: Vec<_> = (0..count)
         .map(|index| RawQueue::new(guest, index, SIZE))
         .collect();
     let mut input = Input::new(bytes);
-    // The features that the driver does not want.
+    // The features that the driver refuses.
     let refused = input.u64();
     let mut held = None;
     for _ in 0..MAX_RUNS {
         prepare(guest, device, &queues, &mut input);
-        // A driver that refuses VIRTIO_F_VERSION_1 gets no further than that.
+        // A driver cannot get any further without VIRTIO_F_VERSION_1.
         let mut activation = guest.activation_with(&[], 0);
         activation.features = device.features() & !(refused & !(1 << 32));
         activation.queues = held
@@ -52,20 +53,20 @@ pub fn drive(guest: &Guest, device: &mut dyn VirtioDevice, bytes: &[u8]) {
     }
 }
 
-/// What the driver does before it lets the device run.
+/// What the driver does before the device runs.
 fn prepare(guest: &Guest, device: &mut dyn VirtioDevice, queues: &[RawQueue], input: &mut Input) {
     while !input.is_empty() {
         let step = input.u8();
         let queue = &queues[usize::from(step >> 4) % queues.len()];
         match step & 0xf {
             0..=4 => describe(queue, queue.table(), input),
-            // Into a table that an indirect descriptor may name.
+            // Into a table that an indirect descriptor may point to.
             5 | 6 => describe(queue, queue.free(), input),
             7..=9 => queue.offer(input.u16() % (SIZE + 1)),
             10 | 11 => {
                 let at = address(queue, input);
                 let len = usize::from(input.u8() % 65);
-                // It may not be RAM.
+                // The address may be outside RAM.
                 let _ = guest
                     .memory
                     .memory()
@@ -102,7 +103,7 @@ fn describe(queue: &RawQueue, table: u64, input: &mut Input) {
     );
 }
 
-/// Mostly an address near the queue.
+/// Usually an address near the queue.
 fn address(queue: &RawQueue, input: &mut Input) -> u64 {
     match input.u8() {
         0..=127 => queue.free() + u64::from(input.u8()) * 16,

@@ -1,42 +1,42 @@
-//! Input, taken apart from its start.
+//! Fuzzer input, consumed from its start.
 
-/// What is left of a target's input. At its end, everything is zero.
+/// The rest of a target's input. Beyond its end, everything reads as zero.
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of an input.
+    /// Starts with the whole input.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Nothing is left.
+    /// Whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// At most `len` bytes.
+    /// Takes at most `len` bytes.
     pub fn bytes(&mut self, len: usize) -> &'a [u8] {
         let (head, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         head
     }
 
-    /// One byte.
+    /// Takes one byte.
     pub fn u8(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// Two bytes, little-endian.
+    /// Takes two bytes, little-endian.
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Four bytes, little-endian.
+    /// Takes four bytes, little-endian.
     pub fn u32(&mut self) -> u32 {
         u32::from_le_bytes(self.array())
     }
 
-    /// Eight bytes, little-endian.
+    /// Takes eight bytes, little-endian.
     pub fn u64(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }

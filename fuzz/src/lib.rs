@@ -1,4 +1,4 @@
-//! What the fuzz targets share: reading their input, a driver without scruples, and files.
+//! Shared code of the fuzz targets: reading the input, a hostile driver, and files.
 
 pub mod driver;
 pub mod input;

@@ -1,4 +1,4 @@
-//! Files of a target.
+//! Scratch files of a target.
 
 use std::{
     fs::File,
@@ -8,8 +8,8 @@ use std::{
 
 use tempfile::TempDir;
 
-/// In memory, and made once: to make and remove a file on a disk takes longer than all the rest
-/// of an input.
+/// Created once, in memory: creating and removing a file on a disk takes longer than everything
+/// else for an input.
 static DIR: LazyLock<TempDir> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let dir = if memory.is_dir() {
@@ -20,12 +20,12 @@ static DIR: LazyLock<TempDir> = LazyLock::new(|| {
     dir.expect("there is room")
 });
 
-/// A place for a file of that name.
+/// Path of a file with this name.
 pub fn path(name: &str) -> PathBuf {
     DIR.path().join(name)
 }
 
-/// A file of `len` zeroes, whatever it was before.
+/// Creates a file of `len` zeroes, and replaces an existing one.
 pub fn zeroes(name: &str, len: u64) -> PathBuf {
     let path = path(name);
     let file = File::create(&path).expect("there is room");

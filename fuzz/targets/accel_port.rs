@@ -1,5 +1,5 @@
-//! The accelerator port between two sides that keep to no rules: a guest that writes to registers,
-//! doorbells and configuration space, and workers that answer what they like, or end.
+//! The accelerator port between two hostile sides: a guest that writes to registers, doorbells and
+//! configuration space, and workers that reply anything, or end.
 
 #![no_main]
 
@@ -28,14 +28,14 @@ use libfuzzer_sys::fuzz_target;
 
 const SLICES: u32 = 4;
 
-/// Where workers would wait.
+/// The socket on which workers would wait.
 static POOL: LazyLock<UnixListener> = LazyLock::new(|| {
     let pool = UnixListener::bind(scratch::path("pool")).expect("the folder is new");
     pool.set_nonblocking(true).expect("it is a socket");
     pool
 });
 
-/// A worker, and the files that it was given.
+/// A worker, and the files that it received.
 type Worker = (UnixStream, Vec<std::os::fd::OwnedFd>);
 
 fn bar(rig: &Rig, bdf: Bdf, bar: u8) -> u64 {
@@ -43,13 +43,13 @@ fn bar(rig: &Rig, bdf: Bdf, bar: u8) -> u64 {
     u64::from(rig.config_read(bdf, bar.offset() as u16) & !0xf)
 }
 
-/// A connection of the port's becomes a worker, if it says what it should.
+/// A connection from the port becomes a worker if its attachment is complete.
 fn accept(workers: &mut Vec<Worker>) {
     let Ok((stream, _)) = POOL.accept() else {
         return;
     };
     let mut bytes = [0; ATTACHMENT];
-    // An end instead is what a guest can have: it has closed the slice.
+    // A guest can also cause an end of file here, by closing the slice.
     let Ok(files) = socket::receive_exact(&stream, &mut bytes) else {
         return;
     };
@@ -68,7 +68,7 @@ fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input
     let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
     let mut data = [0; 8];
     match kind & 0xf {
-        // Commands, most of them known ones.
+        // Commands, most of them valid.
         0..=4 => {
             let slice = u64::from(kind >> 4) % u64::from(2 * SLICES);
             let address = bar(rig, bdf, 0) + registers::SLICE + 4 * slice;
@@ -113,7 +113,7 @@ fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input
         13 => {
             if let Some((stream, files)) = workers.first_mut() {
                 match kind >> 6 {
-                    // Its interrupt, which the guest may have served.
+                    // Its interrupt, which the guest may have serviced.
                     0 => drop(rustix::io::write(&files[2], &1u64.to_le_bytes())),
                     1 => lines.serve(),
                     _ => drop(stream.write(input.bytes(len))),
@@ -123,7 +123,7 @@ fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input
         14 if !workers.is_empty() => {
             workers.remove(usize::from(kind >> 4) % workers.len());
         }
-        // The port's thread goes on.
+        // Gives the port's thread time to run.
         _ => thread::sleep(Duration::from_micros(u64::from(kind >> 4) * 100)),
     }
 }
@@ -162,6 +162,6 @@ fuzz_target!(|bytes: &[u8]| {
     }
     rig.segment.unplug(bdf).expect("it is where it was plugged");
     assert!(rig.doorbells.addresses().is_empty(), "no doorbell is left");
-    // What was connected and not accepted belongs to this port.
+    // Connections that were not accepted belong to this port.
     while POOL.accept().is_ok() {}
 });

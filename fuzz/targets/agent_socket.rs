@@ -1,5 +1,5 @@
-//! The guest agent's socket, in a guest without a port: applications that say anything, in pieces,
-//! with files or without, and leave when they like. Whatever they do, the next one is heard.
+//! The guest agent's socket, in a guest without a port. Applications send anything, in pieces, with
+//! files or without, and leave at any time. Whatever they do, the next application is served.
 
 #![no_main]
 
@@ -16,7 +16,7 @@ use gantry_fuzz::{input::Input, scratch};
 use gantry_remoting::{apis::opencl::OpenCl, link::socket, wire::hello::Hello};
 use libfuzzer_sys::fuzz_target;
 
-// The agent is a program and no library.
+// The agent is a program and not a library.
 #[allow(dead_code)]
 #[path = "../../guest/agent/src/file_error.rs"]
 mod file_error;
@@ -45,7 +45,7 @@ mod server;
 #[path = "../../guest/agent/src/tracked.rs"]
 mod tracked;
 
-/// Connections at a time: fewer than one user may have.
+/// Number of simultaneous connections: less than one user's limit.
 const CONNECTIONS: usize = 8;
 
 static AGENT: LazyLock<PathBuf> = LazyLock::new(|| {
@@ -79,7 +79,7 @@ fuzz_target!(|bytes: &[u8]| {
         let (what, which) = (input.u8(), usize::from(input.u8()));
         let at = which % peers.len();
         let peer = &peers[at];
-        // Who is not served any more is sent nothing.
+        // A peer that is no longer served is sent nothing.
         match what {
             ..32 if peers.len() < CONNECTIONS => peers.push(connect()),
             ..64 => {
@@ -95,7 +95,7 @@ fuzz_target!(|bytes: &[u8]| {
                 let _ = (&mut &*peer).write_all(input.bytes(length));
             }
             192..224 => {
-                // Kernels that can refuse them do.
+                // Kernels that can refuse files do so.
                 let files = vec![peer.as_fd(); which % 8];
                 let _ = socket::send(peer, &[input.u8()], &files);
             }
@@ -104,7 +104,7 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     drop(peers);
-    // Its answer is that there is no port.
+    // The agent's reply is that there is no port.
     let mut honest = connect();
     honest.write_all(&hello).expect("it listens");
     let heard = honest.read(&mut [0]);

@@ -1,5 +1,5 @@
-//! The arbiter's two sockets: pools that introduce anything or nothing, workers that say anything in
-//! any order and write what they like into their accounts, and readers of its status.
+//! The arbiter's two sockets: pools that introduce anything or nothing, workers that send anything
+//! in any order and write anything into their accounts, and readers of its status.
 
 #![no_main]
 
@@ -28,11 +28,11 @@ use gpu_mediator::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// As many processes as workers can have at a time, and connections.
+/// Number of processes that workers can have at a time, and number of connections.
 const PROCESSES: usize = 3;
 const CONNECTIONS: usize = 8;
 
-/// The arbiter ends processes whose connections end.
+/// The arbiter kills processes whose connections are closed.
 static WORKERS: LazyLock<Mutex<Vec<Child>>> = LazyLock::new(Mutex::default);
 
 fn start() -> Child {
@@ -40,7 +40,7 @@ fn start() -> Child {
     sleep.expect("there are processes")
 }
 
-/// A handle of a process that is there.
+/// Returns a handle of a running process.
 fn handle(which: usize) -> OwnedFd {
     let mut workers = WORKERS.lock().unwrap_or_else(PoisonError::into_inner);
     while workers.len() <= which {
@@ -56,7 +56,7 @@ fn handle(which: usize) -> OwnedFd {
 
 struct Peer {
     stream: UnixStream,
-    /// What it was given: its grants, which it may only read, and its account.
+    /// The files that it received: its grants, which it may only read, and its account.
     files: Vec<File>,
 }
 
@@ -84,7 +84,7 @@ fn act(input: &mut Input, path: &PathBuf, peers: &mut Vec<Peer>) {
     }
     let at = which % peers.len();
     let peer = &mut peers[at];
-    // Who does not listen any more is sent nothing.
+    // A peer that no longer listens is sent nothing.
     match what {
         ..112 => {
             let process = handle(which % PROCESSES);
@@ -134,7 +134,7 @@ fuzz_target!(|bytes: &[u8]| {
         act(&mut input, &path, &mut peers);
         arbiter.step(Some(Duration::ZERO)).expect("it can wait");
     }
-    // Whatever they have said, the arbiter tells how it is.
+    // Whatever the peers have sent, the arbiter still reports its status.
     let mut reader = UnixStream::connect(status::path(&path)).expect("it listens");
     reader.set_nonblocking(true).expect("it is a socket");
     let mut text = Vec::new();

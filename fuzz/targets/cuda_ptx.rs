@@ -1,5 +1,4 @@
-//! PTX that a program hands to the stand-in driver: text as it comes, and words that PTX knows in any
-//! order.
+//! PTX that a program passes to the stand-in driver: raw text, and PTX keywords in any order.
 
 #![no_main]
 
@@ -116,7 +115,7 @@ fuzz_target!(|bytes: &[u8]| {
         let _ = gantry_cuda_driver::check(text);
     }
     let mut input = Input::new(bytes);
-    // Every other input is the body of a kernel with what its words may name.
+    // Every other input is the body of a kernel, together with what its words may refer to.
     let inside = input.u8() % 2 == 0;
     let mut text = String::from(".version 9.0\n.target sm_75\n.address_size 64\n");
     if inside {

@@ -1,5 +1,5 @@
-//! What an application may send as CUDA's requests: each of them, and the parameters of each entry point
-//! that travel by the API's definition.
+//! What an application may send as CUDA requests: every request, and the parameters of every entry
+//! point that are transferred according to the API's definition.
 
 #![no_main]
 
@@ -58,14 +58,14 @@ fuzz_target!(|bytes: &[u8]| {
         if let (Parameter::Array { element, .. }, Argument::Memory { words, elements }) =
             (parameter, argument)
         {
-            // The driver finds all that it will take to be there.
+            // All memory that the driver will read is there.
             assert!(elements * element.size <= words.len() * 8);
             assert!(elements * element.size <= LARGEST);
         }
         if let (Parameter::Scalar { .. }, Argument::Memory { words, elements }) =
             (parameter, argument)
         {
-            // As much as any library reads or writes.
+            // This is the maximum that any library reads or writes.
             assert!(words.len() * 8 >= SCALAR && *elements <= SCALAR);
         }
     }

@@ -1,5 +1,5 @@
-//! A disk image from a stranger: any file, or a qcow2 image whose tables and header were changed; and
-//! the queue of a disk on it, where it is opened.
+//! An untrusted disk image: any file, or a qcow2 image with modified tables and header. If it can
+//! be opened, the queue of a disk on it runs, too.
 
 #![no_main]
 
@@ -14,9 +14,9 @@ use devices::{
 use gantry_fuzz::{driver::drive, input::Input, scratch};
 use libfuzzer_sys::fuzz_target;
 
-/// Bytes of a cluster, the smallest there is, so that small inputs reach all tables.
+/// Cluster size in bytes: the minimum, so that small inputs reach all tables.
 const CLUSTER: usize = 512;
-/// Where the tables are, and two clusters of data.
+/// Offsets of the tables, and of two data clusters.
 const L1: usize = CLUSTER;
 const REFCOUNTS: usize = 2 * CLUSTER;
 const REFCOUNT_BLOCK: usize = 3 * CLUSTER;
@@ -24,7 +24,7 @@ const L2: usize = 4 * CLUSTER;
 const DATA: usize = 5 * CLUSTER;
 const CLUSTERS: usize = 8;
 
-/// A sound image of 16 KiB, of which two clusters are written (QEMU's docs/interop/qcow2.rst).
+/// A valid image of 16 KiB, of which two clusters are written (QEMU's docs/interop/qcow2.rst).
 fn qcow2() -> Vec<u8> {
     let mut image = vec![0; CLUSTERS * CLUSTER];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -36,7 +36,7 @@ fn qcow2() -> Vec<u8> {
     put(40, &(L1 as u64).to_be_bytes());
     put(48, &(REFCOUNTS as u64).to_be_bytes());
     put(56, &1u32.to_be_bytes());
-    // 16 bits for each reference count; the header's length.
+    // Reference counts of 16 bits; length of the header.
     put(96, &4u32.to_be_bytes());
     put(100, &104u32.to_be_bytes());
     let copied = 1u64 << 63;
@@ -52,7 +52,7 @@ fn qcow2() -> Vec<u8> {
     image
 }
 
-/// The file, and how it is opened.
+/// Builds the file, and chooses how it is opened.
 fn image(input: &mut Input) -> (Vec<u8>, u8) {
     let how = input.u8();
     let mut image = if how & 1 != 0 { qcow2() } else { Vec::new() };
@@ -64,7 +64,7 @@ fn image(input: &mut Input) -> (Vec<u8>, u8) {
         image[at..at + bytes.len()].copy_from_slice(bytes);
     }
     if how & 2 != 0 {
-        // What is missing at its end, or too much.
+        // Truncates or extends the file.
         image.resize(usize::from(input.u16()) % (2 * CLUSTERS * CLUSTER), 0);
     }
     (image, how)
@@ -86,7 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
                 2 => ImageType::Qcow2,
                 _ => ImageType::Raw,
             },
-            // A file that it names would be one of this machine's.
+            // A backing file would be a file of this machine.
             backing_files: false,
             sparse: how & 8 != 0,
             lock_granularity: LockGranularity::ByteRange,

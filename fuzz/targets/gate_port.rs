@@ -1,6 +1,6 @@
-//! The gate's ports of a server's and of a client's VM, connected, on a host whose module refuses
-//! everything: guests that write to registers, configuration space and page tables, a machine that
-//! resumes, saves and resets, and strangers at the server's socket.
+//! The gate ports of a server VM and of a client VM, connected, on a host whose module refuses
+//! everything. Guests write to registers, configuration space and page tables; a machine resumes,
+//! saves and resets; and strangers connect to the server's socket.
 
 #![no_main]
 
@@ -109,7 +109,7 @@ struct World {
 }
 
 impl World {
-    /// The module has taken a process, which stands still or is at slow work.
+    /// The module has taken a process, which is stopped or does slow work.
     fn serve(&self, input: &mut Input, standing: bool) {
         let window = u64::from(input.u8()) << 30;
         let settings = ServerSettings {
@@ -129,7 +129,7 @@ impl World {
         let len = [1, 2, 4, 8][usize::from(kind >> 4) % 4];
         let mut data = [0; 8];
         match kind & 0xf {
-            // Commands, most of them known ones.
+            // Commands, most of them valid.
             0..=3 => {
                 let command = u32::from(kind & 3) + u32::from(kind >> 6 & 1);
                 let address = port.registers(&self.rig) + at::COMMAND;
@@ -175,12 +175,12 @@ impl World {
                 let at = usize::from(kind >> 4) % self.strangers.len();
                 self.strangers.remove(at);
             }
-            // The ports' threads go on.
+            // Gives the ports' threads time to run.
             _ => thread::sleep(Duration::from_micros(u64::from(kind >> 4) * 100)),
         }
     }
 
-    /// What a machine does, by its control loop or by its user.
+    /// What a machine does, triggered by its control loop or by its user.
     fn machine(&self, what: u8) {
         let port = &self.ports[usize::from(what & 1)];
         match what >> 1 {
@@ -229,7 +229,7 @@ fuzz_target!(|bytes: &[u8]| {
     while !input.is_empty() {
         world.step(&mut input);
     }
-    // The client's first: the connection is the server's, too.
+    // The client's port first, since the connection also belongs to the server.
     for port in world.ports.iter().rev() {
         let unplugged = world.rig.segment.unplug(port.bdf);
         unplugged.expect("it is where it was plugged");

@@ -1,5 +1,5 @@
-//! What a guest may do to the model of a GPU: registers, memory that means something to it, and
-//! submissions.
+//! What a guest may do to the model of a GPU: access registers, write memory that the GPU
+//! interprets, and submit.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use gf100::{device::gpu::Gpu, registers::Bar};
 use libfuzzer_sys::fuzz_target;
 
 const VRAM: u64 = 2 << 20;
-/// Registers that do something: windows, run lists, channels, kicks, flushes, interrupts.
+/// Registers with effects: windows, run lists, channels, kicks, flushes, interrupts.
 const REGISTERS: [u32; 16] = [
     0x00_0140, 0x00_1700, 0x00_1704, 0x00_1714, 0x00_2140, 0x00_2254, 0x00_2270, 0x00_2274,
     0x00_2634, 0x00_3000, 0x00_3004, 0x04_0108, 0x10_0cb8, 0x10_0cbc, 0x70_0000, 0x00_9420,

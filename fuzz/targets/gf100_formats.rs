@@ -1,4 +1,5 @@
-//! What a guest may have in memory for its GPU: what is understood is said the same way again.
+//! The formats that a guest may place in memory for its GPU: whatever is parsed is encoded the same
+//! way again.
 
 #![no_main]
 

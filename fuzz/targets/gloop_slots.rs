@@ -1,5 +1,5 @@
-//! A block of a GPU kernel without scruples: what it may write into its ring, and what of it the
-//! host would do.
+//! A block of a hostile GPU kernel: what it may write into its ring, and what the host would do
+//! with it.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
     while !input.is_empty() {
         let entry = &ring[usize::from(input.u8()) % ENTRIES];
         for (number, word) in entry.iter().enumerate() {
-            // Small numbers and any numbers; a sequence near the one that is looked for.
+            // Small numbers and any numbers; a sequence number near the expected one.
             let value = match (input.u8(), number) {
                 (0..200, 15) => taken + u32::from(input.u8() % 3),
                 (0..200, _) => u32::from(input.u8() % 40),
@@ -35,7 +35,7 @@ fuzz_target!(|bytes: &[u8]| {
             };
             word.store(value, Ordering::Relaxed);
         }
-        // An entry's number comes by once in a lap: one round takes no more than there are.
+        // An entry's sequence number occurs once per lap, so one round takes at most all entries.
         let mut round = 0;
         while let Some(words) = consumer.take(&ring) {
             taken += 1;

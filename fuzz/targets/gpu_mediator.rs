@@ -1,6 +1,7 @@
-//! Hostile fronts, as a subverted `gantry` would be, against the mediator on the model of the GPU: any message in
-//! any order, with any file, and any command in their memory. Whatever they do, once they have gone a well-behaved one
-//! gets all of the memory, and its commands are carried out.
+//! Hostile fronts, like those of a compromised `gantry`, against the mediator on the model of the
+//! GPU. They send any message in any order, with any file, and have any commands in their memory.
+//! Whatever they do, once they are gone a well-behaved front gets all of the memory, and its
+//! commands are executed.
 
 #![no_main]
 
@@ -32,15 +33,15 @@ use gpu_mediator::{
 use libfuzzer_sys::fuzz_target;
 
 const MIB: u64 = 1 << 20;
-/// All that the model has, and what of it is not the mediator's.
+/// Size of the model's VRAM, and the part of it that the mediator shares.
 const VRAM: u64 = 160 * MIB;
 const SHARED: u64 = 140 * MIB;
 const SMALLEST: u64 = 64 * MIB;
 const FRONTS: usize = 3;
-/// Where the well-behaved front has its memory.
+/// Virtual address of the well-behaved front's memory.
 const VA: u64 = 0x1000_0000;
 
-/// The mediator, for all inputs of this process.
+/// The mediator, which all inputs of this process share.
 static SERVER: LazyLock<Mutex<(Server, PathBuf)>> = LazyLock::new(|| {
     let (model, socket) = (scratch::path("model"), scratch::path("gpu"));
     let path = model.clone();
@@ -66,7 +67,7 @@ static SERVER: LazyLock<Mutex<(Server, PathBuf)>> = LazyLock::new(|| {
     }
 });
 
-/// RAM: one that stays, one that may shrink, one that is no memory.
+/// RAM: a file with a fixed size, one that may shrink, and one that is not memory.
 static FILES: LazyLock<[File; 3]> = LazyLock::new(|| {
     let memory = |flags| {
         let file = rustix::fs::memfd_create("ram", rustix::fs::MemfdFlags::CLOEXEC | flags);
@@ -103,12 +104,12 @@ impl Front {
         self.send(&request.encode(), &[]);
     }
 
-    /// Who is not listened to any more is sent nothing.
+    /// A front that is no longer listened to is sent nothing.
     fn send(&self, message: &[u8], files: &[BorrowedFd<'_>]) {
         let _ = self.packets.send(message, files);
     }
 
-    /// Takes what has come; whether there was a completion.
+    /// Receives what has arrived. Returns whether there was a completion.
     fn receive(&mut self) -> bool {
         let mut done = false;
         while let Ok(Some(packet)) = self.packets.receive() {
@@ -128,7 +129,7 @@ impl Front {
     fn write(&self, at: u64, bytes: &[u8]) {
         let Some(memory) = &self.memory else { return };
         for (at, byte) in (at as usize..memory.len()).zip(bytes) {
-            // SAFETY: within the mapping; the GPU looks at it by volatile accesses.
+            // SAFETY: within the mapping; the GPU uses volatile accesses.
             unsafe { memory.start().add(at).write_volatile(*byte) };
         }
     }
@@ -143,7 +144,7 @@ fn hello(vram: u64, channels: u8) -> Request {
     }
 }
 
-/// A page of the first ones, or any.
+/// One of the first pages, or any page.
 fn target(input: &mut Input) -> Option<Target> {
     let page = match input.u8() % 8 {
         0 => input.u32() % (1 << 28),
@@ -261,7 +262,7 @@ fn act(input: &mut Input, socket: &Path, fronts: &mut Vec<Front>) {
     }
 }
 
-/// A front that gets all memory, and whose command is carried out.
+/// A front that gets all memory and whose command is executed.
 fn witness(server: &mut Server, socket: &Path) {
     let mut front = Front::new(socket);
     front.say(&hello(SHARED, 1));
@@ -351,7 +352,7 @@ fuzz_target!(|bytes: &[u8]| {
         server.step(now).expect("the GPU is there");
     }
     drop(fronts);
-    // A front is accepted in one step, and found gone in the next.
+    // A front is accepted in one step, and its disconnect is noticed in the next.
     for _ in 0..4 {
         server.step(now).expect("the GPU is there");
     }

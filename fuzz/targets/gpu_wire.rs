@@ -1,4 +1,4 @@
-//! A hostile front's and a hostile mediator's messages.
+//! Messages of a hostile front and of a hostile mediator.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! What a client sends: heads of requests, paths and bodies.
+//! What a client sends: request heads, paths and bodies.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ fuzz_target!(|bytes: &[u8]| {
         let body = &rest[..head.body.min(rest.len())];
         let _ = route(&head.method, &head.path, body, Vec::new());
     }
-    // The same bytes as a body of one of the requests that there are.
+    // The same bytes as the body of one of the existing requests.
     let mut input = Input::new(bytes);
     let which = usize::from(input.u8()) % routes().count();
     let Some(route_to) = routes().nth(which) else {

@@ -1,4 +1,4 @@
-//! Files that are said to be kernels.
+//! Untrusted kernel files.
 
 #![no_main]
 
@@ -8,13 +8,13 @@ use arch::{boot::load_kernel, layout::AddressMap};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
-/// Bytes of the guest's memory.
+/// Size of the guest's memory in bytes.
 const MEMORY: usize = 64 << 20;
 
 fuzz_target!(|bytes: &[u8]| {
     let map = AddressMap::new(MEMORY as u64, 0, 40, 1).expect("64 MiB can be laid out");
     let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), MEMORY)])
         .expect("64 MiB can be mapped");
-    // What is no kernel is an error.
+    // A file that is not a kernel is an error.
     let _ = load_kernel(&memory, &map, &mut Cursor::new(bytes));
 });

@@ -1,4 +1,4 @@
-//! What a source of a migration may send, all the way to a machine that runs.
+//! What the source of a migration may send, up to a VM that runs.
 
 #![no_main]
 
@@ -30,7 +30,7 @@ use vmm::{
 
 const REGION: u64 = 1 << 20;
 
-/// Takes everything.
+/// A host that accepts everything.
 struct Anything;
 
 impl Host for Anything {
@@ -130,7 +130,7 @@ fn offer() -> Vec<u8> {
     serde_json::to_vec(&offer).expect("an offer can be written")
 }
 
-/// A copy of which numbers are the fuzzer's.
+/// A copy with some numbers chosen by the fuzzer.
 fn copy(bytes: &[u8]) -> Vec<u8> {
     let number = |at: usize| u64::from(bytes.get(at).copied().unwrap_or_default());
     let piece = |at| Piece {
@@ -157,9 +157,9 @@ fn copy(bytes: &[u8]) -> Vec<u8> {
     serde_json::to_vec(&copy).expect("a copy can be written")
 }
 
-/// Frames with right checksums, which no fuzzer guesses, made of bytes: kind, flags, two bytes of
-/// length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is wrong. Flag 4:
-/// a valid offer, pages, or a copy of an application, instead of the contents.
+/// Frames with correct checksums, which no fuzzer guesses. They are built from bytes: type, flags,
+/// two bytes of length, contents. Flag 1: the bytes as they are. Flag 2: one bit of the header is
+/// wrong. Flag 4: a valid offer, pages, or a copy of an application, instead of the contents.
 fn frames(mut bytes: &[u8]) -> Vec<u8> {
     const KINDS: [Kind; 17] = [
         Kind::Offer,
@@ -192,7 +192,7 @@ fn frames(mut bytes: &[u8]) -> Vec<u8> {
         let kind = KINDS[usize::from(kind) % KINDS.len()];
         let contents = match kind {
             Kind::Offer if flags & 4 != 0 => offer(),
-            // The runs are the fuzzer's, their pages are not.
+            // The runs come from the fuzzer, their pages do not.
             Kind::Pages if flags & 4 != 0 => {
                 let mut contents = given.to_vec();
                 contents.resize(contents.len() + 4096 * usize::from(flags >> 4), flags);
@@ -215,7 +215,7 @@ fuzz_target!(|bytes: &[u8]| {
     let Ok((here, mut there)) = UnixStream::pair() else {
         return;
     };
-    // What the socket does not take is cut off.
+    // What the socket does not accept is cut off.
     let _ = there.set_nonblocking(true);
     let _ = there.write_all(&frames(bytes));
     let _ = there.shutdown(Shutdown::Write);

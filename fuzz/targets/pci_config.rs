@@ -1,5 +1,5 @@
-//! Configuration space, BAR and ports of a virtio function, up to a device that runs, and of the root
-//! port behind which it may be.
+//! Configuration space, BAR and ports of a virtio function, up to a running device, and of the root
+//! port above it, if any.
 
 #![no_main]
 
@@ -34,13 +34,13 @@ fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
         }
         5 => rig.enable(bdf, kind & 0x40 != 0),
         6 => rig.set_bar64(bdf, BarIndex::ZERO, input.u64()),
-        // The configuration ports.
+        // The PCI configuration ports.
         7 => {
             let port = 0xcf8 + u64::from(input.u8() % 8);
             rig.pio.write(port, input.bytes(len));
             rig.pio.read(port, &mut data[..len]);
         }
-        // The port: mostly its header.
+        // The root port, mostly its header.
         9 => {
             let offset = match input.u8() {
                 short @ 0..=127 => u16::from(short),
@@ -49,9 +49,9 @@ fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
             rig.config_write(port, offset, input.bytes(len));
             rig.config_read_bytes(port, offset, &mut data[..len]);
         }
-        // What the machine does when the port's bus was reset, and also when it was not.
+        // What the machine does when the port's bus was reset; here also when it was not.
         11 => rig.reset(port),
-        // A function that is not there, or is on a bus of another number.
+        // A function that does not exist, or is on a bus with another number.
         10 => {
             let bdf = Bdf {
                 segment: 0,
@@ -61,13 +61,13 @@ fn step(rig: &Rig, port: Bdf, bdf: Bdf, input: &mut Input) {
             };
             rig.config_write(bdf, input.u16() % 4096, input.bytes(len));
         }
-        // Any address at all.
+        // Any address.
         8 => {
             let address = input.u64();
             rig.write(address, input.bytes(len));
             rig.mmio.read(address, &mut data[..len]);
         }
-        // The BAR, wherever it is: mostly the common configuration.
+        // The BAR, wherever it is; mostly the common configuration.
         _ => {
             let offset = match input.u8() {
                 short @ 0..=127 => u64::from(short),

@@ -1,5 +1,5 @@
-//! What a worker may say to its pool: a message of any kind, with files or without. The pool signs what
-//! a server signs in a TLS handshake, and nothing else.
+//! What a worker may send to its pool: a message of any type, with files or without. The pool signs
+//! what a server signs in a TLS handshake, and nothing else.
 
 #![no_main]
 
@@ -27,7 +27,7 @@ static KEEPER: LazyLock<Keeper> = LazyLock::new(|| {
     Keeper::open(&pem, &crt).expect("they are a pair")
 });
 
-/// What precedes the hash that a server signs (RFC 8446, 4.4.3).
+/// What precedes the transcript hash that a server signs (RFC 8446, 4.4.3).
 fn context() -> Vec<u8> {
     let mut context = vec![b' '; 64];
     context.extend(b"TLS 1.3, server CertificateVerify\0");
@@ -58,7 +58,7 @@ fuzz_target!(|bytes: &[u8]| {
                 let rest = request.get(2..).unwrap_or_default();
                 assert!(!signed || rest.starts_with(&context()), "{request:?}");
             }
-            // It becomes the name of a file.
+            // It becomes part of a file name.
             Some(Said::Owned(unit)) => {
                 assert!(!unit.contains(['/', '\0']) && !unit.starts_with('.') && !unit.is_empty());
             }

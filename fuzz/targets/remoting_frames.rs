@@ -1,4 +1,4 @@
-//! What an application may put into its ring of calls: frames, fragments, and messages in them.
+//! What an application may put into its call ring: frames, fragments, and the messages in them.
 
 #![no_main]
 
@@ -31,8 +31,9 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = Input::new(bytes);
     while !input.is_empty() {
         let length = usize::from(input.u8());
-        // A frame that claims more lines than it has takes the consumer past the producer, who then
-        // calls the ring broken; one that claims fewer leaves it behind, and the ring fills.
+        // A frame that claims more lines than it has moves the consumer past the producer, which
+        // then reports a broken ring. A frame that claims fewer leaves the consumer behind, and the
+        // ring fills.
         let Ok(true) = producer.push(&[], input.bytes(length)) else {
             return;
         };
@@ -47,7 +48,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
     }
-    // The same bytes as a call of each number, and as a hello.
+    // The same bytes as a call with each number, and as a hello.
     for opcode in 0..100 {
         let _ = Request::decode(opcode, bytes);
     }

@@ -1,5 +1,5 @@
-//! A whole worker that is reached by a stream, before an OpenCL that does nothing, under a client
-//! without scruples: what it may send, and what of it comes back.
+//! A whole worker that is reached by a stream, on an OpenCL mock, with a hostile client: what it
+//! may send, and what is returned.
 
 #![no_main]
 
@@ -38,7 +38,7 @@ const RING: u64 = 1 << 16;
 
 static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::null()));
 
-/// What the client sends, and how many bytes of it at a time.
+/// What the client sends, in parts.
 fn sent(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mut input = Input::new(bytes);
     let mut parts = vec![Vec::new()];
@@ -131,7 +131,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         }
         here.shutdown(Shutdown::Both).expect("it is connected");
-        // Also what the thread itself has taken is given back then: leaks are looked for.
+        // This also frees what the thread itself has allocated, since leaks are checked.
         taking.join().expect("it does not panic");
     });
 });

@@ -1,5 +1,5 @@
-//! A whole worker before an OpenCL that does nothing but look at the kinds of its handles, under an application without scruples: one
-//! with a thread of its own, or one that runs when the application delegates to it.
+//! A whole worker on an OpenCL mock that only checks the types of its handles, with a hostile
+//! application. The worker has a thread of its own, or runs when the application delegates to it.
 
 #![no_main]
 
@@ -30,9 +30,9 @@ use gantry_remoting::{
 use libfuzzer_sys::fuzz_target;
 
 const RING: u64 = 1 << 16;
-/// The control words of a ring.
+/// Size of the control words of a ring.
 const CONTROL: u64 = 5 * 64;
-/// Where those of the ring of answers begin.
+/// Offset of the reply ring's control words.
 const ANSWERS: u64 = 4096;
 
 static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::typed()));
@@ -44,7 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
     let file = window::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let file = File::from(file);
-    // Not a byte of its own, so that what was found before means the same.
+    // The choice takes no input byte of its own, so that earlier findings keep their meaning.
     let passive = bytes.len() % 2 == 1;
     let tuning = Tuning {
         spin: Duration::ZERO,
@@ -97,7 +97,7 @@ fuzz_target!(|bytes: &[u8]| {
             return;
         };
         if passive {
-            // Nothing else writes meanwhile: after a ring's worth of calls, none are left.
+            // Nothing else writes meanwhile, so no calls are left after at most a ring's worth.
             let most = RING as usize;
             let mut cpu = Cpu::Caller;
             for round in 0.. {

@@ -1,4 +1,4 @@
-//! A snapshot's state: the file, and what devices make of their parts.
+//! The state of a snapshot: the file, and how devices restore their parts.
 
 #![no_main]
 
@@ -53,7 +53,7 @@ fn devices() -> [Box<dyn VirtioDevice>; 4] {
 
 fuzz_target!(|bytes: &[u8]| {
     let _ = state_file::decode::<SavedMachine>(bytes);
-    // Behind the checksum, which no fuzzer guesses.
+    // Skips the checksum, which no fuzzer guesses.
     let _ = serde_json::from_slice::<SavedMachine>(bytes);
     let Ok(state) = serde_json::from_slice::<serde_json::Value>(bytes) else {
         return;

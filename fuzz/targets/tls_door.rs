@@ -1,5 +1,5 @@
-//! Who knocks at a port that is served by TLS: anything at all, or a client with a certificate whose
-//! handshake was changed on its way, up to its hello.
+//! Clients of a port that is served by TLS: anything at all, or a client with a certificate whose
+//! handshake was modified in transit, up to its hello.
 
 #![no_main]
 
@@ -29,7 +29,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 
 const NAME: &str = "host";
 
-/// Both sides' files.
+/// The files of both sides.
 struct Sides {
     server: Server,
     client: Client,
@@ -60,7 +60,7 @@ static SIDES: LazyLock<Sides> = LazyLock::new(|| {
     let (guest, guest_key) = certificate("guest");
     let keeper = Keeper::open(&host_key, &host).expect("they are a pair");
     let schemes = keeper.schemes();
-    // As the pool does it: what comes from a worker is checked before it is signed.
+    // As in the pool: what a worker sends is checked before it is signed.
     let sign = move |scheme: u16, message: &[u8]| {
         let signature = keeper.sign(scheme, message);
         signature.ok_or_else(|| std::io::ErrorKind::PermissionDenied.into())
@@ -75,7 +75,7 @@ static SIDES: LazyLock<Sides> = LazyLock::new(|| {
     }
 });
 
-/// Changes what is sent.
+/// Modifies what is sent.
 fn change(flight: &mut Vec<u8>, input: &mut Input) {
     for _ in 0..input.u8() % 4 {
         let at = usize::from(input.u16()) % (flight.len() + 1);
@@ -90,7 +90,7 @@ fn change(flight: &mut Vec<u8>, input: &mut Input) {
     }
 }
 
-/// A client, honest but for what becomes of its words on their way.
+/// A client that is honest, except that its messages are modified in transit.
 fn knock(mut stream: &UnixStream, input: &mut Input) -> std::io::Result<()> {
     if input.u8() % 4 == 0 {
         return stream.write_all(input.bytes(usize::MAX));
@@ -134,7 +134,7 @@ fuzz_target!(|bytes: &[u8]| {
             let Ok(channel) = Channel::secure(Socket::new(there.into()), server, until) else {
                 return;
             };
-            // Nobody gets this far whose certificate is not of the authority.
+            // Nobody gets this far without a certificate of the authority.
             assert!(channel.subject(&SIDES.server).is_some());
             let Ok(hello) = channel.receive_hello(until) else {
                 return;
@@ -144,7 +144,7 @@ fuzz_target!(|bytes: &[u8]| {
             }
         });
         let mut input = Input::new(bytes);
-        // A door that closes is the usual case.
+        // The connection is usually closed.
         let _ = knock(&here, &mut input);
         let _ = here.shutdown(Shutdown::Write);
         let mut rest = Vec::new();

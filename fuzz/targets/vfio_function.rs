@@ -1,5 +1,5 @@
-//! Configuration space and vector table of a passed-through device, whose extended capabilities are
-//! any, and whose host refuses now and then.
+//! Configuration space and vector table of a passed-through device with arbitrary extended
+//! capabilities, whose host refuses requests at times.
 
 #![no_main]
 
@@ -21,7 +21,7 @@ fn step(rig: &Rig, bdf: Bdf, device: &FakeDevice, input: &mut Input) {
     let mut data = [0; 8];
     match kind & 0xf {
         0..=4 => {
-            // Mostly the header and the capabilities.
+            // Usually the header and the capabilities.
             let offset = match kind & 1 {
                 0 => u16::from(input.u8()),
                 _ => input.u16() % 4096,
@@ -35,14 +35,14 @@ fn step(rig: &Rig, bdf: Bdf, device: &FakeDevice, input: &mut Input) {
             .host_vectors
             .store(u32::from(input.u8()), Ordering::Relaxed),
         8 => device.stubborn.store(kind & 0x40 != 0, Ordering::Relaxed),
-        // The VM is reset.
+        // Resets the VM.
         9 => rig
             .segment
             .reset(bdf)
             .expect("a device without a reset is no error"),
-        // What the machine does when the guest has reset it, and also when it has not.
+        // What the machine does when the guest has reset the function; here also when it has not.
         10 => rig.reset(bdf),
-        // The vector table, the pending bits and what is behind them.
+        // The vector table, the pending bits, and what follows them.
         _ => {
             let offset = u64::from(input.u16() % 4096);
             let address = rig.bar64(bdf, BarIndex::ZERO).wrapping_add(offset);
@@ -62,7 +62,7 @@ fuzz_target!(|bytes: &[u8]| {
     let rig = Rig::new();
     let mut device = FakeDevice::new(u16::from(input.u8()));
     device.grows = input.u8() & 1 != 0;
-    // Extended capabilities: headers at any places, and lengths.
+    // Extended capabilities: headers at any offset, and lengths.
     for _ in 0..input.u8() % 16 {
         let at = 0x100 + usize::from(input.u8()) * 4;
         device.set_config(at, input.bytes(8));

@@ -1,4 +1,4 @@
-//! What the server of a vfio-user device may answer, and a guest that uses the device meanwhile.
+//! What the server of a vfio-user device may reply, while a guest uses the device.
 
 #![no_main]
 
@@ -42,7 +42,7 @@ static MEMORY: LazyLock<GuestMemory> = LazyLock::new(|| {
     GuestMemory::new(GuestRam::from_regions(vec![region]).expect("it is one region"))
 });
 
-/// Memory of BARs.
+/// Memory of the BARs.
 static BAR: LazyLock<OwnedFd> = LazyLock::new(|| {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = memfd_create("bar", flags).expect("there is room");
@@ -50,7 +50,7 @@ static BAR: LazyLock<OwnedFd> = LazyLock::new(|| {
     file
 });
 
-/// MSI, MSI-X with its table in BAR 0, PCI Express, a vendor's own.
+/// MSI, MSI-X with its table in BAR 0, PCI Express, vendor-specific.
 fn config(input: &mut Input) -> [u8; CONFIG] {
     let mut config = [0; CONFIG];
     config[..8].copy_from_slice(&[0x34, 0x12, 0xe8, 0x11, 0, 0, 0x10, 0]);
@@ -75,7 +75,7 @@ struct Server<'a> {
 }
 
 impl Server<'_> {
-    /// Answers until the client or the input is at its end.
+    /// Replies until the client or the input ends.
     fn run(mut self) {
         while self.answer().is_some() {}
     }
@@ -94,9 +94,9 @@ impl Server<'_> {
         message[8] = 1;
         let mut descriptors = vec![];
         match self.input.u8() {
-            // As it should be.
+            // A correct reply.
             0..=127 => {}
-            // A few bytes of it are others, the header's more often.
+            // A few bytes are changed, half of the time only in the body.
             kind @ 128..=239 => {
                 for _ in 0..=kind % 8 {
                     let at = usize::from(self.input.u8()) % message.len();
@@ -107,13 +107,13 @@ impl Server<'_> {
                     }
                 }
             }
-            // Too long, with a length that says so.
+            // Too long, with a matching length field.
             240..=247 => {
                 message.extend_from_slice(self.input.bytes(64));
                 let len = message.len() as u32;
                 message[4..8].copy_from_slice(&len.to_ne_bytes());
             }
-            // Anything, and no more.
+            // Anything, and then the end.
             _ => {
                 let len = usize::from(self.input.u8());
                 let _ = self.stream.write_all(self.input.bytes(len));
@@ -130,12 +130,13 @@ impl Server<'_> {
         }
         let parts = [IoSlice::new(&message)];
         let sent = sendmsg(&self.stream, &parts, &mut control, SendFlags::NOSIGNAL).ok()?;
-        // The client knows from the header what is to come: what does not, ends it.
+        // The client knows from the header what to expect; an incomplete message ends the
+        // connection.
         let whole = u32::from_ne_bytes([message[4], message[5], message[6], message[7]]);
         (sent == message.len() && whole as usize == sent && !self.input.is_empty()).then_some(())
     }
 
-    /// What an honest server answers, without the header.
+    /// The reply of an honest server, without the header.
     fn honest(&mut self, command: u16, asked: &[u8]) -> Vec<u8> {
         let word = |at: usize| {
             let bytes = asked.get(at..at + 4).unwrap_or(&[0; 4]);
@@ -191,7 +192,7 @@ fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
         0..=2 => rig.config_write(bdf, input.u16() % 256, input.bytes(len)),
         3 => rig.config_read_bytes(bdf, input.u16() % 256, &mut data[..len]),
         4 => rig.enable(bdf, kind & 0x40 != 0),
-        // MSI-X on, and one of its vectors.
+        // Enables MSI-X and writes one of its vectors.
         5 => {
             rig.config_write(bdf, 0x52, &[7, 0x80]);
             let at = 0x1000 + u64::from(input.u8() % 8) * 16;
@@ -208,7 +209,7 @@ fn step(rig: &Rig, bdf: Bdf, input: &mut Input) {
     }
 }
 
-/// Has a guest use the device as the bytes say.
+/// A guest uses the device as the bytes say.
 fn plug(device: UserDevice, done: &[u8]) {
     let rig = Rig::new();
     let resources = Resources {
@@ -260,8 +261,8 @@ fuzz_target!(|bytes: &[u8]| {
         if let Ok(device) = UserDevice::new("fuzz", client, surroundings) {
             plug(device, done);
         }
-        // The connection is closed. Also what the thread itself has taken is given back then: leaks
-        // are looked for.
+        // The connection is closed. Joining also frees what the thread itself has allocated, since
+        // leaks are checked.
         server.join().expect("it does not panic");
     });
 });

@@ -1,4 +1,4 @@
-//! Queues and configuration of the balloon.
+//! The queues and the configuration of the balloon.
 
 #![no_main]
 

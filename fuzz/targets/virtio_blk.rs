@@ -1,4 +1,4 @@
-//! Queue of a disk, on a raw image of 64 KiB.
+//! The queue of a disk with a raw image of 64 KiB.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Queues of the console, with input waiting.
+//! The queues of the console, with pending input.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Queues and configuration of the virtual IOMMU, whose endpoints check what they are asked for.
+//! The queues and the configuration of the virtual IOMMU, whose endpoints check the requests.
 
 #![no_main]
 
@@ -16,7 +16,7 @@ fuzz_target!(|bytes: &[u8]| {
     let endpoints = Endpoints::new();
     for id in 0..3 {
         let device = Arc::new(Recorder::default());
-        // The last one is refused a mapping at some time.
+        // The last endpoint refuses a mapping at some point.
         device.lock().patience = (id == 2).then_some(2);
         endpoints.add(id, device).expect("nobody else is there");
     }

@@ -1,4 +1,4 @@
-//! Queue of the memory device.
+//! The queue of the memory device.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ fuzz_target!(|bytes: &[u8]| {
     let options = Options {
         thread_name: "_mem0".to_owned(),
         address: GuestAddress(4 * BLOCK),
-        // Short of where the queues are.
+        // Ends before the queues.
         len: 4 * BLOCK,
         block: BLOCK,
         populate: true,

@@ -1,5 +1,5 @@
-//! Queues of a network card with two pairs; frames of all sizes come in, and nobody looks at what
-//! goes out.
+//! The queues of a network card with two queue pairs. Frames of all sizes arrive, and nobody reads
+//! what is sent.
 
 #![no_main]
 
@@ -17,7 +17,7 @@ use devices::{
 use gantry_fuzz::{driver::drive, input::Input};
 use libfuzzer_sys::fuzz_target;
 
-/// Frames that wait at each queue of the tap at the start; fewer than a socket's backlog.
+/// Number of frames that wait at each queue of the tap at the start; less than a socket's backlog.
 const FRAMES: usize = 4;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -28,7 +28,7 @@ fuzz_target!(|bytes: &[u8]| {
         far.set_nonblocking(true).expect("it is a socket");
         for _ in 0..FRAMES {
             let len = usize::from(input.u16());
-            // As with a tap, a frame for which there is no room is lost.
+            // As with a tap, a frame that does not fit is lost.
             let _ = far.send(&vec![len as u8; len]);
         }
         taps.push(Tap::substitute(OwnedFd::from(near)));

@@ -1,4 +1,4 @@
-//! Queue of persistent memory.
+//! The queue of persistent memory.
 
 #![no_main]
 
@@ -14,7 +14,7 @@ use gantry_fuzz::{driver::drive, scratch};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::GuestAddress;
 
-/// An address space in which nothing happens.
+/// An address space in which mappings have no effect.
 struct Nowhere;
 
 impl AddressSpace for Nowhere {

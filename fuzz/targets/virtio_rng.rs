@@ -1,4 +1,4 @@
-//! Queue of the entropy source.
+//! The queue of the entropy source.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Queues of the socket device; nobody listens on the host.
+//! The queues of the socket device; nobody listens on the host.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! What the two sides of a worker's control channel may say: whatever it is, it is a message, the end, or an
-//! error, and a message that is sent again is the same. Behind the fingerprint, which no fuzzer guesses,
-//! too.
+//! What both sides of a worker's control channel may send. It is always a message, the end of the
+//! channel, or an error, and a message that is sent again stays the same. This also covers what
+//! follows the fingerprint, which no fuzzer guesses.
 
 #![no_main]
 
@@ -13,13 +13,13 @@ use gantry_remoting::{
 };
 use libfuzzer_sys::fuzz_target;
 
-/// Whether bytes that are a message mean the same on the other side.
+/// Checks that bytes that form a message mean the same on the other side.
 fn survives<M: Wire + PartialEq>(bytes: &[u8]) {
     let Ok(message) = M::from_bytes(bytes) else {
         return;
     };
     let (here, there) = UnixStream::pair().expect("there are sockets");
-    // What is too long is not sent.
+    // Messages that are too long are not sent.
     if control::send(&here, &message, &[]).is_ok() {
         let received = control::receive::<M>(&there).expect("it was sent whole");
         assert!(received.is_some_and(|(received, files)| received == message && files.is_empty()));

@@ -1,5 +1,5 @@
-//! A saved state, as another worker or host may have made it: a session restores it, or refuses, before
-//! an OpenCL that looks at the kinds of its handles. What was restored can be saved.
+//! A saved state that another worker or host may have produced. A session restores or refuses it,
+//! on an OpenCL mock that checks the types of its handles. What was restored can be saved again.
 
 #![no_main]
 
@@ -53,6 +53,6 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let file = image::create().expect("there is memory");
     let mut writer = image::Writer::new(file);
-    // Parts of parts may be too deep to be made once more.
+    // Nested parts may be too deep to be created once more.
     let _ = OpenClBackend::checkpoint(&mut restored, None, &mut writer, false);
 });

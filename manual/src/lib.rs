@@ -1,5 +1,5 @@
-//! Manual pages and shell completions of the programs, from their command lines: two subcommands that
-//! each program has.
+//! Manual pages and shell completions, generated from the command line definitions of the programs. Every program has
+//! these two subcommands.
 
 use std::{
     fs,
@@ -10,28 +10,28 @@ use std::{
 use clap::{Command, Subcommand};
 pub use clap_complete::Shell;
 
-/// What each program prints about itself.
+/// Output that describes a program.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Manual {
     /// Print a completion script.
     Completions {
-        /// For which shell.
+        /// The shell to generate it for.
         shell: Shell,
     },
-    /// Print the manual page, or write those of all subcommands to a folder.
+    /// Print the manual page, or write the pages of all subcommands to a directory.
     Man {
-        /// Where to write them, each to a file of its own; the folder is made if it is not there.
+        /// Directory to write the pages to, one file each. It is created if it does not exist.
         folder: Option<PathBuf>,
     },
 }
 
 impl Manual {
-    /// Prints it for a program to `out`, or writes it to the folder.
+    /// Prints the output for a program to `out`, or writes it to the directory.
     pub fn write(&self, mut program: Command, out: &mut dyn Write) -> io::Result<()> {
         match self {
             Self::Completions { shell } => {
                 let name = program.get_name().to_owned();
-                // Its own way of writing panics if nobody reads.
+                // The crate's own output function panics if nobody reads.
                 let mut script = Vec::new();
                 clap_complete::generate(*shell, &mut program, name, &mut script);
                 out.write_all(&script)
@@ -44,7 +44,7 @@ impl Manual {
     }
 }
 
-/// The pages of the program and of all of its subcommands, as PROGRAM-SUBCOMMAND.1.
+/// Writes the pages of the program and of all its subcommands, as PROGRAM-SUBCOMMAND.1.
 fn pages(program: Command, folder: &Path) -> io::Result<()> {
     let failed = |error: io::Error| {
         let text = format!("cannot write manual pages to {}: {error}", folder.display());
@@ -54,11 +54,11 @@ fn pages(program: Command, folder: &Path) -> io::Result<()> {
     clap_mangen::generate_to(program, folder).map_err(failed)
 }
 
-/// For tests: runs a program with each of `lines` of arguments while nobody reads its output, as in a shell's
-/// `program | head -1` after the first line, and checks that it ends well all the same and says nothing of it.
+/// For tests: runs a program with each of `lines` of arguments while nobody reads its output, like in a shell's
+/// `program | head -1` after the first line. Checks that the program still succeeds and reports no error.
 ///
 /// # Panics
-/// If it is not so.
+/// If a check fails.
 #[cfg(feature = "testing")]
 pub fn check_unread(program: &str, lines: &[&str]) {
     for line in lines {
@@ -66,10 +66,10 @@ pub fn check_unread(program: &str, lines: &[&str]) {
     }
 }
 
-/// The same of one line, whose arguments may have spaces.
+/// Like [`check_unread`] for one line, whose arguments may contain spaces.
 ///
 /// # Panics
-/// As [`check_unread`].
+/// As for [`check_unread`].
 #[cfg(feature = "testing")]
 pub fn check_unread_of<A: AsRef<std::ffi::OsStr>>(
     program: &str,
@@ -90,11 +90,11 @@ pub fn check_unread_of<A: AsRef<std::ffi::OsStr>>(
     );
 }
 
-/// For tests: checks that a program's description of its command line makes sense, that it takes
-/// `lines` of arguments, and that it refuses `wrong` ones. An empty line has no arguments.
+/// For tests: checks that a program's command line definition is consistent, that it accepts `lines` of arguments, and
+/// that it rejects the `wrong` ones. An empty line has no arguments.
 ///
 /// # Panics
-/// If it is not so.
+/// If a check fails.
 #[cfg(feature = "testing")]
 pub fn check<P: clap::Parser>(lines: &[&str], wrong: &[&str]) {
     P::command().debug_assert();

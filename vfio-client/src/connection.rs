@@ -1,4 +1,4 @@
-//! Questions to a server and its answers, each within a time limit.
+//! Requests to a server and its replies, each within a time limit.
 
 use std::{
     collections::VecDeque,
@@ -23,57 +23,57 @@ use vfio_user::Command;
 
 use crate::wire::{self, Lie, Limits, Reply};
 
-/// Most descriptors that one answer may carry; a region's file is one.
+/// Maximum number of descriptors in a reply; a region's file is one.
 const MAX_DESCRIPTORS: usize = 4;
 
-/// Messages whose answers have not been received, at most.
+/// Maximum number of messages whose replies have not been received.
 const MAX_POSTED: usize = 32;
 
-/// The conversation with a server failed.
+/// Why the communication with a server failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// There is no server.
+    /// No server is listening.
     #[error("nobody listens there: start the device's server first")]
     Connect(#[source] io::Error),
-    /// It has gone.
+    /// The server has closed the connection.
     #[error("its server has closed the connection or died")]
     Closed,
-    /// It does not answer.
+    /// The server does not reply.
     #[error("its server has not answered {command:?} within {} s", limit.as_secs())]
     Timeout {
-        /// What it was asked.
+        /// The request.
         command: Command,
-        /// How long it had.
+        /// The time limit.
         limit: Duration,
     },
     /// The socket failed.
     #[error("the connection to its server failed at {command:?}")]
     Socket {
-        /// What it was asked.
+        /// The request.
         command: Command,
         /// Why.
         source: io::Error,
     },
-    /// An answer cannot be right.
+    /// A reply is invalid.
     #[error("its server's answer to {command:?} makes no sense")]
     Lie {
-        /// What it was asked.
+        /// The request.
         command: Command,
         /// What is wrong.
         source: Lie,
     },
-    /// It answered with an error.
+    /// The server replied with an error.
     #[error("its server refuses {command:?}")]
     Refused {
-        /// What it was asked.
+        /// The request.
         command: Command,
         /// The server's reason.
         source: io::Error,
     },
-    /// It answered a message with an error whose answer was not waited for at once.
+    /// The server replied with an error to an earlier message, whose reply was not awaited.
     #[error("its server has refused an earlier {command:?}")]
     RefusedPosted {
-        /// What it was asked.
+        /// The request.
         command: Command,
         /// The server's reason.
         source: io::Error,
@@ -81,35 +81,35 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Whether the conversation can go on: the server has said no, and nothing else.
+    /// Whether the connection is still usable: the server has only refused the request.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused { .. })
     }
 }
 
-/// An answer.
+/// A reply.
 pub struct Answer {
-    /// What follows the header.
+    /// The data after the header.
     pub body: Vec<u8>,
-    /// The descriptors that came along.
+    /// The descriptors that came with it.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A connection to a server: one question at a time, which takes three system calls.
+/// A connection to a server. It has one request in flight at a time, which takes three system calls.
 pub struct Connection {
     stream: UnixStream,
     next: u16,
     limits: Limits,
-    /// Messages whose answers are still to be received, in their order.
+    /// Messages whose replies have not been received yet, in order.
     posted: VecDeque<Sent>,
 }
 
-/// A message that was sent.
+/// A message in flight.
 #[derive(Clone, Copy)]
 struct Sent {
     id: u16,
     command: Command,
-    /// Bytes of its answer at most.
+    /// Maximum size of its reply in bytes.
     max: usize,
 }
 
@@ -119,7 +119,7 @@ impl fmt::Debug for Connection {
     }
 }
 
-/// When an answer has to be there, and how long that was in the beginning.
+/// The deadline for a reply, and the time limit that it was derived from.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     at: Instant,
@@ -127,7 +127,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// From now on.
+    /// A deadline this long from now.
     pub fn after(limit: Duration) -> Self {
         Self {
             at: Instant::now() + limit,
@@ -135,7 +135,7 @@ impl Deadline {
         }
     }
 
-    /// Waits for `flags`; false if the time is over.
+    /// Waits for `flags`. Returns false on a timeout.
     fn wait(&self, stream: &UnixStream, flags: PollFlags) -> io::Result<bool> {
         loop {
             let left = self.at.saturating_duration_since(Instant::now());
@@ -149,7 +149,7 @@ impl Deadline {
             match poll(&mut [PollFd::new(stream, flags)], Some(&left)) {
                 Ok(0) => return Ok(false),
                 Ok(_) => return Ok(true),
-                // A signal that has a vCPU look up; the answer is still to come.
+                // A signal wakes a vCPU thread; the reply is still to come.
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -157,7 +157,7 @@ impl Deadline {
     }
 }
 
-/// Connects to a server's socket, without waiting for one that accepts nobody.
+/// Connects to a server's socket. Does not block if the server does not accept connections.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
@@ -170,7 +170,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
 }
 
 impl Connection {
-    /// Agrees on a version with the server at the other end of `stream`.
+    /// Negotiates the version with the server at the other end of `stream`.
     pub fn new(stream: UnixStream, deadline: Deadline) -> Result<Self, Failure> {
         stream.set_nonblocking(true).map_err(Failure::Connect)?;
         let mut connection = Self {
@@ -192,17 +192,17 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What the server can take in one message.
+    /// The server's limits for one message.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// The socket, to see when the server goes.
+    /// The socket, to notice when the server disconnects.
     pub fn stream(&self) -> &UnixStream {
         &self.stream
     }
 
-    /// Sends a message and waits for its answer, of `max` bytes at most.
+    /// Sends a message and waits for its reply of at most `max` bytes.
     pub fn ask(
         &mut self,
         command: Command,
@@ -231,8 +231,8 @@ impl Connection {
         })
     }
 
-    /// Sends a message whose answer, of `max` bytes at most, nobody needs, as with a write over PCI: one system call. The
-    /// server carries messages out in their order, so that this one has been when a later question is answered.
+    /// Sends a message whose reply of at most `max` bytes is not needed, like a posted write on PCI: one system call.
+    /// The server handles messages in order, so this one has been handled when a later request is answered.
     pub fn post(
         &mut self,
         command: Command,
@@ -265,7 +265,7 @@ impl Connection {
         self.next = id.wrapping_add(1);
         let len: usize = body.iter().map(|part| part.len()).sum();
         let mut message = Vec::with_capacity(wire::HEADER + len);
-        // What is sent is at most as long as a guest's access, or one of the fixed messages.
+        // The message is at most as long as a guest's access, or is one of the fixed messages.
         message.extend_from_slice(&wire::header(id, command, len as u32));
         body.iter().for_each(|part| message.extend_from_slice(part));
         let exchange = Exchange {
@@ -278,16 +278,16 @@ impl Connection {
     }
 }
 
-/// The answer to one message.
+/// The reply to one message.
 struct Replied {
     body: Vec<u8>,
     errno: Option<i32>,
 }
 
-/// The answers to the messages that were sent, as they come.
+/// The replies to messages in flight, as they arrive.
 struct Answers<'a> {
     stream: &'a UnixStream,
-    /// Room for all of them.
+    /// Buffer with room for all of them.
     bytes: Vec<u8>,
     taken: usize,
     filled: usize,
@@ -295,7 +295,7 @@ struct Answers<'a> {
 }
 
 impl<'a> Answers<'a> {
-    /// To messages whose answers have so many bytes at most.
+    /// For messages whose replies have at most these sizes.
     fn new(stream: &'a UnixStream, sizes: impl Iterator<Item = usize>) -> Self {
         let room = sizes.map(|max| wire::HEADER + max).sum();
         Self {
@@ -307,7 +307,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// The next answer, which has to be that to `sent`.
+    /// Receives the next reply, which must be that to `sent`.
     fn reply(&mut self, sent: Sent, deadline: Deadline) -> Result<Replied, Failure> {
         let command = sent.command;
         let exchange = Exchange {
@@ -326,7 +326,7 @@ impl<'a> Answers<'a> {
         })
     }
 
-    /// Takes the answer to a message that nobody has waited for.
+    /// Receives the reply to a message that nobody has waited for.
     fn skip(&mut self, sent: Sent, deadline: Deadline) -> Result<(), Failure> {
         let command = sent.command;
         match self.reply(sent, deadline)?.errno {
@@ -338,7 +338,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// There is no other answer.
+    /// Checks that there is no further reply.
     fn end(&self, command: Command) -> Result<(), Failure> {
         match (self.filled - self.taken) as u64 {
             0 => Ok(()),
@@ -352,7 +352,7 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// So many bytes, for which there is room.
+    /// Returns the next `len` bytes, for which there must be room.
     fn next(&mut self, len: usize, exchange: &Exchange) -> Result<&[u8], Failure> {
         let from = self.taken;
         self.taken += len;
@@ -398,7 +398,7 @@ impl Exchange<'_> {
         let mut sent = 0;
         while sent < message.len() {
             let mut control = SendAncillaryBuffer::new(&mut space);
-            // Descriptors belong to the first byte.
+            // Descriptors are sent with the first byte.
             if sent == 0 && !descriptors.is_empty() {
                 control.push(SendAncillaryMessage::ScmRights(descriptors));
             }
@@ -414,13 +414,13 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Receives something; what comes along joins `descriptors`.
+    /// Receives bytes; descriptors that come with them are added to `descriptors`.
     fn receive(&self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize, Failure> {
         let mut space = vec![MaybeUninit::uninit(); control_space(MAX_DESCRIPTORS)];
         loop {
-            // An answer is hardly ever there yet.
+            // The reply has hardly ever arrived yet.
             self.wait(PollFlags::IN)?;
-            // Dropped with the descriptors that nobody takes out of it.
+            // Dropping it also drops the descriptors that nobody has taken.
             let mut control = RecvAncillaryBuffer::new(&mut space);
             let flags = RecvFlags::CMSG_CLOEXEC;
             let bytes = &mut [IoSliceMut::new(bytes)];
@@ -451,7 +451,7 @@ impl Exchange<'_> {
     }
 }
 
-/// Bytes of a control message with so many descriptors.
+/// Size in bytes of a control message with this many descriptors.
 fn control_space(descriptors: usize) -> usize {
     rustix::cmsg_space!(ScmRights(descriptors))
 }
@@ -465,7 +465,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that answers so many messages at once when they all are there; those with 1 as their body with an
+    /// A server that waits for a group of messages and then answers them all at once. Messages with a body of 1 get an
     /// error.
     fn answering(groups: &'static [usize]) -> (Connection, thread::JoinHandle<UnixStream>) {
         let (here, mut there) = UnixStream::pair().unwrap();
@@ -483,14 +483,14 @@ mod tests {
                     let mut message = [0; wire::HEADER + 1];
                     there.read_exact(&mut message).unwrap();
                     let failed = message[wire::HEADER] == 1;
-                    // A reply, or one with an error.
+                    // A reply, or an error reply.
                     message[8..12].copy_from_slice(&(1 | u32::from(failed) << 5).to_ne_bytes());
                     message[12..16].copy_from_slice(&u32::from(failed).to_ne_bytes());
                     answers.extend_from_slice(&message);
                 }
                 there.write_all(&answers).unwrap();
             }
-            // Open until the test is over.
+            // Stays open until the test is over.
             there
         };
         (connection, thread::spawn(serve))

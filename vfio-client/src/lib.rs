@@ -1,11 +1,12 @@
-//! A client's side of vfio-user: questions to a server of a device, and its answers.
+//! The client side of vfio-user: requests to a server that implements a device, and its replies.
 //!
-//! - [`wire`]: the messages. [`connection`]: a question and its answer in time.
+//! - [`wire`]: the messages. [`connection`]: requests and their replies within a time limit.
 //!
-//! Crate `vfio_user` has the numbers of the format, and its server is what this is tested with. Its
-//! client waits for ever, looks at no answer's length, number or error flag, and asserts what a
-//! server says of a region: a server could hang or end the client, so the client is written here.
-//! A server is not trusted: every answer is checked, and has to come within a time limit.
+//! The crate `vfio_user` defines the protocol's constants, and its server is used to test this
+//! crate. Its client waits forever, does not check the length, ID or error flag of replies, and
+//! asserts on what a server reports about a region. A server could therefore hang or crash the
+//! client, so this crate has its own. Servers are untrusted: every reply is checked and must arrive
+//! within a time limit.
 
 pub mod connection;
 pub mod wire;

@@ -1,8 +1,8 @@
-//! The format of vfio-user messages (version 0.1 of its specification, in libvfio-user's
-//! docs/vfio-user.rst): what is asked, and what an answer may be.
+//! The format of vfio-user messages (version 0.1 of the specification, docs/vfio-user.rst in
+//! libvfio-user): requests, and what a reply may contain.
 //!
-//! A server's answers are untrusted input: each is checked here, once, and is plain numbers within
-//! known bounds from then on. All integers are in the host's byte order.
+//! A server's replies are untrusted input. Each is checked here, once, and from then on consists of
+//! plain numbers within known bounds. All integers are in host byte order.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_NORESIZE,
@@ -11,62 +11,62 @@ use vfio_bindings::bindings::vfio::{
 };
 use vfio_user::Command;
 
-/// Bytes of the header of every message.
+/// Size of the header of every message in bytes.
 pub const HEADER: usize = 16;
-/// Bytes of a region's description without capabilities.
+/// Size of a region's description in bytes, without capabilities.
 const REGION_INFO: usize = 32;
-/// Most bytes of a region's description, capabilities included: room for 200 areas.
+/// Maximum size of a region's description in bytes, including capabilities: room for 200 areas.
 pub const MAX_REGION_INFO: u32 = 4096;
-/// Most bytes of a server's version and its JSON text.
+/// Maximum size of a server's version and its JSON text in bytes.
 pub const MAX_VERSION: usize = 16 << 10;
-/// Most areas of a region that can be mapped; each takes a memory slot of the VM.
+/// Maximum number of mappable areas of a region; each takes a memory slot of the VM.
 const MAX_AREAS: usize = 64;
-/// Most capabilities of a region that are looked at.
+/// Maximum number of capabilities of a region that are parsed.
 const MAX_CAPABILITIES: usize = 16;
-/// The largest region: a BAR of 256 TiB.
+/// Maximum size of a region: a BAR of 256 TiB.
 const MAX_REGION: u64 = 1 << 48;
 
-/// Header flags: the message answers another.
+/// Header flags: the message is a reply.
 const FLAG_REPLY: u32 = 1;
-/// Header flags: the bits that say what the message is.
+/// Header flags: the bits with the type of the message.
 const FLAG_KIND: u32 = 0xf;
-/// Header flags: the answer is an error number.
+/// Header flags: the reply contains an error number.
 const FLAG_ERROR: u32 = 1 << 5;
 
-/// An answer that cannot be right.
+/// An invalid reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Lie {
-    /// It is about something else.
+    /// It does not match the request.
     #[error("message {id}, command {command}, flags {flags:#x} is no answer to message {expected}")]
     Unrelated {
-        /// Its message id.
+        /// Its message ID.
         id: u16,
         /// Its command.
         command: u16,
         /// Its flags.
         flags: u32,
-        /// Id of the message that was sent.
+        /// ID of the request.
         expected: u16,
     },
-    /// Its length is not that of such an answer.
+    /// It has the wrong length.
     #[error("{len} bytes are not between {min} and {max}")]
     Length {
-        /// Its length without header.
+        /// Its length without the header.
         len: u64,
-        /// The shortest.
+        /// Minimum length.
         min: usize,
-        /// The longest.
+        /// Maximum length.
         max: usize,
     },
-    /// A number is not what it has to be.
+    /// A number has an invalid value.
     #[error("{what} is {value:#x}")]
     Value {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
         /// The number.
         value: u64,
     },
-    /// Its text is not what it has to be.
+    /// The JSON text is invalid.
     #[error("its capabilities are no JSON object ended by a zero")]
     Json,
 }
@@ -104,7 +104,7 @@ fn length(len: usize, min: usize, max: usize) -> Result<(), Lie> {
     }
 }
 
-/// The header of a message that is followed by `len` bytes.
+/// Builds the header of a message that is followed by `len` bytes.
 pub fn header(id: u16, command: Command, len: u32) -> [u8; HEADER] {
     let mut bytes = [0; HEADER];
     bytes[..2].copy_from_slice(&id.to_ne_bytes());
@@ -114,17 +114,17 @@ pub fn header(id: u16, command: Command, len: u32) -> [u8; HEADER] {
     bytes
 }
 
-/// An answer's header.
+/// The header of a reply.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Reply {
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub len: usize,
-    /// The error number that the server answers with.
+    /// The error number, if the reply is an error.
     pub errno: Option<i32>,
 }
 
 impl Reply {
-    /// Reads the header of the answer to message `id`; the answer is `max` bytes long at most.
+    /// Parses the header of the reply to message `id`; the reply may have at most `max` bytes.
     pub fn parse(bytes: &[u8; HEADER], id: u16, command: Command, max: usize) -> Result<Self, Lie> {
         let flags = u32_at(bytes, 8);
         let (its, kind) = (u16_at(bytes, 0), u16_at(bytes, 2));
@@ -147,7 +147,7 @@ impl Reply {
                 max,
             })?;
         let errno = (flags & FLAG_ERROR != 0).then(|| {
-            // Some servers say that it is an error, and not which.
+            // Some servers report an error without its number.
             i32::try_from(u32_at(bytes, 12))
                 .ok()
                 .filter(|errno| *errno > 0)
@@ -157,14 +157,14 @@ impl Reply {
     }
 }
 
-/// What a server can take in one message.
+/// A server's limits for one message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Limits {
-    /// Descriptors, from 1.
+    /// Number of descriptors, at least 1.
     pub descriptors: usize,
 }
 
-/// The client's version, 0.1, with nothing beyond the defaults.
+/// The client's version, 0.1, which requests only the defaults.
 pub fn version() -> Vec<u8> {
     let mut body = vec![0, 0];
     body.extend_from_slice(&1_u16.to_ne_bytes());
@@ -172,7 +172,7 @@ pub fn version() -> Vec<u8> {
     body
 }
 
-/// Reads the server's version.
+/// Parses the server's version.
 pub fn parse_version(body: &[u8]) -> Result<Limits, Lie> {
     length(body.len(), 4, MAX_VERSION)?;
     let major = u16_at(body, 0);
@@ -190,13 +190,13 @@ pub fn parse_version(body: &[u8]) -> Result<Limits, Lie> {
     let json: serde_json::Value = serde_json::from_slice(text).map_err(|_| Lie::Json)?;
     let most = &json["capabilities"]["max_msg_fds"];
     if let Some(most) = most.as_u64() {
-        // 253 is what Linux passes in one message (SCM_MAX_FD).
+        // Linux passes at most 253 descriptors in one message (SCM_MAX_FD).
         limits.descriptors = most.clamp(1, 253) as usize;
     }
     Ok(limits)
 }
 
-/// Asks for the device's description.
+/// Requests the device's description.
 pub fn device_info() -> [u8; 16] {
     let mut body = [0; 16];
     body[..4].copy_from_slice(&16_u32.to_ne_bytes());
@@ -206,14 +206,14 @@ pub fn device_info() -> [u8; 16] {
 /// A device's description.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DeviceInfo {
-    /// It can be reset.
+    /// Whether it can be reset.
     pub resettable: bool,
-    /// Kinds of interrupts.
+    /// Number of interrupt types.
     pub irqs: u32,
 }
 
 impl DeviceInfo {
-    /// Reads the server's answer.
+    /// Parses the server's reply.
     pub fn parse(body: &[u8]) -> Result<Self, Lie> {
         length(body.len(), 16, 64)?;
         let (flags, regions) = (u32_at(body, 4), u32_at(body, 8));
@@ -236,7 +236,7 @@ impl DeviceInfo {
     }
 }
 
-/// Asks for the description of a region.
+/// Requests the description of a region.
 pub fn region_info(index: u32) -> [u8; REGION_INFO] {
     let mut body = [0; REGION_INFO];
     body[..4].copy_from_slice(&MAX_REGION_INFO.to_ne_bytes());
@@ -247,19 +247,19 @@ pub fn region_info(index: u32) -> [u8; REGION_INFO] {
 /// A region's description.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct RegionInfo {
-    /// What can be done with it (`VFIO_REGION_INFO_FLAG_*`).
+    /// Permitted operations (`VFIO_REGION_INFO_FLAG_*`).
     pub flags: u32,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Where it starts in the file that came along.
+    /// Offset of the region in the file that came with the reply.
     pub offset: u64,
-    /// Starts and ends of the areas that can be mapped, within the region; the whole region if the
-    /// server does not say.
+    /// Start and end of each mappable area within the region. If the server does not list any, this
+    /// is the whole region.
     pub areas: Vec<(u64, u64)>,
 }
 
 impl RegionInfo {
-    /// Reads the server's answer to a question about region `index`.
+    /// Parses the server's reply to a request about region `index`.
     pub fn parse(body: &[u8], index: u32) -> Result<Self, Lie> {
         length(body.len(), REGION_INFO, MAX_REGION_INFO as usize)?;
         let its = u32_at(body, 8);
@@ -285,7 +285,7 @@ impl RegionInfo {
         info.areas = if info.flags & VFIO_REGION_INFO_FLAG_CAPS == 0 {
             vec![(0, info.size)]
         } else if body.len() == REGION_INFO {
-            // More capabilities than there is room for: nobody knows what must not be mapped.
+            // The capabilities do not fit, so it is unknown what must not be mapped.
             Vec::new()
         } else {
             sparse_areas(body, first, info.size)?.unwrap_or_else(|| vec![(0, info.size)])
@@ -294,7 +294,7 @@ impl RegionInfo {
     }
 }
 
-/// The areas that the capability for sparse mappings names, if there is one. Capabilities are a
+/// Returns the areas that the sparse mmap capability lists, if there is one. Capabilities form a
 /// list whose links are offsets from the start of the description.
 fn sparse_areas(body: &[u8], first: u32, size: u64) -> Result<Option<Vec<(u64, u64)>>, Lie> {
     let mut at = first as usize;
@@ -349,7 +349,7 @@ fn areas(capability: &[u8], size: u64) -> Result<Vec<(u64, u64)>, Lie> {
     Ok(areas)
 }
 
-/// Asks for the description of a kind of interrupts.
+/// Requests the description of an interrupt type.
 pub fn irq_info(index: u32) -> [u8; 16] {
     let mut body = [0; 16];
     body[..4].copy_from_slice(&16_u32.to_ne_bytes());
@@ -357,17 +357,17 @@ pub fn irq_info(index: u32) -> [u8; 16] {
     body
 }
 
-/// Interrupts of a kind.
+/// Description of an interrupt type.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct IrqInfo {
-    /// How many there are.
+    /// Number of interrupts.
     pub count: u32,
-    /// They can be connected one after the other.
+    /// Whether further ones can be connected later.
     pub grows: bool,
 }
 
 impl IrqInfo {
-    /// Reads the server's answer to a question about interrupts of kind `index`.
+    /// Parses the server's reply to a request about interrupt type `index`.
     pub fn parse(body: &[u8], index: u32) -> Result<Self, Lie> {
         length(body.len(), 16, 64)?;
         let its = u32_at(body, 8);
@@ -384,7 +384,7 @@ impl IrqInfo {
     }
 }
 
-/// Sets interrupts of a kind, the descriptors come along.
+/// Sets interrupts of a type; the message carries the descriptors.
 pub fn set_irqs(index: u32, flags: u32, start: u32, count: u32) -> [u8; 20] {
     let mut body = [0; 20];
     let fields = [20, flags, index, start, count];
@@ -394,7 +394,7 @@ pub fn set_irqs(index: u32, flags: u32, start: u32, count: u32) -> [u8; 20] {
     body
 }
 
-/// Gives the device a range of guest memory, in the file that comes along.
+/// Gives the device access to a range of guest memory, in the file that the message carries.
 pub fn dma_map(flags: u32, offset: u64, address: u64, size: u64) -> [u8; 32] {
     let mut body = [0; 32];
     body[..4].copy_from_slice(&32_u32.to_ne_bytes());
@@ -405,7 +405,7 @@ pub fn dma_map(flags: u32, offset: u64, address: u64, size: u64) -> [u8; 32] {
     body
 }
 
-/// Takes a range of guest memory away.
+/// Revokes access to a range of guest memory.
 pub fn dma_unmap(address: u64, size: u64) -> [u8; 24] {
     let mut body = [0; 24];
     body[..4].copy_from_slice(&24_u32.to_ne_bytes());
@@ -414,7 +414,7 @@ pub fn dma_unmap(address: u64, size: u64) -> [u8; 24] {
     body
 }
 
-/// Bytes of an access to a region without data.
+/// Size in bytes of an access to a region, without data.
 pub const ACCESS: usize = 16;
 
 /// An access to a region.
@@ -426,7 +426,7 @@ pub fn access(region: u32, offset: u64, count: u32) -> [u8; ACCESS] {
     body
 }
 
-/// The data of an answer to a read.
+/// Returns the data of the reply to a read.
 pub fn parse_read(body: &[u8], region: u32, offset: u64, count: u32) -> Result<&[u8], Lie> {
     let len = ACCESS + count as usize;
     length(body.len(), len, len)?;
@@ -434,7 +434,7 @@ pub fn parse_read(body: &[u8], region: u32, offset: u64, count: u32) -> Result<&
     Ok(&body[ACCESS..])
 }
 
-/// Checks the answer to a write, which repeats it without data.
+/// Checks the reply to a write, which repeats the request without data.
 pub fn parse_write(body: &[u8], region: u32, offset: u64, count: u32) -> Result<(), Lie> {
     length(body.len(), ACCESS, ACCESS + count as usize)?;
     let fields = [
@@ -541,7 +541,7 @@ mod tests {
     #[test]
     fn capabilities_that_go_in_circles_or_nowhere_are_lies() {
         let mut body = with_areas(32, &[]);
-        // Another capability, which links to itself.
+        // A different capability, which links to itself.
         body[32] = 9;
         assert!(RegionInfo::parse(&body, 2).is_err());
         for first in [1, 31, 49, 4096, u32::MAX] {
@@ -594,7 +594,7 @@ mod tests {
             let _ = parse_read(&body, index, 0, count);
             let _ = RegionInfo::parse(&body, index);
             if body.len() >= 48 {
-                // As far as the areas.
+                // Makes the body valid up to the areas.
                 body[8..12].copy_from_slice(&index.to_ne_bytes());
                 body[12..16].copy_from_slice(&first.to_ne_bytes());
                 body[22..24].fill(0);
