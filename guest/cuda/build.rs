@@ -1,15 +1,16 @@
-//! Writes an entry point for each public symbol of the driver API: what is written by hand in `src`
-//! is left to that; what is in the list of forwarded ones is forwarded; variants for the default
-//! stream per thread call the others; the rest says that it is not supported.
+//! Generates an entry point for each public symbol of the driver API, except those that are written
+//! by hand in `src`. Symbols in the list of forwarded ones are forwarded, variants for the
+//! per-thread default stream call the regular ones, and the rest report that they are not
+//! supported.
 
 use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 
 use cuda_definition::{EntryPoint, Streams, driver::ENTRY_POINTS};
 
-/// The list of forwarded entry points, whose symbols are its texts that begin with `cu`.
+/// The list of forwarded entry points: their symbols are its string literals that begin with `cu`.
 const FORWARDED: &str = "../../remoting/src/apis/cuda/forwarded.rs";
 
-/// Entry points that are written by hand: in which module.
+/// The entry points that are written by hand, with their modules.
 fn by_hand() -> HashMap<String, String> {
     let mut found = HashMap::new();
     for entry in fs::read_dir("src").expect("the crate has sources") {

@@ -1,8 +1,9 @@
-//! Programs that NVIDIA's compiler has made, on the first device: what they compute and print is compared
-//! with this processor's. With `endless` one is run until an error, and each round that was right is told; with
-//! `busy FILE` kernels are under way always, and each that has ended is told, until there is a FILE; with `memory`,
-//! memory is allocated until there is none; with `compile` NVIDIA's compiler NVRTC (`libnvrtc.so.13`, where the loader
-//! finds it) makes the programs here.
+//! Runs programs that NVIDIA's compiler has built on the first device, and compares what they
+//! compute and print with the results of this processor. With `endless`, runs one until an error
+//! occurs, and reports each round that was correct. With `busy FILE`, keeps kernels running and
+//! reports each one that ends, until FILE exists. With `memory`, allocates memory until there is
+//! none left. With `compile`, builds the programs here with NVIDIA's compiler NVRTC
+//! (`libnvrtc.so.13`, as found by the loader).
 
 use std::{
     collections::VecDeque,
@@ -22,7 +23,7 @@ const VECTOR_ADD: &str =
 const HISTOGRAM: &str =
     include_str!("../../../tests/cuda-driver/tests/kernels/histogram.compute_75.ptx");
 const MATMUL: &str = include_str!("../../../tests/cuda-driver/tests/kernels/matmul.compute_75.ptx");
-/// In CUDA C++.
+/// CUDA C++ source.
 const VECTOR_ADD_SOURCE: &str =
     include_str!("../../../tests/cuda-driver/tests/kernels/vector_add.cu");
 const REDUCE_SOURCE: &str = include_str!("../../../tests/cuda-driver/tests/kernels/reduce.cu");
@@ -30,13 +31,13 @@ const PRINT: &str = include_str!("../../../tests/cuda-driver/tests/kernels/print
 
 type Outcome<T> = Result<T, String>;
 
-/// The driver, and a context that is current.
+/// The driver, with a current context.
 struct Device(Library);
 
-/// Calls a function by its symbol, with the signature that the definition has.
+/// Calls a function by its symbol, with the signature of the API's definition.
 macro_rules! cuda {
     ($device:expr, $name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the signature is the definition's; the pointers are to what it wants.
+        // SAFETY: the signature is the definition's, and the pointers point to what it expects.
         #[allow(unused_unsafe)]
         let result = unsafe {
             let symbol = concat!(stringify!($name), "\0").as_bytes();
@@ -58,7 +59,7 @@ fn outcome(what: &str, result: CUresult) -> Outcome<()> {
 
 impl Device {
     fn open() -> Outcome<Self> {
-        // SAFETY: the loader's choice of driver, as for any program.
+        // SAFETY: loads the driver that the loader chooses, as any program does.
         let library = unsafe { Library::new("libcuda.so.1") };
         let device = Self(library.map_err(|error| error.to_string())?);
         let mut context = null_mut();
@@ -162,7 +163,8 @@ fn add(device: &Device, function: CUfunction, round: usize) -> Outcome<()> {
     is("the sum of vectors", (0..COUNT).all(right))
 }
 
-/// Bytes, and a kernel that adds how often each value occurs among them to what was counted before.
+/// Bytes, and a kernel that adds the number of occurrences of each value among them to earlier
+/// counts.
 struct Histogram<'a> {
     device: &'a Device,
     function: CUfunction,
@@ -201,7 +203,7 @@ impl<'a> Histogram<'a> {
         self.device.launch(self.function, shape, &mut arguments)
     }
 
-    /// Whether it has been counted so often.
+    /// Checks that the bytes were counted this many times.
     fn check(&self, times: u32) -> Outcome<()> {
         let counted: Vec<u32> = self.device.download(self.bins, 256)?;
         let expected = self.expected.map(|count| count.wrapping_mul(times));
@@ -209,14 +211,14 @@ impl<'a> Histogram<'a> {
     }
 }
 
-/// Counts bytes.
+/// Counts byte values.
 fn count(device: &Device) -> Outcome<()> {
     let mut histogram = Histogram::new(device, 20_000)?;
     histogram.launch()?;
     histogram.check(1)
 }
 
-/// Has so many kernels under way until the file is there.
+/// Keeps this many kernels running until the file exists.
 fn busy(device: &Device, until: &Path) -> Outcome<()> {
     const UNDER_WAY: usize = 32;
     const WITHOUT_TIME: u32 = 2;
@@ -245,7 +247,7 @@ fn busy(device: &Device, until: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Multiplies two matrices of whole numbers, which have no rounding.
+/// Multiplies two matrices of integers, so that there is no rounding.
 fn multiply(device: &Device) -> Outcome<()> {
     const SIZE: usize = 40;
     let of =
@@ -272,7 +274,7 @@ fn multiply(device: &Device) -> Outcome<()> {
     is("the product of matrices", (0..SIZE * SIZE).all(same))
 }
 
-/// Has a kernel print.
+/// Makes a kernel print.
 fn print(device: &Device) -> Outcome<()> {
     let function = device.function(PRINT, "print")?;
     let (mut word, mut factor) = (device.upload(b"a kernel says\0")?, 0.5f64);
@@ -281,13 +283,13 @@ fn print(device: &Device) -> Outcome<()> {
     cuda!(device, cuCtxSynchronize())
 }
 
-/// An error, and why.
+/// An error with its cause.
 fn chain(error: &nvrtc::Error) -> String {
     let why = error.source().map(|why| format!(": {why}"));
     format!("{error}{}", why.unwrap_or_default())
 }
 
-/// Has the vendor's compiler make programs, for this device.
+/// Has NVIDIA's compiler build programs for this device.
 fn compile(device: &Device) -> Outcome<()> {
     let compiler =
         Compiler::open(Path::new("libnvrtc.so.13")).map_err(|error| error.to_string())?;
@@ -314,7 +316,7 @@ fn compile(device: &Device) -> Outcome<()> {
         add(device, vector_add, round)?;
     }
     reduce(device, function(REDUCE_SOURCE, "reduce")?)?;
-    // This one nobody can have compiled before.
+    // No cache can contain this program.
     let factor = std::process::id();
     let text = format!(
         "extern \"C\" __global__ void scale(unsigned *values) {{ values[threadIdx.x] *= {factor}u; }}"
@@ -324,7 +326,7 @@ fn compile(device: &Device) -> Outcome<()> {
     Ok(())
 }
 
-/// Sums whole numbers.
+/// Sums integers.
 fn reduce(device: &Device, function: CUfunction) -> Outcome<()> {
     let numbers: Vec<i32> = (0..10_000).map(|at| at * 7 % 1000 - 300).collect();
     let (mut values, mut total) = (device.upload(&numbers)?, device.upload(&[0u64])?);
@@ -350,7 +352,7 @@ fn scale(device: &Device, function: CUfunction, factor: u32) -> Outcome<()> {
     is("the product", found.into_iter().eq(products))
 }
 
-/// Allocates until there is no more: how many MiB there were, and why no more.
+/// Allocates until an allocation fails. Returns how many MiB were allocated, and the error.
 fn exhaust(device: &Device) -> Outcome<(usize, String)> {
     let mut held = 0;
     loop {
@@ -401,6 +403,6 @@ fn run() -> Outcome<()> {
 }
 
 fn main() -> Result<(), String> {
-    // What kernels print goes by C's standard output, which has a buffer of its own.
+    // Kernels print to C's standard output, which has its own buffer.
     run().inspect_err(|error| println!("ended: {error}"))
 }

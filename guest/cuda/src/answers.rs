@@ -1,6 +1,6 @@
-//! What is asked again and again: attributes and occupancy of kernels, and whether a device has its
-//! primary context, which libraries ask for before they launch. The answers stay until something is set
-//! that they may depend on, or kernels may go.
+//! Caches answers that libraries ask for before every launch: attributes and occupancy of kernels,
+//! and whether a device's primary context is active. The answers are kept until something is set
+//! that they may depend on, or until kernels may be unloaded.
 
 use std::{
     collections::HashMap,
@@ -16,23 +16,23 @@ use crate::{
     forward::forward,
 };
 
-/// The most answers that are kept.
+/// The maximum number of cached answers.
 const MOST: usize = 1 << 14;
 
-/// Which question: the entry point, the context, and up to four numbers.
+/// A question: the entry point, the context, and up to four numbers.
 type Question = (&'static str, u32, [u64; 4]);
 
-/// Answers, of one state of all attributes.
+/// The answers, for one state of all attributes.
 #[derive(Debug, Default)]
 struct Known {
     answers: HashMap<Question, u64>,
-    /// How often they have been forgotten: an answer from before is none.
+    /// How often the answers have been discarded. An answer to an earlier question is not cached.
     forgotten: u64,
 }
 
 static KNOWN: RwLock<Option<Known>> = RwLock::new(None);
 
-/// Forgets all answers, as something may have changed them.
+/// Discards all answers, since something may have changed them.
 pub fn forget() {
     let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     let known = known.get_or_insert_default();
@@ -40,13 +40,13 @@ pub fn forget() {
     known.forgotten += 1;
 }
 
-/// The answer to a question, asked if it is not known.
+/// Returns the answer to a question, asking the worker if it is not cached.
 fn answer(
     symbol: &'static str,
     numbers: [u64; 4],
     ask: impl FnOnce() -> Outcome<u64>,
 ) -> Outcome<u64> {
-    // Without a worker there is no answer, and none for a child of the process that has one.
+    // Fails without a worker, and in a forked child of the process that has one.
     connected()?;
     let question = (symbol, context::current(), numbers);
     let forgotten = {
@@ -71,24 +71,24 @@ fn answer(
     Ok(answer)
 }
 
-/// A number that an entry point writes to its first parameter.
+/// Writes a number that an entry point returns through its first parameter.
 ///
 /// # Safety
-/// `to` is null or a place for a number.
+/// `to` is null or valid for writing a number.
 unsafe fn number(to: *mut c_int, symbol: &'static str, numbers: [u64; 4], count: usize) -> Outcome {
     let found = answer(symbol, numbers, || {
         let mut found: c_int = 0;
         let mut words = vec![&raw mut found as u64];
         words.extend(&numbers[..count]);
-        // SAFETY: the pointer is to a local of the type that is written.
+        // SAFETY: the pointer points to a local of the type that is written.
         unsafe { forward(symbol, &words) }?;
         Ok(found.cast_unsigned().into())
     })?;
-    // SAFETY: the caller's promise. What was written by the same call fits.
+    // SAFETY: the caller's promise. The value was written by the same call, so it fits.
     unsafe { put(to, (found as u32).cast_signed()) }
 }
 
-/// How many blocks of a function run at the same time on a processor.
+/// The number of blocks of a function that a multiprocessor runs at the same time.
 ///
 /// # Errors
 /// The driver's.
@@ -100,7 +100,7 @@ pub fn blocks(function: CUfunction, threads: c_int, dynamic: usize) -> Outcome<c
         dynamic as u64,
         0,
     ];
-    // SAFETY: a place for a number.
+    // SAFETY: valid for writing a number.
     unsafe {
         number(
             &raw mut blocks,

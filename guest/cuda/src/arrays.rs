@@ -1,4 +1,4 @@
-//! Arrays, textures and surfaces, and copies of rows and planes that are more than stretches of memory.
+//! Arrays, textures and surfaces, and copies of rows and planes that are not contiguous.
 
 use std::ffi::c_void;
 
@@ -27,11 +27,11 @@ use crate::{
 /// One end of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
-    /// Memory of the device: where, bytes of a row, rows of a plane.
+    /// Device memory: address, row pitch in bytes, rows per plane.
     Device(u64, u64, u64),
-    /// An array's number, and where its part begins.
+    /// An array's number, and the start of the part.
     Array(u32, [u64; 3]),
-    /// The program's memory, as for the device's.
+    /// The program's memory, described as for the device's.
     Host(u64, u64, u64),
 }
 
@@ -40,14 +40,14 @@ pub enum End {
 pub struct Volume {
     pub to: End,
     pub from: End,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub width: u64,
     pub rows: u64,
     pub planes: u64,
 }
 
-/// What the API says of an end: its kind, where it is, its array, bytes of a row and rows of a plane,
-/// and where the part begins.
+/// An end as the API describes it: its kind, its addresses, its array, row pitch in bytes and rows per plane, and the
+/// start of the part.
 type Said = (
     CUmemorytype,
     (u64, u64),
@@ -85,7 +85,7 @@ impl End {
         })
     }
 
-    /// The part that begins with this row and plane; none of the program's memory.
+    /// The part that begins with this row and plane. None for the program's memory.
     fn side(self, row: u64, plane: u64) -> Option<Side> {
         match self {
             Self::Device(at, pitch, height) => {
@@ -103,10 +103,10 @@ impl End {
 }
 
 impl Volume {
-    /// What a program says of a copy.
+    /// Converts a program's description of a copy.
     ///
     /// # Errors
-    /// An array is none, or a place is beyond all memory.
+    /// An array handle is invalid, or an address is beyond all memory.
     pub fn new(link: &Link, c: &CUDA_MEMCPY3D) -> Outcome<Self> {
         let (width, rows) = (c.WidthInBytes as u64, c.Height as u64);
         let from = (
@@ -132,13 +132,13 @@ impl Volume {
         })
     }
 
-    /// Whether an array takes part.
+    /// Whether an array is involved.
     pub fn has_array(&self) -> bool {
         matches!(self.to, End::Array(..)) || matches!(self.from, End::Array(..))
     }
 
-    /// A side for a node of a graph, and where it is memory of the program's that is not pinned, the
-    /// place that it has in the window.
+    /// A side of a graph node's copy. If it is memory of the program that is not pinned, also returns its place in the
+    /// window.
     ///
     /// # Errors
     /// There is no room in the window.
@@ -172,7 +172,7 @@ impl Volume {
         Ok((Side::Window(place), Some(paged)))
     }
 
-    /// Copies. Memory of the program goes through stages.
+    /// Executes the copy. Memory of the program passes through stages.
     pub fn copy(&self, order: Order) -> Outcome {
         let link = connected()?;
         let Self {
@@ -195,7 +195,7 @@ impl Volume {
         };
         if let (Some(to), Some(from)) = (to.side(0, 0), from.side(0, 0)) {
             let call = call(to, from, [width, rows, planes]);
-            // What is refused there is not to be missing in the graph.
+            // A call that the driver refuses must not silently be missing in the graph.
             return match capturing(link, context, stream) {
                 true => link.ask(&call),
                 false => link.post(&call),
@@ -221,7 +221,7 @@ impl Volume {
                 let ask = |call| exact(link, context, stream, link.ask::<CopyVolume>(call));
                 match (to.side(row, plane), from) {
                     (Some(to), End::Host(at, pitch, height)) => {
-                        // SAFETY: the caller's memory, as the API wants it.
+                        // SAFETY: the caller's memory, valid as the API requires.
                         let place = unsafe { link.stage_copy(&region((at, pitch, height)))? };
                         let call = call(to, Side::Window(place), size);
                         if order.wait && last {
@@ -238,8 +238,7 @@ impl Volume {
                         let length = width * count;
                         let offset = link.reserve(length)?;
                         let region = region((at, pitch, height));
-                        // SAFETY: the caller's memory, to which nothing is written after this has
-                        // returned.
+                        // SAFETY: the caller's memory, which is not written to after this function has returned.
                         let place = unsafe { link.stage_into(offset, length, region) };
                         ask(&call(Side::Window(place), from, size))?;
                     }
@@ -251,7 +250,7 @@ impl Volume {
     }
 }
 
-/// A row of an array, in bytes from its start.
+/// A row of an array, from a byte offset on.
 fn row(array: CUarray, offset: usize) -> Outcome<End> {
     let array = handles::valid(Kind::Array, array as u64)?;
     Ok(End::Array(array, [offset as u64, 0, 0]))
@@ -272,15 +271,15 @@ fn host(at: *const c_void, width: usize) -> End {
     End::Host(at as u64, width as u64, 1)
 }
 
-/// A description in which handles are numbers.
+/// A description with handles replaced by numbers.
 ///
 /// # Safety
-/// It is as the API wants it.
+/// It is valid as the API requires.
 unsafe fn described(description: *const CUDA_RESOURCE_DESC) -> Outcome<CUDA_RESOURCE_DESC> {
     use CUresourcetype as T;
     // SAFETY: the caller's promise.
     let mut sent = *unsafe { description.as_ref() }.ok_or(codes::INVALID_VALUE)?;
-    // SAFETY: the kind says which part of the union is there.
+    // SAFETY: the kind determines which part of the union is valid.
     unsafe {
         match sent.resType {
             T::CU_RESOURCE_TYPE_ARRAY => {

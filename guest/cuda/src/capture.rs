@@ -1,4 +1,4 @@
-//! Captures of streams: their beginning and end, and what programs ask of them.
+//! Stream capture: beginning, end, and queries.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,10 +28,10 @@ use crate::{
 
 /// The streams in which this process has begun captures that have not ended.
 static BEGUN: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
-/// How many they are.
+/// Their number.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether anything is being captured.
+/// Whether any stream is being captured.
 pub fn captures() -> bool {
     CAPTURES.load(Ordering::Relaxed) > 0
 }
@@ -43,7 +43,8 @@ fn begun(stream: u64) {
     CAPTURES.store(all.len(), Ordering::Relaxed);
 }
 
-/// The capture that has begun in a stream, if one has, is over, with a graph or without.
+/// Records that the capture which was begun in this stream, if any, is over, with or without a
+/// graph.
 fn over(stream: u64) {
     forget(stream);
     let mut all = BEGUN.lock_unpoisoned();
@@ -56,7 +57,7 @@ fn over(stream: u64) {
     }
 }
 
-/// Whether a stream is being captured, as the worker knows.
+/// Whether a stream is being captured, according to the worker.
 fn asked(stream: u64) -> bool {
     let mut status = 0u32;
     // SAFETY: the pointer is to a local.
@@ -64,7 +65,7 @@ fn asked(stream: u64) -> bool {
     asked.is_ok() && status != 0
 }
 
-/// Whether a stream is being captured; one atomic load if none is.
+/// Whether a stream is being captured. Costs one atomic load if none is.
 pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
     let _ = link;
     if !captures() || stream == 0 {
@@ -73,29 +74,29 @@ pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
     asked(handles::handle(Kind::Stream, stream))
 }
 
-/// What is known of a stream's capture.
+/// The state of a stream's capture.
 ///
 /// # Errors
-/// It is no stream; the driver's.
+/// The stream is invalid; the driver's.
 pub fn state(link: &Link, stream: u64) -> Outcome<Captured> {
     let context = context::need()?;
     let stream = handles::valid(Kind::Stream, stream)?;
     link.ask(&CaptureInfo { context, stream })
 }
 
-/// Bytes of an edge's data.
+/// The size of an edge's data in bytes.
 const EDGE: usize = size_of::<CUgraphEdgeData>();
 
-/// What comes before what is captured next: arrays at which a program may look.
+/// The dependencies of the next captured node, in arrays that a program may look at.
 struct Told {
     nodes: Box<[u64]>,
     edges: Box<[u8]>,
 }
 
-/// By the streams' handles, until a program asks again or the capture ends.
+/// By stream handle. Valid until the program asks again or the capture ends.
 static TOLD: Mutex<Option<HashMap<u64, Told>>> = Mutex::new(None);
 
-/// Places for what a program wants to know of a capture, or null.
+/// Pointers for the results that a program wants of a capture query, or null.
 struct Wanted {
     status: *mut CUstreamCaptureStatus,
     id: *mut cuuint64_t,
@@ -107,7 +108,7 @@ struct Wanted {
 
 impl Wanted {
     /// # Safety
-    /// They are places, or null.
+    /// They are valid for writing, or null.
     unsafe fn tell(&self, stream: CUstream) -> Outcome {
         let link = connected()?;
         // SAFETY: the caller's promise.
@@ -128,7 +129,7 @@ impl Wanted {
                 handles::handle(Kind::Graph, known.graph) as CUgraph,
             );
             offer(self.count, known.after.len());
-            // Who does not look at edges' data is not to miss any.
+            // A caller that does not ask for the edges' data must not miss any.
             let is_plain = known.edges.0.iter().all(|byte| *byte == 0);
             if !self.nodes.is_null() && self.edges.is_null() && !is_plain {
                 return Err(codes::LOSSY_QUERY);
@@ -165,7 +166,8 @@ fn forget(stream: u64) {
 
 entry_points! {
     fn cuStreamBeginCapture_v2(hStream: CUstream, mode: CUstreamCaptureMode) {
-        // The worker's one thread is no measure of what this one may do.
+        // The capture mode restricts the worker's one thread only, and is meaningless for the
+        // calling thread.
         let _ = mode;
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
         forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
@@ -195,7 +197,8 @@ entry_points! {
         paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
     }
 
-    // Libraries ask before much of what they do: the worker is asked where something is captured at all.
+    // Libraries ask this before much of what they do. The worker is only asked while anything is
+    // being captured.
     fn cuStreamIsCapturing(hStream: CUstream, captureStatus: *mut CUstreamCaptureStatus) {
         if !captures() {
             connected()?;
@@ -208,21 +211,22 @@ entry_points! {
 
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
         let ended = paged::end(hStream as u64, || {
-            // Who captures to a graph that was there need not be told of it.
+            // A caller that captures to an existing graph need not be told which one.
             let mut graph = 0u64;
             forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
             offer(phGraph, graph as CUgraph);
-            // None where nothing has been captured.
+            // There is no graph if nothing has been captured.
             handles::valid(Kind::Graph, graph)
         });
-        // An invalid capture ends without a graph; one goes on that another stream has begun.
+        // An invalid capture ends without a graph. A capture that another stream has begun
+        // continues.
         if ended.is_ok() || !asked(hStream as u64) {
             over(hStream as u64);
         }
         ended
     }
 
-    // With the stream ends the capture that has begun in it.
+    // Destroying a stream ends the capture that was begun in it.
     fn cuStreamDestroy_v2(hStream: CUstream) {
         forward("cuStreamDestroy_v2", &[hStream as u64])?;
         over(hStream as u64);

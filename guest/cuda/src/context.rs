@@ -1,4 +1,4 @@
-//! Contexts: what is current in a thread, and its default stream.
+//! Contexts: a thread's current context and its default stream.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,23 +20,23 @@ use crate::{
     turns,
 };
 
-/// A list of a thread, which is there as long as the thread is: programs unregister their images and free
-/// memory when they exit, after what has a destructor is gone.
+/// A per-thread list that exists as long as the thread: programs unregister their images and free memory when they
+/// exit, after everything with a destructor is gone.
 type Lasting<T> = RefCell<ManuallyDrop<Vec<T>>>;
 
 thread_local! {
-    /// The stack of contexts: their handles.
+    /// The stack of contexts, by handle.
     static STACK: Lasting<u64> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
-    /// Whether no stream means the thread's own.
+    /// Whether the null stream means the thread's own stream.
     static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
     /// This thread's own streams, by context: their numbers.
     static STREAMS: Lasting<(u64, u32)> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// Devices of contexts, by handle.
+/// The devices of contexts, by handle.
 static DEVICES: Mutex<Vec<(u64, CUdevice)>> = Mutex::new(Vec::new());
 
-/// Has no stream mean the thread's own one while this runs.
+/// Runs a call with the null stream meaning the thread's own stream.
 pub fn per_thread(call: impl FnOnce() -> CUresult) -> CUresult {
     let before = IS_PER_THREAD.replace(true);
     let result = call();
@@ -44,12 +44,12 @@ pub fn per_thread(call: impl FnOnce() -> CUresult) -> CUresult {
     result
 }
 
-/// Whether no stream means the thread's own.
+/// Whether the null stream means the thread's own stream.
 pub fn is_per_thread() -> bool {
     IS_PER_THREAD.get()
 }
 
-/// The number of this thread's own stream in the current context, which is made when it is first used.
+/// The number of this thread's own stream in the current context. The stream is created on first use.
 pub fn own_stream() -> Option<u32> {
     let context = top()?;
     if let Some(stream) =
@@ -76,12 +76,12 @@ pub fn top() -> Option<u64> {
         .filter(|top| *top != 0)
 }
 
-/// The current context's number; 0 if none is current.
+/// The current context's number, or 0 if there is none.
 pub fn current() -> u32 {
     top().map_or(0, |top| top as u32)
 }
 
-/// The current context's number: there must be one.
+/// The current context's number. Fails if there is none.
 pub fn need() -> Outcome<u32> {
     match current() {
         0 => Err(codes::INVALID_CONTEXT),
@@ -89,7 +89,7 @@ pub fn need() -> Outcome<u32> {
     }
 }
 
-/// That there is a driver and a current context.
+/// Checks that there is a driver and a current context.
 pub fn need_connected() -> Outcome {
     connected()?;
     need().map(drop)
@@ -103,7 +103,7 @@ pub fn device() -> Outcome<CUdevice> {
     Ok(found.map_or(0, |(_, device)| *device))
 }
 
-/// Does something in another context.
+/// Runs a call with another context being current.
 pub fn within<T>(context: u64, call: impl FnOnce() -> T) -> T {
     STACK.with_borrow_mut(|stack| stack.push(context));
     let done = call();
@@ -130,7 +130,7 @@ fn valid(context: CUcontext) -> Outcome<u64> {
     Ok(context as u64)
 }
 
-/// How often each device's primary context is retained, and its handle.
+/// The number of times that each device's primary context is retained, and its handle.
 static PRIMARY: Mutex<Vec<(CUdevice, u32, u64)>> = Mutex::new(Vec::new());
 
 fn retained(device: CUdevice, context: u64) {
@@ -141,7 +141,7 @@ fn retained(device: CUdevice, context: u64) {
     }
 }
 
-/// The primary context is released once, or all at once.
+/// Records that a primary context was released, once or (`all_at_once`) completely.
 fn released(device: CUdevice, all_at_once: bool) {
     let mut all = PRIMARY.lock_unpoisoned();
     all.retain_mut(|(of, count, context)| {
@@ -156,8 +156,8 @@ fn released(device: CUdevice, all_at_once: bool) {
     });
 }
 
-/// Has the worker release a primary context. If that is its end, its handle is none any more before
-/// another thread may be given its number.
+/// Has the worker release a primary context. If that destroys the context, its handle becomes invalid before another
+/// thread can be given the same number.
 fn release(symbol: &str, device: CUdevice, all_at_once: bool) -> Outcome {
     let ends =
         |(of, count, _): &&(CUdevice, u32, u64)| *of == device && (all_at_once || *count == 1);

@@ -1,5 +1,6 @@
-//! Copies. Pinned memory is used where it is; other memory goes through stages of the window, in
-//! pieces, so that the copy between memory and window and the device's work on another piece overlap.
+//! Copies. Pinned memory is used in place. Other memory passes through stages of the window in
+//! pieces, so that copying one piece between memory and window overlaps with the device's work on
+//! another.
 
 use std::{collections::VecDeque, ffi::c_void};
 
@@ -26,30 +27,32 @@ use crate::{
     streams::exact,
 };
 
-/// Larger copies of ordinary memory are cut into pieces.
+/// The maximum size of a copy of ordinary memory that is not divided into pieces.
 const UNCUT: usize = 256 << 10;
 /// The largest piece.
 pub const LARGEST_PIECE: usize = 2 << 20;
-/// How many pieces of a copy to the host are under way: their stages stay in the caches.
+/// The maximum number of pieces of a copy to the host that are in flight: their stages stay in the
+/// caches.
 const PIECES: usize = 6;
-/// The most pieces of a copy to the device that are under way. A copy of any size goes through so much of
-/// the window: more would have to be mapped and made known to the driver first.
+/// The maximum number of pieces of a copy to the device that are in flight. A copy of any size uses
+/// no more of the window than that: more would have to be mapped and registered with the driver
+/// first.
 const AHEAD: usize = 8;
-/// Of those, so many are waited for at a time: the worker is asked once for all.
+/// The number of these pieces that are waited for at a time, with one request to the worker.
 const BATCH: usize = 4;
 
-/// Where and how a copy goes.
+/// The context, stream and kind of a copy.
 #[derive(Clone, Copy, Debug)]
 pub struct Order {
     pub context: u32,
     pub stream: u32,
-    /// Whether the caller goes on only when it is done.
+    /// Whether the caller waits until it is done.
     pub wait: bool,
 }
 
 impl Order {
     /// # Errors
-    /// There is no context or no such stream.
+    /// There is no current context, or the stream is invalid.
     pub fn new(stream: CUstream, wait: bool) -> Outcome<Self> {
         connected()?;
         Ok(Self {
@@ -65,7 +68,7 @@ fn piece_size(size: usize) -> usize {
     part.clamp(UNCUT, LARGEST_PIECE)
 }
 
-/// Cuts a stretch.
+/// Divides a stretch into pieces.
 fn pieces(size: usize) -> impl Iterator<Item = (usize, usize)> {
     let length = if size <= UNCUT {
         size
@@ -85,7 +88,7 @@ fn window_place(link: &Link, pointer: *const u8, size: usize) -> Option<WindowRa
     })
 }
 
-/// A stretch of the program's memory, for a node of a graph.
+/// A contiguous stretch of the program's memory, for a graph node.
 fn flat(at: u64, size: usize) -> Rows {
     Rows {
         at,
@@ -109,7 +112,7 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         let call = call(to, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
-            // What is refused there is not to be missing in the graph.
+            // A call that the driver refuses must not silently be missing in the graph.
             false if capturing(link, context, stream) => link.ask(&call),
             false => link.post(&call),
         };
@@ -123,20 +126,20 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
     let mut under_way = VecDeque::with_capacity(AHEAD);
     for (at, length) in pieces(size) {
         if under_way.len() == AHEAD {
-            // The worker tells of all that are done before it answers.
+            // The worker reports all completed stages before it answers.
             let newest: Option<StageId> = under_way.drain(..BATCH).next_back();
             newest.map_or(Ok(()), |stage| link.wait_released(stage))?;
         }
         let memory = HostRegion::flat(from.wrapping_add(at).cast_mut(), length);
-        // SAFETY: the caller's memory, as the API wants it.
+        // SAFETY: the caller's memory, valid as the API requires.
         let place = unsafe { link.stage_copy(&memory)? };
         under_way.extend(place.stage);
         let call = call(to + at as u64, place);
         if order.wait && at + length == size {
-            // Streams that do not wait for this one are not to be earlier.
+            // Streams that do not wait for this one must not overtake it.
             return exact(link, context, stream, link.ask(&call));
         }
-        // The memory has been read: that is all that the caller waits for.
+        // The memory has been read, which is all that the caller waits for.
         link.post(&call)?;
     }
     Ok(())
@@ -156,7 +159,7 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         let call = call(from, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
-            // What is refused there is not to be missing in the graph.
+            // A call that the driver refuses must not silently be missing in the graph.
             false if capturing(link, context, stream) => link.ask(&call),
             false => link.post(&call),
         };
@@ -176,12 +179,12 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         }
         let memory = HostRegion::flat(to.wrapping_add(at), length);
         let offset = link.reserve(length as u64)?;
-        // SAFETY: the caller's memory, to which nothing is written after this has returned.
+        // SAFETY: the caller's memory, which is not written to after this function has returned.
         let place = unsafe { link.stage_into(offset, length as u64, memory) };
         under_way.extend(place.stage);
         let call = call(from + at as u64, place);
         if at + length == size {
-            // Memory that is not pinned has its data when the call returns, in any case.
+            // In any case, memory that is not pinned contains its data when the call returns.
             return exact(link, context, stream, link.ask(&call));
         }
         link.post(&call)?;
@@ -200,16 +203,16 @@ fn on_device(link: &Link, order: Order, to: u64, from: u64, size: usize) -> Outc
     })
 }
 
-/// Whether all of a stretch is memory of the device, or, if it is not known, `otherwise`.
+/// Whether an address is in known memory of the device.
 pub fn is_device(link: &Link, at: u64) -> bool {
     find(link, at).is_some_and(|known| known.what.is_device())
 }
 
-/// Whether a stretch goes beyond the memory that it begins in.
+/// Checks that a stretch does not extend beyond the allocation that it begins in.
 fn checked(link: &Link, at: u64, size: usize) -> Outcome {
     let known = find(link, at).ok_or(codes::INVALID_VALUE)?;
     let fits = (at - known.start).checked_add(size as u64);
-    // Mapped memory goes on in the next mapping.
+    // Mapped memory may continue in the next mapping.
     if known.what == crate::memory::What::Mapped || fits.is_some_and(|end| end <= known.size) {
         return Ok(());
     }
@@ -240,7 +243,7 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
             let (context, stream) = (order.context, order.stream);
             let waited = link.ask(&StreamSynchronize { context, stream });
             exact(link, context, stream, waited)?;
-            // SAFETY: the caller's memory, both.
+            // SAFETY: both are the caller's memory.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
             Ok(())
         }
@@ -271,7 +274,7 @@ fn to_host(order: Order, to: *mut c_void, from: u64, size: usize) -> Outcome {
     read(link, order, to.cast(), from, size)
 }
 
-/// A rectangle's side.
+/// A side of a rectangular copy.
 #[derive(Clone, Copy)]
 struct Side {
     at: u64,
@@ -295,7 +298,7 @@ fn side(
         T::CU_MEMORYTYPE_HOST => (host, false),
         T::CU_MEMORYTYPE_DEVICE => (device, true),
         T::CU_MEMORYTYPE_UNIFIED => (device, self::is_device(link, device)),
-        // Copies with arrays go another way.
+        // Copies with arrays take a different path.
         _ => return Err(codes::NOT_SUPPORTED),
     };
     Ok(Side {
@@ -305,7 +308,7 @@ fn side(
     })
 }
 
-/// A rectangle as one plane.
+/// Converts a rectangle to a volume of one plane.
 fn in_space(copy: &CUDA_MEMCPY2D) -> CUDA_MEMCPY3D {
     CUDA_MEMCPY3D {
         srcXInBytes: copy.srcXInBytes,
@@ -450,7 +453,7 @@ entry_points! {
         any(Order::new(hStream, false)?, dstDevice, srcDevice, ByteCount)
     }
 
-    // One worker serves all devices: addresses mean the same in all contexts.
+    // One worker serves all devices, so addresses mean the same in all contexts.
     fn cuMemcpyPeerAsync(
         dstDevice: CUdeviceptr,
         _dstContext: CUcontext,

@@ -1,4 +1,4 @@
-//! The devices: what the worker has said of them.
+//! Devices, as the worker describes them.
 
 use std::ffi::{CStr, c_char, c_int, c_uint};
 
@@ -10,7 +10,7 @@ use crate::{
     link,
 };
 
-/// The newest version whose entry points there are.
+/// The newest version of which all entry points exist.
 const VERSION: u32 = 13000;
 
 fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
@@ -19,10 +19,10 @@ fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
     started.devices.get(index).ok_or(codes::INVALID_DEVICE)
 }
 
-/// What a device has natively and not here, so that programs do without: its worker shares no memory
-/// with other processes and has no descriptors for them, what a program registers of its own memory has
-/// another address on the device, ordinary memory has none, managed memory does not move, and memory of the host's pools
-/// would be the worker's.
+/// Features that a device has natively but not here, so that programs do without them. The worker
+/// shares no memory with other processes and has no descriptors for it. Memory that a program
+/// registers has another address on the device, ordinary memory has none, and managed memory does
+/// not migrate. Memory of the host's pools would be the worker's.
 const ABSENT: &[CUdevice_attribute] = &[
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM,
     CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS,

@@ -1,4 +1,4 @@
-//! A graph in the language of Graphviz, as the driver writes it without any of its flags.
+//! A graph in the language of Graphviz, as the driver writes it without any flags.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_uint},
@@ -15,7 +15,7 @@ use crate::{
     handles, landing,
 };
 
-/// Names of `CUgraphNodeType`.
+/// The names of `CUgraphNodeType`.
 const KINDS: &[&str] = &[
     "KERNEL",
     "MEMCPY",
@@ -40,13 +40,13 @@ fn nodes(graph: u64) -> Outcome<Vec<u64>> {
     unsafe { forward("cuGraphGetNodes", &[graph, 0, &raw mut count as u64])? };
     let mut nodes = vec![0u64; count];
     let words = [graph, nodes.as_mut_ptr() as u64, &raw mut count as u64];
-    // SAFETY: as many are there as are asked for.
+    // SAFETY: the array has as many elements as are requested.
     unsafe { forward("cuGraphGetNodes", &words)? };
     nodes.truncate(count);
     Ok(nodes)
 }
 
-/// What a node is; nothing where the driver does not say.
+/// The kind of a node. Empty if the driver does not say.
 fn kind(node: u64) -> &'static str {
     let mut kind = u32::MAX;
     // SAFETY: the pointer is to a local.
@@ -55,7 +55,7 @@ fn kind(node: u64) -> &'static str {
     name.copied().unwrap_or_default()
 }
 
-/// A graph's nodes and edges.
+/// Writes a graph's nodes and edges.
 fn dot(graph: u64) -> Outcome<String> {
     let all = nodes(graph)?;
     let number = |node: u64| all.iter().position(|one| *one == node);
@@ -81,7 +81,7 @@ fn dot(graph: u64) -> Outcome<String> {
 
 entry_points! {
     fn cuGraphDebugDotPrint(hGraph: CUgraph, path: *const c_char, flags: c_uint) {
-        // They ask for more of each node.
+        // The flags only ask for more details of each node.
         let _ = flags;
         if path.is_null() {
             return Err(codes::INVALID_VALUE);

@@ -1,4 +1,4 @@
-//! What all entry points have in common.
+//! Common code of all entry points.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,18 +10,18 @@ use crate::{
     link::{self, Link},
 };
 
-/// A result: what is wrong is a `CUresult`'s number.
+/// A result. The error is the number of a `CUresult`.
 pub type Outcome<T = ()> = Result<T, i32>;
 
 /// Whether `cuInit` has succeeded.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
-/// From here on there is a driver.
+/// Marks the driver as initialized.
 pub fn start() {
     STARTED.store(true, Ordering::Release);
 }
 
-/// The connection, once `cuInit` has been called.
+/// The connection. Fails if `cuInit` has not been called.
 pub fn connected() -> Outcome<&'static Link> {
     if !STARTED.load(Ordering::Acquire) {
         return Err(codes::NOT_INITIALIZED);
@@ -29,7 +29,7 @@ pub fn connected() -> Outcome<&'static Link> {
     link::get().ok_or(codes::DEVICE_UNAVAILABLE)
 }
 
-/// A result for the caller.
+/// Converts a result for the caller.
 pub fn result(outcome: Outcome) -> CUresult {
     if let Err(code) = outcome
         && code != codes::NOT_READY
@@ -39,14 +39,14 @@ pub fn result(outcome: Outcome) -> CUresult {
     cudaError_enum(outcome.err().unwrap_or(0).cast_unsigned())
 }
 
-/// Defines entry points that are written by hand, with the signatures that the definition has.
+/// Defines entry points that are written by hand, with the signatures of the API's definition.
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::missing_safety_doc)]
         pub unsafe extern "C" fn $name($($argument: $of),*) -> CUresult {
-            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
-            // any library of C do.
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as callers
+            // of any C library do.
             let call = || -> $crate::entry::Outcome { unsafe { $body } };
             $crate::entry::result(call())
         }
@@ -58,7 +58,7 @@ pub(crate) use entry_points;
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is null or a place for a value.
+/// `to` is null or valid for writing.
 pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(codes::INVALID_VALUE);
@@ -68,7 +68,7 @@ pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
     Ok(())
 }
 
-/// Writes a result that the caller may not want.
+/// Writes an optional result.
 ///
 /// # Safety
 /// As for [`put`].
@@ -79,7 +79,7 @@ pub unsafe fn offer<T>(to: *mut T, value: T) {
     }
 }
 
-/// Writes a text with its zero, as much of it as there is room for.
+/// Writes a text with a terminating zero, truncated to fit.
 ///
 /// # Safety
 /// There is room for `length` bytes.

@@ -1,4 +1,4 @@
-//! Fills.
+//! Memory fills.
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
@@ -49,7 +49,7 @@ fn fill(
         pitch: pitch as u64,
         rows: rows as u64,
     };
-    // Only of pinned memory does the caller see the values when the call returns.
+    // The caller may rely on the values being visible on return only for pinned memory.
     if stream.is_none() && !known.what.is_device() {
         return exact(link, context, stream_number, link.ask(&call));
     }

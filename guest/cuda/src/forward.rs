@@ -1,4 +1,4 @@
-//! Entry points whose parameters travel by the API's definition.
+//! Entry points whose parameters are encoded according to the API's definition.
 
 use cuda_definition::driver::types::CUresult;
 use gantry_remoting::{
@@ -18,7 +18,7 @@ use crate::{
     handles, launch, memory,
 };
 
-/// Those that are not waited for: work in a stream that writes nothing for the caller.
+/// Entry points that are not waited for: work in a stream that writes no result for the caller.
 const POSTED: &[&str] = &[
     "cuEventRecord",
     "cuEventRecordWithFlags",
@@ -29,7 +29,7 @@ const POSTED: &[&str] = &[
     "cuStreamWaitValue64_v2",
 ];
 
-/// Those whose success ends the object of their first parameter.
+/// Entry points whose success ends the object of their first parameter.
 const ENDING: &[&str] = &[
     "cuCtxDestroy_v2",
     "cuModuleUnload",
@@ -44,7 +44,7 @@ const ENDING: &[&str] = &[
     "cuMipmappedArrayDestroy",
 ];
 
-/// Those after which what was known of kernels and contexts may be wrong.
+/// Entry points after which cached information about kernels and contexts may be wrong.
 const CHANGING: &[&str] = &[
     "cuCtxSetCacheConfig",
     "cuCtxSetFlags",
@@ -60,7 +60,7 @@ const CHANGING: &[&str] = &[
     "cuKernelSetCacheConfig",
 ];
 
-/// Those with whose success functions may go.
+/// Entry points whose success may unload functions.
 const UNLOADING: &[&str] = &[
     "cuModuleUnload",
     "cuLibraryUnload",
@@ -69,16 +69,16 @@ const UNLOADING: &[&str] = &[
     "cuDevicePrimaryCtxReset_v2",
 ];
 
-/// An entry point that does nothing else.
+/// An entry point that only forwards its call.
 ///
 /// # Safety
-/// Words are the parameters, and pointers among them as the API wants them.
+/// `words` are the parameters, and pointers among them are valid as the API requires.
 pub unsafe fn entry(symbol: &'static str, words: &[u64]) -> CUresult {
     // SAFETY: the caller's promise.
     result(unsafe { forward(symbol, words) })
 }
 
-/// The place of a symbol in the list of forwarded ones.
+/// The index of a symbol in the list of forwarded ones.
 fn number(symbol: &str) -> Outcome<u16> {
     use std::{collections::HashMap, sync::OnceLock};
     static NUMBERS: OnceLock<HashMap<&str, u16>> = OnceLock::new();
@@ -90,7 +90,7 @@ fn number(symbol: &str) -> Outcome<u16> {
     numbers.get(symbol).copied().ok_or(codes::NOT_SUPPORTED)
 }
 
-/// Carries a call to the worker.
+/// Forwards a call to the worker.
 ///
 /// # Safety
 /// As for [`entry`].
@@ -104,7 +104,7 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
         words,
         scalars,
     };
-    // What is no handle is told here: not all calls are waited for.
+    // Invalid handles are reported here, since not all calls are waited for.
     for (parameter, word) in plan.parameters.iter().zip(words) {
         if let Parameter::Handle(kind) = parameter
             && handles::number(*kind, *word) == NO_HANDLE
@@ -130,7 +130,8 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
     }
     let ended = words.first().filter(|_| ENDING.contains(&symbol));
     if let Some(handle) = ended {
-        // Before: as soon as the worker has ended it, another thread may be given its number.
+        // Before the call: as soon as the worker has ended the object, another thread may be given
+        // its number.
         handles::forget(*handle);
     }
     let asked = link.ask(&Forward {
@@ -149,7 +150,7 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
     let written = unsafe { outgoing.write(&answer, handles::handle) };
     written.map_err(|_| codes::UNKNOWN)?;
     if UNLOADING.contains(&symbol) {
-        // Numbers are given again.
+        // Numbers are reused.
         launch::forget_all(link);
     }
     // SAFETY: the caller's promise.

@@ -1,4 +1,4 @@
-//! Entry points that are made from the API's definition, and the table of all.
+//! The entry points that are generated from the API's definition, and the table of all.
 
 #![allow(
     clippy::all,
@@ -24,12 +24,12 @@ pub struct Symbol {
 // SAFETY: addresses of functions.
 unsafe impl Sync for Symbol {}
 
-/// A parameter as a word: all parameters of the API are numbers, enumerations, pointers and structures
-/// of eight bytes.
+/// A parameter as a word: all parameters of the API are numbers, enumerations, pointers, and
+/// structures of at most eight bytes.
 fn word<T: Copy>(value: T) -> u64 {
     const { assert!(size_of::<T>() <= 8) };
     let mut word = 0u64;
-    // SAFETY: the value has at most so many bytes.
+    // SAFETY: the value has at most this many bytes.
     unsafe {
         (&raw mut word)
             .cast::<u8>()

@@ -1,4 +1,4 @@
-//! Graphs: launches, and nodes that hold addresses of the program.
+//! Graphs: launches, and nodes that contain addresses of the program.
 
 use std::{
     ffi::{c_uint, c_ulonglong},
@@ -28,10 +28,10 @@ use crate::{
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
 const UPLOAD: u64 = 2;
 
-/// Function, shape and parameters of a kernel's node.
+/// The function, shape and parameters of a kernel node.
 ///
 /// # Safety
-/// It is as the API wants it.
+/// The description is valid as the API requires.
 unsafe fn node(params: *const CUDA_KERNEL_NODE_PARAMS) -> Outcome<(u32, Shape, Blob)> {
     let link = connected()?;
     // SAFETY: the caller's promise.
@@ -71,10 +71,10 @@ unsafe fn set(
     })
 }
 
-/// Nodes that something comes after.
+/// Converts the nodes that a new node depends on.
 ///
 /// # Safety
-/// So many are there.
+/// There are this many.
 pub unsafe fn nodes(first: *const CUgraphNode, count: usize) -> Outcome<Vec<u32>> {
     if count > 0 && first.is_null() {
         return Err(codes::INVALID_VALUE);
@@ -94,10 +94,10 @@ struct Copied {
     paged: Option<Paged>,
 }
 
-/// What a program says of a node's copy.
+/// Converts a program's description of a node's copy.
 ///
 /// # Safety
-/// It is as the API wants it.
+/// It is valid as the API requires.
 unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
     let link = connected()?;
     // SAFETY: the caller's promise.
@@ -116,15 +116,15 @@ unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
     })
 }
 
-/// What a worker answers to a node's copy, for which several places are tried.
+/// Asks the worker about a node's copy, trying several places in the window.
 ///
 /// # Safety
-/// As of [`copied`].
+/// As for [`copied`].
 unsafe fn placed<T>(
     copy: *const CUDA_MEMCPY3D,
     ask: impl Fn(&Copied) -> Outcome<T>,
 ) -> Outcome<(T, Copied)> {
-    // Those that are tried keep their places until the end.
+    // Places that were tried are kept until the end, so that they are not tried again.
     let mut tried = Vec::new();
     loop {
         // SAFETY: the caller's promise.
@@ -231,7 +231,7 @@ entry_points! {
                 CUresult::CUDA_SUCCESS => {}
                 error => return Err(error.0.cast_signed()),
             }
-            // The other form does not upload as well.
+            // The other form of the call does not upload as well.
             let executable = phGraphExec.read();
             let uploaded = forward("cuGraphUpload", &[executable as u64, params.hUploadStream as u64]);
             if uploaded.is_err() {
@@ -255,7 +255,7 @@ entry_points! {
     ) {
         let words = [hGraphExec as u64, hGraph as u64, resultInfo as u64];
         if let Err(code) = forward("cuGraphExecUpdate_v2", &words) {
-            // An error comes without what is written beside it: programs look there first.
+            // An error reply does not contain the other results, which programs look at first.
             if code == codes::GRAPH_EXEC_UPDATE_FAILURE {
                 offer(resultInfo, CUgraphExecUpdateResultInfo {
                     result: CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR,

@@ -1,4 +1,5 @@
-//! Handles: an object's number and kind in a word that looks like a pointer and is never followed.
+//! Handles: an object's number and kind in a word that looks like a pointer but is never
+//! dereferenced.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,21 +7,22 @@ use gantry_remoting::apis::cuda::{FIRST, Kind, LEGACY, NO_HANDLE};
 
 use crate::{context, launch};
 
-/// What handles begin with, in their upper 32 bits, with the kind added.
+/// The upper 32 bits of a handle, to which the kind is added.
 const BASE: u64 = 0x4700;
 /// `CU_STREAM_PER_THREAD`
 pub const PER_THREAD: u64 = 2;
 
-/// Which numbers objects have that have not been destroyed: a bit each.
+/// The numbers of objects that have not been destroyed, one bit each.
 static LIVE: [AtomicU64; 1 << 14] = [const { AtomicU64::new(0) }; 1 << 14];
 
-/// The handle of an object's number; numbers that are no objects' stand for themselves.
+/// The handle of an object's number. Numbers below [`FIRST`] denote no objects and stand for
+/// themselves.
 pub fn handle(kind: Kind, number: u32) -> u64 {
     if number < FIRST {
         return number.into();
     }
     if matches!(kind, Kind::Function | Kind::Kernel) {
-        // The number may have been another one's.
+        // The number may have belonged to another function before.
         launch::forget(number);
     }
     if let Some(word) = LIVE.get(number as usize / 64) {
@@ -29,7 +31,7 @@ pub fn handle(kind: Kind, number: u32) -> u64 {
     (BASE + kind as u64) << 32 | u64::from(number)
 }
 
-/// An object has not been destroyed after all.
+/// Marks an object as valid again, since it was not destroyed after all.
 pub fn revive(handle: u64) {
     let number = handle as u32;
     if let Some(word) = LIVE.get(number as usize / 64).filter(|_| handle != 0) {
@@ -37,7 +39,7 @@ pub fn revive(handle: u64) {
     }
 }
 
-/// An object is about to be destroyed.
+/// Marks an object as invalid, since it is about to be destroyed.
 pub fn forget(handle: u64) {
     let number = handle as u32;
     if let Some(word) = LIVE.get(number as usize / 64) {
@@ -45,8 +47,8 @@ pub fn forget(handle: u64) {
     }
 }
 
-/// The number of a handle; [`NO_HANDLE`] if it is none of this kind. Of a stream, the one that the
-/// handle means in this thread.
+/// The number of a handle, or [`NO_HANDLE`] if it is not a valid handle of this kind. For a stream,
+/// the one that the handle denotes in this thread.
 pub fn number(kind: Kind, handle: u64) -> u32 {
     if kind == Kind::Stream {
         match handle {
@@ -76,7 +78,7 @@ pub fn number(kind: Kind, handle: u64) -> u32 {
     }
 }
 
-/// The number of a handle that must be one of this kind.
+/// The number of a handle. Fails if it is not a valid handle of this kind.
 pub fn valid(kind: Kind, handle: u64) -> Result<u32, i32> {
     match number(kind, handle) {
         NO_HANDLE => Err(kind.invalid()),
@@ -108,7 +110,7 @@ mod tests {
         assert_eq!(number(Kind::Stream, 0), 0);
         assert_eq!(number(Kind::Stream, 1), LEGACY);
         assert_eq!(number(Kind::Event, 1), NO_HANDLE);
-        // Without a context there is no stream of a thread's own.
+        // Without a context, a thread has no stream of its own.
         assert_eq!(number(Kind::Stream, PER_THREAD), NO_HANDLE);
     }
 }

@@ -1,5 +1,6 @@
-//! Pinned memory: in the window, where the device reads and writes it directly. Without a window in
-//! common it is ordinary memory. Managed memory is pinned memory, too: coherent, and not migrated.
+//! Pinned memory, which is in the window, where the device reads and writes it directly. Without a
+//! shared window it is ordinary memory. Managed memory is pinned memory, too: coherent, and not
+//! migrated.
 
 use std::{
     alloc::{Layout, alloc_zeroed, dealloc},
@@ -21,23 +22,23 @@ use crate::{
     streams::exact,
 };
 
-/// `CU_MEMHOSTALLOC_PORTABLE` and its like: all that there are.
+/// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
 const FLAGS: u32 = 0x7;
-/// Places that are tried for memory which the device knows in one part.
+/// The number of places to try for memory which has to be contiguous for the device.
 const PLACES: usize = 4;
 
 fn layout(size: u64) -> Outcome<Layout> {
     Layout::from_size_align(size as usize, 4096).map_err(|_| codes::OUT_OF_MEMORY)
 }
 
-/// A stretch of the window that the device knows, in one part if that can be: where it is, and its address on the
-/// device.
+/// Reserves a stretch of the window that the device knows, in one part if possible. Returns its
+/// offset and its address on the device.
 fn pinned(link: &Link, context: u32, length: u64) -> Outcome<(u64, u64)> {
     let mut tried = Vec::new();
     let found = loop {
         let whole = tried.len() < PLACES;
         let Some(offset) = link.reserve_lasting(length) else {
-            // Those that were tried are free again: one of them has to do.
+            // The places that were tried before are free again: one of them has to do.
             match tried.pop() {
                 Some(offset) => break pin(link, context, offset, length, false),
                 None => break Err(codes::OUT_OF_MEMORY),
@@ -63,7 +64,7 @@ fn pin(link: &Link, context: u32, offset: u64, length: u64, whole: bool) -> Outc
     });
     match pinned {
         Ok(device) => Ok((offset, device)),
-        // It is tried again.
+        // The caller tries again.
         Err(codes::NOT_SUPPORTED) if whole => Err(codes::NOT_SUPPORTED),
         Err(code) => {
             link.free(offset, length);
@@ -83,7 +84,7 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
         if what == What::Managed {
             return Err(codes::NOT_SUPPORTED);
         }
-        // SAFETY: not of size 0.
+        // SAFETY: the size is not 0.
         let at = unsafe { alloc_zeroed(layout(length)?) } as u64;
         if at == 0 {
             return Err(codes::OUT_OF_MEMORY);
@@ -94,14 +95,14 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
     }
     let (offset, device) = pinned(link, context, length)?;
     let at = link.pointer(offset, length)?;
-    // SAFETY: reserved just now, for nobody else.
+    // SAFETY: reserved just now, and not used by anyone else.
     unsafe { at.write_bytes(0, size) };
     let mut memory = link.state.memory.lock_unpoisoned();
     memory.insert(at as u64, length, what, flags, device);
     Ok(at as u64)
 }
 
-/// Gives pinned memory back that nothing uses any more.
+/// Frees pinned memory that nothing uses any more.
 pub fn give_back(link: &Link, at: u64) {
     let Some(known) = link.state.memory.lock_unpoisoned().remove(at) else {
         return;
@@ -110,7 +111,7 @@ pub fn give_back(link: &Link, at: u64) {
         Some(offset) => link.free(offset, known.size),
         None => {
             if let Ok(layout) = layout(known.size) {
-                // SAFETY: allocated so, and in no list any more.
+                // SAFETY: allocated with this layout, and no longer in any list.
                 unsafe { dealloc(at as *mut u8, layout) };
             }
         }
@@ -146,13 +147,13 @@ entry_points! {
         if known.start != p as u64 || known.what != What::Host {
             return Err(codes::INVALID_VALUE);
         }
-        // Copies may be under way; what went wrong before is no fault of this memory.
+        // Copies may be in flight. An earlier error is not this memory's fault.
         let waited = link.ask(&ContextSynchronize { context });
         give_back(link, known.start);
         exact(link, context, 0, waited)
     }
 
-    // Copies go through the window as those of other memory do.
+    // Copies of registered memory pass through the window, as those of other memory do.
     fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
         let link = connected()?;
         context::need()?;
@@ -196,7 +197,8 @@ entry_points! {
         put(pFlags, host(link, p as u64)?.flags)
     }
 
-    // Managed memory is where the host and the device see it: there is nowhere to move it to.
+    // Managed memory is where both the host and the device see it: it cannot be moved anywhere
+    // else.
     fn cuMemPrefetchAsync_v2(
         _devPtr: CUdeviceptr,
         _count: usize,
@@ -249,7 +251,7 @@ entry_points! {
     }
 }
 
-/// Whether a pool's attribute is an `int`, and not 64 bits.
+/// Whether a pool's attribute is an `int` rather than 64 bits.
 fn is_number(attribute: CUmemPool_attribute) -> bool {
     (1..=3).contains(&attribute.0)
 }

@@ -1,5 +1,5 @@
-//! Streams that are known to be idle. Programs wait for a stream before each copy, whether or not anything was sent to it
-//! since they waited for it last; if nothing was, there is nothing to ask.
+//! Streams that are known to be idle. Programs wait for a stream before each copy, whether or not
+//! anything was sent to it since the last wait. If nothing was, the worker need not be asked.
 
 use std::{
     cell::Cell,
@@ -17,19 +17,21 @@ use gantry_remoting::{
     wire::messages::Call,
 };
 
-/// Streams share so many counts: what is sent to one makes those that have its count unknown, and no more.
+/// The number of counters that streams share. Work for one stream makes those with the same counter
+/// unknown, but no others.
 const COUNTS: usize = 64;
-/// How many streams a thread knows to be idle at most.
+/// The maximum number of streams that a thread knows to be idle.
 const KNOWN: usize = 8;
 
-/// How many calls have been sent that give work to one of a count's streams and to no other.
+/// The number of calls sent that give work to one of a counter's streams and to no other.
 static TO: [AtomicU64; COUNTS] = [const { AtomicU64::new(0) }; COUNTS];
-/// How many have been sent of which that is not known.
+/// The number of calls sent that may give work to any stream.
 static TO_ANY: AtomicU64 = AtomicU64::new(0);
-/// How many calls of the program have failed: each wait is to tell of an error that lasts.
+/// The number of the program's calls that have failed: each later wait has to report a persistent
+/// error.
 static FAILED: AtomicU64 = AtomicU64::new(0);
 
-/// What had been sent to a stream at some time.
+/// What had been sent to a stream at some point in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
     context: u32,
@@ -48,7 +50,7 @@ fn count_of(stream: u32) -> &'static AtomicU64 {
     &TO[stream as usize % COUNTS]
 }
 
-/// The stream of a call that gives it work, and none to others.
+/// The stream of a call that gives work to this stream only.
 fn stream_of(opcode: u16, body: &[u8]) -> Option<u32> {
     let is_of_one = matches!(
         opcode,
@@ -61,10 +63,10 @@ fn stream_of(opcode: u16, body: &[u8]) -> Option<u32> {
             | Launch::OPCODE
             | LaunchGraph::OPCODE
     );
-    // The context comes first in each of these, and then the stream.
+    // Each of these begins with the context, followed by the stream.
     let stream = body.get(4..8).filter(|_| is_of_one)?;
     let stream = u32::from_le_bytes(stream.try_into().ok()?);
-    // Other streams wait for the legacy one.
+    // Other streams wait for the legacy stream.
     (stream >= FIRST).then_some(stream)
 }
 
@@ -82,8 +84,8 @@ fn only_waits(opcode: u16) -> bool {
     )
 }
 
-/// A call has been sent: it is counted behind that, so that no wait which was sent before counts as one for it. Calls
-/// are sent, and this is called, one at a time.
+/// Counts a call after it was sent, so that a wait which was sent earlier is not mistaken for one
+/// that covers the call. Calls are sent, and this function is called, one at a time.
 pub fn note(opcode: u16, body: &[u8]) {
     let count = match stream_of(opcode, body) {
         Some(stream) => count_of(stream),
@@ -93,7 +95,7 @@ pub fn note(opcode: u16, body: &[u8]) {
     count.store(count.load(Ordering::Relaxed) + 1, Ordering::Release);
 }
 
-/// A call of the program has failed.
+/// Counts a failed call of the program.
 pub fn note_failure() {
     FAILED.fetch_add(1, Ordering::Release);
 }
@@ -119,7 +121,7 @@ impl Sent {
         self.stream >= FIRST && KNOWN_IDLE.get()[self.place()] == Some(self)
     }
 
-    /// This thread has waited for all of it, and nothing was wrong.
+    /// Records that this thread has waited for all of it, without an error.
     pub fn was_waited_for(self) {
         let mut known = KNOWN_IDLE.get();
         known[self.place()] = Some(self);
@@ -165,7 +167,7 @@ mod tests {
         assert!(!now().is_done());
         now().was_waited_for();
         assert!(now().is_done());
-        // What waits, and what is sent to another stream, is no work of this one's.
+        // Waits, and work for another stream, are not work for this stream.
         let (context, stream) = (7, own);
         sent(&StreamSynchronize { context, stream });
         launch(other);
@@ -174,7 +176,7 @@ mod tests {
         launch(own);
         assert!(!now().is_done());
         now().was_waited_for();
-        // Nobody knows what this does.
+        // The effect of this call is unknown.
         sent(&Forward {
             context,
             function: 1,
@@ -182,18 +184,18 @@ mod tests {
         });
         assert!(!now().is_done());
         now().was_waited_for();
-        // Others wait for the legacy stream's work.
+        // Other streams wait for the legacy stream's work.
         launch(0);
         assert!(!now().is_done());
         now().was_waited_for();
         note_failure();
         assert!(!now().is_done());
-        // Work that is sent after a wait has begun is not waited for by it.
+        // Work that is sent after a wait has begun is not covered by it.
         let begun = now();
         launch(own);
         begun.was_waited_for();
         assert!(!now().is_done());
-        // Nor is any stream by its number's chance.
+        // Nor is any stream matched by its number by coincidence.
         let legacy = Sent::now(7, 0);
         legacy.was_waited_for();
         assert!(!legacy.is_done());

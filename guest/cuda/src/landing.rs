@@ -1,6 +1,7 @@
-//! What functions of graphs look at. Where a graph copies to memory of the program that is not pinned, the
-//! data is in a place of the window first. If the graph calls a function of the program behind such a copy, the
-//! data has come to where it belongs when the function is called: by then, once, as the function may change it.
+//! What host functions of graphs look at. When a graph copies to memory of the program that is not
+//! pinned, the data first arrives in the window. If the graph calls a function of the program after
+//! such a copy, the data is moved to its destination before the function is called: once, since the
+//! function may change it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -20,10 +21,10 @@ use crate::{
     paged::{Call, Paged},
 };
 
-/// For each node that calls a function, the nodes that copy to the program before it.
+/// For each node that calls a function, the preceding nodes that copy to the program.
 pub type Before = HashMap<u32, Vec<u32>>;
 
-/// The numbers of a graph's nodes at the beginning and at the end of each edge.
+/// The node numbers at the start and the end of each edge of a graph.
 ///
 /// # Errors
 /// The driver's.
@@ -41,7 +42,7 @@ pub fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
         data.as_mut_ptr() as u64,
         &raw mut count as u64,
     ];
-    // SAFETY: as many elements are there as are asked for, of 8 bytes each.
+    // SAFETY: the arrays have as many elements as are requested, of 8 bytes each.
     unsafe { forward("cuGraphGetEdges_v2", &words)? };
     let node = |handle: &u64| handles::valid(Kind::Node, *handle);
     let pairs = from.iter().zip(&to).take(count);
@@ -50,7 +51,7 @@ pub fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
         .collect()
 }
 
-/// What the functions of a graph look at; none if there is nothing, or if it is not known.
+/// What the functions of a graph look at. None if there is nothing, or if it is unknown.
 pub fn before(graph: u32, calls: &[Call], copies: &[Paged]) -> Option<Before> {
     let back: HashSet<u32> = copies
         .iter()
@@ -60,7 +61,7 @@ pub fn before(graph: u32, calls: &[Call], copies: &[Paged]) -> Option<Before> {
     if calls.is_empty() || back.is_empty() {
         return None;
     }
-    // Of children nobody knows what comes first.
+    // For nodes of child graphs, the order is unknown.
     if back.contains(&0) || calls.iter().any(|call| call.node == 0) {
         return None;
     }
@@ -89,19 +90,19 @@ struct Landing {
 impl Landing {
     fn land(&self) {
         if !self.has_landed.swap(true, Ordering::AcqRel) {
-            // SAFETY: the program's memory is there until the launch's work is done.
+            // SAFETY: the program's memory exists until the launch's work is done.
             unsafe { self.copy.carry() };
         }
     }
 }
 
-/// What is to land before a function is called, by the connection's number of it.
+/// What has to land before a function is called, by the connection's number of the function.
 type Awaited = HashMap<u64, Vec<Arc<Landing>>>;
 
-/// Of the launches that are under way: of those with a function in common there is one at a time.
+/// For the launches in flight. Of launches with a common function, only one is in flight at a time.
 static UNDER_WAY: Mutex<Option<Awaited>> = Mutex::new(None);
 
-/// A graph's launch that copies to the program.
+/// A launch of a graph that copies to the program.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
     all: Vec<Arc<Landing>>,
@@ -110,7 +111,7 @@ pub struct Launch {
 
 impl Launch {
     /// # Errors
-    /// It is not known which copies a function comes behind.
+    /// It is unknown which copies precede a function.
     pub fn new(copies: Vec<Paged>, calls: &[Call], before: Option<&Before>) -> Outcome<Self> {
         let landing = |copy| {
             let has_landed = AtomicBool::new(false);
@@ -134,13 +135,13 @@ impl Launch {
         !self.awaited.is_empty()
     }
 
-    /// It is about to begin.
+    /// Called when the launch is about to begin.
     pub fn begin(self) {
         let mut all = UNDER_WAY.lock_unpoisoned();
         all.get_or_insert_default().extend(self.awaited);
     }
 
-    /// It has ended.
+    /// Called when the launch has ended.
     pub fn end(self) {
         if let Some(all) = UNDER_WAY.lock_unpoisoned().as_mut() {
             all.retain(|function, _| !self.awaited.contains_key(function));
@@ -149,7 +150,7 @@ impl Launch {
     }
 }
 
-/// A graph is about to call a function.
+/// Called before a graph calls a function.
 pub fn before_call(function: u64) {
     let all = UNDER_WAY.lock_unpoisoned();
     let awaited = all.as_ref().and_then(|all| all.get(&function).cloned());

@@ -1,4 +1,4 @@
-//! Launches of kernels.
+//! Kernel launches.
 
 use std::{
     ffi::{c_int, c_uint, c_void},
@@ -26,38 +26,38 @@ use crate::{
     link::Link,
 };
 
-/// Dynamic shared memory that every kernel may have.
+/// The dynamic shared memory that every kernel may use, in bytes.
 const SHARED: i32 = 48 << 10;
 /// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`
 const BUFFER: u64 = 1;
 const SIZE: u64 = 2;
-/// The largest parameters of a kernel, in bytes.
+/// The maximum size of a kernel's parameters in bytes.
 const LARGEST: usize = 32_764;
-/// The compute capability from which on kernels can begin before the one before them ends.
+/// The compute capability from which on a kernel can begin before the preceding one ends.
 const OVERLAP: i32 = 9;
-/// The most attributes of a launch.
+/// The maximum number of attributes of a launch.
 const ATTRIBUTES: u32 = 64;
 
-/// What a launch has to know of a kernel.
+/// What a launch needs to know about a kernel.
 #[derive(Debug)]
 pub struct Kernel {
-    /// Offset and size of each parameter.
+    /// The offset and size of each parameter.
     parameters: Vec<(u32, u32)>,
-    /// Bytes of all.
+    /// The size of all parameters in bytes.
     size: usize,
     pub name: Vec<u8>,
-    /// The most threads of a block; 0 if that is not known.
+    /// The maximum number of threads per block, or 0 if unknown.
     threads: i32,
-    /// Dynamic shared memory that it may have.
+    /// The dynamic shared memory that it may use.
     dynamic: AtomicI32,
-    /// The same as it was last set by this handle and by no other since; [`UNSET`] if it was not.
+    /// The same, as last set through this handle, unless another handle has set it since. [`UNSET`] if it was not.
     set: AtomicI32,
 }
 
-/// No size of shared memory.
+/// Not a size of shared memory.
 const UNSET: i32 = i32::MIN;
 
-/// What is known of a function's or kernel's handle.
+/// Returns what is known about the kernel of a function's or kernel's handle.
 pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
     let function = handles::valid(Kind::Function, handle)?;
     if function == 0 {
@@ -92,14 +92,14 @@ pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
     Ok(kernel)
 }
 
-/// Forgets what is known of all: some may be gone.
+/// Discards what is known about all kernels: some may have been unloaded.
 pub fn forget_all(link: &Link) {
     crate::answers::forget();
     let kernels = link.state.kernels.write();
     kernels.unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// Forgets what is known of a kernel.
+/// Discards what is known about a kernel.
 pub fn forget(number: u32) {
     if let Some(link) = crate::link::existing() {
         crate::answers::forget();
@@ -110,7 +110,7 @@ pub fn forget(number: u32) {
     }
 }
 
-/// Takes note of an attribute that has been set.
+/// Records an attribute that was set.
 pub fn note_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) {
     if attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         && let Ok(link) = connected()
@@ -120,8 +120,8 @@ pub fn note_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int
     }
 }
 
-/// Whether a kernel of a library has an attribute already: programs set it before each launch. Where
-/// there are several devices, each has its own.
+/// Whether a library's kernel already has an attribute: programs set it before each launch. False if there are several
+/// devices, each of which has its own.
 pub fn has_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) -> bool {
     attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         && value != UNSET
@@ -138,7 +138,7 @@ pub fn has_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int)
         })
 }
 
-/// A kernel of a library has been given an attribute by its own handle.
+/// Records that a library's kernel was given an attribute through its own handle.
 pub fn has_got_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int) {
     if attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         && let Ok(link) = connected()
@@ -148,7 +148,7 @@ pub fn has_got_attribute(handle: u64, attribute: CUfunction_attribute, value: c_
     }
 }
 
-/// Some kernel may have been given another one by a function's handle.
+/// Called when any kernel may have been given another attribute through a function's handle.
 pub fn forget_attributes() {
     if let Ok(link) = connected() {
         let kernels = link.state.kernels.read();
@@ -161,7 +161,7 @@ pub fn forget_attributes() {
 /// `cuFuncGetParamInfo`.
 ///
 /// # Safety
-/// Pointers are null or places for numbers.
+/// Pointers are null or valid for writing numbers.
 pub unsafe fn parameter(
     handle: u64,
     index: usize,
@@ -178,10 +178,10 @@ pub unsafe fn parameter(
     Ok(())
 }
 
-/// The bytes of a kernel's parameters.
+/// Collects the bytes of a kernel's parameters.
 ///
 /// # Safety
-/// As the API says of `kernelParams` and `extra`.
+/// As the API requires of `kernelParams` and `extra`.
 pub unsafe fn gather(
     kernel: &Kernel,
     each: *mut *mut c_void,
@@ -207,9 +207,9 @@ pub unsafe fn gather(
     }
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0usize);
     for pair in 0..8 {
-        // SAFETY: the caller's promise: pairs up to the one that ends them.
+        // SAFETY: the caller's promise: pairs up to the terminating one.
         let key = unsafe { extra.add(2 * pair).read() } as u64;
-        // SAFETY: as above; only read where it is not the end.
+        // SAFETY: as above; only read if this is not the terminating pair.
         let value = || unsafe { extra.add(2 * pair + 1).read() };
         match key {
             0 => break,
@@ -222,15 +222,15 @@ pub unsafe fn gather(
     if size < bytes.len() || buffer.is_null() && !bytes.is_empty() {
         return Err(codes::INVALID_VALUE);
     }
-    // SAFETY: the caller's promise of so many bytes.
+    // SAFETY: the caller promises this many bytes.
     unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
     Ok(bytes)
 }
 
-/// A launch's attributes as bytes, and whether it is cooperative.
+/// A launch's attributes as bytes.
 ///
 /// # Safety
-/// The configuration is as the API wants it.
+/// The configuration is valid as the API requires.
 unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<Vec<u8>> {
     if config.numAttrs > ATTRIBUTES {
         return Err(codes::INVALID_VALUE);
@@ -242,19 +242,19 @@ unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<Vec<u8>> {
         return Err(codes::INVALID_VALUE);
     }
     let size = config.numAttrs as usize * size_of::<CUlaunchAttribute>();
-    // SAFETY: so many attributes are there.
+    // SAFETY: there are this many attributes.
     Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), size) }.to_vec())
 }
 
-/// Whether no driver refuses a launch for its attributes: they only allow a kernel to begin before the one before it
-/// ends, on devices that can do so.
+/// Whether no driver refuses a launch because of its attributes: they only allow a kernel to begin before the preceding
+/// one ends, on devices that can do that.
 fn are_harmless(attributes: &[u8]) -> bool {
     use CUlaunchAttributeID as Id;
     let harmless = [
         Id::CU_LAUNCH_ATTRIBUTE_IGNORE,
         Id::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
     ];
-    // The id comes first.
+    // The ID comes first.
     let mut each = attributes.chunks(size_of::<CUlaunchAttribute>());
     let all = each.all(|one| {
         let id = one.first_chunk().map(|id| u32::from_ne_bytes(*id));
@@ -268,7 +268,7 @@ fn are_harmless(attributes: &[u8]) -> bool {
     all && has_overlap().is_some_and(|major| major >= OVERLAP)
 }
 
-/// What a program wants launched.
+/// A launch that a program has requested.
 struct Wanted {
     function: CUfunction,
     shape: Shape,
@@ -295,7 +295,7 @@ unsafe fn launch(wanted: Wanted, each: *mut *mut c_void, extra: *mut *mut c_void
     if grid.contains(&0) || threads == 0 {
         return Err(codes::INVALID_VALUE);
     }
-    // What the driver might refuse is waited for, though not what comes of it.
+    // A launch that the driver might refuse is waited for until it is accepted, not until it is done.
     let plain = threads.cast_signed() <= kernel.threads
         && shared.cast_signed() <= kernel.dynamic.load(Ordering::Relaxed)
         && block[2] <= 64
@@ -454,7 +454,7 @@ entry_points! {
     }
 }
 
-/// The block size with which most threads run at the same time.
+/// Finds the block size with which the most threads run at the same time.
 unsafe fn best(
     minimum: *mut c_int,
     to: *mut c_int,

@@ -1,23 +1,23 @@
-//! A CUDA driver whose devices are those of the host: `libcuda.so.1` in a guest.
+//! A CUDA driver for the host's devices: `libcuda.so.1` in a guest.
 //!
-//! Each call becomes a message to a worker process ([`gantry_remoting`]). Launches, copies of memory
-//! that `cuMemHostAlloc` gave, fills, and records of events are not waited for; an error of theirs that
-//! could not be seen here is told by the next call that waits for the context's work.
+//! Each call becomes a message to a worker process ([`gantry_remoting`]). Launches, fills, event records, and copies of
+//! memory from `cuMemHostAlloc` are not waited for. If one of them fails and this could not be detected here, the next
+//! call that waits for the context's work reports the error.
 //!
-//! `GANTRY_CUDA` names the socket of the workers, or an address where they are reached by a stream, or is
-//! `off`. `GANTRY_CUDA_SPIN` is the time in microseconds that a waiting call polls before it sleeps.
+//! `GANTRY_CUDA` is the path of the workers' socket, or an address where they are reached by a stream, or `off`.
+//! `GANTRY_CUDA_SPIN` is how long a waiting call polls before it sleeps, in microseconds.
 //!
-//! - `generated`: an entry point for each public symbol; what is not served says so, once by name
-//! - `forward`: those whose parameters travel by the API's definition
-//! - `capture`: captures of streams; `nodes`: graphs' nodes that call, allocate, or decide
-//! - `dot`: graphs as text; `user_objects`: what graphs keep for the program
+//! - `generated`: an entry point for each public symbol; an unsupported one reports its name once
+//! - `forward`: entry points whose parameters are encoded according to the API's definition
+//! - `capture`: stream capture; `nodes`: graph nodes that call functions, allocate, or decide
+//! - `dot`: graphs as text; `user_objects`: objects that graphs keep for the program
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
-//! - `landing`: what functions of such graphs look at; `turns`: which launches come behind each other
+//! - `landing`: what host functions of such graphs look at; `turns`: the order of launches
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
-//! - `context`: what is current in a thread; `memory`: which addresses are what
+//! - `context`: a thread's current context; `memory`: the kinds of addresses
 //! - `libraries`: what cuBLAS in a guest uses of the connection
-//! - `signals`: waits that end without an answer; `idle`: those for streams that have nothing to do
-//! - `answers`: attributes of kernels and the like, which are asked for once
+//! - `signals`: waits that end without an answer; `idle`: waits for streams that have nothing to do
+//! - `answers`: attributes of kernels and the like, which are asked for only once
 //! - the others: entry points by subject
 
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]

@@ -1,5 +1,6 @@
-//! What libraries above the driver use of its connection: `libcublas.so.13` and `libcublasLt.so.13` of
-//! Gantry's find it by [`gantry_cuda_interface`], a symbol that no other driver has.
+//! What libraries above the driver use of its connection. Gantry's `libcublas.so.13` and
+//! `libcublasLt.so.13` find it through [`gantry_cuda_interface`], a symbol that no other driver
+//! has.
 
 use std::{
     ptr::{null, null_mut},
@@ -25,7 +26,7 @@ use crate::{
     handles,
 };
 
-/// The kinds of objects that libraries name.
+/// The kinds of objects that libraries refer to.
 fn kind(kind: u32) -> Option<Kind> {
     [Kind::Stream, Kind::Blas, Kind::BlasLt]
         .into_iter()
@@ -44,8 +45,8 @@ extern "C" fn forget(handle: u64) {
     handles::forget(handle);
 }
 
-/// The current context. Where there is none, the first device's primary one becomes it, as libraries
-/// do natively.
+/// The current context. If there is none, the first device's primary context becomes current, as it
+/// does natively.
 fn current() -> Outcome<u32> {
     if let Ok(current) = context::need() {
         return Ok(current);
@@ -57,14 +58,15 @@ fn current() -> Outcome<u32> {
         code => Err(code.cast_signed()),
     };
     if let Some(known) = *primary {
-        // SAFETY: a handle that the driver has given; another one takes its place if it is none any more.
+        // SAFETY: a handle that the driver has returned. If it has become invalid, another one
+        // replaces it.
         let set = unsafe { context::cuCtxSetCurrent(known as CUcontext) };
         if outcome(set).is_ok() {
             return context::need();
         }
     }
     let mut made = null_mut();
-    // SAFETY: a place for a context, and what has been put there.
+    // SAFETY: valid for writing a context, and the context that was written there.
     unsafe {
         outcome(crate::device::cuInit(0))?;
         outcome(context::cuDevicePrimaryCtxRetain(&raw mut made, 0))?;
@@ -74,10 +76,10 @@ fn current() -> Outcome<u32> {
     context::need()
 }
 
-/// What a caller passes: bytes that it keeps for the call.
+/// Copies bytes that the caller keeps valid during the call.
 ///
 /// # Safety
-/// So many are there.
+/// There are this many.
 unsafe fn bytes(at: *const u8, length: usize) -> Vec<u8> {
     if length == 0 {
         return Vec::new();
@@ -86,7 +88,7 @@ unsafe fn bytes(at: *const u8, length: usize) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(at, length) }.to_vec()
 }
 
-/// Carries a call out and, if it is not to be waited for, does not wait for it.
+/// Makes a call, and waits for it only if `waits` is set.
 unsafe extern "C" fn post(
     library: u32,
     function: u32,
@@ -133,7 +135,7 @@ unsafe extern "C" fn call(
         if got.len() > room {
             return Err(codes::UNKNOWN);
         }
-        // SAFETY: there is room for so many bytes, and for their number.
+        // SAFETY: there is room for this many bytes, and for their number.
         unsafe {
             answer.copy_from_nonoverlapping(got.as_ptr(), got.len());
             written.write(got.len());
@@ -156,10 +158,10 @@ static INTERFACE: Interface = Interface {
     call,
 };
 
-/// The interface, for a library of the same build; null for another one.
+/// Returns the interface for a library of the same build, and null for another one.
 #[unsafe(no_mangle)]
 pub extern "C" fn gantry_cuda_interface(fingerprint: u64) -> *const Interface {
-    // Both sides take functions' numbers from this list.
+    // Both sides take the functions' numbers from this list.
     debug_assert!(Named::ALL.len() == 2);
     if fingerprint == interface::FINGERPRINT {
         &raw const INTERFACE

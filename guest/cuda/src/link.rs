@@ -1,4 +1,4 @@
-//! CUDA's own part of the connection: its names, its results, and what it keeps with it.
+//! CUDA's own part of the connection: its names, its results, and its state.
 
 use std::sync::{Mutex, OnceLock, RwLock};
 use std::{collections::HashMap, sync::Arc};
@@ -22,14 +22,14 @@ pub enum Cuda {}
 /// The connection.
 pub type Link = gantry_client::Link<Cuda>;
 
-/// What CUDA keeps with its connection.
+/// What the CUDA driver keeps with its connection.
 #[derive(Debug, Default)]
 pub struct State {
-    /// What the worker has.
+    /// What the worker provides.
     pub started: OnceLock<Started>,
-    /// Which addresses are what.
+    /// The kinds of addresses.
     pub memory: Mutex<Memory>,
-    /// Kernels that have been launched, by their numbers.
+    /// Kernels that have been launched, by number.
     pub kernels: RwLock<HashMap<u32, Arc<Kernel>>>,
 }
 
@@ -73,23 +73,23 @@ unsafe extern "C" {
     static stdout: *mut libc::FILE;
 }
 
-/// Prints what kernels have printed, in order with what the program prints by C's standard output.
+/// Prints the output of kernels, in order with what the program prints to C's standard output.
 fn print(text: &[u8]) {
-    // SAFETY: as many bytes as there are, to a stream that is there as long as the process.
+    // SAFETY: the text has this many bytes, and the stream exists as long as the process.
     unsafe { libc::fwrite(text.as_ptr().cast(), 1, text.len(), stdout) };
 }
 
-/// The connection, made when it is first needed; none if there is no worker.
+/// Returns the connection, connecting on first use. None if there is no worker.
 pub fn get() -> Option<&'static Link> {
     connect::get()
 }
 
-/// The connection, if it has been made.
+/// Returns the connection, if it has been established.
 pub fn existing() -> Option<&'static Link> {
     connect::existing()
 }
 
-/// What the worker has.
+/// What the worker provides.
 pub fn started(link: &Link) -> Result<&Started, i32> {
     if let Some(started) = link.state.started.get() {
         return Ok(started);

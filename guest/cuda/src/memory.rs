@@ -1,4 +1,4 @@
-//! Which addresses are what, as far as this process has made them.
+//! The kinds of addresses, as far as this process has allocated them.
 
 use std::collections::BTreeMap;
 
@@ -19,29 +19,29 @@ use crate::{
     streams::exact,
 };
 
-/// What memory is.
+/// The kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Of the device.
+    /// Device memory.
     Device,
-    /// Of the device, from a pool.
+    /// Device memory from a pool.
     Pooled,
-    /// Of the device, mapped by `cuMemMap`.
+    /// Device memory that was mapped by `cuMemMap`.
     Mapped,
-    /// Of the device, allocated by a graph with each launch.
+    /// Device memory that a graph allocates with each launch.
     OfGraph,
-    /// Of a module.
+    /// A module's variable.
     Variable,
-    /// Pinned memory of the host: in the window, or, where there is no window in common, ordinary.
+    /// Pinned host memory: in the window or, without a shared window, ordinary memory.
     Host,
-    /// The same, made by `cuMemAllocManaged`.
+    /// The same, allocated by `cuMemAllocManaged`.
     Managed,
-    /// The program's own, registered.
+    /// The program's own memory, registered.
     Registered,
 }
 
 impl What {
-    /// Whether it is the device's.
+    /// Whether it is device memory.
     pub fn is_device(self) -> bool {
         matches!(
             self,
@@ -56,17 +56,17 @@ pub struct Known {
     pub start: u64,
     pub size: u64,
     pub what: What,
-    /// The context that it was made in.
+    /// The context in which it was created.
     pub context: u64,
-    /// As it was asked for.
+    /// The flags with which it was created.
     pub flags: u32,
-    /// Where the device has it.
+    /// Its address on the device.
     pub device: u64,
-    /// Tells allocations apart.
+    /// Distinguishes it from other allocations.
     pub id: u64,
 }
 
-/// All allocations by their addresses.
+/// All allocations, by address.
 #[derive(Debug, Default)]
 pub struct Memory {
     all: BTreeMap<u64, Known>,
@@ -74,7 +74,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Adds one.
+    /// Adds an allocation.
     pub fn insert(&mut self, start: u64, size: u64, what: What, flags: u32, device: u64) {
         self.made += 1;
         let known = Known {
@@ -89,26 +89,27 @@ impl Memory {
         self.all.insert(start, known);
     }
 
-    /// The one in which an address is.
+    /// The allocation that contains an address.
     pub fn find(&self, at: u64) -> Option<Known> {
         let (_, known) = self.all.range(..=at).next_back()?;
         (at - known.start < known.size.max(1)).then_some(*known)
     }
 
-    /// Takes the one that begins here.
+    /// Removes the allocation that begins at this address.
     pub fn remove(&mut self, at: u64) -> Option<Known> {
         self.all.remove(&at)
     }
 }
 
-/// The allocation in which an address is.
+/// The allocation that contains an address.
 pub fn find(link: &Link, at: u64) -> Option<Known> {
     link.state.memory.lock_unpoisoned().find(at)
 }
 
-/// Has memory freed, which is forgotten before that: as soon as it is free, another thread may be given its address.
+/// Frees memory, and forgets it before that: as soon as it is free, another thread may be given its
+/// address.
 fn freed(link: &Link, known: &Known, free: impl FnOnce() -> Outcome) -> Outcome {
-    // What a graph allocates it allocates again.
+    // The graph will allocate its memory again.
     if known.what == What::OfGraph {
         return free();
     }
@@ -121,7 +122,7 @@ fn freed(link: &Link, known: &Known, free: impl FnOnce() -> Outcome) -> Outcome 
     freed
 }
 
-/// Forgets what goes with a context.
+/// Forgets allocations that are destroyed with a context.
 pub fn forget_context(context: u64) {
     if let Some(link) = link::get() {
         let mut memory = link.state.memory.lock_unpoisoned();
@@ -133,10 +134,10 @@ pub fn forget_context(context: u64) {
     }
 }
 
-/// Takes note of what a forwarded entry point has made or ended.
+/// Records what a forwarded entry point has created or destroyed.
 ///
 /// # Safety
-/// Words are its parameters, and it has succeeded.
+/// `words` are its parameters, and it has succeeded.
 pub unsafe fn note(symbol: &str, words: &[u64]) {
     let Some(link) = link::get() else {
         return;
@@ -146,7 +147,7 @@ pub unsafe fn note(symbol: &str, words: &[u64]) {
         if at.is_null() {
             0
         } else {
-            // SAFETY: the caller's promise: it was written.
+            // SAFETY: the caller's promise: the word was written.
             unsafe { at.read_unaligned() }
         }
     };
@@ -189,7 +190,7 @@ fn allocate(size: usize, source: Source, what: What) -> Outcome<u64> {
     Ok(at)
 }
 
-/// What memory is that a stream allocates in its order.
+/// The kind of memory that a stream-ordered allocation in this stream returns.
 fn ordered(stream: u32) -> Outcome<What> {
     let (link, context) = (connected()?, context::need()?);
     Ok(match capturing(link, context, stream) {

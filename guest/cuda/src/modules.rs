@@ -1,4 +1,4 @@
-//! Images: modules, libraries, linking, and what is in them.
+//! Images: modules, libraries, linking, and their contents.
 
 use std::{
     collections::HashMap,
@@ -25,12 +25,12 @@ use crate::{
     link::Link,
 };
 
-/// What ELF files and the two forms of fat binaries begin with.
+/// The magic numbers of ELF files and the two forms of fat binaries.
 const ELF: [u8; 4] = *b"\x7fELF";
 const FAT: u32 = 0xba55_ed50;
 const WRAPPED: u32 = 0x466_243b1;
 
-/// The bytes of an image, as far as it says itself: PTX ends in a zero, others have headers.
+/// The bytes of an image. PTX ends in a zero, other kinds have headers that contain their size.
 ///
 /// # Safety
 /// It is an image.
@@ -39,7 +39,7 @@ unsafe fn image<'a>(image: *const c_void) -> Outcome<&'a [u8]> {
         return Err(codes::INVALID_VALUE);
     }
     let start = image.cast::<u8>();
-    // SAFETY: every kind of image has more bytes than what is read of it, as its header says.
+    // SAFETY: according to its header, every kind of image has more bytes than are read of it here.
     unsafe {
         let word = |at: usize| start.add(at).cast::<u64>().read_unaligned();
         let half = |at: usize| start.add(at).cast::<u16>().read_unaligned();
@@ -48,15 +48,15 @@ unsafe fn image<'a>(image: *const c_void) -> Outcome<&'a [u8]> {
             // Magic, version, address of the fat binary.
             return self::image(word(8) as *const c_void);
         } else if first == FAT {
-            // Magic, version, header's size, size of the rest.
+            // Magic, version, header size, size of the rest.
             u64::from(half(6)).saturating_add(word(8))
         } else if first.to_le_bytes() == ELF {
-            // What is no whole file is for the driver to judge.
+            // Leaves anything that is not a complete file for the driver to judge.
             if half(52) != 64 || half(58) != 64 && half(60) != 0 || half(54) != 56 && half(56) != 0
             {
                 return Ok(std::slice::from_raw_parts(start, 8));
             }
-            // The end of the section headers, or of the program headers if they are last.
+            // The end of the section headers, or of the program headers if they come last.
             let sections = word(40).saturating_add(u64::from(half(58)) * u64::from(half(60)));
             let programs = word(32).saturating_add(u64::from(half(54)) * u64::from(half(56)));
             let mut end = sections.max(programs);
@@ -66,7 +66,7 @@ unsafe fn image<'a>(image: *const c_void) -> Outcome<&'a [u8]> {
                     .add(header as usize + 4)
                     .cast::<u32>()
                     .read_unaligned();
-                // A section without bytes in the file has none here.
+                // A section that has no bytes in the file has none here.
                 if kind != 8 {
                     let (at, size) = (word(header as usize + 24), word(header as usize + 32));
                     end = end.max(at.saturating_add(size));
@@ -84,19 +84,19 @@ unsafe fn image<'a>(image: *const c_void) -> Outcome<&'a [u8]> {
     }
 }
 
-/// Options for a compiler: numbers, and where its two texts go.
+/// Compiler options: numbers, and the buffers for its two logs.
 #[derive(Default)]
 struct Options {
     numbers: Vec<(u32, u64)>,
     information: Option<(*mut u8, usize)>,
     errors: Option<(*mut u8, usize)>,
-    /// Where their lengths go.
+    /// Where the lengths of the logs are written.
     lengths: [Option<*mut *mut c_void>; 2],
 }
 
 impl Options {
     /// # Safety
-    /// Names and values are as the API wants them.
+    /// Names and values are valid as the API requires.
     unsafe fn read(
         count: c_uint,
         names: *mut CUjit_option,
@@ -148,7 +148,7 @@ impl Options {
         (of(self.information), of(self.errors))
     }
 
-    /// Writes the compiler's texts.
+    /// Writes the compiler's logs.
     ///
     /// # Safety
     /// As for `read`.
@@ -159,7 +159,7 @@ impl Options {
                 continue;
             };
             let bytes = text.len().min(room - 1);
-            // SAFETY: the caller's promise of so much room.
+            // SAFETY: the caller promises this much room.
             unsafe {
                 at.copy_from_nonoverlapping(text.as_ptr(), bytes);
                 at.add(bytes).write(0);
@@ -206,15 +206,15 @@ unsafe fn file(name: *const c_char) -> Outcome<Vec<u8>> {
     // SAFETY: the caller's promise.
     let name = std::ffi::OsStr::from_bytes(unsafe { CStr::from_ptr(name) }.to_bytes());
     let mut image = std::fs::read(name).map_err(|_| codes::FILE_NOT_FOUND)?;
-    // A text in a file has no zero.
+    // A text in a file is not terminated by a zero.
     image.push(0);
     Ok(image)
 }
 
-/// Names of functions, which stay as long as the process: programs keep the pointers.
+/// The names of functions, which are kept as long as the process: programs keep the pointers.
 fn name(function: u64) -> Outcome<*const c_char> {
     static NAMES: Mutex<Option<HashMap<Vec<u8>, CString>>> = Mutex::new(None);
-    // A handle that is none is not one that is invalid.
+    // A null handle is a different error than an invalid one.
     if function == 0 {
         return Err(codes::INVALID_VALUE);
     }
@@ -238,7 +238,7 @@ unsafe fn enumerate<T>(to: *mut *mut T, count: c_uint, of: u64, kinds: (Kind, Ki
         return Err(codes::INVALID_VALUE);
     }
     for (index, number) in numbers.into_iter().take(count as usize).enumerate() {
-        // SAFETY: the caller has room for so many.
+        // SAFETY: the caller has room for this many.
         unsafe {
             to.add(index)
                 .write(handles::handle(kinds.1, number) as *mut T)
@@ -247,17 +247,17 @@ unsafe fn enumerate<T>(to: *mut *mut T, count: c_uint, of: u64, kinds: (Kind, Ki
     Ok(())
 }
 
-/// What is to be linked.
+/// The inputs of a link operation.
 #[derive(Default)]
 struct Linking {
     inputs: Vec<Input>,
     options: Vec<(u32, u64)>,
-    /// Addresses: where the compiler's texts go.
+    /// The addresses of the buffers for the compiler's logs.
     texts: [Option<(usize, usize)>; 2],
     image: Vec<u8>,
 }
 
-/// All that is being linked, by handle.
+/// All link operations in progress, by handle.
 static LINKING: Mutex<Option<HashMap<u64, Linking>>> = Mutex::new(None);
 
 fn linking<T>(state: CUlinkState, call: impl FnOnce(&mut Linking) -> Outcome<T>) -> Outcome<T> {

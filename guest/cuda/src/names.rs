@@ -1,4 +1,4 @@
-//! Errors by name, and functions by name.
+//! Errors and functions by name.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +23,7 @@ use crate::{
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`
 const PER_THREAD: u64 = 2;
 
-/// An entry point that is not served: says so once.
+/// An entry point that is not supported. Reports this once.
 pub fn unsupported(symbol: &'static str) -> CUresult {
     static TOLD: Mutex<Option<HashSet<&str>>> = Mutex::new(None);
     if TOLD
@@ -46,7 +46,7 @@ fn name(error: CUresult) -> Option<&'static CStr> {
     names.get(&error.0).map(CString::as_c_str)
 }
 
-/// The driver's words for an error, as the host has them; its name where there is no worker.
+/// The driver's description of an error, as on the host. Its name if there is no worker.
 fn words(error: CUresult) -> Option<*const c_char> {
     static WORDS: Mutex<Option<HashMap<u32, CString>>> = Mutex::new(None);
     let name = name(error)?;
@@ -62,11 +62,11 @@ fn words(error: CUresult) -> Option<*const c_char> {
     let Some(text) = told.and_then(|text| CString::new(text.0).ok()) else {
         return Some(name.as_ptr());
     };
-    // They stay as long as the process.
+    // The texts are kept as long as the process.
     Some(words.entry(error.0).or_insert(text).as_ptr())
 }
 
-/// The address of what a program made for a version means by a name.
+/// The address of the function that a name means to a program built for this version.
 fn address(name: &str, version: u32, flags: u64) -> Option<*const ()> {
     static ADDRESSES: OnceLock<HashMap<&str, usize>> = OnceLock::new();
     let streams = if flags & PER_THREAD == 0 {
@@ -86,7 +86,7 @@ fn address(name: &str, version: u32, flags: u64) -> Option<*const ()> {
 }
 
 /// # Safety
-/// As the API says.
+/// As the API requires.
 unsafe fn find(
     symbol: *const c_char,
     pfn: *mut *mut c_void,
@@ -107,17 +107,17 @@ unsafe fn find(
 }
 
 unsafe extern "C" {
-    /// glibc's, of execinfo.h.
+    /// From glibc's execinfo.h.
     fn backtrace(buffer: *mut *mut c_void, size: c_int) -> c_int;
 }
 
-/// The file of the library or program that has called into this one.
+/// The file of the library or program that called into this library.
 fn caller() -> Option<String> {
     let mut frames = [std::ptr::null_mut(); 16];
-    // SAFETY: room for so many.
+    // SAFETY: there is room for this many.
     let count = unsafe { backtrace(frames.as_mut_ptr(), 16) };
     let object = |address: *mut c_void| {
-        // SAFETY: all zeroes are valid; it is filled in if something is found.
+        // SAFETY: all zeroes are valid; the structure is filled in if something is found.
         unsafe {
             let mut info: libc::Dl_info = std::mem::zeroed();
             (libc::dladdr(address, &raw mut info) != 0).then_some(info)
@@ -128,17 +128,17 @@ fn caller() -> Option<String> {
     let outside = frames
         .filter_map(|frame| object(*frame))
         .find(|info| info.dli_fbase != own)?;
-    // SAFETY: the loader's text.
+    // SAFETY: the text is the loader's.
     let file = unsafe { CStr::from_ptr(outside.dli_fname) };
     Some(file.to_string_lossy().into_owned())
 }
 
-/// Says, once for each caller, what one can do who is given no private table.
+/// Reports, once for each caller, what a caller can do that is refused a private table.
 fn refuse_table() {
     static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
     let caller = caller().unwrap_or_else(|| "this program".to_owned());
     let file = caller.rsplit('/').next().unwrap_or_default();
-    // They go on without.
+    // These libraries continue without one.
     const CONTENT: [&str; 3] = ["libnvrtc", "libnvJitLink", "libnvidia-ml"];
     if CONTENT.iter().any(|name| file.starts_with(name)) {
         return;

@@ -1,5 +1,5 @@
-//! Nodes of graphs that call functions of the program, allocate memory, or have graphs of their own; and
-//! nodes of any kind by one call.
+//! Graph nodes that call functions of the program, allocate memory, or contain graphs; and nodes of any kind that are
+//! added by the generic call.
 
 use std::{collections::HashMap, sync::Mutex};
 
@@ -22,19 +22,19 @@ use crate::{
     streams::lasting_function,
 };
 
-/// What programs are told of a node that was added.
+/// What was set for a node when it was added, which programs can query.
 #[derive(Clone, Copy)]
 enum Told {
-    /// Function and data, as numbers.
+    /// The function and its data, as numbers.
     Host(CUhostFn, u64),
-    /// Size and address.
+    /// The size and the address.
     Allocation(usize, CUdeviceptr),
     Freed(CUdeviceptr),
 }
 
-/// Nodes of graphs by their numbers.
+/// Graph nodes, by number.
 static NODES: Mutex<Option<HashMap<u32, Told>>> = Mutex::new(None);
-/// Graphs of conditional nodes, where the program has been told that they are, by the nodes' numbers.
+/// The graphs of conditional nodes, in arrays that the program was given, by the nodes' numbers.
 static BODIES: Mutex<Option<HashMap<u32, Box<[u64]>>>> = Mutex::new(None);
 
 fn tell(node: u32, told: Told) {
@@ -42,7 +42,7 @@ fn tell(node: u32, told: Told) {
     nodes.get_or_insert_default().insert(node, told);
 }
 
-/// What a node is, if it was added so; a clone's are not known.
+/// What was set for a node when it was added. Unknown for the nodes of a clone.
 fn told(node: CUgraphNode) -> Outcome<Told> {
     connected()?;
     let node = handles::valid(Kind::Node, node as u64)?;
@@ -51,12 +51,13 @@ fn told(node: CUgraphNode) -> Outcome<Told> {
     told.ok_or(codes::INVALID_VALUE)
 }
 
-/// A function of the program's for a node: its number, where its word is, and what is told of it.
+/// Registers a function of the program for a node. Returns its number, the offset of its word, and what programs can
+/// query.
 fn function(link: &Link, params: &CUDA_HOST_NODE_PARAMS) -> Outcome<(u64, u64, Told)> {
     let function = params.r#fn.ok_or(codes::INVALID_VALUE)?;
     let data = params.userData as u64;
     let (number, done) = lasting_function(link, move || {
-        // SAFETY: the program's function, and what it wants.
+        // SAFETY: the program's function is called with the argument that it expects.
         unsafe { function(data as *mut _) };
     })?;
     Ok((number, done, Told::Host(params.r#fn, data)))
@@ -90,10 +91,10 @@ unsafe fn set_host(
     Ok(())
 }
 
-/// Where an allocation is that nobody else is to see, and nothing that the device does not see anyway.
+/// Refuses an allocation that is shared with other processes, or that involves a location other than the device.
 ///
 /// # Safety
-/// There are as many descriptions as it says.
+/// There are as many descriptions as the parameters say.
 unsafe fn check_pool(params: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Outcome {
     let own = context::device()?;
     let is_own = |location: &CUmemLocation| {
@@ -115,7 +116,7 @@ unsafe fn check_pool(params: &CUDA_MEM_ALLOC_NODE_PARAMS) -> Outcome {
     Ok(())
 }
 
-/// A conditional node with its graphs.
+/// Adds a conditional node with its graphs.
 unsafe fn add_conditional(
     graph: CUgraph,
     after: Vec<u32>,
@@ -212,7 +213,7 @@ entry_points! {
         let Told::Allocation(size, at) = told(hNode)? else {
             return Err(codes::INVALID_VALUE);
         };
-        // SAFETY: numbers and pointers: zero is a value of each.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = std::mem::zeroed();
         params.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         params.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -255,7 +256,7 @@ entry_points! {
     ) {
         use CUgraphNodeType as T;
         let node = nodeParams.as_mut().ok_or(codes::INVALID_VALUE)?;
-        // Only edges without data: what comes after waits for all of what is before.
+        // Only edges without data: a node waits for all of what precedes it.
         let is_plain = |index| {
             let edge = dependencyData.add(index).read();
             edge.from_port == 0 && edge.to_port == 0 && edge.r#type == 0
@@ -298,7 +299,7 @@ entry_points! {
                     width: own.width,
                     height: own.height,
                 };
-                // Without one it is the current one's.
+                // Without a context, the current one is used.
                 let current = context::top().unwrap_or(0) as CUcontext;
                 let ctx = if own.ctx.is_null() { current } else { own.ctx };
                 crate::generated::cuGraphAddMemsetNode(to, graph, after, count, &raw const fill, ctx)

@@ -1,8 +1,7 @@
-//! Graphs whose nodes copy from or to memory of the program that is not pinned: each such node has a
-//! place in the window, which is filled before each launch and emptied behind it, in the order of the
-//! stream, and before functions of the graph that come behind it ([`landing`]). What would change such a node
-//! where it is not known which it is, is refused; so is such a node in a graph of a conditional node, of which
-//! nothing tells whether it runs.
+//! Graphs with nodes that copy from or to memory of the program that is not pinned. Each such node has a place in the
+//! window, which is filled before each launch and emptied after it, in stream order, and before host functions that
+//! come after the node in the graph ([`landing`]). A change to such a node is refused if it is unknown which node it
+//! is. Such a node is also refused in the graph of a conditional node, since nothing tells whether that graph runs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,23 +29,23 @@ use crate::{
     turns::{self, Common},
 };
 
-/// Places in the window that are tried for a node's copy, beside the first: one that the driver knows in two parts
-/// serves no node, and has it know what follows in one.
+/// The number of places in the window to try for a node's copy in addition to the first. A place that the driver knows
+/// in two parts is unsuitable, but makes the driver know what follows it as one part.
 pub const PLACES: usize = 4;
 
-/// Rows of the program's memory, which lie in the window without gaps.
+/// Rows of the program's memory, which are contiguous in the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows {
-    /// Where the first begins.
+    /// The start of the first row.
     pub at: u64,
-    /// Bytes of a row, rows of a plane, planes.
+    /// Bytes per row, rows per plane, planes.
     pub size: [u64; 3],
-    /// Bytes from one row to the next, rows from one plane to the next.
+    /// The distance between two rows in bytes; `height` is the distance between two planes in rows.
     pub pitch: u64,
     pub height: u64,
 }
 
-/// Why there is no place for a node's copy. Where there is no room, it is said once what would make some.
+/// Explains why there is no place for a node's copy. If the window is full, reports once how to make room.
 fn no_place(link: &Link, length: u64) -> i32 {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !link.is_shared() {
@@ -61,7 +60,7 @@ fn no_place(link: &Link, length: u64) -> i32 {
     codes::OUT_OF_MEMORY
 }
 
-/// Space in the window, which is given back with the last copy that has it.
+/// Space in the window, which is freed with the last copy that refers to it.
 #[derive(Debug)]
 struct Place {
     offset: u64,
@@ -81,18 +80,18 @@ impl Drop for Place {
 pub struct Paged {
     rows: Rows,
     _place: Arc<Place>,
-    /// Where that is in the program.
+    /// The address of the place in the program.
     there: u64,
     to_host: bool,
-    /// The node's number; 0 if that is not known: it is a child's.
+    /// The node's number, or 0 if unknown because the node is in a child graph.
     node: u32,
 }
 
 impl Paged {
-    /// A place for rows of the program's memory.
+    /// Reserves a place for rows of the program's memory.
     ///
     /// # Errors
-    /// There is no window in common, or no room in it.
+    /// There is no shared window, or no room in it.
     pub fn new(link: &Link, rows: Rows, to_host: bool) -> Outcome<(Self, WindowRange)> {
         let [width, count, planes] = rows.size;
         let length = width
@@ -117,17 +116,17 @@ impl Paged {
         Ok((paged, range))
     }
 
-    /// Whether it is to the program's memory.
+    /// Whether it copies to the program's memory.
     pub fn is_to_host(&self) -> bool {
         self.to_host
     }
 
-    /// Which node it is; 0 if that is not known.
+    /// The node's number, or 0 if unknown.
     pub fn node(&self) -> u32 {
         self.node
     }
 
-    /// The program's bytes that it may touch: first, and one after the last.
+    /// The range of the program's addresses that it may access: the first, and one past the last.
     fn extent(&self) -> (u64, u64) {
         let Rows {
             at,
@@ -142,7 +141,7 @@ impl Paged {
     /// Moves all rows between the program's memory and the window.
     ///
     /// # Safety
-    /// The program's memory is there, as it promises for each launch.
+    /// The program's memory exists, as it promises for each launch.
     pub unsafe fn carry(&self) {
         let Rows {
             at,
@@ -161,7 +160,7 @@ impl Paged {
             } else {
                 (there, here)
             };
-            // SAFETY: the caller's promise; the place is this node's own.
+            // SAFETY: the caller's promise; the place belongs to this node alone.
             unsafe { std::ptr::copy(from, to, width as usize) };
         }
     }
@@ -177,19 +176,19 @@ struct All {
     nodes: HashMap<u32, u32>,
     /// What graphs, executable graphs and captures call.
     calls: HashMap<Calling, Vec<Call>>,
-    /// What functions of executable graphs look at.
+    /// What the functions of executable graphs look at.
     before: HashMap<u32, Arc<Before>>,
-    /// Graphs of conditional nodes: the graph and the number of each one's node.
+    /// The graphs of conditional nodes, with the graph and the number of the node.
     bodies: HashMap<u32, (u32, u32)>,
     /// Captures to such graphs.
     to_bodies: HashSet<u64>,
-    /// The captures of streams that have copied or called: what is captured to no graph tells its number no more.
+    /// The captures of streams that have copied or called. An invalidated capture no longer reports its number.
     streams: HashMap<u64, u64>,
-    /// The graphs whose nodes executable graphs have: those that they were made of or changed to last.
+    /// The graphs whose nodes executable graphs have: those that they were last instantiated from or updated to.
     made_of: HashMap<u32, u32>,
 }
 
-/// What calls functions.
+/// Something that calls functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Calling {
     Graph(u32),
@@ -200,9 +199,9 @@ enum Calling {
 /// A function of the program that a graph calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// The connection's number of it.
+    /// The connection's number of the function.
     pub function: u64,
-    /// The node's number; 0 if that is not known: it is a child's or in a conditional node.
+    /// The node's number, or 0 if unknown because it is in a child graph or a conditional node.
     pub node: u32,
 }
 
@@ -211,7 +210,7 @@ impl All {
         self.calls.get(&one).cloned().unwrap_or_default()
     }
 
-    /// It calls functions, and so do the graphs that have it in a conditional node.
+    /// Adds calls to `one`, and to the graphs that contain it in a conditional node.
     fn add_calls(&mut self, mut one: Calling, mut calls: Vec<Call>) {
         if calls.is_empty() {
             return;
@@ -229,7 +228,7 @@ impl All {
         }
     }
 
-    /// That a graph may have copies.
+    /// Checks that a graph may contain copies.
     fn may_copy(&self, graph: u32) -> Outcome {
         match self.bodies.contains_key(&graph) {
             true => Err(codes::NOT_SUPPORTED),
@@ -246,7 +245,7 @@ impl All {
         self.forget_bodies(|within, _| within == graph);
     }
 
-    /// Forgets a capture, of which all that it had goes to a graph or comes to nothing.
+    /// Forgets a capture. Everything that it had becomes part of a graph, or is dropped.
     fn forget_capture(&mut self, id: u64) {
         self.captures.remove(&id);
         self.calls.remove(&Calling::Capture(id));
@@ -264,7 +263,7 @@ impl All {
 }
 
 impl All {
-    /// Whether an executable graph has copies of another graph's nodes than this one, which stands for one of them.
+    /// Whether an executable graph has copies that belong to nodes of a graph other than that of this node.
     fn is_of_another(&self, executable: u32, node: u32) -> bool {
         let copies = self.executables.get(&executable);
         copies.is_some_and(|copies| !copies.is_empty())
@@ -274,7 +273,7 @@ impl All {
             })
     }
 
-    /// Whether some copy of these may be this node's.
+    /// Whether any of these copies may belong to this node.
     fn may_have<'a>(&self, node: u32, mut copies: impl Iterator<Item = &'a Paged>) -> bool {
         let is_known = self.nodes.contains_key(&node);
         copies.any(|one| one.node == node || one.node == 0 && !is_known)
@@ -283,13 +282,13 @@ impl All {
 
 static ALL: Mutex<Option<All>> = Mutex::new(None);
 
-/// What is known, if any graph has ever had a node that copies.
+/// Locks what is known, if any graph has ever had a node that copies.
 fn all() -> Option<MutexGuard<'static, Option<All>>> {
     let all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     all.is_some().then_some(all)
 }
 
-/// A graph has a conditional node with these graphs.
+/// Records that a graph has a conditional node with these graphs.
 pub fn has_bodies(graph: u32, node: u32, bodies: &[u32]) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
@@ -297,10 +296,10 @@ pub fn has_bodies(graph: u32, node: u32, bodies: &[u32]) {
     all.bodies.extend(bodies);
 }
 
-/// That a graph can have a node with this copy.
+/// Checks that a graph can have a node with this copy.
 ///
 /// # Errors
-/// It is a conditional node's.
+/// The graph is a conditional node's.
 pub fn may_add(graph: u32, paged: Option<&Paged>) -> Outcome {
     let all = all();
     match all.as_ref().and_then(|all| all.as_ref()) {
@@ -309,7 +308,7 @@ pub fn may_add(graph: u32, paged: Option<&Paged>) -> Outcome {
     }
 }
 
-/// A graph has a node that copies.
+/// Records that a graph has a node that copies.
 pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
@@ -320,11 +319,11 @@ pub fn add(graph: u32, node: u32, paged: Option<Paged>) {
     }
 }
 
-/// That a node's copy, in an executable graph or (with none) in its graph, can become another one.
+/// Checks that a node's copy can be replaced, in an executable graph or (with 0) in the node's graph.
 ///
 /// # Errors
-/// It is not known which of the copies is this node's, also as another graph has updated the executable one, or it
-/// is in a conditional node's graph.
+/// It is unknown which of the copies belongs to this node, possibly because another graph has updated the executable
+/// one; or the node is in a conditional node's graph.
 pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome {
     let all = all();
     let all = all.as_ref().and_then(|all| all.as_ref());
@@ -347,8 +346,8 @@ pub fn may_replace(executable: u32, node: u32, paged: Option<&Paged>) -> Outcome
     }
 }
 
-/// The copy of a node, in an executable graph or (with none) in its graph, is another one; none if it is
-/// of memory that needs none.
+/// Records that a node's copy was replaced, in an executable graph or (with 0) in the node's graph. `paged` is None if
+/// the memory needs no place.
 pub fn replace(executable: u32, node: u32, paged: Option<Paged>) {
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let All {
@@ -366,15 +365,15 @@ pub fn replace(executable: u32, node: u32, paged: Option<Paged>) {
     copies.extend(paged.map(|paged| Paged { node, ..paged }));
 }
 
-/// That a node can be destroyed.
+/// Checks that a node can be destroyed.
 ///
 /// # Errors
-/// It may have a copy of which that is not known.
+/// It may have a copy that is not known to belong to it.
 pub fn may_go(node: u32) -> Outcome {
     may_replace(0, node, None)
 }
 
-/// A node has been destroyed.
+/// Records that a node has been destroyed.
 pub fn gone(node: u32) {
     replace(0, node, None);
     if let Some(mut all) = all()
@@ -385,7 +384,7 @@ pub fn gone(node: u32) {
     }
 }
 
-/// That a node of an executable graph can be disabled.
+/// Checks that a node of an executable graph can be disabled.
 ///
 /// # Errors
 /// It has a copy, or may have one.
@@ -400,10 +399,10 @@ pub fn may_disable(executable: u32, node: u32) -> Outcome {
     }
 }
 
-/// That another graph can take the place of a child in an executable graph.
+/// Checks that another graph can replace a child in an executable graph.
 ///
 /// # Errors
-/// One of both has copies.
+/// Either of the two has copies.
 pub fn may_exchange(executable: u32, child: u32) -> Outcome {
     let has = |all: &All| {
         [all.executables.get(&executable), all.graphs.get(&child)]
@@ -417,7 +416,7 @@ pub fn may_exchange(executable: u32, child: u32) -> Outcome {
     }
 }
 
-/// An executable graph has been made of a graph, or changed to it.
+/// Records that an executable graph was instantiated from a graph, or updated to it.
 pub fn instantiate(graph: u32, executable: u32) {
     let Some((copies, calls)) = all().and_then(|all| {
         let all = all.as_ref()?;
@@ -426,7 +425,7 @@ pub fn instantiate(graph: u32, executable: u32) {
     }) else {
         return;
     };
-    // Asks the worker, and so not under the lock.
+    // Asks the worker, and therefore does not hold the lock.
     let before = landing::before(graph, &calls, &copies);
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -441,7 +440,7 @@ pub fn instantiate(graph: u32, executable: u32) {
     }
 }
 
-/// Another graph has taken the place of a child in an executable graph.
+/// Records that another graph has replaced a child in an executable graph.
 pub fn exchanged(executable: u32, child: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -452,7 +451,7 @@ pub fn exchanged(executable: u32, child: u32) {
     }
 }
 
-/// An executable graph has been destroyed. What runs of it keeps its places until it has ended.
+/// Records that an executable graph has been destroyed. A launch that is still running keeps its places.
 pub fn ended(executable: u32) {
     turns::gone(Common::Executable(executable));
     if let Some(mut all) = all()
@@ -465,7 +464,7 @@ pub fn ended(executable: u32) {
     }
 }
 
-/// That another graph can have all that one graph has.
+/// Checks that a graph can contain everything that another graph contains.
 ///
 /// # Errors
 /// It is a conditional node's, and there are copies.
@@ -484,7 +483,7 @@ pub fn may_include(graph: u32, within: u32) -> Outcome {
     }
 }
 
-/// All that one graph has, another one has as well, in nodes of its own.
+/// Records that a graph contains everything that another graph contains, in nodes of its own.
 pub fn include(graph: u32, within: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -498,7 +497,7 @@ pub fn include(graph: u32, within: u32) {
     }
 }
 
-/// A graph has been cloned.
+/// Records that a graph has been cloned.
 pub fn cloned(graph: u32, clone: u32) {
     let Some((mut copies, mut calls)) = all().and_then(|all| {
         let all = all.as_ref()?;
@@ -522,7 +521,7 @@ pub fn cloned(graph: u32, clone: u32) {
     }
 }
 
-/// The node of a clone that stands for a node; 0 if that is not known.
+/// The node of a clone that corresponds to a node, or 0 if unknown.
 fn in_clone(node: u32, clone: u32) -> u32 {
     if node == 0 {
         return 0;
@@ -539,7 +538,7 @@ fn in_clone(node: u32, clone: u32) -> u32 {
     number.unwrap_or(0)
 }
 
-/// A graph has been destroyed.
+/// Records that a graph has been destroyed.
 pub fn forget(graph: u32) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -553,7 +552,7 @@ fn capture(stream: u64) -> Outcome<u64> {
     Ok(capture::state(connected()?, stream)?.id)
 }
 
-/// The node that was captured last of a stream; 0 if it is not one, or not known.
+/// The node that was last captured from a stream, or 0 if there is not exactly one or it is unknown.
 fn captured_last(stream: u64) -> u32 {
     let state = connected().and_then(|link| capture::state(link, stream));
     match state.as_ref().map(|state| &state.after[..]) {
@@ -562,10 +561,10 @@ fn captured_last(stream: u64) -> u32 {
     }
 }
 
-/// What is captured of a stream goes to this graph.
+/// Records that a stream's capture adds to this graph.
 ///
 /// # Errors
-/// It is not being captured.
+/// The stream is not being captured.
 pub fn captures_to(stream: u64, graph: u32) -> Outcome {
     let is_body = |all: &All| all.bodies.contains_key(&graph);
     if !all().is_some_and(|all| all.as_ref().is_some_and(is_body)) {
@@ -579,10 +578,10 @@ pub fn captures_to(stream: u64, graph: u32) -> Outcome {
     Ok(())
 }
 
-/// Has a stream that is being captured copy so. `ask` is for a place in the window, of which several are tried.
+/// Adds a copy to the capture of a stream. `ask` is called with a place in the window, several of which are tried.
 ///
 /// # Errors
-/// It is not being captured, or to a conditional node's graph; what asking gives.
+/// The stream is not being captured, or is captured to a conditional node's graph; the error of `ask`.
 pub fn captured(
     stream: u64,
     rows: Rows,
@@ -604,7 +603,7 @@ pub fn captured(
             Err(code) => return Err(code),
         }
     };
-    // It is in the graph now, whether or not it can be told which node it is.
+    // It is in the graph now, whether or not its node can be determined.
     let node = captured_last(stream);
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
     let all = all.get_or_insert_default();
@@ -614,10 +613,10 @@ pub fn captured(
     Ok(())
 }
 
-/// Has a stream that is being captured call a function of the program.
+/// Adds a call of a function of the program to the capture of a stream.
 ///
 /// # Errors
-/// It is not being captured; what asking gives.
+/// The stream is not being captured; the error of `ask`.
 pub fn captured_call(stream: u64, function: u64, ask: impl FnOnce() -> Outcome) -> Outcome {
     let id = capture(stream)?;
     ask()?;
@@ -626,7 +625,7 @@ pub fn captured_call(stream: u64, function: u64, ask: impl FnOnce() -> Outcome) 
     Ok(())
 }
 
-/// A graph calls a function of the program.
+/// Records that a graph calls a function of the program.
 pub fn calls_function(graph: u32, call: Call) {
     calls(Calling::Graph(graph), call);
 }
@@ -636,7 +635,7 @@ fn calls(one: Calling, call: Call) {
     all.get_or_insert_default().add_calls(one, vec![call]);
 }
 
-/// The function of a node, in an executable graph or (with none) in its graph, is another one.
+/// Records that a node's function was replaced, in an executable graph or (with 0) in the node's graph.
 pub fn calls_instead(executable: u32, call: Call) {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -653,17 +652,17 @@ pub fn calls_instead(executable: u32, call: Call) {
             }
         }
         if !is_known && executable != 0 {
-            // The graph has been updated by another one since, whose nodes are known. What this function comes
-            // behind is not, so that launches that copy for functions are refused.
+            // The executable graph was updated by another graph since, whose nodes are known. What precedes this
+            // function is not, so launches that copy for functions are refused.
             all.add_calls(Calling::Executable(executable), vec![call]);
         }
     }
 }
 
-/// Ends a stream's capture, by which a graph is made, or one that was there gets more nodes.
+/// Ends a stream's capture, which creates a graph or adds nodes to an existing one.
 ///
 /// # Errors
-/// What ending it gives.
+/// The error of `end`.
 pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
     let id = match all() {
         Some(_) => capture(stream).ok(),
@@ -687,7 +686,7 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
                 all.graphs.entry(graph).or_default().extend(copies);
                 all.forget_capture(id);
             }
-            // Another stream has begun it, where it goes on.
+            // Another stream has begun the capture, which continues there.
             Err(codes::STREAM_CAPTURE_UNMATCHED) => {}
             Err(_) => all.forget_capture(id),
         }
@@ -695,7 +694,7 @@ pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
     graph.map(drop)
 }
 
-/// Nothing is being captured any more.
+/// Called when nothing is being captured any more.
 pub fn no_captures() {
     if let Some(mut all) = all()
         && let Some(all) = all.as_mut()
@@ -708,7 +707,7 @@ pub fn no_captures() {
     }
 }
 
-/// Whether one of these writes what one of those reads.
+/// Whether any of the copies in `back` writes what one of those in `there` reads.
 fn overlap(back: &[Paged], there: &[Paged]) -> bool {
     back.iter().any(|one| {
         let (first, end) = one.extent();
@@ -719,12 +718,12 @@ fn overlap(back: &[Paged], there: &[Paged]) -> bool {
     })
 }
 
-/// Launches an executable graph: what it copies from the program is read when the stream has got so far,
-/// what it copies to it is there behind it, and when a function is called that comes behind the copy.
+/// Launches an executable graph. What it copies from the program is read when the stream has reached the launch. What
+/// it copies to the program has arrived after the launch, and when a function is called that comes after the copy.
 ///
 /// # Errors
-/// The launch's; the stream is being captured, or the graph reads what it writes, or calls a function that
-/// may come behind a copy, of which nothing is known.
+/// The error of `launch`. Also fails if the stream is being captured, if the graph reads what it writes, or if it calls
+/// a function and it is unknown whether that comes after a copy.
 pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcome) -> Outcome {
     let (copies, calls, before) = all()
         .and_then(|all| {
@@ -754,8 +753,8 @@ pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcom
     })
 }
 
-/// Launches an executable graph that calls functions into a stream that is being captured: they are those of a
-/// child of the graph that comes of it.
+/// Launches an executable graph that calls functions into a stream that is being captured. The functions become those
+/// of a child of the resulting graph.
 fn launch_captured(
     stream: u64,
     mut functions: Vec<Call>,
@@ -788,14 +787,14 @@ fn launch_with(
         let (there, launched) = (there.clone(), launched.clone());
         host_function(stream, move || {
             for one in &there {
-                // SAFETY: the program's memory is there until the launch's work is done.
+                // SAFETY: the program's memory exists until the launch's work is done.
                 unsafe { one.carry() };
             }
             launched.begin();
         })?;
     }
     launch()?;
-    // All places are this launch's until it has ended, also if the graph has gone by then.
+    // All places belong to this launch until it has ended, even if the graph has been destroyed by then.
     host_function(stream, move || {
         drop(there);
         launched.end();

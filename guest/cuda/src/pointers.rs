@@ -1,4 +1,4 @@
-//! What a pointer is.
+//! Queries about pointers.
 
 use std::ffi::{c_uint, c_void};
 
@@ -81,7 +81,7 @@ entry_points! {
         for number in 0..numAttributes as usize {
             let (one, to) = (attributes.add(number).read(), data.add(number).read());
             if self::attribute(one, ptr, found, to) == Err(codes::INVALID_VALUE) && !to.is_null() {
-                // Foreign memory reads as zero here, in as many bytes as the attribute has.
+                // Foreign memory reads as zero here, with the attribute's number of bytes.
                 use CUpointer_attribute as A;
                 match one {
                     A::CU_POINTER_ATTRIBUTE_CONTEXT
@@ -99,7 +99,7 @@ entry_points! {
         Ok(())
     }
 
-    // Memory of a worker is always synchronised so.
+    // A worker's memory is always synchronized.
     fn cuPointerSetAttribute(_value: *const c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
         let link = connected()?;
         if attribute != CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS {

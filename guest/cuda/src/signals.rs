@@ -1,5 +1,5 @@
-//! Waits that end when the device has written a word, which this side looks at. What the word does not
-//! say, the worker is asked for: where it refuses, and where the work takes long.
+//! Waits that end when the device has written a word, which this process polls. The worker is asked
+//! only if the word does not tell: if the worker refuses, or if the work takes long.
 
 use std::{
     cell::RefCell,
@@ -17,32 +17,34 @@ use gantry_remoting::{
 
 use crate::link::Link;
 
-/// Bytes of a thread's words: no other thread looks at the same cache line.
+/// The distance of the words of two threads, in bytes: no other thread looks at the same cache
+/// line.
 const STRIDE: u64 = 64;
-/// As many are reserved at a time: a page.
+/// The number of slots to reserve at a time, which is a page.
 const SLOTS: u64 = 64;
-/// After waits that did not end by a word, so many are not tried at most.
+/// The maximum number of waits for which the words are not tried, after waits that did not end by a
+/// word.
 const PAUSE: u32 = 64;
 
-/// The worker has said that there are no words any more.
+/// The worker has reported that no more words are available.
 static OFF: AtomicBool = AtomicBool::new(false);
-/// Those of threads that have ended.
+/// The slots of threads that have ended.
 static FREE: Mutex<Vec<Slot>> = Mutex::new(Vec::new());
 
 /// A thread's words.
 struct Slot {
-    /// Where they are, from the window's start.
+    /// The offset of the words in the window.
     offset: u64,
     done: &'static AtomicU32,
     refused: &'static AtomicU32,
-    /// The value of the last wait. A value that is late is no other wait's.
+    /// The value of the last wait. A late value does not match any other wait.
     value: u32,
-    /// Waits that are not tried, and how many of them there were last.
+    /// The number of waits that remain to be skipped, and the length of the last pause.
     pause: u32,
     paused: u32,
 }
 
-/// A slot, for as long as its thread.
+/// A slot that is held as long as its thread exists.
 struct Own(Option<Slot>);
 
 impl Drop for Own {
@@ -53,7 +55,7 @@ impl Drop for Own {
 
 thread_local!(static OWN: RefCell<Own> = const { RefCell::new(Own(None)) });
 
-/// A slot that no thread has.
+/// Takes a slot that no thread uses.
 fn slot(link: &Link) -> Option<Slot> {
     let mut free = FREE.lock_unpoisoned();
     if free.is_empty() {
@@ -61,8 +63,8 @@ fn slot(link: &Link) -> Option<Slot> {
         for index in 0..SLOTS {
             let offset = start + STRIDE * index;
             let words = link.pointer(offset, 8).ok()?.cast::<AtomicU32>();
-            // SAFETY: reserved for this alone, for good, in a window that stays as long as the process;
-            // aligned, as reserved space begins at a page.
+            // SAFETY: reserved permanently for this purpose alone, in a window that exists as long
+            // as the process. Aligned, since reserved space begins at a page boundary.
             let (done, refused) = unsafe { (&*words, &*words.add(1)) };
             done.store(0, Ordering::Relaxed);
             refused.store(0, Ordering::Relaxed);
@@ -80,7 +82,7 @@ fn slot(link: &Link) -> Option<Slot> {
 }
 
 impl Slot {
-    /// Whether the work is done; if not, the worker has to be asked.
+    /// Whether the work is done. Otherwise the worker has to be asked.
     fn wait(&mut self, link: &Link, context: u32, stream: Option<u32>) -> bool {
         if self.pause > 0 {
             self.pause -= 1;
@@ -118,7 +120,8 @@ impl Slot {
     }
 }
 
-/// This thread's next wait is not tried: behind a graph a word comes later than the driver's own end.
+/// Skips this thread's next wait: after a graph, a word arrives later than the driver reports the
+/// end.
 pub fn skip_next() {
     let _ = OWN.try_with(|own| {
         if let Some(slot) = &mut own.borrow_mut().0 {
@@ -127,10 +130,11 @@ pub fn skip_next() {
     });
 }
 
-/// Whether a stream's work, or with none all of a context, is known to be done, without an error; if not,
-/// the worker has to be asked.
+/// Whether a stream's work, or without a stream all work of a context, is known to be done without
+/// an error. Otherwise the worker has to be asked.
 pub fn wait(link: &Link, context: u32, stream: Option<u32>) -> bool {
-    // What lands in the program's memory, and functions of the program's, come with answers.
+    // Data that lands in the program's memory, and calls of the program's functions, arrive with
+    // answers.
     if OFF.load(Ordering::Relaxed) || !link.is_shared() || link.expects() {
         return false;
     }
@@ -142,6 +146,6 @@ pub fn wait(link: &Link, context: u32, stream: Option<u32>) -> bool {
         let own = own.as_mut();
         own.is_some_and(|own| own.wait(link, context, stream))
     });
-    // A thread that ends has none any more.
+    // A thread that is ending has no slot any more.
     waited.unwrap_or(false)
 }

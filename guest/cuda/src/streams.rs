@@ -1,4 +1,4 @@
-//! Streams and events: waiting, and functions of the program's.
+//! Streams and events: waits, and calls of the program's functions.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +30,7 @@ use crate::{
     turns::{self, Common},
 };
 
-/// The result of a wait: where work has failed, the driver says how.
+/// Refines the result of a wait: if work has failed, the driver knows how.
 pub fn exact(link: &Link, context: u32, stream: u32, waited: Outcome) -> Outcome {
     let _ = (link, context);
     match waited {
@@ -46,14 +46,15 @@ pub fn exact(link: &Link, context: u32, stream: u32, waited: Outcome) -> Outcome
     }
 }
 
-/// A word of the window: its function is to return, has returned, and the worker has seen that.
+/// The values of a word in the window: its function is due to return, has returned, and the worker
+/// has seen that.
 const DUE: u32 = 0;
 const RETURNED: u32 = 1;
 const SEEN: u32 = 2;
-/// Words are reserved so many at a time.
+/// The number of words to reserve at a time.
 const WORDS: u64 = 1024;
 
-/// A word of the window that no function uses, and where it is from the window's start.
+/// A word of the window that no function uses, and its offset in the window.
 fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
     static ALL: Mutex<VecDeque<(u64, &'static AtomicU32)>> = Mutex::new(VecDeque::new());
     let mut all = ALL.lock_unpoisoned();
@@ -63,8 +64,8 @@ fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
         for index in (0..WORDS).rev() {
             let offset = start + 4 * index;
             let pointer = link.pointer(offset, 4)?.cast::<AtomicU32>();
-            // SAFETY: reserved for this alone, for good, in a window that stays as long as the
-            // process; aligned, as reserved space begins at a page.
+            // SAFETY: reserved permanently for this purpose alone, in a window that exists as long
+            // as the process. Aligned, since reserved space begins at a page boundary.
             let word = unsafe { &*pointer };
             word.store(SEEN, Ordering::Release);
             all.push_front((offset, word));
@@ -76,13 +77,13 @@ fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
     Ok((offset, word))
 }
 
-/// Words of functions that graphs have, which no function uses: it is given back when no graph has it.
+/// Free words for functions of graphs. A word is returned when no graph has its function any more.
 static LASTING: Mutex<Vec<(u64, &'static AtomicU32)>> = Mutex::new(Vec::new());
 
-/// A function of the program's for a graph: its number, and where its word is.
+/// Registers a function of the program for a graph. Returns its number, and the offset of its word.
 ///
 /// # Errors
-/// There is no window in common, or no room in it.
+/// There is no shared window, or no room in it.
 pub fn lasting_function(
     link: &Link,
     call: impl Fn() + Send + Sync + 'static,
@@ -102,7 +103,7 @@ pub fn lasting_function(
     let own = Arc::new(OnceLock::new());
     let known = Arc::clone(&own);
     let number = link.register_lasting_callback(Arc::new(move |status| {
-        // The worker has the number only after this side.
+        // The worker learns the number only after this process.
         let number = known.get().copied();
         if status == codes::FUNCTION_GONE {
             LASTING.lock_unpoisoned().push((done, word));
@@ -142,7 +143,7 @@ fn captured_function(
     captured.inspect_err(|_| link.cancel_callback(number))
 }
 
-/// Has a function of the program called in the order of a stream.
+/// Calls a function of the program in stream order.
 ///
 /// # Errors
 /// The driver's.
@@ -153,12 +154,12 @@ pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> 
     host_function_in(link, (context, stream), Told::OfEnd, move |_| call())
 }
 
-/// What a function is called with.
+/// What a function is told when it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Told {
-    /// Nothing, and it is not called where work has failed.
+    /// Nothing. It is not called if work has failed.
     OfEnd,
-    /// The result of the work before it.
+    /// The result of the preceding work.
     OfResult,
 }
 
@@ -233,7 +234,7 @@ entry_points! {
         let link = connected()?;
         let place = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
         let call = move || {
-            // SAFETY: the program's function, and what it wants.
+            // SAFETY: the program's function is called with the argument that it expects.
             unsafe { function(data as *mut c_void) };
         };
         if capturing(link, place.0, place.1) {
@@ -254,7 +255,7 @@ entry_points! {
         let (stream, data) = (hStream as u64, userData as u64);
         host_function_in(link, place, Told::OfResult, move |status| {
             let result = cudaError_enum(status.cast_unsigned());
-            // SAFETY: the program's function, and what it wants.
+            // SAFETY: the program's function is called with the arguments that it expects.
             unsafe { callback(stream as CUstream, result, data as *mut c_void) };
         })
     }

@@ -1,7 +1,8 @@
-//! The order of launches that have an executable graph or a function of the program in common: each comes behind
-//! the end of the one before, in whatever streams they are. A copy of an executable graph has one place in the
-//! window, and a function that is due is known by its number, whichever of its launches calls it. The driver has
-//! this order for launches of one executable graph, but not for what this side does before and behind them.
+//! The order of launches that have an executable graph or a function of the program in common: each
+//! comes after the end of the previous one, in whatever streams they are. A copy of an executable
+//! graph has one place in the window, and a due function is identified by its number, whichever of
+//! its launches calls it. The driver guarantees this order for launches of one executable graph,
+//! but not for what this process does before and after them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -30,9 +31,9 @@ const NO_TIMES: u64 = 2;
 #[derive(Debug)]
 struct Turn {
     event: u64,
-    /// The handle of the context that the event is in: the stream's.
+    /// The handle of the event's context, which is the stream's.
     context: u64,
-    /// The stream, and what was current.
+    /// The stream, and the context that was current.
     place: (u64, u64),
 }
 
@@ -53,15 +54,16 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        // Whoever waits for it goes on to do so.
+        // Streams that wait for the event continue to do so.
         // SAFETY: no pointers.
         let _ = unsafe { forward("cuEventDestroy_v2", &[self.event]) };
     }
 }
 
-/// The last launch of each. Held while one is put into its stream, so that another one comes before or behind.
+/// The last launch of each. Locked while a launch is put into its stream, so that another one comes
+/// either before or after it.
 static LAST: Mutex<Option<HashMap<Common, Arc<Turn>>>> = Mutex::new(None);
-/// What there will be no launch of any more. Told where nothing may be waited for.
+/// What will not be launched again. Recorded separately, where blocking is not allowed.
 static GONE: Mutex<Vec<Common>> = Mutex::new(Vec::new());
 
 /// The context of a stream.
@@ -75,10 +77,10 @@ fn context_of(stream: u64, current: u64) -> Outcome<u64> {
     Ok(context)
 }
 
-/// Launches behind the last launches that have something in common with this one.
+/// Launches after the last launches that have something in common with this one.
 ///
 /// # Errors
-/// The launch's.
+/// The error of `launch`.
 pub fn in_turn(
     common: &HashSet<Common>,
     stream: CUstream,
@@ -101,7 +103,7 @@ pub fn in_turn(
         unsafe { forward("cuStreamWaitEvent", &[stream, turn.event, 0])? };
     }
     let place = (stream, current);
-    // An event that stands for nothing else can stand for this launch.
+    // An event that stands for nothing else can be reused for this launch.
     let usable = before.into_iter().find(|turn| {
         let same = common.iter().filter_map(|one| last.get(one));
         let same = same.filter(|other| Arc::ptr_eq(turn, other)).count();
@@ -118,12 +120,12 @@ pub fn in_turn(
     Ok(())
 }
 
-/// There will be no more launches that have this in common.
+/// Records that there will be no more launches that have this in common.
 pub fn gone(one: Common) {
     GONE.lock_unpoisoned().push(one);
 }
 
-/// A context is about to be destroyed, with its events.
+/// Called when a context is about to be destroyed, with its events.
 pub fn forget_context(context: u64) {
     if let Some(last) = LAST.lock_unpoisoned().as_mut() {
         last.retain(|_, turn| turn.context != context);

@@ -1,5 +1,6 @@
-//! User objects: what graphs of the program keep, and what it has called when nobody has one any more. The worker
-//! counts; the program's function is called by the thread for callbacks, as nobody waits for it.
+//! User objects: objects that graphs of the program keep, and destructors that are called when
+//! nobody refers to them any more. The worker counts references. The destructor is called by the
+//! callback thread, since nobody waits for it.
 
 use std::ffi::{c_uint, c_void};
 
@@ -15,14 +16,14 @@ use crate::{
     handles,
 };
 
-/// What handles are above, and the numbers of their callbacks below.
+/// The base of handles, to which the callback's number is added.
 const BASE: u64 = 0x4780 << 40;
-/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, without which there are none.
+/// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`, which is required.
 const NO_SYNC: c_uint = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`
 const MOVE: c_uint = 1;
 
-/// The number of a handle. Whether there is such an object, the worker knows.
+/// The number of a handle. The worker knows whether the object exists.
 fn number(object: CUuserObject) -> Outcome<u64> {
     match (object as u64).checked_sub(BASE) {
         Some(number) if number < 1 << 40 => Ok(number),
@@ -53,7 +54,7 @@ entry_points! {
         }
         let data = ptr as u64;
         let number = link.register_unawaited_callback(Box::new(move |_| {
-            // SAFETY: the program's function, and what it wants.
+            // SAFETY: the program's function is called with the argument that it expects.
             unsafe { destroy(data as *mut c_void) };
         }));
         let made = link.ask(&CreateUserObject { number, count: initialRefcount });
