@@ -1,11 +1,12 @@
-//! Writes an entry point for each public symbol of cuBLAS and cuBLASLt: what is written by hand in `src`
-//! is left to that; what the worker serves is carried to it; the rest says that it is not supported.
+//! Generates an entry point for each public symbol of cuBLAS and cuBLASLt, except those that are
+//! written by hand in `src`. Symbols that the worker serves are forwarded to it; the rest report
+//! that they are not supported.
 
 use std::{collections::HashSet, env, fmt::Write, fs, path::Path};
 
 use cuda_definition::{EntryPoint, Rule, State, cublas, cublaslt};
 
-/// Entry points that are written by hand.
+/// The entry points that are written by hand.
 fn by_hand() -> HashSet<String> {
     let mut found = HashSet::new();
     for entry in fs::read_dir("src").expect("the crate has sources") {
@@ -18,7 +19,7 @@ fn by_hand() -> HashSet<String> {
             if let Some((name, _)) = rest.and_then(|rest| rest.split_once('(')) {
                 found.insert(format!("cublas{name}"));
             }
-            // Lists of names that a macro makes functions of.
+            // Lists of names from which a macro generates functions.
             let names = line.trim_end_matches(");").split_whitespace();
             if line.starts_with("    cublas")
                 && names.clone().all(|name| name.starts_with("cublas"))
@@ -30,7 +31,8 @@ fn by_hand() -> HashSet<String> {
     found
 }
 
-/// How many bytes a scalar has whose type another parameter says; none if no parameter does.
+/// An expression for the size of a scalar whose type another parameter specifies. None if no
+/// parameter does.
 fn typed(entry: &EntryPoint) -> Option<String> {
     let untyped = entry
         .parameters

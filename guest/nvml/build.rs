@@ -1,4 +1,4 @@
-//! The name by which programs open the library.
+//! Sets the name by which programs open the library.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libnvidia-ml.so.1");

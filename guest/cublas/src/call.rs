@@ -1,4 +1,4 @@
-//! How calls are carried to the worker, and what becomes of them.
+//! Forwards calls to the worker, and handles their results.
 
 use std::{
     cell::Cell,
@@ -18,24 +18,24 @@ use gantry_remoting::apis::cuda::{
 
 use crate::{handles, interface::interface, learned::Learned};
 
-/// A result: what is wrong is a `CUresult`'s number, or a status of cuBLAS with [`STATUS`] added.
+/// A result. The error is the number of a `CUresult`, or a cuBLAS status plus [`STATUS`].
 pub type Outcome<T = ()> = Result<T, i32>;
 
-/// The statuses that these libraries give themselves.
+/// The statuses that these libraries return by themselves.
 pub const NOT_INITIALIZED: i32 = STATUS + 1;
 pub const INVALID_VALUE: i32 = STATUS + 7;
 pub const NOT_SUPPORTED: i32 = STATUS + 15;
-/// Room for the answer to a call: numbers of the host's.
+/// Room for the answer to a call: numbers for the host.
 const ROOM: usize = 256;
 
 static LEARNED: Learned = Learned::new();
 
 thread_local! {
-    /// Parameters of the call that is being made.
+    /// The parameters of the current call.
     static ARGUMENTS: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
-/// The host's library is not there: says so once.
+/// Reports, once, that the host's library is missing.
 fn missing() {
     static TOLD: AtomicBool = AtomicBool::new(false);
     if !TOLD.swap(true, Ordering::Relaxed) {
@@ -45,7 +45,7 @@ fn missing() {
     }
 }
 
-/// A status for the caller.
+/// Converts a result to a status for the caller.
 pub fn status(outcome: Outcome) -> cublasStatus_t {
     use cublasStatus_t as S;
     if outcome == Err(codes::NOT_FOUND) {
@@ -69,7 +69,7 @@ pub fn status(outcome: Outcome) -> cublasStatus_t {
     }
 }
 
-/// An entry point that is not served: says so once.
+/// An entry point that is not supported. Reports this once.
 pub fn unsupported(symbol: &'static str) -> cublasStatus_t {
     static TOLD: Mutex<Option<HashSet<&str>>> = Mutex::new(None);
     let mut told = TOLD
@@ -81,14 +81,14 @@ pub fn unsupported(symbol: &'static str) -> cublasStatus_t {
     status(Err(NOT_SUPPORTED))
 }
 
-/// Defines entry points that are written by hand, with the signatures that the definition has.
+/// Defines entry points that are written by hand, with the signatures of the API's definition.
 macro_rules! entry_points {
     ($module:ident: $(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::missing_safety_doc)]
         pub unsafe extern "C" fn $name($($argument: $of),*) -> cublasStatus_t {
-            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
-            // any library of C do.
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as callers
+            // of any C library do.
             let call = || -> $crate::call::Outcome { unsafe { $body } };
             let status = $crate::call::status(call());
             cublasStatus_t(status.0)
@@ -101,7 +101,7 @@ pub(crate) use entry_points;
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is null or a place for a value.
+/// `to` is null or valid for writing.
 pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
     if to.is_null() {
         return Err(INVALID_VALUE);
@@ -118,12 +118,13 @@ pub fn number(kind: Kind, handle: u64) -> u32 {
     })
 }
 
-/// A call that writes nothing. It is waited for if none of its hash has succeeded.
+/// Makes a call that returns no data. Waits for it unless a call of the same hash has succeeded
+/// before.
 pub fn post(library: Library, function: u16, arguments: &[u8], hash: Option<u64>) -> Outcome {
     let interface = interface()?;
     let waits = hash.is_none_or(|hash| !LEARNED.knows(hash));
     let (start, length) = (arguments.as_ptr(), arguments.len());
-    // SAFETY: so many bytes are there.
+    // SAFETY: there are this many bytes.
     match unsafe { (interface.post)(library as u32, function.into(), start, length, waits) } {
         0 => {
             if let Some(hash) = hash.filter(|_| waits) {
@@ -135,11 +136,11 @@ pub fn post(library: Library, function: u16, arguments: &[u8], hash: Option<u64>
     }
 }
 
-/// A call that is answered: how much of the answer's place it has filled.
+/// Makes a call that returns data. Returns the length of the answer.
 pub fn ask(library: Library, function: u16, arguments: &[u8], answer: &mut [u8]) -> Outcome<usize> {
     let interface = interface()?;
     let mut written = 0;
-    // SAFETY: so many bytes are there, and so much room.
+    // SAFETY: there are this many bytes, and this much room.
     let code = unsafe {
         (interface.call)(
             library as u32,
@@ -157,21 +158,21 @@ pub fn ask(library: Library, function: u16, arguments: &[u8], answer: &mut [u8])
     }
 }
 
-/// Uses this thread's buffer for parameters, which is empty. A thread that ends has none any more: programs
-/// may make calls then.
+/// Runs a call with this thread's parameter buffer, which is empty. A thread that is ending has no
+/// such buffer any more, but its program may still make calls.
 pub fn with_arguments<T>(call: impl FnOnce(&mut Vec<u8>) -> T) -> T {
     let mut arguments = ARGUMENTS.try_with(Cell::take).unwrap_or_default();
     arguments.clear();
     let result = call(&mut arguments);
-    // Where it cannot be kept it goes.
+    // The buffer is dropped if it cannot be kept.
     let _ = ARGUMENTS.try_with(|place| place.set(arguments));
     result
 }
 
-/// A function whose parameters travel by the definition.
+/// Forwards a function whose parameters are encoded according to the API's definition.
 ///
 /// # Safety
-/// Words are the parameters, and pointers among them as the API wants them.
+/// `words` are the parameters, and pointers among them are valid as the API requires.
 pub unsafe fn forward(library: Library, function: u16, words: &[u64], scalars: Scalars) -> Outcome {
     let plan = Plan::of_library(library, function).ok_or(NOT_SUPPORTED)?;
     let outgoing = Outgoing {
@@ -198,7 +199,7 @@ pub unsafe fn forward(library: Library, function: u16, words: &[u64], scalars: S
     })
 }
 
-/// A function of cuBLAS's that begins with a handle.
+/// Forwards a function of cuBLAS that begins with a handle.
 ///
 /// # Safety
 /// As for [`forward`].
@@ -232,7 +233,7 @@ mod tests {
         thread_local!(static LATE: Late = const { Late });
         let thread = std::thread::spawn(|| {
             LATE.with(|_| {});
-            // What was first used last goes first.
+            // The thread-local that was first used last is destroyed first.
             with_arguments(|arguments| arguments.extend([1, 2]));
         });
         thread.join().expect("it ends");

@@ -1,6 +1,6 @@
-//! Copies of vectors and matrices between the host and the device: the driver's copies of rectangles.
+//! Copies of vectors and matrices between host and device, by the driver's copies of rectangles.
 
-// A macro has each function with sizes of 32 and of 64 bits.
+// The macro defines each function with sizes of 32 and of 64 bits.
 #![allow(clippy::cast_lossless)]
 
 use std::ffi::{c_int, c_void};
@@ -19,7 +19,7 @@ use crate::{
     interface::symbol,
 };
 
-/// A rectangle: bytes of a row, rows, and from one row to the next on both sides.
+/// A rectangle: bytes per row, rows, and the distances between rows on both sides.
 struct Shape {
     width: i64,
     rows: i64,
@@ -48,10 +48,10 @@ impl Shape {
         })
     }
 
-    /// Copies from the host to the device, or back; in the order of a stream if one is given.
+    /// Copies from the host to the device or back, in stream order if a stream is given.
     ///
     /// # Safety
-    /// Both sides have what the shape says.
+    /// Both sides have what the shape describes.
     unsafe fn copy(
         &self,
         host: *mut c_void,
@@ -72,11 +72,11 @@ impl Shape {
             self.to as usize,
         );
         if from == width && to == width {
-            // All in one piece: no limit of pitches holds.
+            // A contiguous copy, to which no limit of pitches applies.
             width = width.checked_mul(rows).ok_or(INVALID_VALUE)?;
             (rows, from, to) = (1, width, width);
         }
-        // SAFETY: all of its fields are numbers and addresses, for which zero is a value.
+        // SAFETY: all fields are numbers and addresses, for which zero is a valid value.
         let mut copy: CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
         (copy.WidthInBytes, copy.Height) = (width, rows);
         (copy.srcPitch, copy.dstPitch) = (from, to);
@@ -91,7 +91,7 @@ impl Shape {
             (copy.srcMemoryType, copy.srcDevice) = (on_device, device as u64);
             (copy.dstMemoryType, copy.dstHost) = (on_host, host);
         }
-        // SAFETY: the driver's functions have the signatures that the definition has, if they are there.
+        // SAFETY: the driver's functions, if they exist, have the signatures of the API's definition.
         let result = unsafe {
             match stream {
                 None => {

@@ -1,4 +1,5 @@
-//! Descriptors of cuBLASLt: attributes that are kept in the guest and travel with what uses them.
+//! Descriptors of cuBLASLt: attributes that are kept in the guest and sent along with calls that
+//! use them.
 
 use std::ffi::c_void;
 
@@ -7,13 +8,13 @@ use gantry_remoting::apis::cuda::attributes::{Descriptor, LAYOUT, OPERATION, PRE
 
 use crate::call::{INVALID_VALUE, NOT_SUPPORTED, Outcome, entry_points, put};
 
-/// A type that a program keeps a descriptor in.
+/// A type in which a program keeps a descriptor.
 pub trait Kept {
-    /// Its attributes.
+    /// The attributes.
     const TABLE: Table;
-    /// Nothing.
+    /// A value without any attribute set.
     const EMPTY: Self;
-    /// The value of an attribute that has not been set, in its low bytes.
+    /// The default value of an attribute that has not been set, in its low bytes.
     fn unset(_attribute: u32) -> u64 {
         0
     }
@@ -25,10 +26,10 @@ impl Kept for cublasLtMatmulDescOpaque_t {
 
     fn unset(attribute: u32) -> u64 {
         match attribute {
-            // The whole matrix; nothing after the product; all multiprocessors.
+            // The whole matrix; no epilogue; all multiprocessors.
             6 => 2,
             7 => 1,
-            // The bias has the result's type.
+            // The bias has the type of the result.
             22 | 26 => u64::MAX,
             _ => 0,
         }
@@ -40,7 +41,7 @@ impl Kept for cublasLtMatrixLayoutOpaque_t {
     const EMPTY: Self = Self { data: [0; 8] };
 
     fn unset(attribute: u32) -> u64 {
-        // One matrix.
+        // A batch of one matrix.
         u64::from(attribute == 5)
     }
 }
@@ -51,7 +52,7 @@ impl Kept for cublasLtMatmulPreferenceOpaque_t {
 
     fn unset(attribute: u32) -> u64 {
         match attribute {
-            // Any scheme of reduction, alignment of allocations, any implementation.
+            // Any reduction scheme, the alignment of allocations, any implementation.
             3 => u64::MAX,
             5..=8 => 256,
             12 => u64::MAX,
@@ -63,17 +64,18 @@ impl Kept for cublasLtMatmulPreferenceOpaque_t {
 /// A program's descriptor.
 ///
 /// # Safety
-/// It is null or one that has been made or initialised, and nobody else uses it meanwhile.
+/// It is null, or a descriptor that has been created or initialized and that nothing else uses
+/// meanwhile.
 pub unsafe fn of<'a, T: Kept>(at: *mut T) -> Outcome<Descriptor<'a>> {
     if at.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the caller's promise; words are bytes.
+    // SAFETY: the caller's promise; words consist of bytes.
     let bytes = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), size_of::<T>()) };
     Ok(Descriptor::at(T::TABLE, bytes))
 }
 
-/// Begins a descriptor in a program's memory.
+/// Initializes a descriptor in a program's memory.
 ///
 /// # Safety
 /// There is room for one.
@@ -88,27 +90,27 @@ unsafe fn begin<'a, T: Kept>(at: *mut T, size: usize) -> Outcome<Descriptor<'a>>
     }
 }
 
-/// Makes a descriptor, which is the caller's until it destroys it.
+/// Creates a descriptor, which belongs to the caller until it destroys it.
 ///
 /// # Safety
-/// `to` is null or a place for one.
+/// `to` is null or valid for writing.
 unsafe fn make<T: Kept>(to: *mut *mut T) -> Outcome<*mut T> {
     let made = Box::into_raw(Box::new(T::EMPTY));
     // SAFETY: the caller's promise.
     match unsafe { put(to, made) } {
         Ok(()) => Ok(made),
         Err(code) => {
-            // SAFETY: made above, and nobody else has it.
+            // SAFETY: created above, and nobody else has it.
             drop(unsafe { Box::from_raw(made) });
             Err(code)
         }
     }
 }
 
-/// Ends one.
+/// Destroys a descriptor.
 ///
 /// # Safety
-/// It was made by [`make`], or is null.
+/// It was created by [`make`], or is null.
 unsafe fn destroy<T: Kept>(at: *mut T) -> Outcome {
     if at.is_null() {
         return Err(INVALID_VALUE);
@@ -121,7 +123,7 @@ unsafe fn destroy<T: Kept>(at: *mut T) -> Outcome {
 /// Sets an attribute.
 ///
 /// # Safety
-/// So many bytes are at `value`.
+/// There are this many bytes at `value`.
 unsafe fn set<T: Kept>(at: *mut T, attribute: u32, value: *const c_void, size: usize) -> Outcome {
     // SAFETY: the caller's descriptor.
     let mut descriptor = unsafe { of(at) }?;
@@ -140,7 +142,7 @@ unsafe fn set<T: Kept>(at: *mut T, attribute: u32, value: *const c_void, size: u
 /// Reads an attribute.
 ///
 /// # Safety
-/// There is room for so many bytes, and for their number.
+/// There is room for this many bytes, and for their number.
 unsafe fn get<T: Kept>(
     at: *mut T,
     attribute: u32,
@@ -160,7 +162,7 @@ unsafe fn get<T: Kept>(
     }
     let unset = T::unset(attribute).to_le_bytes();
     let value = descriptor.get(attribute).unwrap_or(&unset[..wanted]);
-    // SAFETY: the caller's promise; it may not want the number.
+    // SAFETY: the caller's promise. The pointer for the number is optional.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping(value.as_ptr(), value.len());
@@ -341,7 +343,7 @@ mod tests {
     #[test]
     fn attributes_are_read_as_they_were_set_and_have_their_defaults() {
         let mut made = null_mut();
-        // SAFETY: places of the test's own.
+        // SAFETY: all pointers are to the test's locals.
         unsafe {
             let single = cudaDataType_t::CUDA_R_32F;
             assert_eq!(cublasLtMatrixLayoutCreate(&mut made, single, 3, 4, 3).0, 0);

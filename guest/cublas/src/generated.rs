@@ -1,4 +1,4 @@
-//! Entry points that are made from the API's definition.
+//! The entry points that are generated from the API's definition.
 
 #![allow(
     clippy::all,
@@ -18,7 +18,7 @@ use std::ffi::*;
 fn word<T: Copy>(value: T) -> u64 {
     const { assert!(size_of::<T>() <= 8) };
     let mut word = 0u64;
-    // SAFETY: the value has at most so many bytes.
+    // SAFETY: the value has at most this many bytes.
     unsafe {
         (&raw mut word)
             .cast::<u8>()

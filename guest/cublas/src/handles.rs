@@ -1,4 +1,4 @@
-//! Handles of cuBLAS: what is set of them is told to the worker and kept here, where it is asked for.
+//! cuBLAS handles: their settings are sent to the worker and kept here, where queries are answered.
 
 use std::{
     collections::HashMap,
@@ -14,7 +14,7 @@ use crate::{
     interface::interface,
 };
 
-/// A function of the list, by its symbol: its number is looked up once.
+/// Calls a forwarded function by its symbol, whose number is looked up only once.
 macro_rules! served {
     ($library:ident, $symbol:literal, $words:expr) => {{
         static NUMBER: std::sync::OnceLock<Option<u16>> = std::sync::OnceLock::new();
@@ -31,16 +31,17 @@ macro_rules! served {
 }
 pub(crate) use served;
 
-/// What a handle is set to, and what the worker knows of that. Programs set the same things before each
-/// call; what the worker knows is not told again.
+/// A handle's settings, and what the worker knows of them. Programs set the same things before each
+/// call. What the worker already knows is not sent again.
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     stream: u64,
     /// The stream's number.
     number: u32,
-    /// Address and size, if there is one.
+    /// Its address and size, if there is one.
     workspace: Option<(u64, u64)>,
-    /// The stream has been set again, which takes the workspace away: the worker has not been told.
+    /// The stream has been set again, which resets the workspace, and the worker has not been told
+    /// yet.
     is_behind: bool,
     pointer_mode: u32,
     math_mode: u32,
@@ -48,8 +49,8 @@ struct State {
 }
 
 impl State {
-    /// Whether the worker has to be told of a stream. Those that are no objects, and so stay what they
-    /// are, it may know already.
+    /// Whether a stream has to be sent to the worker. The worker may already know a stream that is
+    /// not an object and therefore cannot change.
     fn wants_stream(&mut self, stream: u64, number: u32) -> bool {
         if number < FIRST && (self.stream, self.number) == (stream, number) {
             self.is_behind = self.workspace.is_some();
@@ -58,10 +59,10 @@ impl State {
         true
     }
 
-    /// Whether it has to be told of a workspace.
+    /// Whether a workspace has to be sent to the worker.
     fn wants_workspace(&mut self, workspace: (u64, u64)) -> bool {
         if self.workspace == Some(workspace) {
-            // It still has it.
+            // The worker still has it.
             self.is_behind = false;
             return false;
         }
@@ -83,7 +84,7 @@ fn change<T>(handle: u64, change: impl FnOnce(&mut State) -> T) -> Outcome<T> {
     state.map(change).ok_or(NOT_INITIALIZED)
 }
 
-/// Tells the worker of a stream.
+/// Sends a stream to the worker.
 fn tell_stream(handle: u64, stream: u64, number: u32) -> Outcome {
     // SAFETY: no pointers.
     unsafe { served!(Blas, "cublasSetStream_v2", &[handle, stream]) }?;
@@ -93,10 +94,10 @@ fn tell_stream(handle: u64, stream: u64, number: u32) -> Outcome {
     })
 }
 
-/// Where scalars of a call are, those whose type a parameter says being so long.
+/// Where the scalars of a call are. `typed` is the size of those whose type is a parameter.
 ///
 /// # Errors
-/// It is no handle.
+/// The handle is invalid.
 pub fn scalars(handle: u64, typed: usize) -> Outcome<Scalars> {
     let state = state(handle)?;
     if state.is_behind {
@@ -126,9 +127,10 @@ entry_points! { cublas:
 
     fn cublasDestroy_v2(handle: cublasHandle_t) {
         state(handle as u64)?;
-        // Waited for, as natively: what the handle was used for may still be under way.
+        // Waited for, as it is natively: work that used the handle may still be in progress.
         let arguments = number(Kind::Blas, handle as u64).to_le_bytes();
-        // Before: as soon as the worker has ended it, another thread may be given its number.
+        // Before the call: as soon as the worker has ended it, another thread may be given its
+        // number.
         (interface()?.forget)(handle as u64);
         let mut all = ALL.write().unwrap_or_else(PoisonError::into_inner);
         all.get_or_insert_default().remove(&(handle as u64));
@@ -190,8 +192,8 @@ entry_points! { cublas:
         put(mode, cublasMath_t(state(handle as u64)?.math_mode))
     }
 
-    // The host's library keeps its default, which is not to use atomic operations: a permission
-    // that it is not told of changes no result.
+    // The host's library keeps its default, which is not to use atomic operations. A permission
+    // that it is not told about changes no result.
     fn cublasSetAtomicsMode(handle: cublasHandle_t, mode: cublasAtomicsMode_t) {
         state(handle as u64)?;
         if mode.0 > 1 {
@@ -225,7 +227,7 @@ mod tests {
         // Without the workspace, or with another one, the worker is told.
         assert!(!state.wants_stream(0, 0) && state.is_behind);
         assert!(state.wants_workspace((0x2000, 64)));
-        // Streams that are objects may have been another one of this number.
+        // The number of a stream object may have belonged to another stream before.
         (state.stream, state.number) = (0x4702_0000_0014, 20);
         assert!(state.wants_stream(0x4702_0000_0014, 20));
         assert!(state.wants_stream(0, 0));

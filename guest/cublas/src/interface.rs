@@ -1,4 +1,4 @@
-//! The connection to the worker: that of the process's `libcuda.so.1`.
+//! The connection to the worker, which is that of the process's `libcuda.so.1`.
 
 use std::{ffi::c_void, sync::OnceLock};
 
@@ -7,17 +7,17 @@ use gantry_remoting::apis::cuda::{
     interface::{FINGERPRINT, Interface, SYMBOL},
 };
 
-/// The process's driver, whichever the loader finds.
+/// The process's driver, as found by the loader.
 fn driver() -> *mut c_void {
     static DRIVER: OnceLock<usize> = OnceLock::new();
     let driver = DRIVER.get_or_init(|| {
-        // SAFETY: opening a library of the system's, as any program that is linked with it does.
+        // SAFETY: opens a system library, as any program that is linked with it does.
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) as usize }
     });
     *driver as *mut c_void
 }
 
-/// One of the driver's functions; null if there is none.
+/// The address of one of the driver's functions, or null if it does not exist.
 pub fn symbol(name: &std::ffi::CStr) -> *mut c_void {
     let driver = driver();
     if driver.is_null() {
@@ -39,7 +39,7 @@ fn look() -> Option<&'static Interface> {
     let table = unsafe {
         std::mem::transmute::<*mut c_void, extern "C" fn(u64) -> *const Interface>(found)
     };
-    // SAFETY: a table of the driver's, which stays, or null.
+    // SAFETY: a static table of the driver's, or null.
     let table = unsafe { table(FINGERPRINT).as_ref() };
     if table.is_none() {
         eprintln!("gantry: libcuda.so.1 and this cuBLAS are of different versions of Gantry");
@@ -47,10 +47,10 @@ fn look() -> Option<&'static Interface> {
     table
 }
 
-/// The driver's table; one atomic load after the first time.
+/// The driver's table. Costs one atomic load after the first call.
 ///
 /// # Errors
-/// The process has no driver, or not Gantry's. It says so once.
+/// The process has no driver, or not Gantry's. This is reported once.
 pub fn interface() -> Result<&'static Interface, i32> {
     static FOUND: OnceLock<Option<&'static Interface>> = OnceLock::new();
     let found = *FOUND.get_or_init(look);

@@ -1,16 +1,16 @@
-//! Which calls have succeeded: their like is not waited for any more.
+//! Records which calls have succeeded: similar calls are not waited for any more.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// How many are remembered: each has one place, from which a later one may drive it.
+/// The number of calls to remember. Each hash has one place, in which a later one may replace it.
 const PLACES: usize = 1 << 13;
 
-/// Hashes of calls that have succeeded.
+/// The hashes of calls that have succeeded.
 #[derive(Debug)]
 pub struct Learned([AtomicU64; PLACES]);
 
 impl Learned {
-    /// None yet.
+    /// No calls yet.
     pub const fn new() -> Self {
         Self([const { AtomicU64::new(0) }; PLACES])
     }
@@ -24,9 +24,9 @@ impl Learned {
         self.place(hash).load(Ordering::Relaxed) == hash | 1
     }
 
-    /// One has.
+    /// Records a success.
     pub fn add(&self, hash: u64) {
-        // No place that has nothing looks like it.
+        // An empty place, which is zero, never matches.
         self.place(hash).store(hash | 1, Ordering::Relaxed);
     }
 }

@@ -28,11 +28,11 @@ use crate::{
     scalars::of_type,
 };
 
-/// Heuristics whose results are kept.
+/// The number of heuristics whose results are cached.
 const KEPT: usize = 4096;
-/// The most results of one that are asked for.
+/// The maximum number of results to request for one.
 const RESULTS: usize = 256;
-/// Bytes of a result.
+/// The size of a result in bytes.
 const RESULT: usize = size_of::<cublasLtMatmulHeuristicResult_t>();
 
 fn handle(light: cublasLtHandle_t) -> Outcome<u32> {
@@ -53,7 +53,7 @@ fn sent(descriptor: &Descriptor<'_>) -> Blob {
     Blob(bytes)
 }
 
-/// Whether alpha and beta are the host's; beta is not read where that is said to be zero.
+/// Whether alpha and beta are in host memory. Beta is not read in modes that define it as zero.
 fn are_hosts(mode: u32) -> Outcome<(bool, bool)> {
     match mode {
         0 => Ok((true, true)),
@@ -63,10 +63,10 @@ fn are_hosts(mode: u32) -> Outcome<(bool, bool)> {
     }
 }
 
-/// A scalar as it travels.
+/// Encodes a scalar.
 ///
 /// # Safety
-/// A host's is so long.
+/// A scalar in host memory has this many bytes.
 unsafe fn scalar(at: *const c_void, is_hosts: bool, bytes: usize) -> Outcome<Scalar> {
     let mut words = [0u64; 2];
     if !is_hosts {
@@ -92,7 +92,7 @@ unsafe fn scalar(at: *const c_void, is_hosts: bool, bytes: usize) -> Outcome<Sca
     })
 }
 
-/// A layout that may be left out.
+/// An optional layout.
 ///
 /// # Safety
 /// It is null or a layout.
@@ -104,7 +104,7 @@ unsafe fn layout<'a>(at: cublasLtMatrixLayout_t) -> Outcome<Option<Descriptor<'a
     unsafe { of(at) }.map(Some)
 }
 
-/// What has been found: results by the likeness of what was asked.
+/// The cached results of heuristics, by the hash of the request. Stores `found` if it is given.
 fn kept(hash: u64, found: Option<&[u8]>) -> Option<Vec<u8>> {
     static ALL: Mutex<Option<HashMap<u64, Vec<u8>>>> = Mutex::new(None);
     let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +134,7 @@ entry_points! { cublaslt:
     fn cublasLtDestroy(lightHandle: cublasLtHandle_t) {
         let number = handle(lightHandle)?;
         if self::number(Kind::Blas, lightHandle as u64) == number {
-            // One of cuBLAS serves as well, and is ended by its own library.
+            // A cuBLAS handle is accepted as well, but is destroyed by its own library.
             return Err(NOT_INITIALIZED);
         }
         (interface()?.forget)(lightHandle as u64);
@@ -202,7 +202,8 @@ entry_points! { cublaslt:
         if count > wanted {
             return Err(codes::UNKNOWN);
         }
-        // The caller has room for as many as it has asked for; a result is plain numbers.
+        // The caller has room for as many results as it has requested. A result consists of plain
+        // numbers.
         heuristicResultsArray
             .cast::<u8>()
             .copy_from_nonoverlapping(found.as_ptr(), count * RESULT);

@@ -1,4 +1,4 @@
-//! What both libraries say of themselves.
+//! The versions, properties and status names of both libraries.
 
 use std::{
     ffi::{c_char, c_int},
@@ -16,10 +16,10 @@ use crate::{
     interface::interface,
 };
 
-/// The version of the runtime API that these libraries are made for.
+/// The version of the runtime API that these libraries are built for.
 const RUNTIME: usize = 13_000;
 
-/// The version of the host's library, which is asked for once: 130100 for 13.1.0.
+/// The version of the host's library, requested only once: 130100 for 13.1.0.
 ///
 /// # Errors
 /// There is no worker, or it has no such library.
@@ -53,7 +53,7 @@ fn property(of: u32) -> Outcome<c_int> {
     Ok(part as c_int)
 }
 
-/// A status by name, and in words.
+/// The name and the description of a status.
 fn told(status: u32) -> (&'static std::ffi::CStr, &'static std::ffi::CStr) {
     match status {
         0 => (c"CUBLAS_STATUS_SUCCESS", c"success"),
@@ -91,7 +91,7 @@ fn told(status: u32) -> (&'static std::ffi::CStr, &'static std::ffi::CStr) {
     }
 }
 
-/// Entry points that return something else than a status.
+/// Entry points that return something other than a status.
 macro_rules! returning {
     ($module:ident: $(fn $name:ident($($argument:ident: $of:ty),*) -> $answer:ty $body:block)*) => {$(
         #[unsafe(no_mangle)]
@@ -112,7 +112,7 @@ returning! { cublaslt:
     fn cublasLtGetStatusString(status: cublaslt::types::cublasStatus_t) -> *const c_char { told(status.0).1.as_ptr() }
     fn cublasLtGetStatusName(status: cublaslt::types::cublasStatus_t) -> *const c_char { told(status.0).0.as_ptr() }
     fn cublasLtGetCudartVersion() -> usize { RUNTIME }
-    // What the host's library may use is its own affair.
+    // Which CPU instructions the host's library may use is not up to the guest.
     fn cublasLtDisableCpuInstructionsSetMask(_mask: std::ffi::c_uint) -> std::ffi::c_uint { 0 }
     fn cublasLtGetVersion() -> usize { version().map_or(0, |version| version as usize) }
 }
@@ -123,14 +123,14 @@ entry_points! { cublas:
     }
 }
 
-/// The same of the other library.
+/// The same for the other library.
 #[unsafe(no_mangle)]
 #[allow(clippy::missing_safety_doc)]
 pub unsafe extern "C" fn cublasLtGetProperty(
     r#type: cublaslt::types::libraryPropertyType,
     value: *mut c_int,
 ) -> cublaslt::types::cublasStatus_t {
-    // SAFETY: the caller has a place for a number.
+    // SAFETY: the caller has room for a number.
     let outcome = property(r#type.0).and_then(|part| unsafe { put(value, part) });
     cublaslt::types::cublasStatus_t(status(outcome).0)
 }

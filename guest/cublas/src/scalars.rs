@@ -1,6 +1,6 @@
-//! How long numbers are whose type is said at run time.
+//! The sizes of numbers whose type is given at run time.
 
-/// Bytes of a number of a `cudaDataType`.
+/// The size of a number of a `cudaDataType` in bytes.
 pub fn of_type(of: u32) -> usize {
     match of {
         // 16 bits: half, bfloat16; complex numbers of 8-bit integers.
@@ -10,12 +10,13 @@ pub fn of_type(of: u32) -> usize {
         // double, 64-bit integers; complex numbers of 32 bits.
         1 | 24 | 26 | 4 | 11 | 13 => 8,
         5 | 25 | 27 => 16,
-        // Integers and floating-point numbers of 8 bits and less.
+        // Integers and floating-point numbers of at most 8 bits.
         _ => 1,
     }
 }
 
-/// Bytes of alpha and beta, by the `cublasComputeType_t` and the result's `cudaDataType`.
+/// The size of alpha and beta in bytes, by the `cublasComputeType_t` and the result's
+/// `cudaDataType`.
 pub fn of_compute(compute: u32, result: u32) -> usize {
     let real = match compute {
         64 | 65 => 2,

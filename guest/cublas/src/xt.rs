@@ -1,9 +1,10 @@
-//! cuBLAS Xt: products of matrices that lie in the host's memory, or do not fit the device's. Blocks of them are
-//! copied to the device, multiplied and copied back, by the entry points that all programs have, on the device of
-//! the thread's context. Matrices on the device are used where they are.
+//! cuBLAS Xt: products of matrices that are in host memory, or do not fit into the device's. Blocks of them are copied
+//! to the device, multiplied and copied back, through the entry points that all programs use, on the device of the
+//! thread's context. Matrices on the device are used in place.
 //!
-//! The number of devices changes how long the vendor's takes, and not the result. A part of the work on the host's
-//! processors (`cublasXtSetCpuRoutine`, `cublasXtSetCpuRatio`) is refused. Blocks are of 8192 rows at most, whatever is set.
+//! The number of devices affects how long the vendor's library takes, but not the result. Executing a part of the work
+//! on the host's processors (`cublasXtSetCpuRoutine`, `cublasXtSetCpuRatio`) is refused. A block has at most 8192 rows,
+//! whatever the program sets.
 
 use std::{
     ffi::{c_int, c_void},
@@ -27,12 +28,12 @@ use crate::{
     interface::symbol,
 };
 
-/// Rows and columns of a block, if the program sets no others.
+/// The rows and columns of a block, unless the program sets another number.
 const USUAL: c_int = 2048;
-/// The most of them: three blocks are on the device, of 16 bytes an element at most.
+/// The maximum: three blocks are on the device, with at most 16 bytes per element.
 const MOST: c_int = 8192;
 
-/// What programs hold for a handle.
+/// The object behind a program's handle.
 pub struct Xt {
     blas: cublasHandle_t,
     block: c_int,
@@ -42,7 +43,7 @@ pub struct Xt {
 /// A handle, which only its owner changes.
 type Handle = *mut Xt;
 
-/// One of the driver's functions.
+/// Calls one of the driver's functions.
 macro_rules! driver {
     ($name:ident($($argument:expr),*)) => {{
         let function = symbol(
@@ -53,7 +54,7 @@ macro_rules! driver {
                 }
             },
         );
-        // SAFETY: the driver's functions have the signatures that the definition has, if they are there.
+        // SAFETY: the driver's functions, if they exist, have the signatures of the API's definition.
         let function = unsafe {
             std::mem::transmute::<*mut c_void, Option<signatures::$name>>(function)
         };
@@ -92,14 +93,14 @@ impl Drop for Room {
     }
 }
 
-/// A matrix by columns, and where blocks of it are on the device.
+/// A matrix in column-major order, and the place of its blocks on the device.
 struct Matrix {
     at: u64,
-    /// Elements from one column to the next.
+    /// The distance between two columns, in elements.
     leading: usize,
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     size: usize,
-    /// None if it is on the device itself.
+    /// None if the matrix itself is on the device.
     room: Option<Room>,
 }
 
@@ -107,7 +108,7 @@ impl Matrix {
     fn new(at: u64, leading: usize, size: usize, block: usize, is_used: bool) -> Outcome<Self> {
         let mut kind = 0u32;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
-        // Memory that the driver does not know is the program's.
+        // Memory that the driver does not know belongs to the program.
         let known: Outcome = driver!(cuPointerGetAttribute((&raw mut kind).cast(), attribute, at));
         let is_device = known.is_ok() && kind == 2;
         let bytes = block * block * size;
@@ -127,10 +128,11 @@ impl Matrix {
         self.at + ((row + column * self.leading) * self.size) as u64
     }
 
-    /// Where a block is on the device, and its leading dimension; with what the matrix has if that is wanted.
+    /// The address of a block on the device, and its leading dimension. With `filled`, the block contains the matrix's
+    /// elements.
     ///
     /// # Safety
-    /// The matrix has the block.
+    /// The matrix contains the block.
     unsafe fn on_device(
         &self,
         (row, column): (usize, usize),
@@ -143,7 +145,7 @@ impl Matrix {
             return Ok((at, leading));
         };
         if filled {
-            // SAFETY: the caller's promise; the room has so many elements.
+            // SAFETY: the caller's promise; the room has this many elements.
             checked(unsafe {
                 cublasSetMatrix_64(
                     rows as i64,
@@ -159,10 +161,10 @@ impl Matrix {
         Ok((room.0, rows.max(1) as c_int))
     }
 
-    /// Brings a block back from the device.
+    /// Copies a block back from the device.
     ///
     /// # Safety
-    /// The matrix has the block.
+    /// The matrix contains the block.
     unsafe fn back(&self, at: (usize, usize), (rows, columns): (usize, usize)) -> Outcome {
         let Some(room) = &self.room else {
             return Ok(());
@@ -182,7 +184,7 @@ impl Matrix {
     }
 }
 
-/// Where parts of a length begin, and how long they are: one at least.
+/// The starts and lengths of the parts of a length. Returns at least one part.
 fn parts(length: usize, part: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..length.max(1))
         .step_by(part)
@@ -191,29 +193,29 @@ fn parts(length: usize, part: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// A product: C = alpha op(A) op(B) + beta C.
 struct Product {
-    /// Whether A and B are transposed, conjugated or not.
+    /// Whether A and B are transposed (conjugated or not).
     turned: [bool; 2],
     /// m, n, k.
     size: [usize; 3],
-    /// Bytes of an element.
+    /// The size of an element in bytes.
     element: usize,
-    /// Where A, B and C are, and their leading dimensions.
+    /// The addresses and leading dimensions of A, B and C.
     at: [(u64, usize); 3],
-    /// Whether beta is zero, and nothing of C is read.
+    /// Whether beta is zero, so that C is not read.
     is_new: bool,
-    /// Rows and columns of a block.
+    /// The rows and columns of a block.
     block: c_int,
 }
 
-/// A block's product: its size, where A, B and C are on the device, their leading dimensions, and whether C has
-/// been begun.
+/// A product of blocks: its size, the addresses of A, B and C on the device with their leading dimensions, and whether
+/// C already contains a partial sum.
 type Block = ([c_int; 3], [(u64, c_int); 3], bool);
 
 impl Product {
-    /// Carries it out by blocks.
+    /// Computes the product block by block.
     ///
     /// # Safety
-    /// The matrices are there.
+    /// The matrices exist.
     unsafe fn run(&self, multiply: impl Fn(Block) -> cublasStatus_t) -> Outcome {
         let [m, n, k] = self.size;
         let rows = [
@@ -271,8 +273,8 @@ macro_rules! entry_points {
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::missing_safety_doc)]
         pub unsafe extern "C" fn $name($($argument: $of),*) -> cublasStatus_t {
-            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
-            // any library of C do.
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C library
+            // do.
             let call = || -> Outcome { unsafe { $body } };
             status(call())
         }
@@ -396,7 +398,7 @@ entry_points! {
     }
 }
 
-/// Parameters are left out: nothing reads them, and they are the caller's to remove.
+/// The functions are defined without parameters: nothing reads them, and removing them is up to the caller.
 macro_rules! refused {
     ($($name:ident)*) => {$(
         #[doc = "Refused."]

@@ -1,4 +1,4 @@
-//! What all entry points have in common.
+//! Common code of all entry points.
 
 use std::ffi::c_char;
 
@@ -6,12 +6,12 @@ use cuda_definition::{driver::types::CUstream, runtime::types::cudaStream_t};
 
 use crate::error::{Answer, Error};
 
-/// Which stream an entry point means where it is given none.
+/// The stream that a null stream handle denotes in an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// The one that all threads share.
+    /// The stream that all threads share.
     Legacy,
-    /// The thread's own: symbols that end in `_ptds` or `_ptsz`.
+    /// The thread's own stream, in symbols that end in `_ptds` or `_ptsz`.
     PerThread,
 }
 
@@ -19,7 +19,7 @@ pub enum Base {
 const PER_THREAD: usize = 2;
 
 impl Base {
-    /// The stream for the driver.
+    /// Converts a stream for the driver.
     pub fn stream(self, stream: cudaStream_t) -> CUstream {
         match self {
             Self::PerThread if stream.is_null() => PER_THREAD as CUstream,
@@ -28,8 +28,7 @@ impl Base {
     }
 }
 
-/// Defines entry points, with the signatures that the definition has. The second form defines two: the
-/// one for the legacy default stream and the one for the thread's.
+/// Defines entry points with the signatures of the API's definition.
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
         $(
@@ -39,8 +38,8 @@ macro_rules! entry_points {
             pub unsafe extern "C" fn $name(
                 $($argument: $of),*
             ) -> cuda_definition::runtime::types::cudaError_t {
-                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
-                // of any library of C do.
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C
+                // library do.
                 let answer = || -> $crate::error::Answer { unsafe { $body } };
                 $crate::error::result(answer())
             }
@@ -50,7 +49,8 @@ macro_rules! entry_points {
 }
 pub(crate) use entry_points;
 
-/// Defines entry points that mean a default stream, twice each.
+/// Defines entry points that involve a default stream, twice each: for the legacy default stream and for the thread's
+/// own.
 macro_rules! streamed {
     ($(fn $name:ident / $per_thread:ident [$base:ident] ($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
         $(
@@ -61,8 +61,8 @@ macro_rules! streamed {
                 $($argument: $of),*
             ) -> cuda_definition::runtime::types::cudaError_t {
                 let $base = $crate::api::Base::Legacy;
-                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
-                // of any library of C do.
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C
+                // library do.
                 let answer = || -> $crate::error::Answer { unsafe { $body } };
                 $crate::error::result(answer())
             }
@@ -88,7 +88,7 @@ pub(crate) use streamed;
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is null or a place for a value.
+/// `to` is null or valid for writing.
 ///
 /// # Errors
 /// It is null.
@@ -101,7 +101,7 @@ pub unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// What the caller points to.
+/// Reads a value that the caller points to.
 ///
 /// # Safety
 /// `from` is null or points to a value.
@@ -116,7 +116,7 @@ pub unsafe fn get<T: Copy>(from: *const T) -> Answer<T> {
     Ok(unsafe { from.read() })
 }
 
-/// A string of the caller's, which has to be one.
+/// Checks that a string of the caller's is not null.
 ///
 /// # Errors
 /// It is null.

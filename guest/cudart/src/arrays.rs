@@ -17,7 +17,7 @@ use crate::{
     error::{Answer, Error},
 };
 
-/// Flags of textures, as `cuda.h` has them.
+/// Texture flags, as defined in `cuda.h`.
 mod flags {
     pub const READ_AS_INTEGER: u32 = 1;
     pub const NORMALIZED_COORDINATES: u32 = 2;
@@ -26,7 +26,7 @@ mod flags {
     pub const SEAMLESS_CUBEMAP: u32 = 0x40;
 }
 
-/// Bytes of a number of this format, and the format's kind in a channel description.
+/// The number of bits of a channel in this format, and the format's kind in a channel description.
 fn bits(format: CUarray_format) -> Option<(c_int, cudaChannelFormatKind)> {
     use CUarray_format as F;
     use cudaChannelFormatKind as K;
@@ -43,7 +43,7 @@ fn bits(format: CUarray_format) -> Option<(c_int, cudaChannelFormatKind)> {
     })
 }
 
-/// A channel description for the driver: a format and a number of channels.
+/// Converts a channel description for the driver: a format and a number of channels.
 fn format(description: &cudaChannelFormatDesc) -> Answer<(CUarray_format, c_uint)> {
     use CUarray_format as F;
     use cudaChannelFormatKind as K;
@@ -69,24 +69,24 @@ fn format(description: &cudaChannelFormatDesc) -> Answer<(CUarray_format, c_uint
 }
 
 fn descriptor(array: CUarray) -> Answer<CUDA_ARRAY3D_DESCRIPTOR> {
-    // SAFETY: numbers: zero is a value of each.
+    // SAFETY: numbers, for which zero is a valid value.
     let mut found: CUDA_ARRAY3D_DESCRIPTOR = unsafe { std::mem::zeroed() };
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuArray3DGetDescriptor_v2(&raw mut found, array))? };
     Ok(found)
 }
 
-/// Bytes of an array's element.
+/// The size of an array's element in bytes.
 ///
 /// # Errors
-/// It is no array, or its format is none of plain numbers.
+/// The array is invalid, or its format does not consist of plain numbers.
 pub fn element(array: CUarray) -> Answer<usize> {
     let found = descriptor(array)?;
     let (bits, _) = bits(found.Format).ok_or(Error::cudaErrorInvalidChannelDescriptor)?;
     Ok(usize::try_from(bits / 8).unwrap_or(0) * found.NumChannels as usize)
 }
 
-/// Bytes of an array's row.
+/// The size of an array's row in bytes.
 ///
 /// # Errors
 /// As for [`element`].
@@ -121,7 +121,7 @@ fn wanted(
         Depth: size.depth,
         Format: format,
         NumChannels: channels,
-        // Layered 1, for surfaces 2, cubemap 4, gather 8: the driver's numbers as well.
+        // Layered 1, for surfaces 2, cubemap 4, gather 8: the same numbers as the driver's.
         Flags: flags,
     })
 }
@@ -135,18 +135,18 @@ fn create(
     // SAFETY: the entry points' callers pass a description.
     let wanted = wanted(&unsafe { get(description) }?, size, flags)?;
     let mut array = null_mut();
-    // SAFETY: a place for the answer, and a description.
+    // SAFETY: valid for writing the answer, and a description.
     unsafe { driver!(cuArray3DCreate_v2(&raw mut array, &raw const wanted))? };
     Ok(array.cast())
 }
 
-/// What a texture or surface is made of, for the driver.
+/// Converts the resource of a texture or surface for the driver.
 fn resource(from: &cudaResourceDesc) -> Answer<CUDA_RESOURCE_DESC> {
     use cudaResourceType as T;
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut to: CUDA_RESOURCE_DESC = unsafe { std::mem::zeroed() };
     to.resType = CUresourcetype_enum(from.resType.0);
-    // SAFETY: the kind says which part of the union was written.
+    // SAFETY: the kind determines which part of the union was written.
     unsafe {
         match from.resType {
             T::cudaResourceTypeArray => to.res.array.hArray = from.res.array.array.cast(),
@@ -172,7 +172,7 @@ fn resource(from: &cudaResourceDesc) -> Answer<CUDA_RESOURCE_DESC> {
     Ok(to)
 }
 
-/// How a texture is read, for the driver.
+/// Converts a texture's sampling parameters for the driver.
 fn texture(from: &cudaTextureDesc) -> CUDA_TEXTURE_DESC {
     let flag = |set: bool, flag: u32| if set { flag } else { 0 };
     let as_element = from.readMode == cudaTextureReadMode::cudaReadModeElementType;
@@ -197,7 +197,7 @@ fn texture(from: &cudaTextureDesc) -> CUDA_TEXTURE_DESC {
     }
 }
 
-/// A description of one channel after the other.
+/// Creates a channel description.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaCreateChannelDesc(
     x: c_int,
@@ -312,7 +312,7 @@ entry_points! {
     }
 }
 const _: () = {
-    // A view is the same structure, and its formats have the same numbers.
+    // A view is the same structure, with the same format numbers.
     assert!(size_of::<cudaResourceViewDesc>() <= size_of::<CUDA_RESOURCE_VIEW_DESC>());
     assert!(
         cudaResourceViewFormat::cudaResViewFormatUnsignedBlockCompressed7.0

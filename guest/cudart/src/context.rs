@@ -1,7 +1,7 @@
 //! Devices and their primary contexts: which one a thread uses.
 //!
-//! The runtime works in whatever context is current, and makes the primary context of the thread's device
-//! current where there is none.
+//! The runtime uses whatever context is current. If there is none, it makes the primary context of
+//! the thread's device current.
 
 use std::{
     cell::Cell,
@@ -19,11 +19,11 @@ use crate::{
 };
 
 thread_local! {
-    /// What `cudaSetDevice` chose.
+    /// The device that `cudaSetDevice` selected.
     static DEVICE: Cell<c_int> = const { Cell::new(0) };
 }
 
-/// Primary contexts that are retained, by device.
+/// The primary contexts that are retained, by device.
 static PRIMARY: Mutex<BTreeMap<CUdevice, usize>> = Mutex::new(BTreeMap::new());
 
 fn primaries() -> MutexGuard<'static, BTreeMap<CUdevice, usize>> {
@@ -37,7 +37,7 @@ fn primaries() -> MutexGuard<'static, BTreeMap<CUdevice, usize>> {
 pub fn count() -> Answer<c_int> {
     init()?;
     let mut count = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuDeviceGetCount(&raw mut count))? };
     match count {
         0 => Err(Error::cudaErrorNoDevice),
@@ -45,14 +45,14 @@ pub fn count() -> Answer<c_int> {
     }
 }
 
-/// A device for the driver.
+/// The driver's device with this number.
 ///
 /// # Errors
-/// There is none with this number.
+/// There is no device with this number.
 pub fn device(number: c_int) -> Answer<CUdevice> {
     init()?;
     let mut device = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuDeviceGet(&raw mut device, number))? };
     Ok(device)
 }
@@ -68,16 +68,16 @@ pub fn primary(number: c_int) -> Answer<CUcontext> {
         return Ok(*context as CUcontext);
     }
     let mut context = null_mut();
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuDevicePrimaryCtxRetain(&raw mut context, device))? };
     all.insert(device, context as usize);
     Ok(context)
 }
 
-/// The thread's context, null where it has none.
+/// The thread's context, or null if it has none.
 fn current() -> Answer<CUcontext> {
     let mut context = null_mut();
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuCtxGetCurrent(&raw mut context))? };
     Ok(context)
 }
@@ -87,7 +87,7 @@ fn use_context(context: CUcontext) -> Answer {
     unsafe { driver!(cuCtxSetCurrent(context)) }
 }
 
-/// Makes sure that the thread has a context: one call of the driver's, which is local.
+/// Makes sure that the thread has a context. Costs one call of the driver, which is local.
 ///
 /// # Errors
 /// The driver's.
@@ -99,7 +99,7 @@ pub fn ready() -> Answer {
     Ok(())
 }
 
-/// The thread's device: that of its context, or the one that it chose.
+/// The thread's device: that of its context, or the one that it has selected.
 ///
 /// # Errors
 /// There is no driver, or no device.
@@ -109,15 +109,15 @@ pub fn chosen() -> Answer<c_int> {
         return Ok(DEVICE.get());
     }
     let mut device = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuCtxGetDevice(&raw mut device))? };
     Ok(device)
 }
 
-/// Chooses the thread's device, and initialises it.
+/// Selects the thread's device, and initializes it.
 ///
 /// # Errors
-/// There is none with this number.
+/// There is no device with this number.
 pub fn choose(number: c_int) -> Answer {
     if !(0..count()?).contains(&number) {
         return Err(Error::cudaErrorInvalidDevice);
@@ -130,7 +130,7 @@ pub fn choose(number: c_int) -> Answer {
     use_context(context)
 }
 
-/// Ends all that a device has: the next call begins anew.
+/// Destroys everything on a device. The next call starts anew.
 ///
 /// # Errors
 /// The driver's.

@@ -1,4 +1,4 @@
-//! Copies and fills of plain memory, and of variables.
+//! Copies and fills of linear memory, and of variables.
 
 use std::ffi::{c_int, c_uchar, c_void};
 
@@ -18,7 +18,7 @@ use crate::{
 /// Both sides are memory of their kind until the copy is done.
 ///
 /// # Errors
-/// The driver's, or the kind is none.
+/// The driver's, or the kind is invalid.
 pub unsafe fn start(
     to: *mut c_void,
     from: *const c_void,
@@ -51,7 +51,7 @@ pub unsafe fn start(
     }
 }
 
-/// Copies, and returns as late as the API says.
+/// Copies, and returns when the API specifies.
 ///
 /// # Safety
 /// As for [`start`].
@@ -90,10 +90,10 @@ pub unsafe fn copy(
     }
 }
 
-/// A part of a variable.
+/// The address of a part of a variable.
 ///
 /// # Errors
-/// Nobody registered it, or the part is not within it.
+/// The variable is not registered, or the part is not within it.
 pub fn part(symbol: *const c_void, count: usize, offset: usize) -> Answer<CUdeviceptr> {
     let (address, size) = registry::variable(symbol)?;
     match offset.checked_add(count) {
@@ -102,7 +102,7 @@ pub fn part(symbol: *const c_void, count: usize, offset: usize) -> Answer<CUdevi
     }
 }
 
-/// What a copy to a variable copies from.
+/// Checks the direction of a copy to a variable.
 fn onto(kind: cudaMemcpyKind) -> Answer {
     use cudaMemcpyKind as K;
     match kind {
@@ -111,7 +111,7 @@ fn onto(kind: cudaMemcpyKind) -> Answer {
     }
 }
 
-/// What a copy from a variable copies to.
+/// Checks the direction of a copy from a variable.
 fn out_of(kind: cudaMemcpyKind) -> Answer {
     use cudaMemcpyKind as K;
     match kind {
@@ -249,7 +249,7 @@ streamed! {
 }
 
 /// # Safety
-/// Numbers alone; the driver checks addresses.
+/// Only numbers are passed; the driver checks addresses.
 unsafe fn fill_rows(
     at: *mut c_void,
     pitch: usize,
@@ -262,7 +262,7 @@ unsafe fn fill_rows(
     if width == 0 || height == 0 {
         return Ok(());
     }
-    // SAFETY: numbers alone.
+    // SAFETY: numbers only.
     unsafe {
         driver!(cuMemsetD2D8Async(
             at as CUdeviceptr,
@@ -283,7 +283,7 @@ unsafe fn fill_planes(
     extent: cudaExtent,
     stream: CUstream,
 ) -> Answer {
-    // A plane's rows follow the last plane's: `ysize` of them, of which `height` are filled.
+    // A plane consists of `ysize` rows, of which `height` are filled.
     let plane = to
         .pitch
         .checked_mul(to.ysize)
@@ -293,7 +293,7 @@ unsafe fn fill_planes(
             .height
             .checked_mul(extent.depth)
             .ok_or(Error::cudaErrorInvalidValue)?;
-        // SAFETY: numbers alone.
+        // SAFETY: numbers only.
         return unsafe { fill_rows(to.ptr, to.pitch, value, extent.width, rows, stream) };
     }
     for number in 0..extent.depth {
@@ -301,14 +301,14 @@ unsafe fn fill_planes(
             .checked_mul(plane)
             .ok_or(Error::cudaErrorInvalidValue)?;
         let at = to.ptr.wrapping_byte_add(offset);
-        // SAFETY: numbers alone.
+        // SAFETY: numbers only.
         unsafe { fill_rows(at, to.pitch, value, extent.width, extent.height, stream)? };
     }
     Ok(())
 }
 
 entry_points! {
-    // There is no second one for the thread's default stream.
+    // There is no variant for the per-thread default stream.
     fn cudaMemcpyPeerAsync(
         dst: *mut c_void,
         dstDevice: c_int,

@@ -15,26 +15,26 @@ use crate::{
     properties,
 };
 
-/// The version of the runtime API, 13.0, as `cudaRuntimeGetVersion` writes it.
+/// The version of the runtime API, 13.0, as `cudaRuntimeGetVersion` returns it.
 pub const VERSION: c_int = 13000;
 
-/// Flags of a device that are not the driver's: mapping host memory is always on.
+/// A device flag that the driver does not have: mapping of host memory is always on.
 const MAP_HOST: c_uint = 8;
 
-/// One of a device's numbers.
+/// An attribute of a device.
 ///
 /// # Errors
 /// The driver's.
 pub fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Answer<c_int> {
     let mut value = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuDeviceGetAttribute(&raw mut value, attribute, device))? };
     Ok(value)
 }
 
 fn version() -> Answer<c_int> {
     let mut version = 0;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuDriverGetVersion(&raw mut version))? };
     Ok(version)
 }
@@ -72,7 +72,7 @@ entry_points! {
                 return Err(Error::cudaErrorInvalidDevice);
             }
         }
-        // The first is used in any case.
+        // The first device is always usable.
         if len > 0 { choose(device_arr.read()) } else { Ok(()) }
     }
 
@@ -129,7 +129,7 @@ entry_points! {
         driver!(cuCtxSetCacheConfig(CUfunc_cache_enum(cacheConfig.0)))
     }
 
-    // Banks of shared memory have had one width for many generations.
+    // Shared memory banks have had a single width for many generations.
     fn cudaDeviceGetSharedMemConfig(pConfig: *mut cudaSharedMemConfig) {
         ready()?;
         put(pConfig, cudaSharedMemConfig::cudaSharedMemBankSizeFourByte)
@@ -205,7 +205,7 @@ entry_points! {
     }
 
     fn cudaDriverGetVersion(driverVersion: *mut c_int) {
-        // Zero says that there is no driver, and is no error.
+        // Zero means that there is no driver, which is not an error.
         put(driverVersion, version().unwrap_or(0))
     }
 
@@ -237,7 +237,7 @@ entry_points! {
         driver!(cuDeviceSetGraphMemAttribute(device, CUgraphMem_attribute_enum(attr.0), value))
     }
 
-    // Private tables are nobody's business.
+    // There are no private tables.
     fn cudaGetExportTable(ppExportTable: *mut *const c_void, _table: *const cudaUUID_t) {
         put(ppExportTable, null_mut::<c_void>().cast_const())?;
         Err(Error::cudaErrorNotSupported)
@@ -246,6 +246,6 @@ entry_points! {
 
 fn set_flags(number: c_int, flags: c_uint) -> Answer {
     let device = device(number)?;
-    // SAFETY: numbers alone.
+    // SAFETY: numbers only.
     unsafe { driver!(cuDevicePrimaryCtxSetFlags_v2(device, flags & !MAP_HOST)) }
 }

@@ -1,4 +1,5 @@
-//! The driver, `libcuda.so.1`: whichever the loader finds, the vendor's or the one that speaks to a worker.
+//! The driver, `libcuda.so.1`, as found by the loader: the vendor's, or the one that talks to a
+//! worker.
 
 use std::{
     ffi::{c_char, c_void},
@@ -13,15 +14,15 @@ use cuda_definition::runtime::types::cudaError;
 
 use crate::error::{Answer, Error};
 
-/// One of the driver's functions, looked up when it is first called.
+/// One of the driver's functions, looked up on its first call.
 pub struct Entry {
-    /// Ends in a zero byte.
+    /// The symbol, terminated by a zero byte.
     symbol: &'static str,
     address: AtomicPtr<c_void>,
 }
 
 impl Entry {
-    /// A function by its symbol, which ends in a zero byte.
+    /// A function by its symbol, which must end in a zero byte.
     pub const fn new(symbol: &'static str) -> Self {
         Self {
             symbol,
@@ -29,10 +30,10 @@ impl Entry {
         }
     }
 
-    /// Its address: one atomic load after the first time.
+    /// The function's address. Costs one atomic load after the first call.
     ///
     /// # Errors
-    /// There is no driver, or it is older than this function.
+    /// There is no driver, or it is too old to have this function.
     pub fn address(&self) -> Answer<*mut c_void> {
         let known = self.address.load(Ordering::Acquire);
         if !known.is_null() {
@@ -52,14 +53,14 @@ impl Entry {
 fn library() -> Option<*mut c_void> {
     static LIBRARY: OnceLock<usize> = OnceLock::new();
     let library = *LIBRARY.get_or_init(|| {
-        // SAFETY: opening a library of the system's, as any program that is linked with it does.
+        // SAFETY: opens a system library, as any program that is linked with it does.
         unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) as usize }
     });
     (library != 0).then_some(library as *mut c_void)
 }
 
-/// Calls one of the driver's functions, with the signature that the definition has. To be used in an
-/// unsafe block: what is passed has to be what the function wants.
+/// Calls one of the driver's functions, with the signature of the API's definition. Must be used in
+/// an unsafe block: the arguments have to be what the function expects.
 macro_rules! driver {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         static ENTRY: $crate::driver::Entry =
@@ -78,12 +79,12 @@ macro_rules! driver {
 }
 pub(crate) use driver;
 
-/// Initialises the driver once.
+/// Initializes the driver once.
 ///
 /// # Errors
-/// The driver's, each time: there is none, or no device.
+/// The driver's, on each call: there is no driver, or no device.
 pub fn init() -> Answer {
     static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
-    // SAFETY: it takes nothing but flags, which are zero.
+    // SAFETY: the only argument is flags, which are zero.
     *DONE.get_or_init(|| unsafe { driver!(cuInit(0)) })
 }

@@ -1,4 +1,4 @@
-//! Errors: the thread's last one, names and texts.
+//! Errors: the thread's last error, names and texts.
 
 use std::{
     cell::Cell,
@@ -14,16 +14,17 @@ use cuda_definition::{
 
 use crate::driver::driver;
 
-/// What went wrong, by the runtime's number.
+/// An error, by the runtime's number.
 pub type Error = cudaError;
-/// What a function returns.
+/// The result of a function.
 pub type Answer<T = ()> = Result<T, Error>;
 
 thread_local! {
     static LAST: Cell<Error> = const { Cell::new(Error::cudaSuccess) };
 }
 
-/// Remembers an error and returns its number, as every function of the API does.
+/// Records an error as the thread's last one and returns its number, as every function of the API
+/// does.
 pub fn result(answer: Answer) -> cudaError_t {
     match answer {
         Ok(()) => Error::cudaSuccess,
@@ -39,7 +40,8 @@ pub fn last() -> Error {
     LAST.get()
 }
 
-/// The driver's answer in the runtime's numbers: the same where the runtime knows the error at all.
+/// Converts the driver's result to the runtime's numbers, which are the same for every error that
+/// the runtime knows.
 ///
 /// # Errors
 /// The driver's.
@@ -71,7 +73,7 @@ fn known(error: Error) -> Option<&'static CString> {
         .map(|(_, name)| name)
 }
 
-/// Texts of errors that the runtime finds itself, so that the driver has none for them.
+/// The texts of errors that the runtime detects itself, for which the driver has none.
 const TEXTS: &[(Error, &std::ffi::CStr)] = &[
     (Error::cudaSuccess, c"no error"),
     (
@@ -122,7 +124,7 @@ const TEXTS: &[(Error, &std::ffi::CStr)] = &[
 ];
 
 /// # Safety
-/// Only the driver is asked, with a place for an answer.
+/// Only calls the driver, with a place for the answer.
 fn text(error: Error) -> *const c_char {
     if let Some((_, text)) = TEXTS.iter().find(|(known, _)| *known == error) {
         return text.as_ptr();
@@ -131,16 +133,16 @@ fn text(error: Error) -> *const c_char {
         return c"unrecognized error code".as_ptr();
     };
     let mut text = null();
-    // SAFETY: a number, and a place for a pointer to a string that stays.
+    // SAFETY: a number, and a place for a pointer to a static string.
     let answer = unsafe { driver!(cuGetErrorString(cudaError_enum(error.0), &raw mut text)) };
     match answer {
         Ok(()) if !text.is_null() => text,
-        // No driver, or one that does not know it.
+        // There is no driver, or the driver does not know the error.
         _ => name.as_ptr(),
     }
 }
 
-/// Returns the thread's last error and forgets it.
+/// Returns the thread's last error and resets it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetLastError() -> cudaError_t {
     LAST.replace(Error::cudaSuccess)
@@ -154,14 +156,14 @@ pub extern "C" fn cudaPeekAtLastError() -> cudaError_t {
 }
 const _: signatures::cudaPeekAtLastError = cudaPeekAtLastError;
 
-/// An error's name in source text.
+/// An error's name as in source code.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorName(error: cudaError_t) -> *const c_char {
     known(error).map_or(c"unrecognized error code".as_ptr(), |name| name.as_ptr())
 }
 const _: signatures::cudaGetErrorName = cudaGetErrorName;
 
-/// What an error means.
+/// An error's description.
 #[unsafe(no_mangle)]
 pub extern "C" fn cudaGetErrorString(error: cudaError_t) -> *const c_char {
     text(error)
@@ -178,7 +180,7 @@ mod tests {
     fn the_driver_s_errors_keep_their_numbers() {
         for (name, error) in CUresult::NAMES {
             let ours = from_driver(*error);
-            // What the runtime has no number for is unknown to it.
+            // An error for which the runtime has no number is unknown to it.
             assert!(
                 ours.0 == error.0 || ours == Error::cudaErrorUnknown,
                 "{name}"
@@ -206,7 +208,7 @@ mod tests {
     #[test]
     fn every_error_has_a_name() {
         for (name, error) in Error::NAMES {
-            // SAFETY: names are strings that stay.
+            // SAFETY: names are static strings.
             let told = unsafe { CStr::from_ptr(cudaGetErrorName(*error)) };
             assert_eq!(told.to_str(), Ok(*name));
         }

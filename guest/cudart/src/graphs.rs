@@ -1,4 +1,4 @@
-//! Graphs: what handles alone are passed for. Nodes with parameters are in [`crate::nodes`].
+//! Graphs: functions that take only handles. Nodes with parameters are in [`crate::nodes`].
 
 use std::ffi::{c_char, c_uint, c_ulonglong, c_void};
 
@@ -332,7 +332,7 @@ streamed! {
         instantiateParams: *mut cudaGraphInstantiateParams,
     ) {
         ready()?;
-        // The stream to upload in is the only one that a null may stand for.
+        // The stream for the upload is the only one that null may stand for.
         if let Some(parameters) = instantiateParams.as_mut() {
             parameters.uploadStream = base.stream(parameters.uploadStream).cast();
         }

@@ -1,4 +1,4 @@
-//! Launches, what a kernel is like, and how many of its blocks fit.
+//! Launches, attributes of kernels, and occupancy.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -25,10 +25,10 @@ struct Launch {
     cooperative: bool,
 }
 
-/// The kernel that a program means, for calls that need a context.
+/// The kernel that a program refers to, for calls that need a context.
 ///
 /// # Errors
-/// Nobody registered it, or there is no device.
+/// The kernel is not registered, or there is no device.
 pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
     context::ready()?;
     registry::kernel(host)
@@ -36,11 +36,11 @@ pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
 
 impl Launch {
     /// # Safety
-    /// The arguments are addresses of values as the kernel wants them.
+    /// The arguments are addresses of values that the kernel expects.
     unsafe fn start(&self, arguments: *mut *mut c_void) -> Answer {
         let Self { grid, block, .. } = self;
         let shared = c_uint::try_from(self.shared).map_err(|_| Error::cudaErrorInvalidValue)?;
-        // The driver takes a kernel for a function of the current context.
+        // The driver accepts a kernel as a function of the current context.
         let function: CUfunction = self.kernel.cast();
         // SAFETY: the caller's promise.
         let answer = unsafe {
@@ -77,7 +77,7 @@ impl Launch {
     }
 }
 
-/// The driver says of wrong dimensions that a value is invalid, the runtime that the configuration is.
+/// Converts the driver's error for wrong dimensions (an invalid value) to the runtime's (an invalid configuration).
 fn explained(error: Error, grid: dim3, block: dim3) -> Error {
     if error == Error::cudaErrorInvalidValue && !possible(grid, block).unwrap_or(true) {
         return Error::cudaErrorInvalidConfiguration;
@@ -85,13 +85,13 @@ fn explained(error: Error, grid: dim3, block: dim3) -> Error {
     error
 }
 
-/// Whether the device can have such a grid of such blocks.
+/// Whether the device supports such a grid of such blocks.
 fn possible(grid: dim3, block: dim3) -> Answer<bool> {
     use CUdevice_attribute as A;
     let device = context::device(context::chosen()?)?;
     let within = |value: c_uint, attribute: CUdevice_attribute| -> Answer<bool> {
         let mut limit = 0;
-        // SAFETY: a place for the answer.
+        // SAFETY: valid for writing the answer.
         unsafe { driver!(cuDeviceGetAttribute(&raw mut limit, attribute, device))? };
         Ok(value != 0 && i64::from(value) <= i64::from(limit))
     };
@@ -108,7 +108,7 @@ fn possible(grid: dim3, block: dim3) -> Answer<bool> {
     )
 }
 
-/// A launch's configuration for the driver: attributes are the same.
+/// Converts a launch's configuration for the driver. Attributes are the same.
 fn config(config: &cudaLaunchConfig_t, base: Base) -> Answer<CUlaunchConfig> {
     Ok(CUlaunchConfig {
         gridDimX: config.gridDim.x,
@@ -135,7 +135,7 @@ const _: () = {
 fn attribute(kernel: CUkernel, attribute: CUfunction_attribute) -> Answer<c_int> {
     let device = context::device(context::chosen()?)?;
     let mut value = 0;
-    // SAFETY: a kernel of the driver's, and a place for the answer.
+    // SAFETY: a kernel of the driver's, and valid for writing the answer.
     unsafe {
         driver!(cuKernelGetAttribute(
             &raw mut value,
@@ -167,7 +167,7 @@ fn attributes(kernel: CUkernel) -> Answer<cudaFuncAttributes> {
             kernel,
             A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
         )?,
-        // Those that came with clusters: an older driver has none.
+        // These were added with clusters. An older driver does not have them.
         clusterDimMustBeSet: attribute(kernel, A::CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET)
             .unwrap_or(0),
         requiredClusterWidth: attribute(kernel, A::CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH)
@@ -219,7 +219,7 @@ streamed! {
         stream: cudaStream_t,
     ) {
         if kernel.is_null() {
-            // `__cudaGetKernel` has said why.
+            // `__cudaGetKernel` has set the error.
             return Err(match crate::error::last() {
                 Error::cudaSuccess => Error::cudaErrorInvalidDeviceFunction,
                 error => error,
@@ -300,7 +300,7 @@ entry_points! {
         driver!(cuKernelSetCacheConfig(kernel, CUfunc_cache_enum(cacheConfig.0), device))
     }
 
-    // Banks of shared memory have had one width for many generations.
+    // Shared memory banks have had a single width for many generations.
     fn cudaFuncSetSharedMemConfig(func: *const c_void, _config: cudaSharedMemConfig) {
         kernel(func).map(|_| ())
     }

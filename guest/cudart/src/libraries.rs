@@ -19,10 +19,10 @@ use crate::{
 /// `cudaEnablePerThreadDefaultStream`
 const PER_THREAD: c_ulonglong = 2;
 
-/// Looks up one of the driver's functions for a program made for `version`.
+/// Looks up one of the driver's functions for a program that was built for `version`.
 ///
 /// # Safety
-/// A string, and places for answers; that of the status may be null.
+/// A string, and pointers valid for writing the answers; the one for the status may be null.
 unsafe fn function(
     symbol: *const c_char,
     to: *mut *mut c_void,
@@ -109,7 +109,7 @@ entry_points! {
         numLibraryOptions: c_uint,
     ) {
         ready()?;
-        // Options have the same numbers.
+        // The numbers of the options are the same.
         driver!(cuLibraryLoadData(
             library.cast(),
             code,

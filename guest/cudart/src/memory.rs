@@ -1,4 +1,4 @@
-//! Memory: allocations, registration, pools, and what a pointer is.
+//! Memory: allocations, registration, pools, and pointer attributes.
 
 use std::{
     ffi::{c_int, c_uint, c_ulonglong, c_void},
@@ -14,7 +14,7 @@ use crate::{
     error::{Answer, Error},
 };
 
-/// Pitches suit elements of up to 16 bytes.
+/// Pitches are suitable for elements of up to 16 bytes.
 const ELEMENT: c_uint = 16;
 
 fn location(location: cudaMemLocation) -> CUmemLocation {
@@ -24,7 +24,7 @@ fn location(location: cudaMemLocation) -> CUmemLocation {
     }
 }
 
-/// What a pointer is; memory that the driver does not know has type 0, and device -2.
+/// The attributes of a pointer. Memory that the driver does not know has type 0 and device -2.
 fn attributes(pointer: *const c_void) -> Answer<cudaPointerAttributes> {
     use CUpointer_attribute as A;
     let (mut kind, mut managed, mut device) = (0u32, 0u32, -2);
@@ -44,7 +44,7 @@ fn attributes(pointer: *const c_void) -> Answer<cudaPointerAttributes> {
         (&raw mut on_host).cast(),
     ];
     let count = c_uint::try_from(wanted.len()).unwrap_or(0);
-    // SAFETY: as many places, of the attributes' types, as attributes.
+    // SAFETY: there are as many pointers, to values of the attributes' types, as attributes.
     unsafe {
         driver!(cuPointerGetAttributes(
             count,
@@ -73,7 +73,7 @@ fn attributes(pointer: *const c_void) -> Answer<cudaPointerAttributes> {
     })
 }
 
-/// An allocation of no bytes is null, and no error.
+/// An allocation of zero bytes returns null without an error.
 fn allocation(
     size: usize,
     to: *mut *mut c_void,
@@ -84,17 +84,17 @@ fn allocation(
     }
     ready()?;
     let at = if size == 0 { 0 } else { make()? };
-    // SAFETY: not null, so a place for a pointer, by the callers' promise.
+    // SAFETY: not null, and thus valid for writing a pointer by the caller's promise.
     unsafe { to.write(at as *mut c_void) };
     Ok(())
 }
 
-/// Memory in rows, each at a multiple of the pitch that is returned.
+/// Allocates memory in rows, each at a multiple of the returned pitch.
 unsafe fn pitched(width: usize, height: usize) -> Answer<(CUdeviceptr, usize)> {
     ready()?;
     let (mut at, mut pitch) = (0, 0);
     if width > 0 && height > 0 {
-        // SAFETY: places for the answers.
+        // SAFETY: valid for writing the answers.
         unsafe {
             driver!(cuMemAllocPitch_v2(
                 &raw mut at,
@@ -162,7 +162,7 @@ entry_points! {
     }
 
     fn cudaFree(devPtr: *mut c_void) {
-        // Programs free null to initialise the runtime.
+        // Programs free null to initialize the runtime.
         ready()?;
         if devPtr.is_null() { Ok(()) } else { driver!(cuMemFree_v2(devPtr as CUdeviceptr)) }
     }
@@ -387,7 +387,7 @@ streamed! {
         stream: cudaStream_t,
     ) {
         ready()?;
-        // The driver reads these lists and writes none of them.
+        // The driver only reads these lists.
         let (to, from, sizes) = (dsts.cast_mut().cast(), srcs.cast_mut().cast(), sizes.cast_mut());
         let stream = base.stream(stream);
         driver!(cuMemcpyBatchAsync_v2(to, from, sizes, count, attrs.cast(), attrsIdxs, numAttrs, stream))

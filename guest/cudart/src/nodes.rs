@@ -1,5 +1,5 @@
-//! Nodes of graphs with parameters: the same to the driver but for kernels, named by a host function
-//! here, and for copies, which it describes in bytes.
+//! Graph nodes with parameters. They are the same for the driver except for kernels, which the runtime names by a host
+//! function, and copies, which the driver describes in bytes.
 
 use std::{ffi::c_void, ptr::null_mut};
 
@@ -15,11 +15,11 @@ use crate::{
     volumes::{self, Place, Side, volume},
 };
 
-/// The context that work of a node belongs to.
+/// The context that a node's work belongs to.
 fn context() -> Answer<CUcontext> {
     let mut current = null_mut();
     ready()?;
-    // SAFETY: a place for the answer.
+    // SAFETY: valid for writing the answer.
     unsafe { driver!(cuCtxGetCurrent(&raw mut current))? };
     if current.is_null() {
         primary(chosen()?)
@@ -63,7 +63,7 @@ fn host(node: &cudaHostNodeParams) -> CUDA_HOST_NODE_PARAMS {
     }
 }
 
-/// A copy of plain memory, as one row.
+/// A copy of linear memory, as one row.
 fn row(
     to: *mut c_void,
     from: *const c_void,
@@ -88,13 +88,13 @@ fn row(
     volume(side(from.cast_mut()), side(to), extent, kind)
 }
 
-/// A node of any kind, for the driver.
+/// Converts a node of any kind for the driver.
 ///
 /// # Safety
-/// The kind says which part of the union was written.
+/// The kind determines which part of the union was written.
 unsafe fn node(from: &cudaGraphNodeParams) -> Answer<CUgraphNodeParams> {
     use cudaGraphNodeType as T;
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut to: CUgraphNodeParams = unsafe { std::mem::zeroed() };
     to.r#type = CUgraphNodeType_enum(from.r#type.0);
     // SAFETY: the caller's promise.
@@ -146,7 +146,7 @@ unsafe fn node(from: &cudaGraphNodeParams) -> Answer<CUgraphNodeParams> {
     Ok(to)
 }
 
-/// What the driver wrote into a node: an allocation's address, a conditional's graphs.
+/// Copies what the driver wrote into a node: an allocation's address, a conditional node's graphs.
 ///
 /// # Safety
 /// As for [`node`].

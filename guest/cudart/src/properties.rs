@@ -1,4 +1,4 @@
-//! `cudaDeviceProp`, put together from a device's attributes.
+//! `cudaDeviceProp`, assembled from a device's attributes.
 
 use std::ffi::{c_char, c_int};
 
@@ -6,16 +6,16 @@ use cuda_definition::{driver::types::*, runtime::types::*};
 
 use crate::{context::device, device::attribute, driver::driver, error::Answer};
 
-/// All properties of a device. What an older driver does not know is zero.
+/// All properties of a device. Those that an older driver does not know are zero.
 ///
 /// # Errors
 /// There is no such device.
 pub fn of(number: c_int) -> Answer<cudaDeviceProp> {
     let device = device(number)?;
-    // SAFETY: numbers, and arrays of numbers: zero is a value of each.
+    // SAFETY: numbers and arrays of numbers, for which zero is a valid value.
     let mut all: cudaDeviceProp = unsafe { std::mem::zeroed() };
     let mut uuid = CUuuid { bytes: [0; 16] };
-    // SAFETY: places for the answers, and how large they are.
+    // SAFETY: valid for writing the answers, with their sizes.
     unsafe {
         let room = c_int::try_from(all.name.len()).unwrap_or(0);
         driver!(cuDeviceGetName(all.name.as_mut_ptr(), room, device))?;

@@ -1,4 +1,5 @@
-//! Entry points that are refused: they return `cudaErrorNotSupported`, and the first call says so.
+//! Entry points that are refused: they return `cudaErrorNotSupported`, and the first call is
+//! reported.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,8 +14,8 @@ fn refuse(name: &str, told: &AtomicBool) -> cudaError_t {
     result(Err(Error::cudaErrorNotSupported))
 }
 
-/// Parameters are left out: those that a caller passes in registers or on its stack are its own to
-/// remove, and nothing reads them.
+/// The functions are defined without parameters: nothing reads them, and removing those that are
+/// passed in registers or on the stack is up to the caller.
 macro_rules! refused {
     ($($name:ident,)*) => {
         $(
@@ -29,7 +30,8 @@ macro_rules! refused {
     };
 }
 
-// Other processes' memory, other devices' and APIs' resources, logs, what no examined program calls.
+// Memory of other processes, resources of other devices and APIs, logs, and what no examined
+// program calls.
 refused! {
     __cudaGetProcAddress, __cudaRegisterHostVar, __cudaRegisterUnifiedTable, __cudaRegisterSurface,
     __cudaRegisterTexture, cudaArrayGetMemoryRequirements, cudaArrayGetPlane,

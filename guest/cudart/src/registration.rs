@@ -17,19 +17,19 @@ use crate::{
     registry::{self, Binary},
 };
 
-/// What stands before each image in a program: `__fatBinC_Wrapper_t` of `fatbinary_section.h`.
+/// The header of each image in a program: `__fatBinC_Wrapper_t` of `fatbinary_section.h`.
 #[repr(C)]
 struct Wrapper {
     magic: u32,
     version: u32,
     data: *const c_void,
-    /// A file's name, or images that were linked before: of no use here.
+    /// A file name, or images that were linked before: not used here.
     _more: *const c_void,
 }
 
 const MAGIC: u32 = 0x4662_43b1;
 
-/// A launch that was begun: `kernel<<<grid, block, shared, stream>>>`.
+/// A launch that has begun: `kernel<<<grid, block, shared, stream>>>`.
 struct Configuration {
     grid: dim3,
     block: dim3,
@@ -46,7 +46,7 @@ thread_local! {
 /// The image of a handle.
 ///
 /// # Safety
-/// The handle is one of `__cudaRegisterFatBinary`'s that was not unregistered.
+/// The handle was returned by `__cudaRegisterFatBinary` and has not been unregistered.
 unsafe fn binary(handle: *mut *mut c_void) -> Option<Arc<Binary>> {
     let known = handle.cast::<Binary>().cast_const();
     if known.is_null() {
@@ -59,10 +59,10 @@ unsafe fn binary(handle: *mut *mut c_void) -> Option<Arc<Binary>> {
     }
 }
 
-/// Notes an image.
+/// Registers an image.
 ///
 /// # Safety
-/// It points to what the compiler wrote.
+/// It points to what the compiler has generated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterFatBinary(fatCubin: *mut c_void) -> *mut *mut c_void {
     if fatCubin.is_null() {
@@ -72,19 +72,19 @@ pub unsafe extern "C" fn __cudaRegisterFatBinary(fatCubin: *mut c_void) -> *mut 
     let wrapper = unsafe { fatCubin.cast::<Wrapper>().read() };
     let image = match (wrapper.magic, wrapper.version) {
         (MAGIC, 1 | 2) => wrapper.data,
-        // Some other image: the driver knows, or says that it does not.
+        // Some other image: the driver accepts it, or reports that it does not.
         _ => fatCubin.cast_const(),
     };
     Arc::into_raw(Binary::new(image)).cast_mut().cast()
 }
 const _: signatures::__cudaRegisterFatBinary = __cudaRegisterFatBinary;
 
-/// Says that all of an image is registered: nothing is to be done.
+/// Called when everything in an image is registered. Nothing to do.
 #[unsafe(no_mangle)]
 pub extern "C" fn __cudaRegisterFatBinaryEnd(_fatCubinHandle: *mut *mut c_void) {}
 const _: signatures::__cudaRegisterFatBinaryEnd = __cudaRegisterFatBinaryEnd;
 
-/// Forgets an image.
+/// Unregisters an image.
 ///
 /// # Safety
 /// It was registered and is not used again.
@@ -98,10 +98,10 @@ pub unsafe extern "C" fn __cudaUnregisterFatBinary(fatCubinHandle: *mut *mut c_v
 }
 const _: signatures::__cudaUnregisterFatBinary = __cudaUnregisterFatBinary;
 
-/// Notes a kernel.
+/// Registers a kernel.
 ///
 /// # Safety
-/// The image is registered; the name stays as long as it.
+/// The image is registered, and the name exists as long as the image.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterFunction(
     fatCubinHandle: *mut *mut c_void,
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn __cudaRegisterFunction(
 }
 const _: signatures::__cudaRegisterFunction = __cudaRegisterFunction;
 
-/// Notes a variable.
+/// Registers a variable.
 ///
 /// # Safety
 /// As for [`__cudaRegisterFunction`].
@@ -149,10 +149,11 @@ pub unsafe extern "C" fn __cudaRegisterVar(
 }
 const _: signatures::__cudaRegisterVar = __cudaRegisterVar;
 
-/// Notes a managed variable: the program uses it through a pointer, which is set when the image is loaded.
+/// Registers a managed variable. The program uses it through a pointer, which is set when the image
+/// is loaded.
 ///
 /// # Safety
-/// As for [`__cudaRegisterFunction`]; the pointer's place stays as long as the image.
+/// As for [`__cudaRegisterFunction`]; the pointer exists as long as the image.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaRegisterManagedVar(
     fatCubinHandle: *mut *mut c_void,
@@ -172,7 +173,8 @@ pub unsafe extern "C" fn __cudaRegisterManagedVar(
 }
 const _: signatures::__cudaRegisterManagedVar = __cudaRegisterManagedVar;
 
-/// Loads an image, as the program is about to use a managed variable of it. Not zero where that worked.
+/// Loads an image, because the program is about to use a managed variable of it. Returns nonzero on
+/// success.
 ///
 /// # Safety
 /// The image is registered.

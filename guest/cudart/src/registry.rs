@@ -1,7 +1,7 @@
 //! What compiled programs register before `main`: images, and the kernels and variables in them.
 //!
-//! Only addresses are noted. An image is loaded when its first kernel or variable is wanted, as most of a
-//! large program's never are. Names and images belong to the program and stay until it unregisters them.
+//! Only addresses are recorded. An image is loaded when its first kernel or variable is needed, since most images of a
+//! large program are never used. Names and images belong to the program and exist until it unregisters them.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,20 +26,20 @@ use crate::{
 pub struct Binary {
     image: usize,
     library: Mutex<Option<Result<usize, Error>>>,
-    /// Addresses of functions and of variables, to be forgotten with it.
+    /// The addresses of its functions and variables, which are unregistered with it.
     functions: Mutex<Vec<usize>>,
     variables: Mutex<Vec<usize>>,
 }
 
-/// A kernel by the address of its host function.
+/// A kernel, identified by the address of its host function.
 struct Function {
     binary: Arc<Binary>,
-    /// Ends in a zero byte.
+    /// The address of the name, which ends in a zero byte.
     name: usize,
     kernel: AtomicPtr<CUkern_st>,
 }
 
-/// A variable by the address of its shadow on the host.
+/// A variable, identified by the address of its shadow on the host.
 struct Variable {
     binary: Arc<Binary>,
     name: usize,
@@ -48,7 +48,7 @@ struct Variable {
     managed: Option<usize>,
 }
 
-/// Addresses spread well enough by one multiplication.
+/// A hasher for addresses, for which one multiplication is sufficient.
 #[derive(Default)]
 struct AddressHasher(u64);
 
@@ -76,7 +76,7 @@ type ByAddress<T> = HashMap<usize, T, BuildHasherDefault<AddressHasher>>;
 struct Registry {
     functions: ByAddress<Arc<Function>>,
     variables: ByAddress<Arc<Variable>>,
-    /// Kernels that the program has from `cudaLibraryGetKernel`.
+    /// Kernels that the program got from `cudaLibraryGetKernel`.
     kernels: HashSet<usize, BuildHasherDefault<AddressHasher>>,
 }
 
@@ -97,7 +97,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Binary {
-    /// Notes an image.
+    /// Registers an image.
     pub fn new(image: *const c_void) -> Arc<Self> {
         Arc::new(Self {
             image: image as usize,
@@ -107,7 +107,7 @@ impl Binary {
         })
     }
 
-    /// The image as a library of the driver's, loaded now if it was not. A failure stays one.
+    /// The image as a library of the driver, which is loaded now if it has not been. A failure is permanent.
     ///
     /// # Errors
     /// The driver cannot load it.
@@ -117,7 +117,7 @@ impl Binary {
         loaded.map(|library| library as CUlibrary)
     }
 
-    /// Loads the image and tells the program where its managed variables are.
+    /// Loads the image and writes the addresses of its managed variables to the program.
     ///
     /// # Errors
     /// The driver cannot load it, or a variable is not in it.
@@ -130,8 +130,8 @@ impl Binary {
                 && let Some(place) = variable.managed
             {
                 let (mut address, mut size) = (0, 0);
-                // SAFETY: a loaded library, a name that stays, places for the answers; the program has
-                // a pointer at this place.
+                // SAFETY: a loaded library, a static name, pointers valid for writing the answers; the program has a
+                // pointer at this place.
                 unsafe {
                     let name = variable.name as *const c_char;
                     driver!(cuLibraryGetManaged(
@@ -147,10 +147,10 @@ impl Binary {
         Ok(())
     }
 
-    /// Forgets the image and all that is in it.
+    /// Unregisters the image and everything in it.
     pub fn forget(&self) {
-        // A function or variable that several objects have (a template's) is one address, which means
-        // the image that registered it last.
+        // A function or variable that several objects contain (a template's) has a single address, which refers to the
+        // image that registered it last.
         let mine = |binary: &Arc<Binary>| std::ptr::eq(&raw const **binary, self);
         write(|all| {
             for at in locked(&self.functions).drain(..) {
@@ -165,7 +165,7 @@ impl Binary {
             }
         });
         if let Some(Ok(library)) = locked(&self.library).take() {
-            // The process may be about to end, with the driver gone: nobody is told.
+            // The process may be about to end, with the driver gone already. So errors are ignored.
             // SAFETY: it was loaded and nothing refers to it any more.
             let _: Answer = unsafe { driver!(cuLibraryUnload(library as CUlibrary)) };
         }
@@ -176,9 +176,9 @@ fn load(image: *const c_void) -> Result<usize, Error> {
     let mut library = null_mut();
     // The program keeps the image where it is.
     let mut options = [CUlibraryOption::CU_LIBRARY_BINARY_IS_PRESERVED];
-    // The option has no value of its own: any but null says yes.
+    // The option has no value of its own: any value but null enables it.
     let mut values = [dangling_mut::<c_void>()];
-    // SAFETY: an image that the compiler made; options with a value each.
+    // SAFETY: an image that the compiler generated; options with a value each.
     unsafe {
         driver!(cuLibraryLoadData(
             &raw mut library,
@@ -194,7 +194,7 @@ fn load(image: *const c_void) -> Result<usize, Error> {
     Ok(library as usize)
 }
 
-/// Notes a kernel: the address of its host function, and its name, which stays.
+/// Registers a kernel: the address of its host function, and its name, which is static.
 pub fn add_function(binary: &Arc<Binary>, host: *const c_void, name: *const c_char) {
     locked(&binary.functions).push(host as usize);
     let function = Arc::new(Function {
@@ -205,7 +205,7 @@ pub fn add_function(binary: &Arc<Binary>, host: *const c_void, name: *const c_ch
     write(|all| all.functions.insert(host as usize, function));
 }
 
-/// Notes a variable: its shadow on the host, its name, which stays, and its bytes. For a managed one,
+/// Registers a variable: its shadow on the host, its name, which is static, and its size in bytes. For a managed one,
 /// `managed` is where the program wants its address.
 pub fn add_variable(
     binary: &Arc<Binary>,
@@ -224,16 +224,16 @@ pub fn add_variable(
     write(|all| all.variables.insert(host as usize, variable));
 }
 
-/// Notes kernels that the program got as handles, so that they can be launched as such.
+/// Records a kernel that the program got as a handle, so that it can be launched as such.
 pub fn add_kernel(kernel: CUkernel) {
     write(|all| all.kernels.insert(kernel as usize));
 }
 
-/// The kernel that a program means by the address of its host function, or by a handle. The thread has a
+/// The kernel that a program refers to by the address of its host function, or by a handle. The thread must have a
 /// context.
 ///
 /// # Errors
-/// Nobody registered it, or its image has no such kernel for this device.
+/// The kernel is not registered, or its image has no such kernel for this device.
 pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
     let unknown = Error::cudaErrorInvalidDeviceFunction;
     let Some(function) = read(|all| all.functions.get(&(host as usize)).cloned()) else {
@@ -250,7 +250,7 @@ pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
     }
     let library = function.binary.library()?;
     let mut kernel = null_mut();
-    // SAFETY: a loaded library, a name that stays, a place for the answer.
+    // SAFETY: a loaded library, a static name, and valid for writing the answer.
     unsafe {
         let name = function.name as *const c_char;
         driver!(cuLibraryGetKernel(&raw mut kernel, library, name)).map_err(
@@ -264,10 +264,10 @@ pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
     Ok(kernel)
 }
 
-/// Address in the current context, and bytes, of a registered variable.
+/// The address of a registered variable in the current context, and its size in bytes.
 ///
 /// # Errors
-/// Nobody registered it, or its image has no such variable.
+/// The variable is not registered, or its image has no such variable.
 pub fn variable(host: *const c_void) -> Answer<(CUdeviceptr, usize)> {
     let unknown = Error::cudaErrorInvalidSymbol;
     let variable = read(|all| all.variables.get(&(host as usize)).cloned()).ok_or(unknown)?;
@@ -275,7 +275,7 @@ pub fn variable(host: *const c_void) -> Answer<(CUdeviceptr, usize)> {
     let library = variable.binary.library()?;
     let (mut address, mut size) = (0, 0);
     let name = variable.name as *const c_char;
-    // SAFETY: a loaded library, a name that stays, places for the answers.
+    // SAFETY: a loaded library, a static name, and valid for writing the answers.
     let found = unsafe {
         match variable.managed {
             Some(_) => driver!(cuLibraryGetManaged(

@@ -11,11 +11,11 @@ use crate::{
     error::{Answer, Error},
 };
 
-/// The driver's callback type; both are told the stream, an error's number and the caller's data.
+/// The driver's callback type. Both are passed the stream, an error's number and the caller's data.
 type Callback = unsafe extern "C" fn(CUstream, CUresult, *mut c_void);
 
 /// # Safety
-/// Places for answers, or null where the API allows it.
+/// Pointers are valid for writing the answers, or null where the API allows it.
 unsafe fn capture(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
@@ -57,7 +57,7 @@ entry_points! {
 
     fn cudaStreamDestroy(stream: cudaStream_t) {
         ready()?;
-        // The default streams are nobody's to destroy.
+        // The default streams cannot be destroyed.
         if (stream as usize) <= 2 {
             return Err(Error::cudaErrorInvalidResourceHandle);
         }
@@ -119,7 +119,7 @@ streamed! {
     fn cudaStreamGetDevice / cudaStreamGetDevice_ptsz [base] (hStream: cudaStream_t, device: *mut c_int) {
         ready()?;
         match driver!(cuStreamGetDevice(base.stream(hStream), device)) {
-            // Before 12.8 there was one device a context, and streams are used in their own.
+            // Before 12.8 a context had one device, and streams are used in their own context.
             Err(Error::cudaErrorCallRequiresNewerDriver) => put(device, chosen()?),
             answer => answer,
         }

@@ -18,17 +18,17 @@ use crate::{
 /// One side of a copy.
 #[derive(Clone, Copy)]
 pub enum Side {
-    /// Memory in rows of `pitch` bytes, `rows` of them a plane.
+    /// Memory in rows of `pitch` bytes, with `rows` rows per plane.
     Linear {
         at: *mut c_void,
         pitch: usize,
         rows: usize,
     },
-    /// An array, whose places are counted in elements.
+    /// An array, in which positions are counted in elements.
     Array(CUarray),
 }
 
-/// Where a copy begins on a side.
+/// The start of a copy on a side.
 #[derive(Clone, Copy, Default)]
 pub struct Place {
     pub x: usize,
@@ -46,7 +46,7 @@ impl From<cudaPos> for Place {
     }
 }
 
-/// What sides in plain memory are, by the direction that the caller says.
+/// The kinds of linear memory on both sides, by the direction that the caller specifies.
 fn kinds(kind: cudaMemcpyKind) -> Answer<(CUmemorytype, CUmemorytype)> {
     use cudaMemcpyKind as K;
     let (host, device) = (
@@ -64,10 +64,10 @@ fn kinds(kind: cudaMemcpyKind) -> Answer<(CUmemorytype, CUmemorytype)> {
     }
 }
 
-/// A copy for the driver. `size` is in elements where an array takes part, else in bytes, rows and planes.
+/// Converts a copy for the driver. `size` is in elements if an array is involved, otherwise in bytes, rows and planes.
 ///
 /// # Errors
-/// The direction is none, or an array is none.
+/// The direction or an array is invalid.
 pub fn volume(
     (from, from_place): (Side, Place),
     (to, to_place): (Side, Place),
@@ -79,7 +79,7 @@ pub fn volume(
         (Side::Array(array), _) | (_, Side::Array(array)) => element(array)?,
         _ => 1,
     };
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
     let wide = |x: usize, by: usize| x.checked_mul(by).ok_or(Error::cudaErrorInvalidValue);
     match from {
@@ -115,7 +115,7 @@ pub fn volume(
     Ok(copy)
 }
 
-/// A copy of a caller's.
+/// Converts a caller's description of a copy.
 ///
 /// # Errors
 /// As for [`volume`].
@@ -145,9 +145,9 @@ fn side(array: cudaArray_t, memory: cudaPitchedPtr) -> Side {
 /// When a copy returns.
 #[derive(Clone, Copy)]
 enum When {
-    /// When it is done, behind work of the default stream.
+    /// When it is done, after the work of the default stream.
     Done(Base),
-    /// When it is in a stream.
+    /// When it has been submitted to a stream.
     Started(CUstream),
 }
 
@@ -201,7 +201,7 @@ unsafe fn transfer_rows(copy: &CUDA_MEMCPY3D, when: When) -> Answer {
     unsafe {
         match when {
             When::Started(stream) => driver!(cuMemcpy2DAsync_v2(&raw const rows, stream)),
-            // It takes any pitch, which the aligned one need not.
+            // This function accepts any pitch; the aligned one need not.
             When::Done(Base::Legacy) => driver!(cuMemcpy2DUnaligned_v2(&raw const rows)),
             When::Done(base) => {
                 let stream = base.stream(null_mut());
@@ -227,7 +227,7 @@ fn array(array: cudaArray_const_t, x: usize, y: usize) -> (Side, Place) {
     (Side::Array(array.cast_mut().cast()), Place { x, y, z: 0 })
 }
 
-/// Rows between memory and an array: the width is in bytes there.
+/// A copy of rows between memory and an array, with a width in bytes.
 fn with_array(
     from: (Side, Place),
     to: (Side, Place),
@@ -245,7 +245,7 @@ fn with_array(
         kind,
     )?;
     copy.WidthInBytes = width;
-    // So are places in these calls.
+    // Positions are in bytes in these calls, too.
     if let Side::Array(_) = from.0 {
         copy.srcXInBytes = from.1.x;
     }
@@ -255,18 +255,18 @@ fn with_array(
     Ok(copy)
 }
 
-/// A rectangle of a stretch that goes on in the next row.
+/// A rectangle of a stretch that continues in the next row.
 #[derive(Debug, PartialEq, Eq)]
 struct Part {
-    /// Bytes in a row, and the row.
+    /// The byte in a row, and the row.
     place: (usize, usize),
-    /// Bytes of a row, and rows.
+    /// Bytes per row, and rows.
     size: (usize, usize),
-    /// Bytes of the stretch before it.
+    /// The number of bytes of the stretch that precede it.
     before: usize,
 }
 
-/// So many bytes of an array with rows of `row` bytes, from a place on.
+/// Divides `count` bytes of an array, from a position on, into rectangles. A row has `row` bytes.
 fn parts(row: usize, (mut x, mut y): (usize, usize), count: usize) -> Answer<Vec<Part>> {
     if x >= row {
         return Err(Error::cudaErrorInvalidValue);

@@ -1,15 +1,15 @@
 //! Allocations in the window: `LD_PRELOAD=libgantry_malloc.so PROGRAM`.
 //!
-//! The host's device reaches the window directly and other memory by a copy. Programs that copy
-//! from and to what `malloc` gave them are spared that copy if their large allocations lie in the
-//! window. The OpenCL driver tells this library, when it has connected, how to take space there
-//! ([`gantry_malloc_serve`]); what was allocated before, what is small, and what finds no room is
-//! the C library's, as ever.
+//! The host's device accesses the window directly, but other memory only through a copy. Programs
+//! that transfer from and to memory from `malloc` avoid that copy if their large allocations are in
+//! the window. Once the OpenCL driver has connected, it tells this library how to allocate space
+//! there ([`gantry_malloc_serve`]). Earlier allocations, small ones, and those that find no room
+//! are left to the C library.
 //!
-//! The window is shared with the worker. A program that forks and goes on using its large
-//! allocations in both processes must not be run with this library: they would see each other's
-//! changes. Inside a virtual machine the window belongs to a device that may be unplugged, and is
-//! not cached on every processor: the driver offers nothing there.
+//! The window is shared with the worker. A program that forks and continues to use its large
+//! allocations in both processes must not be run with this library: the processes would see each
+//! other's changes. Inside a VM the window belongs to a device that may be unplugged, and is not
+//! cached on every processor: there the driver offers no space.
 
 use std::{
     ffi::{c_int, c_void},
@@ -17,10 +17,10 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// The smallest allocation that goes into the window, in bytes: one for which a copy takes longer
-/// than all else of a transfer.
+/// The minimum size of an allocation in the window, in bytes: one for which a copy takes longer
+/// than everything else in a transfer.
 const LEAST: usize = 256 << 10;
-/// What space in the window is aligned to, in bytes.
+/// The alignment of space in the window, in bytes.
 const PAGE: usize = 4096;
 
 unsafe extern "C" {
@@ -38,12 +38,13 @@ type Give = extern "C" fn(*mut c_void);
 static TAKE: AtomicUsize = AtomicUsize::new(0);
 static SIZE: AtomicUsize = AtomicUsize::new(0);
 static GIVE: AtomicUsize = AtomicUsize::new(0);
-/// The window: nothing outside it is asked about.
+/// The window's address range. Nothing outside it is looked up.
 static START: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 
-/// Called by the driver, once: `take` gives space in the window or null, `size` is how much was
-/// asked for, and `give` takes it back. The window stays where it is until the process ends.
+/// Called by the driver, once. `take` allocates space in the window or returns null, `size` returns
+/// the size of an allocation, and `give` frees it. The window keeps its address until the process
+/// ends.
 #[unsafe(no_mangle)]
 pub extern "C" fn gantry_malloc_serve(
     take: Take,
@@ -56,7 +57,7 @@ pub extern "C" fn gantry_malloc_serve(
     END.store(start as usize + length, Ordering::Relaxed);
     SIZE.store(size as usize, Ordering::Relaxed);
     GIVE.store(give as usize, Ordering::Relaxed);
-    // Last: who sees it sees the others.
+    // Last: a thread that sees it also sees the others.
     TAKE.store(take as usize, Ordering::Release);
 }
 
@@ -73,15 +74,15 @@ fn take(size: usize) -> *mut c_void {
     take(size)
 }
 
-/// Whether this is the window's.
+/// Whether this address is in the window.
 fn is_ours(pointer: *mut c_void) -> bool {
     let (start, end) = (START.load(Ordering::Relaxed), END.load(Ordering::Relaxed));
     (start..end).contains(&(pointer as usize))
 }
 
-/// The size of what is the window's.
+/// The size of an allocation in the window.
 fn size_of_ours(pointer: *mut c_void) -> usize {
-    // SAFETY: something is the window's only after `gantry_malloc_serve`, which stores a `Size`.
+    // SAFETY: an address is in the window only after `gantry_malloc_serve`, which stores a `Size`.
     let size = unsafe { std::mem::transmute::<usize, Size>(SIZE.load(Ordering::Relaxed)) };
     size(pointer)
 }
@@ -114,7 +115,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     let taken = count.checked_mul(size).map_or(null_mut(), take);
     if !taken.is_null() {
-        // SAFETY: it has so many bytes, and they may have been used before.
+        // SAFETY: it has this many bytes, which may have been used before.
         unsafe { write_bytes(taken.cast::<u8>(), 0, count * size) };
         return taken;
     }
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn free(old: *mut c_void) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
     if !is_ours(old) {
-        // What is the C library's stays there: it grows without a copy, by moving pages.
+        // An allocation of the C library stays there: it grows without a copy, by remapping pages.
         // SAFETY: passed on to the caller.
         return unsafe { __libc_realloc(old, size) };
     }
@@ -150,7 +151,7 @@ pub unsafe extern "C" fn realloc(old: *mut c_void, size: usize) -> *mut c_void {
         give(old);
         return null_mut();
     }
-    // SAFETY: a new allocation; both have at least so many bytes and do not overlap.
+    // SAFETY: a new allocation; both have at least this many bytes and do not overlap.
     unsafe {
         let new = malloc(size);
         if !new.is_null() {

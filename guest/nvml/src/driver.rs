@@ -15,13 +15,13 @@ use crate::{
     DRIVER_NOT_LOADED, INVALID_ARGUMENT, NOT_SUPPORTED, UNINITIALIZED, UNKNOWN, nvmlReturn_t,
 };
 
-/// How often the library has been initialized and not shut down.
+/// The number of times that the library has been initialized and not shut down.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 /// The driver, open.
 pub struct Driver(libloading::Library);
 
-/// What the driver says of a device.
+/// What the driver reports about a device.
 pub struct Device {
     ordinal: c_int,
     pub name: String,
@@ -31,11 +31,11 @@ pub struct Device {
     pub capability: (c_int, c_int),
 }
 
-/// Calls an entry point of the driver; an error of its is unknown here.
+/// Calls an entry point of the driver. Any error of the driver is an unknown error here.
 macro_rules! cu {
     ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: what bears the name has the signature that the API's definition has; pointers are to
-        // memory of the size that it says, valid for the call.
+        // SAFETY: the function of this name has the signature of the API's definition; pointers are
+        // to memory of the size that it specifies, valid for the call.
         let result = unsafe {
             match $driver.0.get::<signatures::$name>(stringify!($name).as_bytes()) {
                 Ok(function) => function($($argument),*),
@@ -64,7 +64,7 @@ impl Driver {
     /// Initializes the library once more.
     ///
     /// # Errors
-    /// There is no driver, or it does not start.
+    /// There is no driver, or it cannot be initialized.
     pub fn start() -> Result<(), nvmlReturn_t> {
         let driver = Self::opened().ok_or(DRIVER_NOT_LOADED)?;
         cu!(driver, cuInit(0)).map_err(|_| DRIVER_NOT_LOADED)?;
@@ -87,7 +87,7 @@ impl Driver {
     /// The driver, if the library is initialized.
     ///
     /// # Errors
-    /// It is not.
+    /// The library is not initialized.
     pub fn get() -> Result<&'static Self, nvmlReturn_t> {
         if STARTED.load(Ordering::Acquire) == 0 {
             return Err(UNINITIALIZED);
@@ -105,7 +105,7 @@ impl Driver {
         Ok(version)
     }
 
-    /// How many devices there are.
+    /// The number of devices.
     ///
     /// # Errors
     /// The driver has failed.
@@ -124,7 +124,7 @@ impl Driver {
     /// A device.
     ///
     /// # Errors
-    /// There is none of this ordinal, or the driver has failed.
+    /// There is no device with this ordinal, or the driver has failed.
     pub fn device(&self, ordinal: usize) -> Result<Device, nvmlReturn_t> {
         if ordinal >= self.count()? {
             return Err(INVALID_ARGUMENT);
@@ -133,7 +133,7 @@ impl Driver {
         let text = |ask: &dyn Fn(*mut c_char, c_int) -> Result<(), nvmlReturn_t>| {
             let mut room = [0 as c_char; 256];
             ask(room.as_mut_ptr(), room.len() as c_int - 1)?;
-            // SAFETY: the last one is zero.
+            // SAFETY: the last character is zero.
             let text = unsafe { CStr::from_ptr(room.as_ptr()) };
             Ok::<_, nvmlReturn_t>(text.to_string_lossy().into_owned())
         };
@@ -171,7 +171,7 @@ impl Driver {
 }
 
 impl Device {
-    /// An attribute of it.
+    /// An attribute of the device.
     ///
     /// # Errors
     /// The driver has failed.
@@ -180,7 +180,7 @@ impl Device {
         c_uint::try_from(value).map_err(|_| NOT_SUPPORTED)
     }
 
-    /// All memory of the device.
+    /// The total memory of the device.
     ///
     /// # Errors
     /// The driver has failed.
@@ -193,8 +193,9 @@ impl Device {
         Ok(total as u64)
     }
 
-    /// Memory of the device that is free, and all of it. Where neither its primary context is active nor
-    /// the current one is its, all of it counts as free: asking would make one, which takes memory.
+    /// The device's free and total memory. If its primary context is not active and the current
+    /// context is another device's, all memory counts as free: a query would create a context,
+    /// which takes memory.
     ///
     /// # Errors
     /// The driver has failed.
@@ -222,7 +223,7 @@ impl Device {
         Ok((free.min(all) as u64, all as u64))
     }
 
-    /// The same as its primary context has it, which is made if it is not active.
+    /// The same, as its primary context reports it. The context is created if it is not active.
     ///
     /// # Errors
     /// The driver has failed, or has no memory for a context.

@@ -1,8 +1,8 @@
-//! NVIDIA's management library, `libnvidia-ml.so.1`, for a guest: what programs ask of it to find devices,
-//! answered by the public CUDA driver API of whatever `libcuda.so.1` the loader finds.
+//! NVIDIA's management library, `libnvidia-ml.so.1`, for a guest: what programs query to find devices, answered through
+//! the public CUDA driver API of whatever `libcuda.so.1` the loader finds.
 //!
-//! What that driver does not know is not supported (3): the version of the host's driver, utilization,
-//! clocks of the moment, temperatures, processes. A device's memory is what its application may have: the quota.
+//! What that driver does not know is not supported (3): the version of the host's driver, utilization, current clocks,
+//! temperatures, processes. A device's memory is what its application may use: the quota.
 
 #![allow(missing_docs, non_snake_case, non_camel_case_types)]
 
@@ -16,7 +16,7 @@ use driver::{Device, Driver};
 
 /// `nvmlReturn_t`
 pub type nvmlReturn_t = c_int;
-/// A handle: the device's ordinal and one, so that none is null.
+/// A handle: the device's ordinal plus one, so that none is null.
 pub type nvmlDevice_t = usize;
 
 pub const SUCCESS: nvmlReturn_t = 0;
@@ -44,7 +44,7 @@ pub struct nvmlMemory_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvmlMemory_v2_t {
-    /// Size and version, as the caller knows it.
+    /// Size and version, as known to the caller.
     pub version: c_uint,
     pub total: c_ulonglong,
     pub reserved: c_ulonglong,
@@ -54,7 +54,7 @@ pub struct nvmlMemory_v2_t {
 /// `nvmlMemory_v2`
 const MEMORY_2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 
-/// What callers of the first `nvmlDeviceGetPciInfo` have room for.
+/// The structure of callers of the first `nvmlDeviceGetPciInfo`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvmlPciInfo_v1_t {
@@ -65,8 +65,8 @@ pub struct nvmlPciInfo_v1_t {
     pub pciDeviceId: c_uint,
 }
 
-/// What those of `nvmlDeviceGetPciInfo_v2` have, of whose structure four words that are reserved
-/// follow: nothing is written there.
+/// The structure of callers of `nvmlDeviceGetPciInfo_v2`, without the four reserved words that follow: nothing is
+/// written there.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct nvmlPciInfo_v2_t {
@@ -94,7 +94,7 @@ fn result(answer: Answer) -> nvmlReturn_t {
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is null or a place for a value.
+/// `to` is null or valid for writing.
 unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(INVALID_ARGUMENT);
@@ -104,7 +104,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Writes a text with its zero.
+/// Writes a text with a terminating zero.
 ///
 /// # Safety
 /// There is room for `length` bytes.
@@ -115,7 +115,7 @@ unsafe fn put_text(to: *mut c_char, length: c_uint, text: &str) -> Answer {
     if text.len() >= length as usize {
         return Err(INSUFFICIENT_SIZE);
     }
-    // SAFETY: the caller's promise; checked.
+    // SAFETY: the caller's promise; the length was checked.
     unsafe {
         to.cast::<u8>()
             .copy_from_nonoverlapping(text.as_ptr(), text.len());
@@ -142,7 +142,7 @@ fn device(handle: nvmlDevice_t) -> Result<Device, nvmlReturn_t> {
     Driver::get()?.device(ordinal)
 }
 
-/// The first device for which something holds.
+/// The first device that satisfies a condition.
 fn find(wanted: impl Fn(&Device) -> bool) -> Result<nvmlDevice_t, nvmlReturn_t> {
     let driver = Driver::get()?;
     for ordinal in 0..driver.count()? {
@@ -153,7 +153,7 @@ fn find(wanted: impl Fn(&Device) -> bool) -> Result<nvmlDevice_t, nvmlReturn_t> 
     Err(NOT_FOUND)
 }
 
-/// Domain, bus and device of a PCI address, however many digits it has.
+/// The domain, bus and device of a PCI address with any number of digits.
 pub fn address(text: &str) -> Option<(u32, u32, u32)> {
     let (domain, rest) = text.split_once(':')?;
     let (bus, rest) = rest.split_once(':')?;
@@ -162,7 +162,7 @@ pub fn address(text: &str) -> Option<(u32, u32, u32)> {
     Some((number(domain)?, number(bus)?, number(device)?))
 }
 
-/// `nvmlDeviceArchitecture_t` of a compute capability: unknown, of those that are newer than this.
+/// The `nvmlDeviceArchitecture_t` of a compute capability. Unknown for capabilities that are newer than this code.
 fn architecture_of(capability: (c_int, c_int)) -> c_uint {
     match capability {
         (5, _) => 3,
@@ -177,8 +177,8 @@ fn architecture_of(capability: (c_int, c_int)) -> c_uint {
     }
 }
 
-/// Cores of a multiprocessor, for a compute capability: the CUDA programming guide's number of 32-bit operations
-/// each clock.
+/// The number of cores of a multiprocessor, by compute capability: the number of 32-bit operations per clock in the
+/// CUDA programming guide.
 fn cores_each(capability: (c_int, c_int)) -> Option<c_uint> {
     match capability {
         (6 | 8, 0) | (7, _) => Some(64),
@@ -189,7 +189,7 @@ fn cores_each(capability: (c_int, c_int)) -> Option<c_uint> {
 
 fn characters<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {
     let mut all = [0; LENGTH];
-    // The last one stays zero.
+    // The last character stays zero.
     for (to, from) in all[..LENGTH - 1].iter_mut().zip(text.bytes()) {
         *to = from.cast_signed();
     }
@@ -197,7 +197,7 @@ fn characters<const LENGTH: usize>(text: &str) -> [c_char; LENGTH] {
 }
 
 impl nvmlPciInfo_t {
-    /// What the structure of the first version has of it.
+    /// The part that the first version's structure has.
     fn first(&self) -> nvmlPciInfo_v1_t {
         nvmlPciInfo_v1_t {
             busId: self.busIdLegacy,
@@ -217,7 +217,7 @@ fn pci_info(handle: nvmlDevice_t) -> Result<nvmlPciInfo_t, nvmlReturn_t> {
         domain,
         bus,
         device: slot,
-        // The driver does not say which.
+        // The driver does not report the ID.
         pciDeviceId: 0,
         pciSubSystemId: 0,
         busId: characters(&format!("{domain:08X}:{bus:02X}:{slot:02X}.0")),
@@ -230,8 +230,8 @@ macro_rules! entry_points {
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::missing_safety_doc)]
         pub unsafe extern "C" fn $name($($argument: $of),*) -> nvmlReturn_t {
-            // SAFETY: callers keep the API's promises about the pointers that they pass, as those of
-            // any library of C do.
+            // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C library
+            // do.
             let answer = || -> Answer { unsafe { $body } };
             result(answer())
         }
@@ -311,7 +311,7 @@ entry_points! {
         put(pending, mode)
     }
 
-    // In MHz: of multiprocessors and graphics, which are one, and of memory.
+    // In MHz, for multiprocessors and graphics, which share a clock, and for memory.
     fn [nvmlDeviceGetMaxClockInfo] (handle: nvmlDevice_t, which: c_uint, clock: *mut c_uint) {
         let which = match which {
             0 | 1 => Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE,
@@ -365,7 +365,7 @@ entry_points! {
     }
 }
 
-/// What a result means.
+/// The description of a result.
 pub fn error_text(error: nvmlReturn_t) -> &'static CStr {
     match error {
         SUCCESS => c"The operation was successful",
@@ -417,7 +417,7 @@ mod tests {
     #[test]
     fn texts_end_within_their_room() {
         let mut room = [7; 4];
-        // SAFETY: so much room is there.
+        // SAFETY: there is this much room.
         unsafe {
             assert_eq!(put_text(room.as_mut_ptr(), 4, "abc"), Ok(()));
             assert_eq!(room, [97, 98, 99, 0]);

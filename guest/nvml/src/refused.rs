@@ -1,9 +1,9 @@
-//! Entry points that programs look for by name and that are not supported.
+//! Entry points that programs look up by name and that are not supported.
 
 use crate::{NOT_SUPPORTED, nvmlReturn_t};
 
-/// Parameters are left out: those that a caller passes in registers or on its stack are its own to
-/// remove, and nothing reads them.
+/// The functions are defined without parameters: nothing reads them, and removing those that are
+/// passed in registers or on the stack is up to the caller.
 macro_rules! refused {
     ($($name:ident)*) => {$(
         #[unsafe(no_mangle)]
@@ -13,7 +13,7 @@ macro_rules! refused {
     )*};
 }
 
-// What nvidia-smi, pynvml's users, PyTorch and JAX ask beside what is answered.
+// What nvidia-smi, users of pynvml, PyTorch and JAX ask for in addition to what is answered.
 refused! {
     nvmlSystemGetDriverVersion nvmlSystemGetNVMLVersion nvmlSystemGetProcessName
     nvmlDeviceGetUtilizationRates nvmlDeviceGetTemperature nvmlDeviceGetPowerUsage

@@ -1,8 +1,9 @@
-//! An auditor of the system's loader (rtld-audit(7)): whoever asks for one of NVIDIA's CUDA libraries, by name,
-//! by a path, or by what a package has made of the name, is given Gantry's. Paths that are written in programs and
-//! libraries (RPATH), which go before LD_LIBRARY_PATH, are so without effect, and no file is changed.
+//! An auditing library of the system's loader (rtld-audit(7)): whenever one of NVIDIA's CUDA
+//! libraries is requested, by its name, by a path, or by a name that a package has changed, the
+//! loader is given Gantry's. So paths that are written into programs and libraries (RPATH), which
+//! take precedence over LD_LIBRARY_PATH, have no effect, and no file is changed.
 //!
-//! The loader calls this before the program runs, in a name space of its own.
+//! The loader calls this library before the program runs, in a namespace of its own.
 
 use std::{
     ffi::{CStr, CString, OsStr, c_char, c_uint},
@@ -11,9 +12,9 @@ use std::{
     sync::OnceLock,
 };
 
-/// Names the folder of Gantry's libraries.
+/// The environment variable that contains the folder of Gantry's libraries.
 pub const VARIABLE: &str = "GANTRY_CUDA_LIBRARIES";
-/// The libraries that are replaced, as far as the folder has them.
+/// The libraries that are replaced, if the folder contains them.
 const REPLACED: [&str; 6] = [
     "libcuda.so.1",
     "libcuda.so",
@@ -22,10 +23,11 @@ const REPLACED: [&str; 6] = [
     "libcublasLt.so.13",
     "libnvidia-ml.so.1",
 ];
-/// `LA_SER_ORIG`: the name is the one that was asked for.
+/// `LA_SER_ORIG`: the name is the one that was originally requested.
 const ORIGINAL: c_uint = 1;
 
-/// The library that a file's name asks for: with a whole version behind it or not, or with a package's hash.
+/// The library that a file name asks for: with or without a full version appended, or with a
+/// package's hash.
 fn wanted(file: &[u8]) -> Option<&'static str> {
     REPLACED.into_iter().find(|library| {
         let library = library.as_bytes();
@@ -42,7 +44,7 @@ fn wanted(file: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Paths of the libraries that are there, by their places in the list.
+/// The paths of the libraries that exist, in the order of the list.
 fn paths() -> &'static [Option<CString>; REPLACED.len()] {
     static PATHS: OnceLock<[Option<CString>; REPLACED.len()]> = OnceLock::new();
     PATHS.get_or_init(|| {
@@ -55,7 +57,7 @@ fn paths() -> &'static [Option<CString>; REPLACED.len()] {
     })
 }
 
-/// What the loader is to look for instead, if something.
+/// The path that the loader is to use instead, if any.
 fn instead(name: &CStr) -> Option<&'static CStr> {
     let path = Path::new(OsStr::from_bytes(name.to_bytes()));
     let library = wanted(path.file_name()?.as_bytes())?;
@@ -63,16 +65,17 @@ fn instead(name: &CStr) -> Option<&'static CStr> {
     paths()[place].as_deref()
 }
 
-/// The loader asks which version of its interface this is for: any has what is here.
+/// The loader asks for the version of its interface that this library expects. Every version has
+/// what is used here.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_version(version: c_uint) -> c_uint {
     version
 }
 
-/// The loader is about to look for a library.
+/// The loader is about to search for a library.
 ///
 /// # Safety
-/// The name is a text.
+/// The name is a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn la_objsearch(
     name: *const c_char,

@@ -1,5 +1,5 @@
-//! `gantry-cuda run PROGRAM`: runs a program with Gantry's CUDA libraries, whatever it brings itself. Nothing is
-//! changed but the program's environment; see the auditor in `lib.rs`.
+//! `gantry-cuda run PROGRAM`: runs a program with Gantry's CUDA libraries, whatever libraries it
+//! brings itself. Only the program's environment is changed; see the auditing library in `lib.rs`.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -17,16 +17,16 @@ use clap::{CommandFactory, Parser, Subcommand};
 use gantry_cuda_audit::VARIABLE;
 use manual::Manual;
 
-/// The auditor.
+/// The auditing library.
 const AUDITOR: &str = "libgantry_cuda_audit.so";
-/// What the folder has to have beside it.
+/// The libraries that the folder must contain in addition.
 const NEEDED: [&str; 4] = [
     "libcuda.so.1",
     "libcudart.so.13",
     "libcublas.so.13",
     "libcublasLt.so.13",
 ];
-/// The most of a program that is looked at.
+/// The maximum number of bytes of a program to look at.
 const HEAD: u64 = 1 << 16;
 
 const EXAMPLES: &str = "Examples:
@@ -48,13 +48,13 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Run a program and all that it starts with Gantry's libcuda, libcudart, libcublas and libcublasLt in the place
-    /// of those that it would find.
+    /// Run a program, and everything that it starts, with Gantry's libcuda, libcudart, libcublas
+    /// and libcublasLt instead of those that it would find.
     Run {
-        /// Where Gantry's libraries are.
+        /// The folder of Gantry's libraries.
         #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
-        /// The program, and its arguments.
+        /// The program and its arguments.
         #[arg(
             trailing_var_arg = true,
             allow_hyphen_values = true,
@@ -95,7 +95,7 @@ enum Error {
     Say(#[source] io::Error),
 }
 
-/// Where a program is, as the shell would find it.
+/// The path of a program, as the shell would find it.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(program.into());
@@ -109,7 +109,8 @@ fn find(program: &OsStr) -> Option<PathBuf> {
         })
 }
 
-/// Whether these are the first bytes of a program of this machine's kind that names no loader.
+/// Whether these are the first bytes of a program for this kind of machine that has no interpreter
+/// (loader).
 fn is_static(head: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let at = |place: usize, bytes: usize| {
@@ -131,7 +132,7 @@ fn is_static(head: &[u8]) -> bool {
     let Some((start, size, count)) = headers() else {
         return false;
     };
-    // What cannot be seen is not said.
+    // Not reported as static unless all program headers are visible.
     let kinds = (0..count).map(|index| at(start.checked_add(index * size)?, 4));
     let kinds: Option<Vec<u64>> = kinds.collect();
     kinds.is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
@@ -144,7 +145,7 @@ fn head(path: &Path) -> io::Result<Vec<u8>> {
     Ok(head)
 }
 
-/// A list of paths with one more before all others.
+/// A list of paths with another path prepended.
 fn first(path: &Path, variable: &str) -> OsString {
     let mut list = path.as_os_str().to_owned();
     if let Some(others) = env::var_os(variable).filter(|others| !others.is_empty()) {
@@ -154,10 +155,10 @@ fn first(path: &Path, variable: &str) -> OsString {
     list
 }
 
-/// Becomes the program.
+/// Replaces this process by the program.
 fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
     let folder = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
-    // The loader would cut LD_AUDIT and LD_LIBRARY_PATH there.
+    // The loader would split LD_AUDIT and LD_LIBRARY_PATH at these characters.
     if folder
         .as_os_str()
         .as_bytes()
@@ -176,7 +177,7 @@ fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
         .ok_or(Error::NoProgram(PathBuf::new()))?;
     let path = find(name).filter(|path| path.exists());
     let path = path.ok_or_else(|| Error::NoProgram(name.into()))?;
-    // What cannot be read can be run all the same.
+    // A program that cannot be read can still be run.
     if head(&path).is_ok_and(|head| is_static(&head)) {
         return Err(Error::Static(path));
     }
@@ -237,7 +238,7 @@ mod tests {
         assert!(is_static(&changed));
         assert!(!is_static(&own[..60]));
         assert!(!is_static(b"#!/bin/sh\n"));
-        // Headers beyond the end, and where sums would wrap.
+        // Headers beyond the end of the file, and where sums would overflow.
         changed[32..40].copy_from_slice(&[0xff; 8]);
         assert!(!is_static(&changed));
     }

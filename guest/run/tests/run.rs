@@ -1,4 +1,5 @@
-//! A program that brings libraries of its own, by a path that goes before all that users can say, runs with others.
+//! A program that brings libraries of its own, by a path that takes precedence over everything a
+//! user can set, runs with others.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -7,7 +8,7 @@ use std::{
     process::{Command, Output},
 };
 
-/// What a library of this name says of itself.
+/// Creates a library of this name that says whose it is.
 fn library(folder: &Path, name: &str, whose: &str) {
     fs::create_dir_all(folder).unwrap();
     let source = folder.join("library.c");
@@ -40,7 +41,7 @@ fn compile(source: &Path, to: &Path, options: &[&str]) {
     assert!(compiled.unwrap().success());
 }
 
-/// A program linked with a library of its own folder, which opens another one by its path.
+/// A program linked with a library from its own folder, which opens another one by its path.
 const PROGRAM: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>
@@ -124,7 +125,7 @@ fn a_program_runs_with_gantrys_libraries_whatever_paths_it_has_and_is_not_change
         "{ran:?}"
     );
     assert!(ran.status.success());
-    // What it starts does, too.
+    // So does a program that it starts.
     let mut started = gantry();
     started
         .args(["sh", "-c", "exec \"$0\" \"$1\""])

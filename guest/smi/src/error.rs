@@ -10,7 +10,7 @@ use gantry_nvml::{error_text, nvmlReturn_t};
 
 use crate::facts::Selector;
 
-/// Names what serves CUDA to programs.
+/// The environment variable that names what serves CUDA to programs.
 const VARIABLE: &str = "GANTRY_CUDA";
 
 fn text(code: nvmlReturn_t) -> String {
@@ -27,39 +27,40 @@ pub enum Error {
         folder.display()
     )]
     NoLibrary {
-        /// Where it was looked for.
+        /// The folder in which it was looked for.
         folder: PathBuf,
-        /// What the loader says.
+        /// The loader's error.
         source: libloading::Error,
     },
-    /// The environment wants no CUDA.
+    /// CUDA is turned off in the environment.
     #[error("the CUDA driver finds no device: {VARIABLE} is off; unset it")]
     Off,
-    /// There is nothing at the socket.
+    /// Nobody serves at the socket.
     #[error(
         "the CUDA driver finds no device, as nobody serves {0}: start gantry-agent, in a VM that has --accel api=cuda, \
          or on a host gantry-accel serve --api cuda --socket {0}; GANTRY_CUDA names another socket"
     )]
     NobodyServes(String),
-    /// What serves there gives no device.
+    /// The server provides no device.
     #[error(
         "the CUDA driver finds no device at {0}: the log of gantry-agent (in a VM) or gantry-accel says why, and \
          gantry-accel probe --api cuda on the host whether its driver works"
     )]
     NoWorker(String),
-    /// A device that was named is not there.
+    /// The requested device does not exist.
     #[error("there is no device {0}: gantry-smi -L lists those that there are")]
     NoDevice(Selector),
     /// The driver has failed.
     #[error("the CUDA driver has failed ({}); has its worker ended?", text(*.0))]
     Driver(nvmlReturn_t),
-    /// The output has failed.
+    /// Writing the output has failed.
     #[error("cannot write to the standard output")]
     Output(#[source] io::Error),
 }
 
 impl Error {
-    /// Why the driver has not started, as far as can be seen from here; it has said more itself.
+    /// Determines why the driver has not started, as far as possible here. The driver itself has
+    /// reported more.
     pub(crate) fn not_started() -> Self {
         let place = env::var(VARIABLE).unwrap_or_else(|_| CUDA_SOCKET.to_owned());
         match Path::new(&place) {
@@ -69,7 +70,7 @@ impl Error {
         }
     }
 
-    /// The program's exit status; nvidia-smi's where it has one.
+    /// The program's exit status, which is that of nvidia-smi where it has one.
     pub fn status(&self) -> u8 {
         match self {
             Self::NoLibrary { .. } | Self::Off | Self::NobodyServes(_) | Self::NoWorker(_) => 9,

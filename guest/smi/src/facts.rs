@@ -1,4 +1,4 @@
-//! What is known of devices, and which of them are wanted.
+//! What is known about devices, and selectors of devices.
 
 use std::{fmt, str::FromStr};
 
@@ -7,25 +7,25 @@ use gantry_nvml::{address, driver::Driver, nvmlReturn_t};
 
 use crate::Error;
 
-/// What is known of a device.
+/// What is known about a device.
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub index: usize,
-    /// How many devices there are.
+    /// The number of devices.
     pub count: usize,
     pub name: String,
     pub uuid: String,
-    /// Domain, bus and device.
+    /// The domain, bus and device.
     pub address: Option<(u32, u32, u32)>,
     pub capability: (i32, i32),
-    /// Bytes of memory.
+    /// The total memory in bytes.
     pub total: u64,
-    /// Those that are free, if it was asked and is known.
+    /// The free memory in bytes, if it was requested and is known.
     pub free: Option<u64>,
 }
 
 impl Facts {
-    /// Of all devices that are wanted. How much memory is free is asked if `memory` says so.
+    /// The facts of all wanted devices. Free memory is queried only with `memory`.
     pub fn all(driver: &Driver, wanted: &[Selector], memory: bool) -> Result<Vec<Self>, Error> {
         let count = driver.count().map_err(Error::Driver)?;
         let all = (0..count).map(|index| Self::of(driver, index, count));
@@ -37,7 +37,7 @@ impl Facts {
             |facts: &Self| wanted.is_empty() || wanted.iter().any(|one| one.names(facts));
         let mut all: Vec<_> = all.into_iter().filter(is_wanted).collect();
         for facts in all.iter_mut().filter(|_| memory) {
-            // There may be no memory for the context that it takes.
+            // There may be no memory for the context that this needs.
             let asked = driver.device(facts.index);
             let asked = asked.and_then(|device| device.memory_of_context());
             facts.free = asked.ok().map(|(free, _)| free);
@@ -54,13 +54,13 @@ impl Facts {
             capability: device.capability,
             total: device.total()?,
             free: None,
-            // As the other side has sent it.
+            // The name as sent by the other side.
             name: printable(device.name),
             uuid: device.uuid,
         })
     }
 
-    /// Bytes of memory that are used.
+    /// The used memory in bytes.
     pub fn used(&self) -> Option<u64> {
         Some(self.total.saturating_sub(self.free?))
     }
@@ -80,17 +80,17 @@ impl Facts {
     }
 }
 
-/// What names a device.
+/// Identifies a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Selector {
     Index(usize),
-    /// A UUID, or its beginning.
+    /// A UUID or a prefix of one.
     Uuid(String),
     Address((u32, u32, u32)),
 }
 
 impl Selector {
-    /// What UUIDs begin with, and eight digits: less tells few devices from others.
+    /// The prefix of UUIDs and eight digits: less would hardly distinguish devices.
     const LEAST: usize = "GPU-".len() + 8;
 
     fn names(&self, facts: &Facts) -> bool {

@@ -1,4 +1,4 @@
-//! The fields that scripts ask for, and the form of their values: nvidia-smi's.
+//! The fields that scripts query, and the format of their values: nvidia-smi's.
 
 use std::str::FromStr;
 
@@ -6,17 +6,17 @@ use clap::ValueEnum;
 
 use crate::facts::Facts;
 
-/// What stands for a value that is not known.
+/// What is printed for an unknown value.
 const UNKNOWN: &str = "[N/A]";
 
-/// What can be asked of a device.
+/// A property of a device that can be queried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Field {
     #[value(alias = "gpu_name")]
     Name,
     #[value(alias = "gpu_uuid")]
     Uuid,
-    /// As the quota has it.
+    /// According to the quota.
     #[value(name = "memory.total")]
     MemoryTotal,
     #[value(name = "memory.used")]
@@ -24,16 +24,16 @@ pub enum Field {
     #[value(name = "memory.free")]
     MemoryFree,
     Index,
-    /// How many devices there are.
+    /// The number of devices.
     Count,
-    /// Of the host's driver: not known here.
+    /// The version of the host's driver, which is unknown here.
     #[value(name = "driver_version")]
     DriverVersion,
     #[value(name = "compute_cap")]
     ComputeCap,
     #[value(name = "pci.bus_id", alias = "gpu_bus_id")]
     PciBusId,
-    // What only the host sees, which scripts ask for together with the rest.
+    // What only the host sees, and scripts query together with the rest.
     #[value(name = "utilization.gpu")]
     UtilizationGpu,
     #[value(name = "utilization.memory")]
@@ -55,7 +55,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// Whether only a context tells.
+    /// Whether only a context can tell.
     pub fn needs_context(self) -> bool {
         matches!(self, Self::MemoryUsed | Self::MemoryFree)
     }
@@ -128,7 +128,7 @@ impl FromStr for Format {
     }
 }
 
-/// A line for each device, and one with the fields' names before them.
+/// One line for each device, preceded by a line with the names of the fields.
 pub fn csv(fields: &[Field], format: Format, devices: &[Facts]) -> String {
     let line = |one: &dyn Fn(Field) -> String| {
         let values: Vec<_> = fields.iter().map(|field| one(*field)).collect();

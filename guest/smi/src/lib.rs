@@ -1,8 +1,9 @@
-//! `gantry-smi`: shows the CUDA devices that programs of this machine find, as far as scripts and schedulers ask
-//! nvidia-smi for them.
+//! `gantry-smi`: shows the CUDA devices that programs on this machine find, as far as scripts and
+//! schedulers ask nvidia-smi for them.
 //!
-//! It asks the `libcuda.so.1` that programs load, by Gantry's management library. What that does not know is not
-//! shown. How much memory is used is known within a context alone, so that one is made where it is asked for.
+//! It queries the `libcuda.so.1` that programs load, through Gantry's management library. What that
+//! library does not know is not shown. Used memory is known only within a context, so a context is
+//! created if it is requested.
 
 mod error;
 mod facts;
@@ -48,7 +49,7 @@ pub struct Arguments {
     /// List the devices with their UUIDs.
     #[arg(short = 'L', long, conflicts_with = "query_gpu")]
     list_gpus: bool,
-    /// Print these fields of each device, as --format says.
+    /// Print these fields of each device, in the given --format.
     #[arg(
         long,
         value_name = "FIELD,...",
@@ -56,19 +57,20 @@ pub struct Arguments {
         requires = "format"
     )]
     query_gpu: Vec<Field>,
-    /// How fields are printed: csv, and behind it noheader or nounits or both.
+    /// How to print fields: csv, optionally followed by noheader, nounits or both.
     #[arg(long, value_name = "csv[,noheader][,nounits]", requires = "query_gpu")]
     format: Option<Format>,
-    /// Only these devices: indices, UUIDs or their beginnings, or PCI addresses.
+    /// Show only these devices, given by index, UUID or its prefix, or PCI address.
     #[arg(short, long, value_name = "ID,...", value_delimiter = ',')]
     id: Vec<Selector>,
-    /// Where libcuda.so.1 is; without it, where the loader finds it, or in /usr/local/lib/gantry-cuda.
+    /// The folder of libcuda.so.1 (default: where the loader finds it, or
+    /// /usr/local/lib/gantry-cuda).
     #[arg(long, value_name = "DIR")]
     libraries: Option<PathBuf>,
 }
 
 impl Arguments {
-    /// Shows what is asked for.
+    /// Shows what is requested.
     ///
     /// # Errors
     /// There is no driver or no such device, or the driver or `out` has failed.
@@ -91,7 +93,7 @@ impl Arguments {
         out.write_all(text.as_bytes()).map_err(Error::Output)
     }
 
-    /// Opens the driver where it is, for whoever opens it by its name from now on.
+    /// Opens the driver by its path, for whoever opens it by its name later.
     fn open(&self) -> Result<Library, Error> {
         // SAFETY: opening a driver runs its constructors, which are its own.
         let library = |path: PathBuf| unsafe { Library::new(path) };
@@ -105,13 +107,13 @@ impl Arguments {
     }
 }
 
-/// The form of `nvidia-smi -L`.
+/// The format of `nvidia-smi -L`.
 fn list(devices: &[Facts]) -> String {
     devices.iter().fold(String::new(), |mut text, one| {
         let Facts {
             index, name, uuid, ..
         } = one;
-        // A string takes it.
+        // Writing to a string cannot fail.
         let _ = writeln!(text, "GPU {index}: {name} (UUID: {uuid})");
         text
     })

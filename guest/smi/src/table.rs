@@ -1,20 +1,20 @@
-//! The devices for a terminal of 80 columns.
+//! A table of the devices for a terminal of 80 columns.
 
 use std::fmt::Write as _;
 
 use crate::facts::Facts;
 
-/// The most columns, as far as names can be shortened for it.
+/// The maximum width, as far as it can be reached by shortening names.
 const WIDTH: usize = 80;
-/// What is left of a name at least.
+/// The minimum width of a shortened name.
 const NAME: usize = 8;
 /// As much of a UUID as `-i` and `CUDA_VISIBLE_DEVICES` need.
 const UUID: usize = "GPU-01234567".len();
-/// What stands for a value that is not known.
+/// What is printed for an unknown value.
 const UNKNOWN: &str = "-";
 const HEADINGS: [&str; COLUMNS] = ["GPU", "NAME", "USED/MiB", "OF", "CC", "PCI", "UUID"];
 const COLUMNS: usize = 7;
-/// The columns of numbers, which end one below the other.
+/// The columns of numbers, which are right-aligned.
 const NUMBERS: [usize; 4] = [0, 2, 3, 4];
 
 fn row(facts: &Facts) -> [String; COLUMNS] {
@@ -34,7 +34,7 @@ fn row(facts: &Facts) -> [String; COLUMNS] {
     ]
 }
 
-/// A line for each device, below headings and what the driver is.
+/// One line for each device, below the driver's version and the headings.
 pub fn table(version: i32, devices: &[Facts]) -> String {
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     rows.extend(devices.iter().map(row));
@@ -47,7 +47,7 @@ pub fn table(version: i32, devices: &[Facts]) -> String {
         let mut line = String::new();
         for (column, (value, width)) in row.iter().zip(widths).enumerate() {
             let value: String = value.chars().take(width).collect();
-            // A string takes it.
+            // Writing to a string cannot fail.
             let _ = if NUMBERS.contains(&column) {
                 write!(line, "{value:>width$}  ")
             } else {

@@ -1,4 +1,4 @@
-//! What is said where there is no device to be shown, and how it can be mended.
+//! What is reported if there is no device to show, and how it can be fixed.
 #![allow(clippy::unwrap_used)]
 
 use std::{
@@ -44,7 +44,7 @@ fn who_has_no_devices_is_told_what_to_start_or_to_install() {
             && text.contains(&format!("gantry-accel serve --api cuda --socket {socket}")),
         "{text}"
     );
-    // Somebody who is not listening.
+    // A server that is not listening.
     drop(std::os::unix::net::UnixListener::bind(socket).unwrap());
     let (status, text) = said(socket, &[]);
     assert_eq!(status, 9);
