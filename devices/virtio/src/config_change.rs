@@ -1,5 +1,5 @@
-//! Telling the driver that the device's configuration has changed, or as soon as there is a
-//! driver to tell: a size that is set while the VM is paused must not be lost.
+//! Notifies the driver that the device's configuration has changed, or delays this until there is a
+//! driver: a size that is set while the VM is paused must not be lost.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -7,34 +7,35 @@ use base::Unpoisoned;
 
 use super::device::VirtioInterrupt;
 
-/// Changes of a device's configuration space on their way to the driver.
+/// Configuration changes that are pending for the driver.
 #[derive(Default)]
 pub struct ConfigChange(Mutex<Link>);
 
 #[derive(Default)]
 struct Link {
-    /// While the device is active.
+    /// Set while the device is active.
     interrupt: Option<Arc<dyn VirtioInterrupt>>,
-    /// There is a change that the driver has not been told of.
+    /// There is a change of which the driver has not been notified.
     pending: bool,
 }
 
 impl ConfigChange {
-    /// The configuration has changed: interrupts the driver now, or when the device is activated.
+    /// Announces a change: interrupts the driver now, or as soon as the device is activated.
     pub fn announce(&self) {
         let mut link = self.lock();
         link.pending = true;
         link.tell();
     }
 
-    /// The device is active from now on (`Some`), or not (`None`).
+    /// Sets whether the device is active (`Some`) or not (`None`).
     pub fn connect(&self, interrupt: Option<Arc<dyn VirtioInterrupt>>) {
         let mut link = self.lock();
         link.interrupt = interrupt;
         link.tell();
     }
 
-    /// The device was reset: its next driver reads the configuration anyway.
+    /// Drops a pending change when the device is reset: the next driver reads the configuration
+    /// anyway.
     pub fn forget(&self) {
         self.lock().pending = false;
     }

@@ -11,10 +11,10 @@
 //!      └──────── deactivate() ───────┘   (in-flight requests finished, queues handed back)
 //! ```
 //!
-//! After a pause or a restore the transport activates the device again with the queues as they
-//! were: the driver must not notice. When the driver resets the device or the device is
-//! unplugged, the transport forgets the queues and calls [`VirtioDevice::reset`], with which the
-//! device forgets all that it has of this driver. A reboot of the whole machine makes all devices
+//! After a pause or a restore, the transport reactivates the device with the queues in their
+//! previous state: the driver must not notice. When the driver resets the device, or the device is
+//! unplugged, the transport discards the queues and calls [`VirtioDevice::reset`], in which the
+//! device discards all state that belongs to this driver. A reboot of the VM creates all devices
 //! anew.
 
 use std::{io, sync::Arc, time::Duration};
@@ -26,19 +26,19 @@ use device_model::{
 use virtio_queue::Queue;
 use vmm_sys_util::eventfd::EventFd;
 
-/// A type of device, by which a guest knows it. Each device has its own in its folder.
+/// A device type as the guest sees it. Each device's folder defines its own.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct DeviceType {
-    /// Its number (virtio 1.2, section 5).
+    /// Device ID (virtio 1.2, section 5).
     pub number: u16,
-    /// What the log calls it.
+    /// Name used in log messages.
     pub name: &'static str,
-    /// PCI class code, by which a guest without a virtio driver knows it.
+    /// PCI class code, which identifies the device to a guest without a virtio driver.
     pub class: u32,
 }
 
 impl DeviceType {
-    /// The class of devices that have none.
+    /// Class code of devices for which PCI defines no class.
     pub const UNCLASSIFIED: u32 = 0xff_0000;
 }
 
@@ -58,44 +58,45 @@ pub trait VirtioInterrupt: Send + Sync {
 /// A queue that the driver enabled.
 #[derive(Debug)]
 pub struct ActiveQueue {
-    /// Its number.
+    /// Queue index.
     pub index: u16,
-    /// The queue; `is_valid` was checked by the transport.
+    /// The queue; the transport has checked `is_valid`.
     pub queue: Queue,
     /// Becomes readable when the driver notifies the device (ioeventfd).
     pub kick: EventFd,
 }
 
-/// All that a device needs to run.
+/// Everything that a device needs to run.
 pub struct Activation {
     /// Guest RAM.
     pub memory: GuestMemory,
     /// Interrupts.
     pub interrupt: Arc<dyn VirtioInterrupt>,
-    /// The queues that the driver enabled, by ascending index.
+    /// The queues that the driver enabled, in ascending order of index.
     pub queues: Vec<ActiveQueue>,
-    /// The features that were negotiated; a subset of [`VirtioDevice::features`].
+    /// The negotiated features; a subset of [`VirtioDevice::features`].
     pub features: u64,
 }
 
 /// A virtio device without its transport.
 ///
-/// The transport calls every method from one thread at a time, and `deactivate` before it drops
-/// an active device.
+/// The transport never calls methods concurrently, and calls `deactivate` before it drops an active
+/// device.
 pub trait VirtioDevice: Send {
     /// The type of device.
     fn device_type(&self) -> DeviceType;
 
-    /// The largest size of each queue: powers of two, fixed for the life of the device.
+    /// Maximum size of each queue: powers of two, constant for the lifetime of the device.
     fn queue_sizes(&self) -> &[u16];
 
-    /// The features offered: the device's own, `VIRTIO_F_VERSION_1` and the ring's.
+    /// Features offered: the device's own, `VIRTIO_F_VERSION_1` and the ring features.
     fn features(&self) -> u64;
 
-    /// Reads the device-specific configuration at `offset`; bytes outside of it read as zero.
+    /// Reads the device-specific configuration at `offset`. Bytes beyond its end read as zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
-    /// Writes the device-specific configuration; what is read-only or outside is ignored.
+    /// Writes the device-specific configuration. Writes to read-only fields or beyond its end are
+    /// ignored.
     fn write_config(&mut self, offset: u64, data: &[u8]) {
         let _ = (offset, data);
     }
@@ -103,52 +104,52 @@ pub trait VirtioDevice: Send {
     /// Starts serving the queues.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 
-    /// Prepares an active device for [`VirtioDevice::deactivate`]: takes no more requests, and
-    /// waits for at most `patience` until the host has answered those in flight. With an error
-    /// the device still holds back: try again, or let it [`VirtioDevice::carry_on`].
+    /// Prepares an active device for [`VirtioDevice::deactivate`]: accepts no new requests, and
+    /// waits up to `patience` for the host to complete those in flight. After an error the device
+    /// still accepts no requests: retry, or call [`VirtioDevice::carry_on`].
     ///
-    /// By default there is nothing to wait for: for devices that do a request in one go.
+    /// The default returns immediately. It suits devices that complete each request synchronously.
     fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
         let _ = patience;
         Ok(())
     }
 
     /// Prepares an active device for [`VirtioDevice::deactivate`] and [`VirtioDevice::reset`], as
-    /// [`VirtioDevice::quiesce`] does for the former; the driver waits, on a vCPU, for at most
-    /// `patience`, and looks again later if that was too short. What this has begun is not taken
-    /// back.
+    /// [`VirtioDevice::quiesce`] does for the former. The driver waits on a vCPU for up to
+    /// `patience`, and polls again if that was too short. This step cannot be undone.
     ///
-    /// By default for devices that forget their driver in no time.
+    /// The default suits devices that discard their driver's state immediately.
     fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
         self.quiesce(patience)
     }
 
-    /// Ends the wait that [`VirtioDevice::quiesce`] began; the queues have to be kicked.
+    /// Undoes [`VirtioDevice::quiesce`]. The caller must kick the queues afterwards.
     fn carry_on(&mut self) {}
 
-    /// Stops serving: finishes what is in flight in bounded time and hands the queues back, in
-    /// the order they came. An inactive device returns none.
+    /// Stops serving: finishes requests in flight in bounded time and returns the queues in the
+    /// order in which they were passed in. An inactive device returns none.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;
 
-    /// Forgets what this driver has chosen and begun, so that the next one finds the device as a
-    /// new one (virtio 1.2, 2.4): the driver has written 0 to the status, or the device leaves
-    /// the bus. Called while the device is inactive, from a vCPU's thread too: it must neither
-    /// wait nor open files. A device that has nothing to forget says why.
+    /// Discards everything that this driver has configured or started, so that the next driver
+    /// finds the device in its initial state (virtio 1.2, 2.4). Called when the driver has written
+    /// 0 to the status, or when the device leaves the bus. The device is inactive then. The call
+    /// may come from a vCPU thread, so it must neither block nor open files. A device with nothing
+    /// to discard documents why.
     fn reset(&mut self);
 
-    /// The device's own state, while it is inactive. Queues, features and interrupts are the
-    /// transport's to save.
+    /// Saves the device's own state, while it is inactive. The transport saves queues, features and
+    /// interrupts.
     fn save(&self) -> Result<serde_json::Value, StateError>;
 
-    /// Takes a saved state over, before the first activation. It is untrusted input.
+    /// Loads a saved state, before the first activation. The state is untrusted input.
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError>;
 
-    /// Gives up what the device holds on the host under a name, such as a socket's file. Called
-    /// once, when the device is unplugged. Dropping it closes the rest, but that may happen on a
-    /// vCPU's thread, which may not touch the file system.
+    /// Releases the named resources that the device holds on the host, such as a socket file.
+    /// Called once, when the device is unplugged. Dropping the device closes the rest, but the drop
+    /// may happen on a vCPU thread, which may not access the file system.
     fn close(&mut self) {}
 
-    /// Counters of this device for `vm.counters` and the metrics: name and value.
+    /// Counters of this device for `vm.counters` and the metrics, as (name, value) pairs.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

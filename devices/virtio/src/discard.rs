@@ -1,4 +1,4 @@
-//! Giving guest memory back to the host, and taking it again.
+//! Returns guest memory to the host and populates it again.
 
 use std::{fmt, io, ops::Range, sync::RwLock};
 
@@ -8,34 +8,34 @@ use vm_memory::{GuestAddress, GuestMemoryBackend, GuestMemoryRegion, bitmap::Bit
 
 use super::plugged::PluggedBlocks;
 
-/// Gives memory back unless somebody needs it where it is.
+/// Discards guest memory, unless a holder needs it to stay in place.
 #[derive(Default)]
 pub struct Discards {
-    /// Who needs it: while there is anybody, RAM stays as it is.
+    /// Number of holders. While it is not 0, no RAM is discarded.
     holders: RwLock<usize>,
     blocks: PluggedBlocks,
 }
 
 impl Discards {
-    /// All RAM stays where it is from now on, until [`Discards::release`]: a physical device
-    /// would go on using a page that the guest no longer sees.
+    /// Keeps all RAM in place until [`Discards::release`]: a passthrough device would go on using a
+    /// page that the guest no longer sees.
     pub fn hold(&self) {
         *self.holders.write_unpoisoned() += 1;
     }
 
-    /// Takes one [`Discards::hold`] back.
+    /// Undoes one [`Discards::hold`].
     pub fn release(&self) {
         let mut holders = self.holders.write_unpoisoned();
         *holders = holders.saturating_sub(1);
     }
 
-    /// Gives `len` bytes at `address` back to the host, but for what is held and for huge pages:
-    /// a part of one frees nothing, and a whole one may be gone when the guest wants it again,
-    /// which ends the guest. The guest reads zeroes there from now on, or what the file has if
-    /// RAM is a private mapping of one. The part of the range that is not RAM is left out.
-    /// Returns the bytes that were given back.
+    /// Returns `len` bytes at `address` to the host, except while RAM is held, and except for huge
+    /// pages: discarding a part of one frees nothing, and a whole one may be unavailable when the
+    /// guest touches it again, which would kill the guest. Afterwards the guest reads zeroes there,
+    /// or the file's content if RAM is a private mapping of a file. Parts of the range that are not
+    /// RAM are skipped. Returns the number of bytes discarded.
     pub fn discard(&self, ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
-        // Kept until the memory is gone: whoever holds RAM next must see all of it or nothing.
+        // Held until the memory is gone: the next holder must see all of it or nothing.
         let holders = self.holders.read_unpoisoned();
         if *holders > 0 {
             return Ok(0);
@@ -45,7 +45,7 @@ impl Discards {
         })
     }
 
-    /// RAM that comes and goes in blocks.
+    /// RAM that is plugged and unplugged in blocks.
     pub fn blocks(&self) -> &PluggedBlocks {
         &self.blocks
     }
@@ -57,9 +57,9 @@ impl fmt::Debug for Discards {
     }
 }
 
-/// As [`Discards::discard`], huge pages and what is held as well: for blocks that are not plugged,
-/// which no device can reach, and of whole pages that are populated before the guest has them
-/// again.
+/// Like [`Discards::discard`], but includes huge pages and held RAM. For blocks that are unplugged,
+/// so that no device can reach them, and that consist of whole pages which are populated before the
+/// guest gets them again.
 pub fn discard_blocks(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<u64> {
     discard_parts(ram, address, len, |_| true)
 }
@@ -73,15 +73,15 @@ fn discard_parts(
     let mut given = 0;
     for (region, part) in parts(ram, address, len).filter(|(region, _)| wanted(region)) {
         let shared = region.get_mmap().flags() & libc::MAP_SHARED != 0;
-        // A hole in the file behind shared memory. Both ways are reported to userfaultfd, which a
-        // restore on demand relies on.
+        // For shared memory, punches a hole in the file. Both are reported to userfaultfd, on which
+        // an on-demand restore relies.
         let advice = if shared {
             libc::MADV_REMOVE
         } else {
             libc::MADV_DONTNEED
         };
         advise(region, &part, advice)?;
-        // What the guest reads there from now on is new to a migration.
+        // To a migration, the guest's new view of this range is a change.
         region
             .bitmap()
             .mark_dirty(part.start as usize, (part.end - part.start) as usize);
@@ -90,8 +90,8 @@ fn discard_parts(
     Ok(given)
 }
 
-/// Takes `len` bytes at `address` from the host now, instead of when they are touched: an error
-/// if it does not have them.
+/// Populates `len` bytes at `address` now instead of at the first access, and fails if the host has
+/// not enough memory.
 pub fn populate(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<()> {
     for (region, part) in parts(ram, address, len) {
         while let Err(error) = advise(region, &part, libc::MADV_POPULATE_WRITE) {
@@ -103,7 +103,7 @@ pub fn populate(ram: &GuestRam, address: GuestAddress, len: u64) -> io::Result<(
     Ok(())
 }
 
-/// The parts of a range that are RAM: each a region, and offsets in it.
+/// The parts of a range that are RAM, each as a region and the offsets in it.
 fn parts(
     ram: &GuestRam,
     address: GuestAddress,
@@ -118,12 +118,12 @@ fn parts(
     })
 }
 
-/// Calls madvise for a range of offsets that lies within the region.
+/// Calls madvise on a range of offsets within the region.
 fn advise(region: &Region, part: &Range<u64>, advice: libc::c_int) -> io::Result<()> {
     let host = region
         .get_host_address(vm_memory::MemoryRegionAddress(part.start))
         .map_err(io::Error::other)?;
-    // Regions have lengths that are a usize.
+    // A region's length fits a usize.
     let size = (part.end - part.start) as usize;
     // SAFETY: the range lies within a mapping of guest memory, which the guest and devices only
     // access as bytes that may change at any time.
@@ -187,7 +187,7 @@ mod tests {
         let region = vm_memory::mmap::MmapRegionBuilder::new(0x2000)
             .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
             .with_mmap_flags(libc::MAP_ANONYMOUS | libc::MAP_PRIVATE)
-            // Said of ordinary memory: not every machine has huge pages.
+            // Pretends that ordinary memory is huge pages: not every machine has any.
             .with_hugetlbfs(true)
             .build()
             .unwrap();

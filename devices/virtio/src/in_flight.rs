@@ -1,7 +1,7 @@
-//! Requests that the host has not answered yet.
+//! Requests that the host has not completed yet.
 //!
-//! A worker counts what it asks the host for. Whoever wants to stop it waits for that in bounded
-//! time, and can let it go on if the host does not answer.
+//! A worker counts its requests to the host. To stop the worker, a caller waits for them in bounded
+//! time, and lets the worker continue if the host does not respond.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,18 +10,18 @@ use std::{
 
 use device_model::lifecycle::Unanswered;
 
-/// How many there are, and whether there may be more.
+/// The number of requests, and whether new ones may begin.
 #[derive(Debug, Default)]
 pub struct InFlight {
     requests: AtomicU64,
-    /// No request is to be begun.
+    /// No new request may begin.
     held: AtomicBool,
 }
 
 impl InFlight {
-    /// Counts a request, unless none is to be begun. Costs two atomic operations.
+    /// Counts a request, unless new requests are held back. Costs two atomic operations.
     pub fn begin(&self) -> bool {
-        // In this order, and that of `quiesce`, one of the two sees what the other has done.
+        // With this order, and the one in `quiesce`, at least one side sees the other's store.
         self.requests.fetch_add(1, Ordering::SeqCst);
         if self.held.load(Ordering::SeqCst) {
             self.end();
@@ -30,13 +30,13 @@ impl InFlight {
         true
     }
 
-    /// A request that was begun is over.
+    /// Marks a request as complete.
     pub fn end(&self) {
         self.requests.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Lets no request begin and waits for at most `patience` until none is in flight. `what` was
-    /// asked for them.
+    /// Holds back new requests and waits up to `patience` until none is in flight. `what` describes
+    /// the requests in the error.
     pub fn quiesce(
         &self,
         what: impl FnOnce() -> String,
@@ -60,17 +60,17 @@ impl InFlight {
         }
     }
 
-    /// Whether somebody waits for the end of what is in flight.
+    /// Whether new requests are held back, because a caller waits for those in flight.
     pub fn is_held(&self) -> bool {
         self.held.load(Ordering::SeqCst)
     }
 
-    /// Requests may begin again.
+    /// Lets requests begin again.
     pub fn carry_on(&self) {
         self.held.store(false, Ordering::SeqCst);
     }
 
-    /// Requests may begin; those before are over, or were lost with their worker.
+    /// Lets requests begin. Earlier requests have completed, or were lost with their worker.
     pub fn start_over(&self) {
         self.requests.store(0, Ordering::SeqCst);
         self.carry_on();

@@ -1,12 +1,12 @@
-//! Virtio 1.2 devices, split virtqueues.
+//! Virtio 1.2 devices with split virtqueues.
 //!
-//! - [`device`]: what a device must say and do; the transport (PCI) does the rest.
+//! - [`device`]: the contract that a device implements; the transport (PCI) does the rest.
 //! - [`pci`]: the transport.
-//! - [`served`]: a queue of a device that answers requests as soon as it sees them.
-//! - [`config_change`]: telling the driver that the configuration has changed.
-//! - [`discard`]: giving guest memory back to the host.
+//! - [`served`]: serves a queue of a device that answers each request immediately.
+//! - [`config_change`]: notifies the driver of configuration changes.
+//! - [`discard`]: returns guest memory to the host.
 //!
-//! The devices are in a folder each.
+//! Each device has its own folder.
 
 pub mod balloon;
 pub mod blk;

@@ -1,7 +1,8 @@
-//! Which blocks of RAM the guest has plugged, for whoever has to know before it uses them.
+//! Tracks which blocks of RAM the guest has plugged, for users that must know before they access
+//! them.
 //!
-//! A memory device (virtio-mem) says so; physical devices follow it, as they can reach what is
-//! plugged and nothing else. Blocks that are not plugged cost the host nothing.
+//! A memory device (virtio-mem) reports the blocks. Passthrough devices follow it, because they may
+//! reach plugged blocks only. Unplugged blocks use no host memory.
 
 use std::{
     collections::BTreeMap,
@@ -12,36 +13,36 @@ use std::{
 
 use device_model::fair_lock::FairLock;
 
-/// Follows the blocks.
+/// Is notified as blocks are plugged and unplugged.
 pub trait Follower: Send + Sync {
-    /// The guest gets a block, unless this fails.
+    /// The guest is about to get a block. An error refuses it.
     fn plugged(&self, address: u64, len: u64) -> io::Result<()>;
 
-    /// The guest has given a block up. It stays with the guest if this fails.
+    /// The guest has given up a block. After an error the guest keeps it.
     fn unplugged(&self, address: u64, len: u64) -> io::Result<()>;
 }
 
-/// The blocks at one moment.
+/// The blocks, locked at one moment.
 #[derive(Default)]
 pub struct Blocks {
     managed: Vec<Range<u64>>,
-    /// Length by address.
+    /// Maps address to length.
     plugged: BTreeMap<u64, u64>,
     follower: Option<Weak<dyn Follower>>,
 }
 
 impl Blocks {
-    /// Whether blocks come and go at an address.
+    /// Whether an address lies in a range whose blocks are plugged and unplugged.
     pub fn is_managed(&self, address: u64) -> bool {
         self.managed.iter().any(|range| range.contains(&address))
     }
 
-    /// The blocks that are plugged, by address: address and length.
+    /// The plugged blocks in ascending order, as (address, length).
     pub fn plugged(&self) -> impl Iterator<Item = (u64, u64)> {
         self.plugged.iter().map(|(address, len)| (*address, *len))
     }
 
-    /// The plugged block that an address is in: its own address, and its length.
+    /// The plugged block that contains `address`, as (start address, length).
     pub fn plugged_at(&self, address: u64) -> Option<(u64, u64)> {
         let (start, len) = self.plugged.range(..=address).next_back()?;
         (address - start < *len).then_some((*start, *len))
@@ -60,23 +61,24 @@ impl Blocks {
     }
 }
 
-/// All blocks of a machine. A guest whose IOMMU looks at them all the time keeps nobody from them.
+/// All blocks of a VM. The lock is fair: a guest whose IOMMU looks up blocks constantly cannot
+/// starve other users.
 #[derive(Default)]
 pub struct PluggedBlocks(FairLock<Blocks>);
 
 impl PluggedBlocks {
-    /// Blocks come and go in these `len` bytes from now on; none of them is plugged.
+    /// Starts to manage `len` bytes at `address`. None of their blocks is plugged yet.
     pub fn manage(&self, address: u64, len: u64) {
         let range = address..address.saturating_add(len);
         self.lock().managed.push(range);
     }
 
-    /// Tells `follower` from now on, in place of others.
+    /// Notifies `follower` from now on, instead of any earlier follower.
     pub fn follow(&self, follower: Weak<dyn Follower>) {
         self.lock().follower = Some(follower);
     }
 
-    /// Plugs blocks of `block` bytes in the range: all of them, or none if the follower refuses.
+    /// Plugs the blocks of `block` bytes in `range`: all of them, or none if the follower refuses.
     pub fn plug(&self, range: Range<u64>, block: u64) -> io::Result<()> {
         let mut blocks = self.lock();
         let mut done = Vec::new();
@@ -96,7 +98,7 @@ impl PluggedBlocks {
         Ok(())
     }
 
-    /// Unplugs the blocks of `block` bytes in the range that are plugged.
+    /// Unplugs those blocks of `block` bytes in `range` that are plugged.
     pub fn unplug(&self, range: Range<u64>, block: u64) -> io::Result<()> {
         let mut blocks = self.lock();
         for address in starts(&range, block) {
@@ -107,14 +109,14 @@ impl PluggedBlocks {
         Ok(())
     }
 
-    /// The blocks, which stay as they are until the result is dropped.
+    /// Locks the blocks: they do not change until the guard is dropped.
     pub fn lock(&self) -> MutexGuard<'_, Blocks> {
         self.0.lock()
     }
 }
 
 fn starts(range: &Range<u64>, block: u64) -> impl Iterator<Item = u64> + use<> {
-    // The caller's blocks have a size.
+    // The caller's block size is not 0.
     range
         .clone()
         .step_by(usize::try_from(block.max(1)).unwrap_or(usize::MAX))
@@ -126,7 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// Has room for two blocks.
+    /// A follower with room for two blocks.
     #[derive(Default)]
     struct Small(Mutex<Vec<u64>>);
 
@@ -160,7 +162,7 @@ mod tests {
             blocks.lock().plugged().collect::<Vec<_>>(),
             [(0x1000, 0x1000)]
         );
-        // Those that are not plugged are no mistake.
+        // Unplugging blocks that are not plugged is not an error.
         blocks.unplug(0x1000..0x5000, 0x1000).unwrap();
         assert!(follower.0.lock().unwrap().is_empty());
         plug(0x2000..0x4000).unwrap();

@@ -1,5 +1,5 @@
-//! A queue being served: taking chains, giving them back, telling the driver when it wants to
-//! know. For devices that answer a request as soon as they see it.
+//! Serves a queue: takes chains, returns them, and notifies the driver when it asks for it. For
+//! devices that answer each request immediately.
 
 mod groups;
 
@@ -21,29 +21,29 @@ use super::device::{ActiveQueue, VirtioInterrupt};
 pub const COMMON_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_EVENT_IDX | 1 << VIRTIO_RING_F_INDIRECT_DESC;
 
-/// What became of a chain.
+/// Outcome of handling a chain.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Chain {
-    /// It was used; so many bytes were written to it.
+    /// The chain was used; this many bytes were written to it.
     Used(u32),
-    /// Nothing can be done with it now: it stays in the queue, and serving ends.
+    /// The chain cannot be handled now: it stays in the queue, and serving stops.
     Later,
 }
 
-/// A queue with all that serving it takes.
+/// A queue together with everything needed to serve it.
 pub struct ServedQueue {
     /// The queue.
     pub active: ActiveQueue,
     memory: GuestMemory,
     interrupt: Arc<dyn VirtioInterrupt>,
-    /// The device's name, for messages.
+    /// Device name, for log messages.
     name: String,
-    /// The driver made the queue unusable; it is left alone until the device is reset.
+    /// The driver has made the queue unusable. It is not served again until the device is reset.
     broken: bool,
 }
 
 impl ServedQueue {
-    /// A queue that the driver has set up with `features`.
+    /// Wraps a queue that the driver has set up with the negotiated `features`.
     pub fn new(
         mut active: ActiveQueue,
         memory: GuestMemory,
@@ -63,21 +63,21 @@ impl ServedQueue {
         }
     }
 
-    /// Takes the kick back, so that the event loop sees the next one.
+    /// Clears the kick, so that the event loop sees the next one.
     pub fn acknowledge_kick(&self) {
-        // Fails only if someone else has read it.
+        // Fails only if another reader has cleared it.
         let _ = self.active.kick.read();
     }
 
     /// Wakes the event loop for this queue, as if the driver had kicked.
     pub fn wake(&self) {
-        // Fails only when the counter is full: also readable.
+        // Fails only if the counter is full, in which case it is readable anyway.
         let _ = self.active.kick.write(1);
     }
 
-    /// Hands every chain in the queue to `handle`, a queue's worth at most (then the queue wakes
-    /// itself, so that other work gets its turn, whatever the driver does meanwhile). Returns
-    /// whether the queue is empty now.
+    /// Passes the chains in the queue to `handle`, at most one queue's worth of them. After that
+    /// the queue wakes itself, so that other work gets its turn whatever the driver does meanwhile.
+    /// Returns whether the queue is now empty.
     pub fn serve(
         &mut self,
         handle: impl FnMut(DescriptorChain<&GuestRam>, &GuestRam) -> Chain,
@@ -94,7 +94,7 @@ impl ServedQueue {
         }
     }
 
-    /// The driver made the queue unusable.
+    /// Stops serving a queue that the driver has made unusable.
     fn give_up(&mut self, error: &virtio_queue::Error) {
         self.broken = true;
         log::warn!(
@@ -114,8 +114,8 @@ impl ServedQueue {
         let queue = &mut self.active.queue;
         let mut used = false;
         let mut empty = None;
-        // A step is a chain, or a look whether the driver has added one while notifications were
-        // being enabled: a driver that moves its index all the time gets no more of either.
+        // One step is either a chain, or a check whether the driver added one while notifications
+        // were being enabled. A driver that keeps moving its index is thus bounded in both.
         for _ in 0..=queue.size() {
             let Some(chain) = queue.iter(ram)?.next() else {
                 if queue.enable_notification(ram)? {
@@ -136,7 +136,7 @@ impl ServedQueue {
             used = true;
         }
         let empty = empty.unwrap_or_else(|| {
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.active.kick.write(1);
             false
         });
@@ -150,7 +150,7 @@ impl ServedQueue {
     }
 }
 
-/// Copies the part of a configuration structure at `offset`; what is beyond reads as zero.
+/// Copies the part of a configuration structure at `offset`. Bytes beyond its end read as zero.
 pub fn read_config_bytes(config: &[u8], offset: u64, data: &mut [u8]) {
     data.fill(0);
     let tail = usize::try_from(offset)

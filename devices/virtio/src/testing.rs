@@ -1,7 +1,7 @@
-//! The other side of a device, for tests and fuzz targets: a driver without a guest.
+//! The driver side of a device, for tests and fuzz targets: a driver without a guest.
 //!
 //! - [`VirtioDriver`]: drives a virtio function through its configuration space and BAR.
-//! - [`simple`]: a guest with queues and no transport.
+//! - [`simple`]: a guest with queues but without a transport.
 //! - [`iommu`]: a device behind the virtual IOMMU.
 
 mod driver;

@@ -1,4 +1,4 @@
-//! The device: size, features, activation.
+//! The device: size, features and activation.
 
 use std::sync::{
     Arc,
@@ -27,7 +27,7 @@ const TYPE: DeviceType = DeviceType {
 };
 
 /// Inflate, deflate, and free page reporting. Queues of features that are not negotiated do not
-/// exist, so that reporting is number 2: statistics and hinting are not offered.
+/// exist. The reporting queue therefore has index 2: statistics and hinting are not offered.
 const QUEUE_SIZES: [u16; 3] = [128, 128, 32];
 
 /// Feature bits (5.5.3).
@@ -37,51 +37,51 @@ const VIRTIO_BALLOON_F_REPORTING: u32 = 5;
 /// The unit of sizes in the configuration, in bytes.
 const PAGE: u64 = 4096;
 
-/// Offset of `actual` in the configuration, the only field that a driver writes.
+/// Offset of `actual` in the configuration, the only field that the driver writes.
 const ACTUAL: u64 = 4;
 
 /// A balloon's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_balloon0`.
+    /// Name of the worker thread: `_balloon0`.
     pub thread_name: String,
-    /// Bytes that the guest is to give up at first.
+    /// Initial balloon size: bytes that the guest is asked to give up.
     pub size: u64,
-    /// The guest takes memory back before it runs out of it.
+    /// The guest deflates the balloon before it runs out of memory.
     pub deflate_on_oom: bool,
-    /// The guest reports free pages.
+    /// The guest reports free pages to the host.
     pub free_page_reporting: bool,
-    /// Gives its memory back.
+    /// Returns the memory to the host.
     pub discards: Arc<Discards>,
 }
 
-/// What a snapshot keeps of a balloon.
+/// Saved state of a balloon.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Pages that the guest is to give up.
+    /// Pages that the guest is asked to give up.
     pub wanted: u32,
-    /// Pages that it has given up.
+    /// Pages that the guest has given up.
     pub actual: u32,
 }
 
-/// What the device, its worker and its handles share.
+/// State shared by the device, its worker and its handles.
 #[derive(Default)]
 pub struct Shared {
     wanted: AtomicU32,
     actual: AtomicU32,
-    /// Bytes given back to the host so far.
+    /// Total bytes returned to the host.
     pub discarded: AtomicU64,
     change: ConfigChange,
     pub discards: Arc<Discards>,
 }
 
-/// Reaches a balloon while it is plugged in.
+/// Controls a balloon while it is plugged in.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
 impl Handle {
-    /// Asks the guest to give up `bytes` in all, rounded down to pages of 4 KiB.
+    /// Asks the guest to give up `bytes` in total, rounded down to pages of 4 KiB.
     pub fn set_size(&self, bytes: u64) {
         let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
         self.0.wanted.store(pages, Ordering::SeqCst);
@@ -103,14 +103,14 @@ pub struct Balloon {
 }
 
 impl Balloon {
-    /// A balloon that wants `options.size` bytes.
+    /// Creates a balloon with a target of `options.size` bytes.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Self {
         let shared = Arc::new(Shared {
             discards: Arc::clone(&options.discards),
             ..Shared::default()
         });
         Handle(Arc::clone(&shared)).set_size(options.size);
-        // The first driver reads it.
+        // No notification is needed: the first driver reads the size anyway.
         shared.change.forget();
         Self {
             options,
@@ -120,7 +120,7 @@ impl Balloon {
         }
     }
 
-    /// Reaches the device once it is plugged in.
+    /// A handle to control the device once it is plugged in.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.shared))
     }
@@ -176,7 +176,7 @@ impl VirtioDevice for Balloon {
             return Err(ActivateError::MissingQueues { got, needed: 2 });
         };
         let reporting = features & 1 << VIRTIO_BALLOON_F_REPORTING != 0;
-        // A queue that the driver has set up without the feature is not served, but handed back.
+        // A queue that the driver set up without the feature is not served, but returned later.
         let report = queues.next();
         drop(queues);
         self.shared.change.connect(Some(interrupt));
@@ -210,7 +210,7 @@ impl VirtioDevice for Balloon {
     }
 
     fn reset(&mut self) {
-        // A driver that starts has all of its memory; what it is asked to give up stays.
+        // A new driver has all of its memory; the requested size stays.
         self.shared.actual.store(0, Ordering::SeqCst);
         self.shared.change.forget();
     }

@@ -1,5 +1,4 @@
-//! Memory balloon (virtio 1.2, 5.5): memory that the guest gives up, and pages that it reports
-//! as free.
+//! Memory balloon (virtio 1.2, 5.5): the guest gives up memory and reports free pages.
 
 mod device;
 mod queues;

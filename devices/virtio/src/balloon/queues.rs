@@ -1,4 +1,4 @@
-//! What comes through the queues: lists of pages, and free ranges.
+//! Handles the queues: lists of pages, and free ranges.
 
 use std::{
     io::Read,
@@ -14,14 +14,14 @@ use vmm_sys_util::epoll::EventSet;
 use super::device::Shared;
 use crate::served::{Chain, ServedQueue};
 
-/// Page frame numbers count pages of 4 KiB, whatever the guest's page size.
+/// Page frame numbers count pages of 4 KiB, independent of the guest's page size.
 const PAGE: u64 = 4096;
 
-/// Page frame numbers in one chain at most: Linux sends 256, Windows 1024. Each may cost a system
-/// call, and a pause waits for a queue's worth of chains.
+/// Maximum number of page frame numbers in one chain: Linux sends 256, Windows 1024. Each may cost
+/// a system call, and a pause waits for up to one queue's worth of chains.
 const MAX_PFNS: usize = 1024;
 
-/// Free ranges in one chain at most: Linux sends 32.
+/// Maximum number of free ranges in one chain: Linux sends 32.
 const MAX_RANGES: usize = 256;
 
 const INFLATE: u32 = 0;
@@ -36,7 +36,7 @@ pub struct BalloonWorker {
     /// Free page reporting was negotiated.
     pub reporting: bool,
     pub shared: Arc<Shared>,
-    /// Memory could not be given back; said once, or a guest could fill the log.
+    /// Memory could not be returned to the host. Logged once, or a guest could flood the log.
     pub failing: bool,
 }
 
@@ -45,7 +45,7 @@ impl BalloonWorker {
         let (shared, failing) = (&self.shared, &mut self.failing);
         self.inflate.serve(|chain, ram| {
             let mut pages = read_pfns(chain, ram);
-            // Adjacent pages together: far fewer system calls.
+            // Merge adjacent pages: this saves many system calls.
             pages.sort_unstable();
             pages.dedup();
             for run in pages.chunk_by(|a, b| a + 1 == *b) {
@@ -58,7 +58,7 @@ impl BalloonWorker {
     }
 
     fn deflate(&mut self) {
-        // Taken back pages come from the host again when they are touched.
+        // Nothing to do: the host provides deflated pages again when the guest touches them.
         self.deflate.serve(|chain, ram| {
             read_pfns(chain, ram);
             Chain::Used(0)
@@ -96,7 +96,7 @@ fn give_back(ram: &GuestRam, address: u64, len: u64, shared: &Shared, failing: &
     }
 }
 
-/// The page frame numbers in a chain; those beyond the limit are left out.
+/// The page frame numbers in a chain, up to the limit; the rest are ignored.
 fn read_pfns(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Vec<u32> {
     let Ok(reader) = chain.reader(ram) else {
         return Vec::new();

@@ -36,7 +36,7 @@ fn pages_that_the_guest_gives_up_go_back_to_the_host() {
     balloon
         .activate(guest.activation(&[&inflate, &deflate]))
         .unwrap();
-    // Out of order, twice, and one far outside of RAM.
+    // Out of order, with a duplicate, and one far outside RAM.
     let pfns: Vec<u8> = [0x802_u32, 0x801, 0x801, 0xffff_ffff]
         .iter()
         .flat_map(|pfn| pfn.to_le_bytes())
@@ -67,7 +67,7 @@ fn the_guest_hears_of_a_new_size_and_says_what_it_has_done() {
     assert_eq!(u32::from_le_bytes(wanted), 256);
     balloon.write_config(4, &10_u32.to_le_bytes());
     assert_eq!(handle.actual(), 40960);
-    // Not fields that a driver may write.
+    // Fields that a driver may not write.
     balloon.write_config(0, &[9; 4]);
     balloon.write_config(4, &[9; 8]);
     assert_eq!(handle.actual(), 40960);
@@ -111,7 +111,7 @@ fn a_size_set_while_the_guest_is_paused_is_announced_when_it_goes_on() {
     balloon.deactivate();
     balloon.handle().set_size(1 << 20);
     assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 0);
-    // So it is when the pause was for a snapshot, and another process goes on.
+    // The same holds if the pause was for a snapshot and another process continues.
     let mut other = self::balloon();
     other.restore(balloon.save().unwrap()).unwrap();
     for (interrupts, balloon) in [(1, balloon), (2, other)] {

@@ -11,25 +11,25 @@ use virtio_bindings::bindings::{
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
 
-/// Length of the configuration in bytes.
+/// Length of the configuration space in bytes.
 const LEN: usize = 60;
 
 /// Offset of `writeback`, the only field that the driver writes.
 pub const WRITEBACK: u64 = 32;
 
-/// Sectors that one discard or write-zeroes request may cover: 1 GiB, so that a request ends in
-/// reasonable time on any file system.
+/// Maximum number of sectors in one discard or write-zeroes request: 1 GiB, so that a request
+/// completes in reasonable time on any file system.
 pub const MAX_RANGE: u32 = 1 << 21;
 
-/// Data descriptors that the driver may use, beyond which larger requests gain nothing.
+/// Maximum number of data descriptors per request; larger requests gain nothing.
 const MAX_SEGMENTS: u32 = 254;
 
-/// Whether `features` has the bit numbered `bit`.
+/// Whether bit number `bit` is set in `features`.
 pub fn has(features: u64, bit: u32) -> bool {
     features & (1 << bit) != 0
 }
 
-/// The features of a disk.
+/// The features offered for a disk.
 pub fn features(disk: &Disk, read_only: bool, num_queues: u16) -> u64 {
     let offers = [
         (VIRTIO_F_VERSION_1, true),
@@ -51,7 +51,7 @@ pub fn features(disk: &Disk, read_only: bool, num_queues: u16) -> u64 {
         .fold(0, |bits, (bit, _)| bits | 1 << bit)
 }
 
-/// What does not change while the device lives.
+/// The part of the configuration that is constant for the lifetime of the device.
 #[derive(Clone, Debug)]
 pub struct Config {
     bytes: [u8; LEN],
@@ -64,13 +64,13 @@ impl Config {
         let blocks_per_physical = geometry.physical_block / geometry.logical_block;
         let discard_alignment = u64::from(geometry.physical_block) / SECTOR;
         let mut config = Self { bytes: [0; LEN] };
-        // seg_max: all but header and status, should the driver not use indirect descriptors.
+        // seg_max: all but header and status, in case the driver uses no indirect descriptors.
         config.put(
             12,
             &u32::from(queue_size - 2).min(MAX_SEGMENTS).to_le_bytes(),
         );
         config.put(20, &geometry.logical_block.to_le_bytes());
-        // Powers of two, both: the exponent fits.
+        // Both are powers of two, so the exponent fits.
         config.put(24, &[blocks_per_physical.trailing_zeros() as u8]);
         // min_io_size in logical blocks.
         let min_io = u16::try_from(blocks_per_physical).unwrap_or(1);
@@ -93,7 +93,7 @@ impl Config {
         self.bytes[at..at + value.len()].copy_from_slice(value);
     }
 
-    /// Fills `data` from `offset`, with the fields that change.
+    /// Fills `data` with the configuration from `offset`, including the fields that change.
     pub fn read(&self, capacity: u64, writeback: bool, offset: u64, data: &mut [u8]) {
         let mut now = self.clone();
         now.put(0, &(capacity / SECTOR).to_le_bytes());

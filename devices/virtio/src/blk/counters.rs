@@ -1,4 +1,4 @@
-//! What `vm.counters` says of a disk.
+//! Counters of a disk for `vm.counters`.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -10,7 +10,7 @@ use std::{
 pub struct Direction {
     bytes: AtomicU64,
     operations: AtomicU64,
-    /// Sum, least and most of the time from request to completion, in microseconds.
+    /// Sum, minimum and maximum of the latency from request to completion, in microseconds.
     total: AtomicU64,
     least: AtomicU64,
     most: AtomicU64,
@@ -29,7 +29,7 @@ impl Default for Direction {
 }
 
 impl Direction {
-    /// Counts a transfer. Five relaxed atomic additions.
+    /// Counts a transfer. Costs five relaxed atomic operations.
     pub fn count(&self, bytes: u64, took: Duration) {
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         self.bytes.fetch_add(bytes, Relaxed);
@@ -46,7 +46,7 @@ impl Direction {
             .unwrap_or(0)
     }
 
-    /// Least latency; 0 before the first transfer.
+    /// Minimum latency; 0 before the first transfer.
     fn least(&self) -> u64 {
         match self.least.load(Relaxed) {
             u64::MAX => 0,
@@ -55,7 +55,7 @@ impl Direction {
     }
 }
 
-/// All of a disk's counters; bytes, and latencies in microseconds.
+/// All counters of a disk: bytes, operations, and latencies in microseconds.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Disk to guest.
@@ -65,7 +65,7 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Names and values, under the names that clients of Cloud Hypervisor know.
+    /// Names and values, with the names that clients of Cloud Hypervisor expect.
     pub fn list(&self) -> Vec<(&'static str, u64)> {
         let (read, write) = (&self.read, &self.write);
         vec![

@@ -1,4 +1,4 @@
-//! The device: options, errors, activation, saved state.
+//! The device: options, errors, activation and saved state.
 
 use std::{io, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
 
@@ -30,95 +30,94 @@ const TYPE: DeviceType = DeviceType {
     class: 0x01_8000,
 };
 
-/// Requests of a queue that are in flight at a time, however long the queue is.
+/// Maximum number of requests in flight per queue, however long the queue is.
 const MAX_DEPTH: u16 = 1024;
 
 /// A block device's configuration.
 #[derive(Clone)]
 pub struct Options {
-    /// Start of the thread names: `_disk0` makes `_disk0_q0`, `_disk0_q1` ...
+    /// Prefix of the thread names: `_disk0` results in `_disk0_q0`, `_disk0_q1` ...
     pub thread_name: String,
     /// The image.
     pub disk: DiskOptions,
-    /// Queues, 1 to 256; each has a thread of its own while the driver uses it.
+    /// Number of queues, 1 to 256. Each has its own thread while the driver uses it.
     pub num_queues: u16,
-    /// Descriptors of each queue: a power of two from 4 to 32768.
+    /// Size of each queue in descriptors: a power of two from 4 to 32768.
     pub queue_size: u16,
-    /// Serial number, of which the guest sees the first 20 bytes; by default made from the
+    /// Serial number, of which the guest sees the first 20 bytes. The default is derived from the
     /// image's device and inode numbers.
     pub serial: Option<String>,
-    /// Limits of bytes and operations, for the disk or, if others have the same one, for all of
-    /// them together.
+    /// Limits of bytes and operations. Devices that share one limiter are limited together.
     pub rate_limiter: Option<SharedRateLimiter>,
-    /// Host CPUs for the workers of some queues: queue number and CPUs.
+    /// Host CPUs for the workers of certain queues, as (queue index, CPUs).
     pub affinity: Vec<(u16, Vec<usize>)>,
 }
 
-/// A block device cannot be made.
+/// Why a block device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The image.
+    /// The image cannot be used.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// A number of queues that cannot be had.
+    /// Unsupported number of queues.
     #[error("a disk has 1 to 256 queues, not {0}")]
     NumQueues(u16),
-    /// A queue size that cannot be had.
+    /// Unsupported queue size.
     #[error("the size of a disk's queues is a power of two from 4 to 32768, not {0}")]
     QueueSize(u16),
-    /// An affinity for a queue that does not exist.
+    /// Affinity for a queue that does not exist.
     #[error("the affinity for queue {queue} cannot apply: the disk has {num_queues} queues")]
     Affinity {
-        /// The queue named.
+        /// Index of the queue named.
         queue: u16,
-        /// Queues that there are.
+        /// Number of queues of the device.
         num_queues: u16,
     },
-    /// A host resource could not be had.
+    /// A host resource is unavailable.
     #[error("cannot prepare asynchronous I/O for a disk")]
     Engine(#[source] io::Error),
 }
 
-/// What a snapshot keeps of a block device.
+/// Saved state of a block device.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// Size in bytes as the guest knows it.
     pub capacity: u64,
-    /// The driver chose write-back caching.
+    /// Write-back caching is enabled.
     pub writeback: bool,
 }
 
-/// Reaches a device while it is plugged in. It keeps the image open and locked: drop it with the
-/// device.
+/// Controls a device while it is plugged in. The handle keeps the image open and locked: drop it
+/// together with the device.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
 }
 
 impl Handle {
-    /// Grows the disk to `bytes` and tells the guest. Blocks for a system call.
+    /// Grows the disk to `bytes` and notifies the guest. Blocks for a system call.
     pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
         self.shared.resize(bytes)
     }
 
-    /// Takes the lock of the image: see [`Disk::lock`].
+    /// Locks the image: see [`Disk::lock`].
     pub fn lock(&self) -> Result<(), DiskError> {
         self.shared.with_disk(|disk| disk.lock())
     }
 
-    /// Gives the lock of the image up: see [`Disk::unlock`].
+    /// Unlocks the image: see [`Disk::unlock`].
     pub fn unlock(&self) -> Result<(), DiskError> {
         self.shared.with_disk(|disk| disk.unlock())
     }
 
-    /// Puts all that was written on stable storage. Blocks.
+    /// Flushes all completed writes to stable storage. Blocks.
     pub fn flush(&self) -> io::Result<()> {
         self.shared.with_disk(|disk| disk.flush())
     }
 
-    /// Whether the image is locked exclusively while it is in use, as far as `among` hears of locks: then
-    /// whoever has the lock is the only one there who has the disk.
+    /// Whether the image is locked exclusively while it is in use, with a lock that is visible at
+    /// least within `among`: then the lock's holder is the only user of the disk there.
     pub fn is_exclusive(&self, among: Scope) -> bool {
         !self.shared.read_only && self.shared.with_disk(|disk| disk.lock_scope()) >= among
     }
@@ -134,7 +133,7 @@ impl Handle {
     }
 }
 
-/// What a queue needs beside the driver's part, made in advance.
+/// The resources of a queue that do not depend on the driver, created in advance.
 struct Engine {
     io: Box<dyn AsyncIo>,
     throttle: Option<Throttle>,
@@ -150,13 +149,13 @@ pub struct Blk {
     thread_name: String,
     spawner: Arc<dyn ThreadSpawner>,
     rate_limiter: Option<SharedRateLimiter>,
-    /// One per queue; none while the queue's worker has it.
+    /// One per queue; `None` while the queue's worker owns it.
     engines: Vec<Option<Engine>>,
     workers: Vec<Worker<QueueWorker>>,
 }
 
 impl Blk {
-    /// Opens and locks the image and prepares I/O on it.
+    /// Opens and locks the image, and prepares I/O on it.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
         let (num_queues, queue_size) = (options.num_queues, options.queue_size);
         if !(1..=256).contains(&num_queues) {
@@ -196,14 +195,14 @@ impl Blk {
         Ok(blk)
     }
 
-    /// A handle that stays usable while the device is plugged in.
+    /// A handle that is usable while the device is plugged in.
     pub fn handle(&self) -> Handle {
         Handle {
             shared: Arc::clone(&self.shared),
         }
     }
 
-    /// Puts another engine in the place of a queue's, while the device is inactive.
+    /// Replaces a queue's engine, while the device is inactive.
     #[cfg(test)]
     pub(super) fn replace_engine(&mut self, index: usize, io: Box<dyn AsyncIo>) {
         self.engines[index] = Some(Engine { io, throttle: None });
@@ -220,7 +219,7 @@ impl Blk {
         })
     }
 
-    /// Requests of a queue that are in flight at a time.
+    /// Maximum number of requests in flight per queue.
     fn depth(&self) -> u16 {
         self.queue_sizes
             .first()
@@ -267,7 +266,7 @@ impl Blk {
     }
 }
 
-/// What the queues of one activation have in common.
+/// What all queues of one activation share.
 struct Common {
     memory: GuestMemory,
     interrupt: Arc<dyn VirtioInterrupt>,
@@ -317,7 +316,7 @@ impl VirtioDevice for Blk {
         let common = Common {
             memory,
             interrupt,
-            // Without a flush command only stable writes are safe (virtio 1.2, 5.2.6.2).
+            // Without a flush command, every write must be stable (virtio 1.2, 5.2.6.2).
             write_through_always: !has(features, VIRTIO_BLK_F_FLUSH),
         };
         for mut active in queues {
@@ -359,8 +358,8 @@ impl VirtioDevice for Blk {
     }
 
     fn reset(&mut self) {
-        // As it was made: the driver's choice of cache mode, and news of a size that the next
-        // driver reads anyway.
+        // Restores the initial state: the cache mode, and no pending announcement of a size, which
+        // the next driver reads anyway.
         self.shared.set_writeback(true);
         self.shared.change.forget();
     }
@@ -400,8 +399,8 @@ fn padded(serial: &str) -> [u8; ID_LEN] {
     id
 }
 
-/// A serial number that is the same whenever the same image is used. Images that cannot be
-/// examined any more (they are open) get an empty one.
+/// A default serial number that stays the same for the same image. It is empty if the image's path
+/// can no longer be examined.
 fn default_serial(disk: &Disk) -> String {
     std::fs::metadata(disk.path())
         .map(|of| format!("{}{}{}", of.dev(), of.rdev(), of.ino()))

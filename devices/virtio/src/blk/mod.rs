@@ -1,4 +1,4 @@
-//! Block device (virtio 1.2, 5.2) on a disk image.
+//! Block device (virtio 1.2, 5.2) backed by a disk image.
 //!
 //! ```text
 //!   Blk ── Shared: capacity, write-back mode, counters ──┐
@@ -7,8 +7,8 @@
 //!                     completion event -> status, used ──┘
 //! ```
 //!
-//! The guest's data moves between its memory and the image by the kernel alone: the worker hands
-//! the vectors of a descriptor chain to io_uring as they are.
+//! Only the kernel moves data between guest memory and the image: the worker passes the buffers of
+//! a descriptor chain to io_uring directly.
 
 mod config;
 mod counters;

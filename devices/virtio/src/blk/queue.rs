@@ -23,32 +23,32 @@ use super::{
 };
 use crate::device::{ActiveQueue, VirtioInterrupt};
 
-/// How often a worker fills a queue that empties at once before it looks at other events, such
-/// as the one that stops it.
+/// How many times a worker refills a full engine whose requests complete immediately before it
+/// looks at other events, such as the one that stops it.
 const ROUNDS: u32 = 8;
 
 const KICK: u32 = 0;
 const COMPLETION: u32 = 1;
 const TIMER: u32 = 2;
 
-/// A request that the engine has.
+/// A request that the engine is processing.
 struct Pending {
     head: u16,
     status: GuestAddress,
-    /// The memory in which the status goes: that of the data.
+    /// The memory that contains the status field: the same as for the data.
     memory: Arc<GuestRam>,
     operation: Operation,
     len: u64,
     since: Instant,
 }
 
-/// What `prepare` made of a request.
+/// Result of `prepare`.
 enum Prepared {
-    /// Something for the engine.
+    /// An operation for the engine.
     Io(Io),
-    /// Nothing more to do but to answer.
+    /// The request is complete; only the reply is left.
     Done {
-        /// Data bytes that were written to the guest.
+        /// Number of data bytes written to the guest.
         written: u32,
     },
 }
@@ -56,19 +56,19 @@ enum Prepared {
 /// Why the worker stopped taking requests.
 #[derive(Debug, Eq, PartialEq)]
 enum Stop {
-    /// There are none.
+    /// The queue is empty.
     Empty,
-    /// As many as the engine takes are in flight.
+    /// The engine's limit of requests is in flight.
     Full,
-    /// The rate limit is reached; the timer says when to go on.
+    /// The rate limit is reached; the timer fires when to continue.
     Throttled,
-    /// The device is about to be stopped; a kick says when to go on, if it is not.
+    /// The device is being quiesced; a kick follows if it is to continue.
     Held,
-    /// Its turn is over, though the driver has more.
+    /// The budget of this turn is used up, though the driver has more requests.
     Turn,
 }
 
-/// Serves one queue; owns it and its engine.
+/// Serves one queue, and owns the queue and its engine.
 pub struct QueueWorker {
     active: ActiveQueue,
     memory: GuestMemory,
@@ -76,23 +76,23 @@ pub struct QueueWorker {
     engine: Box<dyn AsyncIo>,
     throttle: Option<Throttle>,
     shared: Arc<Shared>,
-    /// Host CPUs on which the worker runs; empty for all.
+    /// Host CPUs on which the worker runs; empty for all of them.
     affinity: Vec<usize>,
-    /// Writes must be stable before they complete.
+    /// Every write must be stable before it completes.
     write_through_always: bool,
-    /// By the tag of the Io.
+    /// Indexed by the tag of the `Io`.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     parser: Parser,
-    /// Allocations for the next requests.
+    /// Buffer allocations for reuse.
     spare: Vec<Buffers>,
-    /// Chains were handed back since the driver was last told.
+    /// Chains have been returned since the driver was last notified.
     unnotified: bool,
-    /// The driver made the queue unusable; nothing is taken until it resets the device.
+    /// The driver has made the queue unusable. It is ignored until the driver resets the device.
     broken: bool,
 }
 
-/// What a worker is made of.
+/// The parts of a worker.
 pub struct Setup {
     /// The queue.
     pub active: ActiveQueue,
@@ -100,22 +100,22 @@ pub struct Setup {
     pub memory: GuestMemory,
     /// Interrupts.
     pub interrupt: Arc<dyn VirtioInterrupt>,
-    /// Performs the I/O; takes `depth` requests at a time.
+    /// Performs the I/O; accepts `depth` requests at a time.
     pub engine: Box<dyn AsyncIo>,
-    /// See there.
+    /// Maximum number of requests in flight.
     pub depth: u16,
     /// The rate limit.
     pub throttle: Option<Throttle>,
-    /// The device's part.
+    /// State shared with the device.
     pub shared: Arc<Shared>,
-    /// Host CPUs on which the worker runs; empty for all.
+    /// Host CPUs on which the worker runs; empty for all of them.
     pub affinity: Vec<usize>,
-    /// The driver did not take `VIRTIO_BLK_F_FLUSH`.
+    /// The driver did not accept `VIRTIO_BLK_F_FLUSH`.
     pub write_through_always: bool,
 }
 
 impl QueueWorker {
-    /// A worker that takes up whatever is in the queue as soon as it runs.
+    /// Creates a worker that handles everything in the queue as soon as it runs.
     pub fn new(setup: Setup) -> Self {
         let depth = setup.depth as usize;
         Self {
@@ -136,7 +136,7 @@ impl QueueWorker {
         }
     }
 
-    /// Gives back what it was made of.
+    /// Returns the parts that the device keeps.
     pub fn into_parts(mut self) -> (ActiveQueue, Box<dyn AsyncIo>, Option<Throttle>) {
         if let Some(throttle) = &mut self.throttle {
             throttle.reset();
@@ -157,12 +157,12 @@ impl QueueWorker {
                 Stop::Turn => break,
             }
         }
-        // There is more to do, after other events. Fails only when the counter is full, in which
-        // case it is readable too.
+        // There is more to do, after other events. Fails only if the counter is full, in which case
+        // it is readable anyway.
         let _ = self.active.kick.write(1);
     }
 
-    /// Starts what the driver has put in the queue, up to a queue's worth of it.
+    /// Starts the requests that the driver has queued, at most one queue's worth.
     fn take_requests(&mut self, memory: &Arc<GuestRam>) -> Stop {
         let mut budget = self.active.queue.size();
         while !self.broken {
@@ -188,13 +188,13 @@ impl QueueWorker {
                 let head = chain.head_index();
                 match self.parser.parse(chain, memory) {
                     Some((command, _)) if !self.admit(command) => {
-                        // It is read again, and checked again, when its time has come.
+                        // It is read and checked again when its time has come.
                         self.shared.requests.end();
                         self.active.queue.go_to_previous_position();
                         return Stop::Throttled;
                     }
                     Some((command, status)) => self.start(memory, head, command, status),
-                    // Nowhere to put a status.
+                    // There is no place for a status.
                     None => self.answer_without_status(memory, head),
                 }
                 continue;
@@ -208,7 +208,7 @@ impl QueueWorker {
         Stop::Empty
     }
 
-    /// Asks the rate limit; requests without I/O are free.
+    /// Asks the rate limiter; requests without I/O are free.
     fn admit(&mut self, command: Command) -> bool {
         let Some(throttle) = &mut self.throttle else {
             return true;
@@ -244,9 +244,10 @@ impl QueueWorker {
         }
     }
 
-    /// Checks a request and makes an Io of it, or does it at once; or the status that refuses it.
+    /// Checks a request, and either turns it into an `Io` or completes it immediately. An error is
+    /// the status that refuses the request.
     fn prepare(&mut self, memory: &Arc<GuestRam>, command: Command) -> Result<Prepared, u32> {
-        // What is written is not lost with the host's power when the driver never flushes.
+        // Without write-back caching or flushes, a write must survive a power failure of the host.
         let durable = self.write_through_always || !self.shared.is_writeback();
         let (operation, sector, len) = match command {
             Command::Read { sector } => (Operation::Read, sector, self.parser.writable.len()),
@@ -307,7 +308,7 @@ impl QueueWorker {
             }
             None => None,
         };
-        // `take_requests` checked that there is one.
+        // `take_requests` has checked that there is one.
         let tag = self.free.pop().ok_or(VIRTIO_BLK_S_IOERR)?;
         let io = match buffers {
             Some(buffers) => Io::transfer(operation, offset, buffers, tag),
@@ -316,7 +317,7 @@ impl QueueWorker {
         Ok(Prepared::Io(io))
     }
 
-    /// Answers what the engine has finished; true if there was anything.
+    /// Replies to the requests that the engine has completed; true if there were any.
     fn collect(&mut self) -> bool {
         let mut any = false;
         while let Some(finished) = self.engine.take_finished() {
@@ -361,7 +362,7 @@ impl QueueWorker {
         self.answer(&pending.memory, pending.head, pending.status, code, written);
     }
 
-    /// Writes the status and hands the chain back; `written` counts the data before the status.
+    /// Writes the status and returns the chain; `written` counts the data before the status.
     fn answer(
         &mut self,
         memory: &GuestRam,
@@ -370,7 +371,7 @@ impl QueueWorker {
         code: u32,
         written: u32,
     ) {
-        // `parse` checked that it is RAM; status codes are small.
+        // `parse` has checked that the status is in RAM; status codes fit a byte.
         if let Err(error) = memory.write_obj(code as u8, status) {
             log::debug!("cannot write a disk request's status: {error}");
         }
@@ -393,7 +394,7 @@ impl QueueWorker {
         }
     }
 
-    /// Interrupts the driver if it wants to know of what was used since the last time.
+    /// Interrupts the driver if it asks for it, for chains used since the last notification.
     fn notify(&mut self, memory: &GuestRam) {
         if self.broken || !std::mem::take(&mut self.unnotified) {
             return;
@@ -445,12 +446,12 @@ impl MutEventSubscriber for QueueWorker {
                 log::error!("a disk worker cannot watch its events: {error}");
             }
         }
-        // What the driver queued before (a restored guest, a pause) comes without a kick.
+        // Requests queued earlier (by a restored guest, or before a pause) arrive without a kick.
         let _ = self.active.kick.write(1);
     }
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
-        // Reading fails only if someone else has done it; there is something to do anyway.
+        // Fails only if another reader has cleared it; there is something to do anyway.
         match (events.data(), &mut self.throttle) {
             (KICK, _) => drop(self.active.kick.read()),
             (COMPLETION, _) => drop(self.engine.completion().read()),

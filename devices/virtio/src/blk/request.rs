@@ -1,6 +1,6 @@
-//! Requests as the driver writes them (virtio 1.2, 5.2.6), read once and checked.
+//! Requests from the driver (virtio 1.2, 5.2.6), read once and validated.
 //!
-//! The device makes no assumption on how a request is split into descriptors (virtio 1.2,
+//! The device makes no assumption about how a request is split into descriptors (virtio 1.2,
 //! 2.7.4.1): the first 16 readable bytes are the header, the last writable byte is the status.
 
 use std::ops::Deref;
@@ -13,17 +13,17 @@ use virtio_bindings::bindings::virtio_blk::{
 use virtio_queue::DescriptorChain;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend};
 
-/// Descriptors that a request may have: what the driver is told (`seg_max`) and the two around
-/// the data, with room for drivers that count otherwise. Bounds the memory that a chain costs.
+/// Maximum number of descriptors in a request: the advertised `seg_max` plus the two around the
+/// data, with room for drivers that count differently. Bounds the memory that a chain costs.
 pub const MAX_DESCRIPTORS: usize = 1024;
 
-/// Bytes in a header.
+/// Size of a header in bytes.
 const HEADER: usize = 16;
 
-/// Bytes in a discard or write-zeroes segment.
+/// Size of a discard or write-zeroes segment in bytes.
 const SEGMENT: usize = 16;
 
-/// A part of a descriptor chain: guest memory in pieces.
+/// One direction of a descriptor chain: a list of pieces of guest memory.
 #[derive(Debug, Default)]
 pub struct Pieces {
     pieces: Vec<(GuestAddress, u32)>,
@@ -42,13 +42,13 @@ impl Pieces {
         }
     }
 
-    /// What is left of it.
+    /// The remaining pieces.
     pub fn iter(&self) -> impl Iterator<Item = (GuestAddress, u32)> + '_ {
         self.pieces[self.first..].iter().copied()
     }
 
-    /// Length in bytes. A chain has less than 2^32 (virtio 1.2, 2.7.5.2; `DescriptorChain` ends
-    /// it there).
+    /// Length in bytes. A chain has less than 2^32 bytes (virtio 1.2, 2.7.5.2; `DescriptorChain`
+    /// stops there).
     pub fn len(&self) -> u64 {
         self.iter().map(|(_, len)| u64::from(len)).sum()
     }
@@ -57,7 +57,7 @@ impl Pieces {
         self.first == self.pieces.len()
     }
 
-    /// Reads and drops bytes from the front; false if there are too few or they are not RAM.
+    /// Consumes bytes from the front; false if there are too few or they are not in RAM.
     fn take_front(&mut self, memory: &GuestRam, mut bytes: &mut [u8]) -> bool {
         while !bytes.is_empty() {
             let Some((address, len)) = self.pieces.get_mut(self.first) else {
@@ -79,7 +79,7 @@ impl Pieces {
         true
     }
 
-    /// Drops the last byte and says where it is.
+    /// Removes the last byte and returns its address.
     fn take_last(&mut self) -> Option<GuestAddress> {
         let (address, len) = self.pieces.last_mut()?;
         // Pieces are never empty. A wrapped address fails when it is used.
@@ -91,7 +91,8 @@ impl Pieces {
         Some(at)
     }
 
-    /// Writes to the front, as much as fits; the count, or `None` if that is not RAM.
+    /// Writes as much as fits to the front. Returns the number of bytes, or `None` if the target is
+    /// not RAM.
     pub fn write(&self, memory: &GuestRam, mut bytes: &[u8]) -> Option<u32> {
         let mut written = 0;
         for (address, len) in self.iter() {
@@ -109,40 +110,40 @@ impl Pieces {
 pub struct Range {
     /// First sector.
     pub sector: u64,
-    /// How many.
+    /// Number of sectors.
     pub count: u32,
     /// `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP` and reserved bits.
     pub flags: u32,
 }
 
-/// What a request wants.
+/// The operation that a request asks for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Command {
-    /// Sectors to the writable pieces.
+    /// Read sectors into the writable pieces.
     Read {
         /// First sector.
         sector: u64,
     },
-    /// Readable pieces to sectors.
+    /// Write the readable pieces to sectors.
     Write {
         /// First sector.
         sector: u64,
     },
-    /// Writes that have completed become stable.
+    /// Make completed writes stable.
     Flush,
-    /// The serial number.
+    /// Return the serial number.
     GetId,
-    /// Sectors that are no longer needed.
+    /// Discard sectors that are no longer needed.
     Discard(Range),
-    /// Sectors that shall read as zeroes.
+    /// Make sectors read as zeroes.
     WriteZeroes(Range),
-    /// Something that the device does not know.
+    /// A request type that the device does not support.
     Unknown(u32),
-    /// No header, no segment, or not exactly one.
+    /// The header or segment is missing, or there is more than one segment.
     Invalid,
 }
 
-/// Takes descriptor chains apart. Keeps its allocations from one request to the next.
+/// Parses descriptor chains. Reuses its allocations from one request to the next.
 #[derive(Debug, Default)]
 pub struct Parser {
     /// What the driver sends, without the header.
@@ -152,8 +153,8 @@ pub struct Parser {
 }
 
 impl Parser {
-    /// Reads a request: its command, and where its status goes. `None` if there is no place for
-    /// a status, so that the driver cannot be answered.
+    /// Parses a request: its command, and the address of its status. `None` if the chain has no
+    /// valid status field, or is malformed, so that the driver cannot be sent a status.
     pub fn parse<M>(
         &mut self,
         chain: DescriptorChain<M>,
@@ -173,7 +174,7 @@ impl Parser {
             } else if self.writable.is_empty() {
                 self.readable.push(descriptor.addr(), descriptor.len());
             } else {
-                // Readable after writable (virtio 1.2, 2.7.4.2).
+                // A readable descriptor after a writable one (virtio 1.2, 2.7.4.2).
                 return None;
             }
         }
@@ -206,8 +207,8 @@ impl Parser {
         }
     }
 
-    /// The only segment of a discard or write-zeroes request; the driver is told not to send
-    /// more than one.
+    /// The only segment of a discard or write-zeroes request; the configuration tells the driver
+    /// not to send more than one.
     fn range(&mut self, memory: &GuestRam) -> Option<Range> {
         let mut segment = [0; SEGMENT];
         (self.readable.take_front(memory, &mut segment) && self.readable.is_empty()).then(|| {

@@ -1,4 +1,4 @@
-//! What the queues of a disk, its device and the machine share.
+//! State shared by the queues of a disk, its device and the VM.
 
 use std::{
     io,
@@ -20,36 +20,36 @@ use crate::{config_change::ConfigChange, in_flight::InFlight};
 /// Bytes of the serial number that `GET_ID` returns (virtio 1.2, 5.2.6).
 pub const ID_LEN: usize = 20;
 
-/// Least time between two log lines on failed requests of one disk.
+/// Minimum time between two log messages about failed requests of one disk.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// One disk's state that more than one thread looks at.
+/// The state of one disk that several threads use.
 pub struct Shared {
-    /// The image, for messages.
+    /// Path of the image, for messages.
     pub path: PathBuf,
-    /// What `GET_ID` returns, padded with zeroes.
+    /// The reply to `GET_ID`, padded with zeroes.
     pub id: [u8; ID_LEN],
     /// The guest may not write.
     pub read_only: bool,
-    /// Discarding was offered.
+    /// Discard is offered.
     pub can_discard: bool,
-    /// Zeroing was offered.
+    /// Write-zeroes is offered.
     pub can_write_zeroes: bool,
-    /// For `vm.counters`.
+    /// Counters for `vm.counters`.
     pub counters: Counters,
     /// Size of the disk as the guest knows it, in bytes.
     capacity: AtomicU64,
     writeback: AtomicBool,
-    /// Requests of all queues.
+    /// Requests in flight on all queues.
     pub requests: InFlight,
     reported: Mutex<Option<Instant>>,
     disk: Mutex<Disk>,
-    /// The size has changed.
+    /// Announces a change of the size.
     pub change: ConfigChange,
 }
 
 impl Shared {
-    /// The state of a new device on `disk`, with write-back caching.
+    /// Creates the state of a new device on `disk`, with write-back caching.
     pub fn new(disk: Disk, read_only: bool, id: [u8; ID_LEN]) -> Self {
         Self {
             path: disk.path().to_owned(),
@@ -72,17 +72,17 @@ impl Shared {
         self.capacity.load(Ordering::Relaxed)
     }
 
-    /// Sets the size that the guest sees, at restore.
+    /// Sets the size that the guest sees, on restore.
     pub fn set_capacity(&self, bytes: u64) {
         self.capacity.store(bytes, Ordering::Relaxed);
     }
 
-    /// Completed writes may still be in volatile memory until a flush.
+    /// Whether completed writes may stay in volatile memory until a flush.
     pub fn is_writeback(&self) -> bool {
         self.writeback.load(Ordering::Relaxed)
     }
 
-    /// The driver's choice of cache mode.
+    /// Sets the driver's choice of cache mode.
     pub fn set_writeback(&self, on: bool) {
         self.writeback.store(on, Ordering::Relaxed);
     }
@@ -92,7 +92,7 @@ impl Shared {
         f(&mut self.disk.lock_unpoisoned())
     }
 
-    /// Grows the image to `bytes` and tells the driver.
+    /// Grows the image to `bytes` and notifies the driver.
     pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
         self.with_disk(|disk| disk.resize(bytes))?;
         self.set_capacity(bytes);
@@ -100,7 +100,7 @@ impl Shared {
         Ok(())
     }
 
-    /// The offset of `len` bytes from `sector`, if they are whole sectors of the disk.
+    /// Byte offset of `sector`, if the `len` bytes from there are whole sectors within the disk.
     pub fn check_extent(&self, sector: u64, len: u64) -> Result<u64, u32> {
         sector
             .checked_mul(SECTOR)
@@ -113,10 +113,11 @@ impl Shared {
             .ok_or(VIRTIO_BLK_S_IOERR)
     }
 
-    /// First sector and length in bytes of a range, if it is one that the driver may ask for.
+    /// First sector and length in bytes of a range. Refuses flags other than `flags`, and ranges
+    /// that are too long.
     pub fn check_range(&self, range: Range, flags: u32) -> Result<(u64, u64), u32> {
         if range.flags & !flags != 0 {
-            // Required: virtio 1.2, 5.2.6.2.
+            // Required by virtio 1.2, 5.2.6.2.
             return Err(VIRTIO_BLK_S_UNSUPP);
         }
         if range.count > MAX_RANGE {
@@ -125,7 +126,7 @@ impl Shared {
         Ok((range.sector, u64::from(range.count) * SECTOR))
     }
 
-    /// Logs a failed request, unless another one was logged just now.
+    /// Logs a failed request, unless one was logged within the last `REPORT_INTERVAL`.
     pub fn report(&self, operation: Operation, offset: u64, error: &io::Error) {
         let mut reported = self.reported.lock_unpoisoned();
         if reported.is_some_and(|at| at.elapsed() < REPORT_INTERVAL) {

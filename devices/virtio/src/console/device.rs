@@ -32,14 +32,14 @@ const TYPE: DeviceType = DeviceType {
     class: 0x07_8000,
 };
 
-/// Receive queue, transmit queue.
+/// The receive queue and the transmit queue.
 const QUEUE_SIZES: [u16; 2] = [256, 256];
 
-/// Feature bit (5.3.3): columns and rows are known.
+/// Feature bit (5.3.3): columns and rows are valid.
 const VIRTIO_CONSOLE_F_SIZE: u32 = 0;
 
-/// Bytes of one transmitted chain that are printed at most: a driver sends pages, and whatever
-/// sends more through overlapping buffers has no claim to its output.
+/// Maximum number of bytes printed from one transmitted chain. Drivers send single pages; a chain
+/// that exceeds this through overlapping buffers is truncated.
 const MAX_OUTPUT: usize = 256 << 10;
 
 const KICK_RECEIVE: u32 = 0;
@@ -49,27 +49,27 @@ const ARRIVED: u32 = 2;
 /// A console's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_console0`.
+    /// Name of the worker thread: `_console0`.
     pub thread_name: String,
-    /// Columns and rows, if they are known; [`Handle::resize`] changes them.
+    /// Columns and rows, if known; [`Handle::resize`] changes them.
     pub size: Option<(u16, u16)>,
 }
 
-/// What a snapshot keeps of a console.
+/// Saved state of a console.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Input that the guest has not taken.
+    /// Input that the guest has not read.
     pub input: Vec<u8>,
-    /// Columns and rows as the guest knows them; zero if they were not known.
+    /// Columns and rows as the guest knows them; zero if unknown.
     #[serde(default)]
     pub size: (u16, u16),
 }
 
-/// The size of the terminal, and the way to tell the driver.
+/// The terminal size, and the notification of its changes.
 #[derive(Default)]
 struct Window {
-    /// Columns and rows; zero if they are not known.
+    /// Columns and rows; zero if unknown.
     size: Mutex<(u16, u16)>,
     change: ConfigChange,
 }
@@ -80,12 +80,12 @@ impl Window {
     }
 }
 
-/// Reaches a console while it is plugged in.
+/// Controls a console while it is plugged in.
 #[derive(Clone)]
 pub struct Handle(Arc<Window>);
 
 impl Handle {
-    /// The terminal has that many columns and rows now: tells the guest if that is news.
+    /// Sets the terminal size to (columns, rows), and notifies the guest of a change.
     pub fn resize(&self, size: (u16, u16)) {
         if std::mem::replace(&mut *self.0.size(), size) != size {
             self.0.change.announce();
@@ -98,7 +98,7 @@ pub struct Console {
     thread_name: String,
     window: Arc<Window>,
     input: Arc<Input>,
-    /// With the worker while the device is active.
+    /// Owned by the worker while the device is active.
     output: Option<Box<dyn Write + Send>>,
     sent: Arc<AtomicU64>,
     spawner: Arc<dyn ThreadSpawner>,
@@ -106,7 +106,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console that prints to `output`, which must not block.
+    /// Creates a console that prints to `output`, which must not block.
     pub fn new(
         options: Options,
         output: Box<dyn Write + Send>,
@@ -127,12 +127,12 @@ impl Console {
         })
     }
 
-    /// Where what is typed goes.
+    /// The sink for terminal input.
     pub fn input(&self) -> Arc<dyn InputSink> {
         self.input.clone()
     }
 
-    /// Reaches the device once it is plugged in.
+    /// A handle to control the device once it is plugged in.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.window))
     }
@@ -148,7 +148,7 @@ impl VirtioDevice for Console {
     }
 
     fn features(&self) -> u64 {
-        // Whether the size is known or not: it may be elsewhere, after a restore.
+        // Offered even if the size is unknown: it may be known after a restore elsewhere.
         COMMON_FEATURES | 1 << VIRTIO_CONSOLE_F_SIZE
     }
 
@@ -212,8 +212,8 @@ impl VirtioDevice for Console {
     }
 
     fn reset(&mut self) {
-        // What was typed is the user's, not the driver's: the guest's next program reads it, as
-        // with a serial port. The size it reads from the configuration.
+        // Input belongs to the user, not to the driver: the guest's next program reads it, as with
+        // a serial port. The next driver reads the size from the configuration.
         self.window.change.forget();
     }
 
@@ -254,7 +254,7 @@ struct ConsoleWorker {
 }
 
 impl ConsoleWorker {
-    /// Gives what was typed to the guest, as long as both last.
+    /// Passes input to the guest, while there are both input and buffers.
     fn receive(&mut self) {
         let input = &self.input;
         self.receive.serve(|chain, ram| {
@@ -273,7 +273,7 @@ impl ConsoleWorker {
         });
     }
 
-    /// Prints what the guest has sent.
+    /// Prints the guest's output.
     fn transmit(&mut self) {
         let (output, sent) = (&mut self.output, &self.sent);
         self.transmit.serve(|chain, ram| {
@@ -287,7 +287,7 @@ impl ConsoleWorker {
                 .is_ok()
             {
                 sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                // The output counts what it has no room for.
+                // The output counts the bytes for which it has no room.
                 let _ = output.write_all(&bytes);
             }
             Chain::Used(0)
@@ -308,7 +308,7 @@ impl MutEventSubscriber for ConsoleWorker {
                 log::error!("a console cannot watch its events: {error}");
             }
         }
-        // Input that came while nobody served it.
+        // Input may have arrived while no worker ran.
         self.receive.wake();
     }
 

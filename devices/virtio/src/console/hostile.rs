@@ -1,4 +1,4 @@
-//! Drivers that break the rules of the ring, and what the rules promise to the others.
+//! Drivers that violate the ring's rules, and the guarantees that hold regardless.
 
 use std::{
     io::{self, Write},
@@ -40,7 +40,7 @@ impl Write for Screen {
     }
 }
 
-/// A console at work and the driver's side of it.
+/// An active console, and the driver's side of it.
 struct Rig {
     guest: Guest,
     console: Console,
@@ -79,7 +79,7 @@ impl Rig {
         self.console.activate(activation).unwrap();
     }
 
-    /// Offers a chain of a queue and returns the length that the device reports for it.
+    /// Offers a chain on a queue and returns the used length that the device reports.
     fn run(&self, queue: &RawQueue, head: u16) -> u32 {
         let number = queue.used();
         queue.offer(head);
@@ -208,7 +208,7 @@ fn input_reaches_a_driver_that_kicks_only_when_it_is_asked_to() {
         let text = [round, round, round];
         rig.type_in(&text);
         sent.extend(text);
-        // Two bytes a buffer, so that input waits for buffers and buffers wait for input.
+        // Two bytes per buffer, so that input waits for buffers and buffers wait for input.
         while got.len() + 1 < sent.len() {
             let number = queue.used();
             queue.offer(0);
@@ -233,7 +233,7 @@ fn buffers_that_came_before_any_input_are_kept_for_it() {
         rig.receive.offer(slot);
     }
     rig.receive.kick();
-    // Stopped, so that the console has certainly seen them without input.
+    // After deactivation the console has certainly seen them without input.
     let queues = rig.console.deactivate();
     assert_eq!(rig.receive.used(), 0);
     let mut again = rig.guest.activation(&[]);
@@ -296,7 +296,7 @@ proptest! {
         }
         rig.type_in(&input);
         rig.start(u64::from(event_indices) << VIRTIO_RING_F_EVENT_IDX);
-        // The console sees the kicks before it stops. What it writes may hit its own rings.
+        // The console sees the kicks before it stops. Its own writes may hit its rings.
         rig.receive.kick();
         rig.transmit.kick();
         prop_assert_eq!(rig.console.deactivate().len(), 2);

@@ -1,4 +1,4 @@
-//! What was typed and the guest has not taken yet.
+//! Terminal input that the guest has not read yet.
 
 use std::{
     collections::VecDeque,
@@ -13,13 +13,13 @@ use base::Unpoisoned;
 use console::InputSink;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Bytes that wait for the guest at most. More stays with the sender.
+/// Maximum number of bytes buffered for the guest. The sender keeps the rest.
 pub const CAPACITY: usize = 4096;
 
-/// A bounded buffer between the console's thread and the device's.
+/// A bounded buffer between the console thread and the device's worker.
 pub struct Input {
     bytes: Mutex<VecDeque<u8>>,
-    /// Readable when there is something for the worker.
+    /// Readable when there is input for the worker.
     arrived: EventFd,
     room: EventFd,
     turned_away: AtomicBool,
@@ -35,7 +35,7 @@ impl Input {
         })
     }
 
-    /// Readable when there is something for the worker.
+    /// An event that is readable when there is input for the worker.
     pub fn arrived(&self) -> &EventFd {
         &self.arrived
     }
@@ -51,13 +51,13 @@ impl Input {
         let taken = bytes.drain(..count).collect();
         drop(bytes);
         if count > 0 && self.turned_away.swap(false, Ordering::SeqCst) {
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.room.write(1);
         }
         taken
     }
 
-    /// All that waits, for a snapshot.
+    /// A copy of all buffered input, for a snapshot.
     pub fn waiting(&self) -> Vec<u8> {
         self.lock().iter().copied().collect()
     }
@@ -73,12 +73,12 @@ impl InputSink for Input {
         let count = data.len().min(CAPACITY - bytes.len());
         bytes.extend(&data[..count]);
         if count < data.len() {
-            // Under the lock, so that a `take` in between cannot be missed.
+            // Set under the lock, so that no `take` in between is missed.
             self.turned_away.store(true, Ordering::SeqCst);
         }
         drop(bytes);
         if count > 0 {
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.arrived.write(1);
         }
         count

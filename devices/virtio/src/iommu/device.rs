@@ -44,7 +44,7 @@ const TYPE: DeviceType = DeviceType {
     class: 0x08_0600,
 };
 
-/// Requests, and events.
+/// The request queue and the event queue.
 const QUEUE_SIZES: [u16; 2] = [256, 64];
 
 /// Feature bits (5.13.3).
@@ -54,7 +54,7 @@ const VIRTIO_IOMMU_F_MAP_UNMAP: u32 = 2;
 const VIRTIO_IOMMU_F_PROBE: u32 = 4;
 const VIRTIO_IOMMU_F_BYPASS_CONFIG: u32 = 6;
 
-/// Bytes of the configuration, and where `bypass` is in it.
+/// Size of the configuration in bytes, and offset of `bypass` in it.
 const CONFIG_SIZE: usize = 40;
 const BYPASS: usize = 36;
 
@@ -64,64 +64,64 @@ const CHANGED: u32 = 1;
 /// A virtual IOMMU's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_iommu`.
+    /// Name of the worker thread: `_iommu`.
     pub thread_name: String,
-    /// Bits of I/O addresses: 32 to 64. Larger ones than the host's are no mistake: the guest is
-    /// told of what the host does not translate.
+    /// Width of I/O addresses in bits: 32 to 64. It may exceed the host's width: PROBE tells the
+    /// guest what the host does not translate.
     pub address_width: u8,
-    /// What no device of this host can have mapped, beside [`INTERRUPTS`]: a saved guest that maps
-    /// it is refused.
+    /// Ranges, in addition to [`INTERRUPTS`], that no device of this host can map: a saved guest
+    /// with mappings there is refused.
     pub reserved: Vec<RangeInclusive<u64>>,
 }
 
-/// Widths of I/O addresses.
+/// Valid widths of I/O addresses in bits.
 pub const ADDRESS_WIDTHS: RangeInclusive<u8> = 32..=64;
 
-/// A virtual IOMMU cannot be made.
+/// Why a virtual IOMMU cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its addresses are too narrow or too wide.
+    /// The address width is out of range.
     #[error(
         "I/O addresses of {0} bits are not {min} to {max} bits wide",
         min = ADDRESS_WIDTHS.start(), max = ADDRESS_WIDTHS.end()
     )]
     AddressWidth(u8),
-    /// No event file descriptor.
+    /// An eventfd could not be created.
     #[error("cannot make an eventfd for the virtual IOMMU")]
     Event(#[source] io::Error),
 }
 
-/// How far the end of what the driver has mapped is.
+/// Progress of unmapping the driver's mappings for a reset.
 mod ending {
-    /// Nobody has asked for it.
+    /// Not requested.
     pub const NONE: u8 = 0;
-    /// The worker has yet to unmap it.
+    /// Requested; the worker has not started.
     pub const WANTED: u8 = 1;
-    /// It unmaps it, and takes RAM away if the driver has chosen so.
+    /// The worker is unmapping, and takes RAM away unless the driver chose bypass.
     pub const BEGUN: u8 = 2;
-    /// It has.
+    /// Complete.
     pub const DONE: u8 = 3;
 }
 
-/// How far the end of bypass is that is closed where there is no worker.
+/// Progress of closing bypass while there is no worker.
 mod closing {
-    /// Nobody has asked for it.
+    /// Not requested.
     pub const NONE: u8 = 0;
-    /// A thread has yet to look at what the driver has chosen.
+    /// Requested; the thread has not read the driver's choice yet.
     pub const WANTED: u8 = 1;
-    /// It has looked, and takes RAM away.
+    /// The thread has read it, and takes RAM away.
     pub const BEGUN: u8 = 2;
 }
 
-/// What the device shares with its worker.
+/// State shared by the device and its worker.
 struct Shared {
-    /// As the driver has set it; the worker follows.
+    /// The driver's setting; the worker applies it.
     bypass: AtomicBool,
     /// One of [`ending`], for a reset.
     ending: AtomicU8,
     /// One of [`closing`].
     closing: AtomicU8,
-    /// Wakes the worker for both.
+    /// Wakes the worker for changes of `bypass` and `ending`.
     changed: EventFd,
     requests: InFlight,
     answered: AtomicU64,
@@ -136,12 +136,12 @@ pub struct VirtioIommu {
     shared: Arc<Shared>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<IommuWorker>>,
-    /// Since the last reset there was a worker, or a restore.
+    /// Since the last reset there was a worker or a restore.
     used: bool,
 }
 
 impl VirtioIommu {
-    /// An IOMMU for the devices of a registry.
+    /// Creates an IOMMU for the devices of a registry.
     pub fn new(
         endpoints: Endpoints,
         options: Options,
@@ -177,27 +177,27 @@ impl VirtioIommu {
     }
 
     fn last_address(&self) -> u64 {
-        // 32 to 64 bits.
+        // The width is 32 to 64 bits.
         u64::MAX >> (64 - self.options.address_width)
     }
 
     fn config(&self) -> [u8; CONFIG_SIZE] {
         let mut config = [0; CONFIG_SIZE];
-        // All sizes of pages: a mapping goes to the host as a whole.
+        // All page sizes: a mapping is passed to the host as a whole.
         config[..8].copy_from_slice(&(!(PAGE - 1)).to_le_bytes());
         config[16..24].copy_from_slice(&self.last_address().to_le_bytes());
         config[28..32].copy_from_slice(&(DOMAINS - 1).to_le_bytes());
         config[32..BYPASS].copy_from_slice(&(PROBE_SIZE as u32).to_le_bytes());
-        // Without a worker it reads as open until it is closed.
+        // Without a worker, bypass reads as open until it is closed.
         let closing = self.shared.closing.load(Ordering::SeqCst) != closing::NONE;
         config[BYPASS] = (closing || self.shared.bypass.load(Ordering::SeqCst)).into();
         config
     }
 
-    /// Closes bypass where there is no worker, on a thread that ends with it: taking all of RAM
-    /// away from devices takes the host longer than a vCPU is to wait.
+    /// Closes bypass while there is no worker, on a short-lived thread: to take all of RAM away
+    /// from devices takes the host longer than a vCPU may wait.
     fn close_bypass(&self) {
-        // One that has yet to look does it.
+        // A thread that has not read the driver's choice yet will do it.
         if self.shared.closing.swap(closing::WANTED, Ordering::SeqCst) == closing::WANTED {
             return;
         }
@@ -236,21 +236,21 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn write_config(&mut self, offset: u64, data: &[u8]) {
-        // Takes effect before the next request is looked at. Without a worker, what is opened waits
-        // for one, and what is closed does not: there may be no other driver.
+        // Applied before the next request is processed. Without a worker, opening is deferred until
+        // there is one. Closing is not: there may never be another driver.
         if let (Ok(BYPASS), [value @ (0 | 1)]) = (usize::try_from(offset), data) {
             self.shared.bypass.store(*value == 1, Ordering::SeqCst);
             if *value == 0 && self.worker.is_none() {
                 self.close_bypass();
             } else if *value == 0 {
-                // A worker that is at a reset, or done with it, may have looked before.
+                // A worker that is at a reset, or done with it, may have read the old value.
                 let again =
                     |at| matches!(at, ending::BEGUN | ending::DONE).then_some(ending::WANTED);
                 let order = Ordering::SeqCst;
-                // Fails if there is no reset, or it has yet to begin.
+                // Fails if there is no reset, or if it has not started.
                 let _ = self.shared.ending.fetch_update(order, order, again);
             }
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.shared.changed.write(1);
         }
     }
@@ -274,7 +274,8 @@ impl VirtioDevice for VirtioIommu {
         let name = &self.options.thread_name;
         let worker = IommuWorker {
             queue: ServedQueue::new(active, memory, interrupt, features, name),
-            // Physical devices' faults are not reported to this process: its buffers stay.
+            // The event queue is not used, because this process does not see the faults of
+            // passthrough devices.
             events: queues.next(),
             knows_bypass: features & 1 << VIRTIO_IOMMU_F_BYPASS_CONFIG != 0,
             followed: None,
@@ -294,8 +295,8 @@ impl VirtioDevice for VirtioIommu {
         self.shared.requests.quiesce(what, patience)
     }
 
-    /// The worker unmaps what the driver has mapped: all that a guest can map takes the host longer
-    /// than a vCPU is to wait.
+    /// The worker removes the driver's mappings: for the maximum that a guest can map, this takes
+    /// the host longer than a vCPU may wait.
     fn prepare_reset(&mut self, patience: Duration) -> Result<(), Unanswered> {
         const LOOK: Duration = Duration::from_millis(1);
         let deadline = Instant::now() + patience;
@@ -312,7 +313,7 @@ impl VirtioDevice for VirtioIommu {
             .compare_exchange(none, wanted, order, order)
             .is_ok()
         {
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = shared.changed.write(1);
         }
         while shared.ending.load(Ordering::SeqCst) != ending::DONE {
@@ -341,8 +342,8 @@ impl VirtioDevice for VirtioIommu {
     }
 
     fn reset(&mut self) {
-        // Little is left if the worker was there to do it, and without one there is nothing to wait
-        // for: bypass may be about to be closed.
+        // Little is left to do if the worker did it. Without a worker there is nothing to wait for;
+        // bypass may be about to be closed.
         if std::mem::take(&mut self.used) {
             forget(&self.endpoints, &self.shared);
         }
@@ -382,9 +383,9 @@ impl VirtioDevice for VirtioIommu {
 struct IommuWorker {
     queue: ServedQueue,
     events: Option<ActiveQueue>,
-    /// The driver knows bypass domains.
+    /// The driver supports bypass domains.
     knows_bypass: bool,
-    /// The driver's choice that endpoints follow.
+    /// The driver's setting that has been applied to the endpoints.
     followed: Option<bool>,
     endpoints: Endpoints,
     shared: Arc<Shared>,
@@ -400,7 +401,7 @@ impl IommuWorker {
             ..
         } = self;
         queue.serve(|chain, ram| {
-            // What is held back stays in the queue, which is kicked when it may go on.
+            // Held-back requests stay in the queue, which is kicked when they may continue.
             if !shared.requests.begin() {
                 return Chain::Later;
             }
@@ -410,7 +411,8 @@ impl IommuWorker {
         });
     }
 
-    /// Follows the driver's choice, unless nothing is to be begun: then with the next kick.
+    /// Applies the driver's bypass setting; if requests are held back, this is deferred to the next
+    /// kick.
     fn follow_bypass(&mut self) {
         let bypass = self.shared.bypass.load(Ordering::SeqCst);
         if self.followed == Some(bypass) || !self.shared.requests.begin() {
@@ -426,17 +428,17 @@ impl IommuWorker {
 fn close_bypass(endpoints: &Endpoints, shared: &Shared) {
     let order = Ordering::SeqCst;
     let mut domains = endpoints.lock();
-    // In this order: whoever wants it from here on is not seen, and has to ask another thread.
+    // In this order: a later request to close is not seen here, and has to start another thread.
     shared.closing.store(closing::BEGUN, order);
     if !shared.bypass.load(order) {
         domains.set_bypass(false);
     }
     let (begun, none) = (closing::BEGUN, closing::NONE);
-    // Fails if another thread is to look.
+    // Fails if another thread has been requested.
     let _ = shared.closing.compare_exchange(begun, none, order, order);
 }
 
-/// Unmaps what the driver has mapped. Bypass stays as it has chosen it last (5.13.4.2).
+/// Removes the driver's mappings. Bypass keeps the driver's last setting (5.13.4.2).
 fn forget(endpoints: &Endpoints, shared: &Shared) {
     let mut domains = endpoints.lock();
     domains.reset();
@@ -447,8 +449,8 @@ fn forget(endpoints: &Endpoints, shared: &Shared) {
     shared.mappings.store(0, Ordering::Relaxed);
 }
 
-/// Carries a request out and answers it. Returns the bytes that were written: none if the request
-/// cannot be read, or its answer not be written.
+/// Executes a request and writes the reply. Returns the number of bytes written: 0 if the request
+/// cannot be read, or the reply cannot be written.
 fn answer(
     chain: DescriptorChain<&GuestRam>,
     ram: &GuestRam,
@@ -508,13 +510,14 @@ impl MutEventSubscriber for IommuWorker {
         let _ = self.shared.changed.read();
         let (order, ending) = (Ordering::SeqCst, &self.shared.ending);
         if ending.load(order) == ending::WANTED {
-            // In this order: who closes bypass from here on is seen, or wants it again.
+            // In this order: bypass closed from here on is either seen below, or requests this
+            // again.
             ending.store(ending::BEGUN, order);
             forget(&self.endpoints, &self.shared);
-            // Fails if it is wanted again, which has woken this thread again.
+            // Fails if it was requested again, which has woken this thread again.
             let _ = ending.compare_exchange(ending::BEGUN, ending::DONE, order, order);
         }
-        // Before the requests, which may have been made after it.
+        // Before the requests, which may have been queued after the change.
         self.follow_bypass();
         if events.data() == KICK {
             self.queue.acknowledge_kick();

@@ -1,9 +1,9 @@
-//! Domains: address spaces that the guest makes, and who is in which.
+//! Domains: address spaces that the guest creates, and the endpoints attached to them.
 //!
-//! An endpoint is in one domain or in none. One that is in none reaches nothing, or all of RAM while
-//! bypass is on. What an endpoint maps on the host is at all times what its domain maps, so that a
-//! request which the host refuses half-way is undone. Where the host does not let go of a mapping,
-//! the endpoint is out of use until it is plugged anew.
+//! An endpoint is attached to one domain or to none. Without a domain it reaches nothing, or all of
+//! RAM while bypass is on. An endpoint's mappings on the host always equal those of its domain: a
+//! request that the host refuses half-way is rolled back. If the host fails to remove a mapping,
+//! the endpoint is unusable until it is plugged in again.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -18,75 +18,75 @@ use super::{
     request::Status,
 };
 
-/// The smallest page, and the unit of all mappings.
+/// The minimum page size, and the granularity of all mappings.
 pub const PAGE: u64 = 4096;
 
-/// Domains have smaller numbers.
+/// Domain IDs are below this number.
 pub const DOMAINS: u32 = 1 << 16;
 
-/// Mappings of a domain at most: the host's VFIO allows as many (`dma_entry_limit`).
+/// Maximum number of mappings per domain: the same as the host's VFIO limit (`dma_entry_limit`).
 pub const MAX_MAPPINGS_OF_DOMAIN: usize = 65_535;
 
-/// Mappings in all, which take some 16 MiB.
+/// Maximum number of mappings of all domains together. They take about 16 MiB.
 pub const MAX_MAPPINGS: usize = 1 << 18;
 
-/// Reserved ranges of an endpoint at most: PROBE's answer has room for so many.
+/// Maximum number of reserved ranges per endpoint: as many as fit into a PROBE reply.
 pub const MAX_RESERVED: usize = 21;
 
-/// A range of I/O addresses, which is known by its first.
+/// A range of I/O addresses; its first address is the key under which it is stored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Mapping {
     /// Last I/O address.
     pub last: u64,
     /// First guest-physical address.
     pub guest: u64,
-    /// What devices may do with it.
+    /// Permitted accesses.
     pub access: Access,
 }
 
 /// An address space.
 #[derive(Clone, Debug, Default)]
 pub struct Domain {
-    /// All of RAM at its own addresses; no mappings.
+    /// Maps all of RAM at its own addresses; there are no mappings.
     pub bypass: bool,
-    /// By first address; they do not overlap.
+    /// Mappings by first address; they do not overlap.
     pub mappings: BTreeMap<u64, Mapping>,
 }
 
 impl Domain {
-    /// Whether something is mapped in a range.
+    /// Whether any mapping overlaps the range.
     pub fn overlaps(&self, first: u64, last: u64) -> bool {
         self.last_within(first, last).is_some()
     }
 
-    /// The last mapping of which a part is in a range, by its first address.
+    /// The last mapping that overlaps the range, with its first address.
     fn last_within(&self, first: u64, last: u64) -> Option<(u64, &Mapping)> {
         let (at, mapping) = self.mappings.range(..=last).next_back()?;
         (mapping.last >= first).then_some((*at, mapping))
     }
 }
 
-/// Whether somebody waits for the end of a request.
+/// Whether another thread waits for the current request to end.
 type Hurried = dyn Fn() -> bool + Send;
 
-/// How long a request takes in peace.
+/// Minimum time that a request runs before it may be cut short.
 const LONG: Duration = Duration::from_secs(1);
 
 /// A device behind the IOMMU.
 struct Slot {
     endpoint: Arc<dyn Endpoint>,
     reserved: Vec<Reserved>,
-    /// It reaches all of RAM.
+    /// The device reaches all of RAM.
     identity: bool,
-    /// The host has not let go of a mapping.
+    /// The host failed to remove a mapping.
     broken: bool,
-    /// The host has refused a mapping; said once, or a guest could fill the log.
+    /// The host has refused a mapping. Logged once, or a guest could flood the log.
     complained: bool,
 }
 
 impl Slot {
-    /// Maps all that a domain maps, or nothing. A guest can make that take long: once it has, it
-    /// ends early where it is `hurried`.
+    /// Maps everything that a domain maps, or nothing. A guest can make this take long: after
+    /// [`LONG`] it is aborted if `hurried` returns true.
     fn enter(&mut self, id: u32, domain: &Domain, hurried: &Hurried) -> Result<(), MapError> {
         self.reach_all(id, domain.bypass)?;
         let start = Instant::now();
@@ -107,7 +107,8 @@ impl Slot {
         Ok(())
     }
 
-    /// What a domain maps that cannot be mapped for it.
+    /// The first mapping of a domain that overlaps a reserved range of this endpoint, and that
+    /// range.
     fn reserved_in(&self, domain: &Domain) -> Option<(RangeInclusive<u64>, RangeInclusive<u64>)> {
         let mut ranges = self.reserved.iter().map(|reserved| reserved.range.clone());
         ranges.find_map(|range| {
@@ -116,7 +117,7 @@ impl Slot {
         })
     }
 
-    /// Checks that a saved domain can be mapped for it.
+    /// Checks that a saved domain can be mapped for this endpoint.
     fn check(&self, endpoint: u32, id: u32, domain: &Domain) -> Result<(), ReservedMapping> {
         match self.reserved_in(domain) {
             None => Ok(()),
@@ -129,7 +130,7 @@ impl Slot {
         }
     }
 
-    /// Unmaps all that its domain maps.
+    /// Removes everything that its domain maps.
     fn leave(&mut self, id: u32, domain: &Domain) {
         if !domain.mappings.is_empty() {
             self.clear(id);
@@ -142,7 +143,7 @@ impl Slot {
         }
     }
 
-    /// Unmaps part of what its domain maps.
+    /// Removes some of the mappings of its domain.
     fn lose(&mut self, id: u32, gone: &BTreeMap<u64, Mapping>) {
         for (first, len) in runs(gone) {
             self.unmap(id, first, len);
@@ -150,7 +151,7 @@ impl Slot {
     }
 
     fn map(&mut self, id: u32, first: u64, mapping: &Mapping) -> Result<(), MapError> {
-        // No overflow: see `fits`.
+        // Cannot overflow: see `fits`.
         let len = mapping.last - first + 1;
         let mapped = self.endpoint.map(first, mapping.guest, len, mapping.access);
         mapped.inspect_err(|error| {
@@ -170,7 +171,7 @@ impl Slot {
         }
     }
 
-    /// All of RAM, or none of it; nothing else is mapped.
+    /// Switches between reaching all of RAM and nothing; nothing else may be mapped.
     fn reach_all(&mut self, id: u32, all: bool) -> Result<(), MapError> {
         if self.identity == all {
             return Ok(());
@@ -199,18 +200,18 @@ impl Slot {
     }
 }
 
-/// All of it.
+/// All domains and endpoints.
 pub struct Domains {
     hurried: Box<Hurried>,
     /// The last I/O address that can be mapped.
     last_address: u64,
     slots: BTreeMap<u32, Slot>,
-    /// Domain by endpoint. After a restore there are endpoints that have yet to come.
+    /// Domain by endpoint. After a restore it includes endpoints that have not been added yet.
     attached: BTreeMap<u32, u32>,
     domains: BTreeMap<u32, Domain>,
     /// Endpoints without a domain reach all of RAM.
     bypass: bool,
-    /// Mappings of all domains.
+    /// Number of mappings of all domains.
     count: usize,
 }
 
@@ -229,17 +230,17 @@ impl Default for Domains {
 }
 
 impl Domains {
-    /// Has requests that take long end early when `hurried` says so.
+    /// Sets the check by which long requests are cut short.
     pub fn set_hurried(&mut self, hurried: Box<Hurried>) {
         self.hurried = hurried;
     }
 
-    /// Limits I/O addresses.
+    /// Sets the last valid I/O address.
     pub fn set_last_address(&mut self, last: u64) {
         self.last_address = last;
     }
 
-    /// How many mappings there are.
+    /// Number of mappings.
     pub fn mappings(&self) -> usize {
         self.count
     }
@@ -286,20 +287,20 @@ impl Domains {
         Ok(())
     }
 
-    /// Takes an endpoint away.
+    /// Removes an endpoint.
     pub fn remove(&mut self, id: u32) {
         let domain = self.attached.remove(&id);
         if let Some(mut slot) = self.slots.remove(&id) {
             if let Some(domain) = domain.and_then(|domain| self.domains.get(&domain)) {
                 slot.leave(id, domain);
             }
-            // Logged there.
+            // Errors are logged there.
             let _ = slot.reach_all(id, false);
         }
         self.forget_unused();
     }
 
-    /// Whether endpoints without a domain reach all of RAM from now on.
+    /// Sets whether endpoints without a domain reach all of RAM.
     pub fn set_bypass(&mut self, bypass: bool) {
         self.bypass = bypass;
         let slots = self.slots.keys().copied();
@@ -309,8 +310,8 @@ impl Domains {
         }
     }
 
-    /// All endpoints are in no domain; what bypass means to them is left to the next
-    /// [`Domains::set_bypass`], because it may take its time.
+    /// Detaches all endpoints. Bypass is not applied to them until the next
+    /// [`Domains::set_bypass`], because that may take long.
     pub fn reset(&mut self) {
         for (id, domain) in std::mem::take(&mut self.attached) {
             self.leave(id, domain);
@@ -319,13 +320,13 @@ impl Domains {
         self.count = 0;
     }
 
-    /// What endpoints cannot map.
+    /// The reserved ranges of an endpoint.
     pub fn reserved(&self, id: u32) -> Result<&[Reserved], Status> {
         let slot = self.slots.get(&id).ok_or(Status::NoEntry)?;
         Ok(&slot.reserved)
     }
 
-    /// Puts an endpoint into a domain, which is made if there is none (5.13.6.3).
+    /// Attaches an endpoint to a domain, which is created if it does not exist (5.13.6.3).
     pub fn attach(&mut self, id: u32, to: u32, bypass: bool) -> Result<(), Status> {
         let slot = self.slots.get(&id).ok_or(Status::NoEntry)?;
         if to >= DOMAINS {
@@ -369,7 +370,7 @@ impl Domains {
         Ok(entered?)
     }
 
-    /// Takes an endpoint out of a domain, which ceases to be with the last one.
+    /// Detaches an endpoint from a domain. The domain ceases to exist with its last endpoint.
     pub fn detach(&mut self, id: u32, from: u32) -> Result<(), Status> {
         if !self.slots.contains_key(&id) {
             return Err(Status::NoEntry);
@@ -436,7 +437,7 @@ impl Domains {
         Ok(())
     }
 
-    /// Removes all mappings in a range; none if one of them lies half in it (5.13.6.6).
+    /// Removes all mappings within a range; none, if one of them is only partly in it (5.13.6.6).
     pub fn unmap(&mut self, from: u32, first: u64, last: u64) -> Result<(), Status> {
         let domain = self.domains.get_mut(&from).ok_or(Status::NoEntry)?;
         if domain.bypass || last < first {
@@ -468,8 +469,8 @@ impl Domains {
         Ok(())
     }
 
-    /// Takes saved domains over in place of those that there are. The endpoints that there are get
-    /// their mappings, others when they come.
+    /// Replaces the domains by saved ones. Present endpoints get their mappings now, others when
+    /// they are added.
     pub fn restore(
         &mut self,
         bypass: bool,
@@ -495,18 +496,18 @@ impl Domains {
         Ok(())
     }
 
-    /// Unmaps for an endpoint what its domain maps.
+    /// Removes an endpoint's mappings of its domain.
     fn leave(&mut self, id: u32, domain: u32) {
         if let (Some(slot), Some(domain)) = (self.slots.get_mut(&id), self.domains.get(&domain)) {
             slot.leave(id, domain);
             if domain.bypass && !self.bypass {
-                // Logged there.
+                // Errors are logged there.
                 let _ = slot.reach_all(id, false);
             }
         }
     }
 
-    /// An endpoint that is in no domain reaches all of RAM or nothing.
+    /// Applies bypass to an endpoint without a domain: it reaches all of RAM or nothing.
     fn rest(&mut self, id: u32) {
         let bypass = self.bypass;
         if let Some(slot) = self.slots.get_mut(&id).filter(|slot| !slot.broken)
@@ -524,7 +525,7 @@ impl Domains {
         }
     }
 
-    /// Endpoints whose mappings the host does not let go of are in no domain. Whether there were
+    /// Detaches the endpoints whose mappings the host failed to remove. Returns whether there were
     /// any.
     fn expel_broken(&mut self) -> bool {
         let broken = self.slots.iter().filter(|(_, slot)| slot.broken);
@@ -541,7 +542,7 @@ impl Domains {
         any
     }
 
-    /// Domains without endpoints do not exist.
+    /// Removes domains without endpoints: they cease to exist.
     fn forget_unused(&mut self) {
         let Self {
             attached,
@@ -559,7 +560,7 @@ impl Domains {
     }
 }
 
-/// Whether a mapping and its length can be said in 64 bits.
+/// Whether the mapping's length, and its last guest-physical address, fit 64 bits.
 pub fn fits(first: u64, last: u64, guest: u64) -> bool {
     last - first < u64::MAX && guest.checked_add(last - first).is_some()
 }
@@ -570,8 +571,8 @@ fn members(attached: &BTreeMap<u32, u32>, domain: u32) -> impl Iterator<Item = u
     of_domain.map(|(id, _)| *id)
 }
 
-/// Mappings that follow each other without a gap, together: first address and length. An endpoint
-/// unmaps each of them at once.
+/// Merges adjacent mappings into runs, as (first address, length). An endpoint unmaps each run with
+/// one call.
 fn runs(mappings: &BTreeMap<u64, Mapping>) -> Vec<(u64, u64)> {
     let mut runs: Vec<(u64, u64)> = Vec::new();
     for (&first, mapping) in mappings {

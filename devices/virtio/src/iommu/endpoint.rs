@@ -1,42 +1,42 @@
-//! What the IOMMU asks of whoever translates for a device.
+//! The interface to the translation for one device.
 
 use std::{io, ops::RangeInclusive};
 
-/// Where a device's messages are interrupts, which no IOMMU of an x86 machine translates as memory
-/// (Intel SDM 3, 11.11.1).
+/// Addresses at which a device's writes are interrupts. No IOMMU of an x86 machine translates them
+/// as memory (Intel SDM 3, 11.11.1).
 pub const INTERRUPTS: RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
-/// What a device may do with memory that is mapped for it.
+/// The accesses to mapped memory that a device may perform.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Access {
-    /// It may read.
+    /// Reads.
     pub read: bool,
-    /// It may write.
+    /// Writes.
     pub write: bool,
 }
 
 /// Why addresses cannot be mapped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum ReservedKind {
-    /// They are not translated, or mean something to the host.
+    /// They are not translated, or have a meaning on the host.
     Reserved,
-    /// Writes there are interrupts (message signaled).
+    /// Writes to them are message-signaled interrupts.
     Msi,
 }
 
-/// I/O addresses that cannot be mapped.
+/// A range of I/O addresses that cannot be mapped.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Reserved {
     /// First and last address.
     pub range: RangeInclusive<u64>,
-    /// What they are.
+    /// Why they cannot be mapped.
     pub kind: ReservedKind,
 }
 
-/// Memory could not be mapped for a device.
+/// Why memory could not be mapped for a device.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// Part of the range is neither RAM nor memory of a device that others may reach.
+    /// Part of the range is neither RAM nor device memory that other devices may reach.
     #[error("there is no memory at guest address {guest:#x}")]
     NotMemory {
         /// The guest-physical address.
@@ -47,48 +47,49 @@ pub enum MapError {
     OutOfRange {
         /// First I/O address of the mapping.
         iova: u64,
-        /// Its length in bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// A limit of the host; the text says which.
+    /// A limit of the host, which the text names.
     #[error("{0}")]
     NoMemory(String),
     /// The host refuses for another reason.
     #[error("the host's IOMMU refuses")]
     Host(#[source] io::Error),
-    /// The host has mapped part of it and does not let go of that.
+    /// The host has mapped part of it and failed to remove that.
     #[error("the host's IOMMU does not let go of what it has mapped")]
     Stuck(#[source] io::Error),
 }
 
 /// Translates for one device.
 ///
-/// The calls come from the IOMMU's worker or the thread that owns the machine, never two at a time.
-/// Only [`Endpoint::clear`] and `identity(false)` may come from a vCPU's thread too, when the driver
-/// resets an IOMMU that has no worker: they must neither wait nor open files. The registry is locked
-/// meanwhile: an endpoint must not call it back, nor wait for somebody who might.
+/// Calls come from the IOMMU's worker or from the thread that owns the VM, never concurrently. Only
+/// [`Endpoint::clear`] and `identity(false)` may also come from a vCPU thread, when the driver
+/// resets an IOMMU without a worker: they must neither block nor open files. The registry is locked
+/// during a call: an endpoint must neither call it back nor wait for a thread that might.
 pub trait Endpoint: Send + Sync {
-    /// Addresses that cannot be mapped, without overlaps. Asked for once, when the endpoint is
-    /// added; at most one of them is [`ReservedKind::Msi`] (5.13.6.8.1).
+    /// Address ranges that cannot be mapped, without overlaps. Called once, when the endpoint is
+    /// added. At most one of them is [`ReservedKind::Msi`] (5.13.6.8.1).
     fn reserved(&self) -> Vec<Reserved>;
 
-    /// Whatever is mapped begins and ends at a multiple of this many bytes: a power of two. What is
-    /// larger than a page of the host's IOMMU is split by the host.
+    /// Alignment of the start and end of mappings in bytes, a power of two. The host splits
+    /// mappings that are larger than a page of its IOMMU.
     fn page_size(&self) -> u64;
 
-    /// Maps `len` bytes of guest-physical addresses from `guest` on at `iova`: all or nothing. They
-    /// may span several regions of RAM and other devices' memory. Multiples of 4 KiB, `len` is not
-    /// 0, nothing is mapped there, and neither `iova + len` nor `guest + len` exceeds 2^64.
+    /// Maps `len` bytes of guest-physical addresses from `guest` at `iova`, completely or not at
+    /// all. They may span several regions of RAM and memory of other devices. All values are
+    /// multiples of 4 KiB, `len` is not 0, nothing is mapped there yet, and neither `iova + len`
+    /// nor `guest + len` exceeds 2^64.
     fn map(&self, iova: u64, guest: u64, len: u64, access: Access) -> Result<(), MapError>;
 
-    /// Unmaps what one or more whole calls of [`Endpoint::map`] have mapped, without gaps.
+    /// Unmaps a gapless range that consists of one or more complete [`Endpoint::map`] calls.
     fn unmap(&self, iova: u64, len: u64) -> io::Result<()>;
 
-    /// Unmaps all that calls of [`Endpoint::map`] have mapped: at once where the host can, however
-    /// many there were.
+    /// Removes everything that [`Endpoint::map`] has mapped: where the host supports it, with one
+    /// operation regardless of the number of mappings.
     fn clear(&self) -> io::Result<()>;
 
-    /// On: all of RAM is reached at its own addresses, that which is plugged later included, while
-    /// nothing else is mapped. Off: nothing is.
+    /// On: the device reaches all of RAM at its own addresses, including RAM that is plugged later,
+    /// and nothing else is mapped. Off: it reaches nothing.
     fn identity(&self, on: bool) -> Result<(), MapError>;
 }

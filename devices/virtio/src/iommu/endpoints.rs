@@ -1,4 +1,4 @@
-//! The devices behind the IOMMU.
+//! The registry of devices behind the IOMMU.
 
 use std::{
     ops::RangeInclusive,
@@ -12,7 +12,7 @@ use super::{
     endpoint::{Endpoint, MapError},
 };
 
-/// A saved domain maps what cannot be mapped for an endpoint here.
+/// A saved domain maps a range that is reserved for an endpoint on this host.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "the saved guest maps {first:#x} to {last:#x} for endpoint {endpoint:#x} of its virtual IOMMU \
@@ -21,56 +21,56 @@ use super::{
     first = mapping.start(), last = mapping.end(), from = reserved.start(), to = reserved.end()
 )]
 pub struct ReservedMapping {
-    /// The endpoint.
+    /// ID of the endpoint.
     pub endpoint: u32,
-    /// Its domain.
+    /// ID of its domain.
     pub domain: u32,
     /// First and last I/O address of the mapping.
     pub mapping: RangeInclusive<u64>,
-    /// What is reserved.
+    /// The reserved range.
     pub reserved: RangeInclusive<u64>,
 }
 
-/// A device cannot be put behind the IOMMU.
+/// Why a device cannot be put behind the IOMMU.
 #[derive(Debug, thiserror::Error)]
 pub enum AddError {
-    /// Another device has this number.
+    /// Another device has this ID.
     #[error("endpoint {0:#x} of the virtual IOMMU is there already")]
     Taken(u32),
-    /// Its pages are too large.
+    /// The host's minimum page size for it is too large.
     #[error(
         "the host's IOMMU maps nothing smaller than {0:#x} bytes for this device, the virtual IOMMU \
          pages of 4 KiB: plug it in without a virtual IOMMU"
     )]
     PageSize(u64),
-    /// More reserved ranges than the guest can be told of.
+    /// It has more reserved ranges than a PROBE reply can hold.
     #[error(
         "the host reserves {0} ranges of this device's addresses, the guest can be told of \
          {max}: plug it in without a virtual IOMMU", max = MAX_RESERVED
     )]
     TooFragmented(usize),
-    /// A restored domain maps what this device reserves.
+    /// A restored domain maps a range that is reserved for this device.
     #[error(transparent)]
     Reserved(#[from] ReservedMapping),
-    /// What it is to reach from the first can not be mapped.
+    /// Its initial mappings could not be created.
     #[error("cannot map for the device what the guest's IOMMU lets it reach")]
     Map(#[from] MapError),
 }
 
-/// The devices behind the IOMMU, by their numbers: segment << 16 | bus << 8 | device << 3 |
-/// function. Clones are the same registry, which the machine shares with the IOMMU: who adds or
-/// removes a device waits for one request of the guest's, however many there are.
+/// The devices behind the IOMMU, by ID: segment << 16 | bus << 8 | device << 3 | function. Clones
+/// refer to the same registry, which the VM shares with the IOMMU. Its lock is fair: adding or
+/// removing a device waits for at most one request of the guest, however many are queued.
 #[derive(Clone, Default)]
 pub struct Endpoints(Arc<FairLock<Domains>>);
 
 impl Endpoints {
-    /// None.
+    /// Creates an empty registry.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a device. It reaches nothing until the guest says so, or all of RAM if the guest lets
-    /// devices without a domain do that; after a restore, what it reached when it was saved.
+    /// Adds a device. Initially it reaches nothing, or all of RAM if the guest enabled bypass for
+    /// devices without a domain; after a restore, it reaches what it reached when it was saved.
     ///
     /// # Errors
     ///
@@ -79,7 +79,7 @@ impl Endpoints {
         self.lock().add(id, endpoint)
     }
 
-    /// Takes a device away: it reaches nothing afterwards. No mistake if there is none.
+    /// Removes a device: it reaches nothing afterwards. Does nothing if there is no such device.
     pub fn remove(&self, id: u32) {
         self.lock().remove(id);
     }
@@ -88,7 +88,7 @@ impl Endpoints {
         self.0.lock()
     }
 
-    /// Whether somebody waits for the end of a request.
+    /// Whether another thread waits for the lock.
     #[cfg(test)]
     pub(super) fn is_awaited(&self) -> bool {
         self.0.is_awaited()

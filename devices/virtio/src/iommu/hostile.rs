@@ -1,4 +1,4 @@
-//! Drivers that break the rules of the ring.
+//! Drivers that violate the ring's rules.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ fn a_request_that_overlaps_its_own_answer_is_read_once() {
     let device = Arc::new(Recorder::default());
     endpoints.add(0, device).unwrap();
     let (mut iommu, queue) = started(&guest, endpoints.clone());
-    // All in one place: what is read says PROBE of endpoint 5, what is written covers it.
+    // All in one place: the data reads as a PROBE of endpoint 5, and the reply overwrites it.
     let at = queue.free();
     let memory = vm_memory::GuestAddressSpace::memory(&guest.memory);
     vm_memory::Bytes::write_obj(&*memory, 5_u64 | 5 << 32, vm_memory::GuestAddress(at)).unwrap();
@@ -59,10 +59,10 @@ fn an_endless_chain_gets_no_answer_and_the_next_one_does() {
     let (mut iommu, queue) = started(&guest, endpoints);
     queue.describe(queue.table(), 0, (queue.free(), 4), NEXT, 1);
     queue.describe(queue.table(), 1, (queue.free(), 4), NEXT, 0);
-    // A table in a table.
+    // A table within a table.
     queue.describe(queue.free(), 0, (queue.free(), 64), INDIRECT, 0);
     queue.describe(queue.table(), 2, (queue.free(), 64), INDIRECT, 0);
-    // DETACH of endpoint 0 from domain 0, byte by byte, and its answer byte by byte.
+    // DETACH of endpoint 0 from domain 0, in one-byte buffers for the request and the reply.
     let (table, bytes) = (queue.free() + 0x1000, queue.free() + 0x2000);
     let memory = vm_memory::GuestAddressSpace::memory(&guest.memory);
     vm_memory::Bytes::write_obj(&*memory, 2_u8, vm_memory::GuestAddress(bytes)).unwrap();

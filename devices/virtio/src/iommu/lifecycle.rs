@@ -1,4 +1,4 @@
-//! Drivers, devices and snapshots that come and go.
+//! Lifecycle of drivers, devices and snapshots.
 
 use std::{
     sync::{Arc, mpsc},
@@ -39,7 +39,7 @@ fn a_reset_takes_everything_away() {
 fn what_a_driver_has_opened_is_closed_without_one() {
     let mut rig = Rig::new();
     rig.iommu.write_config(36, &[1]);
-    // The worker has followed when it answers.
+    // A reply shows that the worker has applied the setting.
     assert_eq!(rig.attach(1, 8), OK);
     assert!(rig.identity(1));
     rig.iommu.deactivate();
@@ -50,7 +50,7 @@ fn what_a_driver_has_opened_is_closed_without_one() {
     );
     close(&mut rig);
     assert!(!rig.identity(1));
-    // Said and gone at once: the worker may not have looked.
+    // Set and removed at once: the worker may not have seen it.
     let mut rig = Rig::new();
     rig.iommu.write_config(36, &[1]);
     assert_eq!(rig.attach(1, 8), OK);
@@ -63,7 +63,7 @@ fn what_a_driver_has_opened_is_closed_without_one() {
     assert!(!rig.identity(1));
 }
 
-/// Closes bypass and waits until it is.
+/// Closes bypass and waits until it is closed.
 fn close(rig: &mut Rig) {
     rig.iommu.write_config(36, &[0]);
     rig.guest
@@ -77,7 +77,7 @@ fn reads_open(rig: &Rig) -> bool {
     bypass == [1]
 }
 
-/// A machine whose driver has opened bypass, which device 24 alone makes use of, and is gone.
+/// A VM whose driver opened bypass, which only device 24 uses, and has gone.
 fn left_open() -> Rig {
     let mut rig = Rig::new();
     rig.iommu.write_config(36, &[1]);
@@ -107,7 +107,7 @@ fn who_closes_bypass_between_two_looks_at_a_reset_does_not_take_ram_away_on_a_vc
     rig.iommu.write_config(36, &[1]);
     assert_eq!([rig.attach(1, 8), rig.attach(1, 16)], [OK; 2]);
     assert!(rig.identity(2));
-    // Done, but the driver has not looked yet.
+    // Complete, but the driver has not polled yet.
     rig.iommu.prepare_reset(PATIENCE).unwrap();
     rig.iommu.write_config(36, &[0]);
     rig.iommu.prepare_reset(PATIENCE).unwrap();
@@ -125,7 +125,7 @@ fn no_vcpu_waits_while_bypass_is_closed_and_it_reads_as_open() {
     let (ready, is_ready) = mpsc::channel();
     let (over, is_over) = mpsc::channel::<()>();
     thread::scope(|scope| {
-        // The host is busy with it until a vCPU has gone on, or has not.
+        // The host is busy until a vCPU has continued, or has not.
         scope.spawn(move || {
             let _busy = device.lock();
             ready.send(()).unwrap();
@@ -142,7 +142,7 @@ fn no_vcpu_waits_while_bypass_is_closed_and_it_reads_as_open() {
     rig.guest
         .wait_until("bypass is closed", || !reads_open(&rig));
     assert!(!rig.identity(2));
-    // The next driver finds it so, and can open it.
+    // The next driver finds it closed and can open it.
     let queue = rig.guest.queue(0, 64);
     rig.iommu.activate(rig.guest.activation(&[&queue])).unwrap();
     rig.iommu.write_config(36, &[1]);
@@ -159,7 +159,7 @@ fn bypass_that_is_opened_again_before_it_is_closed_stays_open() {
         .wait_until("somebody is to close it", || rig.endpoints.is_awaited());
     rig.iommu.write_config(36, &[1]);
     drop(request);
-    // Who was waiting is done before this is answered.
+    // The waiting thread finishes before this request completes.
     let queue = rig.guest.queue(0, 64);
     rig.iommu.activate(rig.guest.activation(&[&queue])).unwrap();
     assert_eq!(queue.request(&attach(1, 8, 0), 4).1[0], OK);
@@ -177,7 +177,7 @@ fn devices_that_are_back_after_a_restore_have_their_mappings() {
     rig.iommu.write_config(36, &[1]);
     rig.iommu.deactivate();
     let saved = rig.iommu.save().unwrap();
-    // One is there before the IOMMU, one comes after it, one does not come.
+    // One device exists before the IOMMU, one is added after it, one is never added.
     let endpoints = Endpoints::new();
     let devices: [Arc<Recorder>; 2] = Default::default();
     endpoints.add(8, devices[0].clone()).unwrap();
@@ -264,7 +264,7 @@ fn a_reset_unmaps_all_of_a_device_at_once_and_on_the_iommus_own_thread() {
     rig.iommu.deactivate();
     rig.iommu.reset();
     assert_eq!(rig.iommu.counters()[2], ("mappings", 0));
-    // The next driver finds the worker as the first one did, and so does its reset.
+    // The next driver, and its reset, find the worker in the same state as the first one did.
     let queue = rig.guest.queue(0, 64);
     rig.iommu.activate(rig.guest.activation(&[&queue])).unwrap();
     assert_eq!(queue.request(&attach(1, 8, 0), 4).1[0], OK);
@@ -305,7 +305,7 @@ fn who_plugs_a_device_waits_for_one_request_however_many_there_are() {
             while !endpoints.is_awaited() {
                 thread::yield_now();
             }
-            // The next request comes at once.
+            // The next request follows immediately.
             drop(request);
             assert!(endpoints.lock().reserved(id).is_ok(), "device {id} waits");
             plugs.join().unwrap().unwrap();
@@ -313,7 +313,7 @@ fn who_plugs_a_device_waits_for_one_request_however_many_there_are() {
     }
 }
 
-/// A saved domain 3 of endpoint 9 that maps a range.
+/// A saved domain 3 with endpoint 9 that maps a range.
 fn saved(first: u64, last: u64) -> serde_json::Value {
     serde_json::json!({"bypass": false, "domains": [{
         "id": 3, "bypass": false, "endpoints": [9],
@@ -336,7 +336,7 @@ fn what_a_host_reserves_is_not_restored_and_the_reason_says_what_to_do() {
             assert!(text.contains(words), "no {words:?} in {text:?}");
         }
     };
-    // A device that is there.
+    // A device that is already present.
     let endpoints = Endpoints::new();
     endpoints.add(9, device.clone()).unwrap();
     let refused = iommu(&endpoints).restore(saved(0x10_f000, 0x11_0fff));
@@ -345,7 +345,7 @@ fn what_a_host_reserves_is_not_restored_and_the_reason_says_what_to_do() {
     };
     says(&text, "0x100000 to 0x10ffff");
     assert!(device.lock().mapped.is_empty());
-    // One that comes later.
+    // A device that is added later.
     let endpoints = Endpoints::new();
     iommu(&endpoints)
         .restore(saved(0x10_f000, 0x11_0fff))
@@ -354,7 +354,7 @@ fn what_a_host_reserves_is_not_restored_and_the_reason_says_what_to_do() {
     assert!(matches!(refused, AddError::Reserved(_)), "{refused}");
     says(&refused.to_string(), "0x100000 to 0x10ffff");
     assert!(device.lock().mapped.is_empty());
-    // Whatever comes later.
+    // Any device that may be added later.
     let refused = iommu(&Endpoints::new()).restore(saved(0xfedf_f000, 0xfee0_0fff));
     let Err(StateError::Mismatch(text)) = refused else {
         panic!("{refused:?}");
@@ -375,7 +375,7 @@ fn what_a_host_reserves_is_not_restored_and_the_reason_says_what_to_do() {
         "{refused}"
     );
     amd.restore(saved(0xf_f000, 0xf_ffff)).unwrap();
-    // Beside it is no harm.
+    // A mapping beside the reserved range is valid.
     let endpoints = Endpoints::new();
     let mut iommu = iommu(&endpoints);
     iommu.restore(saved(0xfedf_f000, 0xfedf_ffff)).unwrap();

@@ -1,4 +1,5 @@
-//! IOMMU (virtio 1.2, 5.13): the guest says what each of its physical devices can reach.
+//! IOMMU (virtio 1.2, 5.13): the guest controls which memory each of its passthrough devices
+//! reaches.
 //!
 //! ```text
 //!   guest driver ── ATTACH, MAP, UNMAP ──> VirtioIommu ──> Endpoints (domains and mappings)
@@ -6,13 +7,14 @@
 //!   physical device <── host's IOMMU <─────────────────────────┘
 //! ```
 //!
-//! - [`endpoint`]: what translates for one device, whoever implements it.
-//! - [`endpoints`]: the devices behind the IOMMU; the machine adds and removes them.
-//! - [`domains`]: who is in which address space, and what is mapped there.
-//! - [`request`]: what the driver asks for.
-//! - [`device`]: the virtio device, [`state`]: what a snapshot keeps of it.
+//! - [`endpoint`]: the translation for one device, as an interface.
+//! - [`endpoints`]: the registry of devices behind the IOMMU; the VM adds and removes them.
+//! - [`domains`]: the domains, their mappings, and the endpoints attached to them.
+//! - [`request`]: the driver's requests.
+//! - [`device`]: the virtio device; [`state`]: its saved state.
 //!
-//! Faults are not reported: those of a physical device are the host's to see, and its log has them.
+//! Faults are not reported to the guest: only the host sees a passthrough device's faults, in its
+//! log.
 
 mod device;
 mod domains;

@@ -1,5 +1,6 @@
-//! What each endpoint reaches, page by page, straight from the specification (virtio 1.2, 5.13.6):
-//! beside [`super::domains`], of which it shares no line, so that one finds the other's mistakes.
+//! An oracle that computes, page by page and directly from the specification (virtio 1.2, 5.13.6),
+//! what each endpoint reaches. It shares no code with [`super::domains`], so that each reveals the
+//! other's errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,17 +8,17 @@ use super::request::{Request, Status};
 
 const PAGE: u64 = 4096;
 
-/// Addresses of interrupts, which no endpoint of these tests maps.
+/// Interrupt addresses, which no endpoint of these tests may map.
 const DOORBELLS: std::ops::RangeInclusive<u64> = 0xfee0_0000..=0xfeef_ffff;
 
-/// What an endpoint finds at a page: the guest's page, and whether it may read and write.
+/// What an endpoint reaches at a page: the guest's page, and whether it may read and write.
 pub type Found = (u64, bool, bool);
 
-/// A page that is mapped.
+/// A mapped page.
 #[derive(Clone, Copy, Debug)]
 struct Page {
     found: Found,
-    /// The request that has mapped it: what one has mapped is unmapped as a whole.
+    /// The request that mapped it: its pages can only be unmapped together.
     mapping: u64,
 }
 
@@ -29,10 +30,10 @@ struct Domain {
     endpoints: BTreeSet<u32>,
 }
 
-/// All that there is.
+/// The whole state.
 #[derive(Debug)]
 pub struct Oracle {
-    /// One more than the last address that can be mapped.
+    /// One more than the last mappable address.
     end: u64,
     endpoints: BTreeSet<u32>,
     domains: BTreeMap<u32, Domain>,
@@ -41,7 +42,7 @@ pub struct Oracle {
 }
 
 impl Oracle {
-    /// With addresses of `width` bits, fewer than 64.
+    /// Creates an oracle for addresses of `width` bits, fewer than 64.
     pub fn new(width: u32) -> Self {
         Self {
             end: 1 << width,
@@ -52,12 +53,12 @@ impl Oracle {
         }
     }
 
-    /// An endpoint comes; false if there is one of its number.
+    /// Adds an endpoint; false if its ID is taken.
     pub fn add(&mut self, endpoint: u32) -> bool {
         self.endpoints.insert(endpoint)
     }
 
-    /// An endpoint goes.
+    /// Removes an endpoint.
     pub fn remove(&mut self, endpoint: u32) {
         self.endpoints.remove(&endpoint);
         self.take_out(endpoint);
@@ -68,7 +69,7 @@ impl Oracle {
         self.bypass = bypass;
     }
 
-    /// As the driver has set it.
+    /// The driver's setting of bypass.
     pub fn bypass(&self) -> bool {
         self.bypass
     }
@@ -78,7 +79,7 @@ impl Oracle {
         self.domains.clear();
     }
 
-    /// The endpoint is in no domain. Domains without endpoints do not exist (5.13.6.4).
+    /// Detaches the endpoint. Domains without endpoints do not exist (5.13.6.4).
     pub fn take_out(&mut self, endpoint: u32) {
         for domain in self.domains.values_mut() {
             domain.endpoints.remove(&endpoint);
@@ -87,7 +88,7 @@ impl Oracle {
             .retain(|_, domain| !domain.endpoints.is_empty());
     }
 
-    /// Whether the endpoint is in a domain.
+    /// Whether the endpoint is attached to a domain.
     pub fn is_in_domain(&self, endpoint: u32) -> bool {
         self.of(endpoint).is_some()
     }
@@ -97,7 +98,8 @@ impl Oracle {
         domains.find(|domain| domain.endpoints.contains(&endpoint))
     }
 
-    /// Whether an endpoint reaches all of RAM at its own addresses, and what else it finds where.
+    /// Whether an endpoint reaches all of RAM at its own addresses, and which other pages it
+    /// reaches.
     pub fn reach(&self, endpoint: u32) -> (bool, BTreeMap<u64, Found>) {
         match self.of(endpoint) {
             None => (self.bypass, BTreeMap::new()),
@@ -108,7 +110,7 @@ impl Oracle {
         }
     }
 
-    /// Mappings of all domains.
+    /// Number of mappings of all domains.
     pub fn mappings(&self) -> usize {
         let pages = self
             .domains
@@ -120,8 +122,8 @@ impl Oracle {
             .len()
     }
 
-    /// The reasons for which the specification has a request refused: none if it is to be done.
-    /// Which one is told where there are several is the device's to choose.
+    /// The reasons for which the specification requires that a request be refused; empty if it must
+    /// succeed. If there are several, the device may report any of them.
     pub fn objections(&self, request: &Request) -> Vec<Status> {
         let mut objections = Vec::new();
         let mut object = |if_so: bool, status| {
@@ -194,7 +196,7 @@ impl Oracle {
         objections
     }
 
-    /// Does what is asked for; there are no objections.
+    /// Executes a request without objections.
     pub fn carry_out(&mut self, request: &Request) {
         match *request {
             Request::Attach {

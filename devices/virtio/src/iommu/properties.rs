@@ -1,5 +1,5 @@
-//! Whatever requests come: each endpoint reaches what the specification says, and whatever the host
-//! does, what its domain maps, and nothing else.
+//! Properties that hold for any sequence of requests: each endpoint reaches what the specification
+//! says. Whatever the host does, it reaches what its domain maps and nothing else.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -13,22 +13,22 @@ use super::{
 };
 use crate::testing::iommu::{Mapped, Recorder};
 
-/// What happens.
+/// One step of a test sequence.
 #[derive(Clone, Debug)]
 enum Step {
-    /// The guest asks for something.
+    /// The guest sends a request.
     Ask(Request),
-    /// A device comes.
+    /// A device is added.
     Add(u32),
-    /// A device goes.
+    /// A device is removed.
     Remove(u32),
     /// The driver changes bypass.
     Bypass(bool),
     /// The driver resets the IOMMU.
     Reset,
-    /// The host refuses something for a device soon.
+    /// The host will soon refuse a mapping for a device.
     Refuse(u32, u32),
-    /// The host keeps what is mapped for a device.
+    /// The host fails to remove the mappings of a device.
     Stick(u32),
 }
 
@@ -36,7 +36,7 @@ fn id() -> impl Strategy<Value = u32> {
     0..5_u32
 }
 
-/// A few pages, some of them reserved, some impossible.
+/// A few pages, some of them reserved, some invalid.
 fn range() -> impl Strategy<Value = (u64, u64)> {
     let first = prop_oneof![8 => 0..12_u64, 1 => 0xfedfe..0xfef01_u64, 1 => any::<u64>()];
     (
@@ -75,17 +75,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bits of I/O addresses.
+/// Width of I/O addresses in bits.
 const WIDTH: u32 = 39;
 
-/// Domains and endpoints, few of which there are not.
+/// IDs of domains and endpoints, a few of which do not exist.
 fn few() -> impl Strategy<Value = u32> {
     prop_oneof![12 => 0..3_u32, 1 => 3..5_u32, 1 => 0xffff..0x1_0001_u32]
 }
 
-/// First and last byte of some pages: mostly of a few that are next to each other; now and then of
-/// some around doorbells, at the end of what can be mapped or of 64 bits, of all, of none, or of
-/// parts of pages.
+/// First and last byte of a range: mostly of a few adjacent pages; occasionally around doorbells,
+/// at the end of the mappable range or of 64 bits, the whole range, an empty one, or parts of
+/// pages.
 fn pages() -> impl Strategy<Value = (u64, u64)> {
     let end = 1_u64 << (WIDTH - 12);
     let first = prop_oneof![
@@ -106,7 +106,7 @@ fn pages() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![60 => some, 1 => Just((0, u64::MAX)), 1 => Just((0x3000, 0x2fff))]
 }
 
-/// What a driver asks for that mostly knows what it does.
+/// Requests of a mostly sensible driver.
 fn sensible() -> impl Strategy<Value = Request> {
     let flags = prop_oneof![12 => 1..4_u32, 1 => Just(0), 1 => Just(7), 1 => Just(1 << 31)];
     let guest = prop_oneof![
@@ -116,7 +116,7 @@ fn sensible() -> impl Strategy<Value = Request> {
     ];
     prop_oneof![
         4 => (few(), few(), any::<bool>(), 0..20_u32).prop_map(|(domain, endpoint, bypass, odd)| {
-            // Mostly to a domain that maps something.
+            // Mostly to a domain with mappings.
             let flags = u32::from(bypass && odd < 8) | u32::from(odd == 9) << 1;
             Request::Attach { domain, endpoint, flags, clean: odd != 10 }
         }),
@@ -139,7 +139,7 @@ fn plain_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a device finds, page by page.
+/// The pages that a device reaches.
 fn found(mapped: &Mapped) -> BTreeMap<u64, Found> {
     let pages = mapped.iter().flat_map(|(at, (len, guest, access))| {
         let offsets = (0..*len).step_by(0x1000);
@@ -160,7 +160,7 @@ proptest! {
         let mut oracle = Oracle::new(WIDTH);
         let mut devices: BTreeMap<u32, Arc<Recorder>> = BTreeMap::new();
         for step in steps {
-            // The host refuses something only where it was told to, and then once.
+            // The host refuses only where it was told to, and only once.
             let pending = |devices: &BTreeMap<u32, Arc<Recorder>>| {
                 devices.values().filter(|device| device.lock().patience.is_some()).count()
             };
@@ -219,7 +219,7 @@ proptest! {
                 let recorded = device.lock();
                 let (identity, pages) = oracle.reach(*id);
                 prop_assert_eq!(found(&recorded.mapped), pages, "of endpoint {}", id);
-                // All of RAM may have been refused to one that is in no domain.
+                // The host may have refused all of RAM to an endpoint without a domain.
                 if oracle.is_in_domain(*id) || !identity {
                     prop_assert_eq!(recorded.identity, identity, "endpoint {}", id);
                 }
@@ -229,7 +229,7 @@ proptest! {
     }
 }
 
-/// The mappings of a domain, as a recorder has them.
+/// The mappings of an endpoint's domain, in a recorder's format.
 fn expected(domains: &Domains, bypass: bool, endpoint: u32) -> (bool, Mapped) {
     let Some(domain) = domains.attached().get(&endpoint) else {
         return (bypass, Mapped::new());
@@ -301,11 +301,11 @@ proptest! {
                 let recorded = device.lock();
                 let (identity, mapped) = expected(&domains, bypass, *id);
                 let is_attached = domains.attached().contains_key(id);
-                // One that is stuck may be out of use, and then reaches what it did.
+                // A stuck endpoint may be unusable, and then still reaches what it did before.
                 if !recorded.stuck || is_attached {
                     prop_assert_eq!(&recorded.mapped, &mapped);
                 }
-                // All of RAM may have been refused to one that is in no domain.
+                // The host may have refused all of RAM to an endpoint without a domain.
                 if is_attached {
                     prop_assert_eq!(recorded.identity, identity);
                 } else if !recorded.stuck {

@@ -1,4 +1,4 @@
-//! What the driver asks for (5.13.6), and what it is told.
+//! The driver's requests (5.13.6) and their replies.
 
 use std::io::Read;
 
@@ -11,15 +11,15 @@ use super::{
     endpoint::{Access, MapError, Reserved, ReservedKind},
 };
 
-/// Bytes of properties in the answer to a PROBE.
+/// Size in bytes of the properties in the reply to a PROBE.
 pub const PROBE_SIZE: usize = 512;
 
-/// Bytes of a reserved range in them.
+/// Size in bytes of one reserved range in the properties.
 const RESERVED_SIZE: usize = 24;
 
 const _: () = assert!(MAX_RESERVED * RESERVED_SIZE <= PROBE_SIZE);
 
-/// Bytes with the status at the end of the answer.
+/// Size in bytes of the tail of a reply, which contains the status.
 pub const TAIL_SIZE: usize = 4;
 
 const ATTACH: u8 = 1;
@@ -28,35 +28,35 @@ const MAP: u8 = 3;
 const UNMAP: u8 = 4;
 const PROBE: u8 = 5;
 
-/// Flag of an ATTACH.
+/// Flag of ATTACH.
 const ATTACH_BYPASS: u32 = 1 << 0;
 
-/// Flags of a MAP.
+/// Flags of MAP.
 const MAP_READ: u32 = 1 << 0;
 const MAP_WRITE: u32 = 1 << 1;
 
-/// Type of a property: reserved memory.
+/// Property type: reserved memory.
 const PROPERTY_RESERVED: u16 = 1;
 
-/// What became of a request.
+/// Status of a request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Status {
-    /// It was done.
+    /// Success.
     Ok = 0,
-    /// It cannot be done.
+    /// The operation is not supported.
     Unsupported = 2,
     /// The host has failed.
     Device = 3,
-    /// It makes no sense.
+    /// The request is invalid.
     Invalid = 4,
-    /// A number is out of range.
+    /// A value is out of range.
     Range = 5,
     /// There is no such endpoint or domain.
     NoEntry = 6,
     /// There is no memory at a guest-physical address.
     Fault = 7,
-    /// A limit is reached.
+    /// A limit has been reached.
     NoMemory = 8,
 }
 
@@ -74,18 +74,18 @@ impl From<MapError> for Status {
 /// A request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// Puts an endpoint into a domain.
+    /// Attaches an endpoint to a domain.
     Attach {
         /// The domain.
         domain: u32,
         /// The endpoint.
         endpoint: u32,
-        /// Flags, known or not.
+        /// Flags, including unknown ones.
         flags: u32,
-        /// Nothing that must be zero is something else.
+        /// All reserved fields are zero.
         clean: bool,
     },
-    /// Takes an endpoint out of a domain.
+    /// Detaches an endpoint from a domain.
     Detach {
         /// The domain.
         domain: u32,
@@ -100,7 +100,7 @@ pub enum Request {
         range: (u64, u64),
         /// First guest-physical address.
         guest: u64,
-        /// Flags, known or not.
+        /// Flags, including unknown ones.
         flags: u32,
     },
     /// Removes the mappings in a range.
@@ -110,7 +110,7 @@ pub enum Request {
         /// First and last I/O address.
         range: (u64, u64),
     },
-    /// Asks what there is to know about an endpoint.
+    /// Queries the properties of an endpoint.
     Probe {
         /// The endpoint.
         endpoint: u32,
@@ -118,7 +118,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Reads a request; `None` if its type is unknown or it is too short for it.
+    /// Reads a request; `None` if its type is unknown or it is too short for its type.
     pub fn read(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Self> {
         let mut reader = chain.reader(ram).ok()?;
         let [kind, ..] = take::<4>(&mut reader)?;
@@ -156,7 +156,7 @@ impl Request {
         Some(request)
     }
 
-    /// Bytes in front of the status in the answer.
+    /// Number of bytes before the tail in the reply.
     pub fn answer_size(&self) -> usize {
         match self {
             Self::Probe { .. } => PROBE_SIZE,
@@ -164,8 +164,8 @@ impl Request {
         }
     }
 
-    /// Does what is asked for. `bypass`: the driver knows bypass domains. Fills `properties`, which
-    /// has [`Request::answer_size`] bytes, all zero.
+    /// Executes the request. `bypass`: the driver supports bypass domains. Fills `properties`,
+    /// which has [`Request::answer_size`] bytes, all zero.
     pub fn carry_out(
         &self,
         domains: &mut Domains,
@@ -222,7 +222,7 @@ impl Request {
     }
 }
 
-/// A reserved range as a property: its type, the bytes that follow the length, and those.
+/// A reserved range as a property: its type, the length of the rest, and the rest.
 fn property(reserved: &Reserved) -> [u8; RESERVED_SIZE] {
     let mut bytes = [0; RESERVED_SIZE];
     bytes[..2].copy_from_slice(&PROPERTY_RESERVED.to_le_bytes());

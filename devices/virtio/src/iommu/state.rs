@@ -1,4 +1,4 @@
-//! What a snapshot keeps.
+//! Saved state of the IOMMU.
 
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
@@ -26,18 +26,18 @@ pub struct SavedDomain {
     mappings: Vec<SavedMapping>,
 }
 
-/// All of it.
+/// The complete saved state.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// Endpoints without a domain reach all of RAM.
     pub bypass: bool,
-    /// Every domain that has an endpoint.
+    /// All domains; each has at least one endpoint.
     pub domains: Vec<SavedDomain>,
 }
 
 impl State {
-    /// The domains as they are; `bypass` as the driver has set it.
+    /// Saves the current domains, with the driver's setting of `bypass`.
     pub fn save(domains: &Domains, bypass: bool) -> Self {
         let saved = |(id, domain): (&u32, &Domain)| SavedDomain {
             id: *id,
@@ -63,8 +63,8 @@ impl State {
         }
     }
 
-    /// Makes the domains of an IOMMU be those. Its last I/O address is `last_address`; whichever
-    /// devices there are or come, `reserved` cannot be mapped.
+    /// Restores these domains. `last_address` is the IOMMU's last I/O address. `reserved` ranges
+    /// cannot be mapped for any device, present or added later.
     pub fn restore(
         self,
         domains: &mut Domains,
@@ -113,7 +113,7 @@ impl State {
                     |range: &&RangeInclusive<u64>| first <= *range.end() && *range.start() <= last;
                 if let Some(range) = reserved.iter().find(meets) {
                     let reserved = ReservedMapping {
-                        // There is one: see above.
+                        // Not empty: checked above.
                         endpoint: saved.endpoints[0],
                         domain: id,
                         mapping: first..=last,

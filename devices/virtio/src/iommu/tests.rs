@@ -14,7 +14,7 @@ use crate::{
 
 const BYPASS_CONFIG: u64 = 1 << 6;
 
-/// Statuses (5.13.6).
+/// Status codes (5.13.6).
 pub(super) const OK: u8 = 0;
 const UNSUPPORTED: u8 = 2;
 const DEVICE: u8 = 3;
@@ -36,7 +36,7 @@ pub(super) fn iommu(endpoints: &Endpoints) -> VirtioIommu {
     VirtioIommu::new(endpoints.clone(), options, Arc::new(Unconfined)).unwrap()
 }
 
-/// A machine with an IOMMU, its driver, and devices 8, 16 and 24 behind it.
+/// A VM with an IOMMU, its driver, and devices 8, 16 and 24 behind it.
 pub(super) struct Rig {
     pub endpoints: Endpoints,
     pub devices: [Arc<Recorder>; 3],
@@ -66,7 +66,7 @@ impl Rig {
         }
     }
 
-    /// The status that a request gets.
+    /// Sends a request and returns its status.
     pub fn ask(&self, request: &[u8]) -> u8 {
         let (len, answer) = self.queue.request(request, 4);
         assert_eq!((len, &answer[1..]), (4, [0; 3].as_slice()));
@@ -89,7 +89,7 @@ impl Rig {
         self.ask(&unmap(domain, range))
     }
 
-    /// I/O address, length and guest-physical address of all that a device has.
+    /// A device's mappings, as (I/O address, length, guest-physical address).
     pub fn mapped(&self, device: usize) -> Vec<(u64, u64, u64)> {
         let recorded = self.devices[device].lock();
         let mapped = recorded.mapped.iter();
@@ -170,7 +170,7 @@ fn a_domain_maps_for_all_of_its_endpoints_and_for_nobody_else() {
     let rig = Rig::new();
     assert_eq!(rig.attach(1, 8), OK);
     assert_eq!(rig.map(1, 0x1000..=0x2fff, 0xa000), OK);
-    // One that comes later gets what is there.
+    // A device that is attached later gets the existing mappings.
     assert_eq!(rig.attach(1, 16), OK);
     assert_eq!(rig.attach(2, 24), OK);
     assert_eq!(rig.map(1, 0x8000..=0x8fff, 0xa000), OK);
@@ -179,12 +179,12 @@ fn a_domain_maps_for_all_of_its_endpoints_and_for_nobody_else() {
     assert_eq!(rig.mapped(2), []);
     assert_eq!(rig.unmap(1, 0..=0x2fff), OK);
     assert_eq!(rig.mapped(1), [(0x8000, 0x1000, 0xa000)]);
-    // Into another domain, as if it had been detached before.
+    // Attach to another domain without a detach before.
     assert_eq!(rig.attach(2, 16), OK);
     assert_eq!((rig.mapped(0).len(), rig.mapped(1).len()), (1, 0));
     assert_eq!(rig.detach(1, 8), OK);
     assert_eq!(rig.mapped(0), []);
-    // With its last endpoint a domain is gone.
+    // A domain ceases to exist with its last endpoint.
     assert_eq!(rig.map(1, 0x1000..=0x1fff, 0), NO_ENTRY);
     assert_eq!(rig.unmap(1, 0x1000..=0x1fff), NO_ENTRY);
     assert_eq!(rig.attach(1, 8), OK);
@@ -201,7 +201,7 @@ fn access_is_what_was_asked_for() {
         let access = rig.devices[0].lock().mapped[&at].2;
         assert_eq!(access, Access { read, write });
     }
-    // None at all; memory-mapped I/O, which is not offered; what does not exist.
+    // No access at all; memory-mapped I/O, which is not offered; unknown flags.
     for flags in [0, READ | 4, READ | 1 << 31] {
         assert_eq!(rig.ask(&map(1, 0x8000..=0x8fff, 0, flags)), INVALID);
     }
@@ -211,8 +211,8 @@ fn access_is_what_was_asked_for() {
 fn unmapping_follows_the_examples_of_the_specification() {
     let rig = Rig::new();
     rig.attach(1, 8);
-    // In pages what the specification has in bytes: maps, the unmap, whether it succeeds, and
-    // what is left.
+    // In pages, where the specification has bytes: mappings, the range to unmap, the status, and
+    // the remaining mappings.
     type Pages = (u64, u64);
     let examples: [(&[Pages], Pages, u8, &[Pages]); 9] = [
         (&[], (0, 4), OK, &[]),
@@ -222,7 +222,7 @@ fn unmapping_follows_the_examples_of_the_specification() {
         (&[(0, 4), (5, 9)], (0, 4), OK, &[(5, 9)]),
         (&[(0, 4)], (0, 9), OK, &[]),
         (&[(0, 4), (10, 14)], (0, 14), OK, &[]),
-        // And the other end.
+        // And at the other end.
         (&[(0, 9)], (5, 20), RANGE, &[(0, 9)]),
         (&[(0, 4), (5, 9)], (2, 9), RANGE, &[(0, 4), (5, 9)]),
     ];
@@ -257,12 +257,12 @@ fn mappings_that_make_no_sense_are_refused_with_the_reason_that_the_specificatio
         (1, 0..=u64::MAX, 0, RANGE),
         (1, 1 << 48..=(1 << 48) + 0xfff, 0, RANGE),
         (1, 0x1000..=0x2fff, 0xffff_ffff_ffff_f000, FAULT),
-        // Something is mapped there: at the first page, at the last, around it, within.
+        // Overlaps an existing mapping: at its first page, at its last page, around it, within it.
         (1, 0x3000..=0x4fff, 0, INVALID),
         (1, 0x7000..=0x8fff, 0, INVALID),
         (1, 0x3000..=0x8fff, 0, INVALID),
         (1, 0x5000..=0x5fff, 0, INVALID),
-        // Doorbells of interrupts.
+        // Interrupt addresses.
         (1, 0xfedf_f000..=0xfee0_0fff, 0, RANGE),
         (1, 0xfeef_f000..=0xfeff_ffff, 0, RANGE),
     ];
@@ -313,10 +313,10 @@ fn endpoints_and_domains_that_do_not_fit_are_refused() {
     assert_eq!(rig.detach(0xffff, 9), NO_ENTRY);
     assert_eq!(rig.detach(1, 8), INVALID);
     assert_eq!(rig.detach(0xffff, 16), INVALID);
-    // Reserved bytes, and unknown flags.
+    // Reserved bytes that are not zero, and unknown flags.
     assert_eq!(rig.ask(&words(1, &[1, 8, 0, 1])), INVALID);
     assert_eq!(rig.ask(&attach(1, 8, 2)), INVALID);
-    // Once more is no mistake.
+    // To attach again is valid.
     assert_eq!(rig.attach(0xffff, 8), OK);
 }
 
@@ -327,7 +327,7 @@ fn a_bypass_domain_reaches_all_of_ram_and_maps_nothing() {
     assert!(rig.identity(0));
     assert_eq!(rig.map(1, 0x1000..=0x1fff, 0), INVALID);
     assert_eq!(rig.unmap(1, 0x1000..=0x1fff), INVALID);
-    // Both or none.
+    // All endpoints of a domain use bypass, or none.
     assert_eq!(rig.attach(1, 16), INVALID);
     assert_eq!(rig.attach(2, 16), OK);
     assert_eq!(rig.ask(&attach(2, 24, 1)), INVALID);
@@ -355,20 +355,20 @@ fn endpoints_without_a_domain_reach_nothing_unless_the_driver_says_so() {
         assert!(!rig.identity(at));
     }
     rig.iommu.write_config(36, &[1]);
-    // The worker has followed when it answers.
+    // A reply shows that the worker has applied the setting.
     assert_eq!(rig.attach(1, 8), OK);
     assert_eq!([0, 1, 2].map(|at| rig.identity(at)), [false, true, true]);
     assert_eq!(rig.detach(1, 8), OK);
     assert!(rig.identity(0));
     assert_eq!(rig.attach(1, 8), OK);
     assert!(!rig.identity(0));
-    // One that comes later; one that goes.
+    // A device that is added later, and one that is removed.
     let late = Arc::new(Recorder::default());
     rig.endpoints.add(32, late.clone()).unwrap();
     assert!(late.lock().identity);
     rig.endpoints.remove(32);
     assert!(!late.lock().identity);
-    // Neither 0 nor 1, in another field, of another size: ignored.
+    // A value other than 0 and 1, another field, another size: all ignored.
     rig.iommu.write_config(36, &[2]);
     rig.iommu.write_config(0, &[0]);
     rig.iommu.write_config(36, &[0, 0]);
@@ -391,7 +391,7 @@ fn what_the_host_refuses_half_way_is_undone() {
     assert_eq!([0, 1, 2].map(|at| rig.mapped(at).len()), [0; 3]);
     assert_eq!(rig.map(1, 0x1000..=0x1fff, 0), OK);
     assert_eq!(rig.map(1, 0x4000..=0x4fff, 0), OK);
-    // An endpoint that cannot follow its domain is in none.
+    // An endpoint whose mappings fail is attached to no domain.
     assert_eq!(rig.detach(1, 8), OK);
     rig.devices[0].lock().patience = Some(1);
     assert_eq!(rig.attach(1, 8), NO_MEMORY);
@@ -413,7 +413,7 @@ fn an_endpoint_that_the_host_does_not_let_go_of_is_out_of_use() {
     rig.map(1, 0x4000..=0x4fff, 0);
     rig.devices[0].lock().stuck = true;
     assert_eq!(rig.unmap(1, 0x1000..=0x1fff), DEVICE);
-    // The others have what the domain has.
+    // The other endpoints keep the domain's mappings.
     assert_eq!(rig.mapped(1), [(0x4000, 0x1000, 0)]);
     assert_eq!(rig.map(1, 0x1000..=0x1fff, 0), OK);
     assert_eq!(rig.detach(1, 8), INVALID);
@@ -432,7 +432,7 @@ fn a_device_that_is_plugged_in_anew_is_in_no_domain() {
     rig.endpoints.remove(8);
     assert_eq!(rig.mapped(0), []);
     assert_eq!(rig.detach(1, 8), NO_ENTRY);
-    // Nobody was left in the domain.
+    // No endpoint was left in the domain.
     assert_eq!(rig.map(1, 0x1000..=0x1fff, 0), NO_ENTRY);
     rig.endpoints.add(8, rig.devices[0].clone()).unwrap();
     assert_eq!(rig.mapped(0), []);
@@ -461,7 +461,7 @@ fn a_probe_tells_what_is_reserved() {
     assert_eq!(answer, expected);
     let (len, answer) = rig.queue.request(&probe(9), 516);
     assert_eq!((len, answer[512]), (516, NO_ENTRY));
-    // Too little room for the properties: the status is all that fits.
+    // Not enough room for the properties: only the status fits.
     let (len, answer) = rig.queue.request(&probe(8), 104);
     assert_eq!(
         (len, answer[100], &answer[..100]),
@@ -479,7 +479,7 @@ fn an_endpoint_does_not_join_a_domain_that_maps_what_it_reserves() {
     assert_eq!(rig.attach(1, 8), OK);
     assert_eq!(rig.map(1, 0x7000..=0x9fff, 0), OK);
     assert_eq!(rig.attach(1, 32), UNSUPPORTED);
-    // It is where it was, and keeps others from mapping that.
+    // The reserved range stays in place, and prevents mappings there.
     assert_eq!(rig.attach(2, 16), OK);
     assert_eq!(rig.map(2, 0x8000..=0x8fff, 0), RANGE);
     assert_eq!(rig.map(2, 0x7000..=0x7fff, 0), OK);
@@ -511,7 +511,7 @@ fn what_cannot_be_read_or_answered_gets_no_answer() {
         rig.queue.raw(&[(u64::MAX - 8, 20, false), (at, 4, true)]),
         0
     );
-    // Longer than it needs to be, in pieces, with more room than needed.
+    // Longer than necessary, in pieces, and with more room than necessary.
     let mut long = attach(1, 8, 0);
     long.resize(200, 0xff);
     assert_eq!(rig.queue.request(&long, 99).0, 4);
@@ -530,7 +530,7 @@ fn there_are_no_more_mappings_than_the_limits_allow() {
             write: false,
         },
     };
-    // Five domains would have more than there may be in all.
+    // Five full domains would exceed the limit for all domains together.
     for (id, endpoint) in (0..5).zip(40..) {
         domains
             .add(endpoint, Arc::new(Recorder::default()))
@@ -567,7 +567,7 @@ fn both_queues_come_back_and_the_first_is_needed() {
     let queues = [rig.guest.queue(0, 64), rig.guest.queue(1, 64)];
     let activation = rig.guest.activation(&[&queues[0], &queues[1]]);
     rig.iommu.activate(activation).unwrap();
-    // Buffers for events stay.
+    // Buffers in the event queue stay there.
     queues[1].submit(&[(queues[1].buffers(), 24, true)]);
     assert_eq!(queues[0].request(&attach(1, 8, 0), 4).1[0], OK);
     let back: Vec<_> = rig

@@ -1,8 +1,8 @@
-//! Which blocks of the region are plugged.
+//! Tracks which blocks of the region are plugged.
 
 use serde::{Deserialize, Serialize};
 
-/// A range of blocks is plugged, unplugged, or some of it.
+/// Whether all, none or some blocks of a range are plugged.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Plugged {
     All,
@@ -18,7 +18,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// So many blocks, all unplugged.
+    /// Creates `count` blocks, all unplugged.
     pub fn new(count: usize) -> Self {
         Self {
             words: vec![0; count.div_ceil(64)],
@@ -26,12 +26,12 @@ impl Blocks {
         }
     }
 
-    /// How many there are.
+    /// Number of blocks.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Whether a saved value has the bits that it says.
+    /// Whether a saved value has exactly the bits for its number of blocks.
     pub fn is_consistent(&self) -> bool {
         let beyond = (self.count..self.words.len() * 64).any(|block| self.get(block));
         self.words.len() == self.count.div_ceil(64) && !beyond
@@ -43,7 +43,7 @@ impl Blocks {
             .is_some_and(|word| word & 1 << (block % 64) != 0)
     }
 
-    /// State of a range, which must lie within.
+    /// State of a range, which must lie within the region.
     pub fn state(&self, range: std::ops::Range<usize>) -> Plugged {
         let len = range.len();
         match range.filter(|&block| self.get(block)).count() {
@@ -53,7 +53,7 @@ impl Blocks {
         }
     }
 
-    /// Plugs or unplugs a range, which must lie within.
+    /// Plugs or unplugs a range, which must lie within the region.
     pub fn set(&mut self, range: std::ops::Range<usize>, plugged: bool) {
         for block in range {
             if let Some(word) = self.words.get_mut(block / 64) {
@@ -67,12 +67,12 @@ impl Blocks {
         }
     }
 
-    /// Those that are plugged.
+    /// Indexes of the plugged blocks.
     pub fn plugged_blocks(&self) -> impl Iterator<Item = usize> {
         (0..self.count).filter(|&block| self.get(block))
     }
 
-    /// How many are plugged.
+    /// Number of plugged blocks.
     pub fn plugged(&self) -> u64 {
         self.words
             .iter()

@@ -38,11 +38,11 @@ const TYPE: DeviceType = DeviceType {
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
-/// Bytes of a block at least: what a transparent huge page has.
+/// Minimum block size in bytes: the size of a transparent huge page.
 pub const BLOCK: u64 = 2 << 20;
 
-/// Feature bit (5.15.3): the driver leaves unplugged memory alone, also for reading. A read of it
-/// would cost the host a page.
+/// Feature bit (5.15.3): the driver must not access unplugged memory, not even for reading. A read
+/// would allocate a page on the host.
 const VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// Requests (5.15.6).
@@ -60,25 +60,25 @@ const ERROR: u16 = 3;
 /// A memory device's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_mem0`.
+    /// Name of the worker thread: `_mem0`.
     pub thread_name: String,
-    /// Where the region is.
+    /// Guest address of the region.
     pub address: GuestAddress,
-    /// Its length in bytes.
+    /// Length of the region in bytes.
     pub len: u64,
-    /// Bytes of a block: [`BLOCK`], or the size of the host's pages behind the region if that is
-    /// more.
+    /// Block size in bytes: [`BLOCK`], or the size of the host pages behind the region if that is
+    /// larger.
     pub block: u64,
-    /// Bytes that the guest is to plug at first.
+    /// Bytes that the guest is asked to plug initially.
     pub requested: u64,
-    /// Memory is taken from the host when it is plugged and not when it is touched, when it would
-    /// be too late to refuse it.
+    /// Allocates host memory when a block is plugged, not when it is touched, at which time it
+    /// would be too late to refuse it.
     pub populate: bool,
-    /// Gives unplugged memory back.
+    /// Returns unplugged memory to the host.
     pub discards: Arc<Discards>,
 }
 
-/// A memory device cannot be made.
+/// Why a memory device cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "memory that is plugged by virtio-mem comes in blocks of {block} bytes: \
@@ -91,11 +91,11 @@ pub struct Error {
     requested: u64,
 }
 
-/// What a snapshot keeps of a memory device.
+/// Saved state of a memory device.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Bytes that the guest is to plug.
+    /// Bytes that the guest is asked to plug.
     pub requested: u64,
     /// Which blocks are plugged.
     pub blocks: Blocks,
@@ -106,12 +106,13 @@ struct Shared {
     block: u64,
     populate: bool,
     requested: AtomicU64,
-    /// Changed by the worker alone while there is one. Held for moments: vCPUs and the control
-    /// thread ask how much is plugged, and the host may take long to give memory.
+    /// Only the worker changes the blocks while there is one. The lock is held only briefly: vCPUs
+    /// and the control thread ask how much is plugged, and the host may take long to provide
+    /// memory.
     blocks: Mutex<Blocks>,
     change: ConfigChange,
     discards: Arc<Discards>,
-    /// The host has refused to give or take memory; that was logged.
+    /// The host has refused to provide or take back memory, and this was logged.
     failing: AtomicBool,
 }
 
@@ -121,17 +122,17 @@ impl Shared {
     }
 }
 
-/// Reaches a memory device while it is plugged in.
+/// Controls a memory device while it is plugged in.
 #[derive(Clone)]
 pub struct Handle(Arc<Shared>);
 
 impl Handle {
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub fn block(&self) -> u64 {
         self.0.block
     }
 
-    /// Asks the guest to have `bytes` plugged, rounded down to whole blocks.
+    /// Asks the guest to have `bytes` plugged in total, rounded down to whole blocks.
     pub fn resize(&self, bytes: u64) {
         let whole = bytes / self.0.block * self.0.block;
         self.0.requested.store(whole, Ordering::SeqCst);
@@ -153,7 +154,7 @@ pub struct Mem {
 }
 
 impl Mem {
-    /// A device for a region of RAM that the machine has.
+    /// Creates a device for a region of the VM's RAM.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
         let Options {
             address,
@@ -194,7 +195,7 @@ impl Mem {
         })
     }
 
-    /// Reaches the device once it is plugged in.
+    /// A handle to control the device once it is plugged in.
     pub fn handle(&self) -> Handle {
         Handle(Arc::clone(&self.shared))
     }
@@ -217,7 +218,7 @@ impl VirtioDevice for Mem {
         let block = self.shared.block;
         let plugged = self.shared.blocks().plugged() * block;
         let requested = self.shared.requested.load(Ordering::SeqCst);
-        // Block size, node (not offered), address, region, usable part, plugged, requested.
+        // Block size, node (not offered), address, region size, usable size, plugged, requested.
         let (address, len) = (self.options.address.0, self.options.len);
         let fields = [block, 0, address, len, len, plugged, requested];
         let config: Vec<u8> = fields
@@ -328,7 +329,7 @@ impl MemWorker {
     }
 }
 
-/// Carries out a request: the response, and a state for those that ask for one.
+/// Executes a request. Returns the response type, and the state for requests that ask for it.
 fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -> (u16, u16) {
     let mut bytes = [0; REQUEST];
     let read = chain
@@ -348,7 +349,7 @@ fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -
     let Some(range) = shared.range(count, address, half(16)) else {
         return (ERROR, 0);
     };
-    // Nobody else changes them before this request is answered.
+    // No other thread changes them before this request is complete.
     let (state, plugged) = {
         let blocks = shared.blocks();
         (blocks.state(range.clone()), blocks.plugged())
@@ -358,7 +359,7 @@ fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -
             if state != Plugged::None {
                 return (ERROR, 0);
             }
-            // The guest may not take more than it was offered.
+            // The guest may not plug more than was requested of it.
             let wanted = (plugged + range.len() as u64) * shared.block;
             if wanted > shared.requested.load(Ordering::SeqCst) {
                 return (NACK, 0);
@@ -388,14 +389,14 @@ impl Shared {
         (whole && blocks > 0 && end <= count).then_some(first..end)
     }
 
-    /// Where blocks are, and their length in bytes.
+    /// Guest address of the blocks, and their length in bytes.
     fn place(&self, range: &Range<usize>) -> (GuestAddress, u64) {
         let address = self.start + range.start as u64 * self.block;
         (GuestAddress(address), range.len() as u64 * self.block)
     }
 
-    /// What a request gets, given what the host said. A refusal is logged once, or a guest could
-    /// fill the log.
+    /// Response to a request, given the host's result. A refusal is logged once, or a guest could
+    /// flood the log.
     fn answer(&self, result: io::Result<()>, refused: &str) -> u16 {
         let Err(error) = result else {
             self.failing.store(false, Ordering::Relaxed);
@@ -488,7 +489,7 @@ mod tests {
             let answer = plug(&mem.shared, &ram, 0..1);
             (answer, mem.handle().plugged())
         };
-        // Memory that cannot be written cannot be populated either.
+        // Memory that is not writable cannot be populated either.
         assert_eq!(plug(libc::PROT_READ), (NACK, 0));
         assert_eq!(plug(libc::PROT_READ | libc::PROT_WRITE), (ACK, BLOCK));
     }

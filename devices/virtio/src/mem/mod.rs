@@ -1,8 +1,8 @@
-//! Memory that is plugged in and out by the block (virtio-mem; virtio 1.2, 5.15).
+//! Memory that is plugged and unplugged in blocks (virtio-mem; virtio 1.2, 5.15).
 //!
-//! The machine has a region of RAM for the device, all of which exists from the start and costs
-//! nothing until it is touched. The device says how much of it the guest may use; what is
-//! unplugged goes back to the host.
+//! The VM has a region of RAM for the device. All of it exists from the start, and uses no host
+//! memory until it is touched. The device announces how much of it the guest may use; unplugged
+//! memory is returned to the host.
 
 mod blocks;
 mod device;

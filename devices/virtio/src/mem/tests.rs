@@ -101,7 +101,7 @@ fn blocks_are_plugged_as_far_as_requested_and_discarded_when_unplugged() {
     mem.deactivate();
 }
 
-/// Cannot reach the second block.
+/// A follower that cannot reach the second block.
 struct Follower;
 
 impl crate::plugged::Follower for Follower {
@@ -133,7 +133,7 @@ fn memory_that_a_physical_device_cannot_reach_is_not_plugged() {
     assert_eq!(ask(&queue, 0, START, 1), (0, 0));
     assert_eq!(mem.handle().plugged(), BLOCK);
     mem.deactivate();
-    // A machine that is restored has its physical devices later.
+    // When a VM is restored, its passthrough devices are added later.
     let state = mem.save().unwrap();
     let options = self::options();
     let discards = Arc::clone(&options.discards);
@@ -143,8 +143,8 @@ fn memory_that_a_physical_device_cannot_reach_is_not_plugged() {
     assert_eq!(plugged, [(START, BLOCK)]);
 }
 
-/// A host that takes its time: it is there when the first end of the pair says so, and goes on when
-/// the second one does.
+/// A slow host: it signals through the first channel that it has started, and continues when told
+/// to through the second one.
 struct Slow(Mutex<(Sender<()>, Receiver<()>)>);
 
 impl crate::plugged::Follower for Slow {
@@ -178,7 +178,7 @@ fn while_the_host_gives_memory_nobody_waits_to_learn_how_much_is_plugged() {
         let (told, is_told) = mpsc::channel();
         let control = std::thread::spawn(move || told.send(handle.plugged()));
         let plugged = is_told.recv_timeout(Duration::from_secs(20));
-        // Only now does the host go on, whether somebody waited for that or not.
+        // Let the host continue only now, whether or not the control thread waited for it.
         go_on.send(()).unwrap();
         let _ = control.join();
         plugged

@@ -1,14 +1,14 @@
-//! Telling the network that a guest has moved.
+//! Announces to the network that a guest has moved.
 //!
-//! A switch sends frames to where it has last seen their receiver. So a reverse ARP request goes out
-//! in the guest's name (RFC 903), to everybody, as other hypervisors send it: it has the guest's MAC
-//! address, and nobody answers it.
+//! A switch sends frames to the port where it last saw their receiver. A broadcast reverse ARP
+//! request (RFC 903) is therefore sent on behalf of the guest, as other hypervisors do: it carries
+//! the guest's MAC address, and nobody replies to it.
 
 use std::io;
 
 use super::tap::{HEADER, Tap};
 
-/// Shortest frame of Ethernet, without its checksum.
+/// Minimum length of an Ethernet frame, without its checksum.
 const SHORTEST: usize = 60;
 
 /// Sends the announcement.
@@ -22,11 +22,11 @@ pub fn send(tap: &Tap, mac: [u8; 6]) -> io::Result<()> {
     tap.write(&[buffer]).map(drop)
 }
 
-/// A reverse ARP request about the sender's own address.
+/// A reverse ARP request for the sender's own address.
 fn request(mac: [u8; 6]) -> Vec<u8> {
     let mut frame = vec![0xff; 6];
     frame.extend(mac);
-    // Ethertype, Ethernet, IPv4, lengths of their addresses, request (reverse).
+    // Ethertype, Ethernet, IPv4, lengths of their addresses, reverse request.
     frame.extend([0x80, 0x35, 0, 1, 0x08, 0, 6, 4, 0, 3]);
     for _ in 0..2 {
         frame.extend(mac);

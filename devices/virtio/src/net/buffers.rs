@@ -1,4 +1,4 @@
-//! Buffers of the guest, as `readv` and `writev` take them.
+//! Guest buffers as arguments for `readv` and `writev`.
 
 use std::io;
 
@@ -8,15 +8,16 @@ use vm_memory::{
     GuestAddress, GuestMemoryBackend, GuestMemoryRegion, VolatileSlice, bitmap::Bitmap,
 };
 
-/// Vectors of one system call at most (`UIO_MAXIOV`, less one for what the guest has no room
-/// for), and descriptors of one chain: those without bytes cost time, too.
+/// Maximum number of vectors in one system call (`UIO_MAXIOV`, less one for data that exceeds the
+/// guest's buffers). Also the maximum number of descriptors in one chain, because empty descriptors
+/// cost time, too.
 const MAX_BUFFERS: usize = 1023;
 
-/// Memory of one or several chains, in their order.
+/// Memory of one or more chains, in order.
 #[derive(Default)]
 pub struct Buffers {
     vectors: Vec<libc::iovec>,
-    /// Where the guest sees each vector.
+    /// Guest address of each vector.
     places: Vec<GuestAddress>,
     len: usize,
 }
@@ -26,42 +27,42 @@ pub struct Buffers {
 unsafe impl Send for Buffers {}
 
 impl Buffers {
-    /// Bytes.
+    /// Total length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Vectors.
+    /// Number of vectors.
     pub fn count(&self) -> usize {
         self.vectors.len()
     }
 
-    /// Forgets everything.
+    /// Removes all vectors.
     pub fn clear(&mut self) {
         self.vectors.clear();
         self.places.clear();
         self.len = 0;
     }
 
-    /// Forgets all but the first `vectors`.
+    /// Removes all but the first `vectors` vectors.
     pub fn keep(&mut self, vectors: usize) {
         self.places.truncate(vectors);
         let gone = self.vectors.drain(vectors..);
         self.len -= gone.map(|vector| vector.iov_len).sum::<usize>();
     }
 
-    /// Forgets the first `vectors`.
+    /// Removes the first `vectors` vectors.
     pub fn forget(&mut self, vectors: usize) {
         self.places.drain(..vectors);
         let gone = self.vectors.drain(..vectors);
         self.len -= gone.map(|vector| vector.iov_len).sum::<usize>();
     }
 
-    /// Adds the memory of a chain that the device may write (or read), and returns how many bytes
-    /// that is. `None`, and nothing is added, if some of it is not RAM or for the other direction,
-    /// or if there is too much of it.
+    /// Adds the memory of a chain that the device may write (`writable`) or read, and returns its
+    /// length in bytes. Returns `None`, and adds nothing, if a part of the chain is not RAM or has
+    /// the other direction, or if the chain is too long.
     ///
-    /// The caller clears the buffers before it lets go of `ram`.
+    /// The caller must clear the buffers before it releases `ram`.
     pub fn add(
         &mut self,
         chain: DescriptorChain<&GuestRam>,
@@ -103,7 +104,7 @@ impl Buffers {
                     iov_len: len,
                 });
                 self.places.push(address);
-                // Cannot overflow: at most 1023 vectors of at most 4 GiB.
+                // Cannot overflow: at most 1023 vectors of at most 4 GiB each.
                 self.len += len;
                 address.0 = address.0.checked_add(len as u64)?;
                 rest -= len;
@@ -117,7 +118,7 @@ impl Buffers {
         &self.vectors
     }
 
-    /// Has `call` fill the buffers, and `more` with what goes beyond them.
+    /// Lets `call` fill the buffers, and then `more` with the excess.
     pub fn with_more(
         &mut self,
         more: &mut [u8],
@@ -135,7 +136,7 @@ impl Buffers {
         result
     }
 
-    /// Notes that the first `len` bytes have been written, by a system call.
+    /// Marks the first `len` bytes as dirty after a system call has written them.
     pub fn mark_written(&self, ram: &GuestRam, len: usize) {
         let mut rest = len;
         for (vector, place) in self.vectors.iter().zip(&self.places) {
@@ -148,7 +149,7 @@ impl Buffers {
         }
     }
 
-    /// Writes `bytes` at `offset`; what goes beyond the buffers is left out.
+    /// Writes `bytes` at `offset`; bytes beyond the buffers are dropped.
     pub fn write(&self, ram: &GuestRam, offset: usize, bytes: &[u8]) {
         let (mut skip, mut bytes) = (offset, bytes);
         for (vector, place) in self.vectors.iter().zip(&self.places) {
@@ -161,8 +162,8 @@ impl Buffers {
             }
             let (now, later) = bytes.split_at(bytes.len().min(vector.iov_len - skip));
             // SAFETY: `add` made the vector from a slice of guest RAM of that length, which is
-            // mapped while the caller holds the memory, and `skip + now.len()` is inside. The
-            // guest may write there, too, which harms only what the guest reads.
+            // mapped while the caller holds the memory, and `skip + now.len()` is within it. The
+            // guest may write there, too, which affects only what the guest reads.
             unsafe {
                 let to = vector.iov_base.cast::<u8>().add(skip);
                 VolatileSlice::<()>::new(to, now.len()).copy_from(now);
@@ -178,10 +179,10 @@ impl Buffers {
     }
 }
 
-/// Notes a write within one region of RAM.
+/// Marks a write within one region of RAM as dirty.
 fn mark(ram: &GuestRam, place: GuestAddress, len: usize) {
     if let Some((region, offset)) = ram.to_region_addr(place) {
-        // An offset in a mapping is a usize.
+        // An offset in a mapping fits a usize.
         region.bitmap().mark_dirty(offset.0 as usize, len);
     }
 }

@@ -30,12 +30,12 @@ const SET_PAIRS: u8 = 0;
 const GUEST_OFFLOADS: u8 = 5;
 const SET_OFFLOADS: u8 = 0;
 
-/// What the driver has chosen through the control queue; holds until it resets the device.
+/// The driver's choices through the control queue; valid until it resets the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Choice {
-    /// Queue pairs that it uses, from 1.
+    /// Number of queue pairs in use, from 1.
     pub pairs: u16,
-    /// Offloads of received frames, as feature bits; all that were negotiated if absent.
+    /// Offloads for received frames, as feature bits; if absent, all negotiated ones.
     pub offloads: Option<u64>,
 }
 
@@ -51,13 +51,13 @@ impl Default for Choice {
 /// Serves the control queue.
 pub struct ControlQueue {
     pub queue: ServedQueue,
-    /// The features that were negotiated.
+    /// The negotiated features.
     pub features: u64,
-    /// What the driver has chosen.
+    /// The driver's choices.
     pub choice: Arc<Mutex<Choice>>,
     /// The driver has been asked to announce the guest.
     pub announcing: Arc<AtomicBool>,
-    /// All queues of the interface.
+    /// All tap queues of the interface.
     pub taps: Vec<Tap>,
 }
 
@@ -94,7 +94,7 @@ enum Command {
     SetOffloads(u64),
 }
 
-/// The command of a chain, if it is one.
+/// Parses the command in a chain; `None` if it is invalid.
 fn command(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Command> {
     let mut reader = chain.reader(ram).ok()?;
     let mut head = [0; 2];
@@ -115,7 +115,7 @@ fn command(chain: DescriptorChain<&GuestRam>, ram: &GuestRam) -> Option<Command>
     }
 }
 
-/// Carries out a command; `None`, and nothing has changed, if it makes no sense or fails.
+/// Executes a command. Returns `None`, with nothing changed, if it is invalid or fails.
 fn carry_out(
     command: Command,
     features: u64,
@@ -130,7 +130,7 @@ fn carry_out(
             announcing.store(false, Ordering::SeqCst);
         }
         Command::Announced => return None,
-        // Frames for other queues than those that the driver uses would be lost (5.1.6.5.5).
+        // Frames for queues that the driver does not use would be lost (5.1.6.5.5).
         Command::SetPairs(pairs) => {
             let possible = (1..=taps.len()).contains(&pairs.into());
             if !negotiated(VIRTIO_NET_F_MQ) || !possible {
@@ -138,7 +138,7 @@ fn carry_out(
             }
             if let Err(error) = attach(taps, pairs) {
                 log::debug!("using {pairs} queues of a tap: {error}");
-                // As it was before, as far as possible.
+                // Restore the previous setting, as far as possible.
                 let _ = attach(taps, choice.pairs);
                 return None;
             }
@@ -157,7 +157,7 @@ fn carry_out(
     Some(())
 }
 
-/// Offloads of received frames and the kernel's flags for them.
+/// Offloads for received frames, and the kernel's flags for them.
 const OFFLOADS: [(u32, u32); 5] = [
     (VIRTIO_NET_F_GUEST_CSUM, libc::TUN_F_CSUM),
     (VIRTIO_NET_F_GUEST_TSO4, libc::TUN_F_TSO4),
@@ -166,30 +166,30 @@ const OFFLOADS: [(u32, u32); 5] = [
     (VIRTIO_NET_F_GUEST_UFO, libc::TUN_F_UFO),
 ];
 
-/// The same as feature bits.
+/// The same offloads as feature bits.
 const GUEST_FEATURES: u64 = 1 << VIRTIO_NET_F_GUEST_CSUM
     | 1 << VIRTIO_NET_F_GUEST_TSO4
     | 1 << VIRTIO_NET_F_GUEST_TSO6
     | 1 << VIRTIO_NET_F_GUEST_ECN
     | 1 << VIRTIO_NET_F_GUEST_UFO;
 
-/// Has the kernel hand over frames with the offloads among `features`.
+/// Lets the kernel deliver frames with the offloads among `features`.
 pub fn set_offloads(taps: &[Tap], features: u64) -> io::Result<()> {
     let flags = OFFLOADS
         .iter()
         .filter(|(feature, _)| features & 1 << feature != 0)
         .fold(0, |flags, (_, flag)| flags | flag);
-    // The kernel takes segmentation only together with checksums.
+    // The kernel supports segmentation offload only together with checksum offload.
     let flags = if flags & libc::TUN_F_CSUM == 0 {
         0
     } else {
         flags
     };
-    // They are the interface's, whichever queue says so.
+    // Offloads are a property of the interface, whichever queue sets them.
     taps.first().map_or(Ok(()), |tap| tap.set_offloads(flags))
 }
 
-/// Has the kernel spread frames over the first `pairs` queues.
+/// Lets the kernel distribute frames to the first `pairs` queues.
 pub fn attach(taps: &[Tap], pairs: u16) -> io::Result<()> {
     if taps.len() < 2 {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The device: options, features, activation.
+//! The device: options, features and activation.
 
 use std::{
     fs::File,
@@ -48,36 +48,37 @@ const TYPE: DeviceType = DeviceType {
     class: 0x02_0000,
 };
 
-/// Entries of the control queue.
+/// Size of the control queue.
 const CONTROL_SIZE: u16 = 64;
 
 /// The link is up.
 const STATUS_LINK_UP: u16 = 1;
-/// The driver is to tell the network where the guest is.
+/// The driver should announce the guest's location to the network.
 const STATUS_ANNOUNCE: u16 = 2;
 
 /// A network card's configuration.
 #[derive(Debug)]
 pub struct Options {
-    /// Start of the thread names: `_net0` makes `_net0_qp0` ...
+    /// Prefix of the thread names: `_net0` results in `_net0_qp0` ...
     pub thread_name: String,
-    /// Name of the interface; made up if absent.
+    /// Name of the interface; chosen by the kernel if absent.
     pub tap: Option<String>,
-    /// Queues of a tap that is open already, instead of a name.
+    /// File descriptors of a tap that is already open, one per queue, instead of a name.
     pub fds: Vec<OwnedFd>,
-    /// The host's address and mask.
+    /// The host's IP address and netmask.
     pub address: Option<(IpAddr, IpAddr)>,
-    /// The host's address and mask of an interface that is made here, if `address` is absent.
+    /// The host's IP address and netmask for an interface that is created here, if `address` is
+    /// absent.
     pub made_address: Option<(IpAddr, IpAddr)>,
     /// The guest's MAC address; random if absent.
     pub mac: Option<[u8; 6]>,
     /// The host's MAC address.
     pub host_mac: Option<[u8; 6]>,
-    /// Largest packet in bytes; the interface's if absent.
+    /// MTU in bytes; the interface's if absent.
     pub mtu: Option<u16>,
-    /// Queues, two for each pair, without the control queue.
+    /// Number of queues, two per pair, without the control queue.
     pub num_queues: u16,
-    /// Entries of a queue, a power of two.
+    /// Size of each queue, a power of two.
     pub queue_size: u16,
     /// TCP segmentation offload.
     pub offload_tso: bool,
@@ -85,59 +86,59 @@ pub struct Options {
     pub offload_ufo: bool,
     /// Checksum offload.
     pub offload_csum: bool,
-    /// Limits of each direction, for all queues together.
+    /// Rate limits for each direction, for all queues together.
     pub rate_limiter: Option<RateLimiterConfig>,
 }
 
-/// A network card cannot be made.
+/// Why a network card cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The host's interface.
+    /// The host's interface cannot be used.
     #[error(transparent)]
     Tap(#[from] TapError),
-    /// A number of queues that cannot be had.
+    /// Unsupported number of queues.
     #[error("a network card has 2 to 256 queues, an even number, not {0}")]
     NumQueues(u16),
-    /// A queue size that cannot be had.
+    /// Unsupported queue size.
     #[error("the size of a network card's queues is a power of two from 2 to 32768, not {0}")]
     QueueSize(u16),
-    /// Another number of descriptors than queue pairs.
+    /// The number of descriptors differs from the number of queue pairs.
     #[error("{fds} descriptors of a tap came for {pairs} pairs of queues")]
     Descriptors {
-        /// Descriptors.
+        /// Number of descriptors.
         fds: usize,
-        /// Pairs of queues.
+        /// Number of queue pairs.
         pairs: usize,
     },
-    /// Descriptors of more than one interface.
+    /// The descriptors belong to more than one interface.
     #[error("descriptors of one tap are needed, these are of {first:?} and of {other:?}")]
     Interfaces {
-        /// The first descriptor's.
+        /// Interface of the first descriptor.
         first: String,
-        /// Another one's.
+        /// Interface of another descriptor.
         other: String,
     },
-    /// A host resource could not be had.
+    /// A host resource is unavailable.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// What a snapshot keeps of a network card.
+/// Saved state of a network card.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// The guest's MAC address.
     pub mac: [u8; 6],
-    /// Largest packet, as the guest knows it.
+    /// MTU as the guest knows it.
     pub mtu: u16,
-    /// Queue pairs that the guest uses.
+    /// Number of queue pairs that the guest uses.
     pub pairs: u16,
-    /// Offloads of received frames, as feature bits, if the guest has chosen.
+    /// Offloads for received frames, as feature bits, if the guest has chosen any.
     #[serde(default)]
     pub offloads: Option<u64>,
     /// The host's MAC address, which the guest may have in its ARP table.
@@ -148,7 +149,7 @@ pub struct State {
 /// A network card.
 pub struct Net {
     taps: Vec<Tap>,
-    /// The interface is Gantry's own, and nobody has said which MAC address it has.
+    /// Gantry created the interface, and its MAC address is not configured.
     adopts_host_mac: bool,
     mac: [u8; 6],
     mtu: u16,
@@ -159,30 +160,30 @@ pub struct Net {
     thread_name: String,
     counters: Arc<Counters>,
     choice: Arc<Mutex<Choice>>,
-    /// The guest has been brought here from elsewhere, and the network has not heard of it.
+    /// The guest was restored here from elsewhere, and the network has not been notified.
     has_moved: bool,
-    /// The driver has been asked to tell the network, and has not said that it has.
+    /// The driver has been asked to announce the guest, and has not acknowledged it.
     announcing: Arc<AtomicBool>,
     spawner: Arc<dyn ThreadSpawner>,
     workers: Vec<Worker<PairWorker>>,
-    /// Queues without a worker: those of which the driver has enabled only half a pair.
+    /// Queues without a worker, because the driver has enabled only half of a pair.
     idle: Vec<ActiveQueue>,
 }
 
 fn random_mac() -> io::Result<[u8; 6]> {
     let mut mac = [0_u8; 6];
-    // SAFETY: the buffer outlives the call and has the length given.
+    // SAFETY: the buffer outlives the call and has the given length.
     let got = unsafe { libc::getrandom(mac.as_mut_ptr().cast(), mac.len(), 0) };
     if usize::try_from(got).ok() != Some(mac.len()) {
         return Err(io::Error::last_os_error());
     }
-    // Locally administered, for one receiver.
+    // Locally administered, unicast.
     mac[0] = mac[0] & 0xfc | 0x02;
     Ok(mac)
 }
 
 impl Options {
-    /// Pairs of queues, if such a card can be had.
+    /// Number of queue pairs, after validation.
     fn pairs(&self) -> Result<usize, Error> {
         if !(2..=256).contains(&self.num_queues) || !self.num_queues.is_multiple_of(2) {
             return Err(Error::NumQueues(self.num_queues));
@@ -193,7 +194,7 @@ impl Options {
         Ok(usize::from(self.num_queues / 2))
     }
 
-    /// What the driver is offered.
+    /// The features offered to the driver.
     fn features(&self) -> u64 {
         let mut features = COMMON_FEATURES;
         let mut offer = |bits: &[u32]| bits.iter().for_each(|bit| features |= 1 << bit);
@@ -232,7 +233,7 @@ impl Options {
     }
 }
 
-/// Taps that somebody else has opened.
+/// Takes over taps that another process has opened.
 fn from_fds(fds: Vec<OwnedFd>, pairs: usize) -> Result<Vec<Tap>, Error> {
     if fds.len() != pairs {
         let fds = fds.len();
@@ -254,7 +255,7 @@ fn from_fds(fds: Vec<OwnedFd>, pairs: usize) -> Result<Vec<Tap>, Error> {
 }
 
 impl Net {
-    /// Opens the tap, sets it up and switches it on.
+    /// Opens the tap, configures it and brings it up.
     pub fn new(mut options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
         let pairs = options.pairs()?;
         let fds = std::mem::take(&mut options.fds);
@@ -283,7 +284,8 @@ impl Net {
                 interface.set_mtu(mtu)?;
             }
             match interface.up() {
-                // Whoever hands over descriptors looks after the interface, and may not let us.
+                // The process that passed the descriptors manages the interface, and may not permit
+                // this.
                 Err(error) if !own && options.address.is_none() => {
                     log::debug!("leaving {} as it is: {error}", first.name());
                 }
@@ -295,7 +297,7 @@ impl Net {
         Self::build(options, taps, mtu, adopts_host_mac, spawner)
     }
 
-    /// A card on substitutes of a tap (see [`Tap::substitute`]), one for each pair of queues.
+    /// Creates a card on substitutes for a tap (see [`Tap::substitute`]), one per queue pair.
     #[cfg(any(test, feature = "test-support"))]
     pub fn on_substitutes(
         options: Options,
@@ -361,7 +363,7 @@ impl Net {
         self.taps.first().map_or("", Tap::name)
     }
 
-    /// The files of its interface's queues, for another process.
+    /// The files of the interface's queues, for another process.
     pub fn shared_queues(&self) -> Vec<Weak<File>> {
         self.taps.iter().map(Tap::share).collect()
     }
@@ -388,8 +390,7 @@ impl Net {
             let (memory, interrupt) = (memory.clone(), Arc::clone(&interrupt));
             ServedQueue::new(active, memory, interrupt, features, &name)
         };
-        // A driver without multi-queue uses one pair and has its control queue at number 2
-        // (5.1.2).
+        // A driver without multi-queue uses one pair, and its control queue has index 2 (5.1.2).
         let multi_queue = negotiated(VIRTIO_NET_F_MQ);
         let pairs = if multi_queue { self.taps.len() } else { 1 };
         let control_index = negotiated(VIRTIO_NET_F_CTRL_VQ).then_some(2 * pairs);
@@ -457,8 +458,9 @@ impl Net {
         Ok(())
     }
 
-    /// Tells the network that the guest is here: with a frame of our own for switches, which learn
-    /// by any, and by the driver, which knows the guest's addresses, if it can do that.
+    /// Announces the guest's location to the network: with a frame of our own for switches, which
+    /// learn from any frame, and through the driver, if it supports that, because it knows the
+    /// guest's addresses.
     fn announce(&self, interrupt: &dyn VirtioInterrupt, by_driver: bool) {
         if let Some(tap) = self.taps.first()
             && let Err(error) = announce::send(tap, self.mac)
@@ -509,7 +511,7 @@ impl VirtioDevice for Net {
             });
         }
         self.start(activation).map_err(|source| {
-            // The transport takes the device for inactive.
+            // The transport considers the device inactive.
             self.deactivate();
             ActivateError::Host {
                 action: "start a network card's threads",
@@ -534,7 +536,8 @@ impl VirtioDevice for Net {
     }
 
     fn reset(&mut self) {
-        // One pair until the driver asks for more (5.1.6.5.5), and the offloads it negotiates.
+        // One pair until the driver requests more (5.1.6.5.5), with the offloads that it
+        // negotiates.
         *self.choice() = Choice::default();
         // The next driver announces itself when it starts.
         self.announcing.store(false, Ordering::SeqCst);
@@ -580,7 +583,7 @@ impl VirtioDevice for Net {
         if let Some(mac) = state.host_mac.filter(|_| self.adopts_host_mac) {
             let interface = Interface::new(self.tap_name());
             if let Err(error) = interface.and_then(|interface| interface.set_mac(mac)) {
-                // The guest finds the new one after some time.
+                // The guest learns the new address after some time.
                 log::warn!("{error}; the guest knew another address");
             }
         }

@@ -1,4 +1,4 @@
-//! One pair of queues and its queue of the tap.
+//! Serves one queue pair with its tap queue.
 
 use std::{
     os::fd::AsRawFd,
@@ -27,7 +27,7 @@ const RECEIVE_LIMIT: u32 = 3;
 const TRANSMIT_LIMIT: u32 = 4;
 const KICK_CONTROL: u32 = 5;
 
-/// What a card has moved; bytes without virtio's headers.
+/// Traffic of a card; bytes without virtio headers.
 #[derive(Debug, Default)]
 pub struct Counters {
     pub rx_bytes: AtomicU64,
@@ -40,7 +40,7 @@ pub struct Counters {
 pub struct Transmitter {
     /// The queue.
     pub queue: ServedQueue,
-    /// Limits the frames.
+    /// Limits the rate of frames.
     pub throttle: Option<Throttle>,
     counters: Arc<Counters>,
     /// Reused for every frame.
@@ -57,8 +57,8 @@ impl Transmitter {
         }
     }
 
-    /// Moves frames to the tap, until there are none or no tokens. One `writev` for each frame,
-    /// and one interrupt at most.
+    /// Moves frames to the tap until the queue is empty or no tokens are left. Costs one `writev`
+    /// per frame, and at most one interrupt.
     pub fn serve(&mut self, tap: &Tap) {
         let Self {
             queue,
@@ -76,7 +76,7 @@ impl Transmitter {
             {
                 return Chain::Later;
             }
-            // A frame that the tap does not take is lost, as on any network.
+            // A frame that the tap does not accept is lost, as on any network.
             match tap.write(buffers.vectors()) {
                 Ok(len) => {
                     counters.tx_frames.fetch_add(1, Ordering::Relaxed);
@@ -95,7 +95,7 @@ impl Transmitter {
 pub struct PairWorker {
     pub receive: Receiver,
     pub transmit: Transmitter,
-    /// With the first pair.
+    /// Only the worker of the first pair has it.
     pub control: Option<ControlQueue>,
     pub tap: Tap,
 }

@@ -1,4 +1,4 @@
-//! The host's side of a network interface: addresses, size of packets, state.
+//! The host side of a network interface: addresses, MTU and state.
 
 use std::{
     io,
@@ -8,17 +8,17 @@ use std::{
 
 use super::tap::{TapError, ioctl, request};
 
-/// An interface by its name. What it has already is not set again, so that who may not change it
-/// can ask for what is there.
+/// An interface, by name. Settings that are already in effect are not changed, so that an
+/// unprivileged user can request the existing configuration.
 pub struct Interface<'a> {
     name: &'a str,
     socket: OwnedFd,
 }
 
 impl<'a> Interface<'a> {
-    /// The interface of that name, which need not exist yet.
+    /// Refers to the interface of that name, which need not exist yet.
     pub fn new(name: &'a str) -> Result<Self, TapError> {
-        // SAFETY: no pointers involved.
+        // SAFETY: no pointers are involved.
         let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             let source = io::Error::last_os_error();
@@ -35,7 +35,7 @@ impl<'a> Interface<'a> {
         })
     }
 
-    /// Whether there is an interface of that name.
+    /// Whether an interface of that name exists.
     pub fn exists(&self) -> Result<bool, TapError> {
         match self.get("find", libc::SIOCGIFINDEX) {
             Ok(_) => Ok(true),
@@ -48,7 +48,7 @@ impl<'a> Interface<'a> {
         }
     }
 
-    /// Sets the host's address and mask.
+    /// Sets the host's IP address and netmask.
     pub fn set_address(&self, ip: IpAddr, mask: IpAddr) -> Result<(), TapError> {
         match (ip, mask) {
             (IpAddr::V4(ip), IpAddr::V4(mask)) => {
@@ -65,7 +65,7 @@ impl<'a> Interface<'a> {
         }
     }
 
-    /// The address, or the mask, if there is one.
+    /// The IPv4 address or netmask, if there is one.
     pub fn v4(&self, call: libc::c_ulong) -> Option<Ipv4Addr> {
         let request = self.get("read the address of", call).ok()?;
         // SAFETY: the kernel filled in this member.
@@ -117,7 +117,7 @@ impl<'a> Interface<'a> {
             name: self.name.to_owned(),
             source,
         };
-        // SAFETY: no pointers involved.
+        // SAFETY: no pointers are involved.
         let fd = unsafe { libc::socket(libc::AF_INET6, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
         if fd < 0 {
             return Err(failed(io::Error::last_os_error()));
@@ -125,7 +125,7 @@ impl<'a> Interface<'a> {
         // SAFETY: the descriptor was created just now.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         match ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &mut address) {
-            // It has that address.
+            // The interface already has that address.
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => Ok(()),
             result => result.map_err(failed),
         }
@@ -156,7 +156,7 @@ impl<'a> Interface<'a> {
         self.call("set the MAC address of", libc::SIOCSIFHWADDR, &mut request)
     }
 
-    /// Sets the largest packet.
+    /// Sets the MTU.
     pub fn set_mtu(&self, mtu: u16) -> Result<(), TapError> {
         if self.mtu()? == mtu {
             return Ok(());
@@ -166,7 +166,7 @@ impl<'a> Interface<'a> {
         self.call("set the MTU of", libc::SIOCSIFMTU, &mut request)
     }
 
-    /// The largest packet.
+    /// The MTU.
     pub fn mtu(&self) -> Result<u16, TapError> {
         let request = self.get("read the MTU of", libc::SIOCGIFMTU)?;
         // SAFETY: the kernel filled in this member.
@@ -174,20 +174,20 @@ impl<'a> Interface<'a> {
         Ok(u16::try_from(mtu).unwrap_or(u16::MAX))
     }
 
-    /// Switches the interface on.
+    /// Brings the interface up.
     pub fn up(&self) -> Result<(), TapError> {
         let mut request = self.get("read the state of", libc::SIOCGIFFLAGS)?;
         // SAFETY: the kernel filled in this member.
         let flags = unsafe { request.ifr_ifru.ifru_flags };
         if libc::c_int::from(flags) & libc::IFF_UP != 0 {
-            // Whoever prepared it may be the only one who may change it.
+            // Only the owner who prepared it may be permitted to change it.
             return Ok(());
         }
         request.ifr_ifru.ifru_flags = flags | (libc::IFF_UP | libc::IFF_RUNNING) as libc::c_short;
         self.call("switch on", libc::SIOCSIFFLAGS, &mut request)
     }
 
-    /// Has the kernel fill in a request.
+    /// Lets the kernel fill in a request.
     fn get(&self, action: &'static str, call: libc::c_ulong) -> Result<libc::ifreq, TapError> {
         let mut request = request(self.name)?;
         self.call(action, call, &mut request)?;

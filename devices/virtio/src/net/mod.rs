@@ -1,14 +1,14 @@
-//! Network card over a tap interface (virtio 1.2, 5.1).
+//! Network card backed by a tap interface (virtio 1.2, 5.1).
 //!
 //! ```text
 //!   tap queue k <── readv/writev, no copy ──> worker k (_net0_qpK) <──> queues 2k, 2k+1
 //!   control queue ──> worker 0: queue pairs, offloads
 //! ```
 //!
-//! - [`tap`], [`interface`]: the host's side.
-//! - [`frames`]: one pair of queues; [`receive`]: frames to the guest, in mergeable buffers;
-//!   [`buffers`]: the guest's memory as system calls take it.
-//! - [`control`]: what the driver chooses; [`announce`]: what a switch hears of a guest that moved.
+//! - [`tap`], [`interface`]: the host side.
+//! - [`frames`]: one queue pair; [`receive`]: frames to the guest, in mergeable buffers;
+//!   [`buffers`]: guest memory as arguments of system calls.
+//! - [`control`]: the driver's choices; [`announce`]: notifies switches of a guest that moved.
 
 mod announce;
 mod buffers;

@@ -1,9 +1,9 @@
-//! Frames from the tap to the guest.
+//! Moves frames from the tap to the guest.
 //!
-//! With mergeable buffers (virtio 1.2, 5.1.6.4) a frame takes as many chains as it needs. How many
-//! that are is known only after reading it, and there is one read for each frame: so chains are
-//! gathered for a frame as large as the last ones, and what goes beyond them is read into
-//! `spill`, from where it is copied when the driver has made more chains available.
+//! With mergeable buffers (virtio 1.2, 5.1.6.4) a frame takes as many chains as it needs. That
+//! number is known only after the frame is read, and there is one read per frame. Chains are
+//! therefore gathered for a frame as large as the recent ones. The excess is read into `spill`, and
+//! copied from there when the driver has made more chains available.
 
 use std::{
     io,
@@ -19,37 +19,37 @@ use super::{
 };
 use crate::served::{Next, ServedQueue, Taken};
 
-/// A frame of Ethernet with its header: what is expected without experience.
+/// An Ethernet frame with its header: the expected size without history.
 const SMALL: usize = HEADER + 1518;
 
-/// The largest frame with its header: a segment of 64 KiB with Ethernet's header and VLAN tags.
+/// The maximum frame with its header: a segment of 64 KiB with Ethernet header and VLAN tags.
 const LARGEST: usize = HEADER + 65536 + 64;
 
-/// A frame of which the end waits in `spill`.
+/// A frame whose end is still in `spill`.
 struct Pending {
-    /// Bytes with the header.
+    /// Length in bytes, including the header.
     len: usize,
-    /// Where the end starts.
+    /// Offset at which that end starts.
     offset: usize,
 }
 
-/// A chain that was gathered.
+/// A gathered chain.
 struct Gathered {
     head: u16,
     len: usize,
     vectors: usize,
 }
 
-/// Why no more chains were gathered.
+/// Why gathering stopped.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stopped {
-    /// There are enough.
+    /// There is enough room.
     Enough,
-    /// The driver has to make more available.
+    /// The driver has to make more chains available.
     Exhausted,
-    /// No more can be gathered before those that there are have been used.
+    /// No more can be gathered until the present ones have been used.
     Full,
-    /// A chain was useless and went back. A driver may add such as fast as they go.
+    /// An unusable chain was returned. A driver may add such chains as fast as they are returned.
     Useless,
 }
 
@@ -57,37 +57,37 @@ enum Stopped {
 pub struct Receiver {
     /// The queue.
     pub queue: ServedQueue,
-    /// Limits the frames.
+    /// Limits the rate of frames.
     pub throttle: Option<Throttle>,
-    /// Frames may be waiting at the tap. Edge triggered: without buffers of the guest the tap is
-    /// left alone until a kick, and nothing spins.
+    /// Frames may be waiting at the tap. Edge-triggered: while the guest provides no buffers, the
+    /// tap is not polled until a kick, so nothing spins.
     pub tap_readable: bool,
     counters: Arc<Counters>,
     work: Work,
 }
 
-/// What a step works with, beside the queue.
+/// The working state of a step, beside the queue.
 struct Work {
     buffers: Buffers,
     gathered: Vec<Gathered>,
     /// Reused for every frame.
     used: Vec<(u16, u32)>,
-    /// Bytes that the next frame may have.
+    /// Expected size of the next frame in bytes.
     expected: usize,
-    /// Empty without mergeable buffers: what does not fit into one chain is lost then.
+    /// Empty without mergeable buffers: the part that exceeds one chain is lost then.
     spill: Box<[u8]>,
     pending: Option<Pending>,
 }
 
 impl Receiver {
-    /// Serves `queue`; with `mergeable` a frame may take several chains.
+    /// Serves `queue`; with `mergeable`, a frame may take several chains.
     pub fn new(
         queue: ServedQueue,
         mergeable: bool,
         throttle: Option<Throttle>,
         counters: Arc<Counters>,
     ) -> Self {
-        // Pages that are never written cost nothing.
+        // Pages that are never written use no memory.
         let spill = vec![0; if mergeable { LARGEST } else { 0 }];
         Self {
             queue,
@@ -105,8 +105,8 @@ impl Receiver {
         }
     }
 
-    /// Moves frames to the guest, until there are none, no buffers, or no tokens. One `readv` for
-    /// each frame and one at the end, and one interrupt at most.
+    /// Moves frames to the guest until there are no frames, no buffers or no tokens left. Costs one
+    /// `readv` per frame and one at the end, and at most one interrupt.
     pub fn serve(&mut self, tap: &Tap) {
         let Self {
             queue,
@@ -122,7 +122,7 @@ impl Receiver {
             if work.pending.is_some() {
                 return work.finish(taken, counters);
             }
-            // Frames that were read cannot be put back: they are charged afterwards.
+            // Frames that have been read cannot be put back, so they are charged afterwards.
             if !throttle.as_mut().is_none_or(Throttle::is_ready) {
                 return Ok(Next::Later);
             }
@@ -137,7 +137,7 @@ impl Receiver {
             }
             let Work { buffers, spill, .. } = work;
             match buffers.with_more(spill, |vectors| tap.read(vectors)) {
-                // The end of a stream, which a tap has not.
+                // End of a stream, which a tap does not have.
                 Ok(0) => {
                     *tap_readable = false;
                     Ok(Next::Later)
@@ -158,7 +158,7 @@ impl Receiver {
                 }
             }
         });
-        // What was gathered is back in the queue, and the memory is let go.
+        // What was gathered is back in the queue; release the guest memory.
         work.buffers.clear();
         work.gathered.clear();
     }
@@ -169,7 +169,7 @@ impl Work {
         !self.spill.is_empty()
     }
 
-    /// Takes chains until they have room for `wanted` bytes; one, if they cannot be merged.
+    /// Gathers chains until they have room for `wanted` bytes; only one if they cannot be merged.
     fn gather(
         &mut self,
         taken: &mut Taken<'_>,
@@ -192,7 +192,7 @@ impl Work {
             let added = self.buffers.add(chain, taken.ram(), true);
             let vectors = self.buffers.count() - before;
             match added {
-                // Each buffer has to hold a header (5.1.6.3.1).
+                // Each buffer must hold a header (5.1.6.3.1).
                 Some(len) if len >= HEADER => self.gathered.push(Gathered { head, len, vectors }),
                 _ => {
                     self.buffers.keep(before);
@@ -207,7 +207,7 @@ impl Work {
         }
     }
 
-    /// A frame of `len` bytes was read into what was gathered, and the rest into `spill`.
+    /// Handles a frame of `len` bytes that was read into the gathered chains and `spill`.
     fn received(
         &mut self,
         taken: &mut Taken<'_>,
@@ -216,7 +216,7 @@ impl Work {
     ) -> Result<Next, virtio_queue::Error> {
         self.buffers.mark_written(taken.ram(), len);
         let offset = self.buffers.len();
-        // After a large frame room for another one is kept for some time.
+        // Keep room for another large frame for some time.
         let decayed = self.expected - self.expected / 8;
         self.expected = len.max(decayed).clamp(SMALL, LARGEST);
         if len > offset {
@@ -226,7 +226,7 @@ impl Work {
         self.deliver(taken, len, counters)
     }
 
-    /// Delivers the frame that waits for chains, if it fits now.
+    /// Delivers the pending frame, if it fits now.
     fn finish(
         &mut self,
         taken: &mut Taken<'_>,
@@ -244,7 +244,7 @@ impl Work {
             }
             Stopped::Useless => Ok(Next::Step),
             Stopped::Exhausted => Ok(Next::MoreChains),
-            // It never fits: it is lost, as on any network.
+            // It can never fit, so it is lost, as on any network.
             Stopped::Full => {
                 self.pending = None;
                 Ok(Next::Step)
@@ -252,7 +252,7 @@ impl Work {
         }
     }
 
-    /// Gives the chains that a frame of `len` bytes takes to the driver.
+    /// Returns the chains that hold a frame of `len` bytes to the driver.
     fn deliver(
         &mut self,
         taken: &mut Taken<'_>,
@@ -271,7 +271,7 @@ impl Work {
                 break;
             }
         }
-        // `num_buffers`, which the tap leaves alone; at most a queue's worth.
+        // `num_buffers`, which the tap does not set; at most one queue's worth.
         let count = self.used.len() as u16;
         self.buffers
             .write(taken.ram(), HEADER - 2, &count.to_le_bytes());

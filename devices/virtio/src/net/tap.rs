@@ -1,4 +1,4 @@
-//! Queues of the host's tap interfaces.
+//! Queues of host tap interfaces.
 
 use std::{
     fs::{File, OpenOptions},
@@ -13,13 +13,13 @@ use std::{
     },
 };
 
-/// Bytes of the header before each frame (virtio 1.2, 5.1.6, with `num_buffers`).
+/// Size in bytes of the header before each frame (virtio 1.2, 5.1.6, with `num_buffers`).
 pub const HEADER: usize = 12;
 
 /// Why an interface cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TapError {
-    /// No tap driver.
+    /// The tap driver is unavailable.
     #[error("cannot open /dev/net/tun: load the module tun, and give Gantry access to the device")]
     Open(#[source] io::Error),
     /// The name is too long or empty.
@@ -28,28 +28,28 @@ pub enum TapError {
     /// The interface cannot be attached.
     #[error("cannot use interface {name:?}: {}", hint(source))]
     Attach {
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The interface cannot be set up.
+    /// The interface cannot be configured.
     #[error("cannot {action} interface {name:?}")]
     Configure {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// The interface.
+        /// Name of the interface.
         name: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A descriptor that was opened in another way.
+    /// The descriptor was opened with other flags.
     #[error(
         "the descriptor of interface {0:?} is not for frames with virtio headers: open it with \
          IFF_TAP, IFF_NO_PI and IFF_VNET_HDR"
     )]
     Flags(String),
-    /// A mask for another kind of address.
+    /// The netmask is of another address family.
     #[error("address and mask of interface {0:?} are not of the same kind")]
     Mask(String),
 }
@@ -73,28 +73,28 @@ fn hint(error: &io::Error) -> &'static str {
 pub struct Tap {
     file: Arc<File>,
     name: String,
-    /// The kernel hands frames to this queue; shared by all handles on it.
+    /// The kernel delivers frames to this queue. Shared by all handles of the queue.
     attached: Arc<AtomicBool>,
-    /// It is no tap.
+    /// Set if this is not a real tap.
     #[cfg(any(test, feature = "test-support"))]
     substitute: Option<Arc<Substitute>>,
 }
 
-/// What a card has asked of a descriptor that takes the place of a tap.
+/// Records the requests of a card to a descriptor that substitutes for a tap.
 #[cfg(any(test, feature = "test-support"))]
 #[derive(Debug, Default)]
 pub struct Substitute {
     /// `TUN_F_*` flags.
     pub offloads: std::sync::atomic::AtomicU32,
-    /// Have it refuse to be attached or detached.
+    /// Makes it refuse to be attached or detached.
     pub stubborn: AtomicBool,
-    /// Calls that have read, and that have written.
+    /// Number of read and of write calls.
     pub calls: (std::sync::atomic::AtomicU64, std::sync::atomic::AtomicU64),
 }
 
 pub(super) fn ioctl<T>(fd: RawFd, request: libc::Ioctl, argument: &mut T) -> io::Result<()> {
-    // SAFETY: every request here reads or writes a struct of type `T` at most, which outlives
-    // the call; what the kernel writes is valid for these plain structs.
+    // SAFETY: every request here reads or writes at most a struct of type `T`, which outlives the
+    // call; what the kernel writes is valid for these plain structs.
     let result = unsafe { libc::ioctl(fd, request, std::ptr::from_mut(argument)) };
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -116,8 +116,8 @@ pub(super) fn request(name: &str) -> Result<libc::ifreq, TapError> {
 }
 
 impl Tap {
-    /// Opens `queues` queues of the interface `name`, which is made if it is not there (and goes
-    /// with the last descriptor). Without a name the kernel makes one up.
+    /// Opens `queues` queues of the interface `name`. The interface is created if it does not
+    /// exist, and then disappears with the last descriptor. Without a name, the kernel chooses one.
     pub fn open(name: Option<&str>, queues: usize) -> Result<Vec<Self>, TapError> {
         let mut taps: Vec<Self> = Vec::new();
         for _ in 0..queues {
@@ -142,7 +142,7 @@ impl Tap {
         if several {
             flags |= libc::IFF_MULTI_QUEUE;
         }
-        // The flags fit: they are bits of a short.
+        // The flags fit, because they are bits of a short.
         request.ifr_ifru.ifru_flags = flags as libc::c_short;
         ioctl(file.as_raw_fd(), libc::TUNSETIFF, &mut request).map_err(|source| {
             TapError::Attach {
@@ -153,7 +153,7 @@ impl Tap {
         Self::prepare(file, read_name(&request), true)
     }
 
-    /// Takes over a queue that somebody else has opened.
+    /// Takes over a queue that another process has opened.
     pub fn from_fd(fd: OwnedFd) -> Result<Self, TapError> {
         let file = File::from(fd);
         let mut request = request("unknown")?;
@@ -170,17 +170,17 @@ impl Tap {
         if flags & needed != needed {
             return Err(TapError::Flags(read_name(&request)));
         }
-        // SAFETY: flags of an open descriptor.
+        // SAFETY: sets the flags of an open descriptor.
         unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         let attached = flags & libc::IFF_DETACH_QUEUE == 0;
         Self::prepare(file, read_name(&request), attached)
     }
 
-    /// A descriptor on which each read and write moves one frame with its header, in place of a
-    /// tap: for tests and fuzz targets.
+    /// Wraps a descriptor that substitutes for a tap. Each read and write moves one frame with its
+    /// header. For tests and fuzz targets.
     #[cfg(any(test, feature = "test-support"))]
     pub fn substitute(fd: OwnedFd) -> Self {
-        // SAFETY: flags of an open descriptor.
+        // SAFETY: sets the flags of an open descriptor.
         unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
         Self {
             file: Arc::new(File::from(fd)),
@@ -190,7 +190,7 @@ impl Tap {
         }
     }
 
-    /// What was asked of a substitute.
+    /// The requests to a substitute.
     #[cfg(any(test, feature = "test-support"))]
     pub fn asked(&self) -> Option<Arc<Substitute>> {
         self.substitute.clone()
@@ -213,17 +213,17 @@ impl Tap {
         })
     }
 
-    /// The interface's name.
+    /// Name of the interface.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its file, for another process, as long as it is in use here.
+    /// Its file, for another process, while it is in use here.
     pub fn share(&self) -> Weak<File> {
         Arc::downgrade(&self.file)
     }
 
-    /// Another handle on the same queue.
+    /// Creates another handle of the same queue.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
             file: Arc::new(self.file.try_clone()?),
@@ -234,12 +234,13 @@ impl Tap {
         })
     }
 
-    /// Whether the kernel hands frames to this queue.
+    /// Whether the kernel delivers frames to this queue.
     pub fn is_attached(&self) -> bool {
         self.attached.load(Ordering::SeqCst)
     }
 
-    /// Has the kernel spread frames to this queue, or not. Only for interfaces with several.
+    /// Attaches or detaches the queue: whether the kernel distributes frames to it. Only for
+    /// multi-queue interfaces.
     pub fn attach(&self, attach: bool) -> io::Result<()> {
         if self.is_attached() == attach {
             return Ok(());
@@ -259,14 +260,14 @@ impl Tap {
         } else {
             libc::IFF_DETACH_QUEUE
         };
-        // A bit of a short.
+        // The flag fits, because it is a bit of a short.
         request.ifr_ifru.ifru_flags = flag as libc::c_short;
         ioctl(self.file.as_raw_fd(), libc::TUNSETQUEUE, &mut request)?;
         self.attached.store(attach, Ordering::SeqCst);
         Ok(())
     }
 
-    /// Lets the kernel hand over frames with these offloads (`TUN_F_*`).
+    /// Lets the kernel deliver frames with these offloads (`TUN_F_*`).
     pub fn set_offloads(&self, offloads: u32) -> io::Result<()> {
         #[cfg(any(test, feature = "test-support"))]
         if let Some(substitute) = &self.substitute {
@@ -294,8 +295,8 @@ impl Tap {
         if let Some(substitute) = &self.substitute {
             substitute.calls.0.fetch_add(1, Ordering::SeqCst);
         }
-        // SAFETY: the vectors describe guest memory, which stays mapped while the snapshot that
-        // they were made from is held, or a buffer that is borrowed meanwhile (`Buffers`).
+        // SAFETY: the vectors describe guest memory, which stays mapped while the snapshot from
+        // which they were made is held, or a buffer that is borrowed meanwhile (`Buffers`).
         let read = unsafe {
             libc::readv(
                 self.file.as_raw_fd(),
@@ -306,7 +307,7 @@ impl Tap {
         usize::try_from(read).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Writes one frame with its header from memory of the guest.
+    /// Writes one frame with its header from guest memory.
     pub(super) fn write(&self, buffers: &[libc::iovec]) -> io::Result<usize> {
         #[cfg(any(test, feature = "test-support"))]
         if let Some(substitute) = &self.substitute {

@@ -19,33 +19,34 @@ use super::{
 };
 use crate::VirtioDevice;
 
-/// Vendor id of virtio devices (4.1.2).
+/// Vendor ID of virtio devices (4.1.2).
 const VENDOR: u16 = 0x1af4;
-/// Device id of the modern device of type 0.
+/// Base of the modern PCI device IDs, to which the virtio device ID is added.
 const FIRST_DEVICE: u16 = 0x1040;
 
-/// Why a device cannot become a PCI function.
+/// Why a device cannot be wrapped as a PCI function.
 #[derive(Debug, thiserror::Error)]
 pub enum VirtioPciError {
-    /// The device has more queues than can be notified, or a queue whose size is no power of two.
+    /// The device has more queues than notification addresses, or a queue size that is not a power
+    /// of two.
     #[error("a virtio device cannot have {0} queues of these sizes")]
     Queues(usize),
-    /// The capabilities or the BAR do not fit.
+    /// The capabilities or the BAR do not fit into configuration space.
     #[error("cannot lay out the configuration space")]
     Config(#[from] ConfigError),
-    /// No eventfd could be had.
+    /// An eventfd could not be created.
     #[error("cannot create an eventfd for a queue")]
     EventFd(#[source] io::Error),
 }
 
-/// What a virtio function needs from the machine.
+/// What a virtio function needs from the VM.
 #[derive(Clone)]
 pub struct VirtioPciResources {
     /// Guest RAM.
     pub memory: GuestMemory,
-    /// Interrupt vectors.
+    /// Allocates interrupt vectors.
     pub msi: Arc<dyn MsiController>,
-    /// Queue notifications without exits.
+    /// Delivers queue notifications without exits to userspace.
     pub doorbells: Arc<dyn Doorbells>,
 }
 
@@ -132,14 +133,14 @@ impl VirtioPciFunction {
         })
     }
 
-    /// Whether an access to configuration space touches the window into the BAR.
+    /// Whether a configuration access touches the data window into the BAR.
     fn touches_window(&self, offset: usize, len: usize) -> bool {
         let window = self.access_capability + PciAccess::DATA;
         offset < window + 4 && window < offset.saturating_add(len)
     }
 
-    /// Offset in the BAR and length that the window shows, if the guest set it up as 4.1.4.9.1
-    /// demands.
+    /// The BAR offset and length that the window shows, if the guest has set it up as 4.1.4.9.1
+    /// requires.
     fn window(&self) -> Option<(u64, usize)> {
         let at = self.access_capability;
         let mut bar = [0];
@@ -238,7 +239,7 @@ impl PciFunction for VirtioPciFunction {
         self.config.restore(&state.config)?;
         self.transport.restore(&state.transport, state.device)?;
         self.msix.restore(&state.msix)?;
-        // The capability is what the guest reads: it wins.
+        // The capability is what the guest reads, so it takes precedence.
         self.msix_capability.update(&self.config, &self.msix);
         Ok(())
     }

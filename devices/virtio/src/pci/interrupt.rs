@@ -1,4 +1,4 @@
-//! How a device's workers reach the driver: through atomics only.
+//! How a device's workers signal the driver: through atomics only.
 
 use std::{
     io,
@@ -18,7 +18,7 @@ const ISR_QUEUE: u8 = 1;
 /// ISR status: the device configuration changed.
 const ISR_CONFIG: u8 = 2;
 
-/// Vectors, ISR status and what else a worker may change.
+/// Vectors, ISR status and the other state that a worker may change.
 pub(super) struct Interrupt {
     msix: Arc<MsixTable>,
     config_vector: AtomicU16,
@@ -40,7 +40,7 @@ impl Interrupt {
         }
     }
 
-    /// Back to the state after a device reset. Nothing runs that could raise an interrupt.
+    /// Returns to the state after a device reset. No worker may be running.
     pub(super) fn reset(&self) {
         self.config_vector.store(NO_VECTOR, Ordering::Relaxed);
         for vector in &self.queue_vectors {
@@ -54,13 +54,13 @@ impl Interrupt {
         self.config_vector.load(Ordering::Relaxed)
     }
 
-    /// Sets a vector; one that does not exist becomes none (4.1.5.1.2.1).
+    /// Sets the vector; a vector that does not exist becomes `NO_VECTOR` (4.1.5.1.2.1).
     pub(super) fn set_config_vector(&self, vector: u16) {
         self.config_vector
             .store(self.existing(vector), Ordering::Relaxed);
     }
 
-    /// Vector of a queue; none if there is no such queue.
+    /// Vector of a queue; `NO_VECTOR` if there is no such queue.
     pub(super) fn queue_vector(&self, queue: usize) -> u16 {
         self.queue_vectors
             .get(queue)
@@ -81,7 +81,7 @@ impl Interrupt {
         }
     }
 
-    /// The driver reads the ISR status, which clears it (4.1.4.5).
+    /// Reads the ISR status, which clears it (4.1.4.5).
     pub(super) fn take_isr(&self) -> u8 {
         self.isr.swap(0, Ordering::AcqRel)
     }
@@ -103,7 +103,7 @@ impl Interrupt {
         self.generation.store(generation, Ordering::Release);
     }
 
-    /// Whether the device is broken.
+    /// Whether the device needs a reset.
     pub(super) fn is_broken(&self) -> bool {
         self.needs_reset.load(Ordering::Acquire)
     }
@@ -112,7 +112,7 @@ impl Interrupt {
         self.needs_reset.store(broken, Ordering::Release);
     }
 
-    /// Raises a vector, or leaves a mark in the ISR status if MSI-X is off.
+    /// Raises a vector, or sets a bit in the ISR status if MSI-X is disabled.
     fn raise(&self, vector: u16, isr: u8) -> io::Result<()> {
         if self.msix.trigger(vector)? == Delivery::Disabled {
             self.isr.fetch_or(isr, Ordering::AcqRel);

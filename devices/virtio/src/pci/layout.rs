@@ -1,10 +1,10 @@
-//! Where things are: the BAR, the common configuration structure and the capabilities.
+//! Layout of the BAR, the common configuration structure and the capabilities.
 
 use pci::{BarIndex, ConfigError, ConfigSpace};
 
-/// The BAR that holds everything.
+/// The BAR that contains all registers.
 pub(super) const BAR: BarIndex = BarIndex::ZERO;
-/// Bytes of the BAR.
+/// Size of the BAR in bytes.
 pub const BAR_SIZE: u64 = 0x1_0000;
 /// Common configuration.
 pub const COMMON_OFFSET: u64 = 0x0000;
@@ -16,51 +16,51 @@ pub const DEVICE_OFFSET: u64 = 0x2000;
 pub const NOTIFY_OFFSET: u64 = 0x3000;
 /// MSI-X table.
 pub const TABLE_OFFSET: u64 = 0x4000;
-/// MSI-X pending bits, behind the largest table.
+/// MSI-X pending bit array, after the largest possible table.
 pub const PENDING_OFFSET: u64 = 0xc000;
 
-/// Bytes between the notification addresses of two queues.
+/// Distance in bytes between the notification addresses of two queues.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
-/// Bytes of each of the first four parts.
+/// Size in bytes of each of the first four parts.
 const PART_LEN: u64 = 0x1000;
-/// As many queues as there are notification addresses.
+/// Maximum number of queues: one per notification address.
 pub(super) const MAX_QUEUES: usize = (PART_LEN / NOTIFY_MULTIPLIER as u64) as usize;
 
 /// Offsets in the common configuration structure (4.1.4.3).
 pub mod common {
-    /// Which 32 device features `DEVICE_FEATURE` shows.
+    /// Selects which 32 bits of the device features `DEVICE_FEATURE` shows.
     pub const DEVICE_FEATURE_SELECT: usize = 0;
     /// Features offered.
     pub const DEVICE_FEATURE: usize = 4;
-    /// Which 32 driver features `DRIVER_FEATURE` shows.
+    /// Selects which 32 bits of the driver features `DRIVER_FEATURE` shows.
     pub const DRIVER_FEATURE_SELECT: usize = 8;
     /// Features accepted.
     pub const DRIVER_FEATURE: usize = 12;
-    /// MSI-X vector of configuration changes.
+    /// MSI-X vector for configuration changes.
     pub const CONFIG_VECTOR: usize = 16;
     /// Number of queues.
     pub const NUM_QUEUES: usize = 18;
     /// Device status.
     pub const STATUS: usize = 20;
-    /// Changes with the device configuration.
+    /// Configuration generation; changes whenever the device configuration does.
     pub const GENERATION: usize = 21;
-    /// Which queue the rest is about.
+    /// Selects the queue that the fields below describe.
     pub const QUEUE_SELECT: usize = 22;
-    /// Entries.
+    /// Queue size in entries.
     pub const QUEUE_SIZE: usize = 24;
-    /// MSI-X vector of used-buffer notifications.
+    /// MSI-X vector for used-buffer notifications.
     pub const QUEUE_VECTOR: usize = 26;
     /// 1 once the queue is set up.
     pub const QUEUE_ENABLE: usize = 28;
-    /// Place of the queue's notification address.
+    /// Index of the queue's notification address.
     pub const QUEUE_NOTIFY: usize = 30;
-    /// Descriptor table, 64 bits.
+    /// Address of the descriptor table, 64 bits.
     pub const QUEUE_DESC: usize = 32;
-    /// Available ring, 64 bits.
+    /// Address of the available ring, 64 bits.
     pub const QUEUE_DRIVER: usize = 40;
-    /// Used ring, 64 bits.
+    /// Address of the used ring, 64 bits.
     pub const QUEUE_DEVICE: usize = 48;
-    /// Bytes of the structure.
+    /// Size of the structure in bytes.
     pub const LEN: usize = 56;
 }
 
@@ -68,15 +68,15 @@ pub mod common {
 pub mod status {
     /// The guest has found the device.
     pub const ACKNOWLEDGE: u8 = 1;
-    /// The guest can drive it.
+    /// The guest has a driver for the device.
     pub const DRIVER: u8 = 2;
-    /// The driver works.
+    /// The driver is ready.
     pub const DRIVER_OK: u8 = 4;
-    /// Features are agreed on.
+    /// Feature negotiation is complete.
     pub const FEATURES_OK: u8 = 8;
     /// The device is broken until it is reset.
     pub const NEEDS_RESET: u8 = 64;
-    /// The driver gave up.
+    /// The driver has given up on the device.
     pub const FAILED: u8 = 128;
 }
 
@@ -85,7 +85,7 @@ pub(super) const NO_VECTOR: u16 = 0xffff;
 
 const VENDOR_CAPABILITY: u8 = 0x09;
 
-/// A part of the BAR that an access falls into.
+/// The part of the BAR that an access hits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Part {
     Common,
@@ -97,7 +97,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// The part and the offset into it.
+    /// The part that contains `offset`, and the offset within it.
     pub(super) fn of(offset: u64) -> (Self, u64) {
         let (part, base) = match offset {
             PENDING_OFFSET.. => (Self::Pending, PENDING_OFFSET),
@@ -111,7 +111,7 @@ impl Part {
     }
 }
 
-/// Appends the virtio capabilities (4.1.4). Returns the offset of the one that gives access to
+/// Appends the virtio capabilities (4.1.4). Returns the offset of the one that provides access to
 /// the BAR through configuration space.
 pub(super) fn add_capabilities(config: &mut ConfigSpace) -> Result<usize, ConfigError> {
     const COMMON: u8 = 1;
@@ -146,9 +146,9 @@ impl PciAccess {
     pub(super) const DATA: usize = 16;
 }
 
-/// `struct virtio_pci_cap` without its first two bytes.
+/// Body of `struct virtio_pci_cap`, without its first two bytes.
 fn capability(kind: u8, offset: u32, len: u32, rest: &[u8]) -> Vec<u8> {
-    // The whole structure has 16 bytes and the rest at most 4.
+    // The structure has 16 bytes, and the rest at most 4.
     let mut body = vec![16 + rest.len() as u8, kind, BAR.get(), 0, 0, 0];
     body.extend(offset.to_le_bytes());
     body.extend(len.to_le_bytes());

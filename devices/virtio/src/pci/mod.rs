@@ -1,8 +1,8 @@
 //! Virtio over PCI (virtio 1.2, section 4.1): modern devices only, interrupts by MSI-X only.
 //!
 //! [`VirtioPciFunction`] is the PCI side of a device: configuration space with the capabilities,
-//! MSI-X, the lifecycle. Behind its only BAR is the transport, which vCPUs reach without the
-//! function's lock:
+//! MSI-X and the lifecycle. Its only BAR leads to the transport, which vCPUs reach without taking
+//! the function's lock:
 //!
 //! ```text
 //!   BAR 0 (64 bits wide, 64 KiB)
@@ -14,10 +14,10 @@
 //!   0x4000  MSI-X table, 0xc000 pending bits     MsixTable
 //! ```
 //!
-//! A worker needs none of these locks: it raises interrupts through atomics, so that the control
+//! A worker needs none of these locks. It raises interrupts through atomics, so that the control
 //! thread may hold the transport's lock while it waits for the worker to stop.
 //!
-//! INTx is not wired. A driver that leaves MSI-X off must poll the ISR status.
+//! INTx is not wired. A driver that does not enable MSI-X must poll the ISR status.
 
 mod function;
 mod interrupt;

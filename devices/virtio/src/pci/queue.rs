@@ -1,4 +1,4 @@
-//! What the driver says about a queue, and how it becomes a [`Queue`].
+//! The driver's description of a queue, and its conversion to a [`Queue`].
 
 use device_model::memory::GuestRam;
 use serde::{Deserialize, Serialize};
@@ -8,24 +8,24 @@ use vm_memory::{GuestAddress, GuestMemory as _, Permissions};
 /// The driver's description of a queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct QueueRegisters {
-    /// Entries.
+    /// Size in entries.
     pub size: u16,
-    /// The driver has set it up.
+    /// The driver has enabled the queue.
     pub enabled: bool,
-    /// Descriptor table.
+    /// Address of the descriptor table.
     pub descriptors: u64,
-    /// Available ring.
+    /// Address of the available ring.
     pub driver: u64,
-    /// Used ring.
+    /// Address of the used ring.
     pub device: u64,
 }
 
-/// How far the device has come in a queue.
+/// How far the device has processed a queue.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct QueueProgress {
-    /// Next entry of the available ring.
+    /// Index of the next available entry to take.
     pub next_avail: u16,
-    /// Next entry of the used ring.
+    /// Index of the next used entry to write.
     pub next_used: u16,
 }
 
@@ -43,7 +43,7 @@ pub(super) enum QueueError {
 }
 
 impl QueueRegisters {
-    /// A queue that the driver has not touched.
+    /// The registers of a queue after reset.
     pub(super) fn new(max_size: u16) -> Self {
         Self {
             size: max_size,
@@ -54,7 +54,7 @@ impl QueueRegisters {
         }
     }
 
-    /// Builds the queue after checking size, alignment and addresses.
+    /// Checks size, alignment and addresses, then builds the queue.
     pub(super) fn build(
         &self,
         max_size: u16,
@@ -74,8 +74,8 @@ impl QueueRegisters {
             used_ring: self.device,
         })
         .map_err(QueueError::Registers)?;
-        // Sizes of 2.7; a ring has a header of 4 bytes and an event field of 2. None of them
-        // can overflow: the size is 16 bits.
+        // Sizes as in 2.7: a ring has a header of 4 bytes and an event field of 2. None of these
+        // can overflow, because the queue size is 16 bits.
         let size = u64::from(self.size);
         for (part, address, len, access) in [
             (
@@ -104,7 +104,7 @@ impl QueueRegisters {
 }
 
 impl QueueProgress {
-    /// Where `queue` is.
+    /// The progress of `queue`.
     pub(super) fn of(queue: &Queue) -> Self {
         Self {
             next_avail: queue.next_avail(),

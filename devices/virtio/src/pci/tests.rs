@@ -1,4 +1,4 @@
-//! The transport as a driver, friendly or not, sees it.
+//! The transport from the perspective of a driver, well-behaved or hostile.
 
 use std::{
     sync::{Arc, Mutex},
@@ -26,17 +26,17 @@ const VERSION_1: u64 = 1 << 32;
 const EVENT_INDEX: u64 = 1 << 29;
 const QUEUE: [u64; 3] = [0x1000, 0x2000, 0x3000];
 
-/// What the test sees of its device.
+/// The device's state as the test observes it.
 #[derive(Default)]
 struct Seen {
     active: Vec<ActiveQueue>,
     features: u64,
-    /// The worker finds the queue broken while it is told to stop.
+    /// The worker finds the queue broken while it is being stopped.
     breaks_when_stopped: bool,
     interrupt: Option<Arc<dyn VirtioInterrupt>>,
     activations: usize,
     resets: usize,
-    /// The host does not answer.
+    /// The host does not respond.
     busy: bool,
 }
 
@@ -279,7 +279,7 @@ fn a_reset_stops_the_device_and_forgets_the_queues() {
     driver.set_status(0);
     assert_eq!(driver.status(), 0);
     assert!(seen.lock().unwrap().active.is_empty());
-    // The driver's first step was a reset as well.
+    // The driver's first step was a reset, too.
     assert_eq!(seen.lock().unwrap().resets, 2);
     assert!(rig.doorbells.addresses().is_empty());
     driver.select(0);
@@ -332,7 +332,7 @@ fn a_driver_sees_its_reset_when_the_host_has_answered() {
     assert_eq!(driver.status(), 0);
     assert_eq!(seen.lock().unwrap().resets, before + 1);
     assert!(rig.doorbells.addresses().is_empty());
-    // And one that a pause finds answered.
+    // And a reset that has completed when a pause looks at it.
     let driver = started(&rig, bdf);
     seen.lock().unwrap().busy = true;
     driver.set_status(0);
@@ -590,7 +590,7 @@ fn an_unplugged_device_stops_and_cannot_be_started_again() {
     assert!(rig.doorbells.addresses().is_empty());
     assert_eq!(rig.read(address), u32::MAX);
     assert_eq!(rig.config_read(bdf, 0), u32::MAX);
-    // A vCPU that was on its way to the BAR.
+    // A vCPU whose access to the BAR was already in progress.
     let bar = function.lock().unwrap().bar_device(BarIndex::ZERO).unwrap();
     for status in [1, 3, 11, 15] {
         bar.write(common::STATUS as u64, &[status]);

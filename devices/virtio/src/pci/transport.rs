@@ -1,4 +1,4 @@
-//! The registers behind the BAR: negotiation, queues, and the device's life.
+//! The registers behind the BAR: negotiation, queues and the device's lifecycle.
 
 use std::{
     sync::{
@@ -31,37 +31,38 @@ use crate::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
 const VERSION_1: u64 = 1 << 32;
 const EVENT_INDEX: u64 = 1 << 29;
-/// Features that need something of the transport that it does not do: packed rings, notification
-/// data, SR-IOV, a queue's notification data from the device, and reset of single queues.
+/// Features that require transport support that is missing here: packed rings, notification data,
+/// SR-IOV, notification data chosen by the device, and reset of single queues.
 const UNSUPPORTED_FEATURES: u64 = 1 << 34 | 1 << 37 | 1 << 38 | 1 << 39 | 1 << 40;
 
-/// How long a pause waits for the host to answer a device.
+/// How long a pause waits for the host to complete a device's requests.
 const PAUSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long the write that resets a device waits for that; the driver waits as long as need be.
+/// How long the status write that resets a device blocks. After that the driver polls until the
+/// reset is complete.
 const RESET_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Status bits that a driver may set.
 const DRIVER_STATUS: u8 =
     status::ACKNOWLEDGE | status::DRIVER | status::DRIVER_OK | status::FEATURES_OK | status::FAILED;
 
-/// Whether the device runs.
+/// Run state of the device.
 enum Run {
-    /// The driver is not ready, or the device broke.
+    /// The driver is not ready, or the device failed.
     Idle,
-    /// The device has these queues.
+    /// The device is running and owns these queues.
     Active(Vec<u16>),
-    /// The driver is ready, the device is not running; the queues are here.
+    /// The driver is ready but the device is stopped; the queues are kept here.
     Paused {
         queues: Vec<(u16, Queue)>,
-        /// From a snapshot: interrupts may have been lost on the way.
+        /// Restored from a snapshot: interrupts may have been lost on the way.
         restored: bool,
     },
-    /// Taken off the bus, for ever.
+    /// Removed from the bus, permanently.
     Gone,
 }
 
-/// What is saved of the transport.
+/// The transport's saved state.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct TransportState {
     device_type: u16,
@@ -93,7 +94,7 @@ pub(super) struct TransportParts {
     pub(super) msix: Arc<MsixTable>,
 }
 
-/// Everything behind the BAR.
+/// All state behind the BAR.
 pub(super) struct Transport {
     registers: Mutex<Registers>,
     interrupt: Arc<Interrupt>,
@@ -107,9 +108,9 @@ struct Registers {
     doorbells: Arc<dyn Doorbells>,
     interrupt: Arc<Interrupt>,
     kicks: Arc<[EventFd]>,
-    /// Where the BAR is decoded.
+    /// Address at which the BAR is decoded.
     bar: Option<u64>,
-    /// Queues whose doorbell is connected, with its address.
+    /// Queues with a registered doorbell, and its address.
     connected: Vec<(u16, u64)>,
     device_feature_select: u32,
     driver_feature_select: u32,
@@ -118,11 +119,11 @@ struct Registers {
     queue_select: u16,
     queues: Vec<QueueRegisters>,
     run: Run,
-    /// The driver has asked for a reset, which has to wait for the host. It sees the old status
-    /// until it is done, as 2.4.2 has it.
+    /// The driver has requested a reset, which has to wait for the host. Until it is done the
+    /// driver sees the old status, as 2.4.2 requires.
     resetting: bool,
-    /// A misbehaving driver is logged once, a host that lacks something once too: the driver can
-    /// repeat both at will.
+    /// A misbehaving driver is logged once, and so is a failure of the host: the driver can trigger
+    /// both at will.
     warned: AtomicBool,
     host_warned: AtomicBool,
 }
@@ -173,7 +174,7 @@ impl Transport {
         self.registers.lock_unpoisoned()
     }
 
-    /// The BAR is decoded at another address.
+    /// The BAR is decoded at another address, or no longer.
     pub(super) fn set_bar(&self, address: Option<u64>) {
         let mut registers = self.lock();
         registers.disconnect();
@@ -209,9 +210,9 @@ impl Transport {
         self.lock().carry_on();
     }
 
-    /// Stops the device for good. The guest's memory goes away afterwards, so this waits for
-    /// whatever the host still writes to it, and says so if that takes long. Whoever cannot wait
-    /// calls [`Transport::quiesce`] before.
+    /// Stops the device for good. Guest memory goes away afterwards, so this waits, without a
+    /// timeout, for any host writes still in flight, and logs an error if that takes long. Callers
+    /// that cannot wait call [`Transport::quiesce`] first.
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
         if matches!(registers.run, Run::Active(_))
@@ -224,7 +225,7 @@ impl Transport {
         registers.run = Run::Gone;
     }
 
-    /// The transport's state and the device's own.
+    /// Saves the transport's state and the device's own.
     pub(super) fn save(&self) -> Result<(TransportState, Value), LifecycleError> {
         self.lock().save()
     }
@@ -244,7 +245,7 @@ impl Transport {
     fn notify(&self, offset: u64) {
         let queue = usize::try_from(offset / u64::from(NOTIFY_MULTIPLIER));
         if let Some(kick) = queue.ok().and_then(|queue| self.kicks.get(queue)) {
-            // It fails only if the counter is full: then the worker has been woken already.
+            // Fails only if the counter is full, in which case the worker has already been woken.
             let _ = kick.write(1);
         }
     }
@@ -349,7 +350,7 @@ impl Registers {
         bytes
     }
 
-    /// A write of a whole field, or of half of a 64-bit one (4.1.3.1). Others are dropped.
+    /// Handles a write of a whole field, or of half of a 64-bit one (4.1.3.1). Others are dropped.
     fn write_common(&mut self, offset: u64, data: &[u8]) {
         let Ok(offset) = usize::try_from(offset) else {
             return;
@@ -364,7 +365,7 @@ impl Registers {
                     common::QUEUE_SELECT => self.queue_select = value,
                     common::QUEUE_SIZE => self.write_queue(|queue| queue.size = value),
                     common::QUEUE_VECTOR => self.interrupt.set_queue_vector(at, value),
-                    // A queue is disabled by a reset of the device only (4.1.4.3.2).
+                    // Only a device reset disables a queue (4.1.4.3.2).
                     common::QUEUE_ENABLE if value == 1 => {
                         self.write_queue(|queue| queue.enabled = true);
                     }
@@ -415,7 +416,7 @@ impl Registers {
         }
     }
 
-    /// Changes the selected queue, unless it is in use already.
+    /// Changes the selected queue, unless it is already enabled or the device is live.
     fn write_queue(&mut self, change: impl FnOnce(&mut QueueRegisters)) {
         let live = self.status & status::DRIVER_OK != 0;
         match self.queues.get_mut(usize::from(self.queue_select)) {
@@ -424,7 +425,7 @@ impl Registers {
         }
     }
 
-    /// The status protocol (3.1.1).
+    /// Implements the status protocol (3.1.1).
     fn write_status(&mut self, value: u8) {
         if value == 0 {
             self.try_reset(RESET_PATIENCE);
@@ -464,11 +465,11 @@ impl Registers {
         true
     }
 
-    /// DRIVER_OK: the queues as the driver set them up become the device's.
+    /// Handles DRIVER_OK: passes the queues to the device as the driver has set them up.
     fn start(&mut self) {
         match self.enabled_queues(|_| QueueProgress::default()) {
             Ok(queues) => {
-                // Whatever is wrong with the device, the driver sees DEVICE_NEEDS_RESET.
+                // Whatever the failure, the driver sees DEVICE_NEEDS_RESET.
                 if let Err(error) = self.activate(queues) {
                     self.warn_host_once(&format!("does not start: {}", Chain(&error)));
                 }
@@ -536,7 +537,7 @@ impl Registers {
         })
     }
 
-    /// Ends a wait for the host, unless the driver has asked for a reset and waits for that.
+    /// Undoes a quiesce, unless the driver has requested a reset and waits for it.
     fn carry_on(&mut self) {
         let Run::Active(indexes) = &self.run else {
             return;
@@ -544,7 +545,7 @@ impl Registers {
         if !self.resetting {
             self.device.carry_on();
             for index in indexes {
-                // Fails only when the counter is full: also readable.
+                // Fails only if the counter is full, in which case it is readable anyway.
                 let _ = self.kicks[usize::from(*index)].write(1);
             }
         }
@@ -589,7 +590,7 @@ impl Registers {
                 let indexes: Vec<_> = queues.iter().map(|(index, _)| *index).collect();
                 self.activate(queues)?;
                 for index in indexes {
-                    // The driver may have notified while nobody listened.
+                    // The driver may have notified the queue while nobody listened.
                     let _ = self.kicks[usize::from(index)].write(1);
                     if restored && let Err(error) = self.interrupt.queue(index) {
                         log::warn!("cannot interrupt the driver after a restore: {error}");
@@ -601,8 +602,8 @@ impl Registers {
         Ok(())
     }
 
-    /// Resets the device if the host answers it within `patience`; otherwise the driver has to
-    /// wait and see.
+    /// Resets the device if the host completes its requests within `patience`. Otherwise the reset
+    /// stays pending and the driver must poll.
     fn try_reset(&mut self, patience: Duration) {
         if matches!(self.run, Run::Active(_))
             && let Err(error) = self.device.prepare_reset(patience)
@@ -614,7 +615,7 @@ impl Registers {
         self.reset();
     }
 
-    /// Device reset (2.4): everything but the configuration is forgotten, here and in the device.
+    /// Device reset (2.4): discards all state except the configuration, here and in the device.
     fn reset(&mut self) {
         if matches!(self.run, Run::Gone) {
             return;
@@ -626,13 +627,13 @@ impl Registers {
         self.clear();
     }
 
-    /// The transport's own part of a reset.
+    /// The transport's part of a reset.
     fn clear(&mut self) {
         self.run = Run::Idle;
         self.resetting = false;
         self.disconnect();
         for kick in self.kicks.iter() {
-            // Empties the counter; an error says that it is empty.
+            // Clears the counter; an error means that it is already clear.
             let _ = kick.read();
         }
         self.interrupt.reset();
@@ -646,7 +647,7 @@ impl Registers {
         }
     }
 
-    /// Connects the doorbells of a running device's queues, if the guest can reach them.
+    /// Registers the doorbells of the device's queues, if the BAR is decoded.
     fn connect(&mut self) {
         let queues: Vec<u16> = match &self.run {
             Run::Active(indexes) => indexes.clone(),
@@ -657,7 +658,7 @@ impl Registers {
             return;
         };
         for index in queues {
-            // Inside of the BAR, which does not wrap.
+            // Within the BAR, which does not wrap.
             let address = bar + NOTIFY_OFFSET + u64::from(index) * u64::from(NOTIFY_MULTIPLIER);
             match self
                 .doorbells
@@ -722,7 +723,7 @@ impl Registers {
                 "only a device that does not run can be restored",
             ));
         }
-        // First, because what a device offers may depend on its state.
+        // Restored first, because the features offered may depend on the device's state.
         self.device.restore(device)?;
         self.check(state)?;
         self.clear();
@@ -751,7 +752,7 @@ impl Registers {
         Ok(())
     }
 
-    /// Whether a saved state can be one of this device.
+    /// Checks whether a saved state can belong to this device.
     fn check(&self, state: &TransportState) -> Result<(), StateError> {
         let expect = |fits: bool, what: &str| {
             if fits {
@@ -775,7 +776,7 @@ impl Registers {
         expect(known && ordered, "an impossible device status")
     }
 
-    /// Logs, once for this device, what the host could not do.
+    /// Logs, at most once for this device, what the host failed to do.
     fn warn_host_once(&self, what: &str) {
         if !self.host_warned.swap(true, Ordering::Relaxed) {
             let name = self.device.device_type().name;
@@ -783,7 +784,7 @@ impl Registers {
         }
     }
 
-    /// Logs, once for this device, what the driver does wrong.
+    /// Logs, at most once for this device, what the driver does wrong.
     fn warn_driver_once(&self, what: &str) {
         if !self.warned.swap(true, Ordering::Relaxed) {
             let name = self.device.device_type().name;

@@ -1,4 +1,4 @@
-//! The file under a persistent memory device, mapped into the VMM.
+//! The file behind a persistent memory device, mapped into the VMM.
 
 use std::{
     fs::{File, OpenOptions},
@@ -12,28 +12,27 @@ use base::{Access, Mapping};
 use device_model::memory::HostMemory;
 use disk::{LockGranularity, geometry, lock};
 
-/// Sizes and guest addresses are multiples of this: the guest maps persistent memory in pages of
-/// 2 MiB.
+/// Alignment of sizes and guest addresses: the guest maps persistent memory in pages of 2 MiB.
 pub const ALIGNMENT: u64 = 2 << 20;
 
-/// A persistent memory device cannot be made.
+/// Why a persistent memory device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not found, no permission ...
+    /// The file cannot be opened: not found, no permission ...
     #[error("cannot open the persistent memory file {path}")]
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A socket, a terminal ...
+    /// Neither a file nor a block device, but a socket, a terminal ...
     #[error("{path} cannot be persistent memory; give a file, a block device or a directory")]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
-    /// A directory, but no size.
+    /// A directory without a size.
     #[error("{path} is a directory: state the size of the file that shall be made in it")]
     SizeMissing {
         /// The directory.
@@ -47,10 +46,10 @@ pub enum Error {
     Size {
         /// The file.
         path: PathBuf,
-        /// Its size, or the size asked for, in bytes.
+        /// Its size, or the requested size, in bytes.
         size: u64,
     },
-    /// The file is smaller than was asked for.
+    /// The file is smaller than the requested size.
     #[error(
         "{path} has {available} bytes, which is less than the {size} asked for; \
          `truncate --size={size} {path}` extends it"
@@ -60,10 +59,10 @@ pub enum Error {
         path: PathBuf,
         /// Its size in bytes.
         available: u64,
-        /// The size asked for in bytes.
+        /// The requested size in bytes.
         size: u64,
     },
-    /// Another process uses it.
+    /// Another process has locked the file.
     #[error("{path} is in use elsewhere; stop the other user, or use discard_writes=on in both")]
     Locked {
         /// The file.
@@ -72,26 +71,26 @@ pub enum Error {
     /// A system call failed.
     #[error("cannot {action} {path}")]
     Host {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// An open, locked, mapped file.
+/// An open, locked and mapped file.
 pub struct Backing {
-    /// The device drops the guest's mapping of it first.
+    /// The device removes the guest's mapping of it first.
     memory: Mapping,
     file: Arc<File>,
     path: PathBuf,
 }
 
 impl Backing {
-    /// Opens `path`, or makes an unnamed file in the directory `path`. With `discard_writes`,
-    /// what the guest writes stays in memory of its own and is forgotten in the end.
+    /// Opens `path`, or creates an unnamed file in the directory `path`. With `discard_writes`, the
+    /// guest's writes go to private memory and are lost when the device goes away.
     pub fn open(path: PathBuf, size: Option<u64>, discard_writes: bool) -> Result<Self, Error> {
         let host = |action| {
             let path = path.clone();
@@ -161,7 +160,7 @@ impl Backing {
         self.memory.len() as u64
     }
 
-    /// The mapping; valid as long as self.
+    /// The mapping; valid as long as `self`.
     pub fn memory(&self) -> HostMemory {
         HostMemory {
             address: self.memory.start(),
@@ -175,7 +174,7 @@ impl Backing {
         Arc::clone(&self.file)
     }
 
-    /// What was opened, for messages.
+    /// The path that was opened, for messages.
     pub fn path(&self) -> &PathBuf {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! The device: options, placement, saved state.
+//! The device: options, placement and saved state.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -36,22 +36,22 @@ const QUEUE_SIZES: [u16; 1] = [256];
 /// A persistent memory device's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_pmem0`.
+    /// Name of the worker thread: `_pmem0`.
     pub thread_name: String,
-    /// A file, a block device, or a directory in which an unnamed file is made.
+    /// A file, a block device, or a directory in which an unnamed file is created.
     pub file: PathBuf,
-    /// Size in bytes, a multiple of 2 MiB: for a directory required, otherwise at most the
-    /// file's, which is the default.
+    /// Size in bytes, a multiple of 2 MiB. Required for a directory; otherwise at most the file's
+    /// size, which is the default.
     pub size: Option<u64>,
     /// The guest's writes do not reach the file.
     pub discard_writes: bool,
 }
 
-/// What a snapshot keeps of a persistent memory device.
+/// Saved state of a persistent memory device.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// Where the guest sees the memory.
+    /// Guest address of the memory.
     pub address: u64,
     /// Its size in bytes.
     pub size: u64,
@@ -59,8 +59,8 @@ pub struct State {
 
 /// A persistent memory device.
 pub struct Pmem {
-    /// Before `backing`, so that the guest loses sight of the memory before it is unmapped.
-    /// `None` only after a failed restore.
+    /// Declared before `backing`, so that the guest's mapping is removed before the memory is
+    /// unmapped. `None` only after a failed restore.
     mapping: Option<Box<dyn Mapping>>,
     backing: Backing,
     discard_writes: bool,
@@ -98,7 +98,7 @@ impl Pmem {
         })
     }
 
-    /// Where the guest sees the memory.
+    /// Guest address of the memory.
     fn address(&self) -> u64 {
         self.mapping
             .as_ref()
@@ -173,7 +173,7 @@ impl VirtioDevice for Pmem {
     }
 
     fn reset(&mut self) {
-        // Where the memory is and what is in it does not depend on a driver.
+        // Neither the location of the memory nor its content depends on a driver.
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -197,7 +197,7 @@ impl VirtioDevice for Pmem {
         if state.address == self.address() {
             return Ok(());
         }
-        // First away from where `new` put it: the two places may overlap.
+        // Unmapped first from where `new` placed it: the two ranges may overlap.
         self.mapping = None;
         let place = |at| self.space.map(self.backing.memory(), ALIGNMENT, at);
         let moved: io::Result<_> = place(Some(GuestAddress(state.address)));

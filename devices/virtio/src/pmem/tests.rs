@@ -32,7 +32,7 @@ const MIB: u64 = 1 << 20;
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
-/// An address space that only remembers what lies where.
+/// An address space that only records its mappings.
 #[derive(Clone, Default)]
 struct Space(Arc<Mutex<Vec<(u64, HostMemory)>>>);
 
@@ -76,7 +76,7 @@ impl Space {
     fn write(&self, offset: usize, byte: u8) {
         let (_, memory) = self.0.lock().unwrap()[0];
         assert!((offset as u64) < memory.len);
-        // SAFETY: the device that mapped the memory lives, the offset is within it.
+        // SAFETY: the device that mapped the memory is alive, and the offset is within the mapping.
         unsafe { memory.address.add(offset).write_volatile(byte) };
     }
 }
@@ -122,7 +122,7 @@ fn new(options: Options) -> Result<(Pmem, Space), Error> {
     Ok((pmem, space))
 }
 
-/// Has `pmem` serve a queue for a driver that knows these features.
+/// Activates `pmem` with one queue, for a driver with the given features.
 fn activate(
     pmem: &mut Pmem,
     memory: &GuestMemory,
@@ -146,7 +146,7 @@ fn activate(
     interrupts
 }
 
-/// Sends chains to `pmem` and returns it, the results at 0x8000 + 16 k, and the interrupts.
+/// Sends chains to `pmem`; returns it, the results at 0x8000 + 16 k, and the interrupts.
 fn drive(
     pmem: &mut Pmem,
     requests: &[Vec<(u64, u32, u16)>],
@@ -172,7 +172,7 @@ fn drive(
         }
     }
     mock.add_desc_chains(&descriptors, 0).unwrap();
-    // All but event indices.
+    // All features except event indices.
     let features = pmem.features() & !(1 << 29);
     let interrupts = activate(pmem, &memory, &mock, features);
     let since = Instant::now();
@@ -238,7 +238,7 @@ fn discarded_writes_leave_the_file_alone() {
         ..options(path)
     };
     let (mut pmem, space) = new(discard(&path)).unwrap();
-    // Two may do so at a time, but not beside one that writes.
+    // Two such devices may share the file, but not with one that writes to it.
     let _second = new(discard(&path)).unwrap();
     assert!(matches!(new(options(&path)), Err(Error::Locked { .. })));
     space.write(5, 1);
@@ -342,7 +342,7 @@ fn a_file_that_does_not_answer_is_waited_for_in_bounded_time() {
     let patience = Duration::from_millis(5);
     let error = pmem.quiesce(patience).unwrap_err().to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
-    // Held back, until the device may go on.
+    // Held back until the device may continue.
     queue.submit(&flush);
     pmem.quiesce(patience).unwrap_err();
     assert_eq!(queue.poll_used(), None);

@@ -19,7 +19,7 @@ use crate::{
 /// `VIRTIO_PMEM_REQ_TYPE_FLUSH` (virtio 1.2, 5.19.6).
 const FLUSH: u32 = 0;
 
-/// Results of a request: it is done, or it is not.
+/// Results of a request: success and failure.
 const OK: u32 = 0;
 const FAILED: u32 = 1;
 
@@ -33,23 +33,23 @@ pub struct FlushWorker {
     pub memory: GuestMemory,
     /// Interrupts.
     pub interrupt: Arc<dyn VirtioInterrupt>,
-    /// Flushes that the storage has not answered yet.
+    /// Flushes that the storage has not completed yet.
     pub flushes: Arc<InFlight>,
-    /// What to flush; none if writes are discarded anyway.
+    /// The file to flush; `None` if writes are discarded anyway.
     pub file: Option<Arc<File>>,
-    /// Name in messages.
+    /// Name for log messages.
     pub name: String,
-    /// The last flush failed; said once, or a guest could fill the log.
+    /// The last flush failed. Logged once, or a guest could flood the log.
     pub failing: bool,
-    /// The driver made the queue unusable.
+    /// The driver has made the queue unusable.
     pub broken: bool,
 }
 
 impl FlushWorker {
-    /// Answers what is in the queue. All requests that are there at the beginning share a flush:
-    /// each of them wants the writes before it to be stable, and those are.
+    /// Completes the requests in the queue. All requests that are there at the start share one
+    /// flush: each requires the writes before it to be stable, and one flush achieves that.
     fn serve(&mut self) -> Result<(), virtio_queue::Error> {
-        // Requests that are held back stay in the queue, which is kicked when they may go on.
+        // Requests that are held back stay in the queue, which is kicked when they may continue.
         let flushes = Arc::clone(&self.flushes);
         if !flushes.begin() {
             return Ok(());
@@ -65,8 +65,8 @@ impl FlushWorker {
         let size = self.active.queue.size() as usize;
         let mut waiting = Vec::new();
         let mut empty = false;
-        // A queue's worth at a time: a driver cannot have more in flight. It can move its index
-        // all the time, so the looks at it are counted as well.
+        // At most one queue's worth at a time: a driver cannot have more in flight. It can keep
+        // moving its index, so polls of the index are counted as well.
         for _ in 0..=size {
             let mut chains = self.active.queue.iter(memory)?;
             waiting.extend(chains.by_ref().take(size - waiting.len()));
@@ -79,7 +79,8 @@ impl FlushWorker {
             }
         }
         if !empty {
-            // Maybe there is more. Fails only when the counter is full: also readable.
+            // There may be more. Fails only if the counter is full, in which case it is readable
+            // anyway.
             let _ = self.active.kick.write(1);
         }
         if waiting.is_empty() {
@@ -110,7 +111,7 @@ impl FlushWorker {
     }
 }
 
-/// Writes the result of a request; the bytes written.
+/// Writes the result of a request; returns the number of bytes written.
 fn answer(chain: DescriptorChain<&GuestRam>, memory: &GuestRam, flushed: u32) -> u32 {
     let kind = chain
         .clone()
@@ -136,12 +137,12 @@ impl MutEventSubscriber for FlushWorker {
         if let Err(error) = ops.add(kick) {
             log::error!("a persistent memory worker cannot watch its queue: {error}");
         }
-        // What the driver queued before comes without a kick.
+        // Requests that the driver queued earlier arrive without a kick.
         let _ = self.active.kick.write(1);
     }
 
     fn process(&mut self, _events: Events, _ops: &mut EventOps) {
-        // Fails only if someone else has read it.
+        // Fails only if another reader has cleared it.
         let _ = self.active.kick.read();
         if self.broken {
             return;

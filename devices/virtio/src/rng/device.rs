@@ -36,15 +36,15 @@ const TYPE: DeviceType = DeviceType {
 
 const QUEUE_SIZES: [u16; 1] = [256];
 
-/// Bytes that one request gets at most. A driver may ask for gigabytes with one indirect chain
-/// whose buffers overlap; it has to be content with less (the specification allows it) and ask
-/// again.
+/// Maximum number of bytes that one request receives. A driver may ask for gigabytes with one
+/// indirect chain of overlapping buffers. It receives less, as the specification allows, and has to
+/// ask again.
 const MAX_REQUEST: usize = 64 << 10;
 
-/// How soon a source that has nothing at the moment is asked again, while a request waits.
+/// Delay before retrying a source that currently has no data, while a request waits.
 const NOT_YET: Duration = Duration::from_millis(50);
 
-/// How soon a source that has ended or failed is asked again, while a request waits.
+/// Delay before retrying a source that has ended or failed, while a request waits.
 const FAILED: Duration = Duration::from_secs(10);
 
 const KICK: u32 = 0;
@@ -53,13 +53,13 @@ const TIMER: u32 = 1;
 /// An entropy source's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_rng0`.
+    /// Name of the worker thread: `_rng0`.
     pub thread_name: String,
-    /// Where the bytes come from: a file or a character device.
+    /// Source of the bytes: a file or a character device.
     pub source: PathBuf,
 }
 
-/// An entropy source cannot be made.
+/// Why an entropy source cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The source cannot be opened.
@@ -68,12 +68,12 @@ pub enum Error {
         path.display()
     )]
     Open {
-        /// The source.
+        /// Path of the source.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Neither a file nor a character device: it would have the guest wait for whoever writes.
+    /// Neither a file nor a character device: the guest would have to wait for the writer.
     #[error(
         "the entropy source {} is neither a file nor a character device: use one, such as \
          /dev/urandom or /dev/hwrng",
@@ -85,7 +85,7 @@ pub enum Error {
 /// An entropy source.
 pub struct Rng {
     options: Options,
-    /// With the worker while the device is active.
+    /// Owned by the worker while the device is active.
     source: Option<File>,
     pub(super) reads: Arc<InFlight>,
     served: Arc<AtomicU64>,
@@ -100,7 +100,7 @@ impl Rng {
             path: options.source.clone(),
             source,
         };
-        // Non-blocking, so that neither opening it nor a slow device stalls anybody.
+        // Non-blocking, so that neither opening it nor a slow device stalls a thread.
         let source = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
@@ -195,7 +195,7 @@ impl VirtioDevice for Rng {
     }
 
     fn reset(&mut self) {
-        // Entropy has no memory.
+        // The device has no state.
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
@@ -219,22 +219,22 @@ impl VirtioDevice for Rng {
 struct RngWorker {
     queue: ServedQueue,
     source: File,
-    /// Reads that the source has not answered yet.
+    /// Reads that the source has not completed yet.
     reads: Arc<InFlight>,
     /// Set while a request waits for the source.
     timer: TimerFd,
     /// Reused for every request.
     buffer: Vec<u8>,
     served: Arc<AtomicU64>,
-    /// The source has ended or failed; said once, or a guest could fill the log.
+    /// The source has ended or failed. Logged once, or a guest could flood the log.
     failing: bool,
 }
 
-/// What became of a request.
+/// Outcome of a request.
 enum Filled {
-    /// It got so many bytes; none if it has no room for any.
+    /// It received this many bytes; 0 if it has no room.
     Bytes(u32),
-    /// The source has nothing at the moment.
+    /// The source currently has no data.
     NotYet,
     /// The source has ended or failed.
     Failed,
@@ -251,7 +251,7 @@ impl RngWorker {
             reads,
             ..
         } = self;
-        // Requests that are held back stay in the queue, which is kicked when they may go on.
+        // Requests that are held back stay in the queue, which is kicked when they may continue.
         if !reads.begin() {
             return;
         }
@@ -262,7 +262,8 @@ impl RngWorker {
                     served.fetch_add(len.into(), Ordering::Relaxed);
                     Chain::Used(len)
                 }
-                // A request is answered with a byte at least (virtio 1.2, 5.4.6.2): it stays.
+                // A request must receive at least one byte (virtio 1.2, 5.4.6.2), so it stays
+                // queued.
                 Filled::NotYet => {
                     retry = Some(NOT_YET);
                     Chain::Later
@@ -338,7 +339,7 @@ impl MutEventSubscriber for RngWorker {
 
     fn process(&mut self, events: Events, _ops: &mut EventOps) {
         if events.data() == TIMER {
-            // Fails only if someone else has read it.
+            // Fails only if another reader has cleared it.
             let _ = self.timer.wait();
         } else {
             self.queue.acknowledge_kick();

@@ -1,4 +1,4 @@
-//! Drivers that break the rules of the ring, and what the rules promise to the others.
+//! Drivers that violate the ring's rules, and the guarantees that hold regardless.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -31,7 +31,7 @@ fn activation(guest: &Guest, queue: &RawQueue, features: u64) -> Activation {
     activation
 }
 
-/// A device at work, with the features of [`Guest::activation`].
+/// An active device, with the features of [`Guest::activation`].
 fn started(guest: &Guest) -> (Rng, RawQueue) {
     let mut rng = rng();
     let queue = RawQueue::new(guest, 0, SIZE);
@@ -39,7 +39,7 @@ fn started(guest: &Guest) -> (Rng, RawQueue) {
     (rng, queue)
 }
 
-/// Offers a chain and returns the length that the device reports for it.
+/// Offers a chain and returns the used length that the device reports.
 fn run(guest: &Guest, queue: &RawQueue, head: u16) -> u32 {
     let number = queue.used();
     queue.offer(head);
@@ -87,7 +87,7 @@ fn indirect_tables_are_followed_and_nested_or_torn_ones_get_nothing() {
     }
     queue.describe(queue.table(), 0, (table, 40 * 16), INDIRECT, 0);
     assert_eq!(run(&guest, &queue, 0), 120);
-    // A table in a table, a table that ends within a descriptor, one outside of RAM.
+    // A table within a table, a table that ends within a descriptor, and one outside RAM.
     queue.describe(table, 0, (table, 40 * 16), INDIRECT, 0);
     assert_eq!(run(&guest, &queue, 0), 0);
     queue.describe(queue.table(), 0, (table, 15), INDIRECT, 0);
@@ -106,7 +106,7 @@ fn overlapping_buffers_of_gigabytes_get_no_more_than_one_request_may_have() {
         let flags = if slot < 199 { WRITE | NEXT } else { WRITE };
         queue.describe(table, slot, (0, 20 << 20), flags, slot + 1);
     }
-    // All of them at address 0, and as long as the RAM below the queue.
+    // All of them at address 0 and as long as the RAM below the queue.
     queue.describe(queue.table(), 0, (table, 200 * 16), INDIRECT, 0);
     assert_eq!(run(&guest, &queue, 0), 64 << 10);
     rng.deactivate();
@@ -151,7 +151,7 @@ fn a_driver_with_event_indices_is_interrupted_only_when_it_wants_to_be() {
     for _ in 0..2 {
         run(&guest, &queue, 0);
     }
-    // Stopped, so that nothing is still on its way.
+    // Deactivated, so that nothing is still in flight.
     let queues = rng.deactivate();
     assert_eq!(guest.interrupts.queue.load(Ordering::SeqCst), 0);
     assert_eq!(queue.available_event(), 2, "kicks are wanted from here on");
@@ -202,7 +202,7 @@ proptest! {
         let mut rng = rng();
         let features = u64::from(event_indices) << VIRTIO_RING_F_EVENT_IDX;
         rng.activate(activation(&guest, &queue, features)).unwrap();
-        // The device sees the kick before it stops. What it then writes may hit its own rings.
+        // The device sees the kick before it stops. Its own writes may hit its rings.
         queue.kick();
         prop_assert_eq!(rng.deactivate().len(), 1);
     }

@@ -35,7 +35,7 @@ fn hostile_chains_get_nothing_and_hurt_nobody() {
     let guest = Guest::new();
     let queue = guest.queue(0, 16);
     rng.activate(guest.activation(&[&queue])).unwrap();
-    // Nothing to write to; memory that is not there; more than a request may have.
+    // No writable buffer, a buffer that is not in RAM, and one longer than the maximum.
     assert_eq!(queue.request(&[1, 2, 3], 0).0, 0);
     assert_eq!(queue.raw(&[(u64::MAX - 8, 64, true)]), 0);
     assert_eq!(queue.raw(&[(0x80_0000, 0x8_0000, true)]), 64 << 10);
@@ -51,10 +51,10 @@ fn a_source_that_has_ended_leaves_requests_waiting_and_goes_on_when_it_can() {
     rng.activate(guest.activation(&[&queue])).unwrap();
     assert_eq!(queue.request(&[], 64).0, 10);
     queue.submit(&[(queue.buffers(), 64, true)]);
-    // Stopped after it has seen the kick: no answer without a byte.
+    // Deactivated after it has seen the kick: no reply without at least one byte.
     let queues = rng.deactivate();
     assert_eq!(queue.poll_used(), None);
-    // The first ten bytes are read already.
+    // The first ten bytes have been read already.
     file.as_file_mut().write_all(&[8; 15]).unwrap();
     let mut again = guest.activation(&[]);
     again.queues = queues;
@@ -74,7 +74,7 @@ fn a_terminal_without_input_does_not_hold_up_its_worker() {
         thread_name: "_rng0".to_owned(),
         source: source.into(),
     };
-    // Another main end, on which nothing arrives: a character device whose reads would block.
+    // Another pty main end, on which nothing arrives: a character device whose reads would block.
     let mut rng = Rng::new(options, Arc::new(Unconfined)).unwrap();
     let guest = Guest::new();
     let queue = guest.queue(0, 16);
@@ -124,7 +124,7 @@ fn a_source_that_does_not_answer_is_waited_for_in_bounded_time() {
     let guest = Guest::new();
     let queue = guest.queue(0, 16);
     rng.activate(guest.activation(&[&queue])).unwrap();
-    // As the worker does before it asks the source.
+    // As the worker does before it reads the source.
     assert!(rng.reads.begin());
     let patience = Duration::from_millis(5);
     let error = rng.quiesce(patience).unwrap_err().to_string();
@@ -132,7 +132,7 @@ fn a_source_that_does_not_answer_is_waited_for_in_bounded_time() {
         error.contains(&file.path().display().to_string()),
         "{error}"
     );
-    // Held back, until the device may go on.
+    // Held back until the device may continue.
     queue.submit(&[(queue.buffers(), 8, true)]);
     rng.quiesce(patience).unwrap_err();
     assert_eq!(queue.poll_used(), None);

@@ -1,4 +1,4 @@
-//! Chains that go back to the driver in groups, such as those that hold one frame together.
+//! Returns chains to the driver in groups, such as the chains that hold one frame.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -8,30 +8,30 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::ServedQueue;
 
-/// How serving goes on after a step of [`ServedQueue::serve_groups`].
+/// What to do after a step of [`ServedQueue::serve_groups`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Next {
-    /// With another step.
+    /// Take another step.
     Step,
-    /// When the driver has made more chains available.
+    /// Continue when the driver has made more chains available.
     MoreChains,
-    /// When something else happens.
+    /// Stop until another event occurs.
     Later,
 }
 
-/// Chains that were taken off a queue together and go back together.
+/// Chains that are taken off a queue together and returned together.
 pub struct Taken<'a> {
     queue: &'a mut Queue,
     ram: &'a GuestRam,
-    /// Chains taken and not published.
+    /// Chains taken but not yet published.
     held: u16,
 }
 
 impl<'a> Taken<'a> {
-    /// Takes the next chain, if there is one and no queue's worth of them is held.
+    /// Takes the next chain. `None` if there is none, or if a full queue of chains is already held.
     pub fn take(&mut self) -> Result<Option<DescriptorChain<&'a GuestRam>>, virtio_queue::Error> {
         if self.is_all() {
-            // A driver that plays by the rules has made no more available.
+            // A conforming driver has made no more available.
             return Ok(None);
         }
         let chain = self.queue.iter(self.ram)?.next();
@@ -39,7 +39,7 @@ impl<'a> Taken<'a> {
         Ok(chain)
     }
 
-    /// Puts the chain back that was taken last.
+    /// Puts back the chain that was taken last.
     pub fn put_back(&mut self) {
         if self.held > 0 {
             self.held -= 1;
@@ -48,7 +48,7 @@ impl<'a> Taken<'a> {
         }
     }
 
-    /// All chains that the queue can hold were taken.
+    /// Whether all chains that the queue can hold have been taken.
     pub fn is_all(&self) -> bool {
         self.held >= self.queue.size()
     }
@@ -58,13 +58,14 @@ impl<'a> Taken<'a> {
         self.ram
     }
 
-    /// Gives the oldest chains back (head, bytes written), in such a way that the driver sees all
-    /// of them or none.
+    /// Returns the oldest chains, as (head, bytes written). The driver sees either all of them or
+    /// none.
     pub fn publish(&mut self, used: &[(u16, u32)]) -> Result<(), virtio_queue::Error> {
         let Some((last, others)) = used.split_last() else {
             return Ok(());
         };
-        // A used element is 8 bytes, after 4 of header (2.7.8); a ring's address was validated.
+        // A used element has 8 bytes, after a header of 4 (2.7.8); the ring's address was
+        // validated.
         let (ring, size) = (self.queue.used_ring(), self.queue.size());
         let mut next = self.queue.next_used();
         for (head, len) in others {
@@ -79,7 +80,7 @@ impl<'a> Taken<'a> {
         }
         self.queue.set_next_used(next);
         self.queue.add_used(self.ram, last.0, last.1)?;
-        // At most as many as were taken; a caller that errs loses chains of its own guest.
+        // At most the number taken. A buggy caller loses only chains of its own guest.
         self.held = self
             .held
             .saturating_sub(u16::try_from(used.len()).unwrap_or(u16::MAX));
@@ -87,8 +88,8 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// Whether the driver wants an interrupt for what was used since the used index was `before`
-/// (2.7.7.2, 2.7.10). The queue's own count misses chains that were published in a group.
+/// Whether the driver wants an interrupt for the chains used since the used index was `before`
+/// (2.7.7.2, 2.7.10). The queue's own count misses chains published as a group.
 fn wants_interrupt(
     queue: &Queue,
     ram: &GuestRam,
@@ -100,14 +101,14 @@ fn wants_interrupt(
     if now == before {
         return Ok(false);
     }
-    // The used index is out before the driver's wish is read.
+    // The used index must be visible before the driver's notification setting is read.
     fence(Ordering::SeqCst);
     let load = |at: u64| {
         ram.load::<u16>(GuestAddress(at), Ordering::Relaxed)
             .map(u16::from_le)
             .map_err(virtio_queue::Error::GuestMemory)
     };
-    // Flags, index and the ring come before the event; the ring's address was validated.
+    // The event field follows flags, index and ring; the ring's address was validated.
     let ring = queue.avail_ring();
     if !queue.event_idx_enabled() {
         return Ok(load(ring)? & NO_INTERRUPT == 0);
@@ -117,9 +118,9 @@ fn wants_interrupt(
 }
 
 impl ServedQueue {
-    /// Has `step` take chains and publish them, until it wants something else, a queue's worth of
-    /// steps at most (then the queue wakes itself). Chains that it keeps are back in the queue
-    /// afterwards. Interrupts the driver once at most.
+    /// Lets `step` take and publish chains until it returns [`Next::Later`] or runs out of chains,
+    /// for at most one queue's worth of steps (after which the queue wakes itself). Chains that it
+    /// has taken but not published go back into the queue. Interrupts the driver at most once.
     pub fn serve_groups(
         &mut self,
         step: impl FnMut(&mut Taken<'_>) -> Result<Next, virtio_queue::Error>,
@@ -135,7 +136,7 @@ impl ServedQueue {
         &mut self,
         mut step: impl FnMut(&mut Taken<'_>) -> Result<Next, virtio_queue::Error>,
     ) -> Result<(), virtio_queue::Error> {
-        // A queue's worth of steps; false if there is more to do.
+        // Runs one queue's worth of steps; false if there is more to do.
         fn run_steps(
             taken: &mut Taken<'_>,
             step: &mut impl FnMut(&mut Taken<'_>) -> Result<Next, virtio_queue::Error>,
@@ -166,7 +167,7 @@ impl ServedQueue {
         let queue = &mut self.active.queue;
         queue.set_next_avail(queue.next_avail().wrapping_sub(kept));
         if !result? {
-            // Fails only when the counter is full: also readable.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.active.kick.write(1);
         }
         if wants_interrupt(queue, ram, before)?
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(raw.used(), 2);
         assert_eq!([raw.used_len(0), raw.used_len(1)], [100, 101]);
         assert_eq!(queue.active.queue.next_avail(), 2);
-        // And come in the same order.
+        // And in the same order.
         queue.serve_groups(|taken| {
             assert_eq!(take(taken, 2), [(2, 100), (3, 101)]);
             Ok(Next::Later)
@@ -251,7 +252,7 @@ mod tests {
             let (_raw, mut queue) = served(&guest, 0, 5);
             let ring = GuestAddress(queue.active.queue.avail_ring());
             guest.memory.memory().write_obj(flags, ring).unwrap();
-            // Nothing used, nothing raised.
+            // Nothing used, so no interrupt.
             queue.serve_groups(|_| Ok(Next::Later));
             queue.serve_groups(|taken| {
                 let used = take(taken, 2);
@@ -281,7 +282,7 @@ mod tests {
         let (raw, mut queue) = served(&guest, EVENT_IDX, 16);
         queue.serve_groups(|taken| {
             take(taken, 16);
-            // A driver that makes more available than it has.
+            // A driver that makes more chains available than its queue holds.
             raw.set_available(20);
             assert!(taken.is_all());
             assert!(taken.take()?.is_none());

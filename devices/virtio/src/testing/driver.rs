@@ -1,4 +1,4 @@
-//! A virtio driver as far as the transport sees one.
+//! A minimal virtio driver, as the transport sees it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::pci::{
     VirtioPciResources, common, status,
 };
 
-/// What a virtio function needs, from a rig.
+/// The resources of a virtio function, taken from a rig.
 pub fn resources(rig: &Rig) -> VirtioPciResources {
     VirtioPciResources {
         memory: rig.memory.clone(),
@@ -32,12 +32,12 @@ impl<'a> VirtioDriver<'a> {
         Self { rig, bdf }
     }
 
-    /// Where the function is.
+    /// Address of the function on the PCI bus.
     pub fn bdf(&self) -> Bdf {
         self.bdf
     }
 
-    /// Address of something in the BAR.
+    /// Guest address of an offset in the BAR.
     pub fn address(&self, offset: u64) -> u64 {
         self.rig
             .bar64(self.bdf, BarIndex::ZERO)

@@ -1,5 +1,5 @@
-//! A device behind the virtual IOMMU that keeps what is mapped for it, and holds the IOMMU to what
-//! [`Endpoint`] promises its implementors.
+//! A device behind the virtual IOMMU that records its mappings, and checks that the IOMMU keeps the
+//! promises that [`Endpoint`] makes to its implementations.
 
 use std::{
     collections::BTreeMap,
@@ -15,34 +15,34 @@ use crate::iommu::{Access, Endpoint, INTERRUPTS, MapError, Reserved, ReservedKin
 
 const PAGE: u64 = 4096;
 
-/// What is mapped: length, guest-physical address and access by I/O address.
+/// Mappings by I/O address, as (length, guest-physical address, access).
 pub type Mapped = BTreeMap<u64, (u64, u64, Access)>;
 
-/// What a recorder knows.
+/// State of a recorder.
 #[derive(Default)]
 pub struct Recorded {
-    /// What is mapped.
+    /// The current mappings.
     pub mapped: Mapped,
-    /// All of RAM is reached at its own addresses.
+    /// The device reaches all of RAM at its own addresses.
     pub identity: bool,
-    /// So many more mappings are taken, then one is refused; never if there is no number.
+    /// After this many further mappings, one is refused; `None`: none is refused.
     pub patience: Option<u32>,
-    /// Mappings stay, whatever is asked for.
+    /// Mappings cannot be removed.
     pub stuck: bool,
-    /// What cannot be mapped, beside the doorbells of interrupts.
+    /// A reserved range, in addition to the interrupt addresses.
     pub reserved: Option<RangeInclusive<u64>>,
-    /// Calls that were to unmap part of what is mapped.
+    /// Number of calls to unmap part of the mappings.
     pub unmappings: usize,
-    /// The threads that were to unmap all of it.
+    /// The threads that called for unmapping everything.
     pub cleared_by: Vec<ThreadId>,
 }
 
-/// The device.
+/// A recording device.
 #[derive(Default)]
 pub struct Recorder(Mutex<Recorded>);
 
 impl Recorder {
-    /// What it knows.
+    /// Locks its state.
     pub fn lock(&self) -> MutexGuard<'_, Recorded> {
         self.0.lock_unpoisoned()
     }

@@ -1,5 +1,5 @@
-//! A queue whose rings are written by hand: for drivers that break the rules, or that follow
-//! them to the letter.
+//! A queue whose rings are written by hand: for drivers that violate the rules, or that follow them
+//! to the letter.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,19 +15,19 @@ use crate::ActiveQueue;
 pub const NEXT: u16 = 1;
 /// Descriptor flag: the device may write.
 pub const WRITE: u16 = 2;
-/// Descriptor flag: the buffer is a table of descriptors.
+/// Descriptor flag: the buffer is an indirect descriptor table.
 pub const INDIRECT: u16 = 4;
 
-/// Bytes of a queue's area.
+/// Size of a queue's area in bytes.
 const AREA: u64 = 0x10_0000;
-/// The first area.
+/// Address of the first area.
 const AREAS: u64 = 0x10_0000;
-/// Within an area: the rings and the free rest. The descriptor table comes first.
+/// Offsets within an area: the rings and the free rest. The descriptor table is at offset 0.
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
 const FREE: u64 = 0x4000;
 
-/// A split queue, and nothing that keeps its parts consistent.
+/// A split queue; nothing keeps its parts consistent.
 pub struct RawQueue {
     memory: GuestMemory,
     index: u16,
@@ -37,8 +37,8 @@ pub struct RawQueue {
 }
 
 impl RawQueue {
-    /// Queue number `index`, up to 15, with at most 256 entries. Its rings are empty, though there
-    /// may have been another one of that number.
+    /// Queue `index`, up to 15, with at most 256 entries. Its rings are empty, even if there was a
+    /// queue of that index before.
     pub fn new(guest: &Guest, index: u16, size: u16) -> Self {
         let queue = Self {
             memory: guest.memory.clone(),
@@ -52,11 +52,11 @@ impl RawQueue {
         queue
     }
 
-    /// The queue as a device gets it when its driver has just set it up.
+    /// The queue as a device receives it when its driver has just set it up.
     pub fn active(&self) -> ActiveQueue {
         let mut queue =
             Queue::new(self.size).unwrap_or_else(|error| panic!("size {}: {error}", self.size));
-        // The areas lie below 4 GiB.
+        // The areas are below 4 GiB.
         let low = |address: u64| Some(address as u32);
         queue.set_size(self.size);
         queue.set_desc_table_address(low(self.base), Some(0));
@@ -79,7 +79,7 @@ impl RawQueue {
         self.base
     }
 
-    /// Address of some 900 KiB that the queue does not use.
+    /// Address of about 900 KiB that the queue does not use.
     pub fn free(&self) -> u64 {
         self.base + FREE
     }
@@ -101,12 +101,12 @@ impl RawQueue {
         self.set_available(index.wrapping_add(1));
     }
 
-    /// How many chains were made available.
+    /// Number of chains made available.
     pub fn available(&self) -> u16 {
         self.get(self.base + AVAILABLE + 2)
     }
 
-    /// Claims that so many chains were made available; does not kick.
+    /// Pretends that this many chains were made available; does not kick.
     pub fn set_available(&self, index: u16) {
         fence(Ordering::SeqCst);
         self.put(self.base + AVAILABLE + 2, index);
@@ -115,28 +115,28 @@ impl RawQueue {
 
     /// Wakes the device.
     pub fn kick(&self) {
-        // Fails only when the counter is full: also readable.
+        // Fails only if the counter is full, in which case it is readable anyway.
         let _ = self.kick.write(1);
     }
 
-    /// How many chains the device has used.
+    /// Number of chains that the device has used.
     pub fn used(&self) -> u16 {
         let used = self.get(self.base + USED + 2);
         fence(Ordering::SeqCst);
         used
     }
 
-    /// The length that the device reported for the chain it used as number `number`.
+    /// The length that the device reported for used entry `number`.
     pub fn used_len(&self, number: u16) -> u32 {
         self.get(self.base + USED + 8 + 8 * u64::from(number % self.size))
     }
 
-    /// The number of the chain that the device wants to be kicked for (`avail_event`).
+    /// The index of the chain for which the device wants a kick (`avail_event`).
     pub fn available_event(&self) -> u16 {
         self.get(self.base + USED + 4 + 8 * u64::from(self.size))
     }
 
-    /// Asks for an interrupt when the chain of that number is used (`used_event`).
+    /// Requests an interrupt when the chain with that index is used (`used_event`).
     pub fn set_used_event(&self, number: u16) {
         self.put(self.base + AVAILABLE + 4 + 2 * u64::from(self.size), number);
     }

@@ -1,4 +1,4 @@
-//! A guest with queues but without a transport: for devices on their own.
+//! A guest with queues but without a transport, to test devices on their own.
 
 use std::{
     io,
@@ -16,16 +16,16 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use super::raw::{NEXT, RawQueue, WRITE};
 use crate::{Activation, VirtioInterrupt, served::COMMON_FEATURES};
 
-/// Bytes of the guest's memory, from address 0.
+/// Size of guest memory in bytes, from address 0.
 pub const MEMORY: usize = 32 << 20;
 
-/// Longest wait for a device that should answer.
+/// Maximum time to wait for a device that should respond.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Counts interrupts.
 #[derive(Debug, Default)]
 pub struct Interrupts {
-    /// For queues.
+    /// For used buffers.
     pub queue: AtomicUsize,
     /// For changes of the configuration.
     pub config: AtomicUsize,
@@ -49,7 +49,7 @@ impl VirtioInterrupt for Interrupts {
     }
 }
 
-/// A guest's memory and what reaches it.
+/// Guest memory and interrupts.
 pub struct Guest {
     /// Its RAM.
     pub memory: GuestMemory,
@@ -64,7 +64,7 @@ impl Default for Guest {
 }
 
 impl Guest {
-    /// A guest with [`MEMORY`] bytes.
+    /// Creates a guest with [`MEMORY`] bytes of RAM.
     pub fn new() -> Self {
         Self {
             memory: guest_memory(MEMORY),
@@ -72,7 +72,7 @@ impl Guest {
         }
     }
 
-    /// Queue number `index`, up to 15, with at most 256 entries.
+    /// Queue `index`, up to 15, with at most 256 entries.
     pub fn queue(&self, index: u16, size: u16) -> GuestQueue {
         GuestQueue {
             memory: self.memory.clone(),
@@ -82,12 +82,12 @@ impl Guest {
         }
     }
 
-    /// What a device is activated with: all common features but event indices.
+    /// Arguments to activate a device, with all common features except event indices.
     pub fn activation(&self, queues: &[&GuestQueue]) -> Activation {
         self.activation_with(queues, 0)
     }
 
-    /// The same with further features.
+    /// As [`Guest::activation`], with additional features.
     pub fn activation_with(&self, queues: &[&GuestQueue], features: u64) -> Activation {
         Activation {
             memory: self.memory.clone(),
@@ -169,14 +169,14 @@ impl GuestQueue {
         }
     }
 
-    /// Submits a chain and waits for its length.
+    /// Submits a chain and returns its used length.
     pub fn raw(&self, buffers: &[(u64, u32, bool)]) -> u32 {
         self.submit(buffers);
         self.wait_used()
     }
 
-    /// Submits a request that the device can read and one buffer that it can write; the length
-    /// that it reports and what it wrote.
+    /// Submits a request with one readable and one writable buffer; returns the used length, and
+    /// what the device wrote.
     pub fn request(&self, readable: &[u8], writable: u32) -> (u32, Vec<u8>) {
         let memory = self.memory.memory();
         let at = self.buffers();

@@ -1,4 +1,4 @@
-//! One stream: its credit in both directions, and what waits for the host's socket.
+//! One stream: its credit in both directions, and the data that waits for the host's socket.
 
 use std::{
     collections::VecDeque,
@@ -11,17 +11,18 @@ use std::{
 
 use super::packet::{Header, shutdown};
 
-/// Bytes from the guest that wait for the host's socket at most; the guest is told.
+/// Maximum number of bytes from the guest that wait for the host's socket; the guest is told this
+/// limit.
 pub const BUFFER: u32 = 64 << 10;
 
-/// How far a connection is.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Stage {
-    /// The host asked; the guest has not answered yet.
+    /// The host has requested it; the guest has not responded yet.
     Connecting(Instant),
-    /// Bytes flow.
+    /// Data flows.
     Open,
-    /// The host's socket is gone; the guest was told and has a moment to agree.
+    /// The host's socket is closed; the guest has been told and has a limited time to agree.
     Closing(Instant),
 }
 
@@ -31,36 +32,37 @@ pub struct Connection {
     pub stage: Stage,
     /// Token in the event loop.
     pub token: u32,
-    /// What the guest can take, and has taken.
+    /// The guest's buffer size, and how many bytes it has consumed.
     peer_buf_alloc: u32,
     peer_fwd_cnt: Wrapping<u32>,
-    /// Bytes sent to the guest.
+    /// Number of bytes sent to the guest.
     sent: Wrapping<u32>,
-    /// Bytes of the guest on their way to the socket.
+    /// Bytes from the guest that wait for the socket.
     waiting: VecDeque<u8>,
-    /// Bytes of the guest that the socket has taken, and how many of them the guest knows of.
+    /// Number of bytes from the guest that the socket has accepted, and how many of them the guest
+    /// has been told.
     fwd_cnt: Wrapping<u32>,
     told: Wrapping<u32>,
-    /// The guest sends no more, or takes no more (flags of SHUTDOWN).
+    /// The guest sends no more, or receives no more (flags of SHUTDOWN).
     guest_shutdown: u32,
-    /// The socket had its end.
+    /// The socket has been closed by its peer.
     pub host_ended: bool,
-    /// The socket takes no more; there may still be something to read from it.
+    /// The socket accepts no more data; there may still be data to read from it.
     host_deaf: bool,
-    /// Flags of SHUTDOWN that the guest has been sent.
+    /// Flags of SHUTDOWN that have been sent to the guest.
     told_end: u32,
 }
 
-/// What the socket gave.
+/// Result of reading from the socket.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Got {
-    /// So many bytes.
+    /// This many bytes were read.
     Bytes(usize),
-    /// Nothing at the moment.
+    /// No data at present.
     Nothing,
-    /// The guest has no room.
+    /// The guest has no buffer space.
     NoCredit,
-    /// The host's side sends no more.
+    /// The host side sends no more.
     End,
 }
 
@@ -83,33 +85,33 @@ impl Connection {
         }
     }
 
-    /// Takes over what every packet of the guest says about its room.
+    /// Updates the credit from the header, which every packet of the guest carries.
     pub fn update_credit(&mut self, header: &Header) {
         self.peer_buf_alloc = header.buf_alloc;
         self.peer_fwd_cnt = Wrapping(header.fwd_cnt);
     }
 
-    /// What every packet to the guest says about room here.
+    /// The credit fields for a packet to the guest.
     pub fn credit(&mut self) -> (u32, u32) {
         self.told = self.fwd_cnt;
         (BUFFER, self.fwd_cnt.0)
     }
 
-    /// The guest should hear that there is room again.
+    /// Whether the guest should be told that there is buffer space again.
     pub fn owes_credit(&self) -> bool {
         (self.fwd_cnt - self.told).0 >= BUFFER / 2
     }
 
     fn room_in_guest(&self) -> usize {
-        // A guest that claims to have taken more than it got has no room.
+        // A guest that claims to have consumed more than it received has no buffer space.
         let in_flight = (self.sent - self.peer_fwd_cnt).0;
         self.peer_buf_alloc.saturating_sub(in_flight) as usize
     }
 
-    /// Reads what the guest has room for.
+    /// Reads at most as much as the guest has buffer space for.
     pub fn read(&mut self, buffer: &mut [u8]) -> Got {
         if self.guest_shutdown & shutdown::RECEIVE != 0 {
-            // The guest takes no more; that the socket is gone it hears all the same.
+            // The guest receives no more, but still learns that the socket is closed.
             return if self.host_ended {
                 Got::End
             } else {
@@ -138,15 +140,15 @@ impl Connection {
         }
     }
 
-    /// Takes bytes of the guest; false if it had no room for them, or said that it sends no
-    /// more.
+    /// Accepts bytes from the guest; false if it exceeded its credit, or had announced that it
+    /// sends no more.
     pub fn accept(&mut self, bytes: &[u8]) -> bool {
         let room = (BUFFER as usize).saturating_sub(self.waiting.len());
         if bytes.len() > room || self.guest_shutdown & shutdown::SEND != 0 {
             return false;
         }
         if self.host_deaf {
-            // On its way before the guest heard of it. At most the buffer's size.
+            // Sent before the guest learned of it. At most the buffer's size.
             self.fwd_cnt += Wrapping(bytes.len() as u32);
         } else {
             self.waiting.extend(bytes);
@@ -154,7 +156,8 @@ impl Connection {
         true
     }
 
-    /// Hands what waits to the socket, as much as it takes. An error means that it takes no more.
+    /// Passes waiting bytes to the socket, as many as it accepts. An error means that it accepts no
+    /// more.
     pub fn flush(&mut self) -> io::Result<()> {
         while !self.waiting.is_empty() {
             let (front, _) = self.waiting.as_slices();
@@ -171,15 +174,15 @@ impl Connection {
             }
         }
         if self.guest_shutdown & shutdown::SEND != 0 {
-            // The other side may be gone already.
+            // The peer may already have closed it.
             let _ = self.stream.shutdown(Shutdown::Write);
         }
         Ok(())
     }
 
-    /// The socket takes no more: drops what waits for it. What it gave before it was closed still
-    /// belongs to the guest. The flags of SHUTDOWN that the guest should be sent; `None` if it
-    /// knows.
+    /// Handles a socket that accepts no more: drops the bytes that wait for it. Data that the peer
+    /// sent before it closed the socket is still delivered to the guest. Returns the flags of
+    /// SHUTDOWN to send to the guest; `None` if they have been sent already.
     pub fn stop_output(&mut self) -> Option<u32> {
         self.host_deaf = true;
         // At most the buffer's size.
@@ -188,14 +191,14 @@ impl Connection {
         self.tell(shutdown::RECEIVE)
     }
 
-    /// The guest shuts down; true if that leaves nothing to do for the connection.
+    /// Handles a shutdown by the guest; true if the connection is finished.
     pub fn shut_down(&mut self, flags: u32) -> bool {
         self.guest_shutdown |= flags & shutdown::BOTH;
         self.is_finished()
     }
 
-    /// The flags of SHUTDOWN that the guest should be sent, now that nothing more can be read;
-    /// `None` if it knows.
+    /// The flags of SHUTDOWN to send to the guest, now that nothing more can be read; `None` if
+    /// they have been sent already.
     pub fn tell_end(&mut self) -> Option<u32> {
         let flags = if self.host_ended || self.host_deaf {
             self.stage = Stage::Closing(Instant::now());
@@ -212,7 +215,8 @@ impl Connection {
         news.then_some(self.told_end)
     }
 
-    /// The guest neither sends nor receives any more, and the socket has got everything.
+    /// Whether the guest neither sends nor receives any more, and the socket has accepted
+    /// everything.
     pub fn is_finished(&self) -> bool {
         self.guest_shutdown == shutdown::BOTH && self.waiting.is_empty()
     }

@@ -36,17 +36,17 @@ const TYPE: DeviceType = DeviceType {
     class: 0x02_8000,
 };
 
-/// Receive, transmit, events.
+/// The receive, transmit and event queues.
 const QUEUE_SIZES: [u16; 3] = [256, 256, 32];
 
-/// Payload of one packet of the guest at most (Linux sends 64 KiB).
+/// Maximum payload of one packet from the guest (Linux sends 64 KiB).
 const MAX_PAYLOAD: u64 = 64 << 10;
 
-/// Smallest and largest context id of a guest (5.10.4).
+/// Minimum and maximum context ID of a guest (5.10.4).
 const MIN_CID: u64 = 3;
 const MAX_CID: u64 = u32::MAX as u64 - 1;
 
-/// How often late connections are looked for, while there may be any.
+/// Interval of the checks for expired connections, while there may be any.
 const TICK: Duration = Duration::from_secs(1);
 
 const RECEIVE: u32 = 0;
@@ -54,48 +54,48 @@ const TRANSMIT: u32 = 1;
 const EVENT: u32 = 2;
 const LISTENER: u32 = 3;
 const TIMER: u32 = 4;
-/// Tokens of streams start here.
+/// First token for streams in the event loop.
 const STREAMS: u32 = 16;
 
 /// A socket device's configuration.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Name of the worker: `_vsock0`.
+    /// Name of the worker thread: `_vsock0`.
     pub thread_name: String,
-    /// The guest's context id.
+    /// The guest's context ID.
     pub cid: u64,
-    /// The Unix socket through which the host reaches the guest.
+    /// Path of the Unix socket through which the host reaches the guest.
     pub socket: PathBuf,
 }
 
-/// A socket device cannot be made.
+/// Why a socket device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A context id that a guest cannot have.
+    /// A context ID that a guest cannot have.
     #[error("{0} is no context id of a guest: use {MIN_CID} to {MAX_CID}")]
     Cid(u64),
-    /// Not under this name.
+    /// The socket cannot be created under this name.
     #[error(transparent)]
     Name(#[from] NameError),
 }
 
-/// What a snapshot keeps: connections are not among it.
+/// Saved state of a socket device. Connections are not saved.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct State {
-    /// The guest's context id.
+    /// The guest's context ID.
     pub cid: u64,
 }
 
 /// A socket device.
 pub struct Vsock {
     options: Options,
-    /// The socket's file.
+    /// The socket's file, which is removed on close.
     file: Option<SocketFile>,
     shared: SharedSocket,
-    /// With the worker while the device is active.
+    /// Owned by the worker while the device is active.
     muxer: Option<Muxer>,
-    /// The guest has to hear that its connections are gone.
+    /// The guest must be told that its connections are gone.
     reset_guest: bool,
     counters: Arc<Counters>,
     spawner: Arc<dyn ThreadSpawner>,
@@ -110,14 +110,14 @@ struct Counters {
 }
 
 impl Vsock {
-    /// Listens on the socket. A socket file that nobody listens on is replaced.
+    /// Listens on the socket. A stale socket file, on which no process listens, is replaced.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
         check_cid(&options)?;
         let socket = NamedSocket::listen(&options.socket)?;
         Self::on_socket(options, socket, spawner)
     }
 
-    /// As [`Vsock::new`], on a socket that listens already.
+    /// Like [`Vsock::new`], on a socket that is already listening.
     pub fn on_socket(
         options: Options,
         socket: NamedSocket,
@@ -230,7 +230,7 @@ impl VirtioDevice for Vsock {
     }
 
     fn reset(&mut self) {
-        // Streams end with the driver that they led to. It knows: it needs no event.
+        // Streams end with the driver that they belong to. It knows this, so it needs no event.
         if let Some(muxer) = &mut self.muxer {
             muxer.forget_streams();
         }
@@ -272,14 +272,14 @@ struct VsockWorker {
     event: ServedQueue,
     muxer: Muxer,
     timer: TimerFd,
-    /// The timer is set.
+    /// The timer is running.
     ticking: bool,
     reset_guest: bool,
     counters: Arc<Counters>,
 }
 
 impl VsockWorker {
-    /// Serves both directions until neither can go on: each makes room for the other.
+    /// Serves both directions until neither can continue: each makes room for the other.
     fn serve(&mut self) {
         self.transmit();
         let was_full = !self.muxer.has_room();
@@ -370,7 +370,7 @@ impl VsockWorker {
         });
     }
 
-    /// Sets the timer if something may take too long. An idle device does not wake its host.
+    /// Starts the timer if anything can expire. An idle device causes no wakeups on the host.
     fn set_clock(&mut self) {
         if self.ticking || !self.muxer.needs_clock() {
             return;
@@ -393,7 +393,7 @@ impl VsockWorker {
                 }
                 Watch::Remove(stream, token) => {
                     let events = Events::with_data(&stream, STREAMS + token, set);
-                    // It may have been added and removed at once, or not at all.
+                    // It may have been added and removed within one batch, or never added.
                     let _ = ops.remove(events);
                 }
             }
@@ -413,7 +413,7 @@ impl MutEventSubscriber for VsockWorker {
         for (fd, token) in sources {
             let mut set = EventSet::IN;
             if token == LISTENER {
-                // A client that cannot be accepted must not keep the loop awake.
+                // Edge-triggered: a client that cannot be accepted must not keep the loop awake.
                 set |= EventSet::EDGE_TRIGGERED;
             }
             if let Err(error) = ops.add(Events::with_data_raw(fd, token, set)) {
@@ -441,11 +441,11 @@ impl MutEventSubscriber for VsockWorker {
             }
             LISTENER => self.muxer.accept(),
             TIMER => {
-                // Fails only if someone else has read it.
+                // Fails only if another reader has cleared it.
                 let _ = self.timer.wait();
                 self.ticking = false;
                 self.muxer.expire(Instant::now());
-                // Some may have waited for a file descriptor.
+                // Clients may have been waiting for a file descriptor.
                 self.muxer.accept();
             }
             token => {

@@ -1,7 +1,7 @@
 //! All connections of a device.
 //!
-//! The muxer never blocks: sockets are non-blocking, every buffer is bounded, and what the guest
-//! sends stays in its queue while there is no room for answers.
+//! The muxer never blocks: sockets are non-blocking, every buffer is bounded, and the guest's
+//! packets stay in their queue while there is no room for replies.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,36 +23,37 @@ use super::{
     packet::{HEADER, HOST_CID, Header, STREAM, op},
 };
 
-/// Connections and handshakes at most.
+/// Maximum number of connections and handshakes.
 pub const MAX_CONNECTIONS: usize = 1023;
 
-/// Answers that wait for the guest at most; what could cause more of them waits as well.
+/// Maximum number of replies that wait for the guest; packets that could cause more of them wait,
+/// too.
 pub const MAX_ANSWERS: usize = 2048;
 
-/// Payload of one packet to the guest at most.
+/// Maximum payload of one packet to the guest.
 const MAX_PAYLOAD: usize = 64 << 10;
 
-/// How long a guest has to answer a request, or to agree to an end.
+/// Timeout for a guest to respond to a request, or to agree to a shutdown.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a client has to say which port it wants.
+/// Timeout for a client to name the port that it wants.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Longest `CONNECT` line.
+/// Maximum length of a `CONNECT` line.
 const MAX_LINE: usize = 32;
 
-/// First port that is given to connections of the host.
+/// First port that is assigned to connections of the host.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 
-/// Ports of a connection: the host's, then the guest's.
+/// Ports of a connection: (host port, guest port).
 pub type Ports = (u32, u32);
 
-/// Changes that the event loop has to make.
+/// A change to apply to the event loop.
 #[derive(Debug)]
 pub enum Watch {
-    /// Watch a new descriptor (edge triggered, both directions).
+    /// Watch a new descriptor (edge-triggered, both directions).
     Add(RawFd, u32),
-    /// Stop watching a stream, and close it then.
+    /// Stop watching a stream, then close it.
     Remove(UnixStream, u32),
 }
 
@@ -61,7 +62,7 @@ struct Handshake {
     since: Instant,
 }
 
-/// All connections.
+/// All connections of a device.
 pub struct Muxer {
     cid: u64,
     path: PathBuf,
@@ -72,16 +73,16 @@ pub struct Muxer {
     next_token: u32,
     next_port: u32,
     answers: VecDeque<Header>,
-    /// Connections whose sockets may have something to read, in turn.
+    /// Connections whose sockets may have data to read, served round-robin.
     readable: VecDeque<Ports>,
-    /// What the event loop has not been told yet.
+    /// Changes not yet applied to the event loop.
     pub watches: Vec<Watch>,
     buffer: Vec<u8>,
-    /// Something may take too long: a handshake, a request, or an end.
+    /// Something can expire: a handshake, a request, or a shutdown.
     deadlines: bool,
     /// Clients wait for a file descriptor.
     starved: bool,
-    /// Clients were turned away since there was room for one.
+    /// Clients have been rejected since there was last room for one.
     crowded: bool,
 }
 
@@ -110,7 +111,7 @@ impl Muxer {
         &self.listener
     }
 
-    /// Descriptors that a new event loop has to watch.
+    /// The descriptors that a new event loop has to watch.
     pub fn watched(&self) -> Vec<(RawFd, u32)> {
         let handshakes = self
             .handshakes
@@ -127,8 +128,8 @@ impl Muxer {
         self.connections.len()
     }
 
-    /// Closes all streams, those that are being set up too, without a word to the guest. Clients
-    /// that have not been accepted yet stay.
+    /// Closes all streams, including those being set up, without telling the guest. Clients that
+    /// have not been accepted yet remain.
     pub fn forget_streams(&mut self) {
         self.connections.clear();
         self.handshakes.clear();
@@ -139,8 +140,8 @@ impl Muxer {
         self.deadlines = false;
     }
 
-    /// Whether [`Muxer::expire`] and [`Muxer::accept`] have to be called after a while. Open
-    /// streams alone need no clock.
+    /// Whether [`Muxer::expire`] and [`Muxer::accept`] have to be called later. Open streams alone
+    /// need no timer.
     pub fn needs_clock(&self) -> bool {
         self.deadlines || self.starved
     }
@@ -149,12 +150,12 @@ impl Muxer {
         self.connections.len() + self.handshakes.len() >= MAX_CONNECTIONS
     }
 
-    /// Whether there is something for the guest to receive.
+    /// Whether there is a packet for the guest.
     pub fn has_output(&self) -> bool {
         !self.answers.is_empty() || !self.readable.is_empty()
     }
 
-    /// Whether what the guest sends can be answered.
+    /// Whether packets from the guest can be replied to.
     pub fn has_room(&self) -> bool {
         self.answers.len() < MAX_ANSWERS
     }
@@ -169,10 +170,10 @@ impl Muxer {
         }
     }
 
-    /// Takes new clients of the host, as many as there are file descriptors for: call it again
-    /// after a while, the rest wait.
+    /// Accepts new clients of the host, as many as there are file descriptors for. The rest wait:
+    /// call it again later.
     pub fn accept(&mut self) {
-        // The listener is non-blocking; a client that is too much is turned away at once.
+        // The listener is non-blocking; an excess client is rejected immediately.
         loop {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
@@ -215,7 +216,7 @@ impl Muxer {
         }
     }
 
-    /// A watched descriptor is ready.
+    /// Handles a watched descriptor that is ready.
     pub fn ready(&mut self, token: u32, hung_up: bool) {
         if self.handshakes.contains_key(&token) {
             self.handshake(token);
@@ -238,13 +239,13 @@ impl Muxer {
         }
     }
 
-    /// Reads `CONNECT <port>\n`, no byte more.
+    /// Reads `CONNECT <port>\n`, and not a byte more.
     fn handshake(&mut self, token: u32) {
         let Some(handshake) = self.handshakes.get(&token) else {
             return;
         };
         match read_port(&handshake.stream) {
-            // A guest that takes no packets cannot be asked.
+            // A guest that does not process its packets cannot be sent a request.
             Ok(Some(_)) if !self.has_room() => self.drop_handshake(token),
             Ok(Some(port)) => {
                 let Some(Handshake { stream, .. }) = self.handshakes.remove(&token) else {
@@ -318,14 +319,14 @@ impl Muxer {
         self.answer(ports, op::RST, 0);
     }
 
-    /// The next packet for the guest, in a buffer of `room` bytes; `None` if there is nothing.
+    /// The next packet for the guest, for a buffer of `room` bytes; `None` if there is none.
     pub fn next_packet(&mut self, room: usize) -> Option<(Header, &[u8])> {
         if let Some(header) = self.answers.pop_front() {
             return Some((header, &[]));
         }
         let room = room.saturating_sub(HEADER).min(MAX_PAYLOAD);
         if room == 0 {
-            // Nothing to read into: the streams keep their turns.
+            // No room for payload: the streams keep their turns.
             return None;
         }
         while let Some(ports) = self.readable.pop_front() {
@@ -334,7 +335,7 @@ impl Muxer {
             };
             match connection.read(&mut self.buffer[..room]) {
                 Got::Bytes(len) => {
-                    // In turn: the others come first now.
+                    // Round-robin: the other streams come first now.
                     self.readable.push_back(ports);
                     let (buf_alloc, fwd_cnt) = connection.credit();
                     let header = Header {
@@ -352,7 +353,7 @@ impl Muxer {
                     };
                     return Some((header, &self.buffer[..len]));
                 }
-                // It comes back with the next event, or with the guest's next credit.
+                // It is marked again by the next event, or by the guest's next credit update.
                 Got::Nothing | Got::NoCredit => {}
                 Got::End => {
                     self.deadlines = true;
@@ -367,7 +368,7 @@ impl Muxer {
         None
     }
 
-    /// A packet of the guest.
+    /// Handles a packet from the guest.
     pub fn receive(&mut self, header: &Header, payload: &[u8]) {
         if header.src_cid != self.cid || header.dst_cid != HOST_CID {
             return;
@@ -390,7 +391,7 @@ impl Muxer {
             (op::RESPONSE, Stage::Connecting(_)) => {
                 connection.stage = Stage::Open;
                 let line = format!("OK {}\n", ports.0);
-                // A fresh socket has room for a line; if it is gone, the next read says so.
+                // A fresh socket has room for a line; if it is closed, the next read reports that.
                 let _ = connection.stream.write_all(line.as_bytes());
             }
             (op::RST, _) => self.remove(ports),
@@ -410,7 +411,7 @@ impl Muxer {
             }
             (op::CREDIT_UPDATE, _) => {}
             (op::CREDIT_REQUEST, _) => self.answer(ports, op::CREDIT_UPDATE, 0),
-            // What a closing host would no longer read.
+            // Data that a closing host would no longer read.
             (op::RW, Stage::Closing(_)) => {}
             _ => self.reset(ports),
         }
@@ -418,14 +419,15 @@ impl Muxer {
         self.mark_readable(ports);
     }
 
-    /// A packet of the guest whose payload is too long, or not there: its stream has a hole.
+    /// Handles a packet from the guest with a payload that is too long or missing: its stream has a
+    /// gap.
     pub fn refuse(&mut self, header: &Header) {
         if header.src_cid == self.cid && header.dst_cid == HOST_CID && header.op != op::RST {
             self.reset((header.dst_port, header.src_port));
         }
     }
 
-    /// The guest connects to a port of the host.
+    /// Handles a connection request from the guest to a port of the host.
     fn connect(&mut self, ports: Ports, header: &Header) {
         if self.connections.contains_key(&ports) {
             return self.reset(ports);
@@ -455,7 +457,7 @@ impl Muxer {
         }
     }
 
-    /// Hands the guest's bytes on.
+    /// Passes the guest's bytes to the socket.
     fn flush(&mut self, ports: Ports) {
         let Some(connection) = self.connections.get_mut(&ports) else {
             return;
@@ -473,7 +475,7 @@ impl Muxer {
         }
     }
 
-    /// Ends what has taken too long.
+    /// Ends handshakes, requests and shutdowns that have timed out.
     pub fn expire(&mut self, now: Instant) {
         let late = |since: Instant, limit| now.saturating_duration_since(since) > limit;
         let over: Vec<_> = self
@@ -502,17 +504,17 @@ impl Muxer {
     }
 }
 
-/// The Unix socket for a port of the host.
+/// Path of the Unix socket for a port of the host.
 fn socket_path(path: &Path, port: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!("_{port}"));
     PathBuf::from(name)
 }
 
-/// The port of a `CONNECT` line, once it is complete; takes the line and nothing more.
+/// The port of a `CONNECT` line, once it is complete; consumes the line and nothing more.
 fn read_port(stream: &UnixStream) -> io::Result<Option<u32>> {
     let mut line = [0; MAX_LINE];
-    // SAFETY: the buffer outlives the call and has the length given.
+    // SAFETY: the buffer outlives the call and has the given length.
     let seen = unsafe {
         libc::recv(
             stream.as_raw_fd(),
@@ -549,7 +551,7 @@ fn read_port(stream: &UnixStream) -> io::Result<Option<u32>> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-/// Connects without waiting: a listener whose queue is full refuses.
+/// Connects without blocking: a listener with a full backlog refuses.
 fn connect(path: &Path) -> io::Result<UnixStream> {
     let bytes = path.as_os_str().as_bytes();
     // SAFETY: all zeroes are a valid value of this plain struct.
@@ -562,7 +564,7 @@ fn connect(path: &Path) -> io::Result<UnixStream> {
         *slot = byte.cast_signed();
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: no pointers involved.
+    // SAFETY: no pointers are involved.
     let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());

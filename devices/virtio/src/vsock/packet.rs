@@ -1,12 +1,12 @@
 //! Packet headers (virtio 1.2, 5.10.6).
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = 44;
 
-/// The host's context id.
+/// The host's context ID.
 pub const HOST_CID: u64 = 2;
 
-/// Stream sockets.
+/// Type of stream sockets.
 pub const STREAM: u16 = 1;
 
 /// Operations.
@@ -27,7 +27,7 @@ pub mod shutdown {
     pub const BOTH: u32 = 3;
 }
 
-/// A header.
+/// A packet header.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Header {
     pub src_cid: u64,

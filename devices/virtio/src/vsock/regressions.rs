@@ -38,7 +38,7 @@ fn packet(op: u16) -> Header {
     }
 }
 
-/// A muxer with one connection of a guest that has room for ten bytes, and the host's end of it.
+/// A muxer with one connection to a guest that has room for ten bytes, and the host's end of it.
 fn connected(dir: &TempDir) -> (Muxer, UnixStream) {
     let path = dir.path().join("vsock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -57,7 +57,7 @@ fn next(muxer: &mut Muxer) -> Option<(u16, usize)> {
         .map(|(h, payload)| (h.op, payload.len()))
 }
 
-/// A guest that has used up its room while 25 bytes wait, and then says `header`.
+/// Sends `header` from a guest whose buffer is full while 25 bytes wait, and returns the replies.
 fn after_filling_the_guest(header: Header) -> Vec<(u16, usize)> {
     let dir = TempDir::new().unwrap();
     let (mut muxer, mut stream) = connected(&dir);

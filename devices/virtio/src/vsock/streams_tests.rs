@@ -1,5 +1,5 @@
-//! Streams under pressure: many of them, slow readers, hosts that leave early, hosts that lack
-//! something.
+//! Streams under pressure: many of them, slow readers, hosts that close early, and hosts that lack
+//! resources.
 
 use std::{
     io::{self, Read, Write},
@@ -55,7 +55,7 @@ fn muxer(dir: &TempDir) -> Muxer {
     Muxer::new(CID, path, listener.into())
 }
 
-/// Tokens of the descriptors that the muxer wants to be watched from now on.
+/// Tokens of the descriptors that the muxer has newly asked to watch.
 fn new_tokens(muxer: &mut Muxer) -> Vec<u32> {
     std::mem::take(&mut muxer.watches)
         .into_iter()
@@ -66,7 +66,7 @@ fn new_tokens(muxer: &mut Muxer) -> Vec<u32> {
         .collect()
 }
 
-/// A client of the host that asks for `port`, and its token.
+/// A client of the host that requests `port`, and its token.
 fn client(dir: &TempDir, muxer: &mut Muxer, port: u32) -> (UnixStream, Option<u32>) {
     let mut stream = UnixStream::connect(dir.path().join("vsock")).unwrap();
     writeln!(stream, "CONNECT {port}").unwrap();
@@ -78,14 +78,14 @@ fn client(dir: &TempDir, muxer: &mut Muxer, port: u32) -> (UnixStream, Option<u3
     (stream, token)
 }
 
-/// The next packet, if there is one, and its payload.
+/// The next packet, if any, and its payload.
 fn next(muxer: &mut Muxer) -> Option<(Header, Vec<u8>)> {
     muxer
         .next_packet(4096)
         .map(|(header, payload)| (header, payload.to_vec()))
 }
 
-/// An open stream that a client of the host has asked for: client, token, ports.
+/// An open stream that a client of the host requested: client, token and ports.
 fn open(dir: &TempDir, muxer: &mut Muxer, port: u32) -> (UnixStream, u32, (u32, u32)) {
     let (mut stream, token) = client(dir, muxer, port);
     let (request, _) = next(muxer).unwrap();
@@ -99,7 +99,7 @@ fn open(dir: &TempDir, muxer: &mut Muxer, port: u32) -> (UnixStream, u32, (u32, 
     (stream, token.unwrap(), ports)
 }
 
-/// As many descriptors as the host allows.
+/// Raises the limit of open files to the maximum that the host permits.
 fn raise_open_files() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
@@ -128,11 +128,11 @@ fn as_many_streams_as_promised_work_side_by_side_and_no_more() {
     assert_eq!(muxer.connections(), MAX_CONNECTIONS);
     let (mut refused, token) = client(&dir, &mut muxer, 1);
     assert_eq!(token, None);
-    // An end, or a reset because of the line that nobody has read.
+    // End of stream, or a reset because of the line that nobody has read.
     assert!(!matches!(refused.read(&mut [0]), Ok(1..)));
     muxer.receive(&packet((80, 5), op::REQUEST), &[]);
     assert_eq!(next(&mut muxer).unwrap().0.op, op::RST);
-    // All of them have something to say at the same time; each is heard, on its own port.
+    // All of them send at the same time; each is delivered on its own port.
     for (stream, token, (_, port)) in &mut streams {
         stream.write_all(&port.to_le_bytes()).unwrap();
         muxer.ready(*token, false);
@@ -150,7 +150,7 @@ fn as_many_streams_as_promised_work_side_by_side_and_no_more() {
         stream.read_exact(&mut back).unwrap();
         assert_eq!(back, port.to_le_bytes());
     }
-    // One ends: there is room for another.
+    // One ends, which makes room for another.
     muxer.receive(&packet(streams[7].2, op::RST), &[]);
     new_tokens(&mut muxer);
     open(&dir, &mut muxer, 5000);
@@ -162,7 +162,7 @@ fn a_host_that_reads_slowly_holds_the_guest_back_and_gets_every_byte() {
     let mut muxer = muxer(&dir);
     let (mut stream, token, ports) = open(&dir, &mut muxer, 1);
     let chunk: Vec<u8> = (0..16_384).map(|at| at as u8).collect();
-    // As a guest does: it sends what it has credit for.
+    // As a guest does: it sends as much as it has credit for.
     let (mut sent, mut forwarded) = (0_u32, 0_u32);
     let mut send = |muxer: &mut Muxer, forwarded: u32| {
         let mut chunks = 0;
@@ -173,7 +173,7 @@ fn a_host_that_reads_slowly_holds_the_guest_back_and_gets_every_byte() {
         }
         chunks
     };
-    // Until the host's socket is full and the buffer too.
+    // Until both the host's socket and the buffer are full.
     loop {
         send(&mut muxer, forwarded);
         let Some((update, _)) = next(&mut muxer) else {
@@ -183,7 +183,7 @@ fn a_host_that_reads_slowly_holds_the_guest_back_and_gets_every_byte() {
         forwarded = update.fwd_cnt;
     }
     assert_eq!(send(&mut muxer, forwarded), 0, "no credit is left");
-    // The reader wakes up.
+    // The reader starts to read.
     stream.set_nonblocking(true).unwrap();
     let mut received = Vec::new();
     let mut buffer = [0; 50_000];
@@ -234,7 +234,7 @@ fn what_a_host_wrote_before_it_closed_reaches_the_guest() {
         ..packet(ports, op)
     };
     muxer.receive(&with_room(0, op::CREDIT_UPDATE), &[]);
-    // The host goes away with unread data, while the guest sends more and has no room.
+    // The host closes with unread data, while the guest sends more and has no buffer space.
     stream.write_all(&[9; 25]).unwrap();
     muxer.receive(&with_room(0, op::RW), b"unread");
     drop(stream);
@@ -253,7 +253,7 @@ fn what_a_host_wrote_before_it_closed_reaches_the_guest() {
         muxer.receive(&with_room(got, op::CREDIT_UPDATE), &[]);
     }
     assert_eq!(got, 25);
-    // First that nobody reads any more; when all was delivered, that nobody writes either.
+    // First that nobody reads any more; after all data was delivered, that nobody writes either.
     assert_eq!(ends.first().unwrap().0, shutdown::RECEIVE);
     assert_eq!(ends.last(), Some(&(shutdown::BOTH, 25)));
     let end = Header {
@@ -383,7 +383,7 @@ fn a_driver_with_event_indices_is_interrupted_for_the_packet_that_it_named() {
     assert_eq!(interrupts(), 1);
 }
 
-/// Starts threads, except the first.
+/// Starts all threads but the first.
 struct Reluctant(AtomicBool);
 
 impl ThreadSpawner for Reluctant {

@@ -31,7 +31,7 @@ fn options(dir: &TempDir) -> Options {
     }
 }
 
-/// A guest's driver with one packet in flight each way.
+/// A guest's driver with one packet in flight in each direction.
 struct Driver {
     guest: Guest,
     queues: [GuestQueue; 3],
@@ -212,7 +212,7 @@ fn a_reset_ends_all_streams_and_leaves_waiting_clients() {
     driver.send(packet(80, 5, op::REQUEST), &[]);
     let (mut stream, _) = listener.accept().unwrap();
     let mut asking = client(&dir, 1234);
-    // The answer to the guest's request, and the host's.
+    // The reply to the guest's request, and the host's request.
     for _ in 0..2 {
         driver.receive();
     }

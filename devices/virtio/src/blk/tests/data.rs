@@ -27,7 +27,8 @@ fn data_written_by_the_guest_is_in_the_file_and_reads_back() {
 #[test]
 fn the_layout_of_descriptors_is_the_drivers_choice() {
     on_both_engines(&pattern(64), |_, rig| {
-        // Header in two parts; data in odd parts, the last of which has the status at its end.
+        // The header in two parts, and data in parts of odd sizes; the last one ends with the
+        // status.
         rig.header(HEADER, IN, 1);
         let status = DATA + 0x2000 + 412;
         rig.write(0xff_u8, status);
@@ -147,7 +148,7 @@ fn without_sparse_nothing_is_given_back() {
 
 #[test]
 fn writes_are_stable_at_once_when_the_driver_chose_write_through() {
-    // What can be seen of it here: the request succeeds with RWF_DSYNC on both engines.
+    // The observable part: the request succeeds with RWF_DSYNC on both engines.
     on_both_engines(&pattern(8), |image, rig| {
         rig.blk.write_config(32, &[0]);
         rig.fill(DATA, &[1; 512]);

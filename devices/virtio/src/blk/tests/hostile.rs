@@ -103,7 +103,7 @@ fn an_image_of_unknown_type_cannot_be_turned_into_another_format_by_its_guest() 
         rig.fill(DATA, b"QFI\xfb\0\0\0\x03");
         assert_eq!(rig.request(OUT, 0, (DATA, 1024, 0)).0, 1);
         assert_eq!(image.content(), pattern(64));
-        // Anything else may be written there: a partition table, for instance.
+        // Any other content may be written there, for example a partition table.
         rig.fill(DATA, &[0x33; 1024]);
         assert_eq!(rig.request(OUT, 0, (DATA, 1024, 0)).0, 0);
         assert_eq!(image.content()[..1024], [0x33; 1024]);
@@ -118,8 +118,8 @@ fn an_image_of_unknown_type_cannot_be_turned_into_another_format_by_its_guest() 
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
 
-    /// Whatever stands in the rings, the device neither panics nor hangs, touches nothing but
-    /// its image and RAM, and stops when it is told to.
+    /// Whatever the rings contain, the device neither panics nor hangs, accesses nothing but its
+    /// image and RAM, and stops when asked to.
     #[test]
     fn no_content_of_the_rings_harms_the_device(
         descriptors in proptest::collection::vec(
@@ -137,7 +137,7 @@ proptest::proptest! {
         }
         for (k, (page, len, flags, next)) in descriptors.iter().enumerate() {
             let at = rings(0) + 16 * k as u64;
-            // Lengths of a header, a sector and a status; indirect tables lie in data.
+            // Lengths of a header, a sector and a status; indirect tables are in the data area.
             let len = [16, 512, 1][*len as usize];
             rig.write(page * 0x1000, at);
             rig.write(len, at + 8);

@@ -1,4 +1,4 @@
-//! Images of every kind, usable and not.
+//! Images of every kind, valid and invalid.
 
 use std::{fs, fs::File, os::fd::AsRawFd, os::fd::FromRawFd, os::unix::fs::FileExt};
 
@@ -80,7 +80,7 @@ fn backing_files_are_opened_only_when_allowed() {
     assert_eq!(rig.bytes(DATA + 512, 512), [1; 512]);
     assert_eq!(fs::read(&base).unwrap(), pattern(2048));
     drop(rig);
-    // An image that is its own backing file must not hang anything.
+    // An image that is its own backing file must not cause a hang.
     make_qcow2(&image.path, 1 << 20, Some((&image.path, "qcow2")));
     assert!(new_blk(options).is_err());
 }
@@ -184,7 +184,7 @@ fn a_write_that_the_host_refuses_is_an_error_and_the_device_goes_on() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
 
-    /// A damaged qcow2 image is refused or answers with errors; nothing panics or hangs.
+    /// A damaged qcow2 image is refused or causes I/O errors; nothing panics or hangs.
     #[test]
     fn damaged_qcow2_images_harm_nobody(
         damage in proptest::collection::vec((0..8_u64, 0..112_u64, 0..=255_u8), 1..4),

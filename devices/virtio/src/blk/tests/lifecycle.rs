@@ -61,7 +61,7 @@ fn a_paused_device_takes_up_its_queue_where_it_was() {
         let queues = rig.blk.deactivate();
         assert_eq!(queues.len(), 1);
         assert!(rig.blk.deactivate().is_empty());
-        // Offered while nobody serves, without a kick afterwards.
+        // Offered while no worker runs, and without a kick afterwards.
         rig.header(HEADER, IN, 9);
         rig.describe(
             rings(0),
@@ -90,7 +90,7 @@ fn growing_a_disk_is_told_to_the_guest_and_shrinking_is_refused() {
     rig.blk.read_config(0, &mut capacity);
     assert_eq!(u64::from_le_bytes(capacity), 64);
     assert_eq!(rig.request(OUT, 63, (DATA, 512, 0)).0, 0);
-    // While the device is inactive, the news waits.
+    // While the device is inactive, the notification is pending.
     let queues = rig.blk.deactivate();
     handle.resize(65 * 512).unwrap();
     assert_eq!(rig.interrupts.config.load(Ordering::SeqCst), 1);

@@ -1,4 +1,4 @@
-//! Whole devices, driven through real queues in guest memory, on real files.
+//! Tests of whole devices, driven through real queues in guest memory, on real files.
 
 mod bus;
 mod data;
@@ -35,7 +35,7 @@ use crate::device::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
 const QUEUE_SIZE: u16 = 16;
 const RAM: usize = 4 << 20;
-/// Where queue k's rings are: k pages of 64 KiB from here.
+/// The rings of queue k are k times 64 KiB from here.
 const RINGS: u64 = 0x10_0000;
 const HEADER: u64 = 0x1000;
 const STATUS: u64 = 0x2000;
@@ -71,7 +71,7 @@ impl VirtioInterrupt for Interrupts {
     }
 }
 
-/// A disk image in a folder of its own, and options that open it.
+/// A disk image in its own folder, and options to open it.
 struct Image {
     _dir: TempDir,
     path: PathBuf,
@@ -128,13 +128,13 @@ fn make_qcow2(path: &Path, size: u64, backing: Option<(&Path, &str)>) {
     builder.create().unwrap();
 }
 
-/// A driver and the device it drives.
+/// A driver and its device.
 struct Rig {
     blk: Blk,
     memory: GuestMemory,
     interrupts: Arc<Interrupts>,
     kicks: Vec<EventFd>,
-    /// Chains made available, and seen as used, per queue.
+    /// Number of chains made available, and of chains seen as used, per queue.
     available: Vec<u16>,
     used: Vec<u16>,
     features: u64,
@@ -225,7 +225,7 @@ impl Rig {
         self.write(sector, address + 8);
     }
 
-    /// Writes descriptors to `table`, chained, from number `first`.
+    /// Writes a chain of descriptors to `table`, from index `first` on.
     fn describe(&self, table: u64, first: u16, chain: &[(u64, u32, u16)]) {
         for (k, (address, len, flags)) in chain.iter().enumerate() {
             let at = table + 16 * u64::from(first + k as u16);
@@ -250,7 +250,7 @@ impl Rig {
         self.read(rings(k) + 0x2002)
     }
 
-    /// Kicks and waits until all that is available was used; the last entry's length.
+    /// Kicks and waits until all available chains are used; returns the last entry's length.
     fn run(&mut self, k: usize) -> u32 {
         self.kicks[k].write(1).unwrap();
         wait_for(|| self.used_index(k) == self.available[k]);
@@ -259,13 +259,13 @@ impl Rig {
         self.read(rings(k) + 0x2004 + 8 * slot + 4)
     }
 
-    /// One request of three descriptors; its status and used length.
+    /// Runs a request of three descriptors; returns its status and used length.
     fn request(&mut self, kind: u32, sector: u64, data: (u64, u32, u16)) -> (u8, u32) {
         self.header(HEADER, kind, sector);
         self.chain(&[(HEADER, 16, 0), data, (STATUS, 1, WRITE)])
     }
 
-    /// A request of any shape whose status goes to STATUS.
+    /// Runs a request of any shape whose status is at STATUS; returns its status and used length.
     fn chain(&mut self, chain: &[(u64, u32, u16)]) -> (u8, u32) {
         self.write(0xff_u8, STATUS);
         self.describe(rings(0), 0, chain);
@@ -312,7 +312,7 @@ fn pattern(sectors: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Runs a test on a raw image with both engines.
+/// Runs a test on a raw image with each engine.
 fn on_both_engines(content: &[u8], test: impl Fn(&Image, &mut Rig)) {
     for io_uring in [true, false] {
         let image = Image::raw(content);

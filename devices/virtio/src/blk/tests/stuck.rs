@@ -1,5 +1,5 @@
-//! Storage that does not answer. Nothing that a test could ask for behaves like that for sure, so
-//! the engine is one that answers when it is told to.
+//! Storage that does not respond. No real storage does so reliably, so these tests use an engine
+//! that completes requests on command.
 
 use std::{
     sync::{Arc, Mutex},
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::device::VirtioDevice;
 
-/// What the engine has been given, and whether it answers.
+/// The requests passed to the engine, and whether it completes them.
 #[derive(Default)]
 struct Storage {
     waiting: Vec<Io>,
@@ -77,7 +77,7 @@ fn writes_and_zeroes_are_durable_by_themselves_unless_the_driver_can_flush_and_w
             rig.fill(DATA, &range);
             let len = if kind == OUT { 512 } else { 16 };
             let chain = [(HEADER, 16, 0), (DATA, len, 0), (STATUS, 1, WRITE)];
-            // Descriptors of the first one are in use.
+            // Descriptors of the first one are still in use.
             let first = 3 * at as u16;
             rig.describe(rings(0), first, &chain);
             rig.offer(0, first);
@@ -94,7 +94,7 @@ fn writes_and_zeroes_are_durable_by_themselves_unless_the_driver_can_flush_and_w
     }
 }
 
-/// Sector 0, one sector, no flags: what a request to write zeroes carries.
+/// Segment of a write-zeroes request: sector 0, one sector, no flags.
 const ONE_SECTOR: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
 
 #[test]
@@ -125,7 +125,7 @@ fn a_disk_whose_storage_does_not_answer_says_so_in_time_and_goes_on() {
     let path = image.options().disk.path.display().to_string();
     assert!(error.contains(&path), "{error}");
     assert!(error.contains("1 requests within 5ms"), "{error}");
-    // Held back: nothing more reaches the storage, until the device may go on.
+    // Held back: nothing more reaches the storage until the device may continue.
     offer(&mut rig);
     rig.blk.quiesce(patience).unwrap_err();
     assert_eq!(waiting(), 1);

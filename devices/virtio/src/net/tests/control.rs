@@ -1,4 +1,4 @@
-//! What the driver chooses, and how long that holds.
+//! The driver's choices, and how long they last.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ const GUEST_TSO4: u64 = 1 << 7;
 const MQ: u64 = 1 << 22;
 const CTRL_VQ: u64 = 1 << 17;
 
-/// The state that a snapshot would keep.
+/// The state that a snapshot would contain.
 fn state(net: &Net) -> State {
     serde_json::from_value(net.save().unwrap()).unwrap()
 }
@@ -19,12 +19,12 @@ fn two_pairs() -> Card {
     card(|options| options.num_queues = 4)
 }
 
-/// Everything but event indices.
+/// All features except event indices.
 fn all_features(net: &Net) -> u64 {
     net.features() & !(1 << 29)
 }
 
-/// A guest whose driver knows these features, and so many queues of it.
+/// Activates the card with `count` queues, for a guest driver with the given features.
 fn driven(card: &mut Card, count: u16, features: u64) -> (Guest, Vec<GuestQueue>) {
     let guest = Guest::new();
     let queues: Vec<_> = (0..count).map(|index| guest.queue(index, 16)).collect();
@@ -54,7 +54,7 @@ fn the_control_queue_takes_what_makes_sense() {
         &[4, 0],
         &[9, 9, 9],
         &offloads(u64::MAX),
-        // An offload of frames to the host is none of received ones.
+        // An offload for transmitted frames is not valid for received ones.
         &offloads(1 << 0),
     ] {
         assert_eq!(ask(refused), 1, "{refused:?}");
@@ -66,7 +66,7 @@ fn the_control_queue_takes_what_makes_sense() {
 #[test]
 fn commands_need_the_features_that_they_belong_to() {
     let mut card = two_pairs();
-    // Without multi-queue the control queue is number 2.
+    // Without multi-queue, the control queue has index 2.
     let (_guest, queues) = driven(&mut card, 3, CTRL_VQ | CSUM);
     assert_eq!(queues[2].request(&[4, 0, 1, 0], 1).1, [1]);
     assert_eq!(queues[2].request(&offloads(CSUM), 1).1, [1]);
@@ -151,10 +151,10 @@ fn a_guest_that_has_moved_is_announced_once_by_a_frame_and_by_its_driver() {
     assert_eq!((&frame[22..28], &frame[32..38]), (&mac[..], &mac[..]));
     assert_eq!(status(&second), 3);
     assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 1);
-    // The driver says that it has done it.
+    // The driver acknowledges the announcement.
     assert_eq!(queues[2].request(&[3, 0], 1).1, [0]);
     assert_eq!(status(&second), 1);
-    // A pause is no move.
+    // A pause is not a move.
     second.net.deactivate();
     let (guest, queues) = driven(&mut second, 3, CTRL_VQ);
     assert_eq!(guest.interrupts.config.load(Ordering::SeqCst), 0);

@@ -7,12 +7,12 @@ fn frames_travel_both_ways() {
     let guest = Guest::new();
     let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
     card.net.activate(guest.activation(&[&rx, &tx])).unwrap();
-    // Out.
+    // Transmit.
     tx.request(&frame(7, 200), 0);
     let mut seen = vec![0; 2000];
     let len = card.wires[0].recv(&mut seen).unwrap();
     assert_eq!(seen[..len], frame(7, 200));
-    // In, into a chain that splits the header.
+    // Receive, into a chain that splits the header.
     rx.submit(&[(rx.buffers(), 11, true), (rx.buffers() + 11, 2000, true)]);
     card.wires[0].send(&frame(9, 300)).unwrap();
     assert_eq!(rx.wait_used(), 300);
@@ -35,7 +35,7 @@ fn a_frame_costs_one_call_and_a_batch_one_interrupt() {
     let mut card = card(|_| {});
     let guest = Guest::new();
     let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
-    // All of it is there when the card starts, so it is one batch each way.
+    // Everything is available when the card starts, so there is one batch per direction.
     for mark in 0..5 {
         card.wires[0].send(&frame(mark, 100)).unwrap();
         tx.submit(&[(tx.buffers(), 100, false)]);
@@ -50,7 +50,7 @@ fn a_frame_costs_one_call_and_a_batch_one_interrupt() {
     assert_eq!(interrupts, 2);
     let (reads, writes) = &card.asked[0].calls;
     assert_eq!(writes.load(SeqCst), 5);
-    // One that finds nothing ends a batch. The kick and the frames wake the card, once each.
+    // A read that finds nothing ends a batch. The kick and the frames wake the card once each.
     let reads = reads.load(SeqCst);
     assert!((6..=7).contains(&reads), "{reads}");
 }
@@ -70,7 +70,7 @@ fn hostile_chains_hurt_nobody() {
         assert_eq!(rx.raw(&[(rx.buffers(), 64, false)]), 0);
         assert_eq!(rx.raw(&[(u64::MAX - 8, 64, true)]), 0);
         assert_eq!(rx.raw(&[(rx.buffers(), 4, true)]), 0);
-        // And it still works.
+        // The card still works.
         post(&rx, 0, 1, 1000);
         card.wires[0].send(&frame(1, 100)).unwrap();
         assert_eq!(rx.wait_used(), 100);
@@ -78,7 +78,7 @@ fn hostile_chains_hurt_nobody() {
     }
 }
 
-/// An indirect chain of `count` descriptors without bytes, and one with 64.
+/// An indirect chain of `count` empty descriptors, and one of 64 bytes.
 fn mostly_nothing(queue: &RawQueue, count: u16, flags: u16) {
     let table = queue.free();
     for slot in 0..count {
@@ -117,7 +117,7 @@ fn a_tap_that_has_ended_does_not_keep_the_card_busy() {
     let guest = Guest::new();
     let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
     post(&rx, 0, 4, 1000);
-    // A message without a byte reads like the end of a stream.
+    // An empty message reads like the end of a stream.
     card.wires[0].send(&[]).unwrap();
     card.net.activate(guest.activation(&[&rx, &tx])).unwrap();
     card.wires[0].send(&frame(1, 100)).unwrap();

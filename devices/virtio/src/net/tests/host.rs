@@ -1,4 +1,4 @@
-//! Cards on real taps, each of a name of its own. Where this user may not make any, they say so.
+//! Cards on real taps with unique names. Tests print a message if this user may not create taps.
 
 use std::{
     fs::File,
@@ -11,14 +11,14 @@ use std::{
 use super::*;
 use crate::net::{State, interface::Interface, tap::TapError};
 
-/// A name that no other test uses, in this process or another.
+/// A name that no other test uses, in this or another process.
 fn unique() -> String {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::SeqCst);
     format!("gt{}-{number}", std::process::id())
 }
 
-/// A card on a tap, or a reason why there is none here.
+/// A card on a tap; prints the reason if none can be created here.
 fn net(change: impl FnOnce(&mut Options)) -> Option<Net> {
     let mut options = options();
     change(&mut options);
@@ -32,7 +32,7 @@ fn net(change: impl FnOnce(&mut Options)) -> Option<Net> {
     }
 }
 
-/// A packet socket on an interface, to which every frame of the host's side comes.
+/// A packet socket that receives all frames of the host side of an interface.
 fn packets(interface: &str) -> File {
     let all = (libc::ETH_P_ALL as u16).to_be();
     let name = std::ffi::CString::new(interface).unwrap();
@@ -58,7 +58,7 @@ fn packets(interface: &str) -> File {
     }
 }
 
-/// A frame of an experimental protocol, for everybody.
+/// A broadcast frame of an experimental protocol.
 fn broadcast(mark: u8) -> Vec<u8> {
     let mut frame = vec![0xff; 12];
     frame.extend([0x88, 0xb5]);
@@ -75,7 +75,7 @@ fn frames_travel_both_ways_over_a_tap() {
         let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
         net.activate(guest.activation_with(&[&rx, &tx], features))
             .unwrap();
-        // Out.
+        // Transmit.
         let mut out = vec![0; HEADER];
         out.extend(broadcast(7));
         tx.request(&out, 0);
@@ -86,13 +86,13 @@ fn frames_travel_both_ways_over_a_tap() {
                 break;
             }
         }
-        // In. The kernel sends frames of its own, too.
+        // Receive. The kernel sends frames of its own as well.
         socket.write_all(&broadcast(9)).unwrap();
         loop {
             rx.submit(&[(rx.buffers(), 10, true), (rx.buffers() + 10, 2000, true)]);
             let len = rx.wait_used() as usize;
             if len == 0 {
-                // With mergeable buffers each one holds a header; this chain does.
+                // With mergeable buffers each chain must hold a header; this one does.
                 panic!("the chain was refused");
             }
             let bytes = bytes(&guest, rx.buffers(), len);
@@ -113,7 +113,7 @@ fn pair(ip: Ipv4Addr) -> Option<(IpAddr, IpAddr)> {
     Some((ip.into(), MASK.into()))
 }
 
-/// The host's address of an interface.
+/// The host's IPv4 address on an interface.
 fn address(name: &str) -> Option<Ipv4Addr> {
     Interface::new(name).unwrap().v4(libc::SIOCGIFADDR)
 }
@@ -153,7 +153,7 @@ fn an_interface_that_was_there_is_left_alone_but_for_what_was_asked() {
         options.made_address = pair(DEFAULT);
     };
     let mut card = net(set).unwrap();
-    // Nor does a snapshot change it.
+    // A restore does not change it either.
     let mut saved: State = serde_json::from_value(card.save().unwrap()).unwrap();
     saved.host_mac = Some([2, 9, 9, 9, 9, 9]);
     card.restore(serde_json::to_value(saved).unwrap()).unwrap();
@@ -185,7 +185,7 @@ fn a_restored_interface_has_the_address_that_the_guest_knows() {
     assert_ne!(mac(&after), known, "the kernel makes one up");
     after.restore(state.clone()).unwrap();
     assert_eq!(mac(&after), known);
-    // What is configured wins.
+    // The configured address takes precedence.
     let mut configured = net(|options| options.host_mac = Some([2, 3, 3, 3, 3, 3])).unwrap();
     configured.restore(state).unwrap();
     assert_eq!(mac(&configured), [2, 3, 3, 3, 3, 3]);
@@ -199,7 +199,7 @@ fn a_queue_that_came_detached_is_attached_when_the_driver_wants_it() {
     };
     taps[1].attach(false).unwrap();
     let duplicate = |tap: &Tap| {
-        // SAFETY: the descriptor is open as long as the tap.
+        // SAFETY: the descriptor stays open as long as the tap lives.
         let fd =
             unsafe { std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(tap)) };
         fd.as_fd().try_clone_to_owned().unwrap()
@@ -235,7 +235,7 @@ fn descriptors_that_do_not_belong_together_are_refused() {
     };
     let fds = |taps: [&Tap; 2]| {
         taps.map(|tap| {
-            // SAFETY: the descriptor is open as long as the tap.
+            // SAFETY: the descriptor stays open as long as the tap lives.
             let fd = unsafe {
                 std::os::fd::BorrowedFd::borrow_raw(std::os::fd::AsRawFd::as_raw_fd(tap))
             };

@@ -1,10 +1,10 @@
-//! Rate limits are the device's, whichever queue a frame takes.
+//! Rate limits apply to the whole device, whichever queue a frame takes.
 
 use device_model::rate_limiter::{RateLimiterConfig, TokenBucketConfig};
 
 use super::*;
 
-/// So much, and then nothing for an hour.
+/// A budget of `size`, which is refilled only after an hour.
 fn once(size: u64) -> Option<TokenBucketConfig> {
     Some(TokenBucketConfig {
         size,
@@ -13,7 +13,7 @@ fn once(size: u64) -> Option<TokenBucketConfig> {
     })
 }
 
-/// A card with two pairs and as many frames as it wants, each way in each pair.
+/// A card with two queue pairs, and plenty of frames in both directions of each pair.
 fn busy(limits: RateLimiterConfig) -> (Card, Guest, Vec<GuestQueue>) {
     let card = card(|options| {
         options.num_queues = 4;
@@ -67,7 +67,7 @@ fn a_frame_that_was_read_into_debt_is_paid_before_the_next() {
     let (mut card, guest, queues) = busy(RateLimiterConfig { bandwidth, ops });
     let all: Vec<_> = queues.iter().collect();
     card.net.activate(guest.activation_with(&all, MQ)).unwrap();
-    // What is received passes until there is a debt, what is sent while there are tokens.
+    // Received frames pass until there is a debt, transmitted ones while there are tokens.
     guest.wait_until("the limit is reached", || {
         card.count("rx_frames") >= 2 && card.count("tx_frames") >= 1
     });
@@ -76,7 +76,7 @@ fn a_frame_that_was_read_into_debt_is_paid_before_the_next() {
     assert_eq!(card.count("tx_frames"), 1);
 }
 
-/// The worker of one pair may be about to read a frame while the other takes the last token.
+/// One pair's worker may be about to read a frame while the other takes the last token.
 fn within_limit(card: &Card, counter: &str, limit: u64) {
     let count = card.count(counter);
     assert!((limit..=limit + 1).contains(&count), "{count} {counter}");

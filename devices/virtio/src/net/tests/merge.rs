@@ -5,7 +5,7 @@ use crate::testing::raw::{RawQueue, WRITE};
 
 const MERGEABLE: u64 = 1 << 15;
 
-/// A card that runs with mergeable buffers, its guest and its receive queue.
+/// An active card with mergeable buffers, its guest and its receive queue.
 fn running() -> (Card, Guest, GuestQueue) {
     let mut card = card(|_| {});
     assert_eq!(card.net.features() & MERGEABLE, MERGEABLE, "it is offered");
@@ -16,14 +16,14 @@ fn running() -> (Card, Guest, GuestQueue) {
     (card, guest, rx)
 }
 
-/// A frame without two equal neighbours.
+/// A frame without two equal adjacent bytes.
 fn pattern(len: usize) -> Vec<u8> {
     let mut frame: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
     frame[..HEADER].fill(0);
     frame
 }
 
-/// Waits for a frame in chains of `len` bytes from number `first`, and puts it together.
+/// Waits for a frame in chains of `len` bytes, from used entry `first`, and reassembles it.
 fn assemble(guest: &Guest, rx: &GuestQueue, first: u64, len: usize) -> (u16, Vec<u8>) {
     let mut frame = Vec::new();
     let mut number = first;
@@ -58,7 +58,7 @@ fn a_frame_waits_for_the_chains_that_it_needs() {
     post(&rx, 0, 3, 100);
     card.wires[0].send(&pattern(1000)).unwrap();
     card.wires[0].send(&pattern(99)).unwrap();
-    // Not a part of it is given away before.
+    // No part of it is delivered before that.
     guest.wait_until("the frame is read", || {
         card.asked[0]
             .calls
@@ -91,7 +91,7 @@ fn an_unusable_chain_does_not_stop_those_before_and_behind_it() {
     post(&rx, 0, 1, 100);
     rx.submit(&[(u64::MAX - 8, 100, true)]);
     post(&rx, 2, 8, 100);
-    // It needs two chains that follow each other, which there are only behind the bad one.
+    // It needs two consecutive chains, which exist only after the bad one.
     for _ in 0..2 {
         card.wires[0].send(&pattern(150)).unwrap();
         card.wires[0].send(&pattern(80)).unwrap();
@@ -133,7 +133,7 @@ fn chains_that_were_gathered_and_not_used_survive_a_pause() {
     for count in 1..=4 {
         let mut activation = guest.activation_with(&[], MERGEABLE);
         activation.queues = queues;
-        // One chain for each frame, and several are gathered.
+        // One chain per frame, although several are gathered.
         card.wires[0].send(&frame(1, 100)).unwrap();
         card.net.activate(activation).unwrap();
         rx.kick();

@@ -1,4 +1,4 @@
-//! Cards on substitutes of a tap, and on taps where the tap is the point.
+//! Cards on substitutes for taps, and on real taps where the tap is what is tested.
 
 mod control;
 mod frames;
@@ -24,10 +24,10 @@ use crate::{
     testing::simple::{Guest, GuestQueue},
 };
 
-/// Longest wait for a frame that should come.
+/// Maximum time to wait for an expected frame.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A card with one pair of queues on an interface of its own.
+/// Options of a card with one queue pair on its own interface.
 fn options() -> Options {
     Options {
         thread_name: "_net0".to_owned(),
@@ -47,12 +47,12 @@ fn options() -> Options {
     }
 }
 
-/// A card whose tap is a socket for each pair of queues.
+/// A card that uses a socket per queue pair in place of a tap.
 struct Card {
     net: Net,
-    /// The other ends: each message is a frame with its header.
+    /// The other ends: each message is one frame with its header.
     wires: Vec<UnixDatagram>,
-    /// What the card asked of each tap.
+    /// The requests of the card to each tap.
     asked: Vec<Arc<Substitute>>,
 }
 
@@ -81,14 +81,14 @@ impl Card {
     }
 }
 
-/// A frame with a header, `len` bytes together, filled with `mark`.
+/// A frame with its header, `len` bytes in total, filled with `mark`.
 fn frame(mark: u8, len: usize) -> Vec<u8> {
     let mut frame = vec![0; HEADER];
     frame.resize(len, mark);
     frame
 }
 
-/// Bytes of the guest.
+/// Reads guest memory.
 fn bytes(guest: &Guest, at: u64, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let memory = guest.memory.memory();
