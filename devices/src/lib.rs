@@ -1,7 +1,7 @@
-//! What a guest finds on its buses: PCI, MSI-X, virtio, legacy devices and the ACPI controllers.
+//! The devices on a guest's buses: PCI, MSI-X, virtio, legacy devices and the ACPI controllers.
 //!
-//! Nothing here knows KVM or the machine that a device is plugged into. A device asks for what it
-//! needs through small traits (an interrupt, a thread, a place in the guest's address space), so
+//! Nothing here depends on KVM or on the VM that a device is plugged into. A device requests what
+//! it needs through small traits (an interrupt, a thread, a place in the guest's address space), so
 //! every device runs in a unit test or a fuzzer exactly as it runs in a VM:
 //!
 //! ```text
@@ -11,7 +11,7 @@
 //!                                 └─> VirtioInterrupt  (irqfd, no vCPU involved)
 //! ```
 //!
-//! Everything that a guest can write is hostile: it is bounds checked, read once, and handled in
+//! Everything that a guest can write is hostile: it is bounds-checked, read once, and handled in
 //! bounded time and memory, without a panic.
 
 pub use accel;
@@ -29,8 +29,8 @@ pub use pci;
 pub use vfio;
 pub use virtio;
 
-/// The other side of a device, for tests and fuzz targets: a machine without KVM and a driver
-/// without a guest.
+/// The other side of a device, for tests and fuzz targets: a VM without KVM, and a driver without a
+/// guest.
 #[cfg(feature = "test-support")]
 pub mod testing {
     pub use device_model::testing::*;

@@ -1,8 +1,8 @@
-//! How a guest reaches configuration space: the ECAM window and, for segment 0, ports 0xcf8 to
+//! A guest's access to configuration space: the ECAM window and, for segment 0, ports 0xcf8 to
 //! 0xcff.
 //!
-//! Both sit on the buses that the segment uses, so they do not keep the segment alive: once it is
-//! gone, reads return ones.
+//! Both are registered on the buses that the segment uses, so they hold only weak references to the
+//! segment. Once it is gone, reads return all ones.
 
 use std::sync::{
     Arc, Weak,
@@ -13,9 +13,9 @@ use device_model::bus::BusDevice;
 
 use super::{bdf::Bdf, segment::PciSegment};
 
-/// Bytes of the ECAM window of a bus.
+/// Size in bytes of the ECAM window of one bus.
 pub const ECAM_SIZE: u64 = 1 << 20;
-/// First of the configuration ports.
+/// The first configuration port.
 pub const CONFIG_PORTS_BASE: u64 = 0xcf8;
 /// Number of configuration ports.
 pub const CONFIG_PORTS_LEN: u64 = 8;
@@ -29,18 +29,18 @@ pub struct Ecam {
 }
 
 impl Ecam {
-    /// The window of `segment`.
+    /// Creates the window of `segment`.
     pub fn new(segment: &Arc<PciSegment>) -> Arc<Self> {
         Arc::new(Self {
             segment: Arc::downgrade(segment),
         })
     }
 
-    /// The segment, the function and the register.
+    /// Decodes an offset to the segment, the function and the register.
     fn decode(&self, offset: u64) -> Option<(Arc<PciSegment>, Bdf, usize)> {
         let at = Bdf {
             segment: 0,
-            // Eight, five, three and twelve bits: the window is not larger than 256 buses.
+            // Eight, five and three bits: the window is not larger than 256 buses.
             bus: (offset >> 20) as u8,
             device: (offset >> 15 & 0x1f) as u8,
             function: (offset >> 12 & 7) as u8,
@@ -71,7 +71,7 @@ pub struct ConfigPorts {
 }
 
 impl ConfigPorts {
-    /// The ports, for the segment 0.
+    /// Creates the ports, for segment 0.
     pub fn new(segment: &Arc<PciSegment>) -> Arc<Self> {
         Arc::new(Self {
             segment: Arc::downgrade(segment),
@@ -79,7 +79,7 @@ impl ConfigPorts {
         })
     }
 
-    /// What the guest last wrote to the address port, for a snapshot.
+    /// The last value that the guest wrote to the address port, for a snapshot.
     pub fn address(&self) -> u32 {
         self.address.load(Ordering::Relaxed)
     }
@@ -89,7 +89,7 @@ impl ConfigPorts {
         self.address.store(address, Ordering::Relaxed);
     }
 
-    /// The function and register behind a data port.
+    /// Decodes a data port to the segment, the function and the register.
     fn decode(&self, port: u64) -> Option<(Arc<PciSegment>, Bdf, usize)> {
         let address = self.address();
         if address & ADDRESS_ENABLE == 0 {

@@ -33,17 +33,17 @@ use super::{
 
 const LOCK: &str = "\\_SB_.PHPR.BLCK";
 
-/// What the DSDT says about PCI. The ECAM windows are reserved elsewhere in it, without which
-/// Linux does not use them.
+/// The DSDT's description of PCI. The ECAM windows must be reserved elsewhere in the DSDT;
+/// otherwise Linux does not use them.
 #[derive(Clone, Debug)]
 pub struct PciAml {
-    /// All segments. An I/O window must leave out the configuration ports.
+    /// All segments. An I/O window must exclude the configuration ports.
     pub segments: Vec<SegmentConfig>,
-    /// The root ports, by where they are, and the buses behind them.
+    /// The root ports, as (address, bus behind it).
     pub ports: Vec<(Bdf, u8)>,
-    /// First of [`LINES`] lines of the I/O APIC, for INTx.
+    /// The first of the [`LINES`] I/O APIC inputs that are used for INTx.
     pub lines: u32,
-    /// Address of the [`HotplugController`](super::HotplugController) in memory space.
+    /// Guest-physical address of the [`HotplugController`](super::HotplugController) registers.
     pub hotplug: u64,
 }
 
@@ -137,7 +137,7 @@ impl PciAml {
     }
 }
 
-/// `_PRT` (ACPI 6.5, 6.2.13): the line that pin A of each slot is wired to.
+/// `_PRT` (ACPI 6.5, 6.2.13): the I/O APIC input to which pin A of each slot is wired.
 struct Routes<'a> {
     first: u32,
     slots: &'a [Bdf],
@@ -147,7 +147,7 @@ impl Aml for Routes<'_> {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
         let mut routes = PackageBuilder::new();
         for slot in self.slots {
-            // All functions of the slot; pin A; no link device, but a line.
+            // All functions of the slot; pin A; no link device, but a fixed interrupt.
             let address = u32::from(slot.device) << 16 | 0xffff;
             let line = self.first + u32::from(line_of(*slot));
             routes.add_element(&Package::new(vec![&address, &ZERO, &ZERO, &line]));
@@ -204,7 +204,7 @@ impl PciAml {
         .to_aml_bytes(sink);
     }
 
-    /// Writes the slots of a bus and its methods.
+    /// Writes the slots of a bus, and its methods.
     fn slots(&self, slots: &[Bdf], sink: &mut dyn AmlSink) {
         let Some(bus) = slots.first().and_then(|slot| self.buses().number_of(*slot)) else {
             return;
@@ -230,7 +230,7 @@ impl PciAml {
     }
 }
 
-/// `_CRS`: what the bridge forwards.
+/// `_CRS`: the resources that the bridge forwards.
 fn resources(config: &SegmentConfig) -> Vec<Box<dyn Aml>> {
     let mut resources: Vec<Box<dyn Aml>> = vec![Box::new(AddressSpace::<u16>::new_bus_number(
         0,
@@ -270,7 +270,7 @@ fn slot_name(slot: u8) -> String {
     format!("S{slot:03}")
 }
 
-/// The device object of a slot.
+/// The device object for a slot.
 struct SlotAml {
     bus: u16,
     slot: u8,
@@ -278,7 +278,7 @@ struct SlotAml {
 
 impl Aml for SlotAml {
     fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        // Unique in the machine, so that the guest need not invent names for its slots.
+        // Unique within the VM, so that the guest need not make up names for its slots.
         let number = u32::from(self.bus) * u32::from(SLOTS) + u32::from(self.slot);
         let bit = 1u32 << (self.slot % SLOTS);
         Device::new(
@@ -335,7 +335,7 @@ impl Aml for NotifyAml<'_> {
     }
 }
 
-/// `PCNT()`: reads the announcements of a bus and passes them on.
+/// `PCNT()`: reads the announcements of a bus and notifies its slots.
 struct ScanAml {
     bus: u16,
 }

@@ -1,11 +1,11 @@
-//! Base address registers: what a function asks for, and what the guest made of it.
+//! Base address registers: a function's request, and the address that the guest programs.
 
 use serde::{Deserialize, Serialize};
 
 use super::config::offsets;
 
-/// Number of a base address register, 0 to 5, or of the expansion ROM's. A 64-bit BAR goes by its
-/// lower register.
+/// Index of a base address register, 0 to 5, or of the expansion ROM's register. A 64-bit BAR is
+/// known by its lower register.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct BarIndex(u8);
@@ -15,7 +15,7 @@ impl BarIndex {
     pub const ZERO: Self = Self(0);
     /// The expansion ROM's register.
     pub const ROM: Self = Self(6);
-    /// How many there are, the expansion ROM included.
+    /// Number of registers, including the expansion ROM's.
     pub const COUNT: usize = 7;
 
     /// `None` unless `index` is 0 to 5.
@@ -23,7 +23,7 @@ impl BarIndex {
         if index < 6 { Some(Self(index)) } else { None }
     }
 
-    /// The number.
+    /// The index as a number.
     pub const fn get(self) -> u8 {
         self.0
     }
@@ -70,7 +70,7 @@ pub enum BarKind {
         /// Reads have no side effects.
         prefetchable: bool,
     },
-    /// The expansion ROM: memory below 4 GiB, with an enable bit of its own (PCI 3.0, 6.2.5.2).
+    /// The expansion ROM: memory below 4 GiB, with its own enable bit (PCI 3.0, 6.2.5.2).
     Rom,
 }
 
@@ -85,7 +85,7 @@ impl BarKind {
         }
     }
 
-    /// Which bits of the lower register are address bits.
+    /// The address bits of the lower register.
     pub(super) fn address_mask(self) -> u32 {
         match self {
             Self::Io => !0x3,
@@ -94,7 +94,7 @@ impl BarKind {
         }
     }
 
-    /// All address bits set.
+    /// The address with all bits set.
     pub(super) fn largest_address(self) -> u64 {
         match self {
             Self::Io | Self::Memory32 { .. } | Self::Rom => u64::from(u32::MAX),
@@ -103,14 +103,14 @@ impl BarKind {
     }
 }
 
-/// A BAR that a function has.
+/// A BAR that a function requests.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BarRequest {
     /// The (lower) register.
     pub index: BarIndex,
     /// Address space and width.
     pub kind: BarKind,
-    /// Bytes, a power of two.
+    /// Size in bytes, a power of two.
     pub size: u64,
 }
 
@@ -123,7 +123,7 @@ pub struct DecodedBar {
     pub address: u64,
 }
 
-/// An address for a BAR.
+/// An assignment of an address to a BAR.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct BarAddress {
     /// The (lower) register.

@@ -4,10 +4,10 @@ use std::{fmt, num::ParseIntError, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// Device slots of a bus.
+/// Number of device slots per bus.
 pub const SLOTS: u8 = 32;
 
-/// Where a function sits: segment, bus, device (0 to 31) and function (0 to 7).
+/// Location of a function: segment, bus, device (0 to 31) and function (0 to 7).
 ///
 /// Written as `0000:00:03.0`; a missing segment means 0.
 #[derive(
@@ -15,7 +15,7 @@ pub const SLOTS: u8 = 32;
 )]
 #[serde(try_from = "String", into = "String")]
 pub struct Bdf {
-    /// Segment group: which configuration window the bus belongs to.
+    /// Segment group: the configuration window to which the bus belongs.
     pub segment: u16,
     /// Bus number in the segment.
     pub bus: u8,
@@ -25,18 +25,18 @@ pub struct Bdf {
     pub function: u8,
 }
 
-/// A string that is no PCI address.
+/// Why a string is not a PCI address.
 #[derive(Debug, thiserror::Error)]
 pub enum ParseBdfError {
     /// The separators are missing or misplaced.
     #[error("'{0}' is not a PCI address such as 0000:00:03.0")]
     Shape(String),
-    /// A part is not hexadecimal or too large.
+    /// A part is not hexadecimal, or too large.
     #[error("'{text}' is not a PCI address such as 0000:00:03.0")]
     Number {
         /// The whole string.
         text: String,
-        /// What is wrong with the part.
+        /// Why the part is invalid.
         source: ParseIntError,
     },
     /// Device above 31 or function above 7.
@@ -45,13 +45,13 @@ pub enum ParseBdfError {
 }
 
 impl Bdf {
-    /// The function's requester id: bus, device and function in 16 bits. The segment is not part
-    /// of it.
+    /// The function's requester ID: bus, device and function in 16 bits. It does not include the
+    /// segment.
     pub fn requester_id(&self) -> u16 {
         u16::from(self.bus) << 8 | u16::from(self.device & 0x1f) << 3 | u16::from(self.function & 7)
     }
 
-    /// The slot that the function is in, as the address of its function 0.
+    /// The slot of the function, as the address of its function 0.
     pub fn slot(self) -> Self {
         Self {
             function: 0,

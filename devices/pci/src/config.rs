@@ -1,21 +1,21 @@
 //! A function's configuration space: registers, BARs and capabilities.
 //!
-//! Each byte has a mask of the bits that the guest may write and one of those that it clears by
-//! writing ones. BAR sizing (PCI 3.0, 6.2.5.1) needs nothing more: the address bits below the
-//! BAR's size are not writable, so that ones written to a BAR read back as its size.
+//! Each byte has a mask of the bits that the guest may write, and a mask of the bits that it clears
+//! by writing ones. BAR sizing (PCI 3.0, 6.2.5.1) needs nothing more: the address bits below the
+//! BAR's size are not writable, so a BAR reads back its size after all ones are written.
 
 use serde::{Deserialize, Serialize};
 
 use super::bar::{BarIndex, BarKind, BarRequest, DecodedBar};
 
-/// Bytes of configuration space, extended registers included.
+/// Size in bytes of configuration space, including extended registers.
 pub const CONFIG_SPACE_SIZE: usize = 4096;
 
 /// Offsets of the standard header (PCI 3.0, figure 6-1).
 pub mod offsets {
-    /// Vendor id, 16 bits.
+    /// Vendor ID, 16 bits.
     pub const VENDOR: usize = 0x00;
-    /// Device id, 16 bits.
+    /// Device ID, 16 bits.
     pub const DEVICE: usize = 0x02;
     /// Command register, 16 bits.
     pub const COMMAND: usize = 0x04;
@@ -31,9 +31,9 @@ pub mod offsets {
     pub const BAR0: usize = 0x10;
     /// The byte after the last base address register.
     pub const BAR_END: usize = 0x28;
-    /// Subsystem vendor id, 16 bits.
+    /// Subsystem vendor ID, 16 bits.
     pub const SUBSYSTEM_VENDOR: usize = 0x2c;
-    /// Subsystem id, 16 bits.
+    /// Subsystem ID, 16 bits.
     pub const SUBSYSTEM: usize = 0x2e;
     /// Expansion ROM base address, 32 bits.
     pub const ROM: usize = 0x30;
@@ -43,7 +43,7 @@ pub mod offsets {
     pub const INTERRUPT_LINE: usize = 0x3c;
     /// Interrupt pin, 8 bits: 1 is A.
     pub const INTERRUPT_PIN: usize = 0x3d;
-    /// Of a bridge: status of the bus behind it, 16 bits (PCI-to-PCI Bridge 1.2, figure 3-1).
+    /// For a bridge: status of the bus behind it, 16 bits (PCI-to-PCI Bridge 1.2, figure 3-1).
     pub const SECONDARY_STATUS: usize = 0x1e;
 }
 
@@ -57,14 +57,15 @@ pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 /// Command register: the function does not assert its interrupt line.
 pub const COMMAND_INTERRUPT_DISABLE: u16 = 1 << 10;
 
-/// Status register: the function wants to assert its interrupt line, whether it may or not.
+/// Status register: the function has an interrupt pending for its line, whether or not it may
+/// assert it.
 pub const STATUS_INTERRUPT: u8 = 1 << 3;
 
-/// Parity, SERR# and interrupt-disable bits of the command register.
+/// The parity, SERR# and interrupt-disable bits of the command register.
 const COMMAND_OTHER_WRITABLE: u16 = 1 << 6 | 1 << 8 | COMMAND_INTERRUPT_DISABLE;
 /// Header type: a bridge.
 const HEADER_BRIDGE: u8 = 1;
-/// Header type: there are other functions in the slot.
+/// Header type: the slot has several functions.
 pub const HEADER_MULTIFUNCTION: u8 = 1 << 7;
 
 /// There is a capability list.
@@ -72,23 +73,23 @@ const STATUS_CAPABILITIES: u8 = 1 << 4;
 /// Error bits of the status register, cleared by writing ones.
 const STATUS_ERRORS: u16 = 0xf900;
 
-/// Expansion ROM: it is decoded.
+/// Expansion ROM: decoding is enabled.
 const ROM_ENABLE: u8 = 1;
 
 const FIRST_CAPABILITY: usize = 0x40;
 const END_OF_CAPABILITIES: usize = 0x100;
 const FIRST_EXTENDED_CAPABILITY: usize = 0x100;
 
-/// What a function is.
+/// Identification of a function.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Identity {
-    /// Vendor id.
+    /// Vendor ID.
     pub vendor: u16,
-    /// Device id.
+    /// Device ID.
     pub device: u16,
-    /// Subsystem vendor id.
+    /// Subsystem vendor ID.
     pub subsystem_vendor: u16,
-    /// Subsystem id.
+    /// Subsystem ID.
     pub subsystem: u16,
     /// Revision.
     pub revision: u8,
@@ -96,10 +97,10 @@ pub struct Identity {
     pub class: u32,
 }
 
-/// Why a configuration space could not be laid out, or not restored.
+/// Why a configuration space could not be laid out or restored.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The BAR is smaller than allowed, not a power of two or too large for its kind.
+    /// The BAR is too small, not a power of two, or too large for its kind.
     #[error("a BAR cannot be {size:#x} bytes of {kind:?}")]
     BarSize {
         /// Kind of BAR.
@@ -107,13 +108,13 @@ pub enum ConfigError {
         /// Its size in bytes.
         size: u64,
     },
-    /// The register is used by another BAR, or a 64-bit BAR does not fit behind it.
+    /// Another BAR uses the register, or there is no room for a 64-bit BAR.
     #[error("BAR {0} is taken or cannot be 64 bits wide")]
     BarTaken(u8),
     /// The capabilities do not fit.
     #[error("no room for a capability of {0} bytes")]
     NoRoom(usize),
-    /// A saved register does not belong to this function.
+    /// A saved register contradicts a bit that is read-only in this function.
     #[error("saved register {offset:#x} has value {value:#x}, which this function cannot have")]
     Register {
         /// Offset in configuration space.
@@ -123,7 +124,7 @@ pub enum ConfigError {
     },
 }
 
-/// The registers that the guest may have changed, as pairs of offset and value.
+/// The registers that the guest may have changed, as (offset, value) pairs.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ConfigSpaceState {
     registers: Vec<(u16, u32)>,
@@ -136,7 +137,7 @@ pub struct ConfigSpace {
     writable: Box<[u8; CONFIG_SPACE_SIZE]>,
     write_one_to_clear: Box<[u8; CONFIG_SPACE_SIZE]>,
     bars: [Option<BarRequest>; BarIndex::COUNT],
-    /// Where the next capability goes, and which byte points to it.
+    /// Offset of the next capability, and of the byte that links to it.
     next_capability: usize,
     capability_link: usize,
     next_extended: usize,
@@ -144,7 +145,7 @@ pub struct ConfigSpace {
 }
 
 impl ConfigSpace {
-    /// An endpoint (header type 0) without BARs and capabilities.
+    /// Creates an endpoint (header type 0) without BARs and capabilities.
     pub fn new(identity: Identity) -> Self {
         let zeroes = || Box::new([0; CONFIG_SPACE_SIZE]);
         let mut space = Self {
@@ -173,19 +174,19 @@ impl ConfigSpace {
         space
     }
 
-    /// A bridge (header type 1) whose bus numbers and windows are for the caller to add.
+    /// Creates a bridge (header type 1). The caller adds bus numbers and windows.
     pub fn bridge(identity: Identity) -> Self {
         let mut space = Self::new(identity);
         space.set(offsets::HEADER_TYPE, &[HEADER_BRIDGE]);
         space.writable[offsets::COMMAND] |= (COMMAND_MEMORY | COMMAND_IO) as u8;
         space.write_one_to_clear[offsets::SECONDARY_STATUS..offsets::SECONDARY_STATUS + 2]
             .copy_from_slice(&STATUS_ERRORS.to_le_bytes());
-        // An endpoint's subsystem, and a bridge's upper half of an address.
+        // These bytes are an endpoint's subsystem, but the upper half of an address in a bridge.
         space.set(offsets::SUBSYSTEM_VENDOR, &[0; 4]);
         space
     }
 
-    /// Adds a BAR; it decodes nothing until it is given an address and enabled.
+    /// Adds a BAR; it decodes nothing until it has an address and is enabled.
     pub fn add_bar(&mut self, bar: BarRequest) -> Result<(), ConfigError> {
         let BarRequest { index, kind, size } = bar;
         let (smallest, largest) = match kind {
@@ -202,7 +203,7 @@ impl ConfigSpace {
         let free = |at: usize| self.bars.get(at).is_some_and(Option::is_none);
         let below_is_wide = at > 0
             && self.bars[at - 1].is_some_and(|bar| matches!(bar.kind, BarKind::Memory64 { .. }));
-        // The register behind the last BAR is not the ROM's.
+        // The register after the last BAR is not the ROM's.
         let fits = !wide || (index.get() < 5 && free(at + 1));
         let is_rom = (index == BarIndex::ROM) == (kind == BarKind::Rom);
         if !free(at) || below_is_wide || !fits || !is_rom {
@@ -216,7 +217,8 @@ impl ConfigSpace {
             _ => COMMAND_MEMORY,
         };
         self.set(offset, &[kind.flags()]);
-        // All kinds have their flags in the low bits, which the smallest sizes keep read-only.
+        // All kinds have their flags in the low bits, which remain read-only even at the minimum
+        // sizes.
         self.set_writable(offset, &(mask as u32).to_le_bytes());
         if wide {
             self.set_writable(offset + 4, &((mask >> 32) as u32).to_le_bytes());
@@ -233,7 +235,7 @@ impl ConfigSpace {
         self.bars.iter().copied().flatten()
     }
 
-    /// The address in a BAR's registers, whether it is decoded or not.
+    /// The address in a BAR's registers, whether or not it is decoded.
     pub fn bar_address(&self, index: BarIndex) -> Option<u64> {
         let bar = self.bars[usize::from(index.get())]?;
         let low = u64::from(self.read_u32(index.offset()) & bar.kind.address_mask());
@@ -243,8 +245,8 @@ impl ConfigSpace {
         })
     }
 
-    /// Writes an address to a BAR's registers, as firmware would. The bits that the size forbids
-    /// are dropped; a BAR that does not exist is ignored.
+    /// Writes an address to a BAR's registers, as firmware would. Bits below the BAR's size are
+    /// dropped; a BAR that does not exist is ignored.
     pub fn set_bar_address(&mut self, index: BarIndex, address: u64) {
         let Some(bar) = self.bars[usize::from(index.get())] else {
             return;
@@ -256,8 +258,8 @@ impl ConfigSpace {
         }
     }
 
-    /// The BARs that the command register enables, with their addresses. An address of all ones
-    /// (as it is while the guest asks for the size) counts as not decoded.
+    /// The BARs that the command register enables, with their addresses. An address of all ones (as
+    /// during sizing) counts as not decoded.
     pub fn decoded_bars(&self) -> impl Iterator<Item = DecodedBar> {
         let command = self.command();
         self.bars().filter_map(move |bar| {
@@ -279,8 +281,8 @@ impl ConfigSpace {
         self.read_u16(offsets::COMMAND)
     }
 
-    /// Appends a capability to the list. `body` follows the two bytes of id and link, `writable`
-    /// (same length or shorter) says which of its bits the guest may write. Returns its offset.
+    /// Appends a capability to the list. `body` follows the two bytes for ID and link; `writable`,
+    /// which may be shorter, is the mask of its guest-writable bits. Returns its offset.
     pub fn add_capability(
         &mut self,
         id: u8,
@@ -304,8 +306,8 @@ impl ConfigSpace {
         Ok(at)
     }
 
-    /// Appends a capability to the list at an offset of the caller's choice, as
-    /// [`ConfigSpace::add_capability`] does at one of its own. Use one or the other.
+    /// Appends a capability to the list at an offset chosen by the caller, whereas
+    /// [`ConfigSpace::add_capability`] chooses one. Do not mix the two.
     pub fn place_capability(
         &mut self,
         at: usize,
@@ -325,7 +327,7 @@ impl ConfigSpace {
         self.add_capability(id, body, writable).map(|_| ())
     }
 
-    /// Appends an extended capability (PCI Express 7.6.3). `body` follows the four bytes of id,
+    /// Appends an extended capability (PCI Express 7.6.3). `body` follows the four bytes for ID,
     /// version and link. Returns its offset.
     pub fn add_extended_capability(
         &mut self,
@@ -345,7 +347,7 @@ impl ConfigSpace {
         self.set(at + 4, body);
         self.set_writable(at + 4, writable);
         if let Some(link) = self.extended_link {
-            // `at` is below 0x1000 and a multiple of 4: it fits the 12 bits of the link.
+            // `at` is below 0x1000 and a multiple of 4, so it fits the 12 bits of the link.
             let header = self.read_u32(link) & 0xf_ffff | (at as u32) << 20;
             self.set(link, &header.to_le_bytes());
         }
@@ -354,8 +356,8 @@ impl ConfigSpace {
         Ok(at)
     }
 
-    /// Appends an extended capability to the list at an offset of the caller's choice, read-only. The
-    /// first one must be at 0x100. Use this or [`ConfigSpace::add_extended_capability`].
+    /// Appends a read-only extended capability to the list at an offset chosen by the caller. The
+    /// first one must be at 0x100. Do not mix this with [`ConfigSpace::add_extended_capability`].
     pub fn place_extended_capability(
         &mut self,
         at: usize,
@@ -373,7 +375,7 @@ impl ConfigSpace {
             .map(|_| ())
     }
 
-    /// A guest's read: bytes outside of configuration space read as ones.
+    /// Handles a guest read; bytes beyond the end of configuration space read as ones.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         for (at, byte) in data.iter_mut().enumerate() {
             *byte = offset
@@ -383,7 +385,7 @@ impl ConfigSpace {
         }
     }
 
-    /// A guest's write, through the masks; what is outside of configuration space is dropped.
+    /// Handles a guest write, subject to the masks; bytes beyond the end are dropped.
     pub fn write(&mut self, offset: usize, data: &[u8]) {
         for (at, value) in (offset..CONFIG_SPACE_SIZE).zip(data) {
             let writable = self.writable[at];
@@ -395,7 +397,7 @@ impl ConfigSpace {
     /// Sets registers regardless of the masks.
     ///
     /// # Panics
-    /// If they reach beyond the configuration space: the caller's offsets are constants or come
+    /// If they extend beyond the configuration space: the caller's offsets are constants or come
     /// from `add_capability`.
     pub fn set(&mut self, offset: usize, data: &[u8]) {
         self.data[offset..offset + data.len()].copy_from_slice(data);
@@ -409,14 +411,14 @@ impl ConfigSpace {
         self.writable[offset..offset + mask.len()].copy_from_slice(mask);
     }
 
-    /// A 16-bit register; ones if it reaches beyond the configuration space.
+    /// Reads a 16-bit register; all ones if it extends beyond the configuration space.
     pub fn read_u16(&self, offset: usize) -> u16 {
         let mut bytes = [0; 2];
         self.read(offset, &mut bytes);
         u16::from_le_bytes(bytes)
     }
 
-    /// A 32-bit register; ones if it reaches beyond the configuration space.
+    /// Reads a 32-bit register; all ones if it extends beyond the configuration space.
     pub fn read_u32(&self, offset: usize) -> u32 {
         let mut bytes = [0; 4];
         self.read(offset, &mut bytes);
@@ -430,7 +432,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The registers that differ between two functions of the same kind.
+    /// The registers that may differ between two functions of the same kind.
     pub fn save(&self) -> ConfigSpaceState {
         let registers = (0..CONFIG_SPACE_SIZE)
             .step_by(4)
@@ -440,8 +442,8 @@ impl ConfigSpace {
         ConfigSpaceState { registers }
     }
 
-    /// Takes saved registers over. Nothing changes if one of them contradicts a bit that the
-    /// guest cannot write here.
+    /// Loads saved registers. Changes nothing if one of them contradicts a bit that the guest
+    /// cannot write here.
     pub fn restore(&mut self, state: &ConfigSpaceState) -> Result<(), ConfigError> {
         for &(offset, value) in &state.registers {
             let at = usize::from(offset);

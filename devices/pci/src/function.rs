@@ -1,4 +1,4 @@
-//! What every PCI function can do.
+//! The interface of every PCI function.
 
 use std::{io, sync::Arc};
 
@@ -15,13 +15,13 @@ use super::{
     root_port::RootPort,
 };
 
-/// A step of a function's life failed.
+/// Why a lifecycle step of a function failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LifecycleError {
-    /// This kind of function cannot do it.
+    /// This kind of function does not support the step.
     #[error("this kind of device does not support {0}")]
     Unsupported(&'static str),
-    /// The function is running, or still needs a state, and must not be for this step.
+    /// The function is in the wrong state for the step: running, or without a required state.
     #[error("{0}")]
     WrongState(&'static str),
     /// The device's state could not be saved or restored.
@@ -30,18 +30,18 @@ pub enum LifecycleError {
     /// The configuration space could not be restored.
     #[error("cannot restore the configuration space")]
     Config(#[from] ConfigError),
-    /// The device did not start again.
+    /// The device could not be activated again.
     #[error("cannot start the device again")]
     Activate(#[from] ActivateError),
-    /// The host does not answer the device.
+    /// The host has not completed the device's requests.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
-    /// A host resource could not be had.
+    /// A host resource is unavailable.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -52,135 +52,138 @@ impl From<serde_json::Error> for LifecycleError {
     }
 }
 
-/// What of a reset takes time, up to seconds: for a thread that may wait, without the function's lock.
+/// The slow part of a reset, which may take seconds: for a thread that may block, without the
+/// function's lock.
 pub type SlowReset = Box<dyn FnOnce() + Send>;
 
 /// A PCI function that can be plugged into a [`PciSegment`](super::PciSegment).
 ///
-/// The segment calls every method with the function's lock held. A vCPU that touches a trapped
-/// BAR does not take that lock: it goes to the device that `bar_device` gave out.
+/// The segment calls every method with the function's lock held. A vCPU that accesses a trapped BAR
+/// does not take that lock: it uses the device that `bar_device` returned.
 ///
-/// The lifecycle methods refuse unless a function implements them.
+/// The default lifecycle methods return an error.
 pub trait PciFunction: Send {
-    /// The configuration space; its BARs are what the function asks the segment for.
+    /// The configuration space; its BARs are the function's requests to the segment.
     fn config(&self) -> &ConfigSpace;
 
-    /// The configuration space, for the segment to place BARs.
+    /// The configuration space, for the segment to assign addresses to BARs.
     fn config_mut(&mut self) -> &mut ConfigSpace;
 
-    /// A guest's read of configuration space, any offset and width.
+    /// Handles a guest read of configuration space, at any offset and width.
     fn read_config(&mut self, offset: usize, data: &mut [u8]) {
         self.config().read(offset, data);
     }
 
-    /// A guest's write to configuration space, any offset and width. The segment looks at the
-    /// BARs and the command register afterwards.
+    /// Handles a guest write to configuration space, at any offset and width. Afterwards the
+    /// segment checks the BARs and the command register.
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         self.config_mut().write(offset, data);
     }
 
-    /// The root port that it is. What the guest writes to its registers decides which memory of the
-    /// functions behind it is decoded.
+    /// The root port, if this is one. Its registers, which the guest writes, determine which BARs
+    /// of the functions behind it are decoded.
     fn root_port(&self) -> Option<&RootPort> {
         None
     }
 
-    /// The root port that it is, for the segment to give it a bus.
+    /// The root port, if this is one, for the segment to assign a bus.
     fn root_port_mut(&mut self) -> Option<&mut RootPort> {
         None
     }
 
-    /// What decodes accesses to a BAR; `None` for a BAR that is memory, which the function maps
-    /// itself when it hears of the address.
+    /// The device that handles accesses to a BAR; `None` for a BAR that is memory, which the
+    /// function maps itself in [`PciFunction::bar_mapped`].
     fn bar_device(&self, index: BarIndex) -> Option<Arc<dyn BusDevice>> {
         let _ = index;
         None
     }
 
-    /// A BAR is decoded at an address from now on (`Some`), or nowhere (`None`). What follows the
-    /// address (ioeventfds, memory slots) is changed here. A move is a `None` and a `Some`.
+    /// A BAR is now decoded at an address (`Some`), or no longer (`None`). The function updates
+    /// whatever depends on the address (ioeventfds, memory slots). A move is a `None` followed by a
+    /// `Some`.
     fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
         let _ = (index, address);
     }
 
-    /// Whether the bridges between it and memory forward what it sends: DMA and messages. Until this
-    /// is called, they do.
+    /// Sets whether the bridges between the function and memory forward its DMA and messages. Until
+    /// the first call, they do.
     fn set_upstream(&mut self, forwarded: bool) {
         let _ = forwarded;
     }
 
-    /// Whether the guest has asked for a reset that has not ended yet: of the function, or of the bus
-    /// behind it if it is a root port. Whoever is being reset does not answer.
+    /// Whether the guest has requested a reset that is not complete: of the function or, for a root
+    /// port, of the bus behind it. What is being reset does not respond.
     fn is_resetting(&self) -> bool {
         false
     }
 
-    /// The guest resets the bus on which the function is. [`PciFunction::begin_reset`] follows, when
-    /// this has been called for all functions of the bus; until [`PciFunction::end_reset`], the guest
-    /// does not reach them.
+    /// The guest resets the function's bus. [`PciFunction::begin_reset`] follows, when this has
+    /// been called for all functions on the bus. The guest does not reach them until
+    /// [`PciFunction::end_reset`].
     fn prepare_bus_reset(&mut self) {}
 
-    /// Begins the reset that the guest has asked for, and returns what of it takes time, if anything
-    /// does. [`PciFunction::end_reset`] follows when that is done.
+    /// Begins the reset that the guest has requested, and returns its slow part, if any.
+    /// [`PciFunction::end_reset`] follows when that is complete.
     fn begin_reset(&mut self) -> Result<Option<SlowReset>, LifecycleError> {
         self.reset().map(|()| None)
     }
 
-    /// The function is as after power-on, and answers again.
+    /// The reset is complete: the function is in its power-on state and responds again.
     fn end_reset(&mut self) {}
 
-    /// The function got its place on the bus, before the guest can see it.
+    /// Assigns the function its place on the bus, before the guest can see it.
     fn plugged(&mut self, bdf: Bdf) -> io::Result<()> {
         let _ = bdf;
         Ok(())
     }
 
-    /// Prepares the end of the function: it asks the host for nothing more, and waits in bounded
-    /// time for what it has asked for. With an error it goes on as before.
+    /// Prepares the removal of the function: it starts no new requests to the host, and waits in
+    /// bounded time for those in flight. After an error it continues as before.
     fn quiesce(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }
 
-    /// The end that [`PciFunction::quiesce`] has prepared does not come.
+    /// Undoes [`PciFunction::quiesce`]: the removal was cancelled.
     fn carry_on(&mut self) {}
 
-    /// The function was taken off the bus: it stops and gives up what it holds of the guest.
+    /// The function was removed from the bus: it stops and releases the guest's resources.
     fn unplugged(&mut self) {}
 
-    /// Stops touching guest memory and raising interrupts. The machine stops the vCPUs before, and
-    /// saves the interrupt controllers after: what was in flight may still raise an interrupt.
+    /// Stops accesses to guest memory and interrupts. The VM stops the vCPUs before, and saves the
+    /// interrupt controllers afterwards: requests in flight may still raise an interrupt.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         Err(LifecycleError::Unsupported("pause"))
     }
 
-    /// Goes on after a pause or a restore.
+    /// Continues after a pause or a restore.
     fn resume(&mut self) -> Result<(), LifecycleError> {
         Err(LifecycleError::Unsupported("resume"))
     }
 
-    /// Gives up, within seconds, what keeps a paused function from being saved: the guest loses it.
+    /// Releases, within seconds, what prevents a paused function from being saved: the guest loses
+    /// it.
     fn detach(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }
 
-    /// The whole state of a paused function, configuration space included.
+    /// The complete state of a paused function, including its configuration space.
     fn save(&mut self) -> Result<Value, LifecycleError> {
         Err(LifecycleError::Unsupported("snapshots"))
     }
 
-    /// Takes a saved state over; the function stays paused until `resume`. It is untrusted input.
-    /// Call [`PciSegment::restore`](super::PciSegment::restore) rather than this: the BARs move.
+    /// Loads a saved state, which is untrusted input; the function stays paused until `resume`.
+    /// Call [`PciSegment::restore`](super::PciSegment::restore) instead, because the BARs move.
     fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
         let _ = state;
         Err(LifecycleError::Unsupported("snapshots"))
     }
 
-    /// Back to the state after power-on.
+    /// Returns to the power-on state.
     fn reset(&mut self) -> Result<(), LifecycleError> {
         Err(LifecycleError::Unsupported("reset"))
     }
 
-    /// Counters for `vm.counters` and the metrics: name and value.
+    /// Counters for `vm.counters` and the metrics, as (name, value) pairs.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()
     }

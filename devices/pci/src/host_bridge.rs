@@ -1,4 +1,4 @@
-//! The host bridge at device 0 of each segment: it only says that there is a bus.
+//! The host bridge at device 0 of each segment: it only indicates that there is a bus.
 
 use serde_json::Value;
 
@@ -7,7 +7,7 @@ use super::{
     function::{LifecycleError, PciFunction},
 };
 
-/// A generic PCI Express host bridge, for which no operating system has quirks.
+/// A generic PCI Express host bridge, for which operating systems have no quirks.
 const IDENTITY: Identity = Identity {
     vendor: 0x1b36,
     device: 0x0008,
@@ -17,13 +17,13 @@ const IDENTITY: Identity = Identity {
     class: 0x06_0000,
 };
 
-/// The function 00.0 of a segment.
+/// Function 00.0 of a segment.
 pub struct HostBridge {
     config: ConfigSpace,
 }
 
 impl HostBridge {
-    /// A host bridge after power-on.
+    /// Creates a host bridge in its power-on state.
     pub fn new() -> Self {
         Self {
             config: ConfigSpace::new(IDENTITY),

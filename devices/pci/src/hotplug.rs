@@ -11,7 +11,7 @@
 //!         24   slot     write: that was the answer for this slot
 //! ```
 //!
-//! The machine announces a device or asks for one back, then raises the ACPI event whose handler
+//! The VM announces a device or requests its removal, then raises the ACPI event whose handler
 //! calls `\_SB.PHPR.PSCN` (see [`PciAml`](super::PciAml)). The guest's `_EJ0` arrives here as a
 //! write to `eject`.
 
@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::bdf::{Bdf, SLOTS};
 
-/// Bytes of the register block.
+/// Size of the register block in bytes.
 pub const HOTPLUG_SIZE: u64 = 28;
 
 const UP: u64 = 0;
@@ -34,30 +34,30 @@ const EVENT: u64 = 16;
 const STATUS: u64 = 20;
 const SLOT: u64 = 24;
 
-/// Events of `_OST` that are about ejecting: the request, and its processing.
+/// Events of `_OST` that concern ejection: the request, and its processing.
 const EJECT_EVENTS: [u32; 2] = [3, 0x103];
-/// Answers of `_OST` that are no refusal: success, and "in progress".
+/// Status values of `_OST` that are not a refusal: success, and "in progress".
 const NO_REFUSAL: [u32; 2] = [0, 0x84];
 
-/// What the guest does about a slot.
+/// The guest's response for a slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum SlotEvent {
-    /// It ejects the device.
+    /// The guest ejects the device.
     Ejected,
-    /// It will not give the device up, and says why (ACPI 6.5, table 6.27).
+    /// The guest refuses to release the device, with a status code (ACPI 6.5, table 6.27).
     Refused(u32),
 }
 
-/// What the machine does when the guest does something about a slot, which is named by its function
-/// 0. Called on a vCPU thread, so it only hands the request on.
+/// Handles a guest's response for a slot, which is named by its function 0. Called on a vCPU
+/// thread, so it must only pass the event on.
 pub type SlotHandler = Box<dyn Fn(Bdf, SlotEvent) + Send + Sync>;
 
-/// The buses of all segments, as hot-plug numbers them.
+/// The buses of all segments, in the order in which hot-plug numbers them.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct PciBuses(Vec<(u16, u8)>);
 
 impl PciBuses {
-    /// The buses of segments 0, 1 and so on, whose last buses are these.
+    /// Creates the list for segments 0, 1 and so on, from the number of each segment's last bus.
     pub fn new(last: &[u8]) -> Self {
         let segments = || (0..).zip(last);
         let roots = segments().map(|(segment, _)| (segment, 0));
@@ -66,14 +66,14 @@ impl PciBuses {
         Self(roots.chain(others).collect())
     }
 
-    /// The number of the bus that a function is on.
+    /// The hot-plug number of a function's bus.
     pub fn number_of(&self, at: Bdf) -> Option<u16> {
         let mut buses = (0..).zip(&self.0);
         let (number, _) = buses.find(|(_, bus)| **bus == (at.segment, at.bus))?;
         Some(number)
     }
 
-    /// The slot of a bus, if it is one in which devices come and go.
+    /// A slot of a bus, if it supports hot-plug.
     fn slot(&self, number: u16, device: u8) -> Option<Bdf> {
         let &(segment, bus) = self.0.get(usize::from(number))?;
         let slots = if bus == 0 { 1..SLOTS } else { 0..1 };
@@ -86,13 +86,13 @@ impl PciBuses {
     }
 }
 
-/// Announcements that the guest has not read yet.
+/// Announcements that the guest has not read yet, and the selected registers.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HotplugState {
-    /// Per bus: slots with a new device, and slots to give up.
+    /// Per bus: slots with a new device, and slots to release.
     pending: Vec<(u32, u32)>,
     selected: u32,
-    /// The answer that is being written.
+    /// The `_OST` event and status that are being written.
     answer: (u32, u32),
 }
 
@@ -104,7 +104,7 @@ pub struct HotplugController {
 }
 
 impl HotplugController {
-    /// Registers for these buses.
+    /// Creates registers for these buses.
     pub fn new(buses: PciBuses, handler: SlotHandler) -> Self {
         Self {
             state: Mutex::new(HotplugState {
@@ -116,20 +116,19 @@ impl HotplugController {
         }
     }
 
-    /// There is something new in the slot of a function. The guest looks when it gets the ACPI
+    /// Announces a new device in a function's slot. The guest reads this when it gets the ACPI
     /// event. False if there is no such slot.
     pub fn announce(&self, at: Bdf) -> bool {
         self.set(at, |(up, _), bit| *up |= bit)
     }
 
-    /// The guest is asked to eject what is in the slot of a function. False if there is no such
-    /// slot.
+    /// Asks the guest to eject a function's slot. False if there is no such slot.
     pub fn request_eject(&self, at: Bdf) -> bool {
         self.set(at, |(_, down), bit| *down |= bit)
     }
 
-    /// The guest is no longer asked to eject it, unless it has read that already. True if it has not: it
-    /// never hears of the request.
+    /// Withdraws a request to eject. True if the guest had not read it: then the guest never learns
+    /// of the request.
     pub fn withdraw_request(&self, at: Bdf) -> bool {
         let mut was_unread = false;
         self.set(at, |(_, down), bit| {
@@ -152,12 +151,12 @@ impl HotplugController {
         }
     }
 
-    /// The announcements, for a snapshot.
+    /// Saves the announcements, for a snapshot.
     pub fn save(&self) -> HotplugState {
         self.lock().clone()
     }
 
-    /// Takes saved announcements over; those of buses that do not exist are dropped.
+    /// Loads saved announcements; those of buses that do not exist are dropped.
     pub fn restore(&self, saved: &HotplugState) {
         let mut state = self.lock();
         for (pending, saved) in state.pending.iter_mut().zip(&saved.pending) {
@@ -167,7 +166,7 @@ impl HotplugController {
         state.answer = saved.answer;
     }
 
-    /// Forgets all announcements: a guest that boots finds its devices by itself.
+    /// Clears all announcements: a guest that boots discovers its devices by itself.
     pub fn reset(&self) {
         let mut state = self.lock();
         state.pending.fill((0, 0));
@@ -175,7 +174,7 @@ impl HotplugController {
         state.answer = (0, 0);
     }
 
-    /// What the guest means by a bus and a slot.
+    /// The slot that the guest names by bus and slot number.
     fn slot(&self, bus: u32, slot: u32) -> Option<Bdf> {
         let (bus, slot) = (u16::try_from(bus).ok()?, u8::try_from(slot).ok()?);
         self.buses.slot(bus, slot)
@@ -258,7 +257,7 @@ mod tests {
         let ejected = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&ejected);
         let eject = move |slot, event| log.lock().unwrap().push((slot, event));
-        // Two segments, of which the second has two root ports.
+        // Two segments; the second one has two root ports.
         let buses = PciBuses::new(&[0, 2]);
         (HotplugController::new(buses, Box::new(eject)), ejected)
     }

@@ -1,8 +1,8 @@
 //! PCI: segments, functions, configuration space, MSI-X and hot-plug.
 //!
-//! A machine makes a [`PciSegment`] with address windows, puts [`Ecam`] (and, for segment 0,
-//! [`ConfigPorts`]) on its buses, and plugs functions in. The segment follows what the guest
-//! writes to BARs and command registers:
+//! A VM creates a [`PciSegment`] with address windows, puts [`Ecam`] (and, for segment 0,
+//! [`ConfigPorts`]) on its buses, and plugs in functions. The segment follows the guest's writes to
+//! BARs and command registers:
 //!
 //! ```text
 //!  vCPU: config access                          vCPU: BAR access
@@ -19,20 +19,21 @@
 //!                   pause, resume, save, counters     on the function, under its lock
 //! ```
 //!
-//! A BAR is decoded only inside the segment's windows and where no other BAR is: a guest that
-//! programs it elsewhere gets a BAR that does not answer, and one line in the log.
+//! A BAR is decoded only inside the segment's windows, and only where no other BAR is. If a guest
+//! programs it elsewhere, the BAR does not respond, and the log gets one message.
 //!
-//! Hot-plug: `plug`, then [`HotplugController::announce`], then the ACPI event; removal:
-//! [`HotplugController::request_eject`], the event, and when the guest's eject arrives at the
-//! handler, `unplug`. [`PciAml`] describes all of it to the guest.
+//! Hot-plug: call `plug`, then [`HotplugController::announce`], then raise the ACPI event. Removal:
+//! call [`HotplugController::request_eject`], raise the event, and call `unplug` when the guest's
+//! eject arrives at the handler. [`PciAml`] describes all of this to the guest.
 //!
-//! A segment has bus 0 and a bus for each [`RootPort`], with one slot of up to eight functions. A
-//! slot leaves as a whole: that is how guests unplug. Interrupt lines (INTx) are there for physical
-//! devices and guests' drivers that have nothing better; the bridge's `_PRT` gives all slots four of them.
+//! A segment has bus 0, and one bus per [`RootPort`] with one slot of up to eight functions. A slot
+//! is removed as a whole, because that is how guests unplug. Interrupt lines (INTx) exist for
+//! passthrough devices and guest drivers that support nothing better; the bridge's `_PRT` assigns
+//! four of them to all slots.
 //!
-//! A guest can reset a function, and the bus behind a port. It finds nothing there until the machine,
-//! told by [`PciSegment::on_reset`], has called [`PciSegment::begin_reset`], run what that returns,
-//! and called [`PciSegment::end_reset`].
+//! A guest can reset a function, and the bus behind a port. The functions do not respond until the
+//! VM, notified through [`PciSegment::on_reset`], has called [`PciSegment::begin_reset`], run what
+//! that returns, and called [`PciSegment::end_reset`].
 
 mod access;
 mod aml;

@@ -5,13 +5,13 @@ use device_model::msi::MsiMessage;
 use super::config::{ConfigError, ConfigSpace};
 
 const CAPABILITY_ID: u8 = 0x05;
-/// Message control: MSI is on.
+/// Message control: MSI is enabled.
 const CONTROL_ENABLE: u16 = 1 << 0;
-/// Message control: how many vectors the device can use, as a power of two.
+/// Message control: number of vectors that the device supports, as a power of two.
 const CONTROL_CAPABLE: u16 = 7 << 1;
-/// Message control: how many the guest gave it, as a power of two.
+/// Message control: number of vectors that the guest enabled, as a power of two.
 const CONTROL_GIVEN: u16 = 7 << 4;
-/// Message control: addresses have 64 bits.
+/// Message control: the device supports 64-bit addresses.
 const CONTROL_WIDE: u16 = 1 << 7;
 
 /// The MSI capability in a configuration space.
@@ -23,11 +23,11 @@ pub struct MsiCapability {
 }
 
 impl MsiCapability {
-    /// Puts the capability at an offset, for as many vectors as a device's message control
-    /// register says.
+    /// Places the capability at an offset, for the number of vectors in a device's message control
+    /// register.
     pub fn place(config: &mut ConfigSpace, at: usize, control: u16) -> Result<Self, ConfigError> {
         let wide = control & CONTROL_WIDE != 0;
-        // 32 vectors at most; the two largest values are reserved.
+        // At most 32 vectors; the two largest values are reserved.
         let power = (control & CONTROL_CAPABLE).min(5 << 1);
         let mut body = vec![0; if wide { 12 } else { 8 }];
         body[..2].copy_from_slice(&(power | control & CONTROL_WIDE).to_le_bytes());
@@ -47,12 +47,12 @@ impl MsiCapability {
         })
     }
 
-    /// Vectors that the device can use, 1 to 32.
+    /// Number of vectors that the device supports, 1 to 32.
     pub fn count(&self) -> u16 {
         self.count
     }
 
-    /// The message of each vector that the guest gave the device; none while MSI is off.
+    /// The messages of the vectors that the guest enabled; empty while MSI is disabled.
     pub fn messages(&self, config: &ConfigSpace) -> Vec<MsiMessage> {
         let control = config.read_u16(self.at + 2);
         if control & CONTROL_ENABLE == 0 {
@@ -66,7 +66,7 @@ impl MsiCapability {
             (0, self.at + 8)
         };
         let data = config.read_u16(data);
-        // The device puts the vector's number into the low bits.
+        // The device replaces the low bits by the vector's number.
         (0..given)
             .map(|vector| MsiMessage {
                 address: high | low,
@@ -90,14 +90,14 @@ mod tests {
         config.write(0x58, &1_u32.to_le_bytes());
         config.write(0x5c, &0x4042_u16.to_le_bytes());
         assert_eq!(msi.messages(&config), []);
-        // Two vectors, on.
+        // Two vectors, enabled.
         config.write(0x52, &0x11_u16.to_le_bytes());
         let address = 0x1_fee0_1000;
         assert_eq!(
             msi.messages(&config),
             [0x4042, 0x4043].map(|data| MsiMessage { address, data })
         );
-        // More than the device can use.
+        // More than the device supports.
         config.write(0x52, &0x71_u16.to_le_bytes());
         assert_eq!(msi.messages(&config).len(), 4);
     }

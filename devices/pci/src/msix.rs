@@ -1,4 +1,4 @@
-//! MSI-X: the capability, the vector table and the pending bits (PCI 3.0, 6.8.2).
+//! MSI-X: the capability, the vector table and the pending bit array (PCI 3.0, 6.8.2).
 //!
 //! An unmasked vector is routed to an eventfd of the platform, so that raising it is one atomic
 //! load and one write to the eventfd, from any thread. A masked vector is unrouted; raising it
@@ -25,20 +25,20 @@ use super::{
     config::{ConfigError, ConfigSpace},
 };
 
-/// Most vectors that a function can have.
+/// Maximum number of vectors of a function.
 pub const MAX_VECTORS: u16 = 2048;
-/// Bytes of the table per vector.
+/// Size of a table entry in bytes.
 pub const TABLE_ENTRY_SIZE: u64 = 16;
 
 const CAPABILITY_ID: u8 = 0x11;
-/// Message control: MSI-X is on.
+/// Message control: MSI-X is enabled.
 const CONTROL_ENABLE: u16 = 1 << 15;
 /// Message control: all vectors are masked.
 const CONTROL_FUNCTION_MASK: u16 = 1 << 14;
 /// Vector control: this vector is masked.
 const VECTOR_MASKED: u32 = 1;
 
-/// What became of an interrupt.
+/// What happened to an interrupt.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Delivery {
     /// It was raised.
@@ -83,7 +83,7 @@ pub struct MsixState {
     entries: Vec<MsixEntryState>,
 }
 
-/// A saved vector.
+/// A saved table entry.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MsixEntryState {
     message: MsiMessage,
@@ -91,18 +91,20 @@ pub struct MsixEntryState {
     pending: bool,
 }
 
-/// Vector table and pending bits, shared by the BAR, the capability and whoever raises interrupts.
+/// Vector table and pending bits, shared by the BAR, the capability and the threads that raise
+/// interrupts.
 pub struct MsixTable {
     vectors: OnceLock<Box<dyn MsiVectors>>,
-    /// Vectors whose eventfd reaches the guest. Changed with `state` locked.
+    /// Whether writing a vector's eventfd reaches the guest. Changed only with `state` locked.
     open: Box<[AtomicBool]>,
     state: Mutex<State>,
-    /// A failure of the platform is logged once: the guest could repeat it at will.
+    /// A failure of the platform is logged once, because the guest can trigger it at will.
     warned: AtomicBool,
 }
 
 impl MsixTable {
-    /// A table of `count` vectors (1 to [`MAX_VECTORS`]; larger counts are cut), all masked.
+    /// Creates a table of `count` vectors (1 to [`MAX_VECTORS`]; other values are clamped), all
+    /// masked.
     pub fn new(count: u16) -> Self {
         let count = usize::from(count.clamp(1, MAX_VECTORS));
         Self {
@@ -123,17 +125,17 @@ impl MsixTable {
         self.open.len() as u16
     }
 
-    /// Bytes of the table.
+    /// Size of the table in bytes.
     pub fn table_len(&self) -> u64 {
         self.open.len() as u64 * TABLE_ENTRY_SIZE
     }
 
-    /// Bytes of the pending bits.
+    /// Size of the pending bit array in bytes.
     pub fn pending_len(&self) -> u64 {
         (self.open.len() as u64).div_ceil(64) * 8
     }
 
-    /// Connects the table to the platform. Only the first call counts.
+    /// Connects the table to the platform. Only the first call has an effect.
     pub fn attach(&self, vectors: Box<dyn MsiVectors>) {
         let mut state = self.lock();
         if self.vectors.set(vectors).is_ok() {
@@ -141,7 +143,7 @@ impl MsixTable {
         }
     }
 
-    /// Raises `vector`: one atomic load and one write if it is unmasked.
+    /// Raises `vector`. Costs one atomic load and one write if it is unmasked.
     pub fn trigger(&self, vector: u16) -> io::Result<Delivery> {
         let Some(open) = self.open.get(usize::from(vector)) else {
             return Ok(Delivery::Disabled);
@@ -160,8 +162,8 @@ impl MsixTable {
         Ok(Delivery::Pending)
     }
 
-    /// Raises a vector whose eventfd another process holds as well, which is not written: that
-    /// process may have filled its counter and made it blocking.
+    /// Raises a vector whose eventfd another process also holds. The eventfd is not written,
+    /// because that process may have filled its counter and made it blocking.
     pub fn raise_shared(&self, vector: u16) -> io::Result<()> {
         let mut state = self.lock();
         let enabled = state.enabled;
@@ -183,7 +185,7 @@ impl MsixTable {
         Ok(Delivery::Sent)
     }
 
-    /// The guest changed the message control register.
+    /// Applies the guest's settings in the message control register.
     pub fn set_control(&self, enabled: bool, function_masked: bool) {
         let mut state = self.lock();
         if state.enabled == enabled && state.function_masked == function_masked {
@@ -202,29 +204,29 @@ impl MsixTable {
         }
     }
 
-    /// Whether the guest has switched MSI-X on.
+    /// Whether the guest has enabled MSI-X.
     pub fn is_enabled(&self) -> bool {
         self.lock().enabled
     }
 
-    /// Whether the guest wants to have interrupts of a vector now.
+    /// Whether an interrupt of the vector would be delivered now.
     pub fn is_unmasked(&self, vector: u16) -> bool {
         let state = self.lock();
         let entry = state.entries.get(usize::from(vector));
         state.enabled && !state.function_masked && entry.is_some_and(|entry| !entry.masked)
     }
 
-    /// Forgets what was raised through the eventfds and not delivered.
+    /// Clears the eventfds: interrupts raised through them and not yet delivered are lost.
     fn drain(&self) {
         for vector in 0..self.count() {
             if let Some(irqfd) = self.vectors().and_then(|all| all.made_irqfd(vector)) {
-                // An error says that there was nothing. Workers and servers hold it too.
+                // An error means that it was clear. Workers and servers hold it, too.
                 let _ = shared_event::take(irqfd);
             }
         }
     }
 
-    /// Masks and forgets everything, as after power-on.
+    /// Returns to the power-on state: masks all vectors, and clears messages and pending bits.
     pub fn reset(&self) {
         let mut state = self.lock();
         state.enabled = false;
@@ -239,7 +241,7 @@ impl MsixTable {
         self.drain();
     }
 
-    /// A guest's read of the table. What no entry covers reads as zero.
+    /// Handles a guest read of the table. Bytes beyond the last entry read as zero.
     pub fn read_table(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         let state = self.lock();
@@ -256,14 +258,14 @@ impl MsixTable {
         }
     }
 
-    /// A guest's write to the table: 4 or 8 bytes, aligned (6.8.2). Others are dropped.
+    /// Handles a guest write to the table: 4 or 8 bytes, aligned (6.8.2). Others are dropped.
     pub fn write_table(&self, offset: u64, data: &[u8]) {
         if !matches!(data.len(), 4 | 8) || !offset.is_multiple_of(data.len() as u64) {
             return;
         }
         let mut state = self.lock();
         for (word, bytes) in data.chunks_exact(4).enumerate() {
-            // The offset lies in a BAR and the word is 0 or 1.
+            // Cannot overflow in practice: the offset is within a BAR and the word is 0 or 1.
             let offset = offset.saturating_add(4 * word as u64);
             let Some(at) = entry_at(offset).filter(|&at| at < state.entries.len()) else {
                 return;
@@ -283,7 +285,7 @@ impl MsixTable {
         }
     }
 
-    /// A guest's read of the pending bits.
+    /// Handles a guest read of the pending bits.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         let state = self.lock();
         for (at, byte) in data.iter_mut().enumerate() {
@@ -301,7 +303,7 @@ impl MsixTable {
         }
     }
 
-    /// Whether somebody has raised the eventfd of a vector that does not reach the guest.
+    /// Whether the eventfd of a vector that does not reach the guest has been written.
     fn is_held(&self, entry: &Entry, vector: usize) -> bool {
         // Fewer than MAX_VECTORS entries.
         let irqfd = self.vectors().and_then(|all| all.made_irqfd(vector as u16));
@@ -311,12 +313,12 @@ impl MsixTable {
         shared_event::is_set(irqfd)
     }
 
-    /// The eventfd of a vector, for the kernel or another process to raise.
+    /// The platform's vectors, whose eventfds the kernel or another process may write.
     pub fn vectors(&self) -> Option<&dyn MsiVectors> {
         self.vectors.get().map(AsRef::as_ref)
     }
 
-    /// The table and the pending bits.
+    /// Saves the table and the pending bits.
     pub fn save(&self) -> MsixState {
         let state = self.lock();
         let entries = state.entries.iter().map(|entry| MsixEntryState {
@@ -331,7 +333,7 @@ impl MsixTable {
         }
     }
 
-    /// Takes a saved table over and routes its vectors.
+    /// Loads a saved table and routes its vectors.
     pub fn restore(&self, saved: &MsixState) -> Result<(), StateError> {
         let mut state = self.lock();
         if saved.entries.len() != state.entries.len() {
@@ -358,7 +360,7 @@ impl MsixTable {
         }
     }
 
-    /// Makes the platform's route of a vector what the table says, and raises what was pending.
+    /// Updates the platform's route of a vector from the table, and raises a pending interrupt.
     fn update(&self, state: &mut State, at: usize) {
         let Some(vectors) = self.vectors.get() else {
             return;
@@ -413,7 +415,8 @@ pub struct MsixCapability {
 }
 
 impl MsixCapability {
-    /// Appends the capability. Both places are BAR and offset, a multiple of 8.
+    /// Appends the capability. Table and pending bits are each given as (BAR, offset); offsets are
+    /// multiples of 8.
     pub fn add(
         config: &mut ConfigSpace,
         count: u16,
@@ -431,8 +434,8 @@ impl MsixCapability {
         Ok(Self { control: at + 2 })
     }
 
-    /// Puts the capability of a physical device at its offset: control, table and pending bits as
-    /// the device has them.
+    /// Places the capability of a passthrough device at its own offset. `body` holds the device's
+    /// control, table and pending registers.
     pub fn place(
         config: &mut ConfigSpace,
         at: usize,
@@ -451,8 +454,8 @@ impl MsixCapability {
         config.read_u16(self.control) & CONTROL_ENABLE != 0
     }
 
-    /// Tells the table what the guest wrote to the message control register. For use after every
-    /// write to configuration space.
+    /// Applies the message control register to the table. Call it after every write to
+    /// configuration space.
     pub fn update(&self, config: &ConfigSpace, table: &MsixTable) {
         let control = config.read_u16(self.control);
         table.set_control(
@@ -545,7 +548,7 @@ mod tests {
         let (table, msi) = table();
         table.set_control(true, false);
         write(&table, 1, MESSAGE, true);
-        // Nobody can write to it without waiting.
+        // Any blocking write to it would wait.
         let irqfd = table.vectors().unwrap().irqfd(1).unwrap();
         irqfd.write(u64::MAX - 1).unwrap();
         assert!(irqfd.write(1).is_err(), "it is full");

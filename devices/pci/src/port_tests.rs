@@ -1,4 +1,4 @@
-//! Slots with several functions, and what is behind root ports.
+//! Slots with several functions, and functions behind root ports.
 
 use std::{
     sync::{Arc, Mutex, mpsc},
@@ -34,7 +34,7 @@ fn behind(bus: u8, function: u8) -> Seat {
     }
 }
 
-/// A port in slot 4, forwarding, with two functions behind it.
+/// A forwarding port in slot 4, with two functions behind it.
 fn topology() -> (Rig, Bdf, [Bdf; 2]) {
     let rig = Rig::new();
     let port = plug(&rig, RootPort::new(), Seat::slot(4)).unwrap();
@@ -113,7 +113,7 @@ fn functions_are_found_in_any_segment() {
         let bdf = plug(Plain::new(tag, &[]), behind(1, function));
         assert_eq!(bdf.to_string(), format!("0003:01:00.{function}"));
     }
-    // Configuration space knows no segments.
+    // Configuration accesses carry no segment number.
     let read = |function, offset| {
         let at = Bdf {
             segment: 0,
@@ -191,7 +191,7 @@ fn bars_on_bus_0_stay_out_of_the_windows_of_ports() {
     let rig = Rig::new();
     let windows = PORT_WINDOWS;
     for tag in 0..8 {
-        // Half a TiB of the two that are no port's.
+        // Half a TiB of the two that do not belong to a port.
         let bars = [(0, MEMORY64, 1 << 39), (2, MEMORY32, 1 << 26)];
         let Ok(bdf) = plug(&rig, Plain::new(tag, &bars), Seat::ANY) else {
             assert!(tag > 2);
@@ -219,7 +219,7 @@ fn what_a_port_does_not_forward_is_not_decoded() {
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
     rig.enable(port, true);
     assert_eq!(at.map(|at| tag_at(&rig, at)), [1, 2]);
-    // A window for 32-bit memory that begins behind the BARs.
+    // A window for 32-bit memory that begins after the BARs.
     rig.config_write(port, MEMORY, &0xd7f0_d400_u32.to_le_bytes());
     assert_eq!(tag_at(&rig, low), 0xff);
     rig.config_write(one, 0x18, &0xd400_0000_u32.to_le_bytes());
@@ -231,7 +231,7 @@ fn what_a_port_does_not_forward_is_not_decoded() {
     rig.config_write(port, 0x2c, &[0; 4]);
     assert_eq!(tag_at(&rig, 0xd400_0000), 0xff);
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
-    // As after power-on.
+    // The power-on state.
     rig.segment.reset(port).unwrap();
     assert_eq!(rig.config_read(port, MEMORY), 0xd7f0_d000);
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
@@ -256,7 +256,7 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     assert_eq!(*resets.lock().unwrap(), [port], "one reset, and no more");
     assert_eq!(is_there(), [false; 2]);
     assert_eq!(at.map(|at| tag_at(&rig, at)), [0xff; 2]);
-    // What comes now is not there before the others.
+    // A function that is plugged in now does not respond before the others.
     plug(&rig, Plain::new(3, &[]), behind(1, 2)).unwrap();
     rig.reset(port);
     assert_eq!(is_there(), [true; 2]);
@@ -264,7 +264,7 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
         assert_eq!(rig.config_read(bdf, 4) & 7, 0);
         assert_eq!(rig.bar64(bdf, BAR), 0);
     }
-    // As long as the guest holds it, it is one.
+    // While the guest holds the bit, it is a single reset.
     rig.enable(functions[0], true);
     hold(true);
     rig.reset(port);
@@ -272,7 +272,7 @@ fn a_bus_that_the_guest_resets_comes_back_when_what_is_on_it_has_been_reset() {
     hold(false);
     assert_eq!(is_there(), [true; 2]);
     assert_eq!(*resets.lock().unwrap(), [port; 2]);
-    // Nobody has asked.
+    // No reset has been requested.
     rig.enable(functions[0], true);
     rig.reset(port);
     rig.reset(functions[0]);
@@ -294,7 +294,7 @@ fn a_guest_that_ends_a_reset_does_not_wait_for_it() {
     let hold = |held: bool| rig.config_write(port, CONTROL, &[u8::from(held) << 6]);
     hold(true);
     thread::scope(|scope| {
-        // As whoever resets it does.
+        // As during a reset of it.
         let being_reset = function.lock().unwrap();
         let (told, done) = mpsc::channel();
         scope.spawn(move || {
@@ -328,7 +328,7 @@ fn a_guest_may_number_its_buses_itself() {
         rig.config_write(port, BUSES + 1, &[bus]);
         assert_eq!(rig.config_read(called, 0), u32::MAX);
     }
-    // In the machine it is where it was.
+    // In the VMM's numbering it is where it was.
     assert_eq!(
         rig.segment
             .unplug(one)
@@ -401,12 +401,12 @@ fn a_device_has_io_ports_behind_a_port_that_forwards_some() {
     assert!(!answers(0xf000), "the port forwards nothing yet");
     rig.enable(ports[0], true);
     assert!(answers(0xf000));
-    // A window of other ports, and then the device, too.
+    // First a window of other ports, then the device moves, too.
     rig.config_write(ports[0], 0x1c, &[0x80, 0x90]);
     assert!(!answers(0xf000));
     rig.config_write(with, 0x10, &0x9fe0_u32.to_le_bytes());
     assert!(answers(0x9fe0));
-    // Memory only.
+    // Memory decoding only.
     rig.config_write(ports[0], 4, &[6]);
     assert!(!answers(0x9fe0));
     let bus_0 = plug(&rig, Plain::new(3, &bars), Seat::ANY).unwrap();

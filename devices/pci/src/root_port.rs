@@ -1,7 +1,6 @@
-//! A PCI Express root port: a bridge with a bus of its own, for one device with up to eight
-//! functions.
+//! A PCI Express root port: a bridge with its own bus, for one device with up to eight functions.
 //!
-//! The machine does what firmware would: the port has a bus number and address windows before the
+//! The VMM takes the role of firmware: the port has a bus number and address windows before the
 //! guest starts, and again after a reset. The guest may change them.
 
 use serde_json::Value;
@@ -13,7 +12,7 @@ use super::{
     windows::{PortWindows, Window},
 };
 
-/// A generic root port, for which no operating system has quirks.
+/// A generic root port, for which operating systems have no quirks.
 const IDENTITY: Identity = Identity {
     vendor: 0x1b36,
     device: 0x000c,
@@ -23,12 +22,12 @@ const IDENTITY: Identity = Identity {
     class: 0x06_0400,
 };
 
-// Offsets of a bridge's header (PCI-to-PCI Bridge 1.2, figure 3-1).
-/// The bus that the bridge is on.
+// Offsets in a bridge's header (PCI-to-PCI Bridge 1.2, figure 3-1).
+/// Number of the bus that the bridge is on.
 const PRIMARY: usize = 0x18;
-/// The bus behind it.
+/// Number of the bus behind it.
 const SECONDARY: usize = 0x19;
-/// First and last I/O ports, a byte each.
+/// Base and limit of the I/O window, a byte each.
 const IO_BASE: usize = 0x1c;
 const MEMORY_BASE: usize = 0x20;
 const MEMORY_LIMIT: usize = 0x22;
@@ -37,62 +36,62 @@ const PREFETCHABLE_LIMIT: usize = 0x26;
 const PREFETCHABLE_UPPER_BASE: usize = 0x28;
 const PREFETCHABLE_UPPER_LIMIT: usize = 0x2c;
 const CONTROL: usize = 0x3e;
-/// The byte behind the registers that say what the bridge forwards.
+/// Offset after the last register that controls forwarding.
 pub const FORWARDING_END: usize = CONTROL + 2;
 
-/// The window registers have bits 20 to 31 of an address.
+/// The memory window registers hold bits 20 to 31 of an address.
 const WINDOW_BITS: u16 = 0xfff0;
 /// Prefetchable window: addresses have 64 bits.
 const WINDOW_WIDE: u16 = 1;
 const WINDOW_UNIT: u64 = 1 << 20;
-/// Those of the I/O window have bits 12 to 15 of a port.
+/// The I/O window registers hold bits 12 to 15 of a port.
 const IO_BITS: u8 = 0xf0;
 const IO_UNIT: u64 = 1 << 12;
-/// Control: parity, SERR#, VGA and the like, which nothing here looks at, and the reset.
+/// Bridge control: the reset bit, and bits such as parity, SERR# and VGA that have no effect here.
 const CONTROL_WRITABLE: u16 = 0x003f | CONTROL_RESET;
-/// Control: the bus behind the port is reset, as long as this is set.
+/// Bridge control: the bus behind the port is in reset while this is set.
 const CONTROL_RESET: u16 = 1 << 6;
 
 const EXPRESS: u8 = 0x10;
 
-/// The PCI Express capability behind id and link (PCI Express 5.0, 7.5.3): version 2, a root port
-/// without a slot of its own, of the fastest and widest link that there is: what a device behind it
-/// says of its own link is the truth.
+/// The PCI Express capability after ID and link (PCI Express 5.0, 7.5.3): version 2, a root port
+/// whose own slot is not implemented, with the fastest and widest link that exists, so that it does
+/// not limit the link that a device behind it reports.
 const EXPRESS_BODY: [(usize, u16); 6] = [
     // Capabilities.
     (0, 0x42),
     // Device: role-based error reporting.
     (2, 1 << 15),
-    // Link: 32 GT/s, 16 lanes; and that is what it is running at.
+    // Link: 32 GT/s, 16 lanes, both as capability and as current status.
     (10, LINK),
     (16, LINK),
-    // Link 2: all speeds up to 32 GT/s, which is the target.
+    // Link 2: all speeds up to 32 GT/s are supported, which is also the target.
     (42, 0x3e),
     (46, 5),
 ];
 const LINK: u16 = 0x105;
-/// Bytes of the capability behind id and link.
+/// Size in bytes of the capability after ID and link.
 const EXPRESS_LEN: usize = 0x3a;
-/// What the guest may write, none of which changes anything: device control (payload and request
-/// sizes, error reporting, ordering), link control (but for retraining, which is momentary), root
-/// control.
+/// Registers that the guest may write without any effect: device control (payload and request
+/// sizes, error reporting, ordering), link control (except retraining, which is momentary), and
+/// root control.
 const EXPRESS_WRITABLE: [(usize, u16); 3] = [(6, 0x7fff), (14, 0x0fdb), (26, 0x001f)];
 
-/// What a port forwards.
+/// What a port forwards in either direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Forwarding {
-    /// To its bus: the number that the guest gave the bus; 0 if it has none.
+    /// Downstream: the bus number that the guest assigned; 0 if none.
     pub bus: u8,
-    /// To its bus: memory.
+    /// Downstream: memory windows.
     windows: [Option<Window>; 2],
-    /// To its bus: I/O ports.
+    /// Downstream: the I/O window.
     io: Option<Window>,
-    /// From its bus: DMA, and messages of interrupts.
+    /// Upstream: DMA and interrupt messages.
     pub upstream: bool,
 }
 
 impl Forwarding {
-    /// Whether a BAR behind the port can be reached.
+    /// Whether a BAR behind the port is reachable.
     pub fn reaches(&self, decoded: &DecodedBar) -> bool {
         let DecodedBar { bar, address } = decoded;
         let windows = match bar.kind {
@@ -108,12 +107,12 @@ impl Forwarding {
 pub struct RootPort {
     config: ConfigSpace,
     home: Option<(u8, PortWindows)>,
-    /// The guest has reset the bus, and what is on it has not been reset yet.
+    /// The guest has reset the bus, and the functions on it have not been reset yet.
     resetting: bool,
 }
 
 impl RootPort {
-    /// A port that has no bus yet: the segment gives it one.
+    /// Creates a port without a bus; the segment assigns one.
     #[allow(
         clippy::expect_used,
         reason = "one capability of constant length on an empty list always has room"
@@ -156,11 +155,11 @@ impl RootPort {
         port
     }
 
-    /// Gives the port its bus and windows.
+    /// Assigns the port its bus and windows.
     pub(super) fn give_bus(&mut self, bus: u8, windows: PortWindows) {
         self.home = Some((bus, windows));
         self.close();
-        // Both numbers: nothing behind the port has a bus of its own.
+        // Secondary and subordinate number: no further bus is behind the port.
         self.config.set(SECONDARY, &[bus, bus]);
         if let Some(Window { first, last }) = windows.io {
             let bits = |port: u64| (port >> 8) as u8 & IO_BITS;
@@ -179,7 +178,7 @@ impl RootPort {
         }
     }
 
-    /// The number that its bus has in the machine, whatever the guest calls it.
+    /// The VMM's number of its bus, regardless of the number that the guest assigned.
     pub fn home_bus(&self) -> Option<u8> {
         self.home.map(|(bus, _)| bus)
     }
@@ -188,7 +187,7 @@ impl RootPort {
         self.config.read_u16(CONTROL) & CONTROL_RESET != 0
     }
 
-    /// What it forwards now: nothing while its bus is reset.
+    /// What it forwards at present: nothing while its bus is in reset.
     pub(super) fn forwarding(&self) -> Forwarding {
         if self.resetting || self.holds_reset() {
             return Forwarding::default();
@@ -221,7 +220,7 @@ impl RootPort {
         }
     }
 
-    /// Windows that end before they begin.
+    /// Closes all windows: each ends before it begins.
     fn close(&mut self) {
         self.config.set(IO_BASE, &[IO_BITS, 0]);
         for register in [MEMORY_BASE, PREFETCHABLE_BASE] {
@@ -230,10 +229,10 @@ impl RootPort {
         }
     }
 
-    /// Sets a window register, its read-only bits left as they are.
+    /// Sets a window register, and keeps its read-only bits.
     fn set_window(&mut self, register: usize, address: u64) {
         let kept = self.config.read_u16(register) & !WINDOW_BITS;
-        // Cannot lose anything: of the low 32 bits, the upper half.
+        // Takes the upper half of the low 32 bits.
         let bits = (address >> 16) as u16 & WINDOW_BITS;
         self.config.set(register, &(kept | bits).to_le_bytes());
     }
@@ -257,7 +256,7 @@ impl PciFunction for RootPort {
     fn write_config(&mut self, offset: usize, data: &[u8]) {
         let held = self.holds_reset();
         self.config.write(offset, data);
-        // What is set and cleared while the bus is still being reset is that reset.
+        // Setting and clearing the bit while a reset is in progress starts no further reset.
         self.resetting |= !held && self.holds_reset();
     }
 
@@ -265,7 +264,7 @@ impl PciFunction for RootPort {
         self.resetting
     }
 
-    /// All that is on its bus has been reset.
+    /// All functions on its bus have been reset.
     fn end_reset(&mut self) {
         self.resetting = false;
     }

@@ -1,5 +1,5 @@
-//! A machine without KVM, for tests and fuzz targets: [`Rig`] is a segment with its buses, on which
-//! accesses are made as a vCPU would make them; [`FakeLines`] count interrupts.
+//! A VM without KVM, for tests and fuzz targets: [`Rig`] is a segment with its buses, accessed as
+//! by a vCPU; [`FakeLines`] counts interrupts.
 
 mod lines;
 mod rig;

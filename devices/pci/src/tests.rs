@@ -1,4 +1,4 @@
-//! Configuration space and segment as a guest sees them.
+//! Configuration space and segments from the guest's perspective.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ pub const MEMORY32: BarKind = BarKind::Memory32 {
     prefetchable: false,
 };
 
-/// Answers every read with a tag.
+/// Responds to every read with a tag.
 struct Tag(u8);
 
 impl BusDevice for Tag {
@@ -28,7 +28,7 @@ impl BusDevice for Tag {
     fn write(&self, _offset: u64, _data: &[u8]) {}
 }
 
-/// A function with BARs and nothing else.
+/// A function with BARs and no other features.
 pub struct Plain {
     config: ConfigSpace,
     tag: u8,
@@ -416,7 +416,7 @@ fn a_reset_brings_bars_back_and_stops_decoding() {
     assert_eq!(tag_at(&rig, home), 1);
 }
 
-/// A function that implements nothing.
+/// A function that implements only the required methods.
 struct Bare(ConfigSpace);
 
 impl PciFunction for Bare {
@@ -448,7 +448,7 @@ fn an_address_in_another_segment_is_not_here() {
     assert!(rig.segment.function(bdf).is_none());
 }
 
-/// What a guest does to one of three functions.
+/// An action of the guest on one of three functions.
 #[derive(Clone, Debug)]
 enum Step {
     Enable(u8, bool),
@@ -458,7 +458,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Few places, so that BARs collide, and some that are none.
+    // Few addresses, so that BARs collide; some of them are invalid.
     let low = prop_oneof![0u32..5, Just(u32::MAX >> 12)].prop_map(|page| page << 12);
     let high = prop_oneof![Just(MMIO64.first >> 32), Just(0), Just(u64::from(u32::MAX))];
     prop_oneof![
@@ -496,7 +496,7 @@ proptest! {
                     plug_in(&rig, slot);
                 }
             }
-            // Where each function says that it decodes, if that is in the window.
+            // The ranges that each function claims to decode, if they are inside the window.
             let claims: Vec<_> = (1..4u8)
                 .filter(|&slot| rig.config_read(bdf(slot), 4) & 2 != 0)
                 .map(|slot| (slot, rig.bar64(bdf(slot), BAR), 0x800u64 << slot))
@@ -512,7 +512,7 @@ proptest! {
                     .collect();
                 let answer = tag_at(&rig, page);
                 if answer == 0xff {
-                    // Nobody, or a BAR that another one keeps out elsewhere.
+                    // No function, or a BAR that is blocked here by another one elsewhere.
                     let alone = claims.iter().all(|one| claims.iter().all(|other| {
                         one.0 == other.0 || one.1 + one.2 <= other.1 || other.1 + other.2 <= one.1
                     }));

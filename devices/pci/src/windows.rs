@@ -1,8 +1,8 @@
-//! Where the BARs of a segment may lie.
+//! Address windows for the BARs of a segment.
 
 use super::bar::BarKind;
 
-/// A range of addresses, both ends included.
+/// A range of addresses, including both ends.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Window {
     /// First address.
@@ -12,26 +12,26 @@ pub struct Window {
 }
 
 impl Window {
-    /// `len` bytes from `first`; `None` if that is empty or wraps around.
+    /// A window of `len` bytes from `first`; `None` if it is empty or wraps around.
     pub fn new(first: u64, len: u64) -> Option<Self> {
         let last = first.checked_add(len.checked_sub(1)?)?;
         Some(Self { first, last })
     }
 
-    /// Whether `len` bytes (not 0) from `address` lie inside.
+    /// Whether `len` bytes (not 0) from `address` are inside.
     pub(super) fn contains(&self, address: u64, len: u64) -> bool {
         let last = len.checked_sub(1).and_then(|len| address.checked_add(len));
         address >= self.first && last.is_some_and(|last| last <= self.last)
     }
 
-    /// What of it lies before `end`.
+    /// The part of it before the start of `end`.
     fn before(self, end: Option<Self>) -> Option<Self> {
         let last = end.map_or(self.last, |end| end.first.saturating_sub(1).min(self.last));
         (self.first <= last).then_some(Self { last, ..self })
     }
 }
 
-/// The addresses that a root port forwards to its bus when the machine starts.
+/// The address windows that a root port initially forwards to its bus.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct PortWindows {
     /// Memory below 4 GiB, in units of 1 MiB.
@@ -42,8 +42,8 @@ pub struct PortWindows {
     pub io: Option<Window>,
 }
 
-/// Number and address windows of a segment. Windows of different segments must not overlap, nor
-/// hold RAM.
+/// Number and address windows of a segment. Windows of different segments must not overlap each
+/// other or RAM.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct SegmentConfig {
     /// Segment number, as in `_SEG`.
@@ -54,24 +54,24 @@ pub struct SegmentConfig {
     pub mmio64: Option<Window>,
     /// I/O ports, for segment 0.
     pub io: Option<Window>,
-    /// Shares of root ports, one for each that can be plugged: the ends of `mmio32`, `mmio64` and
-    /// `io`, one after the other. The port with the first share has bus 1 behind it.
+    /// Shares for root ports, one per port that can be plugged in: consecutive parts at the ends of
+    /// `mmio32`, `mmio64` and `io`. The port with the first share has bus 1 behind it.
     pub ports: Vec<PortWindows>,
 }
 
 impl SegmentConfig {
-    /// The number of the last bus.
+    /// Number of the last bus.
     pub fn last_bus(&self) -> u8 {
-        // As many as a bus has slots.
+        // At most as many as a bus has slots.
         self.ports.len() as u8
     }
 
-    /// The windows in which a BAR may be decoded, wherever its function sits.
+    /// The windows in which a BAR may be decoded, regardless of the function's location.
     pub(super) fn windows(&self, kind: BarKind) -> impl Iterator<Item = Window> {
         in_order(kind, self.io, self.mmio32, self.mmio64)
     }
 
-    /// The windows in which a BAR of a function on `bus` is placed, the one preferred first.
+    /// The windows in which a BAR of a function on `bus` is placed, in order of preference.
     pub(super) fn windows_on(&self, bus: u8, kind: BarKind) -> impl Iterator<Item = Window> {
         let first = self.ports.first().copied().unwrap_or_default();
         let (io, mmio32, mmio64) = match usize::from(bus).checked_sub(1) {
@@ -85,7 +85,7 @@ impl SegmentConfig {
                 (own.io, own.mmio32, own.mmio64)
             }
         };
-        // Behind a bridge only what is prefetchable belongs above 4 GiB (PCI-to-PCI Bridge 1.2,
+        // Behind a bridge only prefetchable memory may be above 4 GiB (PCI-to-PCI Bridge 1.2,
         // 3.2.5.9).
         let narrow_first =
             bus > 0 && matches!(kind, BarKind::Memory64 { prefetchable } if !prefetchable);

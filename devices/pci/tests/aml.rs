@@ -106,7 +106,7 @@ fn the_aml_disassembles_and_compiles_again_without_errors() {
 
 #[test]
 fn an_interpreter_runs_the_event_handler_and_reads_status_and_resources() {
-    // The interpreter's registers are plain memory: this method gives them their contents.
+    // The interpreter's registers are plain memory; this method initializes them.
     let mut prepare = Vec::new();
     for (register, value) in [
         ("\\_SB_.GEC_.GDAT", 0x0f),
@@ -158,7 +158,7 @@ fn an_interpreter_runs_the_event_handler_and_reads_status_and_resources() {
         "Value 0x03 (Eject Request)",
         "Notify on [M007]",
         "Value 0x01 (Device Check)",
-        // Status of processor and memory, and the memory's node.
+        // Status of the processor and of the memory, and the memory's NUMA node.
         "[Integer] = 000000000000000F",
         "[Integer] = 0000000000000007",
         // The processor's local APIC structure.

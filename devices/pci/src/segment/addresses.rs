@@ -1,4 +1,4 @@
-//! Addresses for BARs.
+//! Address assignment for BARs.
 
 use std::sync::Arc;
 
@@ -9,7 +9,8 @@ use super::{PciError, PciSegment, SharedFunction, is_io};
 use crate::bar::{BarAddress, BarIndex, BarKind, BarRequest, DecodedBar};
 
 impl PciSegment {
-    /// Where a reset should put a restored function's BARs: where they are, if that is possible.
+    /// The addresses to which a reset returns a restored function's BARs: their current ones, if
+    /// possible.
     pub(super) fn home_of(&self, bus: u8, function: &SharedFunction) -> Vec<BarAddress> {
         let mut requests = Vec::new();
         let mut here = Vec::new();
@@ -26,11 +27,12 @@ impl PciSegment {
                 }
             }
         }
-        // A BAR that the guest had put nowhere may stay there.
+        // A BAR that the guest had placed outside the windows may stay there.
         self.place(bus, &requests, &here).unwrap_or(here)
     }
 
-    /// Addresses for BARs on a bus: those given, else free ones. The largest are placed first.
+    /// Assigns addresses to BARs on a bus: the given ones, else free ones. The largest BARs are
+    /// placed first.
     pub(super) fn place(
         &self,
         bus: u8,
@@ -72,7 +74,8 @@ impl PciSegment {
         Ok(places)
     }
 
-    /// The addresses in all BARs of the segment, decoded or not, and where a reset would put them.
+    /// The addresses of all BARs in the segment, decoded or not, and those to which a reset returns
+    /// them.
     fn addresses_in_use(&self) -> Vec<DecodedBar> {
         let slots: Vec<_> = self
             .slots
@@ -95,23 +98,23 @@ impl PciSegment {
     }
 
     fn find_gap(&self, bus: u8, bar: BarRequest, taken: &[DecodedBar]) -> Option<u64> {
-        // The guest moves BARs as it likes, so the map of what is free is drawn afresh.
+        // The guest moves BARs at will, so the free ranges are computed each time.
         let mut windows = self.config.windows_on(bus, bar.kind);
         windows.find_map(|window| {
             let len = window.last.checked_sub(window.first)?.checked_add(1)?;
             let mut free = AddressAllocator::new(window.first, len).ok()?;
             let mut taken = taken.to_vec();
-            // BARs are aligned to their sizes: of two that overlap, the larger covers the other.
+            // BARs are aligned to their sizes: if two overlap, the larger covers the smaller.
             taken.sort_by_key(|used| std::cmp::Reverse(used.bar.size));
             for used in taken {
                 let same_space = is_io(used.bar.kind) == is_io(bar.kind);
                 if same_space && window.contains(used.address, used.bar.size) {
-                    // An error says that it is taken already, which is all that matters.
+                    // An error means that it is already taken, which is fine.
                     let at = AllocPolicy::ExactMatch(used.address);
                     let _ = free.allocate(used.bar.size, used.bar.size, at);
                 }
             }
-            // A page apart at least, so that a guest can map BARs one by one.
+            // At least a page apart, so that a guest can map BARs individually.
             let align = if is_io(bar.kind) {
                 bar.size
             } else {
@@ -125,8 +128,8 @@ impl PciSegment {
     }
 }
 
-/// What is there for firmware and old drivers: an endpoint must not depend on I/O BARs (PCI Express
-/// 1.3.2.2), nor a driver on the ROM.
+/// BARs that exist only for firmware and old drivers: an endpoint must not depend on I/O BARs (PCI
+/// Express 1.3.2.2), nor a driver on the ROM.
 fn is_dispensable(kind: BarKind) -> bool {
     matches!(kind, BarKind::Io | BarKind::Rom)
 }

@@ -1,4 +1,4 @@
-//! A PCI segment: a bus of 32 slots and those of its root ports, their configuration access and the
+//! A PCI segment: a bus of 32 slots and the buses of its root ports, with configuration access and
 //! placement of BARs.
 
 mod addresses;
@@ -23,28 +23,28 @@ use super::{
     windows::SegmentConfig,
 };
 
-/// What the machine does when the guest resets the function at an address, or the bus behind it if it
-/// is a root port: it has somebody call [`PciSegment::begin_reset`]. Called on a vCPU thread, which is
-/// not to wait for that.
+/// Handles a guest's reset of the function at an address or, for a root port, of the bus behind it:
+/// it arranges a call of [`PciSegment::begin_reset`]. Called on a vCPU thread, which must not wait
+/// for that.
 pub type ResetHandler = Box<dyn Fn(Bdf) + Send + Sync>;
 
 /// A function that is plugged in.
 pub type SharedFunction = Arc<Mutex<dyn PciFunction>>;
 
-/// Where a function wants to sit.
+/// The location that a function requests.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Seat {
-    /// The bus: 0, or that of a root port.
+    /// Bus number: 0, or the bus of a root port.
     pub bus: u8,
-    /// Slot on the bus: 1 to 31 on bus 0, where it is the first empty one if absent; 0 behind a root
-    /// port.
+    /// Slot on the bus. On bus 0 it is 1 to 31, or the first empty one if absent; behind a root
+    /// port it is 0.
     pub device: Option<u8>,
     /// Function of the slot, 0 to 7.
     pub function: u8,
 }
 
 impl Seat {
-    /// In the first empty slot of bus 0.
+    /// The first empty slot of bus 0.
     pub const ANY: Self = Self {
         bus: 0,
         device: None,
@@ -70,31 +70,31 @@ impl From<Bdf> for Seat {
     }
 }
 
-/// Why a function could not be plugged in or found.
+/// Why a function could not be plugged in or accessed.
 #[derive(Debug, thiserror::Error)]
 pub enum PciError {
-    /// The slot number is out of range or the host bridge's.
+    /// The slot number is out of range, or the host bridge's.
     #[error("PCI device number {slot} is not one of 1 to 31")]
     InvalidSlot {
-        /// The slot asked for.
+        /// The requested slot.
         slot: u8,
     },
     /// The function number is out of range.
     #[error("PCI function number {function} is not one of 0 to 7")]
     InvalidFunction {
-        /// The function asked for.
+        /// The requested function.
         function: u8,
     },
-    /// A function of no slot.
+    /// A function other than 0 was requested without a slot.
     #[error("PCI function {function} of which device? Only function 0 can be given any")]
     NoDevice {
-        /// The function asked for.
+        /// The requested function.
         function: u8,
     },
-    /// There is one slot behind a root port.
+    /// There is only one slot behind a root port.
     #[error("behind a PCI root port there is device 0 only, and no device {slot}")]
     BehindPort {
-        /// The slot asked for.
+        /// The requested slot.
         slot: u8,
     },
     /// No root port has the bus.
@@ -102,13 +102,13 @@ pub enum PciError {
     NoBus {
         /// Segment number.
         segment: u16,
-        /// The bus asked for.
+        /// The requested bus.
         bus: u8,
     },
-    /// All buses have a root port already.
+    /// No bus is left for another root port.
     #[error("PCI segment {0} has no bus for another root port")]
     NoPort(u16),
-    /// Another function has the slot.
+    /// Another function occupies the address.
     #[error("PCI device {0} is already in use")]
     SlotTaken(Bdf),
     /// All slots are taken.
@@ -119,7 +119,7 @@ pub enum PciError {
     NoAddress {
         /// Segment number.
         segment: u16,
-        /// Which BAR.
+        /// Index of the BAR.
         index: u8,
         /// Its kind.
         kind: BarKind,
@@ -129,64 +129,64 @@ pub enum PciError {
     /// There is no function at the address.
     #[error("there is no PCI function at {0}")]
     NoFunction(Bdf),
-    /// The function could not set itself up.
+    /// The function's own setup failed.
     #[error("the function cannot be plugged in at {bdf}")]
     Plug {
-        /// Its place.
+        /// Address of the function.
         bdf: Bdf,
-        /// What failed.
+        /// The cause.
         source: io::Error,
     },
-    /// A step of the function's life failed.
+    /// A lifecycle step of the function failed.
     #[error("PCI function {bdf}")]
     Function {
-        /// Its place.
+        /// Address of the function.
         bdf: Bdf,
-        /// What failed.
+        /// The cause.
         source: LifecycleError,
     },
 }
 
-/// What a BAR decodes right now.
+/// The current decoding of a BAR.
 #[derive(Clone, Copy, Debug, Default)]
 struct Placement {
-    /// The range that is registered.
+    /// The range that is registered on the bus.
     mapped: Option<DecodedBar>,
-    /// The guest enabled it where it cannot be; looked at again when another BAR moves away.
+    /// The guest has enabled it where it cannot be decoded; retried when another BAR moves away.
     blocked: bool,
-    /// That was logged. Once per BAR, or the guest could fill the log.
+    /// This has been logged. Once per BAR, or the guest could flood the log.
     warned: bool,
 }
 
 struct Slot {
     function: SharedFunction,
     placements: [Placement; BarIndex::COUNT],
-    /// The addresses it was plugged in with, to which a reset brings it back.
+    /// The addresses assigned when it was plugged in, to which a reset returns its BARs.
     home: Vec<BarAddress>,
     /// The bus behind it, if it is a root port.
     port: Option<u8>,
 }
 
-/// By address: the bus numbers are those of the machine, whatever the guest calls its buses.
+/// Slots by address, with the VMM's bus numbers rather than those that the guest assigned.
 type Slots = BTreeMap<Bdf, Slot>;
 
-/// The buses of a segment with their functions.
+/// The buses of a segment and their functions.
 ///
 /// Lock order: `decoding`, then one function, then `slots`. A function must not call the segment,
-/// and nobody may call the segment with a function's lock held.
+/// and nobody may call the segment while holding a function's lock.
 pub struct PciSegment {
     config: SegmentConfig,
     mmio: Arc<Bus>,
     pio: Arc<Bus>,
-    /// Held while BARs are placed, so that the buses never show a mixture of two decisions.
+    /// Held while BARs are placed, so that the buses never show a mix of two configurations.
     decoding: Mutex<()>,
-    /// Held for look-ups and short changes only.
+    /// Held only for look-ups and short changes.
     slots: Mutex<Slots>,
     resets: OnceLock<ResetHandler>,
 }
 
 impl PciSegment {
-    /// A segment with its host bridge. Trapped BARs will appear on `mmio` and `pio`.
+    /// Creates a segment with its host bridge. Trapped BARs are registered on `mmio` and `pio`.
     pub fn new(config: SegmentConfig, mmio: Arc<Bus>, pio: Arc<Bus>) -> Arc<Self> {
         let bridge = Slot {
             function: Arc::new(Mutex::new(HostBridge::new())),
@@ -208,19 +208,20 @@ impl PciSegment {
         })
     }
 
-    /// Says what happens when the guest resets a function or the bus behind a root port; until then,
-    /// they stay in reset. Only the first call counts.
+    /// Sets the handler for resets by the guest of a function or of the bus behind a root port.
+    /// Without a handler they stay in reset. Only the first call has an effect.
     pub fn on_reset(&self, handler: ResetHandler) {
         let _ = self.resets.set(handler);
     }
 
-    /// Number and windows.
+    /// Number and address windows.
     pub fn config(&self) -> &SegmentConfig {
         &self.config
     }
 
-    /// Puts a function into a seat, and gives its BARs addresses: those of `addresses` (restore),
-    /// else free ones; a root port gets the next bus. The guest sees it from now on.
+    /// Plugs a function into a seat and assigns addresses to its BARs: those in `addresses` (on
+    /// restore), else free ones. A root port gets the next free bus. From now on the guest sees the
+    /// function.
     pub fn plug(
         &self,
         function: SharedFunction,
@@ -245,8 +246,8 @@ impl PciSegment {
         Ok(bdf)
     }
 
-    /// Puts a function with a saved state where it was, its BARs included. Unlike `plug` and
-    /// `restore`, it depends on no address being free that the function does not need.
+    /// Plugs in a function with a saved state, at its saved BAR addresses. Unlike `plug` followed
+    /// by `restore`, this does not require free addresses that the function does not need.
     pub fn plug_saved(
         &self,
         function: SharedFunction,
@@ -270,7 +271,7 @@ impl PciSegment {
         Ok(bdf)
     }
 
-    /// Makes a function part of the bus.
+    /// Adds a function to its bus.
     fn add(&self, bdf: Bdf, function: SharedFunction, home: Vec<BarAddress>) {
         let port = function
             .lock_unpoisoned()
@@ -286,7 +287,7 @@ impl PciSegment {
         self.update_decoding(bdf);
     }
 
-    /// Gives a root port the first bus of the segment that none has.
+    /// Assigns a root port the first free bus of the segment.
     fn give_bus(&self, function: &SharedFunction) -> Result<(), PciError> {
         if function.lock_unpoisoned().root_port().is_none() {
             return Ok(());
@@ -301,7 +302,7 @@ impl PciSegment {
         Ok(())
     }
 
-    /// Takes a function off the bus and stops it.
+    /// Removes a function from the bus and stops it.
     pub fn unplug(&self, bdf: Bdf) -> Result<SharedFunction, PciError> {
         let decoding = self.decoding.lock_unpoisoned();
         if bdf.bus == 0 && bdf.device == 0 {
@@ -317,7 +318,8 @@ impl PciSegment {
                 }
             }
         }
-        // A device may be reset now, and a vCPU that moves another one's BARs is not to wait for that.
+        // The function may now be in a reset, and a vCPU that moves another function's BARs must
+        // not wait for that.
         drop(decoding);
         slot.function.lock_unpoisoned().unplugged();
         let _decoding = self.decoding.lock_unpoisoned();
@@ -331,7 +333,7 @@ impl PciSegment {
         Some(Arc::clone(&slots.get(&bdf)?.function))
     }
 
-    /// All functions by address, the host bridge first.
+    /// All functions in order of address, the host bridge first.
     pub fn functions(&self) -> Vec<(Bdf, SharedFunction)> {
         let slots = self.slots.lock_unpoisoned();
         let functions = slots
@@ -340,7 +342,7 @@ impl PciSegment {
         functions.collect()
     }
 
-    /// The root ports, by where they are, and the buses behind them.
+    /// The root ports, as (address, bus behind it).
     pub fn ports(&self) -> Vec<(Bdf, u8)> {
         let ports = self.root_ports().into_iter();
         ports.map(|(bdf, bus, _)| (bdf, bus)).collect()
@@ -354,13 +356,12 @@ impl PciSegment {
         ports.collect()
     }
 
-    /// Gives a function that is plugged in its saved state, and its BARs the addresses of that
-    /// state.
+    /// Restores the saved state of a plugged-in function, including the addresses of its BARs.
     pub fn restore(&self, bdf: Bdf, state: Value) -> Result<(), PciError> {
         self.change(bdf, |function| function.restore(state))
     }
 
-    /// Resets a function and brings its BARs back to where they were when it was plugged in.
+    /// Resets a function and returns its BARs to their addresses at plug time.
     pub fn reset(&self, bdf: Bdf) -> Result<(), PciError> {
         let home = match self.slots.lock_unpoisoned().get(&bdf) {
             Some(slot) => slot.home.clone(),
@@ -376,9 +377,10 @@ impl PciSegment {
         })
     }
 
-    /// Begins a reset that the guest has asked for: of the function at an address, or of all behind
-    /// it if it is a root port. Returns what of it takes time, if anything does; when that is done,
-    /// [`PciSegment::end_reset`] lets the guest reach them again. Nobody plugs or unplugs meanwhile.
+    /// Begins a reset that the guest has requested: of the function at an address or, for a root
+    /// port, of all functions behind it. Returns the slow part, if any. When that is complete, call
+    /// [`PciSegment::end_reset`], after which the guest reaches them again. The caller must not
+    /// plug or unplug meanwhile.
     pub fn begin_reset(&self, at: Bdf) -> Option<SlowReset> {
         let functions = self.resetting(at)?;
         if !functions.contains_key(&at) {
@@ -389,7 +391,7 @@ impl PciSegment {
         let begun = functions.iter().filter_map(|(at, function)| {
             let begun = function.lock_unpoisoned().begin_reset();
             begun.unwrap_or_else(|error| {
-                // Nothing more: the guest can repeat it at will.
+                // Only logged for debugging: the guest can trigger it at will.
                 log::debug!("{at} keeps what the guest left in it: {error}");
                 None
             })
@@ -401,7 +403,7 @@ impl PciSegment {
         Some(Box::new(move || slow.into_iter().for_each(|slow| slow())))
     }
 
-    /// What [`PciSegment::begin_reset`] has begun is done.
+    /// Completes a reset that [`PciSegment::begin_reset`] began.
     pub fn end_reset(&self, at: Bdf) {
         let Some(functions) = self.resetting(at) else {
             return;
@@ -416,8 +418,8 @@ impl PciSegment {
         self.update_decoding(at);
     }
 
-    /// What the guest resets by what it has written to the function at an address: that function, or
-    /// those behind it. `None` if it has asked for nothing.
+    /// The functions that are in reset because of the guest's writes to the function at an address:
+    /// that function, or those behind it. `None` if no reset is requested.
     fn resetting(&self, at: Bdf) -> Option<BTreeMap<Bdf, SharedFunction>> {
         let function = self.function(at)?;
         let is_port = {
@@ -449,7 +451,7 @@ impl PciSegment {
         result.map_err(|source| PciError::Function { bdf, source })
     }
 
-    /// A guest's read of configuration space, at an address in its own numbering of buses.
+    /// Handles a guest read of configuration space, at an address in the guest's bus numbering.
     pub fn read_config(&self, at: Bdf, offset: usize, data: &mut [u8]) {
         let place = self.resolve(at);
         let found = place.and_then(|at| Some((at, self.function(at)?)));
@@ -466,13 +468,13 @@ impl PciSegment {
         }
     }
 
-    /// A guest's write to configuration space, at an address in its own numbering of buses.
+    /// Handles a guest write to configuration space, at an address in the guest's bus numbering.
     pub fn write_config(&self, at: Bdf, offset: usize, data: &[u8]) {
         let Some(at) = self.resolve(at) else { return };
         let Some(function) = self.function(at) else {
             return;
         };
-        // A function may reset itself, by a register that only it knows.
+        // A function may reset itself through a register that only it knows.
         let (moved, port, reset, closed) = {
             let mut function = function.lock_unpoisoned();
             let before = (function.config().command(), function.is_resetting());
@@ -480,7 +482,8 @@ impl PciSegment {
             let resetting = function.is_resetting();
             let moved = function.config().command() != before.0;
             let reset = resetting && !before.1;
-            // It is gone with all behind it until the reset has ended, which looks at everything anew.
+            // It and everything behind it is inaccessible until the reset ends, which updates the
+            // decoding.
             let closed = resetting && !reset;
             (moved, function.root_port().is_some(), reset, closed)
         };
@@ -491,7 +494,7 @@ impl PciSegment {
             || touches(offsets::ROM, offsets::ROM + 4)
             || touches(offsets::BAR0, offsets::BAR_END)
             || (port && touches(offsets::BAR0, root_port::FORWARDING_END));
-        // This thread is a vCPU's, and functions that are reset at once are locked meanwhile.
+        // This is a vCPU thread, and functions that are in reset may be locked meanwhile.
         if moves && !closed {
             let _decoding = self.decoding.lock_unpoisoned();
             self.update_decoding(at);
@@ -501,8 +504,7 @@ impl PciSegment {
         }
     }
 
-    /// Where the machine has what the guest means by an address: buses are called as their root
-    /// ports' registers say.
+    /// Translates the guest's bus number, which the root ports' registers define, to the VMM's.
     fn resolve(&self, at: Bdf) -> Option<Bdf> {
         let at = Bdf {
             segment: self.config.segment,
@@ -520,14 +522,14 @@ impl PciSegment {
         Some(Bdf { bus, ..at })
     }
 
-    /// Whether a slot has other functions than the one at `at`.
+    /// Whether the slot has functions other than the one at `at`.
     fn has_siblings(&self, at: Bdf) -> bool {
         let last = Bdf { function: 7, ..at };
         let slots = self.slots.lock_unpoisoned();
         slots.range(at.slot()..=last).any(|(other, _)| *other != at)
     }
 
-    /// Makes the buses decode what the function's registers say; `decoding` is held.
+    /// Updates what the buses decode from the function's registers. The caller holds `decoding`.
     fn update_decoding(&self, bdf: Bdf) {
         let mut freed = self.update_function(bdf);
         for behind in self.behind(bdf) {
@@ -538,7 +540,7 @@ impl PciSegment {
         }
     }
 
-    /// The functions behind a root port; none if it is something else.
+    /// The functions behind a root port; empty for any other function.
     fn behind(&self, port: Bdf) -> Vec<Bdf> {
         let slots = self.slots.lock_unpoisoned();
         let Some(bus) = slots.get(&port).and_then(|slot| slot.port) else {
@@ -547,7 +549,7 @@ impl PciSegment {
         slots.keys().filter(|at| at.bus == bus).copied().collect()
     }
 
-    /// Looks again at the BARs that were in another one's way.
+    /// Retries the BARs that were blocked by another one.
     fn retry_blocked(&self) {
         let is_blocked = |slot: &Slot| slot.placements.iter().any(|at| at.blocked);
         let blocked: Vec<_> = self
@@ -562,7 +564,7 @@ impl PciSegment {
         }
     }
 
-    /// True if the function gave up a range that it had.
+    /// Updates the decoding of one function. True if it released a range.
     fn update_function(&self, bdf: Bdf) -> bool {
         let Some((function, mut placements)) = self
             .slots
@@ -572,7 +574,7 @@ impl PciSegment {
         else {
             return false;
         };
-        // Before the function's own lock.
+        // Must be read before the function's own lock is taken.
         let port = (bdf.bus > 0).then(|| self.port_of(bdf.bus)).flatten();
         let mut function = function.lock_unpoisoned();
         let mut wanted: Vec<_> = function.config().decoded_bars().collect();
@@ -589,10 +591,10 @@ impl PciSegment {
                 freed = true;
             }
         }
-        // The function's other BARs look at what is written here.
+        // The overlap checks for the function's other BARs read what is stored here.
         self.store(bdf, placements);
         for decoded in wanted {
-            // A BarIndex is below COUNT.
+            // A `BarIndex` is below `COUNT`.
             let placement = &mut placements[usize::from(decoded.bar.index.get())];
             if placement.mapped.is_some() {
                 continue;
@@ -617,7 +619,7 @@ impl PciSegment {
         freed
     }
 
-    /// What the root port forwards whose bus this is; `None` without one.
+    /// What the root port of this bus forwards; `None` without a root port.
     fn port_of(&self, bus: u8) -> Option<Forwarding> {
         let mut ports = self.root_ports().into_iter();
         let (_, _, function) = ports.find(|(_, home, _)| *home == bus)?;
@@ -659,7 +661,7 @@ impl PciSegment {
         function.bar_mapped(index, None);
     }
 
-    /// All ranges that are decoded.
+    /// All ranges that are currently decoded.
     fn mapped(&self) -> impl Iterator<Item = DecodedBar> {
         let slots = self.slots.lock_unpoisoned();
         let mapped: Vec<_> = slots
@@ -669,7 +671,7 @@ impl PciSegment {
         mapped.into_iter()
     }
 
-    /// The address of a seat that nobody has.
+    /// Resolves a seat to a free address.
     fn free_seat(&self, seat: Seat) -> Result<Bdf, PciError> {
         let segment = self.config.segment;
         let Seat { bus, function, .. } = seat;
@@ -712,7 +714,7 @@ impl PciSegment {
     }
 }
 
-/// Why a BAR is not decoded where the guest put it.
+/// Why a BAR is not decoded at the address that the guest programmed.
 #[derive(Debug, thiserror::Error)]
 enum Misplaced {
     #[error("the address is outside of the host bridge's windows")]

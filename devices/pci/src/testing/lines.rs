@@ -1,4 +1,4 @@
-//! Interrupt lines that count.
+//! Interrupt lines that count assertions.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{Line, Lines};
 
-/// An interrupt line, whichever was joined. Clones share it.
+/// Interrupt lines that are counted together. Clones share them.
 #[derive(Clone, Default)]
 pub struct FakeLines(Arc<Mutex<Vec<Weak<FakeEvents>>>>);
 
@@ -30,18 +30,18 @@ impl FakeLines {
             .collect()
     }
 
-    /// How many functions share it.
+    /// Number of functions that joined a line.
     pub fn users(&self) -> usize {
         self.joined().len()
     }
 
-    /// How often it was asserted since the last call.
+    /// Number of assertions since the last call.
     pub fn take(&self) -> u64 {
         let asserted = |events: &Arc<FakeEvents>| events.assert.read().unwrap_or(0);
         self.joined().iter().map(asserted).sum()
     }
 
-    /// The guest has served an interrupt.
+    /// Signals that the guest has served an interrupt.
     pub fn serve(&self) {
         for events in self.joined() {
             // Fails only if the counter is full.

@@ -1,4 +1,4 @@
-//! A segment on its buses, and accesses to it.
+//! A segment on its buses, and guest accesses to it.
 
 use std::sync::Arc;
 
@@ -22,7 +22,8 @@ pub const MMIO64: Window = Window {
     first: 1 << 42,
     last: (1 << 43) - 1,
 };
-/// What the rig's two root ports forward, if they are plugged. The second one has no I/O ports.
+/// The windows of the rig's two root ports, if they are plugged in. The second one has no I/O
+/// window.
 pub const PORT_WINDOWS: [PortWindows; 2] = [
     PortWindows {
         mmio32: Some(Window {
@@ -56,15 +57,15 @@ pub const PORTS: Window = Window {
     last: 0xffff,
 };
 
-/// A machine with one PCI segment of up to three buses, and nothing else.
+/// A VM with one PCI segment of up to three buses, and nothing else.
 pub struct Rig {
-    /// Memory space.
+    /// The memory-space bus.
     pub mmio: Arc<Bus>,
-    /// I/O ports.
+    /// The I/O port bus.
     pub pio: Arc<Bus>,
     /// The segment.
     pub segment: Arc<PciSegment>,
-    /// Interrupts.
+    /// Interrupt vectors.
     pub msi: FakeMsi,
     /// Doorbells.
     pub doorbells: FakeDoorbells,
@@ -73,7 +74,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A rig whose segment holds the host bridge only.
+    /// Creates a rig whose segment contains only the host bridge.
     ///
     /// # Panics
     /// If the buses refuse the windows, which are constants.
