@@ -1,6 +1,6 @@
-//! What calls cost before any driver sees them: encoding, decoding, the ring, a whole worker
-//! before a driver that does nothing, and a round trip between two threads (which needs a processor
-//! for each).
+//! Measures the cost of calls up to the driver: encoding, decoding, the ring, a complete worker on
+//! a driver that does nothing, and a round trip between two threads (which needs a processor for
+//! each).
 
 use std::{
     hint::black_box,
@@ -142,7 +142,7 @@ fn ring(criterion: &mut Criterion) {
     });
 }
 
-/// An application's side of a worker in the same thread.
+/// An application's side of a worker that runs in the same thread.
 struct Client {
     calls: Sender<Slice, Futex>,
     answers: Receiver<Slice, Futex>,
@@ -200,8 +200,8 @@ impl Client {
     }
 }
 
-/// Both sides' work for a kernel that is waited for, in one thread: what is left of a round trip
-/// when the way between two processors is taken away.
+/// The work of both sides for a kernel that is waited for, in one thread: a round trip without the
+/// communication between two processors.
 fn worker(criterion: &mut Criterion) {
     let mut client = Client::new();
     let nothing = Flags::default();

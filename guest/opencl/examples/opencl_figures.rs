@@ -1,8 +1,9 @@
-//! What remoting costs: run it natively and through the driver in turn, on the same machine.
+//! Measures the cost of remoting: run it alternately natively and through the driver, on the same
+//! machine.
 //!
-//! Adds two vectors, checks the sum, and prints one figure per line: name, value, unit. Which
-//! driver is measured is the loader's choice (`OCL_ICD_VENDORS`). `--brief` makes few rounds and
-//! no copies, for emulated processors; `--copies` leaves out what is no copy.
+//! Adds two vectors, checks the sum, and prints one figure per line: name, value, unit. The loader
+//! selects the driver to measure (`OCL_ICD_VENDORS`). `--brief` runs few rounds and no copies, for
+//! emulated processors; `--copies` runs nothing but copies.
 
 use std::{
     ffi::c_void,
@@ -34,14 +35,14 @@ kernel void busy(global int *out, int rounds) {
 }
 ";
 
-/// Whether a few rounds are enough: where the processor is emulated.
+/// Whether a few rounds are sufficient, because the processor is emulated.
 static BRIEF: AtomicBool = AtomicBool::new(false);
 
 fn brief() -> bool {
     BRIEF.load(Ordering::Relaxed)
 }
 
-/// Runs it often and returns the median time of one of `batch` calls.
+/// Runs a batch of calls repeatedly, and returns the median time of one call.
 fn median(batch: u32, mut call: impl FnMut() -> Result<(), Failed>) -> Result<Duration, Failed> {
     let mut times = Vec::new();
     let (batch, time) = if brief() { (1, 50) } else { (batch, 100) };
@@ -68,7 +69,7 @@ fn rate(name: &str, bytes: usize, time: Duration) {
     );
 }
 
-/// Enqueues one dimension, in groups of the driver's choice if `local` is zero.
+/// Enqueues a kernel over one dimension, in groups of the driver's choice if `local` is zero.
 fn enqueue(device: &Device, kernel: Handle, global: usize, local: usize) -> Result<(), Failed> {
     let group = if local == 0 { null() } else { &raw const local };
     let enqueued = cl!(
@@ -156,12 +157,12 @@ fn map(device: &Device, buffer: Handle, flags: u64, size: usize) -> Result<*mut 
     Ok(mapped.cast())
 }
 
-/// Shared memory that the driver knows since a buffer lies in it: what a worker's window is to the
+/// Shared memory that the driver knows because a buffer uses it, as a worker's window is for the
 /// host's driver.
 fn covered(device: &Device, size: usize) -> Result<*mut u8, String> {
     let failed = || std::io::Error::last_os_error().to_string();
     // SAFETY: plain calls; the descriptor is closed at the end of this function, once, and the
-    // mapping stays.
+    // mapping remains.
     let memory = unsafe {
         let fd = libc::memfd_create(c"figures".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 || libc::ftruncate(fd, size as libc::off_t) != 0 {
@@ -178,7 +179,7 @@ fn covered(device: &Device, size: usize) -> Result<*mut u8, String> {
     Ok(memory.cast())
 }
 
-/// Copies between several kinds of memory and the device, at several sizes.
+/// Measures copies between several kinds of memory and the device, in several sizes.
 fn copies(device: &Device, native: bool) -> Result<(), String> {
     const SIZES: [usize; 8] = [
         64 << 10,
@@ -194,7 +195,7 @@ fn copies(device: &Device, native: bool) -> Result<(), String> {
     let buffer = device.buffer(0, LARGEST, null_mut())?;
     let pinned = device.buffer(codes::MEM_ALLOC_HOST_PTR, LARGEST, null_mut())?;
     let pinned = map(device, pinned, codes::MAP_READ | codes::MAP_WRITE, LARGEST)?;
-    // Twice the largest: what is written and what is read lie apart.
+    // Twice the maximum, so that reads and writes use separate memory.
     let mut ordinary: Vec<u8> = (0..2 * LARGEST).map(|index| (index % 251) as u8).collect();
     let (there, back) = ordinary.split_at_mut(LARGEST);
     let mut memories = vec![
@@ -206,7 +207,7 @@ fn copies(device: &Device, native: bool) -> Result<(), String> {
         memories.push(("covered", covered, covered));
     }
     for &(_, from, _) in &memories[1..] {
-        // SAFETY: both have so many bytes, and nobody else uses them.
+        // SAFETY: both have this many bytes, and nobody else uses them.
         unsafe { from.copy_from_nonoverlapping(there.as_ptr(), LARGEST) };
     }
     for (memory, from, to) in memories {
@@ -225,7 +226,7 @@ fn copies(device: &Device, native: bool) -> Result<(), String> {
                 median(1, read)?,
             );
         }
-        // As programs that measure bandwidth do: many copies are under way, one is waited for.
+        // As programs that measure bandwidth do: many copies in flight, and a wait for the last.
         const QUEUED: usize = 16;
         for (what, memory_at, write) in [("write", from, true), ("read", to, false)] {
             let size = 1 << 20;
@@ -241,7 +242,8 @@ fn copies(device: &Device, native: bool) -> Result<(), String> {
                 median(1, all)?,
             );
         }
-        // As where two stretches of a window meet that the driver has come to know one by one.
+        // As at the boundary of two stretches of a window that were registered with the driver
+        // separately.
         for (what, memory_at, write) in [("write", from, true), ("read", to, false)] {
             let (first, rest) = (28 << 20, 36 << 20);
             let parts = || {
@@ -303,7 +305,7 @@ fn sum(device: &Device, add: Handle) -> Result<(), String> {
     Ok(())
 }
 
-/// Times of calls.
+/// Measures the time of calls.
 fn calls(device: &Device, nothing: Handle) -> Result<(), String> {
     let mut word = 0usize;
     let ask = || {
@@ -331,7 +333,7 @@ fn calls(device: &Device, nothing: Handle) -> Result<(), String> {
         enqueue(device, nothing, 1, 1)
     };
     let finish = || finish(device);
-    // Client's time for a batch that fits the ring, the device's work left out.
+    // The client's time for a batch that fits into the ring, without the device's work.
     let (rounds, batch) = if brief() { (5, 10) } else { (200, 100) };
     for (what, step) in [("2 arguments", 0), ("2 new arguments", 1)] {
         let mut times = Vec::new();
@@ -359,9 +361,9 @@ fn finish(device: &Device) -> Result<(), Failed> {
     check(cl!(device.api, clFinish(device.queue)), "finishing")
 }
 
-/// Kernels of several lengths, one behind the other: what a launch-bound program does.
+/// Runs kernels of several lengths back to back, as a launch-bound program does.
 fn back_to_back(device: &Device, busy: Handle) -> Result<(), String> {
-    /// From kernels in whose time a launch's shows to such in which it is lost.
+    /// From kernels that are short compared with a launch to those that are much longer.
     const ROUNDS: [i32; 3] = [1_500, 7_000, 28_000];
     const KERNELS: u32 = 200;
     let out = device.buffer(0, 4096, null_mut())?;

@@ -1,20 +1,21 @@
-//! An application without scruples: `opencl_hostile SOCKET ATTACK` talks to a worker by itself,
-//! without the driver, and breaks one rule. The socket is a pool's, or in a guest the agent's.
+//! A hostile application: `opencl_hostile SOCKET ATTACK` talks to a worker directly, without the
+//! driver, and breaks one rule. The socket is a pool's or, in a guest, the agent's.
 //!
-//! | attack | what | printed |
+//! | attack | what it does | output |
 //! |---|---|---|
-//! | `garbage` | random bytes in the ring of calls | `ended` |
-//! | `index` | an index of the ring far ahead | `ended` |
-//! | `length` | a frame that is longer than what is there | `ended` |
-//! | `outside` | places before, beyond and across the ends of the window and of shared virtual memory | `refused` |
-//! | `quota` | device memory of 100 MiB for each of a thousand buffers | `refused` |
-//! | `files` | files whose last close hangs as long as its input is open: one with the hello, and one after it that is not received | `sent` |
-//! | `memory` | native code, on a CPU device, that takes shared memory without an end | `ended` |
-//! | `processes` | native code that starts processes as long as it can, and then waits | `running` |
-//! | `silent` | calls whose answers it does not read, until its input ends | `silent`, `gone` |
-//! | a number | is killed by itself after so many steps of an ordinary run | nothing, or `whole` |
+//! | `garbage` | writes random bytes to the call ring | `ended` |
+//! | `index` | sets an index of the ring far ahead | `ended` |
+//! | `length` | writes a frame that is longer than the data present | `ended` |
+//! | `outside` | uses ranges outside and across the ends of the window and of shared virtual memory | `refused` |
+//! | `quota` | allocates 100 MiB of device memory for each of a thousand buffers | `refused` |
+//! | `files` | sends files whose close blocks while its input is open: with the hello, and (unread) later | `sent` |
+//! | `memory` | on a CPU device, runs native code that allocates shared memory without end | `ended` |
+//! | `processes` | runs native code that starts as many processes as it can, and then waits | `running` |
+//! | `silent` | makes calls whose answers it does not read, until its input ends | `silent`, `gone` |
+//! | a number | kills itself after this many steps of an ordinary run | nothing, or `whole` |
 //!
-//! `ended`: the connection with the worker has ended. `refused`: each call had an error, or had to.
+//! `ended`: the connection to the worker has ended. `refused`: each call that had to fail has
+//! failed.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -59,16 +60,16 @@ use gantry_remoting::{
 
 type Failed = Box<dyn std::error::Error>;
 
-/// The longest sleep.
+/// The maximum sleep.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long an end or an answer is waited for.
+/// How long to wait for an end or an answer.
 const LONG: Duration = Duration::from_secs(100);
 const CONTEXT: ContextId = ContextId(0);
 const QUEUE: QueueId = QueueId(0);
 const PROGRAM: ProgramId = ProgramId(0);
 const KERNEL: KernelId = KernelId(0);
 
-/// Counts steps, and kills this process after the last one that it is to make.
+/// Counts steps, and kills this process after the last step that it may make.
 struct Steps(Option<u32>);
 
 impl Steps {
@@ -84,17 +85,17 @@ impl Steps {
     }
 }
 
-/// A connection with a worker.
+/// A connection to a worker.
 struct Client {
     stream: UnixStream,
-    /// The control words of its rings, which the window's own type does not hand out.
+    /// The control words of its rings, which the window's own type does not expose.
     words: Words,
     window: Arc<Window>,
     bell: Doorbell,
     calls: Sender<Slice, Doorbell>,
     answers: Receiver<Slice, Doorbell>,
     sequence: u64,
-    /// How long room in the ring of calls is waited for.
+    /// How long to wait for room in the call ring.
     patience: Duration,
     steps: Steps,
 }
@@ -105,7 +106,7 @@ impl Client {
         let stream = UnixStream::connect(path)?;
         steps.step();
         let hello = Hello::client::<OpenCl>().to_bytes();
-        // In one piece, as the agent has it, unless this process ends in between.
+        // In one piece, as the agent requires, unless this process is to be killed in between.
         let cut = match steps.0 {
             Some(0) => hello.len() / 2,
             _ => hello.len(),
@@ -149,7 +150,7 @@ impl Client {
         })
     }
 
-    /// Writes a call, and then tells the worker of it by another one that does nothing: two steps.
+    /// Writes a call, and then a no-op call that notifies the worker: two steps.
     fn post<C: Call>(&mut self, call: &C, flags: Flags) -> Result<(), Failed> {
         let mut body = Vec::new();
         call.put(&mut body);
@@ -176,7 +177,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a call and waits for its answer; the code that it gives.
+    /// Sends a call and waits for its answer, which may be an error code.
     fn ask<C: Call>(&mut self, call: &C) -> Result<Result<C::Answer, i32>, Failed> {
         self.post(call, Flags::ANSWER)?;
         let sequence = self.sequence;
@@ -200,7 +201,7 @@ impl Client {
         Ok(self.ask(call)?.map_err(code)?)
     }
 
-    /// A context and a queue.
+    /// Creates a context and a queue.
     fn begin(&mut self) -> Result<(), Failed> {
         self.good(&calls::Platforms {})?;
         let device = DeviceId(0);
@@ -224,7 +225,7 @@ impl Client {
         self.prepare_with("kernel void nothing() {}")
     }
 
-    /// The same, and a kernel of this source.
+    /// The same, and a kernel with this source.
     fn prepare_with(&mut self, source: &str) -> Result<(), Failed> {
         self.begin()?;
         self.good(&CreateProgram {
@@ -258,7 +259,7 @@ impl Client {
         )
     }
 
-    /// Wakes the worker: there seems to be something in its ring.
+    /// Wakes the worker, as if there were something in its ring.
     fn ring(&self) {
         self.bell.ring(&self.window.calls().control().items.0);
     }
@@ -266,7 +267,7 @@ impl Client {
     /// Waits until the connection has ended.
     fn wait_for_end(&mut self) -> Result<&'static str, Failed> {
         self.ring();
-        // Who is not asked does not look.
+        // The agent only looks when it is asked to.
         let step = Duration::from_millis(100);
         self.stream.set_read_timeout(Some(step))?;
         let start = Instant::now();
@@ -277,7 +278,7 @@ impl Client {
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok("ended"),
                 Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error.into()),
                 Err(_) if matches!(self.bell, Doorbell::Port { .. }) => {
-                    // Fails if it has just ended, which is heard then.
+                    // Fails if the connection has just ended, which is noticed next.
                     let _ = self.stream.write(&[port::LOOK]);
                 }
                 Err(_) => {}
@@ -287,15 +288,15 @@ impl Client {
     }
 }
 
-/// The first control word of the ring of answers, in which the application says how far it has read.
+/// The first control word of the answer ring, in which the application publishes its read position.
 struct Words(*mut AtomicU32);
 
 impl Words {
-    /// Where it is in a slice.
+    /// Its offset in a slice.
     const READ: u64 = 4096;
 
     fn map(memory: &OwnedFd, slice: u64) -> Result<Self, Failed> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let page = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -335,14 +336,14 @@ fn garbage(client: &mut Client) -> Result<&'static str, Failed> {
             .wrapping_add(1);
         *byte = (random >> 56) as u8;
     }
-    // A second writer of the same ring, with no idea of calls.
+    // A second writer of the same ring, which knows nothing about calls.
     Producer::new(client.window.calls(), client.bell.clone()).push(&[], &bytes)?;
     client.wait_for_end()
 }
 
 fn index(client: &mut Client) -> Result<&'static str, Failed> {
     client.words.read().store(0x8000_0000, Ordering::SeqCst);
-    // The worker looks there when the room is used up that it knows of.
+    // The worker reads the word when the room that it knows of is used up.
     for _ in 0..=client.window.answers().count() {
         client.post(&Finish { queue: QUEUE }, Flags::ANSWER)?;
     }
@@ -413,7 +414,7 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
         }
     }
     shared_addresses(client)?;
-    // What lies within is served.
+    // Valid ranges are served.
     let place = WindowRange {
         offset: end - 4096,
         length: 4096,
@@ -428,7 +429,7 @@ fn outside(client: &mut Client) -> Result<&'static str, Failed> {
     Ok("refused")
 }
 
-/// Addresses that are none of an allocation's, of all or of some bytes.
+/// Uses addresses of which all or some bytes are outside an allocation.
 fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
     const SIZE: u64 = 1 << 16;
     let allocation = client.ask(&SvmAlloc {
@@ -437,7 +438,7 @@ fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
         size: SIZE,
         retries: 0,
     })?;
-    // Not every device has such memory.
+    // Not every device supports such memory.
     let Ok(start) = allocation else {
         return Ok(());
     };
@@ -474,7 +475,7 @@ fn shared_addresses(client: &mut Client) -> Result<(), Failed> {
         if refused.iter().any(Result::is_ok) {
             return Err(format!("{SIZE} bytes at {address:#x} are served: {refused:?}").into());
         }
-        // Its number is in use as if it were there.
+        // Its number is in use as if the object existed.
         client.good(&ReleaseMem {
             id: MemId(99),
             callback: None,
@@ -511,10 +512,10 @@ long call(long number, long a, long b, long c, long d) {
 }
 "#;
 
-/// mmap: 16 MiB, to be read and written, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE.
+/// mmap: 16 MiB, readable and writable, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE.
 const MEMORY: &str = "kernel void nothing() { while (call(9, 0, 16 << 20, 3, 0x8021) > 0); }";
 
-/// Children of fork wait by poll; the parent, too, when there can be no more.
+/// Forked children wait in poll, and so does the parent once no more processes can be created.
 const PROCESSES: &str =
     "kernel void nothing() { while (call(57, 0, 0, 0, 0) > 0); for (;;) call(7, 0, 0, -1, 0); }";
 
@@ -529,7 +530,7 @@ fn memory(client: &mut Client) -> Result<&'static str, Failed> {
     client.wait_for_end()
 }
 
-/// A socket whose last close waits as long as the other one is there.
+/// A socket whose last close blocks until its peer is gone.
 fn lingering() -> Result<(TcpStream, TcpStream), Failed> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut socket = TcpStream::connect(listener.local_addr()?)?;
@@ -538,7 +539,7 @@ fn lingering() -> Result<(TcpStream, TcpStream), Failed> {
         l_onoff: 1,
         l_linger: 60,
     };
-    // SAFETY: the kernel reads as many bytes as is said, of a local.
+    // SAFETY: the kernel reads the given number of bytes from a local.
     unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -561,9 +562,9 @@ fn files(path: &str) -> Result<&'static str, Failed> {
         &Hello::client::<OpenCl>().to_bytes(),
         &[first.as_fd()],
     )?;
-    // Refused if the other side was faster.
+    // Fails if the other side was faster.
     let _ = socket::send(&stream, &[0], &[second.as_fd()]);
-    // Not the last ones, if they have arrived.
+    // Not the last references, if the files have arrived.
     thread::spawn(move || drop((first, second)));
     // Whether it is served or not.
     let _ = socket::receive_hello(&stream);
@@ -582,7 +583,8 @@ fn processes(client: &mut Client) -> Result<&'static str, Failed> {
 
 fn silent(client: &mut Client) -> Result<&'static str, Failed> {
     client.prepare()?;
-    // Until both rings are full: nobody reads the answers, and so nobody the calls.
+    // Until both rings are full: the client does not read answers, so the worker stops reading
+    // calls.
     client.patience = Duration::from_secs(4);
     while client.enqueue().is_ok() && client.post(&calls::Platforms {}, Flags::ANSWER).is_ok() {}
     println!("silent");

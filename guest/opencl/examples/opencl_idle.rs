@@ -1,6 +1,6 @@
-//! Has a context, a queue that has run commands, and 16 buffers of 256 KiB, half of them in the window,
-//! and does nothing with them: says `idle` and its process id, and ends with its input. With an argument
-//! a call waits meanwhile, for an event of the application's own.
+//! Creates a context, a queue that has run commands, and 16 buffers of 256 KiB, half of them in the
+//! window, and does nothing with them. Prints `idle` and its process ID, and ends when its input
+//! ends. With an argument, a call waits meanwhile for an event of the application's own.
 
 use std::{
     env,
@@ -63,7 +63,7 @@ fn main() -> Result<(), String> {
     })
 }
 
-/// Says that it is idle, until its input ends.
+/// Prints that it is idle, and waits for the end of its input.
 fn rest() -> Result<(), String> {
     let mut out = stdout().lock();
     writeln!(out, "idle {}", std::process::id())

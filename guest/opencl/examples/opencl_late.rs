@@ -1,8 +1,8 @@
-//! Checks how errors are told that are found after a call has returned.
+//! Checks how errors are reported that are found after a call has returned.
 //!
-//! A kernel that wants groups of eight is enqueued in groups of four. A driver that finds this at
-//! once refuses the command; Gantry's finds it later, and tells it by the context's callback, by
-//! the command's event and by the next call that waits, once.
+//! A kernel that requires groups of eight is enqueued in groups of four. A driver that detects this
+//! immediately refuses the command. Gantry's driver detects it later and reports it through the
+//! context's callback, the command's event, and the next call that waits, once.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -23,7 +23,7 @@ kernel __attribute__((reqd_work_group_size(8, 1, 1))) void eights(global int *a)
 ";
 
 unsafe extern "C" fn told(text: *const c_char, _: *const c_void, _: usize, data: *mut c_void) {
-    // SAFETY: the text is a C string, and `data` the sender that `main` keeps.
+    // SAFETY: the text is a C string, and `data` is the sender that `main` keeps.
     let (text, sender) = unsafe {
         let sender = &*data.cast::<mpsc::Sender<String>>();
         (CStr::from_ptr(text).to_string_lossy().into_owned(), sender)
@@ -85,7 +85,7 @@ fn main() -> Result<(), String> {
     if (first, second) != (codes::OUT_OF_RESOURCES, 0) {
         return Err(format!("waiting gave {first}, and then {second}"));
     }
-    // The queue goes on.
+    // The queue is still usable.
     check(enqueue(8, null_mut()), "enqueuing it rightly")?;
     check(cl!(api, clFinish(queue)), "waiting for it")?;
     println!("told late: {report}");

@@ -1,13 +1,14 @@
-//! Computes round after round until a file is there whose path is the argument, and compares each with
-//! what it computes itself: says how many rounds there have been, and how long the longest took since it
-//! said so last; and at the end that all were right.
+//! Computes round after round until the file exists whose path is the argument, and compares each
+//! round with its own result. Reports the number of rounds so far and the longest round since the
+//! last report; at the end, reports that all were correct.
 //!
-//! What goes on from round to round is in a buffer of the device's, in one that is in the window, and in
-//! a kernel's argument: whoever serves it must have all three. With a further argument, `device`, both
-//! buffers are the device's; with one more, a number, each has so many MiB.
+//! The state that is carried from round to round is in a buffer of the device, in one in the
+//! window, and in a kernel argument: the serving worker must have all three. With the further
+//! argument `device`, both buffers are the device's; with a number after it, each has this many
+//! MiB.
 //!
-//! `OPENCL_MOVING_BINARY` names a file for the compiled kernel: it is written after the first round if it is
-//! not there, and nothing is compiled if it is.
+//! `OPENCL_MOVING_BINARY` names a file for the compiled kernel. It is written after the first round
+//! if it does not exist; if it exists, nothing is compiled.
 
 use std::{
     env,
@@ -22,14 +23,14 @@ use gantry_remoting::apis::opencl::codes;
 
 mod device;
 
-/// Words of a buffer, unless it is said how long one is.
+/// The default number of words in a buffer.
 const ITEMS: usize = 4096;
 const SOURCE: &std::ffi::CStr = c"kernel void advance(global uint* a, global uint* b, uint key) {
     size_t i = get_global_id(0);
     a[i] = a[i] * 1664525u + b[i] + key;
     b[i] ^= a[i] >> 3;
 }";
-/// It is told of each so many rounds.
+/// The number of rounds between two reports.
 const TOLD: u32 = 10;
 
 fn main() -> Result<(), String> {
@@ -75,7 +76,7 @@ fn main() -> Result<(), String> {
     loop {
         let began = Instant::now();
         round += 1;
-        // Not in each round: the argument is to survive, too.
+        // Not in each round: the argument has to survive, too.
         let key = round / 8 + 1;
         if round.is_multiple_of(8) {
             device.set(kernel, 2, key)?;

@@ -1,10 +1,12 @@
-//! Computes round after round on so many MiB of the device's memory, and says on demand how long its
-//! rounds took: `opencl_pauses MIB CHANGED`. CHANGED MiB of the memory change in each round; with CHANGED
-//! 0 a buffer of 4 MiB, another one in each round, so that all of it changes little by little.
+//! Computes round after round on a given amount of device memory, and reports on demand how long
+//! its rounds took: `opencl_pauses MIB CHANGED`. CHANGED MiB of the memory change in each round. If
+//! CHANGED is 0, one buffer of 4 MiB changes, a different one in each round, so that all of the
+//! memory changes over time.
 //!
-//! Each line on its input is answered by one, about the rounds since the last one: how many, in how
-//! many seconds, and how many milliseconds the longest and the median one took. When the input ends,
-//! all of the memory is compared with what it is to be: `right after ROUNDS rounds`, or an error.
+//! Each input line is answered by one line about the rounds since the last one: their number, their
+//! total time in seconds, and the longest and the median round in milliseconds. When the input
+//! ends, all of the memory is compared with its expected contents: `right after ROUNDS rounds`, or
+//! an error.
 
 use std::{
     env,
@@ -21,7 +23,7 @@ use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle
 mod device;
 
 const MIB: usize = 1 << 20;
-/// Words in a buffer: there are several, as with most programs.
+/// The number of words in a buffer. As in most programs, there are several buffers.
 const WORDS: usize = 4 * MIB / size_of::<u32>();
 const SOURCE: &std::ffi::CStr = c"kernel void fill(global uint* a, uint first) {
     size_t i = get_global_id(0);
@@ -31,12 +33,13 @@ kernel void advance(global uint* a, uint step) {
     a[get_global_id(0)] += step;
 }";
 
-/// What is computed.
+/// The computation.
 struct Work {
     device: Device,
     kernel: Handle,
     buffers: Vec<Handle>,
-    /// How many words change in a round, from the first on; 0: those of the buffer that is next.
+    /// The number of words that change in a round, from the first one on. 0: those of the next
+    /// buffer.
     changed: usize,
     rounds: u32,
 }
@@ -69,7 +72,7 @@ impl Work {
         })
     }
 
-    /// How many words of a buffer change in a round.
+    /// The number of words of a buffer that change in a round.
     fn changing(&self, index: usize, round: u32) -> usize {
         match self.changed {
             0 if round as usize % self.buffers.len() == index => WORDS,
@@ -95,7 +98,7 @@ impl Work {
         Ok(check(finished, "waiting for a kernel")?)
     }
 
-    /// Whether all of the memory is as it is to be.
+    /// Checks that all of the memory has its expected contents.
     fn verify(&self) -> Result<(), String> {
         let mut seen = vec![0u32; WORDS];
         for (index, buffer) in self.buffers.iter().enumerate() {

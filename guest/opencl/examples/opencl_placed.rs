@@ -1,6 +1,6 @@
-//! Where large allocations lie: in the window if `libgantry_malloc.so` is preloaded and the driver
-//! shares a window of this machine, and the C library's otherwise. Copies from them and to them have
-//! to be right in any case.
+//! Checks where large allocations are: in the window if `libgantry_malloc.so` is preloaded and the
+//! driver shares a window on this machine, and otherwise in the C library's memory. Copies from and
+//! to them have to be correct in any case.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use device::Device;
 
 mod device;
 
-/// Bytes of a large allocation.
+/// The size of a large allocation in bytes.
 const LARGE: usize = 1 << 20;
 const SMALL: usize = 1 << 10;
 
@@ -24,12 +24,12 @@ fn is_in_window(address: *const u8) -> Result<bool, String> {
     Ok(place.is_some_and(|line| line.contains("/memfd:gantry-window")))
 }
 
-/// What a byte is.
+/// The expected value of a byte.
 fn byte(at: usize, round: usize) -> u8 {
     (at * 7 + at / LARGE + round) as u8
 }
 
-/// Twice as much as was allocated first: by `malloc`, and then by `realloc`.
+/// Grows an allocation to twice its size: by `malloc`, and then by `realloc`.
 fn grown(round: usize) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(LARGE);
     bytes.extend((0..LARGE).map(|at| byte(at, round)));
@@ -44,7 +44,7 @@ fn main() -> Result<(), String> {
     let mut inside = 0;
     for round in 0..8 {
         let from = grown(round);
-        // By `calloc`: what was there before is not seen.
+        // By `calloc`, which must not expose previous contents.
         let mut to = vec![0u8; 2 * LARGE];
         if to.iter().any(|byte| *byte != 0) {
             return Err(format!("round {round}: fresh memory is not zero"));

@@ -1,6 +1,6 @@
 //! Checks shared virtual memory where there is no Python, as in small guests: the device follows a
-//! list that the host has made in two allocations, and the host reads what it has left in there.
-//! `tests/programs/svm.py` checks more.
+//! list that the host has created in two allocations, and the host reads what the device has
+//! written there. `tests/programs/svm.py` checks more.
 
 use std::{
     ffi::{CStr, c_void},
@@ -20,10 +20,10 @@ kernel void walk(global node *at) {
 }
 ";
 
-/// How many nodes there are, every second one in the other allocation: some pages.
+/// The number of nodes, every second one in the other allocation: some pages.
 const NODES: usize = 1000;
 
-/// As the kernel has it.
+/// As declared in the kernel.
 #[repr(C)]
 struct Node {
     next: *mut Node,
@@ -34,7 +34,7 @@ type Map =
     extern "C" fn(Handle, u32, u64, *mut c_void, usize, u32, *const Handle, *mut Handle) -> i32;
 type Unmap = extern "C" fn(Handle, *mut c_void, u32, *const Handle, *mut Handle) -> i32;
 
-/// A function of the loader, which is open, that no worker calls.
+/// A function of the loader, which is open, that the worker does not call.
 fn function(name: &CStr) -> Result<*mut c_void, String> {
     // SAFETY: a plain call with a name.
     let found = unsafe {
@@ -52,7 +52,7 @@ fn function(name: &CStr) -> Result<*mut c_void, String> {
 fn main() -> Result<(), String> {
     let device = Device::open(None)?;
     let (api, context, queue) = (&device.api, device.context, device.queue);
-    // SAFETY: signatures as in the specification.
+    // SAFETY: the signatures are those of the specification.
     let (map, unmap) = unsafe {
         (
             std::mem::transmute::<*mut c_void, Map>(function(c"clEnqueueSVMMap")?),
@@ -88,7 +88,7 @@ fn main() -> Result<(), String> {
             next => node(next),
         };
         let value = index as u64;
-        // SAFETY: it is in an allocation that is mapped.
+        // SAFETY: the node is in an allocation that is mapped.
         unsafe { node(index).write(Node { next, value }) };
     }
     give_back()?;

@@ -1,6 +1,6 @@
-//! Ten thousand synchronous calls between two marks, for whoever counts what else happens: says
-//! `ready` and its process id, waits for a line, says `begin`, calls, says `end`, and waits for the end of its
-//! input.
+//! Ten thousand synchronous calls between two marks, so that other events during them can be
+//! counted. Prints `ready` and its process ID, waits for a line, prints `begin`, makes the calls,
+//! prints `end`, and waits for the end of its input.
 
 use std::{
     io::{Write, stdin, stdout},
@@ -47,7 +47,7 @@ fn main() -> Result<(), String> {
     stdin()
         .read_line(&mut String::new())
         .map_err(|error| error.to_string())?;
-    // What waking up has to do is done before the mark.
+    // The work of waking up is done before the mark.
     for _ in 0..100 {
         ask()?;
     }

@@ -1,21 +1,22 @@
-//! Keeps a device busy: `opencl_turns MICROSECONDS IN_FLIGHT SECONDS [NANOSECONDS]` enqueues kernels
-//! that take about so long when nothing else runs, so many at a time, for so many seconds. Several
-//! lengths (`20,400,8000`) are mixed at random. How long an iteration of a kernel takes is measured
-//! at first, or given.
+//! Keeps a device busy: `opencl_turns MICROSECONDS IN_FLIGHT SECONDS [NANOSECONDS]` enqueues
+//! kernels that take about MICROSECONDS when nothing else runs, IN_FLIGHT at a time, for SECONDS.
+//! Several lengths (`20,400,8000`) are mixed at random. The duration of an iteration of a kernel is
+//! measured first, unless it is given (NANOSECONDS).
 //!
-//! With `OPENCL_TURNS_THINK=MICROSECONDS` it is a closed loop, as solvers and training steps are: it
-//! enqueues so many kernels, waits for all of them, sleeps for so long (0: not at all), and begins again.
-//! It prints then, after all the rest, the seconds that 99 of 100 such batches do not exceed.
+//! With `OPENCL_TURNS_THINK=MICROSECONDS` it runs a closed loop, as solvers and training steps do:
+//! it enqueues IN_FLIGHT kernels, waits for all of them, sleeps for this time (0: not at all), and
+//! starts again. It then also prints, after everything else, the 99th percentile of the duration of
+//! such a batch in seconds.
 //!
-//! `OPENCL_TURNS_BINARY` names a file for the compiled kernels: it is written if it is not there, and
-//! nothing is compiled if it is.
+//! `OPENCL_TURNS_BINARY` names a file for the compiled kernels. It is written if it does not exist;
+//! if it exists, nothing is compiled.
 //!
-//! Prints `running` and the nanoseconds of an iteration when it is ready, waits for a line of input,
-//! and prints at its end the number of kernels, and in seconds the time they took, the time that
-//! they take when nothing else runs, the longest time between the ends of two, and, if
-//! `OPENCL_TURNS_PROFILE` is set, the time that they took by the device's clock: or `error`, a code
-//! and what failed with it. Zero seconds: until its input ends. Zero microseconds: a kernel that
-//! never ends.
+//! When it is ready, it prints `running` and the nanoseconds of an iteration, and waits for a line
+//! of input. At the end it prints the number of kernels and, in seconds, the time that they took,
+//! the time that they take when nothing else runs, the longest time between the ends of two kernels
+//! and, if `OPENCL_TURNS_PROFILE` is set, the time that they took by the device's clock. On an
+//! error it prints `error`, a code and what failed with it. Zero seconds: until its input ends.
+//! Zero microseconds: a kernel that never ends.
 
 use std::{
     collections::VecDeque,
@@ -55,7 +56,7 @@ struct Length {
 struct Work {
     device: Device,
     kernel: usize,
-    /// Whether commands are timed by the device.
+    /// Whether the device measures the commands' times.
     profiled: bool,
 }
 
@@ -100,7 +101,7 @@ impl Work {
         Ok(event)
     }
 
-    /// Waits for a kernel: how long it took by the device's clock, if that is asked for.
+    /// Waits for a kernel. Returns its duration by the device's clock, if that is requested.
     fn wait(&self, event: usize) -> Result<Duration, Failed> {
         let api = &self.device.api;
         check(cl!(api, clWaitForEvents(1, &raw const event)), "waiting")?;
@@ -120,7 +121,8 @@ impl Work {
         Ok(Duration::from_nanos(times[1].saturating_sub(times[0])))
     }
 
-    /// How long so many iterations take: the shortest of several, since others may use the device.
+    /// The duration of this many iterations: the minimum of several runs, since others may use the
+    /// device.
     fn time(&self, iterations: i32) -> Result<Duration, Failed> {
         let mut shortest = Duration::MAX;
         for _ in 0..5 {
@@ -131,14 +133,14 @@ impl Work {
         Ok(shortest)
     }
 
-    /// Nanoseconds that an iteration takes.
+    /// The duration of an iteration in nanoseconds.
     fn iteration(&self) -> Result<f64, Failed> {
         let (small, large) = (200_000, 4_200_000);
         let (mut short, mut long) = (Duration::MAX, Duration::MAX);
         let until = Instant::now() + Duration::from_secs(20);
         while Instant::now() < until {
             (short, long) = (short.min(self.time(small)?), long.min(self.time(large)?));
-            // On a busy machine the short one may have waited for longer than the long one ran.
+            // On a busy machine the short run may have waited for longer than the long one ran.
             if long > short * 4 {
                 return Ok((long - short).as_nanos() as f64 / f64::from(large - small));
             }
@@ -182,7 +184,7 @@ fn run(
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         end.store(true, Ordering::Relaxed);
     });
-    // Machines restored from one snapshot have the same process ids.
+    // Machines that were restored from one snapshot have the same process IDs.
     let clock = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let clock = clock.map_or(0, |clock| clock.as_nanos() as u64);
     let (mut random, start) = (clock ^ u64::from(std::process::id()), Instant::now());
@@ -195,10 +197,10 @@ fn run(
     let think = think.and_then(|micros| micros.parse().ok().map(Duration::from_micros));
     let (mut begun, mut batches) = (start, Vec::new());
     while goes_on() {
-        // A closed loop begins when all are done.
+        // A closed loop starts again when all kernels are done.
         let begins = think.is_none() || events.is_empty();
         while begins && events.len() < in_flight {
-            // Knuth's linear congruential generator; its high bits are the better ones.
+            // Knuth's linear congruential generator, whose high bits are the better ones.
             random = random
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);

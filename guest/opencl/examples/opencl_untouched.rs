@@ -1,5 +1,5 @@
-//! Copies from memory of the window and to it, while the application's own process can neither read
-//! that memory nor write to it: whoever copied there on the way would be killed by a signal.
+//! Copies from and to memory of the window while the application's own process can neither read nor
+//! write that memory: an intermediate copy in this process would raise a fatal signal.
 
 use std::ptr::{null, null_mut};
 
@@ -9,14 +9,14 @@ mod device;
 
 const ALLOC_HOST_PTR: u64 = 1 << 4;
 const MAP_READ_WRITE: u64 = 3;
-/// Bytes of the largest copy.
+/// The size of the largest copy in bytes.
 const LARGEST: usize = 4 << 20;
 
 fn byte(at: usize) -> u8 {
     (at * 7 + at / 4096) as u8
 }
 
-/// Memory of the window, mapped for good.
+/// Memory of the window, mapped permanently.
 struct Mapped {
     start: *mut u8,
     length: usize,
@@ -48,14 +48,14 @@ impl Mapped {
         })
     }
 
-    /// Lets this process reach it, or not.
+    /// Allows or forbids this process to access it.
     fn allow(&self, allowed: bool) -> Result<(), String> {
         let rights = if allowed {
             libc::PROT_READ | libc::PROT_WRITE
         } else {
             libc::PROT_NONE
         };
-        // SAFETY: pages of a mapping of this process, of which it has no references now.
+        // SAFETY: pages of a mapping of this process, to which it holds no references now.
         match unsafe { libc::mprotect(self.start.cast(), self.length, rights) } {
             0 => Ok(()),
             _ => Err(format!(
@@ -66,9 +66,9 @@ impl Mapped {
         }
     }
 
-    /// Its bytes, while they are allowed.
+    /// Its bytes, while access is allowed.
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: mapped for good, and nobody else uses it meanwhile.
+        // SAFETY: mapped permanently, and nobody else uses it meanwhile.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.length) }
     }
 }

@@ -1,16 +1,16 @@
-//! What C programs hand over: pointers that may be null, arrays with counts, handles.
+//! What C programs pass: pointers that may be null, arrays with counts, handles.
 //!
-//! The specification makes the caller answer for what non-null pointers point to; the functions
-//! here are the only ones that rely on it.
+//! The specification makes the caller responsible for what non-null pointers point to. Only the
+//! functions in this module rely on that.
 
 use std::ffi::{CStr, c_char, c_void};
 
 use gantry_remoting::apis::opencl::codes;
 
-/// The outcome of most entry points.
+/// The result of most entry points.
 pub type Outcome<T = ()> = Result<T, i32>;
 
-/// Writes a result where the caller wants it, if it does.
+/// Writes an optional result of the caller's.
 pub fn set<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: see the module.
@@ -18,7 +18,7 @@ pub fn set<T>(to: *mut T, value: T) {
     }
 }
 
-/// An array of the caller.
+/// Copies an array of the caller's. Empty if the pointer is null.
 pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
     if from.is_null() {
         return Vec::new();
@@ -29,7 +29,7 @@ pub fn array<T: Copy>(from: *const T, count: usize) -> Vec<T> {
         .collect()
 }
 
-/// Whether the caller's bytes are these.
+/// Whether the caller's bytes equal these.
 pub fn same(from: *const u8, count: usize, bytes: &[u8]) -> bool {
     // SAFETY: see the module: there are `count` bytes.
     !from.is_null()
@@ -37,13 +37,13 @@ pub fn same(from: *const u8, count: usize, bytes: &[u8]) -> bool {
         && unsafe { std::slice::from_raw_parts(from, count) } == bytes
 }
 
-/// Copies as many bytes of the caller as there is room for.
+/// Copies the caller's bytes, as many as there is room for.
 pub fn copy(from: *const u8, to: &mut [u8]) {
-    // SAFETY: see the module: there are as many bytes.
+    // SAFETY: see the module: there are this many bytes.
     to.copy_from_slice(unsafe { std::slice::from_raw_parts(from, to.len()) });
 }
 
-/// An array that has to be there exactly if its count is not zero.
+/// Copies an array that must be present exactly if its count is not zero.
 pub fn list<T: Copy>(from: *const T, count: u32, code: i32) -> Outcome<Vec<T>> {
     if from.is_null() != (count == 0) {
         return Err(code);
@@ -51,7 +51,7 @@ pub fn list<T: Copy>(from: *const T, count: u32, code: i32) -> Outcome<Vec<T>> {
     Ok(array(from, count as usize))
 }
 
-/// Pairs of property and value up to a zero.
+/// Copies pairs of property and value up to a zero.
 pub fn properties(from: *const isize) -> Vec<isize> {
     let mut list = Vec::new();
     if from.is_null() {
@@ -69,7 +69,7 @@ pub fn properties(from: *const isize) -> Vec<isize> {
     }
 }
 
-/// So many sizes, as numbers that travel; none for null.
+/// Copies N sizes as 64-bit numbers. None if the pointer is null.
 pub fn sizes<const N: usize>(from: *const usize) -> Option<[u64; N]> {
     if from.is_null() {
         return None;
@@ -78,7 +78,7 @@ pub fn sizes<const N: usize>(from: *const usize) -> Option<[u64; N]> {
     Some(unsafe { from.cast::<[usize; N]>().read_unaligned() }.map(|size| size as u64))
 }
 
-/// The bytes of a C string; none for null.
+/// The bytes of a C string. Empty if the pointer is null.
 pub fn text(from: *const c_char) -> Vec<u8> {
     if from.is_null() {
         return Vec::new();
@@ -87,7 +87,7 @@ pub fn text(from: *const c_char) -> Vec<u8> {
     unsafe { CStr::from_ptr(from) }.to_bytes().to_vec()
 }
 
-/// Answers a `clGet...Info`.
+/// Returns the value of a `clGet...Info`.
 pub fn give(value: &[u8], size: usize, to: *mut c_void, size_ret: *mut usize) -> Outcome {
     if !to.is_null() {
         if size < value.len() {
@@ -100,18 +100,18 @@ pub fn give(value: &[u8], size: usize, to: *mut c_void, size_ret: *mut usize) ->
     Ok(())
 }
 
-/// The bytes of a number, a pointer or an array of such.
+/// The bytes of numbers or pointers.
 pub fn bytes<T: Copy>(values: &[T]) -> Vec<u8> {
     // SAFETY: only used with integers and pointers, which have no padding.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }.to_vec()
 }
 
-/// The code of an outcome.
+/// The code of a result.
 pub fn code(outcome: Outcome) -> i32 {
     outcome.err().unwrap_or(codes::SUCCESS)
 }
 
-/// A new handle, or null and the reason.
+/// Returns a new handle, or null and the error.
 pub fn handle<T>(outcome: Outcome<*mut T>, errcode_ret: *mut i32) -> *mut T {
     match outcome {
         Ok(handle) => {

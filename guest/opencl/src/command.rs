@@ -1,4 +1,4 @@
-//! Commands that stay on the device.
+//! Commands that only involve the device.
 
 use std::ffi::c_void;
 
@@ -25,7 +25,7 @@ fn need(from: *const usize) -> Outcome<[u64; 3]> {
     sizes(from).ok_or(codes::INVALID_VALUE)
 }
 
-/// The work-items that a caller asks for.
+/// The work-items that a caller requests.
 fn grid(
     dimensions: u32,
     offset: *const usize,

@@ -291,7 +291,7 @@ pub extern "C" fn clGetCommandQueueInfo(
     })())
 }
 
-/// Has the device given what it has not been given yet.
+/// Submits the queue's pending commands to the device.
 fn flush(queue: &Queue) -> Outcome {
     if queue.progress.is_flushed() {
         return Ok(());

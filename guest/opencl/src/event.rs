@@ -1,4 +1,4 @@
-//! Events, and the way of every command into a queue.
+//! Events, and how every command gets into a queue.
 
 use std::ffi::c_void;
 
@@ -17,7 +17,7 @@ use crate::{
     platform::ask,
 };
 
-/// The wait list and the wanted event of a command, as the caller passed them.
+/// The wait list and the requested event of a command, as the caller passed them.
 #[derive(Clone, Copy)]
 pub struct Around {
     pub count: u32,
@@ -26,7 +26,7 @@ pub struct Around {
 }
 
 impl Around {
-    /// The numbers of the events waited for.
+    /// The numbers of the events to wait for.
     fn ids(&self, context: &Object<Context>) -> Outcome<Vec<EventId>> {
         let code = codes::INVALID_EVENT_WAIT_LIST;
         list(self.wait, self.count, code)?
@@ -42,7 +42,7 @@ impl Around {
     }
 }
 
-/// Puts a command into a queue: pipelined, unless the caller waits for it.
+/// Puts a command into a queue. Does not wait for the worker unless the caller blocks.
 pub fn submit<C: Call<Answer = ()>>(
     queue: &Object<Queue>,
     around: Around,
@@ -68,7 +68,7 @@ pub fn submit<C: Call<Answer = ()>>(
         let mark = progress.mark();
         let outcome = link.ask(&call);
         match outcome {
-            // It is done, and all that is before it.
+            // The command is done, and so is everything before it.
             Ok(()) if queue.it.in_order() => progress.done(mark),
             _ => progress.sent(),
         }
@@ -77,7 +77,7 @@ pub fn submit<C: Call<Answer = ()>>(
     let Some(id) = id else {
         return sent;
     };
-    // Whatever came of the command, the number is the worker's until it is released there.
+    // Whatever the result of the command, the worker uses the number until it is released there.
     let event = Object::handle(Event {
         id,
         context: queue.it.context.keep(),
@@ -211,7 +211,7 @@ pub extern "C" fn clSetEventCallback(
         if !(codes::COMPLETE as i32..=codes::SUBMITTED as i32).contains(&at) {
             return Err(codes::INVALID_VALUE);
         }
-        // The event lives until it has called back.
+        // The event lives until its callback has been called.
         let (kept, data) = (object.keep(), data as usize);
         when(object, at, move |status| {
             notify(kept.pointer(), status.min(at), data as *mut c_void);
@@ -219,11 +219,12 @@ pub extern "C" fn clSetEventCallback(
     })())
 }
 
-/// A new event that this driver decides by [`decide`], in any case: commands may wait for it.
+/// A new event that this driver must complete with [`decide`] in any case, since commands may wait
+/// for it.
 pub fn undecided(context: &Object<Context>) -> Outcome<Own<Event>> {
     let link = link::connected()?;
     let id = EventId(link.state.ids.events.take());
-    // Whether this can be sent or not, the number is given back with the object.
+    // Whether or not this can be sent, the number is returned together with the object.
     let event = Object::own(
         Event {
             id,
@@ -240,10 +241,10 @@ pub fn undecided(context: &Object<Context>) -> Outcome<Own<Event>> {
     Ok(event)
 }
 
-/// Gives such an event its status: 0, or an error.
+/// Sets the status of such an event: 0, or an error.
 pub fn decide(event: &Object<Event>, status: i32) {
     if let Some(link) = link::get() {
-        // If this cannot be sent, there is nobody any more for whom to decide.
+        // If this cannot be sent, nobody is left who could wait for it.
         let _ = link.post(&SetUserEventStatus {
             id: event.it.id,
             status,
@@ -251,7 +252,7 @@ pub fn decide(event: &Object<Event>, status: i32) {
     }
 }
 
-/// Calls back when an event has this status, or an error.
+/// Registers a callback for when an event has this status, or an error.
 fn when(event: &Object<Event>, at: i32, call: impl FnOnce(i32) + Send + 'static) -> Outcome {
     let link = link::connected()?;
     let number = link.register_callback(Box::new(call));
@@ -263,7 +264,8 @@ fn when(event: &Object<Event>, at: i32, call: impl FnOnce(i32) + Send + 'static)
     .inspect_err(|_| link.cancel_callback(number))
 }
 
-/// Calls back, in the thread for that, when the command of an event is over.
+/// Registers a callback for when the command of an event is over. It is called on the callback
+/// thread.
 pub fn when_complete(event: Handle<Event>, call: impl FnOnce(i32) + Send + 'static) -> Outcome {
     let event = get(event)?;
     let kept = event.keep();

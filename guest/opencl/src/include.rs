@@ -1,5 +1,5 @@
-//! Headers of the application's own file system: options name their folders (`-I`), and the
-//! compiler that reads them is on the host. What a source includes travels with it.
+//! Headers in the application's file system: options name their folders (`-I`), but the compiler
+//! that reads them is on the host. The headers that a source includes are sent along with it.
 
 use std::{
     collections::BTreeSet,
@@ -11,20 +11,20 @@ use std::{
 
 use gantry_remoting::{apis::opencl::calls::HeaderFile, wire::Blob};
 
-/// The most files that travel with a source, and the most bytes in all of them.
+/// The maximum number of files that are sent with a source, and the maximum of their total size.
 const MOST_FILES: usize = 1024;
 const MOST_BYTES: usize = 32 << 20;
 
-/// What a build gets: its options without folders, and the headers in them.
+/// What a build is given: its options without folders, and the headers in those.
 #[derive(Debug, Default, PartialEq)]
 pub struct Included {
     pub options: Vec<u8>,
-    /// How many folders the options name.
+    /// The number of folders that the options name.
     pub folders: u32,
     pub headers: Vec<HeaderFile>,
 }
 
-/// Splits options at spaces outside of quotation marks, which it removes.
+/// Splits options at spaces outside of quotation marks, which are removed.
 fn words(options: &[u8]) -> Vec<Vec<u8>> {
     let (mut words, mut word, mut quoted, mut any) = (Vec::new(), Vec::new(), false, false);
     for &byte in options {
@@ -48,8 +48,8 @@ fn words(options: &[u8]) -> Vec<Vec<u8>> {
     words
 }
 
-/// The names that a source includes, and whether in quotation marks. Conditions and macros are not
-/// looked at: a file that is not needed does no harm.
+/// The names that a source includes, and whether they are in quotation marks. Conditions and macros
+/// are ignored: sending a file that is not needed does no harm.
 fn names(source: &[u8]) -> impl Iterator<Item = (&OsStr, bool)> {
     source.split(|&byte| byte == b'\n').filter_map(|line| {
         let rest = line.trim_ascii_start().strip_prefix(b"#")?;
@@ -65,7 +65,7 @@ fn names(source: &[u8]) -> impl Iterator<Item = (&OsStr, bool)> {
     })
 }
 
-/// A path below a folder without steps up; none if it leaves the folder.
+/// A path below a folder, without `..` components. None if it leaves the folder.
 fn below(path: &Path) -> Option<PathBuf> {
     let mut plain = PathBuf::new();
     for part in path.components() {
@@ -83,7 +83,7 @@ fn below(path: &Path) -> Option<PathBuf> {
     (!plain.as_os_str().is_empty()).then_some(plain)
 }
 
-/// What a build of a source with these options needs; none if they name no folder.
+/// What a build of a source with these options needs. None if they name no folder.
 pub fn gather(source: &[u8], options: &[u8]) -> Option<Included> {
     if !options.windows(2).any(|pair| pair == b"-I") {
         return None;
@@ -119,13 +119,13 @@ pub fn gather(source: &[u8], options: &[u8]) -> Option<Included> {
     })
 }
 
-/// The files that a source includes, and those that they include in turn.
+/// The files that a source includes, directly and indirectly.
 fn headers(source: &[u8], folders: &[&Path]) -> Vec<HeaderFile> {
     let mut found: Vec<HeaderFile> = Vec::new();
     let mut known = BTreeSet::new();
     let mut bytes = 0;
-    // Texts that are to be looked through: the source, and then what was found. Each of those is
-    // in a folder, below which other files lie beside it.
+    // The texts to search: the source, and then each file found. Each file is in one of the
+    // folders, and other files are looked for beside it.
     let mut next = 0;
     let mut text = source.to_vec();
     let mut beside: Option<(usize, PathBuf)> = None;

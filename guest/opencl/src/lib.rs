@@ -1,28 +1,28 @@
-//! An OpenCL driver whose devices are those of the host.
+//! An OpenCL driver for the host's devices.
 //!
 //! It has the form that the ecosystem expects: an installable client driver (ICD) that the loader
-//! `libOpenCL.so.1` finds by a file in `/etc/OpenCL/vendors`, beside whatever other drivers there
-//! are. Each call becomes a message to a worker process ([`gantry_remoting`]). Not waited for are
-//! commands, new buffers and samplers, and values of an argument of which the host's driver has
-//! taken one like it before. What returns data waits, and so do new contexts, queues, images,
-//! programs and kernels and the first value of an argument: the call itself has to return why there
-//! is none, and only the host's driver knows.
+//! `libOpenCL.so.1` finds through a file in `/etc/OpenCL/vendors`, alongside any other drivers.
+//! Each call becomes a message to a worker process ([`gantry_remoting`]). The driver does not wait
+//! for commands, for new buffers and samplers, or for values of an argument if the host's driver
+//! has accepted a similar value before. It waits for calls that return data, for new contexts,
+//! queues, images, programs and kernels, and for the first value of an argument: these calls must
+//! return the reason for a failure themselves, which only the host's driver knows.
 //!
-//! `GANTRY_OPENCL` names the socket of the workers, an [`Address`] where they are reached by a
-//! stream, or `messages:` and the socket of `gantry-accel passive`, to which calls are delegated; or
-//! is `off`, or `gate` for who wants to hear why there is no exitless gate, which is used anyhow
-//! where there is one. `GANTRY_OPENCL_SPIN` is the time in microseconds that a waiting call polls before it
-//! sleeps.
+//! `GANTRY_OPENCL` is the path of the workers' socket, an [`Address`] where they are reached
+//! through a stream, or `messages:` followed by the socket of `gantry-accel passive`, to which
+//! calls are delegated. `off` disables the driver. `gate` reports why there is no exitless gate; a
+//! gate is used in any case if there is one. `GANTRY_OPENCL_SPIN` is how long a waiting call polls
+//! before it sleeps, in microseconds.
 //!
 //! [`Address`]: gantry_remoting::link::stream::address::Address
 //!
-//! - `table`: the dispatch table, and what becomes of each entry point
-//! - `link`: OpenCL's own part of the connection, which is [`gantry_client`]'s: there is the way of
-//!   a call, and of its data
+//! - `table`: the dispatch table, and the state of each entry point
+//! - `link`: OpenCL's own part of the connection; the connection itself is [`gantry_client`]'s,
+//!   which describes the path of a call and its data
 //! - `svm`: memory whose addresses mean the same to the device
-//! - `include`: headers that travel with sources
-//! - `told`: what the application has been told of its devices, and another one may lack
-//! - `abi`: what C programs hand over; `object`: handles and reference counts
+//! - `include`: headers that are sent along with sources
+//! - `told`: what the application has been told about its devices, which another device may lack
+//! - `abi`: what C programs pass; `object`: handles and reference counts
 //! - the others: entry points by subject
 
 #![allow(missing_docs, non_snake_case, clippy::too_many_arguments)]
@@ -48,13 +48,13 @@ mod transfer;
 
 use std::ffi::{c_char, c_void};
 
-/// Where the loader starts.
+/// The loader's entry point.
 #[unsafe(no_mangle)]
 pub extern "C" fn clGetExtensionFunctionAddress(name: *const c_char) -> *mut c_void {
     platform::clGetExtensionFunctionAddress(name)
 }
 
-/// The platforms.
+/// Returns the platforms.
 #[unsafe(no_mangle)]
 pub extern "C" fn clIcdGetPlatformIDsKHR(
     count: u32,
@@ -64,7 +64,7 @@ pub extern "C" fn clIcdGetPlatformIDsKHR(
     platform::clIcdGetPlatformIDsKHR(count, platforms.cast(), count_ret)
 }
 
-/// What a platform says of itself.
+/// Returns information about a platform.
 #[unsafe(no_mangle)]
 pub extern "C" fn clGetPlatformInfo(
     platform: *mut c_void,

@@ -1,4 +1,4 @@
-//! OpenCL's own part of the connection: its names, its codes, and what it keeps with it.
+//! OpenCL's own part of the connection: its names, its codes, and its state.
 
 use std::{
     collections::HashMap,
@@ -39,21 +39,21 @@ pub enum OpenCl {}
 /// The connection.
 pub type Link = gantry_client::Link<OpenCl>;
 
-/// `clCreateContext`'s callback: text, data of the driver, its size, data of the application.
+/// `clCreateContext`'s callback: text, the driver's data, its size, the application's data.
 pub type Notify = extern "C" fn(*const c_char, *const c_void, usize, *mut c_void);
 
-/// What OpenCL keeps with its connection.
+/// What the OpenCL driver keeps with its connection.
 #[derive(Debug, Default)]
 pub struct State {
-    /// Numbers of objects.
+    /// The numbers of objects.
     pub ids: Ids,
-    /// Mappings of memory objects that the application has pointers to.
+    /// The number of mappings of memory objects that the application has pointers to.
     pub mapped: AtomicUsize,
-    /// Callbacks of contexts, with the application's data.
+    /// The callbacks of contexts, with the application's data.
     notifies: Mutex<HashMap<ContextId, (Notify, usize)>>,
 }
 
-/// Numbers of objects of all kinds.
+/// The numbers of objects of all kinds.
 #[derive(Debug, Default)]
 pub struct Ids {
     pub sub_devices: Numbers,
@@ -167,7 +167,7 @@ fn report(link: &Link, context: ContextId, Blob(mut text): Blob) {
     let Some((notify, data)) = link.state.notifies().get(&context).copied() else {
         return;
     };
-    // The worker's texts have no zero inside.
+    // The worker's texts contain no zero.
     text.push(0);
     let call = Box::new(move |_| {
         notify(text.as_ptr().cast(), null(), 0, data as *mut c_void);
@@ -175,7 +175,7 @@ fn report(link: &Link, context: ContextId, Blob(mut text): Blob) {
     link.queue_callback(call, 0);
 }
 
-/// Has a context's callback called with what the worker reports, until it is told `None`.
+/// Registers a context's callback for reports of the worker, or unregisters it (None).
 pub fn notify(link: &Link, context: ContextId, callback: Option<(Notify, usize)>) {
     let mut notifies = link.state.notifies();
     match callback {
@@ -188,14 +188,14 @@ pub fn notify(link: &Link, context: ContextId, callback: Option<(Notify, usize)>
     }
 }
 
-/// The connection, made when it is first needed; none if there is no worker.
+/// Returns the connection, connecting on first use. None if there is no worker.
 pub fn get() -> Option<&'static Link> {
     #[cfg(test)]
     OpenCl::connection().get_or_init(|| Link::through(crate::testing::worker()).ok());
     connect::get()
 }
 
-/// The connection of an object: it exists, since the object does.
+/// Returns the connection of an existing object, whose existence implies that of the connection.
 pub fn connected() -> Result<&'static Link, i32> {
     get().ok_or(OpenCl::WORKER_LOST)
 }

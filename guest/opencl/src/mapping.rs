@@ -1,4 +1,4 @@
-//! Objects that are mapped into the application's memory, and unmapped.
+//! Mapping objects into the application's memory, and unmapping them.
 
 use std::{ffi::c_void, ptr::null_mut, sync::atomic::Ordering};
 
@@ -20,7 +20,7 @@ use crate::{
     transfer::{allowed, image_memory, inside, same_context},
 };
 
-/// Whether an object can be mapped with these flags.
+/// Checks that an object can be mapped with these flags.
 fn check_map(mem: &Object<Mem>, flags: u64) -> Outcome {
     let known = codes::MAP_READ | codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION;
     let invalidate = flags & codes::MAP_WRITE_INVALIDATE_REGION != 0;
@@ -41,7 +41,8 @@ fn writes(flags: u64) -> bool {
     flags & (codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION) != 0
 }
 
-/// A mapping that is being made: from before its command is sent, the window's memory stays the same.
+/// A mapping in progress. From before its command is sent, the window's memory must not be
+/// replaced.
 struct Exposed<'a>(&'a Link);
 
 impl<'a> Exposed<'a> {
@@ -50,7 +51,7 @@ impl<'a> Exposed<'a> {
         Self(link)
     }
 
-    /// It is made.
+    /// Completes the mapping.
     fn remember(self, mem: &Object<Mem>, pointer: *mut u8, kind: Mapped, stage: Option<StageId>) {
         std::mem::forget(self);
         let mut maps = mem.it.maps.lock_unpoisoned();
@@ -61,7 +62,7 @@ impl<'a> Exposed<'a> {
         });
     }
 
-    /// So many have gone.
+    /// Records that this many mappings have ended.
     fn end(link: &Link, count: usize) {
         link.state.mapped.fetch_sub(count, Ordering::SeqCst);
     }
@@ -152,9 +153,9 @@ pub extern "C" fn clEnqueueMapBuffer(
     handle(outcome, errcode_ret)
 }
 
-/// Reads what is mapped into its stretch of the window, and on into the application's own memory
-/// if the object lives there; or only waits, if the contents do not matter. The stage by which they
-/// come, if they do by one.
+/// Reads what is mapped into its stretch of the window and, if the object is in the application's
+/// own memory, on into that. If the contents do not matter, only waits. Returns the stage through
+/// which the contents arrive, if there is one.
 #[allow(clippy::too_many_arguments)]
 fn submit_map<C: Call<Answer = ()>>(
     link: &Link,
@@ -176,10 +177,10 @@ fn submit_map<C: Call<Answer = ()>>(
     } else {
         submit(queue, around, command, blocking, |order| {
             let to = match host {
-                // Through a stage of its own, which is released with the landing.
+                // Through a stage of its own, which is released when the data has landed.
                 Some(landing) => {
                     let offset = link.reserve(size)?;
-                    // SAFETY: the memory is the buffer's, which the application keeps as long.
+                    // SAFETY: the memory is the buffer's, which the application keeps until then.
                     unsafe { link.stage_into(offset, size, landing) }
                 }
                 None => link.mapped(start, size),
@@ -289,7 +290,8 @@ pub extern "C" fn clEnqueueUnmapMemObject(
         Exposed::end(link, 1);
         let around = Around { count, wait, event };
         let command = codes::COMMAND_UNMAP_MEM_OBJECT;
-        // What has not come yet the application cannot have changed: what is here is older.
+        // If the contents have not arrived yet, the application cannot have changed them: what is
+        // here is outdated.
         let came = mapping.stage.is_none_or(|stage| !link.is_pending(stage));
         match mapping.kind {
             Mapped::Window(offset) => submit(queue, around, command, false, |order| {
@@ -305,7 +307,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 write,
                 ..
             } if !write || !came => {
-                // Its space is free when all before is over.
+                // Its space becomes free when everything before it is done.
                 submit(queue, around, command, false, |order| {
                     Ok(Unstage {
                         order,
@@ -322,7 +324,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 write: _,
             } => {
                 if let Some(host) = host {
-                    // SAFETY: the memory is the buffer's, which the application keeps as long.
+                    // SAFETY: the memory is the buffer's, which the application keeps until then.
                     unsafe { link.fill(offset, &host, link.reader())? };
                 }
                 if mem.it.image.is_some() {

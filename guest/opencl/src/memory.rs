@@ -26,7 +26,7 @@ const HOST: u64 = codes::MEM_USE_HOST_PTR | codes::MEM_ALLOC_HOST_PTR | codes::M
 const HOST_ACCESS: u64 =
     codes::MEM_HOST_NO_ACCESS | codes::MEM_HOST_READ_ONLY | codes::MEM_HOST_WRITE_ONLY;
 
-/// Checks flags and the pointer that goes with them.
+/// Checks flags and the pointer that belongs to them.
 fn check(flags: u64, host: *mut c_void) -> Outcome {
     let known = ACCESS | HOST | HOST_ACCESS | codes::MEM_KERNEL_READ_AND_WRITE;
     let both = codes::MEM_ALLOC_HOST_PTR | codes::MEM_COPY_HOST_PTR;
@@ -63,7 +63,7 @@ fn buffer(
     }
     let link = link::connected()?;
     let uses = flags & codes::MEM_USE_HOST_PTR != 0;
-    // Memory that host and device share lives in the window, if that is shared and has room for it.
+    // Memory that host and device share is in the window, if that is shared and has room for it.
     let in_window = link.shared(host.cast_const().cast(), size);
     let svm = uses && svm::has(context, host, size as usize);
     let lives = if svm {
@@ -76,12 +76,12 @@ fn buffer(
         None
     };
     let mut contents = None;
-    // What is in shared virtual memory is there already.
+    // Contents in shared virtual memory are already in place.
     if flags & (codes::MEM_COPY_HOST_PTR | codes::MEM_USE_HOST_PTR) != 0 && !svm {
         let data = HostRegion::flat(host.cast(), size as usize);
         match (lives, in_window) {
             (Some((_, 0)), _) => {}
-            // SAFETY: the application vouches for its memory, here and below, as the API demands.
+            // SAFETY: the application guarantees its memory, here and below, as the API requires.
             (Some((offset, _)), _) => unsafe { link.fill(offset, &data, link.reader())? },
             (None, Some(offset)) => {
                 contents = Some(WindowRange {
@@ -146,7 +146,7 @@ pub extern "C" fn clCreateBuffer(
     handle(buffer(context, flags, size, host, Vec::new()), errcode_ret)
 }
 
-/// Memory properties: none is known, so that only an empty list is right.
+/// Memory properties. None are known, so only an empty list is valid.
 fn none_known(list: *const u64) -> Outcome<Vec<u64>> {
     match (list.is_null(), properties(list.cast()).is_empty()) {
         (true, _) => Ok(Vec::new()),
@@ -221,7 +221,7 @@ pub extern "C" fn clCreateSubBuffer(
             origin,
             size,
         };
-        // Some drivers take an origin that their devices call misaligned: theirs to say.
+        // Some drivers accept an origin that is misaligned for their devices. They have to decide.
         let asked = if aligned {
             link.post(&call)
         } else {
@@ -307,7 +307,7 @@ fn image(
         slice_pitch: slice_pitch as usize,
     };
     let contents = (!host.is_null())
-        // SAFETY: the application vouches for its memory, as the API demands.
+        // SAFETY: the application guarantees its memory, as the API requires.
         .then(|| unsafe { link.stage_copy(&data) })
         .transpose()?;
     let id = MemId(link.state.ids.mems.take());
@@ -356,7 +356,7 @@ fn image(
     Ok(mem)
 }
 
-/// Width, height and depth of an image, and its layers; zero for what its kind does not have.
+/// The width, height and depth of an image, and its layers. Zero for what its type does not have.
 fn extent(desc: &ImageDesc) -> Outcome<([u64; 3], u64)> {
     let (width, height, depth) = (desc.width as u64, desc.height as u64, desc.depth as u64);
     let layers = desc.layers as u64;
@@ -472,7 +472,7 @@ pub extern "C" fn clGetSupportedImageFormats(
             flags,
             kind,
         })?;
-        // Only formats whose pixels this driver can count.
+        // Only formats whose pixel size this driver knows.
         let found: Vec<_> = found
             .into_iter()
             .filter(|(order, data)| pixel_size(*order, *data).is_some())
@@ -564,8 +564,8 @@ pub extern "C" fn clSetMemObjectDestructorCallback(
     })())
 }
 
-/// Whether there is no reason to refuse such a sampler. What the specification does not define is
-/// the host's driver's to say, and which modes there are that it does not know.
+/// Whether there is no reason to refuse such a sampler. The host's driver decides what the
+/// specification leaves undefined, and which modes it does not know.
 fn is_usual(
     context: &Object<Context>,
     normalized: bool,

@@ -1,5 +1,5 @@
-//! Objects as applications see them: a pointer to a dispatch table, and a count of references
-//! that is the application's alone. The driver's own references are kept apart, so that
+//! Objects as applications see them: a pointer to a dispatch table, and a reference count that
+//! belongs to the application alone. The driver's own references are counted separately, so that
 //! `CL_..._REFERENCE_COUNT` is exact.
 
 use std::{
@@ -34,15 +34,15 @@ use crate::{
 
 /// A kind of object.
 pub trait ObjectType: Sized {
-    /// Tells it from other kinds.
+    /// Distinguishes this kind from others.
     const TAG: u32;
-    /// The code for what is no such object.
+    /// The error code for what is not an object of this kind.
     const INVALID: i32;
-    /// The last reference is gone.
+    /// Called when the last reference is gone.
     fn released(&mut self, handle: *mut c_void);
 }
 
-/// An object. The dispatch table comes first: the loader looks there.
+/// An object. The dispatch table must come first: the loader uses it.
 #[repr(C)]
 pub struct Object<T: ObjectType> {
     table: &'static Table,
@@ -55,15 +55,15 @@ pub struct Object<T: ObjectType> {
 pub const MEM: u32 = 0x4754_0005;
 const SAMPLER: u32 = 0x4754_0006;
 
-/// Live objects that may be arguments, by handle: for kernels of which the driver does not say
-/// what their arguments are.
+/// Live objects that may be arguments, by handle: for kernels whose argument types the driver does
+/// not report.
 static KNOWN: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
 
 fn lock_known() -> MutexGuard<'static, BTreeMap<usize, u32>> {
     KNOWN.lock_unpoisoned()
 }
 
-/// The tag of a live buffer, image or sampler.
+/// The tag of a live buffer, image or sampler with this handle.
 pub fn find(handle: usize) -> Option<u32> {
     #[cfg(test)]
     crate::testing::LOOKED_UP.with(|count| count.set(count.get() + 1));
@@ -72,7 +72,7 @@ pub fn find(handle: usize) -> Option<u32> {
 
 /// A handle.
 pub type Handle<T> = *mut Object<T>;
-/// A reference of the driver's own.
+/// One of the driver's own references.
 pub type Own<T> = Arc<Object<T>>;
 
 impl<T: ObjectType> Drop for Object<T> {
@@ -87,12 +87,13 @@ impl<T: ObjectType> Drop for Object<T> {
 }
 
 impl<T: ObjectType> Object<T> {
-    /// A new object with one reference of the application.
+    /// Creates an object with one reference of the application's.
     pub fn handle(it: T) -> Handle<T> {
         Arc::into_raw(Self::own(it, 1)).cast_mut()
     }
 
-    /// A new object with `count` references of the application (which are one of the driver's).
+    /// Creates an object with `count` references of the application's (which together are one of
+    /// the driver's).
     pub fn own(it: T, count: u32) -> Own<T> {
         let object = Arc::new(Self {
             table: &TABLE,
@@ -106,14 +107,14 @@ impl<T: ObjectType> Object<T> {
         object
     }
 
-    /// The application's references.
+    /// The number of the application's references.
     pub fn count(&self) -> u32 {
         self.count.load(Ordering::Relaxed)
     }
 
     /// Another reference of the driver's.
     pub fn keep(&self) -> Own<T> {
-        // SAFETY: every object was made by `Arc::new` in `own`.
+        // SAFETY: every object was created by `Arc::new` in `own`.
         unsafe {
             Arc::increment_strong_count(self);
             Arc::from_raw(self)
@@ -131,8 +132,8 @@ pub fn get<'a, T: ObjectType>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
     if handle.is_null() || !handle.is_aligned() {
         return Err(T::INVALID);
     }
-    // SAFETY: the specification lets applications pass only handles that they hold; the loader
-    // has already followed this pointer. The tag finds handles of another kind.
+    // SAFETY: the specification lets applications pass only handles that they hold; the loader has
+    // already dereferenced this pointer. The tag detects handles of another kind.
     let object = unsafe { &*handle };
     if object.tag == T::TAG {
         Ok(object)
@@ -141,7 +142,7 @@ pub fn get<'a, T: ObjectType>(handle: Handle<T>) -> Outcome<&'a Object<T>> {
     }
 }
 
-/// The driver's own references to a list of objects.
+/// The driver's own references to several objects.
 pub fn keep_all<T: ObjectType>(handles: &[Handle<T>]) -> Outcome<Vec<Own<T>>> {
     handles
         .iter()
@@ -159,8 +160,8 @@ pub fn retain<T: ObjectType>(handle: Handle<T>) -> Outcome {
 pub fn release<T: ObjectType>(handle: Handle<T>) -> Outcome {
     let object = get(handle)?;
     if object.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-        // SAFETY: all references of the application together are one of the driver's, which
-        // `handle` or `own` made.
+        // SAFETY: all references of the application's together are one of the driver's, which
+        // `handle` or `own` created.
         drop(unsafe { Arc::from_raw(handle) });
     }
     Ok(())
@@ -171,10 +172,10 @@ pub struct Platform {
     pub devices: Vec<Own<Device>>,
 }
 
-// Platforms and root devices live as long as the process, and handles of all kinds may be used
-// from any thread: what changes in them is behind locks, and raw pointers in them are the
-// application's, which are only handed back to it.
-/// Declares that a kind may be used from any thread.
+// Platforms and root devices live as long as the process, and handles of all kinds may be used from
+// any thread: their mutable state is protected by locks, and raw pointers in them are the
+// application's, which are only returned to it.
+/// Declares that objects of a kind may be used from any thread.
 macro_rules! from_any_thread {
     ($($kind:ty)*) => {$(
         // SAFETY: see above.
@@ -190,9 +191,9 @@ pub struct Device {
     pub platform: PlatformId,
     pub kind: u64,
     pub parent: Option<Own<Device>>,
-    /// `CL_DEVICE_MAX_WORK_GROUP_SIZE`, which each kernel's enqueue is checked against.
+    /// `CL_DEVICE_MAX_WORK_GROUP_SIZE`, which is checked when a kernel is enqueued.
     pub largest_group: OnceLock<u64>,
-    /// Whether it has shared virtual memory, which is looked at as often.
+    /// Whether it supports shared virtual memory, which is checked just as often.
     pub svm: OnceLock<bool>,
 }
 
@@ -220,7 +221,7 @@ impl Queue {
     }
 }
 
-/// Format and shape of an image.
+/// The format and shape of an image.
 #[derive(Clone, Copy)]
 pub struct Image {
     pub kind: u32,
@@ -232,21 +233,21 @@ pub struct Image {
 /// A mapping.
 pub struct Mapping {
     pub pointer: usize,
-    /// By which its contents come, if they do.
+    /// The stage through which its contents arrive, if there is one.
     pub stage: Option<StageId>,
-    /// What is to be done when it ends.
+    /// What has to be done when it ends.
     pub kind: Mapped,
 }
 
-/// What a mapping stands on.
+/// What a mapping is backed by.
 pub enum Mapped {
     /// The buffer itself, from this byte on.
     Window(u64),
-    /// A stretch of the window to be written back, or not.
+    /// A stretch of the window, which may have to be written back.
     Copy {
         offset: u64,
         length: u64,
-        /// The application's own memory, if the data has to come from there.
+        /// The application's own memory, if the data has to be taken from there.
         host: Option<HostRegion>,
         origin: [u64; 3],
         region: [u64; 3],
@@ -266,7 +267,7 @@ pub struct Mem {
     pub svm: bool,
     pub parent: Option<Own<Mem>>,
     pub origin: u64,
-    /// Where in the window it lives, and how much of it is its own.
+    /// Its place in the window, and how much of that belongs to it.
     pub lives: Option<(u64, u64)>,
     pub image: Option<Image>,
     pub maps: Mutex<Vec<Mapping>>,
@@ -283,30 +284,30 @@ pub struct Program {
     pub id: ProgramId,
     pub context: Own<Context>,
     pub devices: Vec<Own<Device>>,
-    /// Its text, if it was made from one.
+    /// Its source, if it was created from one.
     pub source: Vec<u8>,
-    /// The application's options of the last build, if the worker was given others.
+    /// The application's options of the last build, if the worker was given different ones.
     pub options: Mutex<Option<Vec<u8>>>,
 }
 
 pub struct Kernel {
     pub id: KernelId,
     pub program: Own<Program>,
-    /// What its arguments are, as far as that is known.
+    /// The kinds of its arguments, as far as they are known.
     pub kinds: Vec<OnceLock<ArgumentKind>>,
-    /// The arguments as they were set last.
+    /// The arguments as they were last set.
     pub set: Mutex<Vec<Set>>,
 }
 
-/// What is known of an argument's value, which the driver has accepted.
+/// What is known about an argument's value, which the driver has accepted.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Set {
-    /// It has none.
+    /// It has not been set.
     #[default]
     Never,
-    /// Plain bytes, so short that comparing them is cheaper than sending them.
+    /// Plain bytes, few enough that comparing them is cheaper than sending them.
     Bytes(Blob),
-    /// So many plain bytes.
+    /// This many plain bytes.
     Sized(usize),
     /// A buffer or image.
     Mem,
@@ -314,12 +315,12 @@ pub enum Set {
     Sampler,
     /// Local memory.
     Local,
-    /// A pointer into shared virtual memory, or none.
+    /// A pointer into shared virtual memory, or null.
     Svm,
 }
 
 impl Set {
-    /// What is known of a value.
+    /// What is known about a value.
     pub fn of(value: &Value) -> Self {
         match value {
             Value::Bytes(bytes) if bytes.0.len() <= 16 => Self::Bytes(bytes.clone()),
@@ -331,7 +332,8 @@ impl Set {
         }
     }
 
-    /// Whether a driver that has accepted this accepts another value: of this kind and size.
+    /// Whether a driver that has accepted this will accept the other value, which is of the same
+    /// kind and size.
     pub fn vouches_for(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Bytes(this), Self::Bytes(other)) => this.0.len() == other.0.len(),
@@ -348,7 +350,7 @@ pub struct Event {
     pub command: u32,
 }
 
-/// Implements what all kinds do at their end: tell the worker, and give the number back.
+/// Implements what all kinds do at their end: tell the worker, and return the number.
 macro_rules! kinds {
     ($($kind:ident $tag:expr, $invalid:ident $call:ident $numbers:ident;)*) => {$(
         impl ObjectType for $kind {
@@ -394,7 +396,7 @@ impl ObjectType for Device {
     }
 }
 
-/// The first number of sub-devices: root devices have the worker's numbers.
+/// The first number of sub-devices. Root devices have the worker's numbers.
 pub const SUB_DEVICES: u32 = 4096;
 
 impl ObjectType for Context {
@@ -434,7 +436,8 @@ impl ObjectType for Mem {
         let maps = maps.unwrap_or_else(std::sync::PoisonError::into_inner);
         link.state.mapped.fetch_sub(maps.len(), Ordering::SeqCst);
         let own = self.lives.filter(|(_, length)| *length > 0);
-        // Both are due only when no command uses the memory any more, which the driver knows.
+        // Both must wait until no command uses the memory any more, which only the host's driver
+        // knows.
         let callback = (own.is_some() || !destructors.is_empty()).then(|| {
             let handle = handle as usize;
             link.register_callback(Box::new(move |_| {

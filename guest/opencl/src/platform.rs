@@ -28,7 +28,7 @@ pub fn ask(of: Target, parameter: u32) -> Outcome<Vec<u8>> {
     Ok(value)
 }
 
-/// The platforms, asked for once.
+/// The platforms, requested only once.
 pub fn all() -> &'static [Own<Platform>] {
     static ALL: OnceLock<Vec<Own<Platform>>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -195,7 +195,7 @@ pub extern "C" fn clGetDeviceIDs(
     })())
 }
 
-/// A device's limit as a number.
+/// A numeric limit of a device.
 pub fn limit(device: &Object<Device>, name: u32) -> Outcome<u64> {
     Ok(number(&told::own(device.it.id, name)?))
 }
@@ -207,8 +207,8 @@ fn number(value: &[u8]) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Whether this is about pipes or queues on the device, which are not offered: devices say 0 where
-/// the host's has them.
+/// Whether this query is about pipes or device-side queues, which are not offered: devices report 0
+/// even if the host's support them.
 fn is_withheld(name: u32) -> bool {
     matches!(
         name,
@@ -247,13 +247,14 @@ pub extern "C" fn clGetDeviceInfo(
             codes::DEVICE_REFERENCE_COUNT => bytes(&[device.count()]),
             codes::DEVICE_EXTENSIONS => extensions(&told::answer(id, name)?, ""),
             codes::DEVICE_EXTENSIONS_WITH_VERSION => versioned(&told::answer(id, name)?, false),
-            // Finer grains of shared virtual memory would need one memory.
+            // Finer grains of shared virtual memory would need common memory.
             codes::DEVICE_SVM_CAPABILITIES => {
                 let told = number(&told::answer(id, name)?);
                 bytes(&[told & codes::DEVICE_SVM_COARSE_GRAIN_BUFFER])
             }
             _ if is_withheld(name) => vec![0; told::answer(id, name)?.len()],
-            // Kernels on the device only: functions of the application stay with it.
+            // Kernels run on the device only: native functions of the application are not
+            // supported.
             codes::DEVICE_EXECUTION_CAPABILITIES => bytes(&[1u64]),
             _ => told::answer(id, name)?,
         };
@@ -271,7 +272,7 @@ pub extern "C" fn clCreateSubDevices(
     code((|| {
         let parent = get(device)?;
         let link = link::connected()?;
-        // The one list that has an inner end: partition by counts.
+        // The only kind of list with an inner terminator: partition by counts.
         let first = array(list, 1);
         let properties: Vec<u64> = if first.first() == Some(&0x1087) {
             let mut all = vec![0x1087];
@@ -365,7 +366,7 @@ pub extern "C" fn clGetHostTimer(device: Handle<Device>, here: *mut u64) -> i32 
     clGetDeviceAndHostTimer(device, &raw mut there, here)
 }
 
-/// No extension with entry points of its own is served, besides the one that finds this driver.
+/// No extension with entry points of its own is supported, except the one that finds this driver.
 pub extern "C" fn clGetExtensionFunctionAddress(name: *const c_char) -> *mut c_void {
     if crate::abi::text(name) == b"clIcdGetPlatformIDsKHR" {
         return clIcdGetPlatformIDsKHR as *mut c_void;
@@ -423,7 +424,7 @@ mod tests {
         ] {
             assert_eq!(ask(name), (0, 4), "{name:x}");
         }
-        // What the test's device says of all else.
+        // What the test device returns for everything else.
         assert_eq!(ask(codes::DEVICE_MAX_WORK_GROUP_SIZE), (testing::LIMIT, 8));
     }
 }

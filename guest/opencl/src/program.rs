@@ -189,7 +189,7 @@ fn device_ids(count: u32, devices: *const Handle<Device>) -> Outcome<Vec<DeviceI
         .collect()
 }
 
-/// Options for the worker, and the headers that a source needs from folders of this machine.
+/// The options for the worker, and the headers that a source needs from folders on this machine.
 fn included(program: &Program, headers: &[Own<Program>], options: *const c_char) -> Included {
     let options = text(options);
     let texts = std::iter::once(&program.source).chain(headers.iter().map(|of| &of.it.source));
@@ -207,7 +207,7 @@ fn included(program: &Program, headers: &[Own<Program>], options: *const c_char)
     }
 }
 
-/// Runs a build now, or in a thread of its own if the caller wants to be told of its end.
+/// Runs a build now, or in a thread of its own if the caller wants to be notified of its end.
 fn run(
     program: &Object<Program>,
     notify: Notify,
@@ -222,7 +222,7 @@ fn run(
     };
     let (kept, data) = (program.keep(), data as usize);
     std::thread::spawn(move || {
-        // What came of it is asked for by the application.
+        // The application queries the result.
         let _ = work();
         notify(kept.pointer(), data as *mut c_void);
     });
@@ -374,7 +374,7 @@ pub extern "C" fn clGetProgramInfo(
     })())
 }
 
-/// The caller passes an array of pointers to as much memory as it was told to have.
+/// The caller passes an array of pointers to buffers of the sizes that it was told.
 fn binaries(
     program: &Object<Program>,
     size: usize,
@@ -429,7 +429,8 @@ pub extern "C" fn clSetProgramSpecializationConstant(
 ) -> i32 {
     code((|| {
         let program = get(program)?;
-        // No value at all is the host's driver's to refuse, after programs that have no constants.
+        // A null value is for the host's driver to refuse, which first checks that the program has
+        // constants.
         link::connected()?.ask(&Specialize {
             id: program.it.id,
             constant,
@@ -554,8 +555,8 @@ fn sampler(value: *const c_void) -> Outcome<SamplerId> {
     Ok(get(*handle.first().ok_or(codes::INVALID_SAMPLER)?)?.it.id)
 }
 
-/// What an argument is, as the host's driver has taken this value for it: an object, or 8 bytes
-/// that are none. Neither null nor zeroes tell: buffers may be that, too.
+/// The kind of an argument, given that the host's driver has accepted this value: an object, or 8
+/// bytes that are not one. Neither null nor zeroes tell the kind, since buffers may be null, too.
 fn learned(value: &Value) -> Option<ArgumentKind> {
     match value {
         Value::Mem(Some(_)) => Some(ArgumentKind::Mem()),
@@ -567,7 +568,7 @@ fn learned(value: &Value) -> Option<ArgumentKind> {
     }
 }
 
-/// The value of an argument, by what the kernel's argument is.
+/// Converts the value of an argument, according to its kind.
 fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<Value> {
     let plain = || Value::Bytes(Blob(array(value.cast(), size)));
     let is_handle = size == size_of::<usize>();
@@ -584,8 +585,8 @@ fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<V
         ArgumentKind::Bytes() => plain(),
         ArgumentKind::Unknown() if size == 0 => return Err(codes::INVALID_ARG_SIZE),
         ArgumentKind::Unknown() if value.is_null() => Value::Local(size as u64),
-        // The driver does not say, and has taken none yet: what looks like one of our live objects
-        // is one.
+        // The driver does not report the kind, and has not accepted a value yet. A value that
+        // equals the handle of one of our live objects is that object.
         ArgumentKind::Unknown() if is_handle => {
             let handle = array(value.cast::<usize>(), 1)[0];
             match object::find(handle) {
@@ -613,11 +614,11 @@ pub extern "C" fn clSetKernelArg(
             .ok_or(codes::INVALID_ARG_INDEX)?;
         let kind = place.get().unwrap_or(&ArgumentKind::Unknown());
         let mut set = kernel.it.set.lock_unpoisoned();
-        // As many as there are kinds.
+        // There are as many as there are kinds.
         let known = set
             .get_mut(index as usize)
             .ok_or(codes::INVALID_ARG_INDEX)?;
-        // What may be a handle is looked at anew: objects come and go.
+        // A value that may be a handle is examined each time: objects come and go.
         let plain = matches!(kind, ArgumentKind::Bytes()) || size != size_of::<usize>();
         if let Set::Bytes(old) = known
             && plain
@@ -646,17 +647,17 @@ pub extern "C" fn clSetKernelArg(
         let Some(kind) = learned else {
             return give_argument(known, new, &call);
         };
-        // This is waited for even if such a value was accepted before: it may have been zeroes.
+        // Waited for even if such a value was accepted before: that value may have been zeroes.
         link::connected()?.ask(&call)?;
         *known = new;
-        // Whoever was first has learned the same.
+        // Another thread that was faster has learned the same.
         let _ = place.set(kind);
         Ok(())
     })())
 }
 
-/// Gives an argument other bytes than those `old` ones, which the driver has accepted: as many.
-/// Nothing is allocated, for this is what applications do between two kernels.
+/// Replaces the bytes of an argument, which the driver has accepted, by the same number of other
+/// bytes. Allocates nothing, since applications do this between two kernels.
 fn give_bytes(kernel: KernelId, index: u32, old: &mut Blob, value: *const c_void) -> Outcome {
     let mut bytes = std::mem::take(&mut old.0);
     copy(value.cast(), &mut bytes);
@@ -673,8 +674,8 @@ fn give_bytes(kernel: KernelId, index: u32, old: &mut Blob, value: *const c_void
     sent
 }
 
-/// Gives an argument, of which this is `known`, a new value: without waiting, if the driver has
-/// accepted such a one before.
+/// Sets an argument to a new value. Does not wait if the driver has accepted a similar value
+/// (`known`) before.
 pub fn give_argument(known: &mut Set, new: Set, call: &SetArgument) -> Outcome {
     let link = link::connected()?;
     if known.vouches_for(&new) {
@@ -791,12 +792,13 @@ mod tests {
         kernel
     }
 
-    /// Sets an argument to a word; what the driver was told, and how often an object was looked up.
+    /// Sets an argument to a word. Returns what the driver was told, and how often an object was
+    /// looked up.
     fn set(kernel: Handle<Kernel>, index: u32, word: u64) -> (Option<u64>, usize) {
         let before = LOOKED_UP.get();
         let code = clSetKernelArg(kernel, index, 8, (&raw const word).cast());
         assert_eq!(code, 0);
-        // What goes with the next call goes now.
+        // Flushes calls that are sent only with the next one.
         assert_eq!(clReleaseKernel(clCloneKernel(kernel, null_mut())), 0);
         let told = testing::take_set().map(|(size, word)| {
             assert_eq!(size, 8);
@@ -830,7 +832,7 @@ mod tests {
             assert_eq!(told, Some(1000 + round));
             assert_eq!(looked, usize::from(round == 0), "of a number");
         }
-        // A clone knows what its kernel has learned.
+        // A clone inherits what its kernel has learned.
         let clone = clCloneKernel(kernel, null_mut());
         assert_eq!(set(clone, 1, 7), (Some(7), 0));
     }
@@ -845,7 +847,7 @@ mod tests {
         let (told, looked) = set(kernel, 0, buffer as u64);
         assert!(told.is_some_and(|told| told != buffer as u64 && told != 0));
         assert_eq!(looked, 1);
-        // And a buffer that is none is none.
+        // And a null buffer is null.
         assert_eq!(set(kernel, 0, 0), (Some(0), 0));
     }
 }

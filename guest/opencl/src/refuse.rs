@@ -1,4 +1,4 @@
-//! What is not offered: nothing here does anything but refuse.
+//! Features that are not offered: every function here only refuses.
 
 use std::{ffi::c_void, ptr::null_mut};
 
@@ -9,7 +9,7 @@ use crate::{
     object::{Context, Device, Handle, Mem, Program, Queue, get},
 };
 
-/// For entry points whose result is a code. Arguments are not looked at.
+/// For entry points that return a code. Arguments are not examined.
 pub extern "C" fn refused() -> i32 {
     codes::INVALID_OPERATION
 }
@@ -24,16 +24,16 @@ macro_rules! creations {
     )*};
 }
 
-// For entry points that make something of another API's object. What they are called with is not
-// looked at; what counts is how many arguments stand before the last, where the code goes.
+// For entry points that create an object from another API's. Their arguments are not examined; only
+// the number of arguments before the last one matters, which is the pointer for the code.
 creations! {
-    /// Of OpenGL: no context is created from one of its.
+    /// OpenGL: no context is created from one of its contexts.
     gl_3(usize, usize) INVALID_CONTEXT;
     /// The same.
     gl_4(usize, usize, usize) INVALID_CONTEXT;
     /// The same.
     gl_6(usize, usize, usize, usize, usize) INVALID_CONTEXT;
-    /// Of other APIs.
+    /// Other APIs.
     foreign_4(usize, usize, usize) INVALID_OPERATION;
     /// The same.
     foreign_5(usize, usize, usize, usize) INVALID_OPERATION;
@@ -57,7 +57,7 @@ pub extern "C" fn gl_queue(queue: Handle<Queue>) -> i32 {
     })())
 }
 
-/// Devices say that they have no pipes.
+/// Devices report that they have no pipes.
 pub extern "C" fn clCreatePipe(
     _: Handle<Context>,
     _: u64,
@@ -70,7 +70,7 @@ pub extern "C" fn clCreatePipe(
     null_mut()
 }
 
-/// What is asked about is no pipe, whatever it is: there are none.
+/// The object in question is not a pipe, since there are none.
 pub extern "C" fn clGetPipeInfo() -> i32 {
     codes::INVALID_MEM_OBJECT
 }
@@ -88,7 +88,7 @@ pub extern "C" fn clSetCommandQueueProperty(
     })())
 }
 
-/// No queue of this driver is on a device.
+/// This driver has no device-side queues.
 pub extern "C" fn clSetDefaultDeviceCommandQueue(
     context: Handle<Context>,
     device: Handle<Device>,
@@ -102,7 +102,7 @@ pub extern "C" fn clSetDefaultDeviceCommandQueue(
     })())
 }
 
-/// Deprecated with OpenCL 2.2; devices without global constructors refuse it.
+/// Deprecated since OpenCL 2.2; refused by devices without global constructors.
 pub extern "C" fn clSetProgramReleaseCallback(
     program: Handle<Program>,
     _: *const c_void,

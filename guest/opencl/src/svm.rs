@@ -1,12 +1,13 @@
 //! Coarse-grained shared virtual memory.
 //!
-//! The worker's driver chooses the address of an allocation, and this process keeps the same one
-//! for memory of its own, so that pointers mean the same on both sides. The host may look only
-//! between `clEnqueueSVMMap` and `clEnqueueSVMUnmap`, which copy what the device has made and what
-//! the host has; all commands in between, and pointers inside the memory, need nothing.
+//! The worker's driver chooses the address of an allocation, and this process uses the same address
+//! for memory of its own, so that pointers mean the same on both sides. The host may access the
+//! memory only between `clEnqueueSVMMap` and `clEnqueueSVMUnmap`, which copy the device's and the
+//! host's changes. Commands in between, and pointers inside the memory, need no further work.
 //!
-//! Where the window is shared and has room, this process's memory of an allocation is a part of the
-//! window under another address: the device's copies end and begin there, and there are no others.
+//! If the window is shared and has room, this process's memory for an allocation is a part of the
+//! window at a second address. The device's copies start and end there, and there are no other
+//! copies.
 
 use std::{
     collections::BTreeMap,
@@ -42,23 +43,24 @@ use crate::{
     transfer::{There, bytes_between, bytes_by},
 };
 
-/// How many addresses of the worker's are tried: where another mapping is in the way, the worker
-/// goes elsewhere.
+/// The number of the worker's addresses to try: if another mapping is in the way, the worker
+/// chooses another address.
 const TRIES: u32 = 8;
-/// The largest alignment in bytes that may be asked for: that of the largest type of OpenCL C.
+/// The maximum alignment in bytes: that of the largest type of OpenCL C.
 const LARGEST_TYPE: u32 = 128;
 
-/// The lowest address of an allocation, and what they all are multiples of.
+/// The lowest address of an allocation, of which all addresses are multiples.
 const LOWEST: usize = 1 << 16;
 const PAGE: usize = 4096;
 
-/// Allocations take so much of the window's data, at most: the rest is for what else moves.
+/// Allocations use at most this fraction (one quarter) of the window's data; the rest is for other
+/// transfers.
 const SHARE: u64 = 4;
 
-/// How many bytes of the window allocations have.
+/// The number of bytes of the window that allocations use.
 static IN_WINDOW: AtomicU64 = AtomicU64::new(0);
 
-/// Memory of this process at an address that was not its own choice.
+/// Memory of this process at an address that this process has not chosen.
 #[derive(Debug)]
 struct Reservation {
     start: usize,
@@ -66,10 +68,10 @@ struct Reservation {
 }
 
 impl Reservation {
-    /// Memory that is there when it is touched, unless something else is in the way.
+    /// Reserves memory, populated on demand. Fails if something else is in the way.
     fn at(address: u64, length: u64) -> io::Result<Self> {
         let (start, length) = (address as usize, length as usize);
-        // Where null pointers point, nothing is to be: a root user's process could have it there.
+        // Nothing may be mapped where null pointers point, which would be possible for root.
         if start < LOWEST || !start.is_multiple_of(PAGE) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
@@ -78,7 +80,7 @@ impl Reservation {
             | libc::MAP_ANONYMOUS
             | libc::MAP_NORESERVE
             | libc::MAP_FIXED_NOREPLACE;
-        // SAFETY: a fresh mapping that replaces none.
+        // SAFETY: a new mapping that replaces none.
         let mapped = unsafe { libc::mmap(start as *mut c_void, length, access, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -87,7 +89,7 @@ impl Reservation {
             start: mapped as usize,
             length,
         };
-        // Kernels before 4.17 take the address for a wish.
+        // Kernels before 4.17 treat the address as a hint.
         if reservation.start == start {
             Ok(reservation)
         } else {
@@ -95,15 +97,16 @@ impl Reservation {
         }
     }
 
-    /// The same memory as where a page of a shared mapping of a file begins. On an error nothing
-    /// is known to be here any more.
+    /// Maps the pages of a shared file mapping here as well. After an error, nothing is known to be
+    /// mapped here any more.
     fn mirror(&mut self, there: *mut u8) -> io::Result<()> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         let start = self.start as *mut c_void;
-        // SAFETY: of a size of 0 nothing is taken away there; what is replaced here is this one's.
+        // SAFETY: with an old size of 0 nothing is unmapped there; what is replaced here belongs to
+        // this reservation.
         let mapped = unsafe { libc::mremap(there.cast(), 0, self.length, flags, start) };
         if mapped == libc::MAP_FAILED {
-            // Another thread may have got the place: it is not to be taken from it.
+            // Another thread may have got this range, which must not be taken from it.
             self.length = 0;
             return Err(io::Error::last_os_error());
         }
@@ -116,37 +119,38 @@ impl Drop for Reservation {
         if self.length == 0 {
             return;
         }
-        // SAFETY: what `at` has mapped; the application has freed it.
+        // SAFETY: mapped by `at`, and freed by the application.
         unsafe { libc::munmap(self.start as *mut c_void, self.length) };
     }
 }
 
-/// A mapping: where it begins, how long it is, and whether the host writes.
+/// A mapping: its start, its size, and whether the host writes to it.
 #[derive(Clone, Debug)]
 struct Mapped {
     start: usize,
     size: usize,
     writes: bool,
-    /// By which the device's bytes come, if they do.
+    /// The stages through which the device's bytes arrive, if there are any.
     stages: Vec<StageId>,
 }
 
-/// Memory of this process for an allocation.
+/// This process's memory for an allocation.
 #[derive(Debug)]
 struct Memory {
     reserved: Reservation,
-    /// Where in the window it is, and how much that takes, if it is there.
+    /// Its offset in the window and the length of that part, if it is in the window.
     window: Option<(u64, u64)>,
 }
 
-/// The pages that bytes are in: where these begin, and how many bytes there are from there on.
+/// The pages that contain these bytes: their start, and the length from there to the last byte.
 fn pages(address: u64, size: u64) -> (u64, u64) {
     let before = address % PAGE as u64;
     (address - before, size + before)
 }
 
 impl Memory {
-    /// In the window, if that has room; else anywhere. Nothing else may be in these pages.
+    /// Allocates memory in the window if there is room, and otherwise anywhere. Nothing else may be
+    /// in these pages.
     fn at(link: &Link, address: u64, size: u64) -> io::Result<Self> {
         let (address, length) = pages(address, size);
         let reserved = Reservation::at(address, length)?;
@@ -177,7 +181,7 @@ impl Drop for Memory {
     }
 }
 
-/// A part of the window, if there is one to have at once.
+/// Reserves a part of the window, if one is available right now.
 fn share(link: &Link, length: u64) -> Option<u64> {
     let most = (link.window.size() - link.window.data()) / SHARE;
     let fits = |used: u64| used.checked_add(length).filter(|sum| *sum <= most);
@@ -191,7 +195,8 @@ fn share(link: &Link, length: u64) -> Option<u64> {
     offset
 }
 
-/// Where in the window these bytes of an allocation are: one atomic load if no allocation is there.
+/// The window offset of these bytes of an allocation. Costs one atomic load if no allocation is in
+/// the window.
 pub fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
     if IN_WINDOW.load(Ordering::Relaxed) == 0 {
         return None;
@@ -207,18 +212,18 @@ pub fn in_window(pointer: *const u8, length: u64) -> Option<u64> {
 
 /// An allocation.
 struct Allocation {
-    /// Its memory here.
+    /// Its memory in this process.
     memory: Memory,
-    /// What the application has asked for, in bytes.
+    /// The size that the application has requested, in bytes.
     size: usize,
     context: Own<Context>,
     maps: Vec<Mapped>,
 }
 
-/// All allocations, by where they begin.
+/// All allocations, by their start.
 static ALL: RwLock<BTreeMap<usize, Allocation>> = RwLock::new(BTreeMap::new());
 
-/// Calls `look` with the allocation that a pointer points into, if it does.
+/// Calls `look` with the allocation that a pointer points into, if there is one.
 fn find<T>(pointer: usize, look: impl FnOnce(usize, &Allocation) -> T) -> Option<T> {
     let all = ALL.read_unpoisoned();
     let (&start, allocation) = all.range(..=pointer).next_back()?;
@@ -231,7 +236,7 @@ fn change<T>(pointer: usize, change: impl FnOnce(&mut Allocation) -> T) -> Optio
     (pointer - start < allocation.size).then(|| change(allocation))
 }
 
-/// Whether there is any.
+/// Whether there are any allocations.
 pub fn any() -> bool {
     !ALL.read_unpoisoned().is_empty()
 }
@@ -241,7 +246,7 @@ pub fn is(pointer: *const c_void) -> bool {
     find(pointer as usize, |_, _| ()).is_some()
 }
 
-/// Whether memory of the application is shared virtual memory of a context, all of it.
+/// Whether all of this memory is shared virtual memory of a context.
 pub fn has(context: &Object<Context>, pointer: *const c_void, size: usize) -> bool {
     let pointer = pointer as usize;
     find(pointer, |start, allocation| {
@@ -250,7 +255,7 @@ pub fn has(context: &Object<Context>, pointer: *const c_void, size: usize) -> bo
     .unwrap_or(false)
 }
 
-/// Whether a device has it. Others of its kinds than buffers that are mapped would need one memory.
+/// Whether a device supports it. Kinds other than mapped buffers would need common memory.
 fn offered(device: &Object<Device>) -> bool {
     *device.it.svm.get_or_init(|| {
         limit(device, codes::DEVICE_SVM_CAPABILITIES)
@@ -282,7 +287,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
     if !devices.iter().any(|device| offered(device)) {
         return Err(codes::INVALID_OPERATION);
     }
-    // Allocations begin with a page, or else are aligned for the largest type.
+    // Allocations begin at a page boundary, or else are aligned for the largest type.
     let aligns = alignment == 0 || alignment.is_power_of_two() && alignment <= LARGEST_TYPE;
     if size == 0 || flags & !access != 0 || flags.count_ones() > 1 || !aligns {
         return Err(codes::INVALID_VALUE);
@@ -293,7 +298,8 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         }
     }
     let link = link::connected()?;
-    // Addresses that are taken here stay the worker's until another one is found.
+    // Addresses that are taken in this process stay allocated in the worker until another one is
+    // found.
     let mut conflicting = Vec::new();
     let found = loop {
         let asked = link.ask(&SvmAlloc {
@@ -315,7 +321,7 @@ fn alloc(context: Handle<Context>, flags: u64, size: usize, alignment: u32) -> O
         }
     };
     for address in conflicting {
-        // If this cannot be sent, the worker is gone with all that it had.
+        // If this cannot be sent, the worker is gone with everything that it had.
         let _ = link.post(&SvmFree { address });
     }
     let (start, memory) = found?;
@@ -339,7 +345,8 @@ pub extern "C" fn clSVMAlloc(
     alloc(context, flags, size, alignment).map_or(null_mut(), |start| start as *mut c_void)
 }
 
-/// Frees an allocation: here first, so that its address is free when the worker has it again.
+/// Frees an allocation: in this process first, so that its address is free when the worker reuses
+/// it.
 fn free(pointer: usize) {
     let freed = ALL.write_unpoisoned().remove(&pointer);
     let Some(Allocation {
@@ -353,7 +360,7 @@ fn free(pointer: usize) {
         let address = pointer as u64;
         let _ = link.post(&SvmFree { address });
     }
-    // There, too, it is the last to go.
+    // In the worker, too, the context is freed last.
     drop(context);
 }
 
@@ -363,7 +370,7 @@ pub extern "C" fn clSVMFree(context: Handle<Context>, pointer: *mut c_void) {
     }
 }
 
-/// `clEnqueueSVMFree`'s callback: queue, how many pointers, the pointers, data of the application.
+/// `clEnqueueSVMFree`'s callback: queue, number of pointers, the pointers, the application's data.
 type FreeCallback = extern "C" fn(Handle<Queue>, u32, *mut *mut c_void, *mut c_void);
 
 pub extern "C" fn clEnqueueSVMFree(
@@ -383,8 +390,9 @@ pub extern "C" fn clEnqueueSVMFree(
             .into_iter()
             .map(|pointer| pointer as usize)
             .collect();
-        // The memory is free between two markers: the command's event is that of the second, which
-        // waits, with all that is behind it in order, for this thread's word.
+        // The memory is freed between two markers. The command's event is that of the second
+        // marker, which waits for this thread's event, and so do all later commands of an in-order
+        // queue.
         let marker = |count: u32, wait: *const Handle<Event>| -> Outcome<Handle<Event>> {
             let mut event = null_mut();
             let around = Around {
@@ -397,7 +405,7 @@ pub extern "C" fn clEnqueueSVMFree(
             })?;
             Ok(event)
         };
-        // Out of order, it waits for what was enqueued before, which is allowed.
+        // In an out-of-order queue it waits for all earlier commands, which is allowed.
         let due = marker(count, wait)?;
         let freed = undecided(&queue.it.context)?;
         let own =
@@ -405,7 +413,7 @@ pub extern "C" fn clEnqueueSVMFree(
         let (kept, data) = (queue.keep(), data as usize);
         let (told, word) = (pointers, freed.clone());
         let ordered = when_complete(due, move |status| {
-            // A command that was not carried out frees nothing.
+            // A command that was not executed frees nothing.
             if status >= 0 {
                 match notify {
                     Some(notify) => {
@@ -599,7 +607,8 @@ pub extern "C" fn clEnqueueSVMUnmap(
         });
         let mapped = mapped.flatten().ok_or(codes::INVALID_VALUE)?;
         let link = link::connected()?;
-        // What has not come yet the host cannot have changed: what is here is older.
+        // If the contents have not arrived yet, the host cannot have changed them: what is here is
+        // outdated.
         let came = !mapped.stages.iter().any(|stage| link.is_pending(*stage));
         let around = Around { count, wait, event };
         let command = codes::COMMAND_SVM_UNMAP;
@@ -610,7 +619,7 @@ pub extern "C" fn clEnqueueSVMUnmap(
         } else {
             submit(queue, around, command, false, |order| Ok(Marker { order }))?;
         }
-        // What was refused is mapped as before.
+        // If the command was refused, the mapping remains.
         change(start, |allocation| {
             place(&allocation.maps).map(|at| allocation.maps.remove(at))
         });
@@ -711,7 +720,7 @@ pub extern "C" fn clSetKernelExecInfo(
                         .collect(),
                 })
             }
-            // No device here reaches what is not allocated so.
+            // No device here can access memory that is not allocated this way.
             codes::KERNEL_EXEC_INFO_SVM_FINE_GRAIN_SYSTEM if size == size_of::<u32>() => {
                 match array(value.cast::<u32>(), 1)[0] {
                     0 => Ok(()),
@@ -730,7 +739,7 @@ mod tests {
     use super::*;
 
     const PAGE: u64 = super::PAGE as u64;
-    /// Addresses far from those that kernels choose, each for one test.
+    /// Addresses far from those that kernels choose, one for each test.
     const FREE: [u64; 2] = [0x2000_0000_0000, 0x2100_0000_0000];
 
     #[test]

@@ -1,16 +1,16 @@
 //! The dispatch table that the loader finds at the start of every object, in the order of the ICD
-//! extension's `cl_icd_dispatch`, and what each entry point does.
+//! extension's `cl_icd_dispatch`, and the state of each entry point.
 
 use std::ffi::c_void;
 
 use crate::{command, context, event, mapping, memory, platform, program, refuse, svm, transfer};
 
-/// What becomes of a call.
+/// What happens to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Served.
     Served,
-    /// Refused by this code, as the specification has it for devices without the feature.
+    /// Refused with this code, as the specification defines for devices without the feature.
     Refused(&'static str),
 }
 
@@ -70,7 +70,7 @@ macro_rules! table {
 
         const COUNT: usize = STATES.len();
 
-        /// The one table.
+        /// The only table.
         pub static TABLE: Table = Table([$(function!($($entry)::+),)*]);
     };
 }

@@ -1,4 +1,5 @@
-//! A worker in the tests' own process, before an OpenCL that says little and remembers arguments.
+//! A worker in the tests' own process, on an OpenCL mock that answers few queries and records
+//! arguments.
 
 use std::{
     alloc::{Layout, alloc_zeroed},
@@ -30,11 +31,11 @@ use crate::{
 };
 
 thread_local! {
-    /// How often this thread has looked for an object by its handle.
+    /// The number of times that this thread has looked up an object by its handle.
     pub static LOOKED_UP: Cell<usize> = const { Cell::new(0) };
 }
 
-/// What the driver was told to set an argument to last: size and first word.
+/// The last argument that the driver was told to set: its size and first word.
 static SET: Mutex<Option<(usize, u64)>> = Mutex::new(None);
 
 /// Takes what the driver was told.
@@ -42,7 +43,8 @@ pub fn take_set() -> Option<(usize, u64)> {
     SET.lock_unpoisoned().take()
 }
 
-/// Locked by each test that uses the worker: any thread that has a call may serve another one's.
+/// Locked by each test that uses the worker: any thread that makes a call may serve another
+/// thread's.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock_unpoisoned()
@@ -51,10 +53,10 @@ pub fn alone() -> MutexGuard<'static, ()> {
 /// The window's size in bytes.
 const WINDOW: usize = 4 << 20;
 
-/// What devices say of themselves that is a size or a set of flags.
+/// What devices return for queries of sizes and flags.
 pub const LIMIT: u64 = 1 << 20;
 
-/// A device that has all there is to ask for.
+/// A device that supports everything that can be queried.
 unsafe extern "C" fn device_info(
     _: usize,
     name: u32,
@@ -75,7 +77,7 @@ unsafe extern "C" fn device_info(
             | codes::DEVICE_IMAGE_SUPPORT
     );
     let length = if is_short { 4 } else { 8 };
-    // SAFETY: the worker passes `size` bytes, or null, and a place for the length, or null.
+    // SAFETY: the worker passes `size` bytes or null, and a pointer for the length or null.
     unsafe {
         if !value.is_null() && size >= length {
             let from = LIMIT.to_le_bytes();
@@ -97,13 +99,13 @@ unsafe extern "C" fn kernel_info(
     _: *mut usize,
 ) -> i32 {
     if name == codes::KERNEL_NUM_ARGS {
-        // SAFETY: the worker asks for a number of 32 bits.
+        // SAFETY: the worker requests a 32-bit number.
         unsafe { value.cast::<u32>().write(2) };
     }
     0
 }
 
-/// The driver does not say what they are.
+/// The driver does not report their kinds.
 unsafe extern "C" fn argument_info(
     _: usize,
     _: u32,
@@ -116,11 +118,11 @@ unsafe extern "C" fn argument_info(
 }
 
 unsafe extern "C" fn set_argument(_: usize, _: u32, size: usize, value: *const c_void) -> i32 {
-    // The first eight bytes tell all values of the tests apart.
+    // The first eight bytes distinguish all values of the tests.
     let word = if value.is_null() || size != 8 {
         0
     } else {
-        // SAFETY: the value has so many bytes.
+        // SAFETY: the value has this many bytes.
         unsafe { value.cast::<u64>().read_unaligned() }
     };
     *SET.lock_unpoisoned() = Some((size, word));
@@ -129,14 +131,14 @@ unsafe extern "C" fn set_argument(_: usize, _: u32, size: usize, value: *const c
 
 static REFUSES_SAMPLERS: AtomicBool = AtomicBool::new(false);
 
-/// Whether the driver refuses all samplers from now on.
+/// Makes the driver refuse all samplers from now on, or accept them.
 pub fn refuse_samplers(all: bool) {
     REFUSES_SAMPLERS.store(all, Ordering::Relaxed);
 }
 
 unsafe extern "C" fn create_sampler(_: usize, _: u32, _: u32, _: u32, code: *mut i32) -> usize {
     let refuses = REFUSES_SAMPLERS.load(Ordering::Relaxed);
-    // SAFETY: the worker passes a place for the code.
+    // SAFETY: the worker passes a pointer for the code.
     unsafe { code.write(if refuses { codes::INVALID_VALUE } else { 0 }) };
     usize::from(!refuses)
 }
@@ -153,13 +155,14 @@ impl fmt::Debug for Here {
     }
 }
 
-// SAFETY: the memory is there until the process ends.
+// SAFETY: the memory exists until the process ends.
 unsafe impl Send for Here {}
 
 impl Delegate for Here {
     fn delegate(&self, handler: usize, _: u64, _: u64) -> Result<u64, Failed> {
         let mut passive = self.passive.lock_unpoisoned();
-        // SAFETY: the memory is whole pages, there until the process ends, and the window's.
+        // SAFETY: the memory consists of whole pages, exists until the process ends, and is the
+        // window's.
         Ok(unsafe { passive.delegated(handler, self.window) })
     }
 
@@ -187,7 +190,7 @@ pub fn worker() -> Box<dyn Delegate> {
     })
 }
 
-/// A context of the worker's first device.
+/// Creates a context of the worker's first device.
 pub fn context() -> Handle<Context> {
     let (mut platform, mut device): (Handle<Platform>, Handle<Device>) = (null_mut(), null_mut());
     let got = platform::clGetPlatformIDs(1, &raw mut platform, null_mut());

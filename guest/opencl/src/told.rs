@@ -1,7 +1,8 @@
-//! What the application has been told of its devices: they answer so until it ends, whoever serves it.
+//! What the application has been told about its devices: they give the same answers until it ends,
+//! whichever worker serves it.
 //!
-//! The worker takes note of it, too, so that the application goes to no device that lacks something of it. What this
-//! driver asks for itself promises the application nothing.
+//! The worker records it, too, so that the application is not moved to a device that lacks any of
+//! it. What this driver queries for itself promises the application nothing.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -16,28 +17,28 @@ use crate::{abi::Outcome, object::SUB_DEVICES, platform};
 /// An answer.
 struct Known {
     value: Vec<u8>,
-    /// Whether the application has it.
+    /// Whether the application has received it.
     told: bool,
 }
 
-/// Answers by device and parameter.
+/// The answers, by device and parameter.
 static KNOWN: Mutex<BTreeMap<(u32, u32), Known>> = Mutex::new(BTreeMap::new());
 
-/// What a device says of itself that changes: whether it is there (`CL_DEVICE_AVAILABLE`), and how much memory is
-/// free (`CL_DEVICE_GLOBAL_FREE_MEMORY_AMD`).
+/// Answers that change: whether the device is available (`CL_DEVICE_AVAILABLE`), and how much
+/// memory is free (`CL_DEVICE_GLOBAL_FREE_MEMORY_AMD`).
 const CHANGES: [u32; 2] = [0x1027, 0x4039];
 
-/// What a device says of itself, for the application.
+/// A device's answer to a query, for the application.
 pub fn answer(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
     known(id, name, true)
 }
 
-/// What a device says of itself, for this driver.
+/// A device's answer to a query, for this driver.
 pub fn own(id: DeviceId, name: u32) -> Outcome<Vec<u8>> {
     known(id, name, false)
 }
 
-/// What does not change while a device exists is asked for once.
+/// Answers that do not change while a device exists are requested only once.
 fn known(id: DeviceId, name: u32, told: bool) -> Outcome<Vec<u8>> {
     if id.0 >= SUB_DEVICES || CHANGES.contains(&name) {
         return platform::ask(Target::Device(id), name);
@@ -60,7 +61,8 @@ fn known(id: DeviceId, name: u32, told: bool) -> Outcome<Vec<u8>> {
     Ok(value)
 }
 
-/// The question whether other devices have all that the application has been told.
+/// The request that checks whether other devices have everything that the application has been
+/// told.
 pub fn compared() -> CompareDevices {
     let all = KNOWN.lock_unpoisoned();
     let told = all.iter().filter(|(_, known)| known.told);

@@ -1,6 +1,6 @@
 //! Commands that move data between the application's memory and objects.
 //!
-//! Memory in the window is used where it is. Other memory goes through stages: stretches of the
+//! Memory in the window is used in place. Other memory passes through stages: stretches of the
 //! window that are filled before a write, and emptied after a read.
 
 use std::{collections::VecDeque, ffi::c_void, ptr::null_mut};
@@ -24,16 +24,17 @@ use crate::{
     object::{Event, Handle, Image, Mem, Object, Queue, get},
 };
 
-/// Larger transfers of ordinary memory are cut into pieces, so that the copy between memory and
-/// window and the device's work on another piece overlap.
+/// The maximum size of a transfer of ordinary memory that is not divided. In larger ones, copying a
+/// piece between memory and window overlaps with the device's work on another piece.
 const UNCUT: u64 = 256 << 10;
-/// The largest piece. The device reaches 90 % of its rate with pieces of half this size.
+/// The maximum size of a piece. The device reaches 90 % of its throughput with pieces of half this
+/// size.
 const LARGEST_PIECE: u64 = 2 << 20;
-/// How many pieces of a blocking transfer are under way: their stages are used again and again,
-/// and stay in the processor's caches.
+/// The maximum number of pieces of a blocking transfer in flight: their stages are reused, and stay
+/// in the processor's caches.
 const PIECES: usize = 6;
 
-/// The size of a transfer's pieces: several, so that there is something to overlap.
+/// The size of a transfer's pieces. There are several, so that there is something to overlap.
 fn piece_size(size: u64) -> u64 {
     (size / 4)
         .next_multiple_of(4096)
@@ -52,11 +53,12 @@ fn place(link: &Link, memory: HostRegion, write: bool) -> Outcome<WindowRange> {
         });
     }
     if write {
-        // SAFETY: the application vouches for what it has written, as the API demands.
+        // SAFETY: the application guarantees the memory that it writes, as the API requires.
         return unsafe { link.stage_copy(&memory) };
     }
     let offset = link.reserve(size)?;
-    // SAFETY: the application keeps the memory of a read until it has completed, as the API demands.
+    // SAFETY: the application keeps the memory of a read until it has completed, as the API
+    // requires.
     Ok(unsafe { link.stage_into(offset, size, memory) })
 }
 
@@ -67,13 +69,13 @@ pub enum There<'a> {
     Buffer(&'a Object<Mem>, u64),
     /// Shared virtual memory from this address on, by a command of this type.
     Svm(u64, u32),
-    /// None: memory of the application from here on, by a command of this type. What is to go
-    /// there is read when the command is enqueued.
+    /// Not the device: memory of the application from here on, by a command of this type. The data
+    /// to copy there is read when the command is enqueued.
     Host(*mut u8, u32),
 }
 
 impl There<'_> {
-    /// So many bytes further on.
+    /// The position this many bytes further on.
     fn after(self, bytes: u64) -> Self {
         match self {
             Self::Buffer(mem, offset) => Self::Buffer(mem, offset + bytes),
@@ -83,7 +85,7 @@ impl There<'_> {
     }
 }
 
-/// One piece, in or out.
+/// Transfers one piece, in or out.
 fn piece(
     queue: &Object<Queue>,
     there: There<'_>,
@@ -127,8 +129,8 @@ fn piece(
                 let size = memory.size();
                 let offset = link.reserve(size as u64)?;
                 let landing = HostRegion::flat(to, size);
-                // SAFETY: the application vouches for both, until the command has completed for the
-                // second, as the API demands.
+                // SAFETY: the application guarantees both, the second one until the command has
+                // completed, as the API requires.
                 let place = unsafe {
                     link.fill(offset, &memory, Reader::Thread)?;
                     link.stage_into(offset, size as u64, landing)
@@ -159,7 +161,7 @@ fn piece(
     Ok(stage)
 }
 
-/// Whether the host may do this with the object.
+/// Checks that the host may access the object in this way.
 pub fn allowed(mem: &Object<Mem>, write: bool) -> Outcome {
     let only = if write {
         codes::MEM_HOST_READ_ONLY
@@ -172,7 +174,7 @@ pub fn allowed(mem: &Object<Mem>, write: bool) -> Outcome {
     Ok(())
 }
 
-/// Checks that a queue and an object are of one context.
+/// Checks that a queue and an object belong to the same context.
 pub fn same_context(queue: &Object<Queue>, mem: &Object<Mem>) -> Outcome {
     if queue.it.context.it.id != mem.it.context.it.id {
         return Err(codes::INVALID_CONTEXT);
@@ -215,7 +217,7 @@ pub fn bytes_between(
     bytes_by(queue, there, blocking, memory, write, around, |_| ())
 }
 
-/// The same; `staged` hears of each stage by which the bytes go.
+/// The same. `staged` is called with each stage through which bytes pass.
 pub fn bytes_by(
     queue: &Object<Queue>,
     there: There<'_>,
@@ -233,7 +235,7 @@ pub fn bytes_by(
     if !zero_copy {
         copy_threads::prepare(size);
     }
-    // One event cannot stand for several commands out of order, nor tell their common times.
+    // One event cannot stand for several commands out of order, nor report their combined times.
     let whole = zero_copy || size <= UNCUT || size <= space / 4 && (timed || !queue.it.in_order());
     if whole || !queue.it.in_order() {
         let stage = piece(queue, there, blocking, memory, write, around)?;
@@ -244,7 +246,7 @@ pub fn bytes_by(
     let mut under_way = VecDeque::with_capacity(PIECES);
     let mut at = 0;
     while at < size {
-        // Who does not want to be blocked may be the one that commands wait for.
+        // Does not wait in a non-blocking call: commands may be waiting for its caller.
         if blocking && under_way.len() == PIECES {
             under_way
                 .pop_front()
@@ -307,7 +309,8 @@ pub extern "C" fn clEnqueueWriteBuffer(
     ))
 }
 
-/// Checks origin, region and pitches of a rectangle in `size` bytes; the pitches in full.
+/// Checks the origin, region and pitches of a rectangle in `size` bytes. Returns the resolved
+/// pitches.
 fn rectangle(
     origin: [u64; 3],
     region: [u64; 3],
@@ -339,7 +342,7 @@ fn rectangle(
     Ok([row, slice])
 }
 
-/// What `clEnqueueReadBufferRect` and its sibling are called with.
+/// The arguments of `clEnqueueReadBufferRect` and its counterpart.
 struct Rect {
     origins: [*const usize; 2],
     region: *const usize,
@@ -456,7 +459,7 @@ pub extern "C" fn clEnqueueWriteBufferRect(
     code(rect(queue, mem, blocking, &call, true, around))
 }
 
-/// Checks that a region lies in an image.
+/// Checks that a region is inside an image.
 pub fn inside(image: &Image, origin: [u64; 3], region: [u64; 3]) -> Outcome {
     let mut extent = image.extent.map(|extent| extent.max(1));
     match image.kind {
@@ -487,7 +490,7 @@ pub fn image_memory(
 ) -> Outcome<HostRegion> {
     let row = (region[0] * image.pixel) as usize;
     let row_pitch = if row_pitch == 0 { row } else { row_pitch };
-    // The layers of an array of lines lie a slice's pitch apart.
+    // The layers of a 1D image array are a slice pitch apart.
     let (rows, slices) = if image.kind == codes::MEM_OBJECT_IMAGE1D_ARRAY {
         (1, region[1] as usize)
     } else {
@@ -508,7 +511,7 @@ pub fn image_memory(
     })
 }
 
-/// What `clEnqueueReadImage` and its sibling are called with.
+/// The arguments of `clEnqueueReadImage` and its counterpart.
 struct ImageCall {
     origin: *const usize,
     region: *const usize,

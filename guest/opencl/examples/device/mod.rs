@@ -1,6 +1,6 @@
-//! The first device that the loader finds, with a context, a queue, and kernels for it.
+//! The first device that the loader finds, with a context, a queue, and kernels.
 
-// Each program uses a part of this.
+// Each program uses only a part of this.
 #![allow(dead_code, unused_imports)]
 
 use std::{
@@ -23,14 +23,14 @@ macro_rules! cl {
     ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let api = &$api;
         // SAFETY: handles are live until the end of the program, and pointers are to locals of the
-        // sizes that are passed beside them.
+        // sizes that are passed along.
         unsafe { api.$name($($arg),*) }
     }};
 }
 
 pub(crate) use cl;
 
-/// A call that gave an error code.
+/// A call that returned an error code.
 #[derive(Clone, Copy, Debug)]
 pub struct Failed {
     pub what: &'static str,
@@ -49,7 +49,7 @@ impl From<Failed> for String {
     }
 }
 
-/// Whether a code is success; else what has failed.
+/// Turns an error code into an error that names what failed.
 pub fn check(code: i32, what: &'static str) -> Result<(), Failed> {
     match code {
         0 => Ok(()),
@@ -67,14 +67,14 @@ pub struct Device {
 }
 
 impl Device {
-    /// Opens it by the loader that `OPENCL_LOADER` names, or the usual one. A report about the
-    /// context goes to `report`, with the pointer.
+    /// Opens the device through the loader that `OPENCL_LOADER` names, or the default one. Reports
+    /// about the context go to `report`, with the pointer.
     pub fn open(report: Option<(ContextCallback, *const c_void)>) -> Result<Self, Failed> {
         let loader = std::env::var("OPENCL_LOADER");
         let loader = loader.as_deref().unwrap_or("libOpenCL.so.1");
         let api = Api::open(loader).map_err(|_| Failed {
             what: "opening the OpenCL loader",
-            // What loaders answer if there is no platform.
+            // What loaders return if there is no platform.
             code: -1001,
         })?;
         let (mut platform, mut id, mut code) = (0, 0, 0);
@@ -104,7 +104,7 @@ impl Device {
         })
     }
 
-    /// Builds a program and makes these kernels of it.
+    /// Builds a program and creates these kernels from it.
     pub fn kernels<const N: usize>(
         &self,
         source: &CStr,
@@ -121,7 +121,7 @@ impl Device {
         self.kernels_of(program, names)
     }
 
-    /// The same; nothing is compiled if the file has what [`keep`](Self::keep) has written.
+    /// The same. Nothing is compiled if the file contains what [`keep`](Self::keep) has written.
     pub fn kernels_kept<const N: usize>(
         &self,
         file: Option<&Path>,
@@ -134,8 +134,8 @@ impl Device {
         }
     }
 
-    /// Writes what a kernel's program has been compiled to, if there is no such file. A driver may compile
-    /// a kernel once more when it is run: then that is kept, too.
+    /// Writes the compiled program of a kernel to a file, unless it exists. A driver may compile a
+    /// kernel once more when it runs; the result then includes that, too.
     pub fn keep(&self, file: &Path, kernel: Handle) -> Result<(), Failed> {
         if file.exists() {
             return Ok(());
@@ -146,7 +146,7 @@ impl Device {
         })
     }
 
-    /// Builds a program, for the device.
+    /// Builds a program for the device.
     pub fn build(&self, program: Handle) -> Result<(), Failed> {
         let built = cl!(
             self.api,
@@ -155,7 +155,7 @@ impl Device {
         check(built, "building the program")
     }
 
-    /// Makes these kernels of a program that has been built.
+    /// Creates these kernels from a program that has been built.
     pub fn kernels_of<const N: usize>(
         &self,
         program: Handle,
@@ -173,7 +173,8 @@ impl Device {
         Ok(kernels)
     }
 
-    /// A program that has been compiled for this device before: what [`binary`](Self::binary) gave.
+    /// Creates a program that was compiled for this device before, from what
+    /// [`binary`](Self::binary) returned.
     pub fn program_of(&self, binary: &[u8]) -> Result<Handle, Failed> {
         let (bytes, length) = (binary.as_ptr(), binary.len());
         let (mut status, mut code) = (0, 0);
@@ -194,7 +195,7 @@ impl Device {
         Ok(program)
     }
 
-    /// What a kernel's program has been compiled to.
+    /// The compiled program of a kernel.
     pub fn binary(&self, kernel: Handle) -> Result<Vec<u8>, Failed> {
         let (mut program, mut size) = (0usize, 0usize);
         let to = (&raw mut program).cast();
@@ -220,7 +221,7 @@ impl Device {
         Ok(binary)
     }
 
-    /// Creates a buffer; `host` goes with the flags.
+    /// Creates a buffer. `host` is the pointer that belongs to the flags.
     pub fn buffer(&self, flags: u64, size: usize, host: *mut c_void) -> Result<Handle, Failed> {
         let mut code = 0;
         let buffer = cl!(
@@ -231,7 +232,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Writes so many bytes into a buffer of that size, and reads them back to another place.
+    /// Writes this many bytes into a buffer of that size, and reads them back to another place.
     pub fn there_and_back(
         &self,
         from: *const u8,
@@ -254,8 +255,8 @@ impl Device {
         check(cl!(self.api, clReleaseMemObject(buffer)), "releasing")
     }
 
-    /// Enqueues a kernel over so many items of one dimension, in groups of the driver's choice; its
-    /// event goes to `event` unless that is null. The driver's code.
+    /// Enqueues a kernel over this many items of one dimension, in groups of the driver's choice.
+    /// Its event is written to `event` unless that is null. Returns the driver's code.
     pub fn enqueue(&self, queue: Handle, kernel: Handle, items: usize, event: *mut Handle) -> i32 {
         let (offset, group) = (null(), null());
         cl!(

@@ -1,4 +1,4 @@
-//! Entry points that versions after OpenCL 1.2 have added: whether the platform has them.
+//! Entry points that were added after OpenCL 1.2: whether the platform has them.
 
 use std::ptr::null_mut;
 
@@ -6,8 +6,8 @@ use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle
 
 use super::{Part, device::cl};
 
-/// Those that are called here, with their places in a driver's table (`struct _cl_icd_dispatch` of
-/// `cl_icd.h`).
+/// The ones that are called here, with their indices in a driver's table (`struct _cl_icd_dispatch`
+/// of `cl_icd.h`).
 const ADDED: &[(&str, usize)] = &[
     ("clCreatePipe", 124),
     ("clGetPipeInfo", 125),
@@ -25,12 +25,12 @@ const ADDED: &[(&str, usize)] = &[
     ("clSetContextDestructorCallback", 148),
 ];
 
-/// OpenCL 3.0, as `CL_PLATFORM_NUMERIC_VERSION` has it.
+/// OpenCL 3.0, in the format of `CL_PLATFORM_NUMERIC_VERSION`.
 const VERSION_3_0: u32 = 3 << 22;
 
 impl Part {
-    /// Whether the platform has an entry point, and says so if it has not. Loaders call what stands
-    /// in the driver's table without looking whether something does.
+    /// Whether the platform has an entry point. Reports it if not. Loaders call the entry in the
+    /// driver's table without checking that there is one.
     pub fn has(&mut self, name: &str) -> bool {
         let place = ADDED.iter().find(|(added, _)| *added == name);
         let there = place.is_some_and(|(_, place)| self.is_3_0() && self.entry(*place) != 0);
@@ -40,7 +40,7 @@ impl Part {
         there
     }
 
-    /// Whether the platform is of OpenCL 3.0 or later; older ones do not know the question.
+    /// Whether the platform supports OpenCL 3.0 or later. Older ones do not know the query.
     fn is_3_0(&self) -> bool {
         let mut version = 0u32;
         let to = (&raw mut version).cast();
@@ -52,11 +52,12 @@ impl Part {
         code == 0 && version >= VERSION_3_0
     }
 
-    /// What is at a place of the driver's table.
+    /// The entry at an index of the driver's table.
     fn entry(&self, place: usize) -> usize {
         let platform = self.device.platform as *const *const Handle;
         // SAFETY: an object of a driver that a loader has found begins with the address of the
-        // driver's table (cl_khr_icd), which is as long as OpenCL 3.0's if the driver is of 3.0.
+        // driver's table (cl_khr_icd), which has the length of OpenCL 3.0's if the driver supports
+        // 3.0.
         unsafe { (*platform).add(place).read() }
     }
 }

@@ -1,4 +1,4 @@
-//! Parts of the device, and its clock.
+//! Sub-devices, and the device's clock.
 
 use std::{
     ffi::c_void,
@@ -39,7 +39,7 @@ pub fn run(part: &mut Part) -> Result<(), String> {
             part.device.api,
             clCreateSubDevices(part.device.id, list.as_ptr(), 0, null_mut(), &raw mut count)
         );
-        // What is written beside an error is nobody's.
+        // Results that are written in spite of an error are ignored.
         let count = if asked == 0 { count } else { 0 };
         part.say(call, format_args!("{asked}, {count}"));
         let mut devices = vec![0; count as usize];
@@ -91,7 +91,7 @@ fn timers(part: &mut Part) {
     part.say("clGetHostTimer to nowhere", none);
 }
 
-/// What a device says of itself.
+/// A value that the device reports.
 fn value<T: Copy + Default>(part: &Part, device: Handle, name: u32) -> T {
     let mut value = T::default();
     let to: *mut c_void = (&raw mut value).cast();
@@ -102,7 +102,7 @@ fn value<T: Copy + Default>(part: &Part, device: Handle, name: u32) -> T {
     value
 }
 
-/// Computes on each part of the device, by a thread each, in one context of all parts.
+/// Computes on each sub-device in a thread of its own, in one context of all of them.
 fn use_them(part: &mut Part, devices: &[Handle]) -> Result<(), String> {
     for &device in devices {
         let whole = value::<Handle>(part, device, codes::DEVICE_PARENT_DEVICE);
@@ -167,7 +167,7 @@ fn use_them(part: &mut Part, devices: &[Handle]) -> Result<(), String> {
     Ok(())
 }
 
-/// Adds to the numbers of a part of a buffer that is this device's alone; what the first becomes.
+/// Adds to the numbers in this device's own part of a buffer. Returns the first result.
 fn compute(
     part: &Part,
     context: Handle,

@@ -1,4 +1,4 @@
-//! Images: made, mapped, filled and copied, from buffers and to them.
+//! Images: creates, maps, fills and copies them, also from and to buffers.
 
 use std::{
     ffi::c_void,
@@ -115,7 +115,7 @@ fn fill(part: &mut Part, image: Handle, colour: &[u32; 4], origin: [usize; 3], r
     part.say("clEnqueueFillImage", filled);
 }
 
-/// Says what is in an image.
+/// Reports the contents of an image.
 fn show(part: &mut Part, image: Handle) {
     let mut pixels = [0u32; PIXELS];
     let (origin, region) = ([0usize; 3], [WIDTH, HEIGHT, 1]);
@@ -199,7 +199,7 @@ fn copies(part: &mut Part, first: Handle, second: Handle) -> Result<(), String> 
     Ok(())
 }
 
-/// Maps a part of an image, of whose rows the driver says how far apart they are.
+/// Maps a part of an image. The driver returns the row pitch.
 fn map(part: &mut Part, image: Handle, flags: u64) -> Option<(*mut u32, usize)> {
     let (origin, region) = ([2usize, 1, 0], [3usize, 2, 1]);
     let (mut row, mut code) = (0usize, 0);
@@ -242,7 +242,7 @@ fn unmap(part: &mut Part, image: Handle, pointer: *mut u32) {
 fn maps(part: &mut Part, image: Handle) -> Result<(), String> {
     fill(part, image, &[0x11, 0x22, 0x33, 0x44], [2, 1, 0], [2, 1, 1]);
     if let Some((pointer, row)) = map(part, image, codes::MAP_READ | codes::MAP_WRITE) {
-        // SAFETY: two rows of three pixels are mapped, so far apart.
+        // SAFETY: two rows of three pixels are mapped, at this pitch.
         let seen: Vec<u32> = [0, 1, 2, row, row + 1, row + 2]
             .map(|at| unsafe { pointer.add(at).read() })
             .into();
@@ -284,7 +284,7 @@ fn maps(part: &mut Part, image: Handle) -> Result<(), String> {
     Ok(())
 }
 
-/// A kernel reads a row of an image by a sampler.
+/// Has a kernel read a row of an image through a sampler.
 fn sampled(part: &mut Part, image: Handle) -> Result<(), String> {
     let (context, queue) = (part.device.context, part.device.queue);
     let mut code = 0;

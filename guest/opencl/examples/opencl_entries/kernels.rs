@@ -1,4 +1,4 @@
-//! Programs from what is no source, and what can be asked of kernels and done with them.
+//! Programs that are not created from source, and queries and operations of kernels.
 
 use std::{
     ffi::{CString, c_char, c_void},
@@ -22,7 +22,7 @@ pub fn run(part: &mut Part) -> Result<(), String> {
 fn intermediate(part: &mut Part) {
     let context = part.device.context;
     let mut code = 0;
-    // SPIR-V's first word, and nothing that it could begin.
+    // SPIR-V's first word, followed by nothing valid.
     let words = [0x0723_0203u32, 0x0001_0000, 0, 1];
     let tries = [
         ("clCreateProgramWithIL", words.as_ptr(), 16),
@@ -125,7 +125,7 @@ fn built_in(part: &mut Part) -> Result<(), String> {
     Ok(())
 }
 
-/// A number that is asked for, and the code.
+/// A number that is queried, and the code.
 fn number(
     part: &Part,
     ask: impl Fn(&gantry_remoting::backends::opencl::driver::Api, *mut c_void) -> i32,
@@ -160,7 +160,7 @@ fn clones(part: &mut Part) -> Result<(), String> {
     Ok(())
 }
 
-/// A kernel, which adds 1 to a buffer's numbers, and its clone.
+/// A kernel that adds 1 to a buffer's numbers, and its clone.
 fn clone(part: &mut Part, kernel: Handle, buffer: Handle) -> Result<(), String> {
     let queue = part.device.queue;
     let mut code = 0;
@@ -168,7 +168,7 @@ fn clone(part: &mut Part, kernel: Handle, buffer: Handle) -> Result<(), String> 
     let Some(clone) = part.made("clCloneKernel", clone, code) else {
         return Ok(());
     };
-    // Each has arguments of its own from here on.
+    // From here on each has its own arguments.
     part.device.set(kernel, 1, 10i32)?;
     part.say(
         "the clone's run",

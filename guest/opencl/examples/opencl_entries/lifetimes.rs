@@ -1,4 +1,4 @@
-//! Who is told when objects are gone; and two contexts, whose objects do not mix.
+//! Callbacks on the end of objects, and two contexts whose objects must not be mixed.
 
 use std::{
     ffi::c_void,
@@ -12,24 +12,24 @@ use gantry_remoting::backends::opencl::driver::api::Handle;
 
 use super::{Part, device::check, device::cl, more::more};
 
-/// What callbacks were called with: the handle, and their number.
+/// The arguments of callbacks that were called: the handle, and the callback's number.
 type Calls = Mutex<Vec<(Handle, usize)>>;
 
-/// What a callback is given.
+/// The data of a callback.
 struct Told<'a> {
     calls: &'a Calls,
     number: usize,
 }
 
 unsafe extern "C" fn gone(object: Handle, data: *mut c_void) {
-    // SAFETY: what `told` gives, which outlives the object.
+    // SAFETY: the pointer is from `told`, and what it points to outlives the object.
     let told = unsafe { &*data.cast::<Told<'_>>() };
     if let Ok(mut calls) = told.calls.lock() {
         calls.push((object, told.number));
     }
 }
 
-/// Two callbacks' data. They may be called at any time until the process ends.
+/// The data of two callbacks, which may be called at any time until the process ends.
 fn told(calls: &'static Calls) -> [*mut c_void; 2] {
     [1, 2].map(|number| Box::into_raw(Box::new(Told { calls, number })).cast())
 }
@@ -38,7 +38,8 @@ fn no_calls() -> &'static Calls {
     Box::leak(Box::default())
 }
 
-/// Waits until so many calls have come, and says them: in which order, and whether about this.
+/// Waits until this many calls have arrived. Returns their order, and whether they were for this
+/// object.
 fn wait(calls: &Calls, count: usize, object: Handle) -> String {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -97,7 +98,7 @@ fn contexts(part: &mut Part) -> Result<(), String> {
     let released = cl!(part.device.api, clReleaseContext(context));
     part.say("clReleaseContext", released);
     part.say("called while it is kept", count(calls));
-    // A buffer keeps its context.
+    // A buffer keeps its context alive.
     let buffer = part.numbers(context, &[1])?;
     check(cl!(part.device.api, clReleaseContext(context)), "releasing")?;
     part.say("called while its buffer is there", count(calls));
@@ -145,7 +146,7 @@ fn buffers(part: &mut Part) -> Result<(), String> {
         "releasing",
     )?;
     part.say("called while it is kept", count(calls));
-    // A command that has not run keeps its buffer.
+    // A command that has not run keeps its buffer alive.
     let mut code = 0;
     let user = cl!(part.device.api, clCreateUserEvent(context, &raw mut code));
     check(code, "creating a user event")?;
@@ -176,7 +177,7 @@ fn buffers(part: &mut Part) -> Result<(), String> {
     part.say("the buffer's callbacks", wait(calls, 2, buffer));
     check(cl!(part.device.api, clReleaseEvent(user)), "releasing")?;
 
-    // A part of a buffer keeps the whole.
+    // A sub-buffer keeps its buffer alive.
     let calls = no_calls();
     let whole = part.numbers(context, &[7; 1024])?;
     let set = cl!(
@@ -213,7 +214,7 @@ fn buffers(part: &mut Part) -> Result<(), String> {
     Ok(())
 }
 
-/// Objects of one context given to another one's queue.
+/// Passes objects of one context to another context's queue.
 fn strangers(part: &mut Part) -> Result<(), String> {
     let (context, queue) = (part.device.context, part.device.queue);
     let (other, other_queue) = part.other;

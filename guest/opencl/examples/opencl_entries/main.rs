@@ -1,9 +1,9 @@
-//! Calls the entry points that few programs use, and says what each gives: in lines that are the
-//! same with every driver of a device, and so the same natively and through Gantry's.
+//! Calls the entry points that few programs use, and prints the result of each. The lines are the
+//! same with every driver of a device, and thus the same natively and through Gantry's driver.
 //!
-//! One thread does so first, and says each line at once: a driver that ends the process has done so
-//! in the call after the last line. Then four threads do, each with two contexts of its own; they have
-//! to see the same. Then they use one context together.
+//! At first one thread does so and prints each line at once: if a driver ends the process, it was
+//! in the call after the last line. Then four threads do so, each with two contexts of its own, and
+//! must see the same results. Finally they share one context.
 
 mod added;
 #[path = "../device/mod.rs"]
@@ -27,7 +27,7 @@ use device::{Device, cl};
 use gantry_remoting::backends::opencl::driver::api::Handle;
 use more::More;
 
-/// How many threads.
+/// The number of threads.
 const THREADS: usize = 4;
 
 const SOURCE: &CStr = c"
@@ -40,15 +40,15 @@ kernel void pixels(read_only image2d_t image, sampler_t sampler, global uint4 *o
 }
 ";
 
-/// What one thread works with, and what it has to say.
+/// What one thread works with, and its report.
 struct Part {
     device: Device,
     more: More,
-    /// Another context of the device, and its queue.
+    /// Another context of the device, with its queue.
     other: (Handle, Handle),
     program: Handle,
     lines: Vec<String>,
-    /// Whether lines are printed as well.
+    /// Whether lines are printed immediately as well.
     aloud: bool,
 }
 
@@ -90,7 +90,7 @@ impl Part {
         })
     }
 
-    /// Says what a call gave.
+    /// Reports the result of a call.
     fn say(&mut self, call: &str, gave: impl Display) {
         let line = format!("{call}: {gave}");
         if self.aloud {
@@ -99,14 +99,14 @@ impl Part {
         self.lines.push(line);
     }
 
-    /// Says so, and whether it gave an object.
+    /// Reports the code of a call, and whether it returned an object.
     fn made(&mut self, call: &str, object: Handle, code: i32) -> Option<Handle> {
         let there = if object == 0 { "none" } else { "one" };
         self.say(call, format_args!("{code}, {there}"));
         (code == 0 && object != 0).then_some(object)
     }
 
-    /// A buffer of this context with these numbers in it.
+    /// Creates a buffer of this context that contains these numbers.
     fn numbers(&self, context: Handle, numbers: &[i32]) -> Result<Handle, String> {
         let mut code = 0;
         let buffer = cl!(
@@ -123,7 +123,7 @@ impl Part {
         Ok(buffer)
     }
 
-    /// What is at the start of a buffer, by a queue of its context.
+    /// Reads the start of a buffer, through a queue of its context.
     fn contents<const N: usize>(&self, queue: Handle, buffer: Handle) -> Result<[i32; N], String> {
         let mut numbers = [0i32; N];
         let to: *mut c_void = numbers.as_mut_ptr().cast();
@@ -145,7 +145,8 @@ fn all(part: &mut Part) -> Result<(), String> {
 }
 
 fn main() -> Result<(), String> {
-    // Also since PoCL 3.1 sets a device up when it is first used, which two threads must not do at once.
+    // Also because since PoCL 3.1 a device is set up on first use, which two threads must not do at
+    // once.
     let mut first = Part::new()?;
     first.aloud = true;
     all(&mut first)?;

@@ -1,4 +1,4 @@
-//! Functions that the worker never calls, and that its table has not got therefore.
+//! Functions that the worker never calls, and that are therefore not in its table.
 
 #![allow(non_snake_case)]
 
@@ -10,8 +10,7 @@ use gantry_remoting::backends::opencl::driver::api::{Handle, ImageDesc, ImageFor
 macro_rules! more {
     ($part:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let function = $part.more.$name;
-        // SAFETY: handles are live, and pointers are to locals of the sizes that are passed beside
-        // them.
+        // SAFETY: handles are live, and pointers are to locals of the sizes that are passed along.
         unsafe { function($($arg),*) }
     }};
 }
@@ -27,12 +26,12 @@ macro_rules! functions {
         }
 
         impl More {
-            /// Finds them in the loader that has been opened.
+            /// Looks them up in the loader, which is already open.
             pub fn open() -> Result<Self, String> {
                 let loader = std::env::var("OPENCL_LOADER");
                 let loader = loader.as_deref().unwrap_or("libOpenCL.so.1");
                 let path = CString::new(loader).map_err(|error| error.to_string())?;
-                // SAFETY: the path is a C string; the loader is open already.
+                // SAFETY: the path is a C string; the loader is already open.
                 let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
                     return Err(format!("cannot open {loader}"));
@@ -40,7 +39,7 @@ macro_rules! functions {
                 Ok(Self {
                     $($name: {
                         let name = concat!(stringify!($name), "\0");
-                        // SAFETY: the name is a C string, and what bears it has the
+                        // SAFETY: the name is a C string, and the function of that name has the
                         // specification's signature.
                         let found = unsafe {
                             let found = libc::dlsym(library, name.as_ptr().cast());
@@ -57,7 +56,7 @@ macro_rules! functions {
     };
 }
 
-/// A callback about an object.
+/// A callback for an object.
 pub type Notify = unsafe extern "C" fn(Handle, *mut c_void);
 
 functions! {

@@ -1,4 +1,4 @@
-//! What devices without the feature refuse.
+//! What devices that lack a feature refuse.
 
 use std::ptr::{null, null_mut};
 

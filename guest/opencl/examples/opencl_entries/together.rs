@@ -1,4 +1,4 @@
-//! One context, queue and program that several threads use at once.
+//! One context, queue and program, used by several threads at once.
 
 use std::{
     ffi::c_void,
@@ -15,7 +15,7 @@ use super::{
     more::more,
 };
 
-/// How often each thread computes.
+/// The number of computations of each thread.
 const ROUNDS: usize = 50;
 const NUMBERS: usize = 256;
 
@@ -36,7 +36,7 @@ pub fn run(part: &Part, threads: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Computes with objects that come and go, beside those that all share; what its numbers become.
+/// Computes with temporary objects, alongside those that all threads share. Returns the result.
 fn compute(part: &Part, buffer: Handle, index: usize) -> Result<i32, String> {
     let (api, queue) = (&part.device.api, part.device.queue);
     let offset = index * NUMBERS * 4;
@@ -100,7 +100,7 @@ fn compute(part: &Part, buffer: Handle, index: usize) -> Result<i32, String> {
     Ok(numbers[0])
 }
 
-/// One thread waits for a command that waits for what another one decides, in the other context.
+/// One thread waits for a command that waits for another thread's decision, in the other context.
 fn decided(part: &Part) -> Result<String, String> {
     let api = &part.device.api;
     let (context, queue) = part.other;
