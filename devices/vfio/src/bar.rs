@@ -1,4 +1,4 @@
-//! Accesses to a BAR that are trapped: the MSI-X table, and what cannot be mapped.
+//! Trapped accesses to a BAR: the MSI-X table, and parts that cannot be mapped.
 
 use std::{ops::Range, sync::Arc};
 
@@ -9,13 +9,13 @@ use super::{device::Device, interrupts::Interrupts};
 
 /// The MSI-X table and pending bits in a BAR.
 pub struct TrappedVectors {
-    /// The table's place, if it is in this BAR.
+    /// Range of the table, if it is in this BAR.
     pub table: Option<Range<u64>>,
-    /// The pending bits' place, if they are in this BAR.
+    /// Range of the pending bits, if they are in this BAR.
     pub pending: Option<Range<u64>>,
-    /// What the guest sees there.
+    /// The emulated table that the guest sees there.
     pub msix: Arc<MsixTable>,
-    /// What the device sends.
+    /// The interrupts of the device.
     pub interrupts: Arc<Interrupts>,
 }
 
@@ -23,9 +23,9 @@ pub struct TrappedVectors {
 pub struct Bar {
     /// The device.
     pub device: Arc<dyn Device>,
-    /// Number of the BAR, which is also its VFIO region.
+    /// Index of the BAR, which is also its VFIO region.
     pub index: u32,
-    /// Its interrupt vectors.
+    /// Its MSI-X table and pending bits, if any.
     pub vectors: Option<TrappedVectors>,
 }
 
@@ -72,12 +72,13 @@ impl BusDevice for Bar {
                 at,
             ) => {
                 msix.write_table(at, data);
-                // A write that changes something lies in one entry. The table has at most 2,048.
+                // A write that has an effect is within one entry. The table has at most 2,048
+                // entries.
                 interrupts.vector_changed(msix, (at / TABLE_ENTRY_SIZE) as u16);
             }
             // Read-only (PCI 3.0, 6.8.2.10).
             Target::Pending(..) => {}
-            // As well.
+            // Read-only as well.
             Target::Device if self.index == u32::from(BarIndex::ROM.get()) => {}
             Target::Device => self.device.write(self.index, offset, data),
         }

@@ -1,7 +1,7 @@
-//! Which capabilities of a device the guest sees, and where.
+//! Selects the capabilities of a device that the guest sees.
 //!
-//! Each keeps its offset: drivers of some vendors expect theirs at a fixed place. What has a
-//! meaning only on the host's bus is left out.
+//! Each keeps its offset, because some vendors' drivers expect theirs at a fixed offset.
+//! Capabilities that are meaningful only on the host's bus are omitted.
 
 use pci::{ConfigError, ConfigSpace};
 
@@ -24,25 +24,25 @@ const HEADER_END: usize = 0x100;
 /// A capability in the device's list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CapabilityKind {
-    /// Emulated: the guest's messages are not the device's.
+    /// Emulated: the guest's messages differ from the device's.
     Msi,
     /// Emulated.
     Msix,
-    /// Emulated: the device stays awake.
+    /// Emulated: the device stays in D0.
     Power,
-    /// The device's own, of which the guest's resets matter here.
+    /// Passed through; resets through it are intercepted.
     Express,
-    /// The guest reads and writes the device's own registers, of which vfio-pci guards those that
-    /// matter to the host.
+    /// Passed through: the guest reads and writes the device's own registers. vfio-pci protects
+    /// those that matter to the host.
     Through,
 }
 
 /// A capability that the guest sees.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Capability {
-    /// Its id.
+    /// Its ID.
     pub id: u8,
-    /// What becomes of it.
+    /// How it is handled.
     pub kind: CapabilityKind,
     /// Its offset.
     pub at: usize,
@@ -55,7 +55,7 @@ pub struct Capability {
 pub fn visible(config: &[u8; HEADER_END]) -> Vec<Capability> {
     let mut found: Vec<(u8, usize)> = Vec::new();
     let mut at = usize::from(config[0x34] & !3);
-    // A list that bites its own tail ends where it does.
+    // A cyclic list ends where the cycle closes.
     while (FIRST..HEADER_END).contains(&at) && !found.iter().any(|(_, seen)| *seen == at) {
         found.push((config[at], at));
         at = usize::from(config[at + 1] & !3);
@@ -96,8 +96,8 @@ pub fn visible(config: &[u8; HEADER_END]) -> Vec<Capability> {
         .collect()
 }
 
-/// Puts a capability that is passed through into the list; its registers are not the guest's to
-/// write in `config`, they are the device's.
+/// Adds a passed-through capability to the list. Its registers are not writable in `config`,
+/// because writes go to the device.
 pub fn place_through(
     config: &mut ConfigSpace,
     physical: &[u8; HEADER_END],
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn what_concerns_only_the_host_is_left_out() {
-        // Vital product data, MSI with 64-bit addresses, a vendor's own.
+        // Vital product data, MSI with 64-bit addresses, and a vendor-specific one.
         let config = list(&[
             (0x40, &[0x03, 0]),
             (0x50, &[0x05, 0, 0x80, 0]),

@@ -1,7 +1,8 @@
-//! Which extended capabilities (PCI Express 5.0, 7.6.3) of a device the guest sees.
+//! Selects the extended capabilities (PCI Express 5.0, 7.6.3) of a device that the guest sees.
 //!
-//! Like the others, each keeps its offset. The guest sees what says something about the device, and
-//! nothing with which it could change what the host has arranged: virtual functions, addresses that
+//! As for other capabilities, each keeps its offset. The guest sees those that describe the device,
+//! but none through which it could change the host's configuration: virtual functions, addresses
+//! that the device translates itself, BAR sizes, links, errors that ports contain.
 //! the device translates by itself, sizes of BARs, links, errors that ports contain.
 
 use std::{collections::BTreeSet, ops::Range};
@@ -22,7 +23,8 @@ const DESIGNATED_VENDOR: u16 = 0x0023;
 const FIRST: usize = 0x100;
 const END: usize = 0x1000;
 const HEADER: usize = 4;
-/// A chain is followed so far: a device has fewer, and one that lies shall not keep anybody busy.
+/// Maximum length of the chain that is followed. Devices have fewer, and a malicious one must not
+/// cause long loops.
 const MOST: usize = 64;
 
 /// An extended capability that the guest sees.
@@ -30,14 +32,14 @@ const MOST: usize = 64;
 pub struct Extended {
     id: u16,
     version: u8,
-    /// All of it, header included.
+    /// The whole range, including the header.
     place: Range<usize>,
-    /// The guest's writes reach the device's registers, as far as vfio-pci lets them.
+    /// Guest writes reach the device's registers, as far as vfio-pci permits.
     pub writable: bool,
 }
 
 impl Extended {
-    /// The device's registers behind the header.
+    /// The device's registers after the header.
     pub fn registers(&self) -> Range<usize> {
         self.place.start + HEADER..self.place.end
     }
@@ -49,10 +51,10 @@ pub fn visible(mut read: impl FnMut(usize) -> u32) -> Vec<Extended> {
     let mut starts = BTreeSet::new();
     let mut found = Vec::new();
     let mut at = FIRST;
-    // A chain that bites its own tail ends where it does.
+    // A cyclic chain ends where the cycle closes.
     while (FIRST..END).contains(&at) && starts.len() < MOST && starts.insert(at) {
         let header = read(at);
-        // Nothing there, or no device any more.
+        // Nothing there, or the device is gone.
         if header == 0 || header == u32::MAX {
             break;
         }
@@ -62,13 +64,13 @@ pub fn visible(mut read: impl FnMut(usize) -> u32) -> Vec<Extended> {
             ERRORS => (0x2c, false),
             SERIAL_NUMBER => (12, false),
             LATENCY => (8, false),
-            // Both have their length in the register behind the header.
+            // Both have their length in the register after the header.
             VENDOR | DESIGNATED_VENDOR if at + HEADER < END => {
                 ((read(at + HEADER) >> 20) as usize, true)
             }
             _ => (0, false),
         };
-        // A header, and something behind it.
+        // A header and at least one byte after it.
         if len > HEADER {
             found.push((id, version, at, len, writable));
         }
@@ -88,10 +90,10 @@ pub fn visible(mut read: impl FnMut(usize) -> u32) -> Vec<Extended> {
     found.into_iter().filter_map(cut).collect()
 }
 
-/// Puts the capabilities into the guest's configuration space. What is behind their headers is the
-/// device's.
+/// Adds the capabilities to the guest's configuration space. The registers after their headers are
+/// the device's.
 pub fn place(config: &mut ConfigSpace, visible: &[Extended]) -> Result<(), ConfigError> {
-    // The list begins at a fixed place, whatever is there.
+    // The list must begin at a fixed offset, even if nothing is visible there.
     let starts_late = visible
         .first()
         .is_some_and(|first| first.place.start != FIRST);
@@ -117,7 +119,7 @@ mod tests {
         u32::from(id) | 1 << 16 | next << 20
     }
 
-    /// Registers at offsets; the others are zero.
+    /// Registers by offset; all others are zero.
     fn space(registers: &[(usize, u32)]) -> Vec<Extended> {
         visible(|at| {
             let register = registers.iter().find(|(offset, _)| *offset == at);

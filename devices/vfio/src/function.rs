@@ -1,4 +1,4 @@
-//! The PCI function through which the guest sees a device.
+//! The PCI function that presents a device to the guest.
 
 use std::{
     collections::BTreeMap,
@@ -38,14 +38,14 @@ use super::{
 const HEADER: usize = 0x100;
 const PAGE: u64 = 4096;
 
-/// What a device needs from the machine.
+/// What a device needs from the VM.
 #[derive(Clone)]
 pub struct Resources {
-    /// Interrupt vectors.
+    /// Allocates interrupt vectors.
     pub msi: Arc<dyn MsiController>,
-    /// Interrupt lines.
+    /// Provides interrupt lines.
     pub lines: Arc<dyn Lines>,
-    /// Places its memory at the addresses of its BARs.
+    /// Maps its memory at the addresses of its BARs.
     pub space: Arc<dyn AddressSpace>,
 }
 
@@ -59,40 +59,40 @@ struct Msix {
 struct Msi {
     capability: MsiCapability,
     vectors: Option<Box<dyn MsiVectors>>,
-    /// The messages that the eventfds send.
+    /// The messages to which the eventfds are routed.
     routed: Vec<MsiMessage>,
 }
 
-/// Part of a BAR in this process, and in the guest while the BAR is decoded.
+/// A part of a BAR that is mapped into this process and, while the BAR is decoded, into the guest.
 ///
-/// The guest's view goes first.
+/// The fields' order matters: the guest's mapping is dropped first.
 struct Shared {
     bar: BarIndex,
     placed: Option<Box<dyn Mapping>>,
-    /// For other devices.
+    /// The offer to other devices.
     offered: Option<Box<dyn Send>>,
     host: BarMapping,
 }
 
-/// Part of configuration space in which the guest sees the device's own registers.
+/// A part of configuration space that passes through to the device's own registers.
 #[derive(Clone)]
 struct Through {
     place: Range<usize>,
-    /// Writes reach them.
+    /// Guest writes reach the device.
     writable: bool,
 }
 
-/// What became of the resets that the guest has asked for.
+/// Outcomes of the resets that the guest has requested.
 #[derive(Default)]
 struct Resets {
-    /// So often it was reset with its bus.
+    /// Number of resets together with its bus.
     with_bus: AtomicU64,
-    /// A failure that the guest can repeat at will is logged once.
+    /// A failure that the guest can trigger at will is logged once.
     warned: AtomicBool,
 }
 
 impl Resets {
-    /// `reset` says whether it was one of the device's bus.
+    /// Records the outcome of a reset. `Ok(true)`: it was a reset of the device's bus.
     fn note(&self, device: &dyn Device, reset: Result<bool, ResetError>) {
         match reset {
             Ok(with_bus) => {
@@ -121,24 +121,24 @@ pub struct Function {
     shared: Vec<Shared>,
     bars: BTreeMap<BarIndex, Arc<Bar>>,
     resources: Resources,
-    /// The bridges above forward its DMA and messages.
+    /// The bridges upstream forward its DMA and messages.
     upstream: bool,
-    /// The guest has asked for a reset that has not ended: the device is left alone, and answers
-    /// nothing.
+    /// A reset that the guest requested is in progress: the device is not accessed, and guest reads
+    /// return ones.
     resetting: bool,
     /// The next reset is one of its bus.
     with_bus: bool,
     resets: Arc<Resets>,
-    /// It was taken off the bus, and is as it was before it came.
+    /// It was removed from the bus and is in its initial state.
     gone: bool,
-    /// A failure that the guest can repeat at will is logged once.
+    /// A failure that the guest can trigger at will is logged once.
     warned: bool,
     device: Arc<dyn Device>,
 }
 
 impl Function {
-    /// Takes over a device, reset and silent. The BARs in `trapped` are not mapped into the guest:
-    /// each access goes through this process.
+    /// Takes over a device, and resets and silences it. The BARs in `trapped` are not mapped into
+    /// the guest: each access goes through this process.
     pub fn new(
         device: Arc<dyn Device>,
         resources: Resources,
@@ -215,7 +215,7 @@ impl Function {
         Ok(())
     }
 
-    /// The interrupt vectors in a BAR, if it has any.
+    /// The MSI-X table and pending bits in a BAR, if it contains any.
     fn vectors_in(&self, index: BarIndex) -> Option<TrappedVectors> {
         let msix = self.msix.as_ref()?;
         let range = |(bar, offset): (u8, u64), len: u64| {
@@ -231,12 +231,12 @@ impl Function {
         })
     }
 
-    /// Gives the device what the guest may decide of the command register. It goes on decoding its
-    /// BARs at the host's addresses: where the guest sees them is the machine's business, and a
-    /// vCPU that still looks at one must not run into nothing.
+    /// Passes the guest-controlled bits of the command register to the device. The device keeps
+    /// decoding its BARs at the host's addresses: the VMM decides where the guest sees them, and a
+    /// vCPU that still accesses one must not hit undecoded memory.
     fn set_command(&self, command: u16) {
         if self.resetting {
-            // Its registers are out of reach until then, and it does nothing.
+            // Its registers are inaccessible until the reset ends, and it does nothing.
             return;
         }
         let mut command = command | COMMAND_IO | COMMAND_MEMORY;
@@ -254,7 +254,7 @@ impl Function {
         }
     }
 
-    /// Has the device raise the eventfds of the interrupts that the guest enabled.
+    /// Connects the eventfds of the interrupts that the guest enabled.
     fn connect_interrupts(&mut self) {
         if let Err(error) = self.route_msi() {
             self.warn("route its MSI interrupts", &error);
@@ -273,7 +273,8 @@ impl Function {
             None => self.line.as_deref().map_or(Wanted::Nothing, Wanted::Line),
         });
         if let Some(msix) = msix {
-            // After the device: the table drops what it still sent.
+            // After the device was disconnected: the table drops interrupts that arrived until
+            // then.
             msix.capability.update(&self.config, &msix.table);
         }
     }
@@ -289,7 +290,7 @@ impl Function {
         let Some(vectors) = msi.vectors.as_deref() else {
             return Ok(());
         };
-        // Half of them would be worse than none.
+        // A partial route would be worse than none.
         msi.routed.clear();
         for vector in 0..msi.capability.count() {
             vectors.route(vector, messages.get(usize::from(vector)).copied())?;
@@ -298,7 +299,7 @@ impl Function {
         Ok(())
     }
 
-    /// The parts of an access to configuration space that go to the device.
+    /// The parts of a configuration access that pass through to the device.
     fn parts_through(&self, offset: usize, len: usize, write: bool) -> Vec<Range<usize>> {
         let end = offset.saturating_add(len);
         self.through
@@ -309,12 +310,12 @@ impl Function {
             .collect()
     }
 
-    /// Leaves the device as clean as it can be. Nobody resets it meanwhile.
+    /// Leaves the device as clean as possible. No reset is in progress meanwhile.
     fn leave(&mut self) {
         self.resetting = false;
         let line = self.line.take();
         let silenced = self.silence();
-        // Only now: the device asserted it until it was silent.
+        // Only now: the device could assert it until it was silenced.
         drop(line);
         let name = self.device.name();
         match silenced {
@@ -326,13 +327,13 @@ impl Function {
         }
     }
 
-    /// Stops DMA and interrupts, and brings the device back to its state after power-on.
+    /// Stops DMA and interrupts, and returns the device to its power-on state.
     fn silence(&mut self) -> Result<(), ResetError> {
         self.stop();
         self.device.reset()
     }
 
-    /// Stops DMA and interrupts, and brings the guest's registers back to their state after power-on.
+    /// Stops DMA and interrupts, and returns the guest's registers to their power-on state.
     fn stop(&mut self) {
         self.set_command(0);
         self.reset_registers();
@@ -346,13 +347,13 @@ impl Function {
         }
     }
 
-    /// Whether a write to configuration space asks for a function level reset of a device that can
-    /// do it.
+    /// Whether a write to configuration space requests a function-level reset, and the device
+    /// supports it.
     fn asks_for_reset(&self, offset: usize, data: &[u8]) -> bool {
         let Some(express) = self.express else {
             return false;
         };
-        // The upper byte of the device control register, and the highest bit in it.
+        // The upper byte of the device control register, and its highest bit.
         let control = (express + 9)
             .checked_sub(offset)
             .and_then(|at| data.get(at));
@@ -370,8 +371,8 @@ impl Function {
     }
 }
 
-/// The first registers of a device; those that it does not have are zero, as some mediated devices
-/// have fewer.
+/// The first 256 bytes of configuration space. Missing bytes are zero, because some mediated
+/// devices have fewer.
 fn header_of(device: &dyn Device) -> [u8; HEADER] {
     let mut header = [0; HEADER];
     let size = device.region_size(VFIO_PCI_CONFIG_REGION_INDEX);
@@ -389,7 +390,7 @@ struct Layout {
     msix: Option<Msix>,
 }
 
-/// The guest's configuration space for a device with this one.
+/// Builds the guest's configuration space for a device.
 fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigError> {
     let word = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
     let double = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
@@ -445,7 +446,7 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
                     layout.express = Some(at);
                 }
                 capabilities::place_through(&mut layout.config, header, capability)?;
-                // Id and link are the guest's.
+                // ID and link belong to the guest's list.
                 layout.through.push(Through {
                     place: at + 2..at + capability.len,
                     writable: true,
@@ -467,7 +468,7 @@ fn layout(device: &dyn Device, header: &[u8; HEADER]) -> Result<Layout, ConfigEr
     Ok(layout)
 }
 
-/// Adds the device's BARs and its ROM, whose kinds are in the registers of its header.
+/// Adds the device's BARs and ROM; their kinds are in its header registers.
 fn place_bars(
     device: &dyn Device,
     config: &mut ConfigSpace,
@@ -536,8 +537,9 @@ impl PciFunction for Function {
             return;
         }
         if self.asks_for_reset(offset, data) {
-            // PCI Express 6.6.2: it stops at once, its registers are reset, too, and until it is ready
-            // it answers nothing. The kernel waits for that, which this thread, a vCPU's, does not.
+            // PCI Express 6.6.2: the device stops immediately, its registers are reset as well, and
+            // it does not respond until it is ready. The kernel blocks for that time, which this
+            // thread, a vCPU, must not do.
             self.stop();
             self.resetting = true;
             return;
@@ -583,7 +585,7 @@ impl PciFunction for Function {
             }
         }
         if let Some(error) = failed {
-            // Accesses are trapped then.
+            // Accesses are trapped instead.
             self.warn("map a BAR into the guest", &error);
         }
     }
@@ -650,8 +652,8 @@ impl PciFunction for Function {
         self.gone = true;
     }
 
-    /// Bus mastering is switched off, so that the device neither reads nor writes memory and sends
-    /// no message; its registers keep what they hold.
+    /// Disables bus mastering, so that the device neither accesses memory nor sends messages; its
+    /// registers keep their contents.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         self.set_command(self.config.command() & !COMMAND_BUS_MASTER);
         Ok(())

@@ -1,4 +1,4 @@
-//! Devices by IOMMU groups, in a container: what every kernel with VFIO has.
+//! Opens devices by IOMMU group, in a container. Every kernel with VFIO supports this.
 
 use std::{collections::BTreeSet, fs, io, os::fd::RawFd, path::Path, sync::Arc};
 
@@ -19,7 +19,7 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// An empty one.
+    /// Creates an empty container.
     pub fn new(hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
         let container = VfioContainer::new(Some(hypervisor)).map_err(|source| match source {
             VfioError::OpenContainer(source) => Error::Open {
@@ -66,12 +66,12 @@ impl Tables for Groups {
     }
 }
 
-/// The descriptors of IOMMU groups that this process has open.
+/// Descriptors of those IOMMU groups that this process has opened.
 pub fn descriptors(groups: &BTreeSet<&str>) -> Vec<RawFd> {
     groups.iter().copied().filter_map(descriptor).collect()
 }
 
-/// What an error of VFIO means for a device.
+/// Translates a VFIO error for a device.
 fn explain(host_device: &HostDevice, error: VfioError) -> Error {
     let device = host_device.address.clone();
     let group = host_device.group.clone();
@@ -95,7 +95,7 @@ fn explain(host_device: &HostDevice, error: VfioError) -> Error {
     }
 }
 
-/// Why a driver does not give its device.
+/// Explains why a driver refuses to open its device.
 pub fn refused(host_device: &HostDevice, source: io::Error) -> Error {
     let device = host_device.address.clone();
     match host_device.function_of_vfio() {
@@ -110,7 +110,7 @@ pub fn refused(host_device: &HostDevice, source: io::Error) -> Error {
     }
 }
 
-/// What an error of VFIO means for a device that its driver gives.
+/// Translates a VFIO error for a device that its driver has opened.
 pub fn not_opened(host_device: &HostDevice, error: VfioError) -> Error {
     match error {
         VfioError::VfioDeviceGetInfoOther | VfioError::VfioDeviceGetInfoPCI => Error::NotPci {
@@ -124,8 +124,8 @@ pub fn not_opened(host_device: &HostDevice, error: VfioError) -> Error {
     }
 }
 
-/// The descriptor of an IOMMU group that this process has open: vfio-ioctls keeps it to itself, and
-/// a group cannot be opened twice.
+/// The descriptor of an IOMMU group that this process has opened: vfio-ioctls does not expose it,
+/// and a group cannot be opened twice.
 fn descriptor(group: &str) -> Option<RawFd> {
     /// More files than a VM with hundreds of sockets and queues has open.
     const MOST: RawFd = 0x1_0000;

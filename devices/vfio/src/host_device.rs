@@ -1,4 +1,4 @@
-//! Where a device is on the host, and how it can be had.
+//! Locates a device on the host, and determines how to open it.
 
 use std::{
     fs, io,
@@ -7,16 +7,16 @@ use std::{
 
 use super::Error;
 
-/// The file through which devices reach guest RAM by iommufd.
+/// The file through which iommufd gives devices access to guest RAM.
 pub const IOMMUFD: &str = "/dev/iommu";
-/// The folder of the devices' own files.
+/// The folder of the device files.
 const NODES: &str = "/dev/vfio/devices";
-/// Has an entry for each device that VFIO has, from Linux 6.1 on and once VFIO is loaded.
+/// Has an entry for each device that VFIO owns, from Linux 6.1 on and once VFIO is loaded.
 const CLASS: &str = "/sys/class/vfio-dev";
-/// Has a file for each IOMMU group with a device that VFIO has.
+/// Has a file for each IOMMU group with a device that VFIO owns.
 const GROUPS: &str = "/dev/vfio";
 
-/// Where a device is on the host.
+/// A device on the host.
 #[derive(Debug)]
 pub struct HostDevice {
     /// Its folder in sysfs.
@@ -25,15 +25,17 @@ pub struct HostDevice {
     pub(super) address: String,
     /// Its IOMMU group.
     pub(super) group: String,
-    /// Its own file, `/dev/vfio/devices/vfioN`, if the kernel makes one.
+    /// Its device file, `/dev/vfio/devices/vfioN`, if the kernel provides one.
     pub(super) node: Option<PathBuf>,
 }
 
 impl HostDevice {
-    /// Looks at a device in sysfs, and checks what VFIO would refuse with a bare error number.
+    /// Looks up a device in sysfs, and checks for problems that VFIO would report only as an error
+    /// number.
     ///
-    /// What counts is that VFIO has the device: many vendors' drivers give theirs to VMs by
-    /// themselves (variants of vfio-pci, drivers of virtual functions, mediated devices).
+    /// The check is that VFIO owns the device, not that vfio-pci is its driver: many vendors'
+    /// drivers give their devices to VMs themselves (variants of vfio-pci, drivers of virtual
+    /// functions, mediated devices).
     pub fn new(path: &Path) -> Result<Self, Error> {
         Self::look(path, Path::new(CLASS), Path::new(GROUPS))
     }
@@ -58,7 +60,7 @@ impl HostDevice {
         let group = link(found, "iommu_group");
         let node = node(found);
         if node.is_none() {
-            // Older kernels tell only by the group's file, and of the group as a whole.
+            // On older kernels only the group's file shows it, and only for the group as a whole.
             let has_group = group
                 .as_ref()
                 .is_some_and(|group| groups.join(group).exists());
@@ -83,28 +85,29 @@ impl HostDevice {
         })
     }
 
-    /// Its own file.
+    /// Its device file.
     pub(super) fn own_file(&self) -> Result<&Path, Error> {
         self.node.as_deref().ok_or_else(|| Error::NoNode {
             device: self.address.clone(),
         })
     }
 
-    /// The driver that has it, for messages.
+    /// The driver that it is bound to, for messages.
     pub(super) fn driver(&self) -> String {
         link(&self.path, "driver").unwrap_or_else(|| "no driver".to_owned())
     }
 
-    /// The physical function that it is a virtual function of, if VFIO has that one, too.
+    /// Address of the physical function that this is a virtual function of, if VFIO owns that, too.
     pub(super) fn function_of_vfio(&self) -> Option<String> {
         let physical = fs::canonicalize(self.path.join("physfn")).ok()?;
         is_of_vfio(&physical).then_some(())?;
         Some(physical.file_name()?.to_str()?.to_owned())
     }
 
-    /// A device of this group that belongs to a driver of the host.
+    /// A device of this group that is bound to a driver of the host.
     pub(super) fn used_by_host(&self) -> Option<PathBuf> {
-        // Those that VFIO itself takes for harmless (Linux, Documentation/driver-api/vfio.rst).
+        // The drivers that VFIO itself considers harmless (Linux,
+        // Documentation/driver-api/vfio.rst).
         const HARMLESS: [&str; 2] = ["pci-stub", "pcieport"];
         let devices = fs::read_dir(self.path.join("iommu_group/devices")).ok()?;
         let mut devices = devices.filter_map(Result::ok).map(|entry| entry.path());
@@ -115,25 +118,25 @@ impl HostDevice {
     }
 }
 
-/// Whether VFIO has the device with a folder in sysfs.
+/// Whether VFIO owns the device with this folder in sysfs.
 pub fn is_of_vfio(device: &Path) -> bool {
-    // Before Linux 6.1 there is only the name to go by.
+    // Before Linux 6.1, only the driver's name indicates it.
     device.join("vfio-dev").exists() || link(device, "driver").as_deref() == Some("vfio-pci")
 }
 
-/// Whether it is a mediated device: part of a device that the host's driver shares out.
+/// Whether it is a mediated device: a part of a device that the host's driver shares out.
 pub fn is_mediated(device: &Path) -> bool {
     device.join("mdev_type").exists()
 }
 
-/// Whether it is a virtual function of NVIDIA's driver (Linux 6.8 and newer) that has not been told
-/// which virtual GPU it is to be.
+/// Whether it is a virtual function of NVIDIA's driver (Linux 6.8 and newer) for which no vGPU type
+/// has been set.
 fn has_no_vgpu_type(device: &Path) -> bool {
     let kind = fs::read_to_string(device.join("nvidia/current_vgpu_type"));
     kind.is_ok_and(|kind| kind.trim() == "0")
 }
 
-/// What else of a device can be given to a VM while the host's driver has it, for messages.
+/// What else a device offers to VMs while the host's driver owns it, for messages.
 fn instead(device: &Path) -> String {
     let path = device.display();
     if device.join("mdev_supported_types").exists() {
@@ -152,13 +155,13 @@ fn instead(device: &Path) -> String {
     String::new()
 }
 
-/// The last part of where a link of a device leads.
+/// The last component of a link's target in a device's folder.
 fn link(device: &Path, name: &str) -> Option<String> {
     let target = fs::read_link(device.join(name)).ok()?;
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-/// The IOMMU group of the device with an address.
+/// The IOMMU group of the device at a PCI address.
 pub fn group_of(address: &str) -> Option<String> {
     link(
         &Path::new("/sys/bus/pci/devices").join(address),
@@ -166,29 +169,29 @@ pub fn group_of(address: &str) -> Option<String> {
     )
 }
 
-/// The own file of the device with a folder in sysfs, if the kernel makes one.
+/// The device file for a folder in sysfs, if the kernel provides one.
 fn node(device: &Path) -> Option<PathBuf> {
     let mut names = fs::read_dir(device.join("vfio-dev")).ok()?;
     Some(Path::new(NODES).join(names.next()?.ok()?.file_name()))
 }
 
-/// Opens a file of the kernel's for reading and writing.
+/// Opens a file of the kernel for reading and writing.
 pub fn open(path: &Path) -> io::Result<fs::File> {
     fs::File::options().read(true).write(true).open(path)
 }
 
-/// How the devices of a VM are had, and their address space.
+/// How a VM opens its devices, and provides their address spaces.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
-    /// A device by itself, and an address space of iommufd.
+    /// Through device files, with address spaces of iommufd.
     Iommufd,
-    /// By IOMMU groups, in a container.
+    /// Through IOMMU groups, with containers.
     Groups,
 }
 
 impl Way {
-    /// iommufd, where the kernel has it and this process may use it, and groups otherwise. Nothing
-    /// but iommufd if `only_iommufd`.
+    /// Selects iommufd where the kernel has it and this process may use it, otherwise groups. With
+    /// `only_iommufd`, fails instead of using groups.
     pub fn of(host_device: &HostDevice, only_iommufd: bool) -> Result<Self, Error> {
         Self::with(host_device, Path::new(IOMMUFD), only_iommufd)
     }
@@ -211,7 +214,7 @@ impl Way {
     }
 }
 
-/// Whether this process may have a device by iommufd. To open its file changes nothing.
+/// Whether this process may open a device through iommufd. Opening its file has no side effects.
 fn usable(host_device: &HostDevice, iommufd: &Path) -> Result<(), Error> {
     let node = host_device.own_file()?;
     for path in [iommufd, node] {
@@ -237,7 +240,7 @@ mod tests {
         }
     }
 
-    /// A device in a folder, with a group in which there is another one, of this driver.
+    /// Creates a device in a folder, in a group with another device that has the driver `other`.
     fn device(dir: &Path, other: &str) -> PathBuf {
         let device = dir.join("0000:01:00.0");
         let group = dir.join("groups/7");
@@ -256,7 +259,7 @@ mod tests {
         device
     }
 
-    /// Gives a device to another driver, which VFIO does not know.
+    /// Binds a device to another driver, which is not VFIO's.
     fn give_to(device: &Path, driver: &str) {
         fs::remove_file(device.join("driver")).unwrap();
         fs::remove_dir_all(device.join("vfio-dev")).unwrap();
@@ -321,7 +324,7 @@ mod tests {
         assert!(matches!(look(), Err(Error::Driver { .. })));
         fs::create_dir_all(groups.join("7")).unwrap();
         assert!(look().is_ok());
-        // A kernel that lists them does not list this one.
+        // A kernel that lists VFIO's devices does not list this one.
         fs::create_dir(&class).unwrap();
         assert!(matches!(look(), Err(Error::Driver { .. })));
     }
@@ -407,7 +410,7 @@ mod tests {
             Way::with(&host_device, &iommufd, false).unwrap(),
             Way::Iommufd
         );
-        // A folder opens for nobody, root included.
+        // A folder cannot be opened for writing, not even by root.
         fs::remove_file(&node).unwrap();
         fs::create_dir(&node).unwrap();
         let error = groups(&host_device);

@@ -1,11 +1,12 @@
-//! I/O addresses that no device of this host can have mapped, whichever comes.
+//! I/O addresses that cannot be mapped for any device of this host.
 
 use std::{fs, ops::RangeInclusive, path::Path};
 
-/// A folder for each group of devices.
+/// Contains a folder for each IOMMU group.
 const GROUPS: &str = "/sys/kernel/iommu_groups";
 
-/// The ranges that all groups of devices reserve. None if the host has no IOMMU, or does not say.
+/// The ranges that all IOMMU groups reserve. Empty if the host has no IOMMU, or provides no
+/// information.
 pub fn reserved_by_all() -> Vec<RangeInclusive<u64>> {
     of_groups(Path::new(GROUPS))
 }
@@ -21,7 +22,7 @@ fn of_groups(folder: &Path) -> Vec<RangeInclusive<u64>> {
         .unwrap_or_default()
 }
 
-/// Ranges of a group: a line for each, with its first address, its last one, and what it is.
+/// Parses the ranges of a group: one per line, with first address, last address and type.
 fn parse(text: &str) -> Vec<RangeInclusive<u64>> {
     let range = |line: &str| {
         let mut words = line.split_whitespace();
@@ -30,13 +31,13 @@ fn parse(text: &str) -> Vec<RangeInclusive<u64>> {
             u64::from_str_radix(digits, 16).ok()
         };
         let (first, last) = (address()?, address()?);
-        // VFIO gives those away that the firmware uses before a driver comes.
+        // The firmware uses these only before a driver takes over, and VFIO allows mapping them.
         (words.next() != Some("direct-relaxable")).then_some(first..=last)
     };
     text.lines().filter_map(range).collect()
 }
 
-/// What is in both.
+/// The intersection.
 fn common(all: &[RangeInclusive<u64>], more: &[RangeInclusive<u64>]) -> Vec<RangeInclusive<u64>> {
     let pairs = all
         .iter()
@@ -55,7 +56,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(of_groups(&folder.path().join("none")), []);
         assert_eq!(of_groups(folder.path()), []);
-        // As Linux shows them on a machine of AMD's and one of Intel's.
+        // As Linux reports them on an AMD and on an Intel machine.
         let groups = [
             "0x00000000fee00000 0x00000000feefffff msi\n\
              0x000000fd00000000 0x000000ffffffffff reserved\n",
@@ -72,7 +73,7 @@ mod tests {
             fs::create_dir(&group).unwrap();
             fs::write(group.join("reserved_regions"), text).unwrap();
         }
-        // A group that is gone by now.
+        // A group that has disappeared.
         fs::create_dir(folder.path().join("4")).unwrap();
         let mut found = of_groups(folder.path());
         found.sort_by_key(|range| *range.start());

@@ -1,8 +1,8 @@
-//! Which interrupts of a device raise eventfds, and so reach the guest.
+//! Connects the interrupts of a device to eventfds, through which they reach the guest.
 //!
-//! The device gets as many of its host's interrupt vectors as the guest unmasks: a table of 2,048
-//! entries of which the guest uses three costs three, or as many as the highest of them says where
-//! the host cannot add vectors later.
+//! The device uses as many of the host's interrupt vectors as the guest unmasks. If the guest uses
+//! three entries of a table with 2,048, it costs three vectors. Where the host cannot add vectors
+//! later, it costs as many as the highest unmasked entry requires.
 
 use std::{
     io,
@@ -19,20 +19,20 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::device::{Device, Irqs};
 
-/// What the guest has chosen.
+/// The guest's choice.
 #[derive(Clone, Copy)]
 pub enum Wanted<'a> {
     /// No interrupts.
     Nothing,
     /// The interrupt line.
     Line(&'a dyn Line),
-    /// This many messages.
+    /// This number of MSI messages.
     Msi(&'a dyn MsiVectors, u16),
-    /// The vectors that are unmasked in the table.
+    /// The unmasked vectors of the MSI-X table.
     Msix(&'a MsixTable),
 }
 
-/// What the device does.
+/// The device's current mode.
 enum Mode {
     Off,
     Line,
@@ -40,10 +40,10 @@ enum Mode {
     Msix(Connected),
 }
 
-/// Vectors of the table that are connected.
+/// The connected vectors of the table.
 struct Connected {
     used: Vec<bool>,
-    /// As many vectors as the host has reserved.
+    /// Number of vectors that the host has reserved.
     room: u16,
 }
 
@@ -51,12 +51,12 @@ struct Connected {
 pub struct Interrupts {
     device: Arc<dyn Device>,
     mode: Mutex<Mode>,
-    /// A failure that the guest can repeat at will is logged once.
+    /// A failure that the guest can trigger at will is logged once.
     warned: AtomicBool,
 }
 
 impl Interrupts {
-    /// All off.
+    /// Creates an instance with all interrupts off.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
             device,
@@ -65,7 +65,7 @@ impl Interrupts {
         }
     }
 
-    /// Has the device do what the guest wants. What failed is tried again at the next call.
+    /// Configures the device as the guest wants. Failures are retried at the next call.
     pub fn want(&self, wanted: Wanted) {
         let mut mode = self.lock();
         let changed = match (&mut *mode, wanted) {
@@ -80,7 +80,7 @@ impl Interrupts {
         self.report(changed);
     }
 
-    /// The guest has written to a vector of the table.
+    /// Handles a guest write to a vector of the table.
     pub fn vector_changed(&self, table: &MsixTable, vector: u16) {
         let mut mode = self.lock();
         if let Mode::Msix(connected) = &mut *mode
@@ -119,8 +119,8 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Connects the vectors in use, the device's MSI-X being off. It is switched on in any case:
-    /// its driver may look, and without it the device would use its interrupt line.
+    /// Connects the vectors in use, while the device's MSI-X is off. MSI-X is enabled even without
+    /// any: the driver may check, and without MSI-X the device would use its interrupt line.
     fn connect_table(&self, table: &MsixTable, used: Vec<bool>) -> io::Result<Connected> {
         let room = used.iter().rposition(|used| *used).unwrap_or(0) + 1;
         let fds: Vec<_> = (0..)
@@ -145,7 +145,7 @@ impl Interrupts {
             return Ok(());
         };
         if *highest < connected.room || self.device.irqs_grow(Irqs::Msix) {
-            // Neighbours together: a server that is slow to answer is asked once.
+            // Adjacent vectors together, so that a slow server is sent one request.
             for run in new.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
                 let fds = run.iter().map(|at| irqfd(table, *at, true));
                 let fds: Vec<_> = fds.collect::<io::Result<_>>()?;
@@ -167,7 +167,7 @@ impl Interrupts {
         let all = self.connect_table(table, used);
         *connected = match all {
             Ok(all) => all,
-            // Those that worked go on.
+            // Keep the vectors that worked before.
             Err(error) => {
                 *connected = self.connect_table(table, before)?;
                 self.raise_used(connected, table);
@@ -178,8 +178,8 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Raises all vectors in use: what the device had to say while it was disconnected is lost, and
-    /// drivers bear with one interrupt too many, but not with one that is missing.
+    /// Raises all vectors in use: interrupts during the disconnection were lost, and drivers
+    /// tolerate a spurious interrupt but not a missing one.
     fn raise_used(&self, connected: &Connected, table: &MsixTable) {
         for (vector, used) in (0..).zip(&connected.used) {
             if *used {

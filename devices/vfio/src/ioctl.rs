@@ -1,4 +1,4 @@
-//! Calls of VFIO (linux/vfio.h) that vfio-ioctls does not have, or of which it hides the outcome.
+//! VFIO ioctls (linux/vfio.h) that vfio-ioctls lacks, or whose result it hides.
 
 use std::{
     io,
@@ -33,7 +33,7 @@ ioctl_io_nr!(VFIO_IOMMU_GET_INFO, VFIO_TYPE.into(), VFIO_BASE + 12);
 ioctl_io_nr!(VFIO_IOMMU_MAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 13);
 ioctl_io_nr!(VFIO_IOMMU_UNMAP_DMA, VFIO_TYPE.into(), VFIO_BASE + 14);
 
-/// Most functions that one reset reaches: all of a bus.
+/// Maximum number of functions that one reset affects: all of a bus.
 const MAX_TOGETHER: u32 = 256;
 
 /// A device that is reset together with another one.
@@ -45,7 +45,7 @@ pub struct Neighbour {
     pub group: String,
 }
 
-/// Raises `eventfds` (-1: nothing) for the interrupts of a kind from `first` on.
+/// Connects `eventfds` (-1: none) to the interrupts of a kind, from index `first` on.
 pub fn connect_irqs(
     device: &impl AsRawFd,
     index: u32,
@@ -56,14 +56,14 @@ pub fn connect_irqs(
     set_irqs(device, flags, index, first, eventfds)
 }
 
-/// Lets an eventfd tell vfio-pci that the guest has served the interrupt of the line: vfio-pci
-/// masks it after each.
+/// Unmasks the interrupt line when `served` is written, which means that the guest has served the
+/// interrupt. vfio-pci masks the line after each interrupt.
 pub fn unmask_line_by(device: &impl AsRawFd, served: RawFd) -> io::Result<()> {
     let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
     set_irqs(device, flags, VFIO_PCI_INTX_IRQ_INDEX, 0, &[served])
 }
 
-/// Switches the interrupts of a kind off.
+/// Disables the interrupts of a kind.
 pub fn disconnect_irqs(device: &impl AsRawFd, index: u32) -> io::Result<()> {
     let flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
     set_irqs(device, flags, index, 0, &[])
@@ -81,23 +81,23 @@ fn set_irqs(
     let mut words = vec![0, flags, index, first, count];
     words.extend(eventfds.iter().map(|fd| *fd as u32));
     words[0] = size_of_val(&words[..]) as u32;
-    // SAFETY: the kernel reads `argsz` bytes, which is what `words` has.
+    // SAFETY: the kernel reads `argsz` bytes, which is the size of `words`.
     done(unsafe { ioctl_with_ptr(device, VFIO_DEVICE_SET_IRQS(), words.as_ptr()) })
 }
 
-/// Resets a device, with a reset that is its own.
+/// Resets a device by its own (function-level) reset.
 pub fn reset(device: &impl AsRawFd) -> io::Result<()> {
     // SAFETY: no memory is involved.
     done(unsafe { ioctl_with_val(device, VFIO_DEVICE_RESET(), 0) })
 }
 
-/// The devices that a reset of the device's bus or slot resets, itself included. ENODEV: neither
+/// The devices that a reset of the device's bus or slot affects, including itself. ENODEV: neither
 /// can be reset.
 pub fn reset_together(device: &impl AsRawFd) -> io::Result<Vec<Neighbour>> {
-    // struct vfio_pci_hot_reset_info: argsz, flags, count, then two words for each device.
+    // struct vfio_pci_hot_reset_info: argsz, flags, count, then two words per device.
     let mut words = vec![0_u32; 3 + 2 * MAX_TOGETHER as usize];
     words[0] = size_of_val(&words[..]) as u32;
-    // SAFETY: the kernel writes at most `argsz` bytes, which is what `words` has.
+    // SAFETY: the kernel writes at most `argsz` bytes, which is the size of `words`.
     done(unsafe {
         ioctl_with_mut_ptr(
             device,
@@ -114,40 +114,40 @@ pub fn reset_together(device: &impl AsRawFd) -> io::Result<Vec<Neighbour>> {
         .collect())
 }
 
-/// struct vfio_pci_dependent_device: the group, then segment, bus and devfn. Of a device that was
-/// opened by itself, the first is a number of iommufd's.
+/// struct vfio_pci_dependent_device: the group, then segment, bus and devfn. For a device that was
+/// opened by its own file, the first word is an ID of iommufd.
 fn neighbour(words: &[u32], has_group: bool) -> Neighbour {
     let [segment_low, segment_high, bus, devfn] = words[1].to_le_bytes();
     let segment = u16::from_le_bytes([segment_low, segment_high]);
     let address = format!("{segment:04x}:{bus:02x}:{:02x}.{}", devfn >> 3, devfn & 7);
     let group = match has_group {
         true => words[0].to_string(),
-        // No group is like that of none of the VM's devices.
+        // A missing group equals that of none of the VM's devices.
         false => host_device::group_of(&address).unwrap_or_default(),
     };
     Neighbour { address, group }
 }
 
-/// Resets the bus or slot of a device. `groups`, descriptors of IOMMU groups, proves that all
-/// devices on it belong to the caller; none is needed for devices that were opened by themselves.
+/// Resets the bus or slot of a device. `groups`, descriptors of IOMMU groups, prove that the caller
+/// owns all devices on it; devices that were opened by their own files need none.
 pub fn reset_bus(device: &impl AsRawFd, groups: &[RawFd]) -> io::Result<()> {
     // struct vfio_pci_hot_reset: argsz, flags, count, then the descriptors.
     let mut words = vec![0, 0, groups.len() as u32];
     words.extend(groups.iter().map(|fd| *fd as u32));
     words[0] = size_of_val(&words[..]) as u32;
-    // SAFETY: the kernel reads `argsz` bytes, which is what `words` has.
+    // SAFETY: the kernel reads `argsz` bytes, which is the size of `words`.
     done(unsafe { ioctl_with_ptr(device, VFIO_DEVICE_PCI_HOT_RESET(), words.as_ptr()) })
 }
 
-/// The addresses that the IOMMU of a container translates.
+/// The addresses that a container's IOMMU translates.
 pub fn reach_of_container(container: &impl AsRawFd) -> io::Result<Reach> {
-    // struct vfio_iommu_type1_info, and capabilities.
+    // struct vfio_iommu_type1_info, followed by capabilities.
     let mut bytes = vec![0_u64; 512];
     let mut len = size_of_val(&bytes[..]);
     loop {
-        // `argsz`, the first member, has 32 bits, and the second one is filled in.
+        // `argsz`, the first member, has 32 bits; the kernel fills in the second one.
         bytes[0] = len as u64;
-        // SAFETY: the kernel writes at most `argsz` bytes, which is what `bytes` has.
+        // SAFETY: the kernel writes at most `argsz` bytes, which is the size of `bytes`.
         done(unsafe { ioctl_with_mut_ptr(container, VFIO_IOMMU_GET_INFO(), bytes.as_mut_ptr()) })?;
         let needed = (bytes[0] as u32) as usize;
         if needed <= len {
@@ -160,11 +160,11 @@ pub fn reach_of_container(container: &impl AsRawFd) -> io::Result<Reach> {
     Ok(Reach::parse(&bytes))
 }
 
-/// Maps `len` bytes of this process's memory in a container, as `VfioContainer::vfio_dma_map` does
-/// for reading and writing only.
+/// Maps `len` bytes of this process's memory in a container. `VfioContainer::vfio_dma_map` supports
+/// only mappings for both reading and writing.
 ///
 /// # Safety
-/// Until it is unmapped again, the memory stays mapped in this process, and is accessed only as
+/// Until it is unmapped again, the memory must stay mapped in this process, and be accessed only as
 /// bytes that may change at any time.
 pub unsafe fn map_in_container(
     container: &impl AsRawFd,
@@ -182,29 +182,29 @@ pub unsafe fn map_in_container(
         iova: at,
         size: len,
     };
-    // SAFETY: the kernel reads `argsz` bytes, which is what `map` has; the caller answers for the
+    // SAFETY: the kernel reads `argsz` bytes, which is the size of `map`; the caller guarantees the
     // memory.
     done(unsafe { ioctl_with_ref(container, VFIO_IOMMU_MAP_DMA(), &map) })
 }
 
-/// Unmaps all that is mapped in a container. EINVAL: the kernel (before Linux 5.11) cannot do that
-/// at once.
+/// Removes all mappings of a container. EINVAL: the kernel (before Linux 5.11) does not support
+/// that in one call.
 pub fn clear_container(container: &impl AsRawFd) -> io::Result<()> {
     let mut unmap = vfio_iommu_type1_dma_unmap {
         argsz: size_of::<vfio_iommu_type1_dma_unmap>() as u32,
         flags: VFIO_DMA_UNMAP_FLAG_ALL,
         ..Default::default()
     };
-    // SAFETY: the kernel reads and writes `argsz` bytes, which is what `unmap` has.
+    // SAFETY: the kernel reads and writes `argsz` bytes, which is the size of `unmap`.
     done(unsafe { ioctl_with_mut_ref(container, VFIO_IOMMU_UNMAP_DMA(), &mut unmap) })
 }
 
-/// What a call's result means.
+/// Converts the result of an ioctl.
 pub fn done(result: libc::c_int) -> io::Result<()> {
     if result < 0 {
         return Err(io::Error::last_os_error());
     }
-    // A positive number says how many interrupts there could have been.
+    // A positive result is the number of interrupts that would have been possible.
     if result > 0 {
         return Err(io::ErrorKind::StorageFull.into());
     }
@@ -243,7 +243,7 @@ mod tests {
             reset_bus(&file, &[]),
             reach_of_container(&file).map(drop),
             clear_container(&file),
-            // SAFETY: the file is none that maps anything.
+            // SAFETY: the file does not support the ioctl, so nothing is mapped.
             unsafe { map_in_container(&file, 0, 0, std::ptr::null_mut(), READ) },
         ] {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));

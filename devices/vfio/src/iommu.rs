@@ -1,4 +1,4 @@
-//! The physical devices of a VM, and their address spaces.
+//! The passthrough devices of a VM and their address spaces.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,21 +23,24 @@ use super::{
     tables::Provider,
 };
 
-/// The physical devices of a VM: what they reach, and what is reset together.
+/// The passthrough devices of a VM: the memory that they reach, and which of them are reset
+/// together.
 ///
-/// They share an address space, in which RAM has its guest-physical addresses; each that is behind
-/// a virtual IOMMU has one of its own. RAM is mapped, and with it locked in memory, from the first
-/// device on (behind a virtual IOMMU: as the guest maps it); until the last one goes, the balloon
-/// gives none of it back: a device would keep the page that the guest lost. Memory that virtio-mem
-/// manages is mapped and unmapped block by block, as the guest plugs it.
+/// They share an address space, in which RAM has its guest-physical addresses. Each device behind a
+/// virtual IOMMU has an address space of its own. RAM is mapped, and thereby locked in memory, when
+/// the first device is added (behind a virtual IOMMU: as the guest maps it). Until the last device
+/// is removed, the balloon returns no RAM to the host: a device would keep using a page that the
+/// guest lost. Memory that virtio-mem manages is mapped and unmapped block by block, as the guest
+/// plugs it.
 ///
-/// As soon as there are two devices, each can reach what the guest sees of the other's memory
-/// (peer-to-peer). To map a large BAR takes its time, and the guest moves BARs on a vCPU: so they
+/// As soon as there are two devices, each can reach those parts of the other's memory that the
+/// guest sees (peer-to-peer). Mapping a large BAR takes time, and the guest moves BARs on a vCPU.
+/// BARs are therefore only offered there, and mapped in [`Iommu::map_peers`].
 /// are only offered there, and mapped in [`Iommu::map_peers`].
 pub struct Iommu {
     provider: Provider,
     reachable: Arc<Reachable>,
-    /// Devices may reach the memory of others.
+    /// Devices may reach each other's memory.
     peer_to_peer: bool,
     peers_changed: Arc<dyn Fn() + Send + Sync>,
     state: Mutex<State>,
@@ -45,16 +48,16 @@ pub struct Iommu {
 
 #[derive(Default)]
 struct State {
-    /// The devices by address on the host.
+    /// The devices by their address on the host.
     devices: BTreeMap<String, Member>,
-    /// Devices that were reset with their bus and have not been used since: group by address. What
-    /// else there is in their groups is not the host's, either.
+    /// Devices that were reset with their bus and have not been used since: group by address. The
+    /// host uses no other device of their groups either.
     clean: BTreeMap<String, String>,
-    /// Devices that the guest does not use, because it is resetting their bus: by address.
+    /// Addresses of the devices that the guest does not use, because it is resetting their bus.
     idle: BTreeSet<String>,
-    /// The address space of those that have none of their own.
+    /// The address space of the devices without one of their own.
     shared: Weak<Space>,
-    /// That one, and the others.
+    /// All address spaces, including the shared one.
     spaces: Vec<Weak<Space>>,
 }
 
@@ -62,7 +65,7 @@ struct State {
 struct Member {
     /// Its group on the host.
     group: String,
-    /// It has an address space of its own.
+    /// It has its own address space.
     apart: bool,
 }
 
@@ -71,8 +74,8 @@ impl State {
         self.devices.values().any(|device| device.group == group)
     }
 
-    /// Checks that a device can be added, to an address space of its own or to that which is shared:
-    /// the host's IOMMU does not tell those of a group apart.
+    /// Checks that a device can be added to its own address space (`apart`) or to the shared one:
+    /// the host's IOMMU does not distinguish devices of one group.
     fn check(&self, host_device: &HostDevice, apart: bool) -> Result<(), Error> {
         let device = host_device.address.clone();
         if self.devices.contains_key(&device) {
@@ -91,8 +94,8 @@ impl State {
         }
     }
 
-    /// Whether the bus of a device is to be reset; false if nobody has used the device since that
-    /// was done.
+    /// Whether the bus of a device needs a reset; false if it was reset and the device has not been
+    /// used since.
     fn may_reset(&mut self, address: &str, together: &[Neighbour]) -> Result<bool, ResetError> {
         let others = together.iter().filter(|other| other.address != address);
         let (ours, foreign): (Vec<_>, Vec<_>) =
@@ -118,8 +121,8 @@ impl State {
 }
 
 impl Iommu {
-    /// Without devices. Through `hypervisor`, its VFIO device, the hypervisor learns which devices
-    /// the VM uses. `peer_to_peer`: they may reach the memory of others.
+    /// Creates an instance without devices. `hypervisor` is KVM's VFIO device, through which KVM
+    /// learns which devices the VM uses. `peer_to_peer`: devices may reach each other's memory.
     pub fn new(
         way: Way,
         hypervisor: VfioDeviceFd,
@@ -141,8 +144,8 @@ impl Iommu {
         Ok(iommu)
     }
 
-    /// Opens a device and gives it access to RAM; `apart`: an address space of its own, and access
-    /// to nothing. For one thread at a time.
+    /// Opens a device and gives it access to RAM. With `apart`, it gets its own address space, in
+    /// which nothing is mapped. Must not be called concurrently.
     pub(super) fn attach(
         self: &Arc<Self>,
         host_device: &HostDevice,
@@ -191,14 +194,14 @@ impl Iommu {
         Ok(space)
     }
 
-    /// Lets the devices reach the memory of others that was offered since the last call.
+    /// Maps device memory that was offered to other devices since the last call.
     pub fn map_peers(&self) {
         if self.lock().devices.len() > 1 {
             self.spaces().iter().for_each(|space| space.map_peers());
         }
     }
 
-    /// Takes note of RAM that was added.
+    /// Maps RAM that was added.
     pub fn memory_changed(&self) -> Result<(), Error> {
         let blocks: MutexGuard<'_, Blocks> = self.reachable.discards().blocks().lock();
         let spaces = self.spaces();
@@ -225,7 +228,7 @@ impl Follower for Iommu {
             .try_for_each(|space| space.plugged(address, len));
         plugged.map_err(|error| {
             for space in &spaces {
-                // Those that have it have just got it.
+                // Those that have it have only just got it.
                 let _ = space.withdraw(address, len);
             }
             io::Error::other(error)
@@ -244,11 +247,11 @@ impl Follower for Iommu {
 pub(super) struct Attached {
     iommu: Arc<Iommu>,
     address: String,
-    /// Only empty while made and dropped.
+    /// `None` only during construction and drop.
     device: Option<Arc<VfioDevice>>,
-    /// Dropped after the device. With its last device a container goes: a group whose device the
-    /// host has taken back cannot be removed from one, and would be in the way of that device's
-    /// return.
+    /// Dropped after the device. A container goes away with its last device: a group whose device
+    /// the host has taken back cannot be removed from a container, and would prevent that device
+    /// from being returned.
     space: Arc<Space>,
 }
 
@@ -258,12 +261,13 @@ impl Attached {
         self.device.as_ref()
     }
 
-    /// The address space that it is in.
+    /// Its address space.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
     }
 
-    /// The guest has used the device, and does not until [`Attached::end_idleness`].
+    /// Marks the device as used by the guest until now, but not again before
+    /// [`Attached::end_idleness`].
     pub fn begin_idleness(&self) {
         let mut state = self.iommu.lock();
         state.clean.remove(&self.address);
@@ -275,15 +279,15 @@ impl Attached {
         self.iommu.lock().idle.remove(&self.address);
     }
 
-    /// Resets the bus of the device with all that is on it (`together`), if this VM has all of it
-    /// and uses nothing else of it. Those that come later find themselves reset.
+    /// Resets the device's bus with all devices on it (`together`), if this VM owns all of them and
+    /// uses none of the others. The later calls for those devices then find them already reset.
     pub fn reset_bus(&self, device: &VfioDevice, together: &[Neighbour]) -> Result<(), ResetError> {
         if !self.iommu.lock().may_reset(&self.address, together)? {
             return Ok(());
         }
         let groups: BTreeSet<_> = together.iter().map(|other| &*other.group).collect();
-        // Without the lock, which vCPUs take when they move BARs: this takes a second. Nobody plugs or
-        // unplugs a device meanwhile: the machine waits for resets that are under way.
+        // Without the lock, which vCPUs take when they move BARs, because this takes a second. No
+        // device is plugged or unplugged meanwhile, because the VM waits for resets in progress.
         ioctl::reset_bus(device, &self.iommu.provider.proof(&groups))?;
         let others = together
             .iter()
@@ -293,8 +297,8 @@ impl Attached {
         Ok(())
     }
 
-    /// Offers memory of the device to others, at the address where the guest sees it, if they may
-    /// reach it.
+    /// Offers memory of the device, at its guest-physical address, to the other devices, if
+    /// peer-to-peer access is allowed.
     pub fn offer(&self, guest: u64, memory: HostMemory) -> Option<Offer> {
         if !self.iommu.peer_to_peer {
             return None;
@@ -307,7 +311,7 @@ impl Attached {
     }
 }
 
-/// Memory of a device that others may reach as long as this lives.
+/// An offer of a device's memory to other devices, valid until it is dropped.
 pub(super) struct Offer {
     iommu: Arc<Iommu>,
     guest: u64,
@@ -316,7 +320,7 @@ pub(super) struct Offer {
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        // Whoever looks for it from now on finds nothing.
+        // Look-ups from now on do not find it.
         self.iommu.reachable.peers().remove(&self.guest);
         for space in self.iommu.spaces() {
             if let Err(why) = space.withdraw(self.guest, self.len) {
@@ -332,7 +336,7 @@ impl Drop for Attached {
         let mut state = self.iommu.lock();
         let device = state.devices.remove(&self.address);
         state.idle.remove(&self.address);
-        // The host may have the rest of the group from now on.
+        // The host may use the rest of the group from now on.
         if let Some(Member { group, .. }) = device
             && !state.has_of_group(&group)
         {
@@ -367,7 +371,7 @@ mod tests {
         let mut state = State::default();
         attach(&mut state, "a");
         assert!(state.may_reset("a", &together()).unwrap());
-        // As the reset notes it.
+        // As the reset records it.
         state.clean.insert("b".to_owned(), "7".to_owned());
         attach(&mut state, "b");
         assert!(!state.may_reset("b", &together()).unwrap(), "it is clean");
@@ -388,7 +392,7 @@ mod tests {
         assert!(matches!(used, Err(ResetError::Later(names)) if names == "b"));
         state.idle.insert("b".to_owned());
         assert!(state.may_reset("a", &together()).unwrap());
-        // As the reset notes it.
+        // As the reset records it.
         state.clean.insert("b".to_owned(), "7".to_owned());
         state.idle.remove("a");
         assert!(!state.may_reset("b", &together()).unwrap(), "it is clean");

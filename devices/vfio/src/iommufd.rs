@@ -1,7 +1,7 @@
-//! Devices by their own files, in an address space of iommufd (Linux 6.6 and newer).
+//! Opens devices by their device files, in an address space of iommufd (Linux 6.6 and newer).
 //!
-//! Devices share an address space, and the page tables as far as their IOMMUs are alike: the kernel
-//! sees to that. A device that is closed has left it.
+//! Devices share an address space, and also the page tables as far as their IOMMUs are alike: the
+//! kernel manages that. A device leaves the address space when it is closed.
 
 use std::{fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc};
 
@@ -38,7 +38,7 @@ pub struct Iommufd {
 }
 
 impl Iommufd {
-    /// An empty one of `file`.
+    /// Creates an empty address space of the iommufd `file`.
     pub fn new(file: Arc<IommuFd>, hypervisor: Arc<VfioDeviceFd>) -> Result<Self, Error> {
         let space =
             VfioIommufd::new(file, None, Some(hypervisor)).map_err(|source| Error::Vfio {
@@ -51,7 +51,7 @@ impl Iommufd {
     }
 }
 
-/// An iommufd, which may have several address spaces.
+/// Opens an iommufd, which can have several address spaces.
 pub fn open() -> Result<Arc<IommuFd>, Error> {
     let file = host_device::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
         path: IOMMUFD.into(),
@@ -67,8 +67,8 @@ impl Tables for Iommufd {
             path: node.to_owned(),
             source,
         })?;
-        // vfio-ioctls would tell KVM of the file first, and leave it there, open, if the device is
-        // refused.
+        // vfio-ioctls would register the file with KVM first, and leave it open there if the device
+        // is refused.
         bind(&file, &**self.space.iommufd()).map_err(|source| explain(host_device, source))?;
         let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false)
             .map_err(|source| groups::not_opened(host_device, source))?;
@@ -112,8 +112,8 @@ impl Tables for Iommufd {
             iova: at,
             ..Default::default()
         };
-        // vfio-ioctls' own way maps for reading and writing only. The caller upholds what it asks
-        // for; iommufd-ioctls takes the call for a safe one.
+        // vfio-ioctls' own function maps only for both reading and writing. The caller upholds the
+        // safety requirements; iommufd-ioctls declares the call safe.
         match self.space.iommufd().map_iommu_ioas(&map) {
             Ok(()) => Ok(()),
             Err(IommufdError::IommuIoasMap(error)) => {
@@ -129,7 +129,7 @@ impl Tables for Iommufd {
     }
 
     fn clear(&self) -> io::Result<()> {
-        // These two mean whatever is mapped.
+        // This range means all mappings.
         let mut unmap = iommu_ioas_unmap {
             size: size_of::<iommu_ioas_unmap>() as u32,
             ioas_id: self.space.ioas().id(),
@@ -146,25 +146,25 @@ impl Tables for Iommufd {
     }
 }
 
-/// Gives a device to an iommufd, until its file is closed.
+/// Binds a device to an iommufd, until its file is closed.
 fn bind(device: &File, iommufd: &impl AsRawFd) -> io::Result<()> {
     let mut bind = vfio_device_bind_iommufd {
         argsz: size_of::<vfio_device_bind_iommufd>() as u32,
         iommufd: iommufd.as_raw_fd(),
         ..Default::default()
     };
-    // SAFETY: the kernel reads and writes `argsz` bytes, which is what `bind` has.
+    // SAFETY: the kernel reads and writes `argsz` bytes, which is the size of `bind`.
     done(unsafe { ioctl_with_mut_ref(device, VFIO_DEVICE_BIND_IOMMUFD(), &mut bind) })
 }
 
-/// Why the kernel does not give a device to this process.
+/// Explains why the kernel does not give a device to this process.
 fn explain(host_device: &HostDevice, source: io::Error) -> Error {
     let device = host_device.address.clone();
     let group = host_device.group.clone();
     match source.raw_os_error() {
-        // Its group is in use by way of the group; it is in use itself.
+        // Its group is in use through the group file, or the device itself is in use.
         Some(libc::EBUSY | libc::EINVAL) => Error::Busy { device, group },
-        // Another device of the group is not this VM's, or interrupts are not remapped.
+        // Another device of the group does not belong to this VM, or interrupts are not remapped.
         Some(libc::EPERM) if host_device.used_by_host().is_some() => {
             Error::GroupNotViable { device, group }
         }
@@ -180,8 +180,8 @@ fn explain(host_device: &HostDevice, source: io::Error) -> Error {
     }
 }
 
-/// Whether somebody has a device of a group: it cannot be had as a whole then. `None` if that cannot
-/// be found out: without access to it, and where the kernel has no groups.
+/// Whether a device of the group is in use: then the group cannot be opened as a whole. `None` if
+/// that cannot be determined: without access to the group, or if the kernel has no groups.
 fn is_taken(group: &str) -> Option<bool> {
     match host_device::open(&Path::new("/dev/vfio").join(group)) {
         Ok(_) => Some(false),
@@ -201,8 +201,8 @@ fn reach(iommufd: &impl AsRawFd, ioas: u32) -> io::Result<Reach> {
             allowed_iovas: ranges.as_mut_ptr() as u64,
             ..Default::default()
         };
-        // SAFETY: the kernel reads and writes `size` bytes, which is what `ask` has, and writes at
-        // most `num_iovas` ranges, which is what `ranges` has.
+        // SAFETY: the kernel reads and writes `size` bytes, which is the size of `ask`, and writes
+        // at most `num_iovas` ranges, which is the length of `ranges`.
         let asked =
             done(unsafe { ioctl_with_mut_ref(iommufd, IOMMU_IOAS_IOVA_RANGES(), &mut ask) });
         let count = ask.num_iovas as usize;
@@ -252,7 +252,7 @@ mod tests {
     fn refusals_are_explained() {
         assert!(matches!(explained(libc::EBUSY), Error::Busy { .. }));
         assert!(matches!(explained(libc::EINVAL), Error::Busy { .. }));
-        // Nobody can look at its group.
+        // Its group cannot be examined.
         assert!(matches!(explained(libc::EPERM), Error::Refused { .. }));
         assert!(matches!(explained(libc::ENODEV), Error::Withheld { .. }));
     }

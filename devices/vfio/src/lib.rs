@@ -1,7 +1,7 @@
-//! Physical devices in a guest (VFIO).
+//! Passthrough of physical devices to a guest (VFIO).
 //!
-//! A driver of the kernel's, vfio-pci or a vendor's own, gives a device to this process; the guest
-//! gets it as a PCI function of its own:
+//! A kernel driver, either vfio-pci or a vendor's own, gives a device to this process, and the
+//! guest sees it as a PCI function of its own:
 //!
 //! ```text
 //!   guest driver ── BAR, mapped ──────────────────────────> device      (no exit)
@@ -12,19 +12,20 @@
 //!                        what the guest maps)
 //! ```
 //!
-//! - [`iommu`]: the devices, and their address spaces: [`space`]; what they can reach:
+//! - [`iommu`]: the devices and their address spaces ([`space`]); the memory that they can reach:
 //!   [`reachable`].
-//! - [`host_device`]: where a device is on the host, and how it can be had.
-//! - [`tables`]: the kernel's two ways to let devices reach RAM: [`groups`] and [`mod@iommufd`].
-//! - [`reach`]: which addresses the IOMMU translates; [`host_reserved`]: which none of the host's
-//!   does.
-//! - [`device`]: what a device can do, whoever serves it.
-//! - [`physical`]: a device of the host, as the kernel offers it.
-//! - [`capabilities`] and [`extended`]: which of its capabilities the guest sees.
+//! - [`host_device`]: where a device is on the host, and how to open it.
+//! - [`tables`]: the kernel's two interfaces to let devices reach RAM: [`groups`] and
+//!   [`mod@iommufd`].
+//! - [`reach`]: the addresses that the IOMMU translates; [`host_reserved`]: those that no IOMMU of
+//!   the host translates.
+//! - [`device`]: the interface of a device, independent of who serves it.
+//! - [`physical`]: a device of the host, through the kernel.
+//! - [`capabilities`] and [`extended`]: the capabilities that the guest sees.
 //! - [`mapping`] and [`bar`]: its memory in the guest.
-//! - [`interrupts`]: which of its interrupts reach the guest.
-//! - [`power`]: power states, which stay in this process.
-//! - [`function`]: the PCI function; [`model`]: what it is, for exchanging it.
+//! - [`interrupts`]: the interrupts that reach the guest.
+//! - [`power`]: power states, which are emulated.
+//! - [`function`]: the PCI function; [`model`]: its model, to compare a replacement.
 //! - [`user`]: devices that another process serves.
 
 mod bar;
@@ -66,12 +67,12 @@ pub use iommu::Iommu;
 pub use model::Model;
 pub use physical::Physical;
 
-/// What to do about a file that cannot be opened and that a module of the kernel makes.
+/// Advice for a file that cannot be opened and that a kernel module creates.
 fn cure(path: &Path, why: &io::Error, module: &str) -> String {
     if why.kind() != io::ErrorKind::PermissionDenied {
         return format!(": load the module {module}, and give Gantry access");
     }
-    // SAFETY: has no preconditions.
+    // SAFETY: the call has no preconditions.
     match unsafe { libc::geteuid() } {
         0 => ": Gantry runs as root, so allow it in the container that Gantry runs in".to_owned(),
         user => {
@@ -83,10 +84,10 @@ fn cure(path: &Path, why: &io::Error, module: &str) -> String {
     }
 }
 
-/// A physical device cannot be given to the guest.
+/// Why a physical device cannot be given to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The path is none of a device.
+    /// The path does not name a device.
     #[error(
         "{path} is no PCI device and no mediated device: name its folder in sysfs, such as \
          /sys/bus/pci/devices/0000:01:00.0 or /sys/bus/mdev/devices/UUID"
@@ -95,7 +96,7 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// VFIO does not have it.
+    /// VFIO does not own the device.
     #[error(
         "{device} is bound to {driver} instead of vfio-pci or another driver that gives its device \
          to VFIO: write the name of such a driver to \
@@ -107,10 +108,10 @@ pub enum Error {
         device: String,
         /// The driver, or "no driver".
         driver: String,
-        /// What else can be given; empty, or another sentence.
+        /// Alternatives; empty, or a further sentence.
         instead: String,
     },
-    /// Its vendor's driver does not know yet what it is to be.
+    /// Its vendor's driver has no vGPU type configured for it.
     #[error(
         "{device} is a virtual function without a vGPU type: write a number from \
          /sys/bus/pci/devices/{device}/nvidia/creatable_vgpu_types to current_vgpu_type beside it"
@@ -119,7 +120,7 @@ pub enum Error {
         /// Its address.
         device: String,
     },
-    /// Both kinds of functions are given away.
+    /// VFIO owns both the virtual and the physical function.
     #[error(
         "{device} is a virtual function of {physical}, which VFIO has, too, so that each of its \
          functions needs a token, which Gantry does not give: have {physical} bound to a driver of \
@@ -128,20 +129,20 @@ pub enum Error {
     NeedsToken {
         /// Its address.
         device: String,
-        /// The physical function's.
+        /// Address of the physical function.
         physical: String,
     },
-    /// Its driver gives it to nobody.
+    /// Its driver refuses to open it.
     #[error("{driver}, the driver of {device}, does not give it: the kernel's log may say why")]
     Withheld {
         /// Its address.
         device: String,
         /// The driver.
         driver: String,
-        /// What it answered.
+        /// The driver's error.
         source: io::Error,
     },
-    /// VFIO has other devices than those of PCI.
+    /// A VFIO device that is not a PCI device.
     #[error("{device} is a device of VFIO, but none of PCI: its driver is {driver}")]
     NotPci {
         /// Its name.
@@ -166,13 +167,13 @@ pub enum Error {
         /// Its group.
         group: String,
     },
-    /// The same device twice.
+    /// The device is already in the VM.
     #[error("the VM has this device already: {device}")]
     Twice {
         /// Its address.
         device: String,
     },
-    /// Another device of the group has another address space.
+    /// Another device of the group is in another address space.
     #[error(
         "{device} is in IOMMU group {group} with {other}, which the VM has: the host does not tell \
          their DMA apart, so that neither can be behind the virtual IOMMU while the VM has the other"
@@ -182,10 +183,10 @@ pub enum Error {
         device: String,
         /// Its group.
         group: String,
-        /// The other one's address.
+        /// Address of the other device.
         other: String,
     },
-    /// Another device of the group is used by the host.
+    /// The host uses another device of the group.
     #[error(
         "IOMMU group {group} of {device} has devices that the host uses: bind all of \
          /sys/kernel/iommu_groups/{group}/devices to vfio-pci or other drivers of VFIO"
@@ -196,7 +197,7 @@ pub enum Error {
         /// Its group.
         group: String,
     },
-    /// The device could send the host any interrupt.
+    /// The device could send arbitrary interrupts to the host.
     #[error(
         "the host's IOMMU does not remap interrupts, so that {device} could send the host any \
          interrupt: switch remapping on in the firmware (not nointremap on the kernel's command \
@@ -206,10 +207,10 @@ pub enum Error {
     UnsafeInterrupts {
         /// Its address.
         device: String,
-        /// The module that can be told to allow it.
+        /// The module with an option to permit it.
         module: &'static str,
     },
-    /// The kernel refuses it for one of two reasons.
+    /// The kernel refuses it for one of two possible reasons.
     #[error(
         "the kernel does not give {device} to iommufd: another process has a device of IOMMU group \
          {group}, which has to end or give it up first; or the host's IOMMU does not remap \
@@ -228,10 +229,10 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It has no file of its own.
+    /// The kernel provides no device file for it.
     #[error(
         "{device} has no file in /dev/vfio/devices, which iommufd needs: the host needs a kernel \
          with CONFIG_IOMMUFD and CONFIG_VFIO_DEVICE_CDEV; or have IOMMU groups used, without \
@@ -241,7 +242,7 @@ pub enum Error {
         /// Its address.
         device: String,
     },
-    /// A file cannot be opened, for iommufd.
+    /// A file that iommufd requires cannot be opened.
     #[error(
         "cannot open {}, which iommufd needs{}; or have IOMMU groups used, without iommufd in the \
          platform or access to /dev/iommu",
@@ -251,7 +252,7 @@ pub enum Error {
     OpenIommufd {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Its IOMMU reserves addresses that are in use.
@@ -263,20 +264,20 @@ pub enum Error {
         /// Its address.
         device: String,
     },
-    /// VFIO refused something else.
+    /// Another VFIO error.
     #[error("cannot {action}")]
     Vfio {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: vfio_ioctls::VfioError,
     },
-    /// The host refused something else.
+    /// Another error of the host.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// RAM cannot be locked in memory.
@@ -288,14 +289,14 @@ pub enum Error {
     MemoryLimit {
         /// Guest-physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Whose memory counts.
+        /// Whose memory counts towards the limit.
         of: &'static str,
-        /// What may be locked, as `ulimit -l` says it.
+        /// The limit, as `ulimit -l` prints it.
         limit: String,
     },
-    /// RAM is where the IOMMU does not reach.
+    /// RAM is beyond the width of the IOMMU's addresses.
     #[error(
         "the device cannot reach {len} bytes of RAM at {guest:#x}: its IOMMU translates addresses \
          up to {end:#x}; give the VM less memory (hot-plug memory included), or use a host whose \
@@ -304,12 +305,12 @@ pub enum Error {
     BeyondWidth {
         /// Guest-physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
         /// The last address that is translated.
         end: u64,
     },
-    /// RAM is where the host's IOMMU translates nothing.
+    /// RAM is at addresses that the host's IOMMU does not translate.
     #[error(
         "the device cannot reach {len} bytes of RAM at {guest:#x}: the host reserves addresses in \
          it, and its IOMMU translates {ranges} only; give the VM less memory"
@@ -317,9 +318,9 @@ pub enum Error {
     Reserved {
         /// Guest-physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// What is translated.
+        /// The ranges that are translated.
         ranges: String,
     },
     /// Guest RAM cannot be mapped for the device.
@@ -327,12 +328,12 @@ pub enum Error {
     MapRam {
         /// Guest-physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The host maps no more.
+    /// The host's limit of mappings is reached.
     #[error(
         "the host maps no more ranges of memory for the device, of which {len} bytes at {guest:#x} \
          would be one: load the module vfio_iommu_type1 with a higher dma_entry_limit, or have the \
@@ -341,26 +342,26 @@ pub enum Error {
     TooManyMappings {
         /// Guest-physical address.
         guest: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
     /// A BAR cannot be mapped.
     #[error("cannot map BAR {bar} of the device")]
     MapBar {
-        /// Number of the BAR.
+        /// Index of the BAR.
         bar: u8,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// Another process's device.
+    /// A device that another process serves cannot be used.
     #[error("cannot use the device at {}", socket.display())]
     User {
-        /// Its server's socket.
+        /// Socket of its server.
         socket: PathBuf,
-        /// Why.
+        /// The cause.
         source: Box<user::Error>,
     },
-    /// It is a bridge.
+    /// The device is a bridge.
     #[error("{device} is a bridge (header type {header:#x}): only endpoints can be given to a VM")]
     Bridge {
         /// Its address.
@@ -368,12 +369,12 @@ pub enum Error {
         /// Header type.
         header: u8,
     },
-    /// Its configuration space cannot be shown to the guest.
+    /// Its configuration space cannot be presented to the guest.
     #[error("cannot lay out the configuration space of {device}")]
     Config {
         /// Its address.
         device: String,
-        /// Why.
+        /// The cause.
         source: pci::ConfigError,
     },
 }

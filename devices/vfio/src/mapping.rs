@@ -1,4 +1,4 @@
-//! BARs of a device in this process's memory, from where the guest gets them.
+//! Maps BARs of a device into this process, from where they are mapped into the guest.
 
 use std::io;
 
@@ -13,11 +13,11 @@ const PAGE: u64 = 4096;
 
 /// A mapping of part of a BAR into this process.
 pub struct BarMapping {
-    /// The memory, whole pages. The guest's view of it is removed before it is dropped.
+    /// The memory, in whole pages. The guest's mapping of it is removed before it is dropped.
     memory: Mapping,
     /// Offset in the BAR, in whole pages.
     pub offset: u64,
-    /// Nobody may write to it.
+    /// The memory is read-only.
     pub read_only: bool,
 }
 
@@ -41,13 +41,13 @@ impl BarMapping {
         self.memory.start()
     }
 
-    /// Bytes, whole pages.
+    /// Length in bytes, in whole pages.
     pub fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 }
 
-/// Maps what can be mapped of a BAR, without the pages that `trapped` ranges touch.
+/// Maps the mappable parts of a BAR, except pages that overlap `trapped` ranges.
 pub fn map_bar(
     device: &dyn Device,
     bar: u8,
@@ -65,7 +65,7 @@ pub fn map_bar(
         .collect()
 }
 
-/// `areas` in whole pages, less the pages that `holes` touch. All are start and end.
+/// The whole pages of `areas`, except those that overlap `holes`. All ranges are (start, end).
 fn without(areas: &[(u64, u64)], holes: &[(u64, u64)]) -> Vec<(u64, u64)> {
     let mut left: Vec<_> = areas
         .iter()

@@ -1,11 +1,11 @@
-//! What a device is, as far as a guest's driver cares: for exchanging one device for another.
+//! The model of a device as a guest's driver sees it, to compare a device with its replacement.
 
 use std::{fmt, fs, io, path::Path};
 
-/// The model of a PCI device, or of a mediated one, from sysfs.
+/// The model of a PCI device or mediated device, from sysfs.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Model {
-    /// A mediated device's type, which is all that the host says of it.
+    /// A mediated device's type, which is the only information that the host provides.
     mediated: Option<String>,
     vendor: String,
     device: String,
@@ -13,17 +13,17 @@ pub struct Model {
     subsystem: String,
     class: String,
     revision: String,
-    /// Length and kind of each BAR and the ROM.
+    /// Length and kind of each BAR and of the ROM.
     regions: Vec<(u64, u64)>,
 }
 
 /// The low bits of a resource's flags in sysfs: type, prefetchable, 64 bits wide (ioport.h).
 const KIND: u64 = 0x0010_2f00;
-/// BARs and ROM.
+/// Number of BARs, plus the ROM.
 const REGIONS: usize = 7;
 
 impl Model {
-    /// Reads the model of the device at a path in sysfs.
+    /// Reads the model of the device at a sysfs path.
     pub fn of(path: &Path) -> io::Result<Self> {
         if let Ok(kind) = fs::read_link(path.join("mdev_type")) {
             let kind = kind.file_name().unwrap_or_default();
@@ -61,7 +61,7 @@ impl Model {
         })
     }
 
-    /// In what a driver could see that `other` is another model; `None` if in nothing.
+    /// The first difference of `other` that a driver could notice; `None` if there is none.
     pub fn difference(&self, other: &Self) -> Option<String> {
         if self.mediated != other.mediated {
             let kind = |model: &Self| {

@@ -1,4 +1,4 @@
-//! A device of the host, in sysfs and through the kernel's VFIO.
+//! A device of the host, through sysfs and the kernel's VFIO.
 
 use std::{
     io,
@@ -27,20 +27,20 @@ use super::{
     iommu::Attached,
 };
 
-/// A device that a driver of the kernel's gives to this process by VFIO.
+/// A device that a kernel driver gives to this process through VFIO.
 pub struct Physical {
     address: String,
     device: Arc<VfioDevice>,
     /// Dropped after the device.
     attached: Attached,
-    /// The virtual IOMMU that it is behind.
+    /// Set if it is behind a virtual IOMMU.
     behind: Option<Behind>,
 }
 
-/// A device's host_device at a virtual IOMMU.
+/// A device's registration with a virtual IOMMU.
 struct Behind {
     endpoints: Endpoints,
-    /// Its number there, while it is plugged in.
+    /// Its endpoint ID there, while it is plugged in.
     number: Mutex<Option<u32>>,
 }
 
@@ -54,8 +54,8 @@ impl Behind {
 }
 
 impl Physical {
-    /// Takes over a device, which reaches all RAM; or, behind a virtual IOMMU (`behind`), what the
-    /// guest maps as soon as the device is plugged in.
+    /// Takes over a device. It reaches all RAM or, behind a virtual IOMMU (`behind`), what the
+    /// guest maps once the device is plugged in.
     pub fn open(
         host_device: HostDevice,
         iommu: &Arc<Iommu>,
@@ -85,8 +85,8 @@ impl Physical {
         &self.address
     }
 
-    /// Raises `wanted`, again and again, when the host wants the device back, and `failed` when the
-    /// device has an error from which it does not recover (PCI Express AER).
+    /// Connects events: `wanted` is raised, repeatedly, when the host wants the device back, and
+    /// `failed` when the device has an unrecoverable error (PCI Express AER).
     pub fn report(&self, wanted: &EventFd, failed: &EventFd) -> io::Result<()> {
         let events = [
             (VFIO_PCI_REQ_IRQ_INDEX, wanted),
@@ -102,7 +102,7 @@ impl Physical {
         Ok(())
     }
 
-    /// A device that the host's error recovery holds is reset when that is over, or not at all.
+    /// Retries while the host's error recovery holds the device, for at most a second.
     fn reset_itself(&self) -> io::Result<()> {
         const PATIENCE: Duration = Duration::from_secs(1);
         const PAUSE: Duration = Duration::from_millis(10);
@@ -124,8 +124,8 @@ impl Physical {
         unsafe { BorrowedFd::borrow_raw(self.device.as_raw_fd()) }
     }
 
-    /// Where an access to a region goes in the device's file; `None` if it reaches beyond the
-    /// region. `VfioDevice::region_read` would say so in the log, each time that the guest does it.
+    /// Offset of a region access in the device's file; `None` if it extends beyond the region.
+    /// `VfioDevice::region_read` would log that each time that the guest does it.
     fn place_of(&self, region: u32, offset: u64, len: usize) -> Option<u64> {
         let end = offset.checked_add(len as u64)?;
         let start = self.device.get_region_offset(region);
@@ -178,7 +178,7 @@ impl Device for Physical {
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
         if let Some(at) = self.place_of(region, offset, data.len()) {
-            // What a device that has failed does not take is lost.
+            // Writes that a failed device does not accept are lost.
             let _ = rustix::io::retry_on_intr(|| rustix::io::pwrite(self.descriptor(), data, at));
         }
     }
@@ -205,7 +205,7 @@ impl Device for Physical {
         let index = Irqs::Line as u32;
         ioctl::connect_irqs(&*self.device, index, 0, &[assert.as_raw_fd()])?;
         ioctl::unmask_line_by(&*self.device, served.as_raw_fd()).map_err(|error| {
-            // It would assert the line once, and never again.
+            // It would assert the line once and never again.
             let _ = self.disconnect(Irqs::Line);
             let why = format!("its driver has no eventfd unmask its interrupt line ({error})");
             io::Error::new(error.kind(), why)
@@ -240,7 +240,7 @@ impl Device for Physical {
         }
     }
 
-    /// The device's own reset; without one, that of its bus, if nobody else is on it.
+    /// Uses the device's own reset or, without one, that of its bus if no other user is on it.
     fn reset(&self) -> Result<(), ResetError> {
         let own = match self.reset_itself() {
             Ok(()) => return Ok(()),
@@ -248,7 +248,7 @@ impl Device for Physical {
         };
         let together = match ioctl::reset_together(&*self.device) {
             Ok(devices) => devices,
-            // vfio-pci and others say so of a device without a reset.
+            // vfio-pci and other drivers return this for a device without a reset.
             Err(_) if matches!(own.raw_os_error(), Some(libc::EINVAL | libc::ENOTTY)) => {
                 return Err(ResetError::None);
             }
@@ -261,8 +261,8 @@ impl Device for Physical {
         self.attached.begin_idleness();
     }
 
-    /// That of its bus is what the guest asks for, which a device may need more than its own. It is
-    /// done once for all that are on the bus, and not if others are.
+    /// The guest requests a reset of the bus, which a device may need more than its own. It is done
+    /// once for all devices on the bus, and only if the VM owns all of them.
     fn reset_bus(&self) -> Result<bool, ResetError> {
         let together = ioctl::reset_together(&*self.device);
         let reset = together.map(|together| self.attached.reset_bus(&self.device, &together));

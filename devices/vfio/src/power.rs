@@ -1,17 +1,17 @@
-//! Power management (PCI PM 1.2, 3.2): the guest's power state is a register of its own.
+//! Power management (PCI PM 1.2, 3.2): the guest's power state is an emulated register.
 //!
-//! The device stays in D0: in a lower state vfio-pci takes its memory away, and a guest that looks
-//! at a BAR would end its own VM. What the guest sees of D3hot is that DMA and interrupts stop.
+//! The device stays in D0: in a lower state vfio-pci disables its memory, and a guest access to a
+//! BAR would end the VM. The only effect of D3hot for the guest is that DMA and interrupts stop.
 
 use pci::{ConfigError, ConfigSpace};
 
 const CAPABILITY_ID: u8 = 0x01;
-/// Capabilities: the version, and whether the device needs its driver to initialize it. No D1, no
-/// D2, no wake-up events.
+/// Capabilities: the version, and whether the device requires initialization by its driver. No D1,
+/// no D2, no wake-up events.
 const CAPABILITIES: u16 = 0x27;
 /// Control: the power state.
 const CONTROL_STATE: u16 = 3;
-/// Control: what the device holds survives D3hot.
+/// Control: the device keeps its state in D3hot.
 const CONTROL_NO_RESET: u16 = 1 << 3;
 const D0: u16 = 0;
 const D3HOT: u16 = 3;
@@ -23,7 +23,7 @@ pub struct PowerCapability {
 }
 
 impl PowerCapability {
-    /// Puts the capability at an offset; `capabilities` is the device's register of that name.
+    /// Places the capability at an offset; `capabilities` is the device's register of that name.
     pub fn place(
         config: &mut ConfigSpace,
         at: usize,
@@ -37,13 +37,13 @@ impl PowerCapability {
         Ok(Self { control: at + 4 })
     }
 
-    /// The guest has not put the device to sleep.
+    /// Whether the guest has the device in D0.
     pub fn is_awake(&self, config: &ConfigSpace) -> bool {
         config.read_u16(self.control) & CONTROL_STATE == D0
     }
 
-    /// Takes a state back that the device does not have: such a write changes nothing (3.2.4). For
-    /// use after every write to configuration space, with what [`Self::is_awake`] was before.
+    /// Reverts an unsupported power state: such a write has no effect (3.2.4). Call it after every
+    /// write to configuration space, with the value of [`Self::is_awake`] from before.
     pub fn refuse_unsupported(&self, config: &mut ConfigSpace, was_awake: bool) {
         let control = config.read_u16(self.control);
         if !matches!(control & CONTROL_STATE, D0 | D3HOT) {

@@ -1,4 +1,4 @@
-//! Which addresses an IOMMU translates, and what it means for a guest.
+//! The addresses that an IOMMU translates, and the consequences for a guest.
 
 use std::ops::RangeInclusive;
 
@@ -9,19 +9,19 @@ use virtio::iommu::{INTERRUPTS, Reserved, ReservedKind};
 
 use super::Error;
 
-/// Bytes of `struct vfio_iommu_type1_info`.
+/// Size of `struct vfio_iommu_type1_info` in bytes.
 const INFO: usize = 24;
-/// Most capabilities that are looked at: a chain that bites its own tail ends.
+/// Maximum number of capabilities examined, so that a cyclic chain ends.
 const MAX_CAPABILITIES: usize = 16;
 
-/// The smallest page of a kernel that does not say.
+/// Assumed minimum page size if the kernel does not report it.
 const PAGE: u64 = 4096;
 
-/// The addresses that an IOMMU translates: within its width, less what the platform has reserved.
+/// The addresses that an IOMMU translates: within its width, except platform-reserved ranges.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Reach {
     ranges: Vec<RangeInclusive<u64>>,
-    /// The smallest page, a power of two.
+    /// The minimum page size, a power of two.
     page: u64,
 }
 
@@ -35,8 +35,8 @@ impl Default for Reach {
 }
 
 impl Reach {
-    /// From what `VFIO_IOMMU_GET_INFO` filled in. A kernel that does not say is taken to translate
-    /// everything: it will refuse by itself.
+    /// Parses the result of `VFIO_IOMMU_GET_INFO`. If the kernel reports no ranges, everything
+    /// counts as translated: the kernel will refuse by itself.
     pub fn parse(info: &[u8]) -> Self {
         let word = |at: usize| {
             let bytes = info.get(at..at + 4)?;
@@ -44,7 +44,7 @@ impl Reach {
         };
         let double =
             |at: usize| Some(u64::from(word(at)?) | u64::from(word(at.checked_add(4)?)?) << 32);
-        // Sizes of pages, a bit for each.
+        // Supported page sizes, one bit each.
         let sizes =
             double(8).filter(|_| word(4).is_some_and(|flags| flags & VFIO_IOMMU_INFO_PGSIZES != 0));
         let page = sizes
@@ -54,7 +54,7 @@ impl Reach {
         let has_chain = word(4).is_some_and(|flags| flags & VFIO_IOMMU_INFO_CAPS != 0);
         let mut at = word(16).filter(|_| has_chain).unwrap_or(0) as usize;
         for _ in 0..MAX_CAPABILITIES {
-            // Id and version, offset of the next one.
+            // ID and version, offset of the next one.
             let (Some(id), Some(next)) = (word(at), word(at.saturating_add(4))) else {
                 break;
             };
@@ -75,12 +75,12 @@ impl Reach {
         Self::default().with_page(page)
     }
 
-    /// With pages of at least so many bytes.
+    /// Sets the minimum page size in bytes.
     pub fn with_page(self, page: u64) -> Self {
         Self { page, ..self }
     }
 
-    /// Bytes of the smallest page that can be mapped.
+    /// Minimum page size in bytes that can be mapped.
     pub fn page(&self) -> u64 {
         self.page
     }
@@ -92,13 +92,13 @@ impl Reach {
         self.ranges.is_empty() || self.ranges.iter().any(covers)
     }
 
-    /// The addresses that are not translated, interrupts apart from the others.
+    /// The addresses that are not translated, with interrupt addresses as a separate range.
     pub fn reserved(&self) -> Vec<Reserved> {
         let mut translated = self.ranges.clone();
         if translated.is_empty() {
             translated.push(0..=u64::MAX);
         }
-        // As it is reported by itself, it lies in no gap.
+        // It is reported separately, so it must not be part of a gap.
         translated.push(INTERRUPTS);
         translated.sort_by_key(|range| *range.start());
         let mut reserved = vec![Reserved {
@@ -163,7 +163,7 @@ impl std::fmt::Display for Reach {
 mod tests {
     use super::*;
 
-    /// What a kernel fills in, the ranges behind another capability.
+    /// The kernel's data, with the ranges after another capability.
     fn info(ranges: &[(u64, u64)]) -> Vec<u8> {
         let mut words = vec![0, VFIO_IOMMU_INFO_CAPS, 0x1000, 0, 24, 0];
         words.extend([2 | 1 << 16, 36, 7]);

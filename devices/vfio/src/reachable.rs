@@ -1,4 +1,4 @@
-//! What devices can reach: RAM that the guest has, and memory of other devices.
+//! The memory that devices can reach: the guest's RAM, and memory of other devices.
 
 use std::{
     collections::BTreeMap,
@@ -10,36 +10,37 @@ use device_model::memory::{GuestMemory, GuestRam, HostMemory};
 use virtio::{discard::Discards, plugged::Blocks};
 use vm_memory::{Address, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-/// Guest-physical memory, for all address spaces of a VM.
+/// Guest-physical memory, shared by all address spaces of a VM.
 pub struct Reachable {
     memory: GuestMemory,
-    /// Stopped while there are devices.
+    /// Held while there are devices.
     discards: Arc<Discards>,
-    /// Memory of devices by guest-physical address.
+    /// Device memory by guest-physical address.
     peers: Mutex<BTreeMap<u64, HostMemory>>,
 }
 
-/// Memory that is contiguous for the guest and for this process, and comes and goes as a whole.
+/// Memory that is contiguous for the guest and in this process, and is added and removed as a
+/// whole.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Piece {
     /// Guest-physical address.
     pub guest: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Where it is in this process.
+    /// Its address in this process.
     pub host: *mut u8,
-    /// It is another device's.
+    /// It belongs to another device.
     pub is_peer: bool,
 }
 
 impl Piece {
-    /// The part of it from `guest`, which lies in it, on; at most `most` bytes.
+    /// The part of it that starts at `guest`, which is inside it; at most `most` bytes.
     fn part(&self, guest: u64, most: u64) -> Self {
         let skipped = guest - self.guest;
         Self {
             guest,
             len: (self.len - skipped).min(most),
-            // In the same mapping.
+            // Within the same mapping.
             host: self.host.wrapping_add(skipped as usize),
             is_peer: self.is_peer,
         }
@@ -51,7 +52,7 @@ impl Piece {
 }
 
 impl Reachable {
-    /// RAM alone.
+    /// Creates an instance with RAM only.
     pub fn new(memory: GuestMemory, discards: Arc<Discards>) -> Self {
         Self {
             memory,
@@ -60,22 +61,22 @@ impl Reachable {
         }
     }
 
-    /// What gives RAM back to the host.
+    /// Returns RAM to the host.
     pub fn discards(&self) -> &Discards {
         &self.discards
     }
 
-    /// The regions of RAM now.
+    /// The current regions of RAM.
     pub fn ram(&self) -> impl std::ops::Deref<Target = GuestRam> {
         vm_memory::GuestAddressSpace::memory(&self.memory)
     }
 
-    /// Memory of devices.
+    /// Device memory by guest-physical address.
     pub fn peers(&self) -> MutexGuard<'_, BTreeMap<u64, HostMemory>> {
         self.peers.lock_unpoisoned()
     }
 
-    /// All RAM that the guest has.
+    /// All RAM that the guest currently has.
     pub fn all_ram(&self, blocks: &Blocks) -> Vec<Piece> {
         let ram = self.ram();
         let regions = ram.iter().filter_map(|region| {
@@ -89,8 +90,8 @@ impl Reachable {
             .collect()
     }
 
-    /// The pieces of `len` bytes (not 0) at `guest`, one after the other; or the address of the
-    /// first byte that is nobody's memory. `guest + len` does not exceed 2^64.
+    /// The consecutive pieces of `len` bytes (not 0) at `guest`; an error is the address of the
+    /// first byte that is not memory. `guest + len` does not exceed 2^64.
     pub fn pieces(&self, blocks: &Blocks, guest: u64, len: u64) -> Result<Vec<Piece>, u64> {
         let ram = self.ram();
         let mut pieces = Vec::new();
@@ -100,13 +101,13 @@ impl Reachable {
             let part = found.ok_or(at)?.part(at, left);
             pieces.push(part);
             left -= part.len;
-            // Only wraps around when nothing is left.
+            // Wraps around only when nothing is left.
             at = at.wrapping_add(part.len);
         }
         Ok(pieces)
     }
 
-    /// The RAM that an address is in: a region, or a block if that is how it comes and goes.
+    /// The RAM that contains an address: a region, or a block if it is plugged in blocks.
     fn ram_at(&self, ram: &GuestRam, blocks: &Blocks, at: u64) -> Option<Piece> {
         if blocks.is_managed(at) {
             let (guest, len) = blocks.plugged_at(at)?;
@@ -129,7 +130,7 @@ impl Reachable {
     }
 }
 
-/// RAM that lies within a region.
+/// RAM within one region.
 fn piece(ram: &GuestRam, guest: u64, len: u64) -> Option<Piece> {
     let host = ram.get_host_address(GuestAddress(guest)).ok()?;
     Some(Piece {
@@ -147,7 +148,7 @@ mod tests {
     use super::*;
 
     const BLOCK: u64 = 0x20_0000;
-    /// Two regions, one behind the other, a hole, blocks that come and go, a hole, a device.
+    /// Two adjacent regions, a gap, memory in blocks, a gap, a device.
     const REGIONS: [(u64, u64); 3] = [(0, 0x4000), (0x4000, 0x4000), (BLOCK, 4 * BLOCK)];
     const BAR: u64 = 0x8000_0000;
 

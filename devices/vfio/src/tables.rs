@@ -1,4 +1,4 @@
-//! The I/O page tables of devices, which the kernel offers in two ways.
+//! The I/O page tables of devices, for which the kernel has two interfaces.
 
 use std::{collections::BTreeSet, io, os::fd::RawFd, sync::Arc};
 
@@ -14,39 +14,40 @@ use super::{
     reach::Reach,
 };
 
-/// One address space, and the devices that are in it.
+/// One address space, and the devices in it.
 pub trait Tables: Send + Sync {
-    /// Opens a device, which can reach from then on what is mapped.
+    /// Opens a device, which from then on can reach what is mapped.
     fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error>;
 
-    /// What can be mapped. Depends on the devices that there are.
+    /// The addresses that can be mapped. They depend on the devices present.
     fn reach(&self) -> io::Result<Reach>;
 
-    /// Lets the devices reach `len` bytes at `host`, at `at` in their address space.
+    /// Maps `len` bytes at `host` to `at` in the devices' address space.
     ///
     /// # Safety
-    /// Until it is unmapped again, the memory stays mapped in this process, and is accessed only
-    /// as bytes that may change at any time.
+    /// Until it is unmapped again, the memory must stay mapped in this process, and be accessed
+    /// only as bytes that may change at any time.
     unsafe fn map(&self, at: u64, len: u64, host: *mut u8, access: Access) -> io::Result<()>;
 
-    /// Takes back what was mapped by one or more whole calls of [`Tables::map`], without gaps.
+    /// Unmaps a gapless range that consists of one or more complete [`Tables::map`] calls.
     fn unmap(&self, at: u64, len: u64) -> io::Result<()>;
 
-    /// Takes back all that was mapped, in one call. An error where the kernel has no such call, or
-    /// has not taken back all of it.
+    /// Removes all mappings with one call. An error if the kernel has no such call, or has not
+    /// removed all of them.
     fn clear(&self) -> io::Result<()>;
 }
 
-/// Makes address spaces, all of them in the same way.
+/// Creates address spaces of one kind.
 pub enum Provider {
     /// Containers.
     Groups(Arc<VfioDeviceFd>),
-    /// Address spaces of this iommufd: a reset of a bus asks for all devices on it to be there.
+    /// Address spaces of this one iommufd: a bus reset requires all devices on the bus to be bound
+    /// to it.
     Iommufd(Arc<IommuFd>, Arc<VfioDeviceFd>),
 }
 
 impl Provider {
-    /// Through `hypervisor`, its VFIO device, the hypervisor learns which devices the VM uses.
+    /// `hypervisor` is KVM's VFIO device, through which KVM learns which devices the VM uses.
     pub fn new(way: Way, hypervisor: VfioDeviceFd) -> Result<Self, Error> {
         let hypervisor = Arc::new(hypervisor);
         Ok(match way {
@@ -55,7 +56,7 @@ impl Provider {
         })
     }
 
-    /// An address space without devices, in which nothing is mapped.
+    /// Creates an address space without devices and mappings.
     pub fn tables(&self) -> Result<Box<dyn Tables>, Error> {
         Ok(match self {
             Self::Groups(hypervisor) => Box::new(Groups::new(Arc::clone(hypervisor))?),
@@ -65,7 +66,7 @@ impl Provider {
         })
     }
 
-    /// Of what the limit of locked memory is, for people.
+    /// What the limit of locked memory applies to, for messages.
     pub fn limit_of(&self) -> &'static str {
         match self {
             Self::Groups(_) => "this process",
@@ -73,17 +74,17 @@ impl Provider {
         }
     }
 
-    /// Descriptors that prove to the kernel that the devices of groups are this VM's.
+    /// Descriptors that prove to the kernel that the devices of these groups belong to this VM.
     pub fn proof(&self, groups: &BTreeSet<&str>) -> Vec<RawFd> {
         match self {
             Self::Groups(_) => groups::descriptors(groups),
-            // The kernel knows whose devices they are.
+            // The kernel knows the owner of each device.
             Self::Iommufd(..) => Vec::new(),
         }
     }
 }
 
-/// What the kernel says of an unmapping that failed.
+/// Converts the kernel's error for a failed unmapping.
 pub fn unmap_error(error: VfioError) -> io::Error {
     use iommufd_ioctls::IommufdError::IommuIoasUnmap;
     match error {

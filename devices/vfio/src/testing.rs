@@ -1,4 +1,4 @@
-//! A device in the terms of VFIO that is made of memory.
+//! A fake device in VFIO's terms, made of memory.
 
 use std::{
     collections::BTreeMap,
@@ -15,42 +15,42 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::{Device, Irqs, Mappable, ResetError};
 
-/// Bytes of the regions, configuration space included.
+/// Size of each region in bytes, including configuration space.
 const REGION: usize = 4096;
 const BAR0: u32 = 0;
 const ROM: u32 = 6;
 const COMMAND: u64 = 4;
-/// Upper byte of the device control register, and in it the function level reset.
+/// Upper byte of the device control register, and its function-level reset bit.
 const CONTROL: u64 = 0x59;
 const CONTROL_RESET: u8 = 0x80;
 
-/// A device with a ROM full of 0x5a and a 64-bit BAR 0, and in it the vector table at 0 and the
-/// pending bits at 2048, a power management capability at 0x40, PCI Express with FLR at 0x50, MSI
-/// at 0xa0 and MSI-X at 0xc0.
+/// A device with a ROM full of 0x5a and a 64-bit BAR 0, which contains the MSI-X table at 0 and the
+/// pending bits at 2048. It has a power management capability at 0x40, PCI Express with FLR at
+/// 0x50, MSI at 0xa0 and MSI-X at 0xc0.
 pub struct FakeDevice {
     config: Mutex<[u8; REGION]>,
     bar: Mutex<[u8; REGION]>,
     rom: Mutex<[u8; REGION]>,
     vectors: u16,
-    /// Bytes of configuration space.
+    /// Size of configuration space in bytes.
     pub config_len: u64,
     /// Vectors can be added while others are connected.
     pub grows: bool,
-    /// Vectors that the host has.
+    /// Number of vectors that the host has.
     pub host_vectors: AtomicU32,
     /// Resets fail.
     pub stubborn: AtomicBool,
-    /// Resets so far.
+    /// Number of resets so far.
     pub resets: AtomicU32,
-    /// While this is locked, a reset does not end.
+    /// While this is locked, a reset does not complete.
     pub busy: Mutex<()>,
-    /// A reset is under way: whoever writes the command register waits for its end.
+    /// A reset is in progress: writes to the command register wait for its end.
     pub resetting: AtomicBool,
     connected: Mutex<BTreeMap<(u32, u16), Option<EventFd>>>,
 }
 
 impl FakeDevice {
-    /// With a vector table of `vectors` entries, 1 to 128.
+    /// Creates a device with `vectors` MSI-X table entries, 1 to 128.
     pub fn new(vectors: u16) -> Self {
         let vectors = vectors.clamp(1, 128);
         let mut config = [0; REGION];
@@ -80,12 +80,13 @@ impl FakeDevice {
         }
     }
 
-    /// Registers of its configuration space as they are from now on, those beyond its end left out.
+    /// Changes registers in configuration space; bytes beyond its end are dropped.
     pub fn set_config(&self, offset: usize, bytes: &[u8]) {
         self.write(VFIO_PCI_CONFIG_REGION_INDEX, offset as u64, bytes);
     }
 
-    /// The interrupts of a kind that are switched on; of those, the ones that raise something.
+    /// Number of interrupts of a kind that are enabled, and those of them that are connected to an
+    /// eventfd.
     pub fn connected(&self, irqs: Irqs) -> (usize, Vec<u16>) {
         let connected = self.connected.lock_unpoisoned();
         let kind = || {
@@ -100,7 +101,7 @@ impl FakeDevice {
         )
     }
 
-    /// The eventfd that a message-signalled vector raises.
+    /// The eventfd of an MSI-X vector.
     pub fn eventfd(&self, vector: u16) -> Option<EventFd> {
         let connected = self.connected.lock_unpoisoned();
         let eventfd = connected.get(&(Irqs::Msix as u32, vector))?.as_ref()?;
@@ -157,7 +158,7 @@ impl Device for FakeDevice {
         }
     }
 
-    /// Waits when vfio-pci does.
+    /// Blocks in the same cases as vfio-pci.
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
         if region == VFIO_PCI_CONFIG_REGION_INDEX {
             let control = CONTROL.checked_sub(offset);
@@ -190,7 +191,7 @@ impl Device for FakeDevice {
         self.grows
     }
 
-    /// As strict as vfio-pci: one kind at a time, and not beyond what it has.
+    /// As strict as vfio-pci: one kind at a time, and no more than the device has.
     fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()> {
         let mut connected = self.connected.lock_unpoisoned();
         let others = connected.keys().any(|(kind, _)| *kind != irqs as u32);

@@ -1,4 +1,4 @@
-//! A guest's driver and a device made of memory.
+//! Tests of a guest's driver with a fake device.
 
 use std::{
     os::fd::AsRawFd,
@@ -35,7 +35,7 @@ impl Plugged {
         Self::on(Rig::new(), Seat::ANY, device)
     }
 
-    /// Behind a port, whose address comes with it.
+    /// Behind a root port, whose address is returned, too.
     fn behind_port(device: FakeDevice) -> (Self, Bdf) {
         let rig = Rig::new();
         let port = rig.plug(RootPort::new());
@@ -98,7 +98,8 @@ fn a_sleeping_device_stays_awake_and_its_dma_stops() {
 
 #[test]
 fn a_device_with_little_configuration_space_has_what_is_in_it() {
-    // As mediated devices have it that emulate old PCI ones: the kernel's sample has 255 bytes.
+    // Mediated devices that emulate old PCI devices have short ones: the kernel's sample has 255
+    // bytes.
     for config_len in [255, 0x80, 0x40] {
         let mut device = FakeDevice::new(4);
         device.config_len = config_len;
@@ -140,7 +141,7 @@ fn vectors_that_are_connected_anew_are_raised_once() {
     plugged.config(MSIX_CONTROL, MSIX_ON);
     plugged.set_masked(0, false);
     plugged.rig.msi.take(0);
-    // Within what the host has reserved.
+    // Within the vectors that the host has reserved.
     plugged.set_masked(0, true);
     plugged.set_masked(0, false);
     assert_eq!(plugged.rig.msi.take(0), 0);
@@ -194,7 +195,7 @@ fn interrupts_that_could_not_be_switched_on_are_tried_again() {
     plugged.config(MSI_CONTROL, 1);
     assert_eq!(plugged.device.connected(Irqs::Msi), (1, vec![0]));
     assert_eq!(plugged.device.connected(Irqs::Line).0, 0);
-    // From one kind to the other: the host does not allow both.
+    // A switch from one kind to the other: the host does not allow both at once.
     plugged.config(MSIX_CONTROL, MSIX_ON);
     assert_eq!(plugged.device.connected(Irqs::Msi).0, 0);
     assert_eq!(plugged.msix().0, 1);
@@ -242,7 +243,7 @@ fn a_vcpu_does_not_wait_for_a_reset_and_the_device_answers_when_it_is_over() {
     let vcpu = || {
         plugged.config(DEVICE_CONTROL, 0x8000);
         assert_eq!(id(), u32::MAX, "it does not answer");
-        // None of this reaches it.
+        // None of this reaches the device.
         plugged.rig.enable(plugged.bdf, true);
         for command in [2_u16, 6] {
             plugged.rig.config_write(port, 4, &command.to_le_bytes());
@@ -273,7 +274,7 @@ fn a_vcpu_does_not_wait_for_a_reset_and_the_device_answers_when_it_is_over() {
     assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 0);
     plugged.rig.enable(plugged.bdf, true);
     assert_eq!(plugged.device.command() & MASTER, MASTER);
-    // Nobody has asked.
+    // No reset was requested.
     plugged.rig.reset(plugged.bdf);
     assert_eq!(plugged.device.resets.load(Ordering::Relaxed), before + 1);
 }
@@ -286,7 +287,7 @@ fn a_port_that_is_no_bus_master_stops_the_dma_of_what_is_behind_it() {
     let set_port = |command: u16| plugged.rig.config_write(port, 4, &command.to_le_bytes());
     set_port(2);
     assert!(!master());
-    // Its own bit is what it was, and has no effect.
+    // Its own bus master bit is unchanged and has no effect.
     assert_eq!(plugged.rig.config_read(plugged.bdf, 4) & 7, 6);
     plugged.rig.enable(plugged.bdf, true);
     assert!(!master());
@@ -329,7 +330,7 @@ fn a_reset_of_its_bus_leaves_a_device_as_after_power_on() {
 #[test]
 fn extended_capabilities_are_the_devices_own_where_it_is_the_guests_to_write() {
     let device = FakeDevice::new(4);
-    // A serial number, an SR-IOV capability that the guest does not see, a vendor's own.
+    // A serial number, an SR-IOV capability that the guest does not see, and a vendor-specific one.
     let registers = [
         (0x100, 0x1401_0003_u32),
         (0x104, 0x1234_5678),

@@ -1,4 +1,4 @@
-//! One I/O address space.
+//! An I/O address space.
 
 #[cfg(test)]
 mod tests;
@@ -32,27 +32,29 @@ const BOTH: Access = Access {
     write: true,
 };
 
-/// Behind a virtual IOMMU: pieces at most, and how often all of the guest's memory can be mapped.
+/// Limits behind a virtual IOMMU: number of pieces, and how many times the guest's total memory may
+/// be mapped.
 const MAX_PIECES: usize = 1 << 17;
 const MAX_TIMES: u64 = 16;
 
-/// How many of them may be other devices' memory: a guest that moves it has them unmapped one by one
-/// on a vCPU's thread.
+/// Maximum number of pieces that are other devices' memory: when the guest moves that memory, they
+/// are unmapped one by one on a vCPU thread.
 const MAX_PEER_PIECES: usize = 1024;
 
-/// What the devices in it reach at which addresses.
+/// The mappings of an address space, and the devices in it.
 ///
-/// That is RAM at its own addresses and, as soon as there are two devices, the memory of others
-/// (identity); or, behind a virtual IOMMU, what the guest maps. What the guest loses (a block of
-/// memory that it unplugs, a BAR that moves) is lost here as well, whatever address it has.
+/// It maps RAM at its own addresses and, as soon as there are two devices, the memory of the others
+/// (identity). Behind a virtual IOMMU, it maps what the guest maps. Memory that the guest loses (a
+/// block that it unplugs, a BAR that moves) is unmapped here as well, at whatever address it is
+/// mapped.
 ///
-/// Locks are taken in the order: blocks of memory, an address space, peers.
+/// Lock order: blocks of memory, an address space, peers.
 pub struct Space {
     tables: Box<dyn Tables>,
     reachable: Arc<Reachable>,
-    /// Told when there is something for [`Space::map_peers`] to do.
+    /// Called when there is work for [`Space::map_peers`].
     peers_changed: Arc<dyn Fn() + Send + Sync>,
-    /// How much memory may be locked, and by whom.
+    /// What the limit of locked memory applies to, and the limit.
     limit: (&'static str, String),
     contents: FairLock<Contents>,
 }
@@ -61,18 +63,18 @@ pub struct Space {
 struct Contents {
     /// RAM is mapped at its own addresses.
     identity: bool,
-    /// What is mapped, by I/O address.
+    /// The mappings, by I/O address.
     pieces: BTreeMap<u64, Mapped>,
-    /// The length of all of it.
+    /// Total length of all mappings in bytes.
     bytes: u64,
-    /// How many of them are other devices' memory.
+    /// Number of mappings that are other devices' memory.
     peers: usize,
     reach: Reach,
-    /// A peer that cannot be reached is logged once: the guest could move its BARs at will.
+    /// An unreachable peer is logged once: the guest could move its BARs at will.
     warned: bool,
 }
 
-/// A piece of memory that is mapped.
+/// A mapped piece of memory.
 #[derive(Clone, Copy, Debug)]
 struct Mapped {
     guest: u64,
@@ -103,7 +105,8 @@ impl Contents {
 }
 
 impl Space {
-    /// With nothing in it. `limit_of`: of what the limit of locked memory is, for people.
+    /// Creates an empty address space. `limit_of`: what the limit of locked memory applies to, for
+    /// messages.
     pub fn new(
         tables: Box<dyn Tables>,
         limit_of: &'static str,
@@ -119,12 +122,12 @@ impl Space {
         }
     }
 
-    /// Opens a device, which reaches what is mapped.
+    /// Opens a device, which can reach what is mapped.
     pub fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error> {
         let blocks = self.reachable.discards().blocks().lock();
         let mut contents = self.lock();
         let device = self.tables.open_device(host_device)?;
-        // Only known with a device.
+        // Known only when there is a device.
         let reach = self.tables.reach().map_err(|source| Error::Host {
             action: "ask the IOMMU what it translates",
             source,
@@ -139,14 +142,15 @@ impl Space {
         Ok(device)
     }
 
-    /// RAM at its own addresses from now on, and whatever comes to it; nothing if it cannot be.
+    /// Maps RAM at its own addresses from now on, including RAM that is added later; maps nothing
+    /// after an error.
     pub fn begin_identity(&self) -> Result<(), Error> {
         let blocks = self.reachable.discards().blocks().lock();
         let mut contents = self.lock();
         contents.identity = true;
         let mapped = self.map_ram(&mut contents, &blocks);
         if mapped.is_err() {
-            // What is left for want of an answer goes with the address space.
+            // Mappings that could not be removed go away with the address space.
             let _ = self.clear_all(&mut contents);
         }
         drop(contents);
@@ -154,13 +158,14 @@ impl Space {
         mapped
     }
 
-    /// As [`Space::begin_identity`], before there is a device: it is mapped when one comes.
+    /// Like [`Space::begin_identity`], before there is a device: RAM is mapped when the first one
+    /// is opened.
     pub fn with_identity(self) -> Self {
         self.lock().identity = true;
         self
     }
 
-    /// Takes note of RAM that was added.
+    /// Maps RAM that was added.
     pub fn memory_changed(&self, blocks: &Blocks) -> Result<(), Error> {
         let mut contents = self.lock();
         match contents.identity {
@@ -169,7 +174,7 @@ impl Space {
         }
     }
 
-    /// The guest gets a block of memory.
+    /// Maps a block of memory that the guest has plugged.
     pub fn plugged(&self, guest: u64, len: u64) -> Result<(), Error> {
         let mut contents = self.lock();
         let ram = self.reachable.ram();
@@ -191,7 +196,7 @@ impl Space {
         }
     }
 
-    /// Lets the devices reach memory of others that was offered since the last call.
+    /// Maps device memory that was offered to other devices since the last call.
     pub fn map_peers(&self) {
         let mut contents = self.lock();
         if !contents.identity {
@@ -204,8 +209,8 @@ impl Space {
                 continue;
             }
             let mapped = if contents.reach.covers(guest, len) {
-                // SAFETY: whoever offered it keeps it mapped until the offer is withdrawn, which
-                // takes it away from the devices first.
+                // SAFETY: the device that offered it keeps it mapped until the offer is withdrawn,
+                // which unmaps it from the other devices first.
                 unsafe { self.tables.map(guest, len, memory.address, BOTH) }
                     .map_err(|error| error.to_string())
             } else {
@@ -238,7 +243,7 @@ impl Space {
         }
     }
 
-    /// Takes memory that the guest loses away from the devices, wherever they reach it.
+    /// Unmaps memory that the guest loses, at whatever address it is mapped.
     pub fn withdraw(&self, guest: u64, len: u64) -> io::Result<()> {
         let mut contents = self.lock();
         let last = guest.saturating_add(len - 1);
@@ -258,7 +263,7 @@ impl Space {
             .try_for_each(|piece| self.map_own(contents, piece))
     }
 
-    /// Maps RAM at its own address, if it is not yet.
+    /// Maps RAM at its own address, unless it is already mapped.
     fn map_own(&self, contents: &mut Contents, piece: Piece) -> Result<(), Error> {
         let Piece { guest, len, .. } = piece;
         if contents.pieces.contains_key(&guest) {
@@ -282,9 +287,9 @@ impl Space {
             host,
             is_peer,
         } = piece;
-        // SAFETY: guest RAM stays mapped until the machine ends, which is after its devices, and
-        // memory of a device until its offer is withdrawn, which unmaps it here first; both are
-        // only accessed as bytes that may change at any time.
+        // SAFETY: guest RAM stays mapped until the VM ends, which is after its devices; memory of a
+        // device stays mapped until its offer is withdrawn, which unmaps it here first. Both are
+        // accessed only as bytes that may change at any time.
         unsafe { self.tables.map(at, len, host, access) }?;
         contents.insert(
             at,
@@ -297,10 +302,10 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps all that is mapped within `len` bytes at `at`.
+    /// Unmaps everything that is mapped within `len` bytes at `at`.
     fn unmap_within(&self, contents: &mut Contents, at: u64, len: u64) -> io::Result<()> {
         let last = at.saturating_add(len - 1);
-        // Runs without gaps: the kernel unmaps each of them at once.
+        // Gapless runs: the kernel unmaps each of them with one call.
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (&start, piece) in contents.pieces.range(at..=last) {
             match runs.last_mut() {
@@ -311,7 +316,7 @@ impl Space {
         self.unmap_all(contents, runs)
     }
 
-    /// Unmaps runs of whole pieces: all that the kernel lets go of, whichever it does not.
+    /// Unmaps runs of whole pieces. Continues after an error, and returns the first one.
     fn unmap_all(&self, contents: &mut Contents, runs: Vec<(u64, u64)>) -> io::Result<()> {
         let runs = runs.into_iter();
         runs.map(|(at, len)| self.unmap_exactly(contents, at, len))
@@ -333,7 +338,7 @@ impl Space {
         Ok(())
     }
 
-    /// Unmaps everything: at once if the kernel can, or else run by run.
+    /// Removes all mappings: with one call if the kernel can, or else run by run.
     fn clear_all(&self, contents: &mut Contents) -> io::Result<()> {
         contents.identity = false;
         if contents.pieces.is_empty() {
@@ -347,7 +352,7 @@ impl Space {
         Ok(())
     }
 
-    /// What the kernel means when it does not map memory.
+    /// Explains why the kernel does not map memory.
     fn explain(&self, guest: u64, len: u64, source: io::Error) -> Error {
         let (of, limit) = &self.limit;
         match source.raw_os_error() {
@@ -363,7 +368,7 @@ impl Space {
     }
 }
 
-/// Behind a virtual IOMMU.
+/// The address space of a device behind a virtual IOMMU.
 impl Endpoint for Space {
     fn reserved(&self) -> Vec<Reserved> {
         self.lock().reach.reserved()
@@ -394,7 +399,7 @@ impl Endpoint for Space {
                 }
                 return Err(self.explain(piece.guest, piece.len, source).into());
             }
-            // Only wraps around behind the last piece.
+            // Wraps around only after the last piece.
             at = at.wrapping_add(piece.len);
         }
         Ok(())
@@ -417,8 +422,8 @@ impl Endpoint for Space {
 }
 
 impl Space {
-    /// Whether the guest may map so much more. The kernel counts pages that are locked, not how
-    /// often they are mapped: a guest could have it make page tables without end.
+    /// Checks the limits of what the guest may map. The kernel counts locked pages, but not how
+    /// often they are mapped: a guest could make it allocate page tables without bound.
     fn check_room(&self, contents: &Contents, new: &[Piece], len: u64) -> Result<(), MapError> {
         let ram = self.reachable.ram();
         let ram: u64 = vm_memory::GuestMemoryBackend::iter(&*ram)
@@ -447,14 +452,14 @@ impl Space {
         Ok(())
     }
 
-    /// Before memory is mapped for reading only: of a page that nobody has written to, the kernel
-    /// (before Linux 6.2) would let the device read one of zeroes for ever, while the guest's next
-    /// write goes to another one.
+    /// Populates memory before it is mapped read-only: for a page that was never written, the
+    /// kernel (before Linux 6.2) would let the device read a zero page forever, while the guest's
+    /// next write goes to another page.
     fn populate(&self, piece: Piece, access: Access) -> io::Result<()> {
         if access.write {
             return Ok(());
         }
-        // What of it is no RAM is left out.
+        // Parts that are not RAM are skipped.
         discard::populate(&self.reachable.ram(), GuestAddress(piece.guest), piece.len)
     }
 }
@@ -471,7 +476,7 @@ impl From<Error> for MapError {
     }
 }
 
-/// How much memory this process may lock, in words.
+/// The limit of memory that this process may lock, as text.
 fn memory_limit() -> String {
     match limits::locked_memory() {
         Ok(None) => "not set".to_owned(),

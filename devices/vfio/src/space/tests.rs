@@ -1,4 +1,4 @@
-//! Address spaces whose tables are a map: the kernel's rules, and nothing behind them.
+//! Address spaces on fake tables, which enforce the kernel's rules.
 
 use std::{
     ops::Range,
@@ -20,21 +20,21 @@ use vm_memory::GuestMemoryAtomic;
 
 use super::*;
 
-/// What is mapped: length, place in this process and access by I/O address.
+/// Mappings by I/O address, as (length, address in this process, access).
 type Table = BTreeMap<u64, (u64, usize, Access)>;
 
 #[derive(Clone, Default)]
 struct Kernel {
     table: Arc<Mutex<Table>>,
-    /// No more mappings than that, if it is not 0.
+    /// Maximum number of mappings; 0: no limit.
     most: usize,
-    /// Everything can be unmapped at once; and how often that was done.
+    /// If set, everything can be unmapped with one call; counts these calls.
     clears: Option<Arc<AtomicUsize>>,
-    /// Calls that unmap one run.
+    /// Number of calls that unmap one run.
     unmappings: Arc<AtomicUsize>,
 }
 
-/// Translates less than 64 bits, and no interrupts.
+/// Translates less than 64 bits, and no interrupt addresses.
 const REACH: [std::ops::RangeInclusive<u64>; 2] = [0..=0xfedf_ffff, 0xfef0_0000..=(1 << 48) - 1];
 
 impl Tables for Kernel {
@@ -77,7 +77,7 @@ impl Tables for Kernel {
             .map(|(at, (len, ..))| (*at, *len))
             .collect();
         let unmapped: u64 = inside.iter().map(|(_, len)| len).sum();
-        // No gaps, and none that begins or ends elsewhere.
+        // No gaps, and no mapping that begins or ends elsewhere.
         assert_eq!(unmapped, len, "{inside:x?} at {at:#x}");
         table.retain(|start, _| !(at..at + len).contains(start));
         Ok(())
@@ -93,7 +93,7 @@ struct Rig {
     space: Arc<Space>,
     table: Arc<Mutex<Table>>,
     reachable: Arc<Reachable>,
-    /// The blocks know it weakly.
+    /// Keeps the follower alive: the blocks refer to it weakly.
     _follower: Arc<dyn Follower>,
 }
 
@@ -106,7 +106,7 @@ impl Rig {
     }
 
     fn with(kernel: Kernel) -> Self {
-        // Two regions without a gap, and one of blocks.
+        // Two adjacent regions, and one of blocks.
         let regions = [
             (0, 2 * BLOCK),
             (2 * BLOCK, 2 * BLOCK),
@@ -159,7 +159,7 @@ impl Rig {
         self.space.map(iova, guest, len, BOTH)
     }
 
-    /// The pages that are mapped, and where each is for the guest.
+    /// The mapped pages, with the guest-physical address of each.
     fn pages(&self) -> BTreeMap<u64, u64> {
         let table = self.table.lock().unwrap();
         let ram = self.reachable.ram();
@@ -212,7 +212,7 @@ fn a_guest_maps_its_memory_so_often_and_no_more() {
     }
     let error = rig.map(all, 0, PAGE).unwrap_err();
     assert!(error.to_string().contains("16 times its memory"), "{error}");
-    // What is given back may be mapped again.
+    // Unmapped memory may be mapped again.
     rig.space.unmap(0, half).unwrap();
     rig.map(all, 0, half).unwrap();
     assert!(matches!(rig.map(0, 0, PAGE), Err(MapError::NoMemory(_))));
@@ -229,7 +229,7 @@ fn other_devices_memory_is_mapped_in_so_many_pieces_and_ram_in_more() {
     let error = rig.map(at(MAX_PEER_PIECES), BAR, PAGE).unwrap_err();
     assert!(error.to_string().contains("1024 pieces"), "{error}");
     rig.map(at(MAX_PEER_PIECES), 0, PAGE).unwrap();
-    // One that goes makes room for one, and so do all, however they go.
+    // Removing one makes room for one, and removing all for all, in any way.
     rig.space.unmap(at(0), PAGE).unwrap();
     rig.map(at(0), BAR, PAGE).unwrap();
     assert!(rig.map(1 << 40, BAR, PAGE).is_err());
@@ -316,7 +316,7 @@ fn what_the_guest_loses_is_lost_wherever_it_is_mapped() {
         rig.map(0x30_0000, BAR, PAGE),
         Err(MapError::NotMemory { .. })
     ));
-    // That a part of it has gone is no mistake of the guest's.
+    // It is valid for the guest that a part has gone already.
     rig.space.unmap(0x10_0000, 2 * BLOCK).unwrap();
     rig.space.unmap(0x30_0000, 2 * PAGE).unwrap();
     assert_eq!(rig.mappings(), 0);
@@ -342,7 +342,7 @@ fn identity_follows_the_guests_memory_and_ends_with_nothing() {
     assert_eq!(rig.mappings(), 2 + 3);
     rig.space.identity(false).unwrap();
     assert_eq!(rig.mappings(), 0);
-    // Now it is for the guest to say.
+    // From now on the guest decides.
     blocks
         .plug(BLOCKS.start..BLOCKS.start + BLOCK, BLOCK)
         .unwrap();
@@ -386,7 +386,7 @@ fn everything_goes_at_once_if_the_kernel_can_and_run_by_run_otherwise() {
         Endpoint::clear(&*rig.space).unwrap();
         assert_eq!(rig.mappings(), 0);
         assert_eq!(calls(), if at_once { (1, 0) } else { (0, 100) });
-        // All that may be mapped may be mapped again.
+        // The full allowance can be mapped again.
         for at in 0..8 * MAX_TIMES {
             rig.map(at * BLOCK, 0, BLOCK).unwrap();
         }
@@ -424,7 +424,7 @@ fn what_the_virtual_iommu_cannot_tell_a_guest_of_is_refused_when_the_device_come
     let pages = add(all().with_page(0x1_0000)).unwrap_err();
     assert!(matches!(pages, AddError::PageSize(0x1_0000)), "{pages}");
     assert!(pages.to_string().contains("0x10000"), "{pages}");
-    // As many gaps, the doorbells of interrupts being one more.
+    // This number of gaps; the interrupt addresses are one more.
     let gaps = |count: u64| -> Reach {
         let ranges = (0..count).map(|at| at * 0x2000..=at * 0x2000 + 0xfff);
         let rest = std::iter::once(count * 0x2000..=u64::MAX);
@@ -447,7 +447,7 @@ fn who_offers_a_peer_waits_for_one_request_however_many_there_are() {
             while !rig.space.contents.is_awaited() {
                 thread::yield_now();
             }
-            // The next request comes at once.
+            // The next request follows immediately.
             drop(request);
             assert!(rig.space.lock().pieces.contains_key(&BAR), "the peer waits");
             mapping.join().unwrap();
@@ -479,7 +479,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever happens, a device reaches the pages that the guest has mapped for it, less those
+    /// Whatever happens, a device reaches the pages that the guest has mapped for it, except those
     /// that the guest has lost since.
     #[test]
     fn a_device_reaches_what_is_mapped_and_still_there(steps in prop::collection::vec(step(), 1..60)) {
@@ -494,7 +494,7 @@ proptest! {
                 Step::Map { iova, guest, len } => {
                     let below = mappings.range(..iova + len).next_back();
                     if below.is_some_and(|(start, len)| start + len > iova) {
-                        // The model does not ask for that.
+                        // The model does not generate this.
                         continue;
                     }
                     let is_there = |at: u64| match at {

@@ -1,4 +1,4 @@
-//! A device of another process.
+//! A device that another process serves.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,18 +39,18 @@ use crate::{
     device::{Device, Irqs, Mappable, ResetError},
 };
 
-/// How long a server may take.
+/// Timeouts for a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// For all answers until its device is there.
+    /// For all replies until its device is set up.
     pub open: Duration,
-    /// For an answer after that.
+    /// For each reply after that.
     pub answer: Duration,
 }
 
 impl Default for Patience {
-    /// A vCPU waits for an answer: less than the 20 s after which a Linux guest takes the vCPU for
-    /// dead.
+    /// A vCPU waits for a reply, so this must be less than the 20 s after which a Linux guest
+    /// considers the vCPU dead.
     fn default() -> Self {
         Self {
             open: Duration::from_secs(10),
@@ -59,24 +59,24 @@ impl Default for Patience {
     }
 }
 
-/// Longest answer without data of its own.
+/// Maximum length of a reply without variable data.
 const SHORT: usize = 256;
-/// Longest access to a region, in bytes.
+/// Maximum width of a region access in bytes.
 const WIDEST: usize = 8;
 const PAGE: u64 = 4096;
 
-/// Where the conversation is.
+/// State of the connection.
 enum Link {
     Alive(Connection),
-    /// It failed, or the device is about to go.
+    /// It failed, or the device is being removed.
     Ended,
 }
 
-/// What whoever talks to the server shares.
+/// State shared by all users of the connection.
 struct Shared {
     name: String,
     link: Mutex<Link>,
-    /// Told once, when the server is lost.
+    /// Called once, when the server is lost.
     lost: Box<dyn Fn(&Failure) + Send + Sync>,
 }
 
@@ -85,13 +85,13 @@ impl Shared {
         self.link.lock_unpoisoned()
     }
 
-    /// Ends the conversation; what is left of it is false if it had ended before.
+    /// Ends the connection; false if it had already ended.
     fn end(&self) -> bool {
         let link = std::mem::replace(&mut *self.link(), Link::Ended);
         let Link::Alive(connection) = link else {
             return false;
         };
-        // Wakes the thread that watches it; the socket may be shut down already.
+        // Wakes the watcher thread; the socket may already be shut down.
         let _ = connection.stream().shutdown(std::net::Shutdown::Both);
         true
     }
@@ -103,12 +103,12 @@ impl Shared {
     }
 }
 
-/// Where a kind of interrupts is switched on.
+/// The register bit that enables a kind of interrupts.
 struct Control {
     irqs: Irqs,
     /// Offset in configuration space.
     at: usize,
-    /// The bit.
+    /// The enable bit.
     enable: u16,
 }
 
@@ -123,30 +123,30 @@ pub struct UserDevice {
     shared: Arc<Shared>,
     info: DeviceInfo,
     regions: Vec<Region>,
-    /// Interrupts of each kind.
+    /// The interrupts of each kind.
     irqs: Vec<IrqInfo>,
-    /// Message control registers of MSI and MSI-X.
+    /// The message control registers of MSI and MSI-X.
     controls: Vec<Control>,
     patience: Patience,
     memory: GuestMemory,
-    /// Length by guest-physical address.
+    /// Mapped RAM: length by guest-physical address.
     mapped: Mutex<BTreeMap<u64, u64>>,
     /// A server's refusals are logged once: the guest could repeat its access at will.
     warned: AtomicBool,
     watcher: Option<JoinHandle<()>>,
 }
 
-/// What a device of another process needs from the machine.
+/// What a device of another process needs from the VM.
 pub struct Surroundings<'a> {
-    /// What it can reach.
+    /// The memory that it can reach.
     pub memory: GuestMemory,
     /// Starts its threads.
     pub spawner: &'a dyn ThreadSpawner,
     /// Name of its thread.
     pub thread: &'a str,
-    /// How long its server may take.
+    /// Timeouts for its server.
     pub patience: Patience,
-    /// Told once, when the server is lost.
+    /// Called once, when the server is lost.
     pub lost: Box<dyn Fn(&Failure) + Send + Sync>,
 }
 
@@ -158,7 +158,7 @@ impl UserDevice {
     }
 
     /// Takes over the device of the server at the other end of `stream`, and gives it access to
-    /// RAM. `name` is what messages call it.
+    /// RAM. `name` is used in messages.
     pub fn new(name: &str, stream: UnixStream, surroundings: Surroundings) -> Result<Self, Error> {
         let deadline = Deadline::after(surroundings.patience.open);
         let mut connection = Connection::new(stream, deadline)?;
@@ -175,7 +175,7 @@ impl UserDevice {
             let answer = ask(command, &wire::region_info(index), max)?;
             regions.push(region(name, index, answer).map_err(|source| lie(command, source))?);
         }
-        // At least the header of configuration space is read in what follows.
+        // At least the header of configuration space is read below.
         let config = regions.last().map_or(0, |region| region.info.size);
         if !(0x100..=0x1000).contains(&config) {
             return Err(Error::Config { size: config });
@@ -217,12 +217,12 @@ impl UserDevice {
         Deadline::after(self.patience.answer)
     }
 
-    /// Whether the server is still there and has told no lies.
+    /// Whether the server is connected and has violated no rule of the protocol.
     pub fn is_alive(&self) -> bool {
         matches!(*self.shared.link(), Link::Alive(_))
     }
 
-    /// Takes note of RAM that was added or withdrawn. A server that is lost has no more use for it.
+    /// Maps RAM that was added and unmaps RAM that was removed. Does nothing if the server is lost.
     pub fn memory_changed(&self) -> Result<(), Error> {
         match self.map_ram(self.deadline()) {
             Err(Error::Gone) => Ok(()),
@@ -265,7 +265,7 @@ impl UserDevice {
         Ok(())
     }
 
-    /// Asks the server; one that fails at it, other than by saying no, is lost.
+    /// Sends a request to the server. After any failure other than a refusal, the server is lost.
     fn ask(
         &self,
         command: Command,
@@ -290,7 +290,7 @@ impl UserDevice {
         Error::Server(failure)
     }
 
-    /// Checks an answer; a server that lies is lost.
+    /// Checks a reply; a server that sends an invalid one is lost.
     fn checked<T>(&self, command: Command, answer: Result<T, Lie>) -> Result<T, Error> {
         answer.map_err(|source| self.failed(lie(command, source)))
     }
@@ -318,7 +318,7 @@ impl UserDevice {
         self.checked(command, written)
     }
 
-    /// Whether an access lies in a region; a server need not check.
+    /// Whether an access is within a region; a server need not check this.
     fn has(&self, region: u32, offset: u64, len: usize) -> bool {
         offset.saturating_add(len as u64) <= self.region_size(region)
     }
@@ -355,8 +355,8 @@ impl UserDevice {
         }
     }
 
-    /// Switches a kind of interrupts on or off in the device's own configuration space, as the
-    /// kernel does for a device of the host: servers look there, not only at their eventfds.
+    /// Enables or disables a kind of interrupts in the device's own configuration space, as the
+    /// kernel does for a device of the host: servers evaluate it in addition to their eventfds.
     fn enable(&self, irqs: Irqs, on: bool) {
         let Some(control) = self.controls.iter().find(|control| control.irqs == irqs) else {
             return;
@@ -368,7 +368,7 @@ impl UserDevice {
         self.write_config(control.at, &value.to_ne_bytes());
     }
 
-    /// Connects eventfds that are there, from interrupt `first` on.
+    /// Connects eventfds to consecutive interrupts, from index `first` on.
     fn set_irqs(
         &self,
         irqs: Irqs,
@@ -407,8 +407,8 @@ impl UserDevice {
         if wanted > count as usize {
             return Err(Error::Interrupts { wanted, count });
         }
-        // A message cannot leave out one in the middle. There may be a thousand: the server has no
-        // more time for all of them than for one, because a vCPU waits.
+        // A message cannot skip an interrupt. There may be a thousand, but the server has no more
+        // time for all of them than for one, because a vCPU waits.
         let deadline = self.deadline();
         let mut at = first;
         for run in eventfds.split(Option::is_none) {
@@ -425,7 +425,7 @@ fn lie(command: Command, source: Lie) -> Failure {
     Failure::Lie { command, source }
 }
 
-/// What an answer says of a region, and what of it can be mapped.
+/// Parses the reply about a region, and determines whether its memory can be mapped.
 fn region(name: &str, index: u32, answer: Answer) -> Result<Region, Lie> {
     let info = RegionInfo::parse(&answer.body, index)?;
     let mappable = info.flags & VFIO_REGION_INFO_FLAG_MMAP != 0;
@@ -446,8 +446,8 @@ fn region(name: &str, index: u32, answer: Answer) -> Result<Region, Lie> {
     Ok(Region { info, file })
 }
 
-/// Checks that memory is there up to `end` and stays: it is sealed against shrinking, now if not
-/// before.
+/// Checks that memory exists up to `end` and cannot shrink: it is sealed against shrinking here,
+/// unless it already is.
 fn check_memory(file: &OwnedFd, offset: u64, end: u64) -> Result<(), String> {
     if !offset.is_multiple_of(PAGE) {
         return Err(format!("its memory starts at {offset:#x}, within a page"));
@@ -471,7 +471,7 @@ fn check_memory(file: &OwnedFd, offset: u64, end: u64) -> Result<(), String> {
     }
 }
 
-/// An access in pieces that are aligned and at most `widest` bytes long, as on a bus.
+/// Splits an access into aligned pieces of at most `widest` bytes, as on a bus.
 fn pieces(offset: u64, len: usize, widest: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -488,7 +488,7 @@ fn pieces(offset: u64, len: usize, widest: usize) -> impl Iterator<Item = std::o
     })
 }
 
-/// Registers of configuration space are at most 4 bytes wide.
+/// Maximum access width: registers of configuration space are at most 4 bytes wide.
 fn widest(region: u32) -> usize {
     if region == VFIO_PCI_CONFIG_REGION_INDEX {
         4
@@ -563,7 +563,7 @@ impl Device for UserDevice {
             let served = unsafe { BorrowedFd::borrow_raw(served.as_raw_fd()) };
             let command = Command::SetIrqs;
             match self.ask(command, &[&body], &[served], SHORT, self.deadline()) {
-                // It does not mask its line when it asserts it, and asserts it again by itself.
+                // It does not mask its line when asserting it, and asserts it again by itself.
                 Err(Error::Server(failure)) if failure.is_refusal() => Ok(()),
                 answer => answer.map(drop),
             }
@@ -589,7 +589,7 @@ impl Device for UserDevice {
     }
 }
 
-/// A device that is gone raises no interrupts and has no state: there is nothing to change.
+/// A lost device raises no interrupts and has no state, so there is nothing to change.
 fn unless_gone(result: Result<(), Error>) -> io::Result<()> {
     match result {
         Err(Error::Gone) => Ok(()),

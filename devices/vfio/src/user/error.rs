@@ -4,19 +4,19 @@ use std::io;
 
 use super::Failure;
 
-/// A device of another process cannot be used.
+/// Why a device of another process cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The conversation with its server failed.
+    /// The communication with its server failed.
     #[error(transparent)]
     Server(#[from] Failure),
-    /// The server says nothing of a configuration space.
+    /// The server reports an unusable configuration space.
     #[error("its configuration space is {size:#x} bytes instead of 0x100 to 0x1000")]
     Config {
         /// Its size.
         size: u64,
     },
-    /// The server cannot be given guest memory.
+    /// Guest memory cannot be shared with the server.
     #[error(
         "guest memory at {guest:#x} is private to Gantry, and another process cannot reach it: \
          start the VM with --memory shared=on (or --memory-zone with shared=on)"
@@ -25,18 +25,18 @@ pub enum Error {
         /// Guest-physical address.
         guest: u64,
     },
-    /// Interrupts that the device does not have.
+    /// More interrupts were requested than the device has.
     #[error("{wanted} interrupts are wanted, and its server has {count}")]
     Interrupts {
-        /// How many the guest wants.
+        /// Number that the guest wants.
         wanted: usize,
-        /// How many there are.
+        /// Number that the device has.
         count: u32,
     },
-    /// Nobody can wait for its server to go.
+    /// The connection to the server cannot be watched.
     #[error("cannot watch its server")]
     Watch(#[source] io::Error),
-    /// It is dead.
+    /// The server is lost.
     #[error("its server is gone")]
     Gone,
 }

@@ -9,16 +9,17 @@
 //!   guest <── interrupt <── KVM irqfd <── eventfd <────────────────── interrupt
 //! ```
 //!
-//! Messages and their answers are crate [`vfio_client`]'s.
+//! The crate [`vfio_client`] implements the messages.
 //!
-//! - [`device`]: the device as [`super::Device`]; [`watch`]: sees the server go.
+//! - [`device`]: the device as a [`super::Device`]; [`watch`]: detects that the server has gone.
 //!
 //! # What a server can do
 //! It is trusted with the guest: it reads and writes all of guest RAM. It is not trusted with
-//! Gantry. One that does not answer within [`Patience`], that goes, or whose answer makes no
-//! sense loses its device: from then on the guest's reads give ones and its writes nothing, until
-//! the device is removed. Memory that a server gives for a BAR is mapped only when it is sealed
-//! against shrinking: a vCPU that touches a page that is no longer there would end the VM.
+//! Gantry. A server loses its device if it does not reply within [`Patience`], if it closes the
+//! connection, or if it sends an invalid reply. From then on guest reads return all ones and guest
+//! writes are dropped, until the device is removed. Memory that a server provides for a BAR is
+//! mapped only if it is sealed against shrinking: a vCPU that accesses a missing page would end the
+//! VM.
 
 mod device;
 mod error;

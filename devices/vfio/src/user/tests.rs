@@ -1,4 +1,4 @@
-//! Against a server that speaks the protocol, through a function on a segment.
+//! Tests against a server that speaks the protocol, through a function on a segment.
 
 use std::{
     os::unix::net::UnixStream,
@@ -32,7 +32,7 @@ use super::{Error, Patience, Surroundings, UserDevice};
 use crate::{Device, Function, Irqs, Resources};
 
 const RAM: usize = 1 << 20;
-/// Where the DMA engine sees its buffer.
+/// Bus address of the DMA engine's buffer.
 const BUFFER: u64 = 0x4_0000;
 
 /// Guest memory that other processes can map.
@@ -46,7 +46,7 @@ fn shared_memory(ranges: &[(u64, usize)]) -> GuestMemory {
     GuestMemory::new(GuestRam::from_regions(regions.collect()).unwrap())
 }
 
-/// Memory that was placed in the guest: address, host address and length.
+/// Memory that was mapped into the guest, as (address, host address, length).
 type Places = Arc<Mutex<Vec<(u64, usize, u64)>>>;
 
 #[derive(Clone, Default)]
@@ -80,7 +80,7 @@ impl Drop for FakeMapping {
     }
 }
 
-/// A server, and whoever asks it.
+/// A server, and the means to connect to it.
 struct Bench {
     socket: PathBuf,
     lost: Arc<AtomicUsize>,
@@ -89,7 +89,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// With an honest server.
+    /// With a well-behaved server.
     fn new() -> Self {
         Self::with_line(Line::Automasked)
     }
@@ -99,7 +99,7 @@ impl Bench {
         let socket = dir.path().join("edu");
         let path = socket.clone();
         std::thread::spawn(move || edu_server::serve_with(&path, line).unwrap());
-        // The socket is there before anybody listens.
+        // The socket file exists before the server listens.
         while UnixStream::connect(&socket).is_err() {
             std::thread::yield_now();
         }
@@ -111,7 +111,7 @@ impl Bench {
         }
     }
 
-    /// With a relay in front of it.
+    /// With a relay in front of it that can corrupt replies.
     fn with_liar() -> (Self, Liar) {
         let mut bench = Self::new();
         let socket = bench.socket.with_extension("liar");
@@ -139,7 +139,7 @@ impl Bench {
     }
 }
 
-/// A plugged device.
+/// A plugged-in device.
 struct Plugged {
     rig: Rig,
     bdf: Bdf,
@@ -169,7 +169,7 @@ impl Plugged {
         }
     }
 
-    /// Address of a register in BAR 0, which has 32 bits.
+    /// Address of a register in BAR 0, which is 32 bits wide.
     fn register(&self, offset: u64) -> u64 {
         let base = self.rig.config_read(self.bdf, 0x10) & !0xf;
         u64::from(base) + offset
@@ -237,7 +237,7 @@ fn memory_that_the_server_gave_is_mapped_and_the_rest_of_its_bar_is_not() {
         panic!("{places:?}")
     };
     assert_eq!((at, len), (bar, edu_server::COUNTER));
-    // One access by message: this one.
+    // One access as a message: this one.
     assert_eq!(plugged.rig.read(bar + edu_server::COUNTER), 1);
     plugged
         .rig
@@ -271,7 +271,7 @@ fn interrupts_are_raised_by_the_server_itself() {
     plugged.write(0x60, 0b1010);
     let raised: Vec<_> = (0..4).map(|vector| plugged.rig.msi.take(vector)).collect();
     assert_eq!(raised, [0, 1, 0, 1]);
-    // Off again: the server has nothing to raise.
+    // Disabled again: the server cannot raise anything.
     plugged
         .rig
         .config_write(plugged.bdf, msix + 2, &0_u16.to_le_bytes());
@@ -295,7 +295,7 @@ fn a_device_without_messages_asserts_its_line() {
 
 #[test]
 fn a_line_is_asserted_again_when_the_guest_has_served_it() {
-    // How often it is asserted by a second interrupt that comes before that.
+    // Number of assertions caused by a second interrupt that arrives before that.
     for (line, early) in [(Line::Automasked, 0), (Line::Free, 1)] {
         let bench = Bench::with_line(line);
         let device = bench.connect(shared_memory(&[(0, RAM)])).unwrap();
@@ -343,7 +343,7 @@ fn memory_that_comes_later_is_reached_too() {
         .unwrap()
         .replace(first.insert_region(rest).unwrap());
     device.memory_changed().unwrap();
-    // Bus master; its DMA engine writes its buffer of zeroes.
+    // Enable bus mastering; the device's DMA engine writes its buffer of zeroes.
     later.write_slice(&[9; 16], GuestAddress(1 << 30)).unwrap();
     device.write_config(4, &6_u16.to_le_bytes());
     for (register, value) in [(0x80, BUFFER), (0x88, 1 << 30), (0x90, 16), (0x98, 3)] {
@@ -351,7 +351,7 @@ fn memory_that_comes_later_is_reached_too() {
     }
     let byte = || later.read_obj::<u8>(GuestAddress(1 << 30)).unwrap();
     assert_eq!(byte(), 0);
-    // And it is no longer when it has gone.
+    // And it is no longer reachable after its removal.
     handle.lock().unwrap().replace(first);
     device.memory_changed().unwrap();
     later.write_obj(9_u8, GuestAddress(1 << 30)).unwrap();
@@ -359,7 +359,7 @@ fn memory_that_comes_later_is_reached_too() {
     assert_eq!(byte(), 9);
 }
 
-/// Runs `check` for each way to spoil an answer, side by side: some take until patience ends.
+/// Runs `check` for each way to corrupt a reply, concurrently: some take until the timeout.
 fn for_each_spoil(check: fn(Spoil)) {
     let rounds = SPOILS.map(|spoil| std::thread::spawn(move || check(spoil)));
     for (round, spoil) in rounds.into_iter().zip(SPOILS) {
@@ -367,8 +367,8 @@ fn for_each_spoil(check: fn(Spoil)) {
     }
 }
 
-/// Less than anybody would wait for a server that spoils its answers, and more than one needs that
-/// does not.
+/// Shorter than anyone would wait for a server that corrupts its replies, and longer than a
+/// well-behaved one needs.
 const SHORT: Duration = Duration::from_secs(3);
 
 #[test]
@@ -391,13 +391,13 @@ fn whatever_a_server_says_later_costs_its_device_and_nothing_else() {
         liar.spoil(spoil);
         let mut read = plugged.read(0);
         if spoil == Spoil::Twice {
-            // The second of two equal answers is no answer to the next question.
+            // The second of two equal replies is not a reply to the next request.
             read = plugged.read(0);
         }
         assert_eq!(read, u32::MAX);
         assert!(!plugged.device.is_alive());
         assert_eq!(bench.lost(), 1);
-        // Nobody waits for it again: this would take more than half an hour.
+        // Nothing waits for it again: otherwise this would take more than half an hour.
         for _ in 0..1000 {
             plugged.write(4, 1);
             assert_eq!(plugged.read(4), u32::MAX);
@@ -415,13 +415,14 @@ fn a_server_that_goes_is_missed_without_being_asked() {
         std::thread::yield_now();
     }
     assert_eq!(plugged.read(0), u32::MAX);
-    // Plugging the same again works.
+    // Plugging in the same device again works.
     drop(plugged);
     assert_eq!(bench.lost(), 1);
     assert_eq!(Plugged::new(&bench).read(0), 0x0100_00ed);
 }
 
-/// Runs what must not wait for a server on a thread of its own, as one that does would never end.
+/// Runs a call that must not wait for a server on a thread of its own, because a failure would
+/// never end.
 fn finishes(plugged: &Arc<Plugged>, what: &str, call: impl FnOnce(&Plugged) + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel();
     let there = Arc::clone(plugged);
@@ -431,7 +432,7 @@ fn finishes(plugged: &Arc<Plugged>, what: &str, call: impl FnOnce(&Plugged) + Se
         let _ = done.send(());
     });
     if is_done.recv_timeout(Duration::from_secs(20)).is_err() {
-        // Dropping it would wait as well.
+        // Dropping it would block as well.
         std::mem::forget(Arc::clone(plugged));
         panic!("{what} waits for a server that does not answer");
     }
@@ -455,7 +456,7 @@ fn a_server_that_misuses_what_it_was_given_stops_nobody() {
     plugged.write(entry(0) + 12, 0);
     rig.config_write(bdf, control, &0x8000_u16.to_le_bytes());
     assert_eq!(rig.msi.route(0), Some(message));
-    // The RAM and an interrupt at least.
+    // At least the RAM and one interrupt.
     assert!(liar.misuse_descriptors().unwrap() > 1);
     finishes(&plugged, "a vector that is added", move |plugged| {
         plugged.write(entry(0) + 12, 1);

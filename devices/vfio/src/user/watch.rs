@@ -1,4 +1,4 @@
-//! Sees a server go while nobody asks it anything.
+//! Detects that a server has gone while no request is in progress.
 
 use std::{io, os::unix::net::UnixStream, thread::JoinHandle};
 
@@ -13,7 +13,7 @@ pub fn watch(
     gone: impl FnOnce() + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
     let body = move || {
-        // Not for what can be read: that is an answer that somebody waits for.
+        // Does not poll for input: that is a reply for which another thread waits.
         let mut fds = [PollFd::new(&stream, PollFlags::RDHUP)];
         while let Err(rustix::io::Errno::INTR) = poll(&mut fds, None) {}
         gone();
