@@ -1,7 +1,8 @@
-//! A job in turns whose kernel is a thread of the host, for a machine without a GPU.
+//! A job that runs in turns and whose kernel is a host thread, for a machine without a GPU.
 //!
-//! `host_kernel SOCKET CLIENT WEIGHT STEPS [stubborn]`: joins the arbiter at the socket, computes so many
-//! steps of 20 us in its turns, and says how many turns it took. A stubborn one does not stop.
+//! `host_kernel SOCKET CLIENT WEIGHT STEPS [stubborn]` joins the arbiter at the socket, computes
+//! this many steps of 20 us in its turns, and prints the number of turns. A stubborn job does not
+//! stop when it is told to.
 
 #[path = "../src/turns/host_kernel.rs"]
 mod host_kernel;

@@ -1,5 +1,5 @@
-//! What of NVIDIA's driver API is used: public functions alone, found at run time in `libcuda.so.1`.
-//! Signatures as in the CUDA driver API's documentation, with handles as plain numbers.
+//! The part of NVIDIA's driver API that is used: public functions only, looked up at run time in `libcuda.so.1`.
+//! Signatures are those of the CUDA driver API's documentation, with handles as plain numbers.
 
 #![allow(non_snake_case)]
 
@@ -20,7 +20,7 @@ use crate::{layout::Ctl, memory::Memory};
 
 /// An object of the driver.
 type Handle = usize;
-/// Memory of the device.
+/// An address of device memory.
 pub type Address = u64;
 
 /// `CUDA_ERROR_NOT_READY`.
@@ -32,38 +32,38 @@ pub enum Error {
     /// There is no driver.
     #[error("cannot open {library}: install NVIDIA's driver (it has libcuda.so.1)")]
     Open {
-        /// What was to be opened.
+        /// The library that was to be opened.
         library: &'static str,
-        /// Why not.
+        /// Why it could not be opened.
         source: libloading::Error,
     },
     /// The driver is too old.
     #[error("the CUDA driver has no {function}: CUDA 11 or later is needed")]
     Missing {
-        /// What is missing.
+        /// The missing function.
         function: &'static str,
-        /// Why.
+        /// Why it could not be found.
         source: libloading::Error,
     },
-    /// A call failed.
+    /// A call has failed.
     #[error("{function} failed: {name} ({code})")]
     Call {
-        /// Which one.
+        /// The function.
         function: &'static str,
         /// The error's name.
         name: String,
         /// The error's number.
         code: c_int,
     },
-    /// A name with a zero in it.
+    /// A name contains a zero byte.
     #[error("a kernel's name has no zero bytes")]
     Name,
-    /// There is no memory of the host.
+    /// Host memory could not be allocated.
     #[error("cannot allocate {bytes} bytes of the host's memory for the GPU")]
     Memory {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
-        /// Why.
+        /// Why it failed.
         source: std::io::Error,
     },
 }
@@ -78,7 +78,7 @@ macro_rules! api {
         impl Api {
             fn open() -> Result<Self, Error> {
                 const LIBRARY: &str = "libcuda.so.1";
-                // SAFETY: the driver runs nothing at its start that has demands on us.
+                // SAFETY: the driver's initializers make no demands on their caller.
                 let library = unsafe { libloading::Library::new(LIBRARY) }
                     .map_err(|source| Error::Open { library: LIBRARY, source })?;
                 Ok(Self {
@@ -97,7 +97,7 @@ macro_rules! api {
 
             $(
                 /// # Safety
-                /// The documentation's demands: live handles, and pointers to what is read or written.
+                /// As the documentation requires: live handles, and valid pointers to what is read or written.
                 #[allow(clippy::too_many_arguments, dead_code)]
                 unsafe fn $name(&self, $($arg: $type),*) -> Result<(), Error> {
                     // SAFETY: passed on to the caller.
@@ -149,10 +149,10 @@ impl Api {
             return Ok(());
         }
         let mut name = std::ptr::null();
-        // SAFETY: gives a pointer to a constant, or none.
+        // SAFETY: returns a pointer to a constant, or null.
         let found = unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null();
         let name = if found {
-            // SAFETY: it is a constant of the driver's, with a zero at its end.
+            // SAFETY: a constant of the driver's, terminated by a zero.
             unsafe { CStr::from_ptr(name) }
                 .to_string_lossy()
                 .into_owned()
@@ -167,19 +167,19 @@ impl Api {
     }
 }
 
-/// A GPU, by its primary context.
+/// A GPU, through its primary context.
 pub struct Gpu {
     api: Api,
     device: c_int,
     context: Handle,
-    /// Copies of ours do not wait for kernels on other streams.
+    /// A stream for copies that do not wait for kernels on other streams.
     copies: Handle,
     freed: Freed,
-    /// Its name.
+    /// The GPU's name.
     pub name: String,
-    /// Its multiprocessors.
+    /// The number of its multiprocessors.
     pub processors: u32,
-    /// Its clock (kHz).
+    /// Its clock rate in kHz.
     pub clock: u32,
     /// The architecture of its code, such as `sm_90`.
     pub architecture: String,
@@ -194,7 +194,7 @@ impl std::fmt::Debug for Gpu {
 }
 
 impl Gpu {
-    /// The GPU with this number.
+    /// Opens the GPU with this number.
     ///
     /// # Errors
     /// There is no driver, or no such GPU.
@@ -202,7 +202,7 @@ impl Gpu {
         let api = Api::open()?;
         let (mut device, mut context, mut copies) = (0, 0, 0);
         let mut name = [0; 256];
-        // SAFETY: the results are ours, and as long as is said.
+        // SAFETY: the results are locals of the given size.
         unsafe {
             api.init(0)?;
             api.device(&mut device, number as c_int)?;
@@ -213,13 +213,13 @@ impl Gpu {
         }
         let attribute = |which| {
             let mut value = 0;
-            // SAFETY: the result is ours.
+            // SAFETY: the result is a local.
             unsafe { api.attribute(&mut value, which, device) }.map(|()| value.unsigned_abs())
         };
         let processors = attribute(16)?;
         let clock = attribute(13)?;
         let (major, minor) = (attribute(75)?, attribute(76)?);
-        // SAFETY: a name with a zero at its end, in our memory.
+        // SAFETY: a zero-terminated name in a local.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }
             .to_string_lossy()
             .into_owned();
@@ -236,19 +236,19 @@ impl Gpu {
         }))
     }
 
-    /// The driver, with this GPU chosen for the calling thread.
+    /// The driver, with this GPU selected for the calling thread.
     fn api(&self) -> Result<&Api, Error> {
         // SAFETY: the context is live.
         unsafe { self.api.set_current(self.context) }?;
         Ok(&self.api)
     }
 
-    /// A kernel begins that ends when it is told to.
+    /// Called before a kernel is launched that only ends when it is told to.
     pub(crate) fn kernel_begins(&self) {
         self.freed.begins();
     }
 
-    /// One of these has ended.
+    /// Called when one of these has ended.
     pub(crate) fn kernel_ends(&self) {
         let memory = self.freed.ends();
         if memory.is_empty() {
@@ -256,21 +256,21 @@ impl Gpu {
         }
         if let Ok(api) = self.api() {
             for at in memory {
-                // SAFETY: its owner is gone, and so is what used it.
+                // SAFETY: its owner is gone, and so is everything that used it.
                 let _ = unsafe { api.free(at) };
             }
         }
     }
 
-    /// Loads code: a cubin, a fatbin, or PTX with a zero at its end.
+    /// Loads code: a cubin, a fatbin, or PTX terminated by a zero.
     ///
     /// # Errors
-    /// It is no code for this GPU.
+    /// It is not code for this GPU.
     pub fn load(self: &Arc<Self>, image: &[u8]) -> Result<Module, Error> {
         let mut image = image.to_vec();
         image.push(0);
         let mut handle = 0;
-        // SAFETY: the image is whole, and has a zero at its end.
+        // SAFETY: the image is complete, and terminated by a zero.
         unsafe { self.api()?.load(&mut handle, image.as_ptr().cast()) }?;
         Ok(Module(Arc::new(Loaded {
             gpu: Arc::clone(self),
@@ -278,15 +278,15 @@ impl Gpu {
         })))
     }
 
-    /// Memory of the device, all zero.
+    /// Allocates device memory that is all zero.
     ///
     /// # Errors
-    /// There is not as much.
+    /// There is not enough memory.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Buffer, Error> {
         let bytes = bytes.max(1);
         let mut at = 0;
         let api = self.api()?;
-        // SAFETY: the result is ours; what is set was just allocated.
+        // SAFETY: the result is a local; what is set was just allocated.
         unsafe {
             api.allocate(&mut at, bytes)?;
         }
@@ -299,14 +299,14 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Memory of the device with these values.
+    /// Allocates device memory with these values.
     ///
     /// # Errors
-    /// There is not as much.
+    /// There is not enough memory.
     pub fn upload<T: Copy>(self: &Arc<Self>, values: &[T]) -> Result<Buffer, Error> {
         let buffer = self.allocate(size_of_val(values))?;
         let api = self.api()?;
-        // SAFETY: both ends have as many bytes.
+        // SAFETY: both sides have this many bytes.
         unsafe {
             api.write(
                 buffer.at,
@@ -319,7 +319,7 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Lets the GPU reach memory of the host, until the result is dropped; it keeps the memory.
+    /// Allows the GPU to access host memory until the result, which owns the memory, is dropped.
     ///
     /// # Errors
     /// The driver refuses.
@@ -329,7 +329,7 @@ impl Gpu {
         let api = self.api()?;
         let (at, bytes) = (memory.as_ref().at(), memory.as_ref().bytes());
         let mut device = 0;
-        // SAFETY: the memory is mapped, and stays while it is registered.
+        // SAFETY: the memory is mapped, and exists while it is registered.
         unsafe {
             api.register(at.cast(), bytes, FLAGS)?;
         }
@@ -344,13 +344,13 @@ impl Gpu {
         Ok(registered)
     }
 
-    /// A new stream, which waits for no other.
+    /// Creates a stream that waits for no other.
     ///
     /// # Errors
-    /// The driver has none.
+    /// The driver cannot create one.
     pub fn stream(self: &Arc<Self>) -> Result<Stream, Error> {
         let mut handle = 0;
-        // SAFETY: the result is ours.
+        // SAFETY: the result is a local.
         unsafe { self.api()?.stream(&mut handle, 1) }?;
         Ok(Stream {
             gpu: Arc::clone(self),
@@ -361,7 +361,7 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: nothing of it is in use any longer: what is holds a reference.
+        // SAFETY: nothing of it is in use any longer: everything in use holds a reference.
         unsafe {
             let _ = self.api.set_current(self.context);
             let _ = self.api.destroy(self.copies);
@@ -390,14 +390,14 @@ impl Drop for Loaded {
 pub struct Module(Arc<Loaded>);
 
 impl Module {
-    /// A kernel by its name.
+    /// A kernel, by its name.
     ///
     /// # Errors
-    /// There is none of this name.
+    /// There is no kernel of this name.
     pub fn kernel(&self, name: &str) -> Result<Kernel, Error> {
         let name = CString::new(name).map_err(|_| Error::Name)?;
         let mut handle = 0;
-        // SAFETY: the module is loaded, and the name has a zero at its end.
+        // SAFETY: the module is loaded, and the name is terminated by a zero.
         unsafe {
             let api = self.0.gpu.api()?;
             api.function(&mut handle, self.0.handle, name.as_ptr())?;
@@ -417,11 +417,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// How many blocks of so many threads and bytes of dynamic shared memory run at a time on the
+    /// The number of blocks, of this many threads and bytes of dynamic shared memory, that run concurrently on the
     /// whole GPU.
     ///
     /// # Errors
-    /// A block cannot be as large.
+    /// A block cannot be that large.
     pub fn resident(&self, threads: u32, shared: u32) -> Result<u32, Error> {
         let gpu = &self.module.0.gpu;
         let mut blocks = 0;
@@ -434,24 +434,24 @@ impl Kernel {
     }
 }
 
-/// A kernel's parameters, in order: each as large as its type in C.
+/// A kernel's parameters, in order. Each has the size of its C type.
 #[derive(Debug, Default)]
 pub struct Args(Vec<Box<dyn Any + Send>>);
 
 impl Args {
-    /// None.
+    /// No parameters.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more.
+    /// Appends a parameter.
     #[must_use]
     pub fn with<T: Copy + Send + 'static>(mut self, value: T) -> Self {
         self.0.push(Box::new(value));
         self
     }
 
-    /// Bytes, aligned to 16, as C has them.
+    /// Appends a C structure, as bytes with an alignment of 16.
     #[must_use]
     pub fn with_bytes(mut self, bytes: &[u8]) -> Self {
         let mut lines = vec![0u128; bytes.len().div_ceil(16)].into_boxed_slice();
@@ -460,7 +460,7 @@ impl Args {
             whole[..part.len()].copy_from_slice(part);
             *line = u128::from_le_bytes(whole);
         }
-        // A slice's box is a pair; its contents are what counts.
+        // The box of a slice is a fat pointer; its contents are what is needed.
         self.0.push(Box::new(Raw(lines)));
         self
     }
@@ -477,7 +477,7 @@ impl Args {
 
 struct Raw(Box<[u128]>);
 
-/// Memory of the device. Freeing it waits for the kernels of this process.
+/// Device memory. Freeing it waits for the kernels of this process.
 #[derive(Debug)]
 pub struct Buffer {
     gpu: Arc<Gpu>,
@@ -486,7 +486,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Where it is.
+    /// Its address.
     pub fn at(&self) -> Address {
         self.at
     }
@@ -497,7 +497,7 @@ impl Buffer {
     /// The driver refuses.
     pub fn clear(&self) -> Result<(), Error> {
         let api = self.gpu.api()?;
-        // SAFETY: it is as long.
+        // SAFETY: it has this many bytes.
         unsafe {
             api.set_async(self.at, 0, self.bytes, self.gpu.copies)?;
             api.synchronize(self.gpu.copies)
@@ -512,7 +512,7 @@ impl Buffer {
         let count = self.bytes / size_of::<T>();
         let mut values = Vec::<T>::with_capacity(count);
         let api = self.gpu.api()?;
-        // SAFETY: there is room for as many, and any bytes are such values.
+        // SAFETY: there is room for this many, and every bit pattern is a valid value.
         unsafe {
             let bytes = count * size_of::<T>();
             api.read(values.as_mut_ptr().cast(), self.at, bytes, self.gpu.copies)?;
@@ -524,34 +524,34 @@ impl Buffer {
 }
 
 impl Drop for Buffer {
-    /// While a job runs the memory is kept until none does: the driver frees nothing beside a kernel.
+    /// While any job runs the memory is kept: the driver frees nothing while a kernel runs.
     fn drop(&mut self) {
         if self.gpu.freed.free(self.at)
             && let Ok(api) = self.gpu.api()
         {
-            // SAFETY: who uses it has ended, or waits for this.
+            // SAFETY: whatever used it has ended, or waits for this.
             let _ = unsafe { api.free(self.at) };
         }
     }
 }
 
-/// Types of which any bytes are a value.
+/// Types for which every bit pattern is valid.
 ///
 /// # Safety
 /// There is no invalid bit pattern, and no padding.
 pub unsafe trait Plain: Copy {}
-// SAFETY: any bytes are a number.
+// SAFETY: every bit pattern is a valid number.
 unsafe impl Plain for u8 {}
-// SAFETY: any bytes are a number.
+// SAFETY: every bit pattern is a valid number.
 unsafe impl Plain for u32 {}
-// SAFETY: any bytes are a number.
+// SAFETY: every bit pattern is a valid number.
 unsafe impl Plain for u64 {}
-// SAFETY: any bytes are a number.
+// SAFETY: every bit pattern is a valid number.
 unsafe impl Plain for i64 {}
-// SAFETY: any bytes are a number.
+// SAFETY: every bit pattern is a valid number.
 unsafe impl Plain for f32 {}
 
-/// Memory of the host that the GPU reaches.
+/// Host memory that the GPU can access.
 #[derive(Debug)]
 pub struct Registered<M: AsRef<Memory>> {
     gpu: Arc<Gpu>,
@@ -560,7 +560,7 @@ pub struct Registered<M: AsRef<Memory>> {
 }
 
 impl<M: AsRef<Memory>> Registered<M> {
-    /// Where it is for the GPU.
+    /// Its address for the GPU.
     pub fn device(&self) -> Address {
         self.device
     }
@@ -586,7 +586,7 @@ impl AsRef<Memory> for Memory {
     }
 }
 
-/// Kernels in order.
+/// A stream of kernels that run in order.
 #[derive(Debug)]
 pub struct Stream {
     gpu: Arc<Gpu>,
@@ -594,8 +594,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Launches a kernel, with a control block before its parameters if it takes one; returns before
-    /// it ends.
+    /// Launches a kernel, with a control block before its parameters if it takes one. Returns before it ends.
     ///
     /// # Errors
     /// The driver refuses.
@@ -610,8 +609,8 @@ impl Stream {
     ) -> Result<(), Error> {
         let ctl = ctl.map(|ctl| (&raw const *ctl).cast_mut().cast());
         let mut parameters: Vec<_> = ctl.into_iter().chain(args.pointers()).collect();
-        // SAFETY: the parameters are the caller's matter, as the kernel is: what it does with the
-        // GPU's memory harms this process's context alone.
+        // SAFETY: the caller is responsible for the parameters, as for the kernel: what it does with the GPU's memory
+        // only harms this process's context.
         unsafe {
             self.gpu.api()?.launch(
                 kernel.handle,

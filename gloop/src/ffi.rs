@@ -1,7 +1,7 @@
 //! The C interface: `libgloop.so` and `include/gloop.h`.
 //!
-//! A handle is a pointer that the caller gives back. Functions return 0, or -1 and leave a message
-//! for [`gloop_error`], which each thread has one of.
+//! A handle is a pointer that the caller passes back. Functions return 0, or -1 and leave a message
+//! for [`gloop_error`]. Each thread has its own message.
 
 use std::{
     cell::RefCell,
@@ -38,7 +38,7 @@ fn say(text: &str) {
     MESSAGE.with(|message| *message.borrow_mut() = text);
 }
 
-/// What a call did, as a number.
+/// Converts a result to a number.
 fn outcome<E: std::error::Error>(result: Result<(), E>) -> c_int {
     match result {
         Ok(()) => 0,
@@ -49,7 +49,7 @@ fn outcome<E: std::error::Error>(result: Result<(), E>) -> c_int {
     }
 }
 
-/// A new object for the caller, or none.
+/// Returns a new object to the caller, or null.
 fn object<T, E: std::error::Error>(result: Result<T, E>) -> *mut T {
     match result {
         Ok(value) => Box::into_raw(Box::new(value)),
@@ -60,13 +60,13 @@ fn object<T, E: std::error::Error>(result: Result<T, E>) -> *mut T {
     }
 }
 
-/// What the last call of this thread that failed has to say. Valid until the next one fails.
+/// The message of this thread's last call that failed. Valid until the next one fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn gloop_error() -> *const c_char {
     MESSAGE.with(|message| message.borrow().as_ptr())
 }
 
-/// Opens a GPU by its number; null if that fails.
+/// Opens a GPU by its number. Returns null on failure.
 #[unsafe(no_mangle)]
 pub extern "C" fn gloop_open(gpu: u32) -> *mut Runtime {
     object(Runtime::new(Options {
@@ -75,22 +75,22 @@ pub extern "C" fn gloop_open(gpu: u32) -> *mut Runtime {
     }))
 }
 
-/// Ends a runtime, whose jobs have ended.
+/// Destroys a runtime, whose jobs must have ended.
 ///
 /// # Safety
-/// It is a runtime's, or null, and not used again.
+/// It is a runtime or null, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_close(runtime: *mut Runtime) {
     if !runtime.is_null() {
-        // SAFETY: `gloop_open` has made it.
+        // SAFETY: it was created by `gloop_open`.
         drop(unsafe { Box::from_raw(runtime) });
     }
 }
 
-/// Loads code (a cubin, a fatbin, or PTX) of `bytes` bytes; null if that fails.
+/// Loads code (a cubin, a fatbin, or PTX) of `bytes` bytes. Returns null on failure.
 ///
 /// # Safety
-/// A live runtime, and as many bytes.
+/// The runtime is live, and there are this many bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_load(
     runtime: *const Runtime,
@@ -102,35 +102,35 @@ pub unsafe extern "C" fn gloop_load(
     object(runtime.load(image))
 }
 
-/// Forgets code that no job uses.
+/// Unloads code that no job uses.
 ///
 /// # Safety
-/// It is a module, or null, and not used again.
+/// It is a module or null, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_unload(module: *mut Module) {
     if !module.is_null() {
-        // SAFETY: `gloop_load` has made it.
+        // SAFETY: it was created by `gloop_load`.
         drop(unsafe { Box::from_raw(module) });
     }
 }
 
-/// What a launch consists of, as `Grid` has it; 0 blocks are as many as run at a time.
+/// The shape of a launch, as in `Grid`. 0 blocks means as many as run concurrently.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GloopGrid {
-    /// Logical blocks along x, y and z.
+    /// The number of logical blocks along x, y and z.
     pub logical: [u32; 3],
-    /// Threads of a block.
+    /// The number of threads per block.
     pub threads: u32,
-    /// Physical blocks.
+    /// The number of physical blocks.
     pub blocks: u32,
-    /// Bytes of dynamic shared memory.
+    /// The size of dynamic shared memory in bytes.
     pub shared: u32,
-    /// Bytes of kept shared memory of a block.
+    /// The size of a block's kept shared memory in bytes.
     pub kept: u32,
-    /// Pages of a block.
+    /// The number of pages per block.
     pub pages: u32,
-    /// Bytes of a page.
+    /// The size of a page in bytes.
     pub page_bytes: u32,
 }
 
@@ -138,17 +138,18 @@ pub struct GloopGrid {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GloopArg {
-    /// Its bytes, which are copied.
+    /// The bytes of the parameter, which are copied.
     pub value: *const u8,
-    /// How many.
+    /// The number of bytes.
     pub bytes: usize,
 }
 
-/// A kernel whose first parameter is a `gloop::Ctl`, not launched yet: for [`gloop_resume`],
-/// [`gloop_finish`] or [`gloop_run`]. Null if that fails.
+/// Prepares a kernel whose first parameter is a `gloop::Ctl`, without launching it: for
+/// [`gloop_resume`], [`gloop_finish`] or [`gloop_run`]. Returns null on failure.
 ///
 /// # Safety
-/// A live runtime and module, a name with a zero at its end, and as many parameters.
+/// The runtime and the module are live, the name is terminated by a zero, and there are `count`
+/// parameters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_prepare(
     runtime: *const Runtime,
@@ -163,7 +164,7 @@ pub unsafe extern "C" fn gloop_prepare(
         unsafe { (&*runtime, &*module, CStr::from_ptr(name), *grid) };
     let mut values = Args::new();
     for index in 0..count {
-        // SAFETY: there are as many parameters, each of as many bytes.
+        // SAFETY: there are `count` parameters, each of which has this many bytes.
         let bytes = unsafe {
             let arg = *args.add(index);
             std::slice::from_raw_parts(arg.value, arg.bytes)
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn gloop_prepare(
     )
 }
 
-/// The same, launched: not for a job that is to run in turns alone.
+/// The same, but launches the kernel. Not for a job that must only run in turns.
 ///
 /// # Safety
 /// As for [`gloop_prepare`].
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn gloop_launch(
     args: *const GloopArg,
     count: usize,
 ) -> *mut Job {
-    // SAFETY: passed on to the caller; and the job is new.
+    // SAFETY: passed on to the caller; the job is new.
     unsafe {
         let job = gloop_prepare(runtime, module, name, grid, args, count);
         if job.is_null() || gloop_resume(job) == 0 {
@@ -215,14 +216,14 @@ pub unsafe extern "C" fn gloop_launch(
 /// Stops a job and waits until the GPU is free.
 ///
 /// # Safety
-/// A live job, which no other thread uses.
+/// The job is live, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_suspend(job: *mut Job) -> c_int {
     // SAFETY: passed on to the caller.
     outcome(unsafe { &mut *job }.suspend().map(|_| ()))
 }
 
-/// Goes on with a job.
+/// Continues a job.
 ///
 /// # Safety
 /// As for `gloop_suspend`.
@@ -242,7 +243,7 @@ pub unsafe extern "C" fn gloop_finish(job: *mut Job) -> c_int {
     outcome(unsafe { &mut *job }.finish())
 }
 
-/// 1 if a job is done, 0 if not.
+/// Returns 1 if a job is done, and 0 otherwise.
 ///
 /// # Safety
 /// As for `gloop_suspend`.
@@ -252,24 +253,24 @@ pub unsafe extern "C" fn gloop_is_done(job: *const Job) -> c_int {
     c_int::from(unsafe { &*job }.state() == State::Done)
 }
 
-/// Ends a job, and stops it before if it runs.
+/// Destroys a job, which is stopped first if it is running.
 ///
 /// # Safety
-/// It is a job, or null, and not used again.
+/// It is a job or null, and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_drop(job: *mut Job) {
     if !job.is_null() {
-        // SAFETY: `gloop_launch` has made it.
+        // SAFETY: it was created by `gloop_launch` or `gloop_prepare`.
         drop(unsafe { Box::from_raw(job) });
     }
 }
 
-/// Joins the arbiter at a socket, or whichever is there later, as a client of this name and weight
-/// (1 to 10,000). Once for a process, which belongs to the arbiter from then on until it ends. Null if
-/// that fails.
+/// Joins the arbiter at a socket, or whichever arbiter is there later, as a client of this name and
+/// weight (1 to 10,000). Can be called only once in a process, which belongs to the arbiter from
+/// then on until it ends. Returns null on failure.
 ///
 /// # Safety
-/// A path and a name, each with a zero at its end.
+/// The path and the name are terminated by a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_join(
     socket: *const c_char,
@@ -289,7 +290,7 @@ pub unsafe extern "C" fn gloop_join(
 /// Runs a job to its end, in turns.
 ///
 /// # Safety
-/// A live member and a live job, which no other thread uses.
+/// The member and the job are live, and no other thread uses them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_run(member: *mut Member, job: *mut Job) -> c_int {
     // SAFETY: passed on to the caller.
@@ -297,36 +298,36 @@ pub unsafe extern "C" fn gloop_run(member: *mut Member, job: *mut Job) -> c_int 
     outcome(member.run(job))
 }
 
-/// Turns that there were.
+/// The number of turns so far.
 ///
 /// # Safety
-/// A live member, which no other thread uses.
+/// The member is live, and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_turns(member: *const Member) -> u64 {
     // SAFETY: passed on to the caller.
     unsafe { &*member }.turns()
 }
 
-/// Where a program's own work is; other numbers mean that it has failed.
+/// The state of a program's own work. Other numbers mean that it has failed.
 const READY: c_int = 0;
 const WAITING: c_int = 1;
 const RUNNING: c_int = 2;
 const DONE: c_int = 3;
 
-/// Work of a program's own that runs in turns, as [`Resumable`] has it: its functions get the
-/// program's pointer first.
+/// A program's own work that runs in turns, as in [`Resumable`]. Its functions get the program's
+/// pointer as their first argument.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct GloopResumable {
-    /// Begins or goes on, in the turn with this number; not 0 if it cannot.
+    /// Begins or continues the work, in the turn with this number. Returns nonzero on failure.
     pub resume: Option<extern "C" fn(*mut c_void, u32) -> c_int>,
-    /// Where it is, at once: `READY`, `WAITING`, `RUNNING` or `DONE`.
+    /// Returns the state immediately: `READY`, `WAITING`, `RUNNING` or `DONE`.
     pub look: Option<extern "C" fn(*mut c_void) -> c_int>,
-    /// Its turn is over: it is to leave the device soon.
+    /// The turn is over: the work has to leave the device soon.
     pub stop: Option<extern "C" fn(*mut c_void)>,
-    /// Others want the device: it is to leave it if all it does is to wait. None if it never waits.
+    /// Others want the device: the work has to leave it if it only waits. Null if it never waits.
     pub contend: Option<extern "C" fn(*mut c_void)>,
-    /// Returns when something has come for it. None if it never waits.
+    /// Returns when there is something to do. Null if the work never waits.
     pub wait: Option<extern "C" fn(*mut c_void)>,
 }
 
@@ -389,12 +390,12 @@ impl Resumable for Own {
     }
 }
 
-/// Runs a program's own work to its end, in turns: kernels that were launched otherwise, and stop when
-/// they are told to.
+/// Runs a program's own work to its end, in turns: kernels that were launched by other means, and
+/// that stop when they are told to.
 ///
 /// # Safety
-/// A live member, which no other thread uses, and functions that may be called with this pointer until
-/// this call returns.
+/// The member is live, no other thread uses it, and the functions may be called with this pointer
+/// until this call returns.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gloop_run_own(
     member: *mut Member,

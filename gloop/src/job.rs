@@ -1,9 +1,9 @@
 //! Launches that can be suspended and resumed.
 //!
-//! A job is a kernel with its blocks' state. Suspending stores the launch's number into a word of
-//! the host that the GPU reads; all blocks save themselves and leave. Resuming launches the same
-//! kernel with the same memory again. In between the GPU is free, also for calls of this process
-//! that would wait for a running kernel (freeing memory, loading code).
+//! A job is a kernel with its blocks' state. To suspend it, the host stores the launch's number
+//! into a word of host memory that the GPU reads; all blocks save themselves and leave. To resume
+//! it, the same kernel is launched with the same memory again. In between the GPU is free, also for
+//! calls of this process that would wait for a running kernel (freeing memory, loading code).
 
 use std::{
     io,
@@ -22,56 +22,56 @@ use crate::{
     turns::{self, Resumable},
 };
 
-/// How long to wait for an answer before looking again.
+/// How long to wait for an answer before checking again.
 const LONG: Duration = Duration::from_secs(1);
 
-/// Why a job cannot go on.
+/// Why a job cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The GPU or its driver.
+    /// The GPU or its driver has failed.
     #[error(transparent)]
     Cuda(#[from] cuda::Error),
-    /// The loop for files and sockets.
+    /// The service for files and sockets is not available.
     #[error("cannot serve files and sockets to the GPU (io_uring is needed)")]
     Service(#[source] io::Error),
     /// A block has broken the library's rules.
     #[error("a block of the kernel {0}")]
     Fault(&'static str),
-    /// The kernel ended without saying how.
+    /// The kernel ended without reporting an exit code.
     #[error(
         "the kernel ended without saying how (exit code {code} of launch {said}, launch {launch} \
          was running): does it end with gloop::run?"
     )]
     Exit {
-        /// What it said last.
+        /// The last exit code.
         code: u32,
-        /// Of which launch.
+        /// The launch that reported it.
         said: u32,
-        /// Which launch ran.
+        /// The launch that was running.
         launch: u32,
     },
-    /// It is done.
+    /// The job is already done.
     #[error("the job is done: launch it anew")]
     Done,
-    /// Whoever shares the GPU.
+    /// Sharing the GPU has failed.
     #[error(transparent)]
     Turns(#[from] turns::Error),
 }
 
-/// How kernels look for orders.
+/// How kernels poll for orders.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which GPU.
+    /// The number of the GPU.
     pub gpu: u32,
-    /// Where files may be, and where servers listen.
+    /// Which files may be opened, and where servers listen.
     pub reach: Reach,
-    /// How often a block looks at the device's copy of the orders: a look costs 0.2 us.
+    /// The interval at which a block reads the device's copy of the orders. A read costs 0.2 us.
     pub gate: Duration,
-    /// How often the orders are read over the bus, by whichever block.
+    /// The interval at which any block reads the orders over the bus.
     pub poll: Duration,
-    /// How often the same block reads them at most: a read costs it 1.1 us.
+    /// The minimum interval between such reads of the same block. A read costs the block 1.1 us.
     pub own_poll: Duration,
-    /// When a block that waits counts as idle.
+    /// How long a block waits before it counts as idle.
     pub idle: Duration,
 }
 
@@ -88,29 +88,29 @@ impl Default for Options {
     }
 }
 
-/// What a launch consists of.
+/// The shape of a launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Grid {
-    /// Logical blocks along x, y and z.
+    /// The number of logical blocks along x, y and z.
     pub logical: [u32; 3],
-    /// Threads of a block.
+    /// The number of threads per block.
     pub threads: u32,
-    /// Physical blocks; as many as run at a time if there is no number.
+    /// The number of physical blocks. None means as many as run concurrently.
     pub blocks: Option<u32>,
-    /// Bytes of dynamic shared memory.
+    /// The size of dynamic shared memory in bytes.
     pub shared: u32,
-    /// Bytes of shared memory that a block keeps at most.
+    /// The maximum size of shared memory that a block keeps, in bytes.
     pub kept: u32,
-    /// Pages for data of a block, at most 32.
+    /// The number of data pages per block, at most 32.
     pub pages: u32,
-    /// Bytes of a page.
+    /// The size of a page in bytes.
     pub page_bytes: u32,
-    /// The most logical blocks that a physical one takes at a time.
+    /// The maximum number of logical blocks that a physical block takes at a time.
     pub batch: u32,
 }
 
 impl Grid {
-    /// So many logical blocks of one thread.
+    /// This many logical blocks of one thread each.
     pub fn logical(blocks: u32) -> Self {
         Self {
             logical: [blocks, 1, 1],
@@ -124,26 +124,26 @@ impl Grid {
         }
     }
 
-    /// With so many threads in a block.
+    /// Sets the number of threads per block.
     #[must_use]
     pub fn threads(self, threads: u32) -> Self {
         Self { threads, ..self }
     }
 
-    /// With so many physical blocks.
+    /// Sets the number of physical blocks.
     #[must_use]
     pub fn blocks(self, blocks: u32) -> Self {
         let blocks = Some(blocks);
         Self { blocks, ..self }
     }
 
-    /// With so many bytes of kept shared memory.
+    /// Sets the size of kept shared memory in bytes.
     #[must_use]
     pub fn kept(self, kept: u32) -> Self {
         Self { kept, ..self }
     }
 
-    /// With so many pages of so many bytes for each block's files and sockets.
+    /// Sets the number and the size in bytes of the pages for each block's files and sockets.
     #[must_use]
     pub fn pages(self, pages: u32, page_bytes: u32) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl Grid {
     }
 }
 
-/// A GPU, and the loop that serves its kernels.
+/// A GPU, and the service that handles its kernels' requests.
 #[derive(Debug)]
 pub struct Runtime {
     service: Arc<Service>,
@@ -165,7 +165,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Opens the GPU and starts the loop.
+    /// Opens the GPU and starts the service.
     ///
     /// # Errors
     /// There is no GPU, no driver, or no io_uring.
@@ -188,12 +188,12 @@ impl Runtime {
     /// Loads code.
     ///
     /// # Errors
-    /// It is no code for this GPU.
+    /// It is not code for this GPU.
     pub fn load(&self, image: &[u8]) -> Result<Module, Error> {
         Ok(self.gpu.load(image)?)
     }
 
-    /// The port that a server listens on, by what `net::bind` gave.
+    /// The port that a server listens on, given the value that `net::bind` returned.
     ///
     /// # Errors
     /// There is no such server.
@@ -201,7 +201,7 @@ impl Runtime {
         self.service.port(server).map_err(Error::Service)
     }
 
-    /// Launches a kernel whose first parameter is a `gloop::Ctl`; `args` are the others.
+    /// Launches a kernel whose first parameter is a `gloop::Ctl`. `args` are the others.
     ///
     /// # Errors
     /// There is not enough memory, or the driver refuses.
@@ -211,7 +211,7 @@ impl Runtime {
         Ok(job)
     }
 
-    /// The same, not launched yet.
+    /// The same, without launching it.
     ///
     /// # Errors
     /// There is not enough memory, or the driver refuses.
@@ -222,7 +222,7 @@ impl Runtime {
         let wanted = u64::from(grid.blocks.unwrap_or(resident))
             .min(logical)
             .max(1);
-        // Below a number of 32 bits.
+        // Fits into 32 bits.
         let blocks = wanted as u32;
         let memory = |bytes: usize| {
             Memory::new(bytes).map_err(|source| cuda::Error::Memory { bytes, source })
@@ -324,16 +324,16 @@ impl AsRef<Memory> for PagesOf {
     }
 }
 
-/// Where a job is.
+/// The state of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     /// Not launched, or stopped.
     Ready,
-    /// It has given the GPU back because it waits for events.
+    /// It has left the GPU because it waits for events.
     Waiting,
-    /// On the GPU, or ended without anybody having looked.
+    /// On the GPU, or ended without this having been noticed.
     Running,
-    /// All is done.
+    /// Everything is done.
     Done,
 }
 
@@ -354,7 +354,8 @@ pub struct Job {
     state: State,
     launches: u32,
     stops: u64,
-    /// Answers before its blocks began, and those that they have taken since, modulo 2^32.
+    /// The number of answers before its blocks began, and of those that they have taken since,
+    /// modulo 2^32.
     answered_before: u64,
     taken: u32,
     ctl: Ctl,
@@ -364,35 +365,35 @@ pub struct Job {
     args: Args,
     gpu: Arc<Gpu>,
     arbiter: Arc<Mutex<Option<Arc<GrantPage>>>>,
-    /// Orders, which the GPU reads.
+    /// The orders, which the GPU reads.
     told: Registered<Memory>,
-    /// How it ended, which the GPU writes.
+    /// The exit report, which the GPU writes.
     said: Registered<Memory>,
     memory: JobMemory,
 }
 
 impl Job {
-    /// Where it is.
+    /// The job's state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// How often it was launched.
+    /// The number of times that it was launched.
     pub fn launches(&self) -> u32 {
         self.launches
     }
 
-    /// How often it was stopped before it was done.
+    /// The number of times that it was stopped before it was done.
     pub fn stops(&self) -> u64 {
         self.stops
     }
 
-    /// Physical blocks.
+    /// The number of physical blocks.
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Launches it, or goes on where it was stopped.
+    /// Launches it, or continues where it was stopped.
     ///
     /// # Errors
     /// It is done, or the driver refuses.
@@ -402,7 +403,7 @@ impl Job {
             State::Done => return Err(Error::Done),
             State::Ready | State::Waiting => {}
         }
-        // Zero is no launch.
+        // Zero means no launch.
         self.launches = self.launches.wrapping_add(1).max(1);
         self.ctl.launch = self.launches;
         let (threads, shared) = (self.grid.threads, self.grid.shared);
@@ -420,8 +421,8 @@ impl Job {
         Ok(())
     }
 
-    /// Tells it to stop, and does not wait for it. One store, which whoever else may reach this
-    /// word can make as well.
+    /// Tells it to stop, without waiting. This is a single store, which anyone else with access to
+    /// this word can make as well.
     pub fn stop(&self) {
         self.told
             .memory()
@@ -429,7 +430,7 @@ impl Job {
             .store(self.launches, Ordering::Release);
     }
 
-    /// Tells it that others want the GPU: it ends when all of it waits for events.
+    /// Tells it that others want the GPU: it ends once all of its blocks wait for events.
     pub fn contend(&self) {
         self.told
             .memory()
@@ -473,7 +474,8 @@ impl Job {
         Ok(self.state == State::Running)
     }
 
-    /// Runs it to its end: resumes it whenever it has stopped, and when what it waits for has come.
+    /// Runs it to its end. Resumes it whenever it has stopped, or when an event that it waits for
+    /// has arrived.
     ///
     /// # Errors
     /// The kernel has failed.
@@ -503,7 +505,7 @@ impl Job {
         }
     }
 
-    /// Begins anew, as before the first launch. It does not run.
+    /// Resets it to the state before the first launch. It does not run afterwards.
     ///
     /// # Errors
     /// The driver refuses.
@@ -525,7 +527,7 @@ impl Job {
         Ok(())
     }
 
-    /// The launch has ended: how.
+    /// Evaluates how the launch has ended.
     fn ended(&mut self) -> Result<State, Error> {
         if self.state != State::Running {
             return Ok(self.state);
@@ -533,7 +535,7 @@ impl Job {
         self.gpu.kernel_ends();
         self.service.stay_awake(false);
         self.state = State::Ready;
-        // What the device has written: read once.
+        // What the device has written, which is read once.
         let word = |number| self.said.memory().word(number).load(Ordering::Acquire);
         let (code, fault, said) = (word(0), word(1), word(2));
         self.taken = word(3);
@@ -559,7 +561,7 @@ impl Job {
     }
 }
 
-/// In turns of an arbiter's.
+/// Runs in an arbiter's turns.
 impl Resumable for Job {
     type Error = Error;
 
@@ -567,9 +569,9 @@ impl Resumable for Job {
         let mut known = self.arbiter.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = |page: &Arc<GrantPage>| page.is_of(session);
         if !known.as_ref().is_some_and(is_known) {
-            // What was registered for another arbiter goes first.
+            // Anything that was registered for another arbiter is unregistered first.
             *known = None;
-            // Without it, this process hears that its turn is over and stops the job itself.
+            // If this fails, this process is told that its turn is over, and stops the job itself.
             *known = GrantPage::register(&self.gpu, session).ok().map(Arc::new);
         }
         self.ctl.turns = known.as_ref().map_or(0, |page| page.stop());
@@ -600,7 +602,7 @@ impl Resumable for Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        // A kernel that does not stop is waited for by the driver, as natively.
+        // If a kernel does not stop, the driver waits for it, as it does natively.
         if self.suspend().is_err() && self.state == State::Running {
             self.gpu.kernel_ends();
         }

@@ -1,32 +1,34 @@
-//! What host and GPU share, byte for byte: defined here, and written out as the C++ header
-//! `include/gloop/layout.cuh` (a test holds that the two agree, and the header's own assertions that
-//! the CUDA compiler lays the structures out in the same way).
+//! The structures that host and GPU share, byte for byte. They are defined here, and written out as
+//! the C++ header `include/gloop/layout.cuh`. A test checks that the two agree, and assertions in
+//! the header check that the CUDA compiler lays out the structures identically.
 //!
-//! Addresses are the device's, and plain numbers to the host. Nothing that the device writes is
-//! trusted: [`crate::slots`] checks requests, and words that tell how a kernel ended are read once.
+//! Addresses are the device's, and plain numbers for the host. Nothing that the device writes is
+//! trusted: [`crate::slots`] checks requests, and the words that report how a kernel ended are read
+//! once.
 
 use std::fmt::Write;
 
-/// Events that a block may wait for at a time.
+/// The maximum number of events that a block may wait for at a time.
 pub const SLOTS: u32 = 32;
-/// Entries of a block's rings: as many as there are slots, so that neither ring can overflow.
+/// The number of entries of a block's rings: as many as there are slots, so that neither ring can
+/// overflow.
 pub const ENTRIES: usize = SLOTS as usize;
-/// Bytes of a closure.
+/// The size of a closure in bytes.
 pub const CLOSURE: usize = 384;
-/// Bytes for a suspended block's loop.
+/// The size of a suspended block's loop in bytes.
 pub const SAVED: usize = 2048;
-/// Pieces of shared memory that a block may keep over a suspension.
+/// The maximum number of pieces of shared memory that a block may keep across a suspension.
 pub const KEPT: u32 = 8;
 
-/// How a launch ended, as the last block to leave says it.
+/// How a launch ended, as reported by the last block to leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ExitCode {
     /// All logical blocks are done, and no event is waited for.
     Done = 1,
-    /// It was stopped, and goes on when it is launched again.
+    /// It was stopped, and continues when it is launched again.
     Stopped = 2,
-    /// It has given the GPU back because all blocks wait for events.
+    /// It has left the GPU because all blocks wait for events.
     Waiting = 3,
     /// A block has broken the library's rules; see [`Fault`].
     Fault = 4,
@@ -38,7 +40,7 @@ pub enum ExitCode {
 pub enum Fault {
     /// A block waits for more than [`SLOTS`] events.
     Slots = 1,
-    /// A block has more I/O with data under way than it has pages.
+    /// A block has more I/O operations with data in flight than it has pages.
     Pages = 2,
     /// A block keeps more shared memory than the launch has room for.
     Kept = 3,
@@ -242,10 +244,10 @@ layout! {
     }
 }
 
-// A number of words: copied word by word.
+// A whole number of words, since it is copied word by word.
 const _: () = assert!(size_of::<Block>().is_multiple_of(16) && SAVED.is_multiple_of(16));
 
-/// What a block may ask for: name, number, and what the other fields are.
+/// The requests that a block may make: name and number.
 pub const OPCODES: &[(&str, u32)] = &[
     ("OPEN", 1),
     ("CLOSE", 2),
@@ -262,7 +264,7 @@ pub const OPCODES: &[(&str, u32)] = &[
     ("SEND", 13),
 ];
 
-/// The header `include/gloop/layout.cuh`.
+/// Generates the header `include/gloop/layout.cuh`.
 ///
 /// # Errors
 /// None: writing to a string does not fail.

@@ -1,8 +1,8 @@
-//! GLoop: GPU kernels made of callbacks, and what they need of the host.
+//! GLoop: GPU kernels made of callbacks, and the host services that they need.
 //!
-//! A kernel that is written for the device library (`include/gloop/`, CUDA C++17 for nvcc and NVRTC)
-//! can be stopped between two of its callbacks within microseconds, gives the GPU back, and goes on
-//! later where it was; it opens files and sockets by itself. This crate is its host's side:
+//! A kernel that is written for the device library (`include/gloop/`, CUDA C++17 for nvcc and
+//! NVRTC) can be stopped between two of its callbacks within microseconds, leaves the GPU, and
+//! later continues where it was. It opens files and sockets by itself. This crate is the host side:
 //!
 //! ```text
 //!   kernel                        host
@@ -12,11 +12,11 @@
 //!      └─ orders: stop ◄── job: launch, suspend, resume
 //! ```
 //!
-//! - [`layout`]: what both share, and the header that is generated from it.
-//! - [`ring`], [`slots`]: requests and answers; what comes from the device is not trusted.
-//! - [`serve`]: the loop's thread. [`job`]: launches. [`cuda`], [`nvrtc`]: NVIDIA's driver and
-//!   compiler, by their public APIs, found at run time.
-//! - [`turns`]: sharing a GPU with other processes: turns that an arbiter gives.
+//! - [`layout`]: the structures that both sides share, and the header that is generated from them.
+//! - [`ring`], [`slots`]: requests and answers. What comes from the device is not trusted.
+//! - [`serve`]: the service thread. [`job`]: launches. [`cuda`], [`nvrtc`]: NVIDIA's driver and
+//!   compiler, through their public APIs, looked up at run time.
+//! - [`turns`]: sharing a GPU with other processes, in turns that an arbiter grants.
 //! - [`ffi`]: the same for C, as `libgloop.so`.
 //!
 //! ```no_run

@@ -1,29 +1,29 @@
-//! Memory of the host that the GPU reads and writes: anonymous pages, which also the kernel's
-//! io_uring can hold, registered with the GPU's driver by [`crate::cuda::Gpu::register`].
+//! Host memory that the GPU reads and writes: anonymous pages, which the kernel's io_uring can pin
+//! as well, registered with the GPU's driver by [`crate::cuda::Gpu::register`].
 
 use std::{io, ptr::NonNull};
 
 use crate::{layout::Rings, ring::Entry};
 
-/// Pages, all zero at first, shared with a device or another thread: reached by atomics, by the
-/// kernel, and by copies alone.
+/// Pages, initially all zero, that are shared with a device or another thread. They are accessed
+/// only by atomics, by the kernel, and by raw copies.
 #[derive(Debug)]
 pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it is plain memory; who may access which part when is the users' matter, who do it by
-// atomics and raw copies.
+// SAFETY: plain memory. Its users decide who may access which part when, and access it by atomics
+// and raw copies.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// So many bytes, at least one page.
+    /// Allocates this many bytes, at least one page.
     ///
     /// # Errors
-    /// There is not as much memory.
+    /// There is not enough memory.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(4096);
         // SAFETY: a new anonymous mapping anywhere.
@@ -44,27 +44,27 @@ impl Memory {
         Ok(Self { at, bytes })
     }
 
-    /// Where it begins.
+    /// The start of the memory.
     pub fn at(&self) -> *mut u8 {
         self.at.as_ptr()
     }
 
-    /// How many bytes there are.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The word with this number, of four bytes.
+    /// The four-byte word with this number.
     ///
     /// # Panics
     /// There is no such word.
     pub fn word(&self, number: usize) -> &std::sync::atomic::AtomicU32 {
         assert!(number < self.bytes / 4);
-        // SAFETY: within the mapping, aligned, and accessed by atomics alone.
+        // SAFETY: within the mapping, aligned, and only accessed by atomics.
         unsafe { &*self.at().cast::<std::sync::atomic::AtomicU32>().add(number) }
     }
 
-    /// The rings of a block: those that it writes, and those that it reads.
+    /// The rings of a block: the one that it writes, and the one that it reads.
     ///
     /// # Panics
     /// The memory has no rings for this block.
@@ -73,7 +73,7 @@ impl Memory {
         const REQUESTS: usize = std::mem::offset_of!(Rings, completions);
         assert!(block < self.bytes / RINGS);
         let entries = crate::layout::ENTRIES;
-        // SAFETY: within the mapping, aligned; rings are accessed by atomics alone.
+        // SAFETY: within the mapping and aligned; rings are only accessed by atomics.
         unsafe {
             let at = self.at().add(block * RINGS);
             (
@@ -86,7 +86,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was mapped by `new`, and nobody has a reference.
+        // SAFETY: it was mapped by `new`, and there are no references to it.
         unsafe { libc::munmap(self.at().cast(), self.bytes) };
     }
 }

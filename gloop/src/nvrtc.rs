@@ -1,5 +1,5 @@
-//! Compiling kernels at run time, by NVIDIA's NVRTC, for the device library and without it. The library's headers
-//! are part of this crate: a program needs none on its machine.
+//! Compiles kernels at run time with NVIDIA's NVRTC, with and without the device library. The
+//! library's headers are part of this crate, so a program's machine needs none.
 
 use std::{
     ffi::{CStr, CString, c_char, c_int},
@@ -31,7 +31,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("gloop/net.cuh", include_str!("../include/gloop/net.cuh")),
 ];
 
-/// One of the headers; nothing for another name.
+/// One of the headers. Empty for any other name.
 pub fn header(name: &str) -> &'static str {
     let found = HEADERS.iter().find(|(header, _)| *header == name);
     found.map_or("", |(_, text)| text)
@@ -45,28 +45,28 @@ pub enum Error {
         "cannot open {library}: install NVIDIA's NVRTC (CUDA toolkit, or its Python package nvidia-cuda-nvrtc)"
     )]
     Open {
-        /// What was to be opened.
+        /// The library that was to be opened.
         library: String,
-        /// Why not.
+        /// Why it could not be opened.
         source: libloading::Error,
     },
-    /// A name or text with a zero in it.
+    /// A name or text contains a zero.
     #[error("names and sources have no zero bytes")]
     Zero,
-    /// It was refused.
+    /// The source was refused.
     #[error("{source_name} does not compile for {architecture}:\n{log}")]
     Refused {
         /// The source's name.
         source_name: String,
-        /// For what.
+        /// The architecture.
         architecture: String,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
-    /// The compiler itself failed.
+    /// The compiler itself has failed.
     #[error("{function} failed with {code}")]
     Failed {
-        /// Which call.
+        /// The function that failed.
         function: &'static str,
         /// NVRTC's error.
         code: c_int,
@@ -83,36 +83,38 @@ pub struct Compiler {
     _builtins: Option<libloading::Library>,
 }
 
-/// A source and what it includes, by name and text.
+/// A source and its includes, by name and text.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
     /// The source's name, for messages.
     pub name: &'a str,
     /// Its text.
     pub text: &'a str,
-    /// What it includes besides the device library, by name and text.
+    /// The includes other than the device library, by name and text.
     pub includes: &'a [(&'a str, &'a str)],
 }
 
-/// The library of built-in functions beside a compiler. Without one, the loader looks for it.
+/// Opens the library of built-in functions beside a compiler. If there is none, the loader looks
+/// for it.
 fn builtins(compiler: &Path) -> Option<libloading::Library> {
     let files = fs::read_dir(compiler.parent()?).ok()?;
     let beside = files.flatten().find(|file| {
         let name = file.file_name();
         name.to_string_lossy().starts_with("libnvrtc-builtins.so")
     })?;
-    // SAFETY: it runs nothing at its start that has demands on us.
+    // SAFETY: its initializers make no demands on their caller.
     unsafe { libloading::Library::new(beside.path()) }.ok()
 }
 
 impl Compiler {
-    /// Opens it: `libnvrtc.so.13`, for instance. With a path, its library of built-in functions is
-    /// taken from the same folder, so that a Python package's works without `LD_LIBRARY_PATH`.
+    /// Opens the compiler, for instance `libnvrtc.so.13`. If this is a path, its library of
+    /// built-in functions is taken from the same folder, so that a Python package's works without
+    /// `LD_LIBRARY_PATH`.
     ///
     /// # Errors
     /// There is none.
     pub fn open(library: &Path) -> Result<Self, Error> {
-        // SAFETY: NVRTC runs nothing at its start that has demands on us.
+        // SAFETY: NVRTC's initializers make no demands on their caller.
         match unsafe { libloading::Library::new(library) } {
             Ok(opened) => Ok(Self {
                 library: opened,
@@ -134,10 +136,11 @@ impl Compiler {
         })
     }
 
-    /// Compiles to machine code for an architecture such as `sm_90`. The source may include the device library.
+    /// Compiles to machine code for an architecture such as `sm_90`. The source may include the
+    /// device library.
     ///
     /// # Errors
-    /// The source is wrong; the error has the compiler's log.
+    /// The source is invalid. The error contains the compiler's log.
     pub fn cubin(&self, source: Source<'_>, architecture: &str) -> Result<Vec<u8>, Error> {
         let includes: Vec<_> = HEADERS.iter().chain(source.includes).copied().collect();
         let source = Source {
@@ -149,10 +152,10 @@ impl Compiler {
         self.compile(source, architecture, &options, get)
     }
 
-    /// Compiles a source that is nothing but CUDA C++ to PTX for an architecture such as `compute_75`.
+    /// Compiles a plain CUDA C++ source to PTX for an architecture such as `compute_75`.
     ///
     /// # Errors
-    /// The source is wrong; the error has the compiler's log.
+    /// The source is invalid. The error contains the compiler's log.
     pub fn ptx(&self, source: Source<'_>, architecture: &str) -> Result<String, Error> {
         let get = ("nvrtcGetPTXSize\0", "nvrtcGetPTX\0");
         let text = self.compile(source, architecture, &[], get)?;
@@ -201,7 +204,7 @@ impl Compiler {
         let destroy = self.function::<Destroy>("nvrtcDestroyProgram\0")?;
         let mut program = 0;
         let count = names.0.len() as c_int;
-        // SAFETY: all strings have a zero at their end, and there are as many as is said.
+        // SAFETY: all strings are terminated by a zero, and there are as many as are passed.
         let code = unsafe {
             let (texts, names) = (texts.0.as_ptr(), names.0.as_ptr());
             create(
@@ -215,7 +218,7 @@ impl Compiler {
         };
         check("nvrtcCreateProgram", code)?;
         let flags = pointers(&options);
-        // SAFETY: the program was made above.
+        // SAFETY: the program was created above.
         let code = unsafe { compile(program, flags.len() as c_int, flags.as_ptr()) };
         let result = match code {
             0 => self.output(program, size, get),
@@ -226,7 +229,7 @@ impl Compiler {
         result
     }
 
-    /// What the compiler says of a source that it has refused.
+    /// The compiler's log for a source that it has refused.
     fn refused<T>(&self, program: Program, name: &str, architecture: &str) -> Result<T, Error> {
         let log = self.output(program, "nvrtcGetProgramLogSize\0", "nvrtcGetProgramLog\0")?;
         let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
@@ -247,10 +250,10 @@ impl Compiler {
         type Get = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
         let (size_of, get_it) = (self.function::<Size>(size)?, self.function::<Get>(get)?);
         let mut bytes = 0;
-        // SAFETY: the program lives.
+        // SAFETY: the program is live.
         check(size, unsafe { size_of(program, &mut bytes) })?;
         let mut output = vec![0; bytes];
-        // SAFETY: there is as much room as it asks for.
+        // SAFETY: there is as much room as it requires.
         check(get, unsafe { get_it(program, output.as_mut_ptr().cast()) })?;
         Ok(output)
     }

@@ -1,11 +1,12 @@
-//! Rings of a few words each between one block of a GPU kernel and the host: one producer, one
+//! Rings of a few words per entry between one block of a GPU kernel and the host: one producer, one
 //! consumer, plain loads and stores (an atomic read-modify-write over PCIe need not exist).
 //!
-//! An entry is published by its last word, written after the others: the entry's number, counted
-//! through all laps, plus one. Both sides count in private memory. Nobody says how far it has read:
-//! a block has at most as many requests under way as a ring has entries, each is answered once, and
-//! so an entry that is written again has been read (model-checked by `loom` below, with the host's
-//! limit for a device that does not keep to it).
+//! An entry is published by its last word, which is written after the others: the entry's number,
+//! counted across all laps, plus one. Both sides keep their counts in private memory. Neither side
+//! publishes how far it has read: a block has at most as many requests outstanding as a ring has
+//! entries, and each is answered once, so an entry that is overwritten has been read. This is
+//! model-checked by `loom` below, including the host's limit for a device that does not follow the
+//! rules.
 
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,20 +14,20 @@ use std::sync::atomic::{AtomicU32, Ordering};
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, Ordering};
 
-/// An entry: its last word publishes the others.
+/// An entry. Its last word publishes the others.
 pub type Entry<const WORDS: usize> = [AtomicU32; WORDS];
 
-/// The writing end of a ring of entries, whose number is a power of two.
+/// The writing end of a ring whose number of entries is a power of two.
 #[derive(Debug, Default)]
 pub struct Producer<const WORDS: usize> {
-    /// Entries ever written, modulo 2^32.
+    /// The number of entries ever written, modulo 2^32.
     tail: u32,
 }
 
 /// The reading end.
 #[derive(Debug, Default)]
 pub struct Consumer<const WORDS: usize> {
-    /// Entries ever read, modulo 2^32.
+    /// The number of entries ever read, modulo 2^32.
     head: u32,
 }
 
@@ -37,7 +38,7 @@ fn place<const WORDS: usize>(ring: &[Entry<WORDS>], number: u32) -> &Entry<WORDS
 impl<const WORDS: usize> Producer<WORDS> {
     /// Publishes an entry. The last word of `words` is ignored.
     ///
-    /// The caller knows that the entry that was so many before as the ring has was read.
+    /// The caller must know that the previous entry in this place, one lap before, has been read.
     pub fn push(&mut self, ring: &[Entry<WORDS>], words: [u32; WORDS]) {
         let entry = place(ring, self.tail);
         self.tail = self.tail.wrapping_add(1);
@@ -49,7 +50,7 @@ impl<const WORDS: usize> Producer<WORDS> {
 }
 
 impl<const WORDS: usize> Consumer<WORDS> {
-    /// The next entry, if there is one: each word is read once.
+    /// Takes the next entry, if there is one. Each word is read once.
     pub fn take(&mut self, ring: &[Entry<WORDS>]) -> Option<[u32; WORDS]> {
         let entry = place(ring, self.head);
         let next = self.head.wrapping_add(1);
@@ -88,7 +89,7 @@ mod tests {
     #[test]
     fn numbers_wrap_around() {
         let ring = ring::<4>(4);
-        // Not the first lap: an entry that nobody has written holds the number zero.
+        // Not the first lap: an entry that has never been written contains the number zero.
         let mut producer = Producer { tail: u32::MAX - 9 };
         let mut consumer = Consumer { head: u32::MAX - 9 };
         for number in 0..20 {
@@ -118,8 +119,8 @@ mod model {
         std::array::from_fn(|_| std::array::from_fn(|_| AtomicU32::new(0)))
     }
 
-    /// A device with `limit` requests under way at most, as a block's free slots make it, and a host
-    /// that answers each with its number, two at a time in the other order.
+    /// A device with at most `limit` requests outstanding, as a block's free slots ensure, and a
+    /// host that answers each with its number, in pairs in reverse order.
     fn check(requests: u32, limit: u32) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);

@@ -1,8 +1,8 @@
-//! The loop that serves what blocks ask for: one thread, which looks at the rings of all blocks and
-//! hands files and sockets to io_uring. Data goes into the pages that the GPU reads, without a copy
-//! on the way.
+//! The service that handles the blocks' requests: one thread, which polls the rings of all blocks
+//! and passes file and socket operations to io_uring. Data goes directly into the pages that the
+//! GPU reads, without a copy.
 //!
-//! A kernel that is stopped is served as well: its answers wait in its rings.
+//! A stopped kernel is served as well: its answers wait in its rings.
 
 use std::{
     collections::HashMap,
@@ -29,35 +29,36 @@ use crate::{
     slots::{Asked, Call, Data, How, Limits, Name, parse},
 };
 
-/// Files, sockets and servers that an application may have open.
+/// The maximum number of files, sockets and servers that an application may have open.
 const HANDLES: usize = 4096;
-/// Entries of the ring to the kernel.
+/// The number of entries of the io_uring.
 const DEPTH: u32 = 1024;
-/// How long the loop looks for work without a pause.
+/// How long the thread polls for work before it pauses.
 const SPIN: Duration = Duration::from_millis(1);
-/// The longest pause.
+/// The maximum pause.
 const PAUSE: Duration = Duration::from_millis(1);
-/// The longest pause while a kernel runs: it gives its turn back when all of it has waited for 100 us.
+/// The maximum pause while a kernel runs, which ends its turn when all of its blocks have waited
+/// for 100 us.
 const SHORT: Duration = Duration::from_micros(20);
-/// How long the kernel has to give pages back that are in use when a job ends.
+/// How long the kernel may take to release pages that are in use when a job ends.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What the loop needs of a job: rings and pages of its blocks.
+/// What the service needs of a job: the rings and pages of its blocks.
 #[derive(Debug)]
 pub struct Area {
-    /// The blocks' rings, [`crate::layout::Rings`] each.
+    /// The blocks' rings, one [`crate::layout::Rings`] each.
     pub rings: Memory,
     /// The blocks' pages.
     pub pages: Memory,
-    /// How many blocks there are.
+    /// The number of blocks.
     pub blocks: usize,
     /// What a block may use.
     pub limits: Limits,
-    /// Told when an answer is there.
+    /// Notified when there is an answer.
     pub answered: Answered,
 }
 
-/// Counts answers, for who waits for the next one while its kernel does not run.
+/// Counts answers, for a thread that waits for the next one while its kernel does not run.
 #[derive(Debug, Default)]
 pub struct Answered {
     count: Mutex<u64>,
@@ -65,7 +66,7 @@ pub struct Answered {
 }
 
 impl Answered {
-    /// How many there were.
+    /// The number of answers so far.
     pub fn count(&self) -> u64 {
         *self.count.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -75,7 +76,7 @@ impl Answered {
         self.more.notify_all();
     }
 
-    /// Waits until there are more than `seen`, for a while; whether there are.
+    /// Waits until there are more than `seen`, for at most `patience`. Returns whether there are.
     pub fn wait(&self, seen: u64, patience: Duration) -> bool {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self
@@ -86,10 +87,10 @@ impl Answered {
     }
 }
 
-/// Where files may be, and where servers listen.
+/// Which files may be opened, and where servers listen.
 #[derive(Clone, Debug)]
 pub struct Reach {
-    /// The folder whose files alone can be opened; all that the process may open if there is none.
+    /// Only files in this folder can be opened. None: all files that the process may open.
     pub folder: Option<PathBuf>,
     /// The address that servers listen on.
     pub listen: Ipv4Addr,
@@ -110,20 +111,20 @@ enum Order {
     Port(u32, mpsc::Sender<Option<u16>>),
 }
 
-/// The loop's thread. Ends with its owner.
+/// The service's thread, which ends together with its owner.
 #[derive(Debug)]
 pub struct Service {
     orders: Option<mpsc::Sender<Order>>,
-    /// Whether a kernel runs: the loop stays awake then.
+    /// Whether a kernel runs: the thread then stays awake.
     awake: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
 }
 
 impl Service {
-    /// Starts the loop.
+    /// Starts the service.
     ///
     /// # Errors
-    /// There is no io_uring, no such folder, or no thread.
+    /// There is no io_uring, no such folder, or the thread could not be created.
     pub fn start(reach: &Reach) -> io::Result<Self> {
         let (orders, inbox) = mpsc::channel();
         let awake = Arc::new(AtomicBool::new(false));
@@ -139,18 +140,18 @@ impl Service {
         })
     }
 
-    /// Serves an area until [`Self::remove`]; its number.
+    /// Serves an area until [`Self::remove`]. Returns its number.
     ///
     /// # Errors
-    /// The loop's thread has ended.
+    /// The service's thread has ended.
     pub fn add(&self, area: Arc<Area>) -> io::Result<usize> {
         self.ask(|answer| Order::Add(area, answer))
     }
 
-    /// Serves an area no longer: nothing in it is written to after this.
+    /// Stops serving an area: nothing in it is written to after this.
     ///
     /// # Errors
-    /// The loop's thread has ended.
+    /// The service's thread has ended.
     pub fn remove(&self, area: usize) -> io::Result<()> {
         self.ask(|answer| Order::Remove(area, answer))
     }
@@ -158,13 +159,13 @@ impl Service {
     /// The port that a server listens on.
     ///
     /// # Errors
-    /// The loop's thread has ended, or there is no such server.
+    /// The service's thread has ended, or there is no such server.
     pub fn port(&self, server: u32) -> io::Result<u16> {
         let port = self.ask(|answer| Order::Port(server, answer))?;
         port.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Says whether a kernel runs.
+    /// Sets whether a kernel runs.
     pub fn stay_awake(&self, awake: bool) {
         self.awake.store(awake, Ordering::Relaxed);
         if awake && let Some(thread) = &self.thread {
@@ -186,7 +187,7 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // The loop ends when nobody can give it orders.
+        // The thread ends when nobody can give it orders any more.
         self.orders = None;
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
@@ -219,7 +220,7 @@ impl Handle {
         }
     }
 
-    /// The descriptor of a socket that takes connections.
+    /// The descriptor of a listening socket.
     fn server(&self) -> Option<i32> {
         match self {
             Self::Server(server) => Some(server.as_raw_fd()),
@@ -228,41 +229,41 @@ impl Handle {
     }
 }
 
-/// What becomes of the kernel's result.
+/// How the kernel's result is processed.
 #[derive(Debug)]
 enum Kind {
     /// It is the answer.
     Plain,
-    /// A descriptor that gets a name.
+    /// A file descriptor, for which a name is allocated.
     File,
-    /// The same.
+    /// A socket, for which a name is allocated.
     Socket,
-    /// A socket that is connected, and then gets a name.
+    /// A socket that is being connected, for which a name is then allocated.
     Connected(OwnedFd),
 }
 
-/// What the kernel works on.
+/// An operation that the kernel is processing.
 #[derive(Debug)]
 struct Operation {
     area: usize,
     block: usize,
     tag: u32,
     kind: Kind,
-    /// What the kernel reads meanwhile.
+    /// Memory that the kernel reads meanwhile.
     _path: Option<CString>,
     _how: Option<Box<types::OpenHow>>,
     _address: Option<Box<libc::sockaddr_in>>,
 }
 
-/// An area and what the host has counted of it, in private memory.
+/// An area and the host's counters for it, in private memory.
 struct Served {
     area: Arc<Area>,
     blocks: Vec<Block>,
-    /// Operations that the kernel works on.
+    /// The number of operations that the kernel is processing.
     busy: usize,
-    /// Gets no more answers.
+    /// Set when the area gets no more answers.
     leaving: Option<mpsc::Sender<()>>,
-    /// Its pages among the kernel's registered buffers.
+    /// Whether its pages are among the kernel's registered buffers.
     registered: bool,
 }
 
@@ -270,7 +271,7 @@ struct Served {
 struct Block {
     requests: Consumer<16>,
     completions: Producer<4>,
-    /// Requests that were not answered: no more are read than there are slots.
+    /// The number of requests that were not answered yet. No more are read than there are slots.
     open: u32,
 }
 
@@ -283,11 +284,11 @@ struct Server {
     free: Vec<usize>,
     folder: Option<OwnedFd>,
     listen: Ipv4Addr,
-    /// Whether the kernel takes registered buffers.
+    /// Whether the kernel supports registered buffers.
     buffers: bool,
 }
 
-/// Buffers that can be registered: a job each.
+/// The maximum number of registered buffers, one per job.
 const BUFFERS: u32 = 64;
 
 impl Server {
@@ -317,7 +318,7 @@ impl Server {
         let mut pause = SHORT;
         let mut runs = false;
         loop {
-            // What a kernel asks for at its begin is waited for.
+            // A kernel's first requests are expected right after it starts.
             let ran = std::mem::replace(&mut runs, awake.load(Ordering::Relaxed));
             let mut busy = runs && !ran;
             loop {
@@ -394,7 +395,7 @@ impl Server {
         })
     }
 
-    /// Forgets an area that leaves, once the kernel has nothing to do with it.
+    /// Drops a leaving area, once the kernel has no operation for it any more.
     fn forget(&mut self, number: usize) {
         let done = |served: &Served| served.busy == 0 && served.leaving.is_some();
         if !self.areas.get(&number).is_some_and(done) {
@@ -406,7 +407,7 @@ impl Server {
                     iov_base: std::ptr::null_mut(),
                     iov_len: 0,
                 };
-                // SAFETY: takes the buffer away; nothing that uses it is under way.
+                // SAFETY: unregisters the buffer, which no operation in flight uses.
                 let _ = unsafe {
                     let submitter = self.uring.submitter();
                     submitter.register_buffers_update(number as u32 % BUFFERS, &[none], None)
@@ -420,7 +421,7 @@ impl Server {
     }
 
     fn register(&self, number: usize, area: &Area) -> bool {
-        // One place for each area; with more areas at a time the later ones go without.
+        // One place for each area. If there are more areas at a time, the later ones have none.
         let place = number as u32 % BUFFERS;
         let taken = |(other, served): (&usize, &Served)| {
             served.registered && *other as u32 % BUFFERS == place
@@ -432,7 +433,7 @@ impl Server {
             iov_base: area.pages.at().cast(),
             iov_len: area.pages.bytes(),
         };
-        // SAFETY: the memory is the area's, which stays until the buffer is taken away.
+        // SAFETY: the memory is the area's, which exists until the buffer is unregistered.
         unsafe {
             let submitter = self.uring.submitter();
             submitter
@@ -441,7 +442,7 @@ impl Server {
         }
     }
 
-    /// Looks at everything once; whether there was something.
+    /// Polls everything once. Returns whether there was something to do.
     fn turn(&mut self) -> bool {
         let mut busy = false;
         let numbers: Vec<_> = self.areas.keys().copied().collect();
@@ -449,11 +450,11 @@ impl Server {
             busy |= self.look(number);
         }
         if !self.uring.submission().is_empty() {
-            // What could not be handed over stays, and is tried again.
+            // Entries that could not be submitted remain, and are tried again.
             let _ = self.uring.submit();
         }
         loop {
-            // Bound apart, so that the ring is not borrowed in the loop's body.
+            // Bound separately, so that the ring is not borrowed in the loop's body.
             let next = self.uring.completion().next();
             let Some(entry) = next else { break };
             busy = true;
@@ -479,7 +480,7 @@ impl Server {
                     return busy;
                 };
                 let mine = &mut served.blocks[block];
-                // No room: later.
+                // No room now; tries again later.
                 if mine.open >= SLOTS || self.free.is_empty() {
                     break;
                 }
@@ -519,7 +520,7 @@ impl Server {
         handle.and_then(which).ok_or(libc::EBADF)
     }
 
-    /// Begins what is asked for; the answer, if it is there at once.
+    /// Starts a request. Returns the answer, if it is available immediately.
     fn start(
         &mut self,
         area: usize,
@@ -550,7 +551,7 @@ impl Server {
             }
             Call::HangUp(name) => {
                 let socket = self.descriptor(name, Handle::socket)?;
-                // Who waits for it is woken.
+                // Wakes operations that wait for it.
                 // SAFETY: the descriptor is open.
                 unsafe { libc::shutdown(socket, libc::SHUT_RDWR) };
                 return self.close(name);
@@ -599,7 +600,7 @@ impl Server {
             Call::Bind(port) => {
                 let server =
                     TcpListener::bind((self.listen, port)).map_err(|error| code(&error))?;
-                // Sockets that it accepts have it from there.
+                // Accepted sockets inherit the option.
                 send_at_once(server.as_raw_fd());
                 return self.name(Handle::Server(server)).map(Some);
             }
@@ -621,7 +622,7 @@ impl Server {
         Ok(None)
     }
 
-    /// Opens a file, whose path is `data`.
+    /// Opens a file whose path is `data`.
     fn open(&self, operation: &mut Operation, data: Data, how: How) -> Result<squeue::Entry, i32> {
         let path = self.path(operation.area, operation.block, data)?;
         let (flags, mode) = match how {
@@ -650,7 +651,7 @@ impl Server {
         Ok(open.build())
     }
 
-    /// Where data of a block is, and its buffer if that is registered.
+    /// The address of a block's data, and its buffer if that is registered.
     fn page(&self, area: usize, block: usize, data: Data) -> Result<(*mut u8, Option<u16>), i32> {
         let served = self.areas.get(&area).ok_or(libc::EFAULT)?;
         let limits = served.area.limits;
@@ -660,7 +661,7 @@ impl Server {
             return Err(libc::EFAULT);
         }
         let buffer = served.registered.then_some((area as u32 % BUFFERS) as u16);
-        // Within the pages: checked above.
+        // Within the pages, as checked above.
         Ok((served.area.pages.at().wrapping_add(at), buffer))
     }
 
@@ -670,8 +671,8 @@ impl Server {
         }
         let (at, _) = self.page(area, block, data)?;
         let mut path = vec![0; data.length as usize];
-        // SAFETY: within the pages; the device may write meanwhile, and the bytes are then any: they
-        // are copied once, before anybody looks at them.
+        // SAFETY: within the pages. The device may write concurrently, so the bytes may be
+        // arbitrary: they are copied once, before they are examined.
         unsafe { std::ptr::copy_nonoverlapping(at, path.as_mut_ptr(), path.len()) };
         CString::new(path).map_err(|_| libc::EINVAL)
     }
@@ -689,23 +690,23 @@ impl Server {
         Ok(place as i64)
     }
 
-    /// Closes what was looked up before.
+    /// Closes a handle that was looked up before.
     fn close(&mut self, name: Name) -> Result<Option<i64>, i32> {
-        // What was pushed names the descriptor, whose number may soon be another's.
+        // Submitted entries refer to the descriptor, whose number may soon be reused.
         let _ = self.uring.submit();
         self.handles[name.0 as usize] = None;
         Ok(Some(0))
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: what the entry points to is kept by its operation, or the area that it counts in,
+        // SAFETY: what the entry points to is kept by its operation, or by the area that counts it,
         // until the kernel has answered.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
             let _ = self.uring.submit();
         }
     }
 
-    /// The kernel has answered.
+    /// Handles the kernel's answer.
     fn finish(&mut self, number: u64, result: i32) {
         let number = usize::try_from(number).unwrap_or(usize::MAX);
         let Some(operation) = self.operations.get_mut(number).and_then(Option::take) else {
@@ -716,7 +717,7 @@ impl Server {
             served.busy -= 1;
         }
         let made = |result| {
-            // SAFETY: the kernel has just made it for us.
+            // SAFETY: the kernel has just created it for us.
             unsafe { OwnedFd::from_raw_fd(result) }
         };
         let result = match operation.kind {
@@ -735,7 +736,7 @@ impl Server {
         self.answer(operation.area, operation.block, operation.tag, result);
     }
 
-    /// Takes everything back from the kernel.
+    /// Cancels all operations, and waits for the kernel to release everything.
     fn end(&mut self) {
         let cancel = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build();
         self.push(&cancel.user_data(u64::MAX));
@@ -743,7 +744,7 @@ impl Server {
         while self.operations.iter().any(Option::is_some) && begun.elapsed() < PATIENCE {
             let _ = self.uring.submit();
             loop {
-                // Bound apart, so that the ring is not borrowed in the loop's body.
+                // Bound separately, so that the ring is not borrowed in the loop's body.
                 let next = self.uring.completion().next();
                 let Some(entry) = next else { break };
                 self.finish(entry.user_data(), entry.result());
@@ -751,7 +752,7 @@ impl Server {
             thread::sleep(Duration::from_micros(50));
         }
         if self.operations.iter().any(Option::is_some) {
-            // The kernel still writes to these pages: they may not be used for anything else.
+            // The kernel may still write to these pages, which therefore must not be reused.
             for (_, served) in self.areas.drain() {
                 std::mem::forget(served.area);
             }
@@ -773,18 +774,18 @@ fn code(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// Bytes of an open file.
+/// The size of an open file in bytes.
 fn size_of_file(file: i32) -> Result<i64, i32> {
-    // SAFETY: all zeroes are a stat.
+    // SAFETY: all zeroes are a valid stat.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: the descriptor is open, and the result is ours.
+    // SAFETY: the descriptor is open, and the result is a local.
     match unsafe { libc::fstat(file, &mut stat) } {
         0 => Ok(stat.st_size),
         _ => Err(last_error()),
     }
 }
 
-/// Cuts an open file, or makes it longer.
+/// Truncates or extends an open file.
 fn truncate(file: i32, bytes: u64) -> Result<i64, i32> {
     let bytes = i64::try_from(bytes).map_err(|_| libc::EINVAL)?;
     // SAFETY: the descriptor is open.
@@ -794,11 +795,11 @@ fn truncate(file: i32, bytes: u64) -> Result<i64, i32> {
     }
 }
 
-/// What a kernel sends goes out at once: answers come in pieces of a page, and the last one would wait
-/// for the other end's delayed acknowledgment otherwise, 40 ms.
+/// Disables Nagle's algorithm for a socket: answers are sent in pieces of a page, and the last one
+/// would otherwise wait for the peer's delayed acknowledgment, 40 ms.
 fn send_at_once(socket: RawFd) {
     let on: libc::c_int = 1;
-    // SAFETY: the value is ours, and as long as is said. Without the option it is only slower.
+    // SAFETY: the value is a local of the given size. Without the option it is only slower.
     unsafe {
         libc::setsockopt(
             socket,
@@ -817,7 +818,7 @@ fn connect(operation: &mut Operation, address: u32, port: u16) -> Result<squeue:
     if socket < 0 {
         return Err(last_error());
     }
-    // SAFETY: it was just made, and nobody else has it.
+    // SAFETY: it was just created, and nobody else has it.
     let socket = unsafe { OwnedFd::from_raw_fd(socket) };
     send_at_once(socket.as_raw_fd());
     let to = Box::new(libc::sockaddr_in {

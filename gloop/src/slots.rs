@@ -1,85 +1,85 @@
-//! What a block asks for, checked. The words come from a GPU kernel that may have been written to
-//! do harm: they were copied out before anybody looked into them, and whatever they say, the host
-//! touches nothing but the block's own pages and the application's own files and sockets.
+//! Validates a block's requests. The words come from a GPU kernel that may be hostile. They were
+//! copied before they are examined, and whatever they contain, the host accesses nothing but the
+//! block's own pages and the application's own files and sockets.
 
 use crate::layout::SLOTS;
 
 /// What a block may use.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a page.
+    /// The size of a page in bytes.
     pub page_bytes: u32,
-    /// Pages of a block.
+    /// The number of pages per block.
     pub page_count: u32,
 }
 
-/// Data in one of the block's pages: from its start on.
+/// Data at the start of one of the block's pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Data {
-    /// Which page: below the limit.
+    /// The number of the page, below the limit.
     pub page: u32,
-    /// How many bytes: at most a page's.
+    /// The number of bytes, at most the size of a page.
     pub length: u32,
 }
 
-/// A file, socket or server, as the device names it: not yet looked up.
+/// A file, socket or server as named by the device, not yet looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Name(pub u32);
 
 /// How to open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// To read.
+    /// For reading.
     ReadOnly,
-    /// To write; made if there is none.
+    /// For reading and writing; created if it does not exist.
     ReadWrite,
-    /// To write; emptied first.
+    /// For reading and writing; truncated first.
     Create,
 }
 
-/// What is asked for.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// The data is the path.
+    /// Opens the file whose path is the data.
     Open(Data, How),
     /// Closes a file.
     Close(Name),
-    /// A file's size.
+    /// Returns a file's size.
     Stat(Name),
-    /// A file's new size in bytes.
+    /// Sets a file's size in bytes.
     Truncate(Name, u64),
-    /// From an offset in bytes.
+    /// Reads from an offset in bytes.
     Read(Name, u64, Data),
-    /// To an offset in bytes.
+    /// Writes to an offset in bytes.
     Write(Name, u64, Data),
-    /// To an IPv4 address and a port.
+    /// Connects to an IPv4 address and a port.
     Connect(u32, u16),
-    /// On a port, 0 for any.
+    /// Listens on a port, 0 for any.
     Bind(u16),
     /// Closes a server.
     Unbind(Name),
-    /// The next connection of a server.
+    /// Accepts the next connection of a server.
     Accept(Name),
     /// Closes a socket.
     HangUp(Name),
-    /// From a socket.
+    /// Receives from a socket.
     Receive(Name, Data),
-    /// To a socket.
+    /// Sends to a socket.
     Send(Name, Data),
 }
 
-/// Who asks for what: the slot is below [`SLOTS`].
+/// A request and its origin. The slot is below [`SLOTS`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// The slot of who waits.
+    /// The slot that waits for the answer.
     pub tag: u32,
-    /// What is asked for, or the `errno` of the answer.
+    /// The request, or the `errno` to answer.
     pub call: Result<Call, i32>,
 }
 
-/// Reads a request's words, as [`crate::layout::Request`] has them.
+/// Parses a request's words, which are laid out as in [`crate::layout::Request`].
 ///
-/// Nothing if nobody can be told: the slot does not exist.
+/// Returns None if nobody can be answered, since the slot does not exist.
 pub fn parse(words: &[u32; 16], limits: Limits) -> Option<Asked> {
     let [opcode, tag, handle, page, rest @ ..] = *words;
     let [offset_low, offset_high, length_low, length_high, flags, ..] = rest;
@@ -95,7 +95,7 @@ pub fn parse(words: &[u32; 16], limits: Limits) -> Option<Asked> {
         }
         _ => Err(libc::EFAULT),
     };
-    // What the kernel takes as an offset is signed.
+    // Offsets are signed for the kernel.
     let position = |offset: u64| match i64::try_from(offset) {
         Ok(_) => Ok(offset),
         Err(_) => Err(libc::EINVAL),

@@ -1,4 +1,4 @@
-//! The loop's thread with real files and sockets, and a test in the place of the GPU.
+//! Tests the service's thread with real files and sockets, and with a test in place of the GPU.
 
 use std::{
     io::{Read, Write},
@@ -72,7 +72,7 @@ impl Device {
         }
     }
 
-    /// Asks and waits.
+    /// Makes a request and waits for the answer.
     fn call(&mut self, block: usize, words: [u32; 16]) -> i64 {
         self.ask(block, words);
         let (tag, result) = self.answer(block);
@@ -83,7 +83,7 @@ impl Device {
     fn write(&self, block: usize, page: usize, bytes: &[u8]) {
         let at = (block * PAGES + page) * PAGE;
         for (index, byte) in bytes.iter().enumerate() {
-            // Whole words, as a GPU's threads write them, would race as little.
+            // Whole words, as written by a GPU's threads, would be just as free of races.
             let word = self.area.pages.word((at + index) / 4);
             let shift = (at + index) % 4 * 8;
             let old = word.load(Ordering::Relaxed) & !(0xff << shift);
@@ -118,7 +118,7 @@ fn request(opcode: u32, handle: u32) -> [u32; 16] {
     words
 }
 
-/// With data of so many bytes in a page, at an offset.
+/// A request with this many bytes of data in a page, at an offset.
 fn data(opcode: u32, handle: i64, page: u32, offset: u32, bytes: usize) -> [u32; 16] {
     let mut words = request(opcode, handle as u32);
     (words[3], words[4], words[6]) = (page, offset, bytes as u32);
@@ -187,7 +187,7 @@ fn a_connection_is_accepted_echoed_and_ended() {
     assert_eq!(&client.join().unwrap(), b"hello");
     assert_eq!(device.call(1, data(12, socket, 3, 0, PAGE)), 0);
     assert_eq!(device.call(1, request(11, socket as u32)), 0);
-    // A socket is no server, and no file.
+    // A socket is neither a server nor a file.
     assert_eq!(
         device.call(1, request(9, socket as u32)),
         -i64::from(libc::EBADF)
@@ -220,7 +220,7 @@ fn who_waits_for_nobody_is_forgotten_when_its_job_ends() {
     thread::sleep(Duration::from_millis(20));
     device.service.remove(device.number).unwrap();
     assert_eq!(device.poll(0), None);
-    // What it kept is the runtime's.
+    // What it had opened remains the runtime's.
     assert!(device.service.port(server as u32).is_ok());
 }
 
@@ -237,7 +237,7 @@ fn requests_that_make_no_sense_harm_nobody_else() {
     for _ in 0..2000 {
         let mut words = [0; 16].map(|_: u32| next());
         words[0] %= 16;
-        // No ports of this machine's, no paths, and nothing that would wait.
+        // No ports of this machine, no paths, and nothing that would wait.
         if matches!(words[0], 1 | 7 | 8 | 10) {
             continue;
         }
@@ -257,7 +257,7 @@ fn requests_that_make_no_sense_harm_nobody_else() {
 fn a_device_that_asks_more_than_it_may_waits_for_its_answers() {
     let mut device = Device::new(&Reach::default(), 2);
     let server = device.call(0, request(8, 0));
-    // Its ring is written over and over, and nobody connects.
+    // Its ring is overwritten again and again, and nobody connects.
     for _ in 0..1000 {
         device.ask(1, request(10, server as u32));
     }

@@ -1,23 +1,23 @@
-//! Sharing a GPU with other processes: turns that an arbiter (`gantry-arbiter`) gives.
+//! Shares a GPU with other processes, in turns that an arbiter (`gantry-arbiter`) grants.
 //!
 //! ```text
-//!   arbiter ── page of grants: which turn is over, do others wait ──► kernel (where the GPU reads it)
+//!   arbiter ── grant page: which turn is over, do others wait ──► kernel (where the GPU reads it)
 //!      │  ▲                                                     └───► this process: a thread listens
 //!      │  └── Want, Again, Done; what was used                              │ stop word of the job
 //!      └───── a byte: something has changed ────────────────────────────────┘──► kernel
 //! ```
 //!
-//! A job runs in turns alone. When its turn is over and others wait, it is stopped between two of its
-//! callbacks, and goes on in its next turn; a job all of whose blocks wait for files or sockets while
-//! others want the GPU gives its turn back, and asks for another one when something has come. As long
-//! as nobody else wants the GPU, a turn has no end.
+//! A job only runs in turns. When its turn is over and others wait, it is stopped between two of its callbacks, and
+//! continues in its next turn. If all of a job's blocks wait for files or sockets while others want the GPU, it ends
+//! its turn, and asks for another one when something has arrived. A turn lasts for as long as nobody else wants the
+//! GPU.
 //!
-//! Who is stopped in time is charged by what it says; a kernel that ignores the arbiter is charged by
-//! the arbiter's clock, and its process is killed at the arbiter's limit.
+//! A job that stops in time is charged by its own report. A kernel that ignores the arbiter is charged by the arbiter's
+//! clock, and its process is killed at the arbiter's limit.
 //!
-//! The arbiter ends a process that hangs up, since its kernels might still run. So a process joins
-//! once, and belongs to the arbiter (or the next one) until it ends. Name and weight are the process's
-//! own word: see [`introduce::introduce_self`] why that is enough.
+//! The arbiter ends a process that hangs up, since its kernels might still run. So a process joins once, and belongs to
+//! the arbiter (or its successor) until it ends. Name and weight are the process's own claim: see
+//! [`introduce::introduce_self`] for why that is sufficient.
 
 use std::{
     io,
@@ -42,13 +42,12 @@ use gantry_remoting::turns::{
 
 use crate::job::State;
 
-/// How often is looked whether a kernel has ended by itself.
+/// The interval at which to check whether a kernel has ended by itself.
 const LOOK: Duration = Duration::from_micros(100);
-/// How long its end is looked for without a pause once it was stopped.
+/// How long to poll for the end of a kernel after it was stopped.
 const SPIN: Duration = Duration::from_micros(200);
-/// For so long before and after a moment at which a turn is expected to begin or to end, that is looked
-/// for without sleeping: two threads of this process would have to wake up otherwise, while the GPU has
-/// nothing to do.
+/// How long before and after the expected start or end of a turn to poll for it without sleeping. Otherwise two threads
+/// of this process would have to wake up while the GPU is idle.
 const NEAR: Duration = Duration::from_micros(300);
 
 /// Whether this process has joined.
@@ -57,10 +56,10 @@ static JOINED: AtomicBool = AtomicBool::new(false);
 /// Why there are no turns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Once is all.
+    /// A process can only join once.
     #[error("this process has joined an arbiter already: it belongs to it until it ends")]
     Twice,
-    /// An arbiter refuses it, however often it comes.
+    /// Every arbiter would refuse it.
     #[error(
         "a client of the arbiter has a name without control characters, and a weight from 1 to 10000"
     )]
@@ -68,42 +67,42 @@ pub enum Error {
     /// The arbiter is of another build.
     #[error(transparent)]
     Other(#[from] OtherArbiter),
-    /// The system.
+    /// A system call has failed.
     #[error("cannot join an arbiter")]
     System(#[from] io::Error),
 }
 
-/// What runs in turns: kernels that can be stopped, and go on where they were.
+/// Work that runs in turns: kernels that can be stopped, and continue where they were.
 pub trait Resumable {
-    /// Why it cannot go on.
+    /// Why it cannot continue.
     type Error: From<Error>;
 
-    /// This is the arbiter from now on. It does not run.
+    /// Sets the arbiter to use from now on. The work does not run at this time.
     fn meet(&mut self, session: &Arc<Session>);
 
-    /// Begins or goes on in the turn whose number has this lower half.
+    /// Begins or continues in the turn whose number has this lower half.
     ///
     /// # Errors
     /// It cannot.
     fn resume_in(&mut self, turn: u32) -> Result<(), Self::Error>;
 
-    /// Where it is: at once.
+    /// Returns the state immediately.
     ///
     /// # Errors
     /// It has failed.
     fn look(&mut self) -> Result<State, Self::Error>;
 
-    /// Its turn is over: it is to leave the GPU soon.
+    /// The turn is over: the work has to leave the GPU soon.
     fn stop(&self);
 
-    /// Others want the GPU: it is to leave it when all it does is to wait.
+    /// Others want the GPU: the work has to leave it when it only waits.
     fn contend(&self);
 
-    /// It waits: returns when something has come for it.
+    /// Waits until there is something to do for the work.
     fn wait_for_more(&self);
 }
 
-/// What the listening thread has heard.
+/// What the listening thread has received.
 #[derive(Debug, Default)]
 struct Heard {
     session: Option<Arc<Session>>,
@@ -137,37 +136,37 @@ impl Ear {
     }
 }
 
-/// This process among those that share a GPU.
+/// This process as one of those that share a GPU.
 #[derive(Debug)]
 pub struct Member {
     ear: Arc<Ear>,
     session: Option<Arc<Session>>,
-    /// It has asked for a turn when it had had so many.
+    /// The number of turns that it had had when it asked for another one.
     asked: Option<u64>,
-    /// How long it waited for its last turn, if it had the one before and has asked for another one at
-    /// once: so long it waits again, if others' turns are alike.
+    /// How long it waited for its last turn, if it had the previous one and asked for another one immediately. The next
+    /// wait is expected to be as long, if the turns of others are alike.
     waited: Option<Duration>,
-    /// Time on the GPU, and launches, in this session.
+    /// The time on the GPU, and the number of launches, in this session.
     used: Duration,
     launches: u64,
     turns: u64,
 }
 
-/// Whether a moment is near, which is expected so long after a begin.
+/// Whether a moment is near that is expected this long after the start.
 fn is_near(expected: Duration, since: Instant) -> bool {
     let now = since.elapsed();
     now + NEAR >= expected && now <= expected + NEAR
 }
 
-/// Weights that arbiters know.
+/// The weights that arbiters accept.
 const WEIGHTS: RangeInclusive<u32> = 1..=10_000;
 
 impl Member {
     /// Joins the arbiter at this socket, or whichever is there later.
     ///
     /// # Errors
-    /// This process has joined before, an arbiter would refuse the name or the weight, or there is no
-    /// thread.
+    /// This process has joined before, an arbiter would refuse the name or the weight, or the thread could not be
+    /// created.
     pub fn join(arbiter: PathBuf, join: &Join) -> Result<Self, Error> {
         let is_name = !join.name.is_empty() && !join.name.contains(char::is_control);
         if !is_name || !WEIGHTS.contains(&join.weight) {
@@ -202,7 +201,7 @@ impl Member {
         })
     }
 
-    /// Turns that there were.
+    /// The number of turns so far.
     pub fn turns(&self) -> u64 {
         self.turns
     }
@@ -210,7 +209,7 @@ impl Member {
     /// Runs a job to its end, in turns.
     ///
     /// # Errors
-    /// It has failed, or there is no arbiter for this build.
+    /// It has failed, or there is no arbiter of this build.
     pub fn run<J: Resumable>(&mut self, job: &mut J) -> Result<(), J::Error> {
         loop {
             let (session, turn) = self.turn()?;
@@ -228,7 +227,7 @@ impl Member {
         }
     }
 
-    /// Waits for a turn; its number.
+    /// Waits for a turn. Returns its number.
     fn turn(&mut self) -> Result<(Arc<Session>, u64), Error> {
         loop {
             let session = self.arbiter()?;
@@ -239,7 +238,7 @@ impl Member {
                 None => {
                     let before = count();
                     self.waited = None;
-                    // If it is gone, the listening thread notices.
+                    // If the arbiter is gone, the listening thread notices.
                     let _ = Word::Want.say(session.stream());
                     (before, None)
                 }
@@ -270,7 +269,7 @@ impl Member {
         }
     }
 
-    /// The arbiter that there is; waits for one.
+    /// Returns the current arbiter, or waits for one.
     fn arbiter(&mut self) -> Result<Arc<Session>, Error> {
         let mut heard = self.ear.heard();
         loop {
@@ -281,7 +280,7 @@ impl Member {
                 drop(heard);
                 let is_known = |known: &Arc<Session>| Arc::ptr_eq(known, &session);
                 if !self.session.as_ref().is_some_and(is_known) {
-                    // This one counts from nothing.
+                    // A new session counts from zero.
                     (self.used, self.launches, self.asked) = (Duration::ZERO, 0, None);
                     self.session = Some(Arc::clone(&session));
                 }
@@ -291,7 +290,7 @@ impl Member {
         }
     }
 
-    /// Runs a job until it has left the GPU: where it is then.
+    /// Runs a job until it has left the GPU. Returns its state.
     fn run_in<J: Resumable>(
         &mut self,
         job: &mut J,
@@ -299,7 +298,7 @@ impl Member {
         turn: u64,
     ) -> Result<State, J::Error> {
         job.meet(session);
-        // The lower half, as the arbiter says it.
+        // The lower half, as the arbiter publishes it.
         let number = turn as u32;
         job.resume_in(number)?;
         self.launches += 1;
@@ -310,8 +309,8 @@ impl Member {
         let mut stopped = None;
         loop {
             let state = job.look()?;
-            // No request is said to be under way: a kernel that can be stopped has no limit. One that
-            // does not stop has the arbiter's, by the arbiter's clock.
+            // No request is reported to be in flight: a kernel that can be stopped has no limit. One that does not stop
+            // has the arbiter's limit, by the arbiter's clock.
             let now = Instant::now();
             self.used += now - seen;
             seen = now;
@@ -345,26 +344,26 @@ impl Member {
             }
             let heard = self.ear.heard();
             if stopped.is_some() || !over() {
-                // Whatever it is that has ended this, it is looked at again.
+                // Whatever has ended the wait, everything is checked again.
                 drop(self.ear.wait_for(heard, LOOK));
             }
         }
     }
 
     fn give_back(&mut self, session: &Session, word: Word) {
-        // Before the arbiter can give the next one.
+        // Before the arbiter can grant the next turn.
         let had = session.grant().turn.load(Ordering::Acquire);
         self.asked = (word == Word::Again).then_some(had);
         session
             .account()
             .claim
             .store(claim::NONE, Ordering::Release);
-        // If it is gone, the listening thread notices.
+        // If the arbiter is gone, the listening thread notices.
         let _ = word.say(session.stream());
     }
 }
 
-/// Hears one arbiter after the other, as long as there can be another one.
+/// Listens to one arbiter after another, as long as there can be another one.
 fn listen(control: &UnixStream, ear: &Ear) {
     let mut hung_up = 0;
     loop {

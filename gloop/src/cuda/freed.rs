@@ -1,11 +1,11 @@
-//! Memory that is given up while kernels run which do not end by themselves: the driver would wait for
-//! them. It is freed once none runs.
+//! Memory that is freed while kernels run that do not end by themselves: the driver would wait for
+//! them. It is freed once no such kernel runs.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::Address;
 
-/// Kernels that run, and what waits for their end.
+/// The number of running kernels, and the memory that waits for their end.
 #[derive(Debug, Default)]
 pub(super) struct Freed(Mutex<Waiting>);
 
@@ -20,12 +20,12 @@ impl Freed {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A kernel begins that ends when it is told to.
+    /// Called before a kernel is launched that only ends when it is told to.
     pub(super) fn begins(&self) {
         self.waiting().running += 1;
     }
 
-    /// One has ended: what is to be freed now.
+    /// Called when one of these has ended. Returns what is to be freed now.
     pub(super) fn ends(&self) -> Vec<Address> {
         let mut waiting = self.waiting();
         waiting.running = waiting.running.saturating_sub(1);
@@ -35,7 +35,7 @@ impl Freed {
         }
     }
 
-    /// Memory is given up: whether it is to be freed now.
+    /// Called when memory is to be freed. Returns whether it is to be freed right now.
     pub(super) fn free(&self, at: Address) -> bool {
         let mut waiting = self.waiting();
         let now = waiting.running == 0;

@@ -1,5 +1,5 @@
-//! The arbiter's page of grants, which kernels read by themselves: from the arbiter's store to the GPU
-//! no processor of this machine's has to be there.
+//! The arbiter's grant page, which kernels read by themselves: no processor of this machine is
+//! involved between the arbiter's store and the GPU.
 
 use std::{ffi::c_uint, sync::Arc};
 
@@ -7,10 +7,10 @@ use gantry_remoting::turns::{page::Grant, session::Session};
 
 use super::{Address, Error, Gpu};
 
-/// Bytes of the page.
+/// The size of the page in bytes.
 const PAGE: usize = 4096;
 
-/// An arbiter's page, registered with the GPU to read only, as it is mapped.
+/// An arbiter's page, registered with the GPU read-only, as it is mapped.
 #[derive(Debug)]
 pub struct GrantPage {
     gpu: Arc<Gpu>,
@@ -19,18 +19,19 @@ pub struct GrantPage {
 }
 
 impl GrantPage {
-    /// Lets the GPU read the page of this session.
+    /// Allows the GPU to read this session's page.
     ///
     /// # Errors
-    /// The driver refuses: not every GPU reads memory that this process cannot write.
+    /// The driver refuses: not every GPU can read memory that this process cannot write.
     pub fn register(gpu: &Arc<Gpu>, session: &Arc<Session>) -> Result<Self, Error> {
-        // Portable, mapped for the device, and read only.
+        // Portable, mapped for the device, and read-only.
         const FLAGS: c_uint = 1 | 2 | 8;
         let grant: &Grant = session.grant();
         let at = (&raw const *grant).cast_mut().cast();
         let mut device = 0;
         let api = gpu.api()?;
-        // SAFETY: a whole page is mapped there as long as the session lives, which the result keeps.
+        // SAFETY: a whole page is mapped there as long as the session lives, which the result keeps
+        // alive.
         unsafe { api.register(at, PAGE, FLAGS) }?;
         let mut page = Self {
             gpu: Arc::clone(gpu),
@@ -43,12 +44,13 @@ impl GrantPage {
         Ok(page)
     }
 
-    /// Whether it is this session's.
+    /// Whether it is this session's page.
     pub fn is_of(&self, session: &Arc<Session>) -> bool {
         Arc::ptr_eq(&self.session, session)
     }
 
-    /// Where the GPU finds which turn is over, and behind it whether others wait.
+    /// The GPU's address of the number of the turn that is over, which is followed by whether
+    /// others wait.
     pub fn stop(&self) -> Address {
         self.device + std::mem::offset_of!(Grant, stop) as Address
     }

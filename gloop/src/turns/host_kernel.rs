@@ -1,5 +1,5 @@
-//! A kernel that is a thread of the host: it does with orders and grants what the device library does
-//! (`include/gloop/loop.cuh`), for tests of turns where there is no GPU.
+//! A kernel that is a host thread: it handles orders and grants as the device library does
+//! (`include/gloop/loop.cuh`), for tests of turns without a GPU.
 
 use std::{
     io,
@@ -18,24 +18,25 @@ use crate::{
     turns::{Error, Resumable},
 };
 
-/// How long a step computes: a kernel is stopped between two of them.
+/// The duration of a step. A kernel is stopped between two steps.
 const STEP: Duration = Duration::from_micros(20);
 
-/// What launch and host share, as [`crate::layout::Orders`] and the saved blocks are.
+/// What launch and host share, corresponding to [`crate::layout::Orders`] and the saved blocks.
 #[derive(Debug, Default)]
 pub struct Memory {
     stop: AtomicU32,
     contended: AtomicU32,
-    /// Steps that were done, in all launches.
+    /// The number of steps done, in all launches.
     pub done: AtomicU64,
-    /// Steps that there are to do so far.
+    /// The number of steps available so far.
     pub given: AtomicU64,
 }
 
-/// The kernel. It has so many steps; those that were not given yet are events that it waits for.
+/// The kernel. It has a number of steps; those that are not available yet are events that it waits
+/// for.
 #[derive(Debug)]
 pub struct HostKernel {
-    /// What it has computed, and is to compute.
+    /// What it has computed, and has to compute.
     pub memory: Arc<Memory>,
     steps: u64,
     /// Whether it reads the arbiter's page by itself.
@@ -49,8 +50,8 @@ pub struct HostKernel {
 }
 
 impl HostKernel {
-    /// A kernel of so many steps, so many of them given; `reads` says whether it reads the arbiter's
-    /// page by itself.
+    /// A kernel with `steps` steps, `given` of which are available. `reads`: whether it reads the
+    /// arbiter's page by itself.
     pub fn new(steps: u64, given: u64, reads: bool) -> Self {
         let memory = Memory::default();
         memory.given.store(given, Ordering::Relaxed);
@@ -76,7 +77,7 @@ impl HostKernel {
     }
 }
 
-/// One launch.
+/// Runs one launch.
 fn run(memory: &Memory, steps: u64, launch: u32, turns: Option<(&Session, u32)>) -> State {
     let said = |word: &AtomicU32| word.load(Ordering::Acquire);
     let over = |(session, turn): (&Session, u32)| said(&session.grant().stop) == turn;

@@ -1,4 +1,4 @@
-//! What a member says to an arbiter, and when its job runs.
+//! Tests what a member sends to an arbiter, and when its job runs.
 
 use std::{io::Write, os::fd::AsRawFd, sync::mpsc};
 
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// An arbiter that does what a test says, and who introduces the member to it.
+/// An arbiter that a test controls, with the pool that introduces the member to it.
 struct Arbiter {
     pool: UnixStream,
     stream: UnixStream,
@@ -66,7 +66,7 @@ impl Arbiter {
     }
 }
 
-/// A member that runs this kernel, and how that has ended.
+/// A member that runs this kernel. Receives whether it has succeeded.
 fn start(mut kernel: HostKernel) -> (Arbiter, Arc<Memory>, mpsc::Receiver<bool>) {
     let (control, pool) = UnixStream::pair().unwrap();
     let memory = Arc::clone(&kernel.memory);

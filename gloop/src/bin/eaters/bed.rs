@@ -1,4 +1,4 @@
-//! The GPU, what was compiled for it, and random stops.
+//! The GPU, the programs compiled for it, and random stops.
 
 use std::{
     collections::HashMap,
@@ -68,7 +68,7 @@ impl Bed {
         Ok(module.kernel(name)?)
     }
 
-    /// Runs a kernel to its end; how long it took.
+    /// Runs a kernel to its end. Returns the time it took.
     pub fn native(
         &self,
         kernel: &Kernel,
@@ -83,7 +83,7 @@ impl Bed {
     }
 }
 
-/// Stops at random moments.
+/// Stops jobs at random moments.
 pub struct Stops {
     wanted: u64,
     done: u64,
@@ -103,7 +103,7 @@ impl Stops {
         }
     }
 
-    /// Whether there are more to come.
+    /// Whether more stops are to come.
     pub fn more(&self) -> bool {
         self.done < self.wanted && Instant::now() < self.until
     }
@@ -121,7 +121,7 @@ impl Stops {
             while start.elapsed() < wait {
                 std::hint::spin_loop();
             }
-            // Its own end may come first: then it was no stop.
+            // The job may have ended by itself first, which does not count as a stop.
             if job.suspend()? != State::Done {
                 self.done += 1;
             }

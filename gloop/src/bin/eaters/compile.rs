@@ -1,11 +1,11 @@
-//! Compiling the programs.
+//! Compiles the programs.
 
 use std::{fs, path::Path};
 
 use anyhow::{Context, Result};
 use gloop::nvrtc::{Compiler, Source};
 
-/// The programs by name and source.
+/// The programs, by name and source.
 const SOURCES: &[(&str, &str)] = &[
     ("throttle", include_str!("../../../programs/throttle.cu")),
     ("lavamd", include_str!("../../../programs/lavamd.cu")),

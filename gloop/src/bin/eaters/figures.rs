@@ -1,4 +1,4 @@
-//! What GLoop costs, with native kernels beside it in the same run.
+//! Measures the cost of GLoop, compared with native kernels in the same run.
 
 use std::time::{Duration, Instant};
 
@@ -17,9 +17,9 @@ use crate::{
     sorting::HybridSort,
 };
 
-/// Each figure is the median of so many runs.
+/// Each figure is the median of this many runs.
 const RUNS: usize = 5;
-/// Threads that read files where a kernel does not.
+/// The number of threads that read files when the kernel does not.
 const READERS: usize = 8;
 
 fn median(mut times: Vec<f64>) -> f64 {
@@ -57,7 +57,7 @@ const FIGURES: &[(&str, Figure)] = &[
     ("free", free),
 ];
 
-/// Measures; only what is named, if something is.
+/// Measures everything, or only the named figures.
 pub fn run(bed: &Bed, only: &[String]) -> Result<()> {
     let unknown = |name: &&String| FIGURES.iter().all(|(known, _)| known != name);
     if let Some(name) = only.iter().find(unknown) {
@@ -94,7 +94,7 @@ fn tpacf(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A job from its begin to its end, as a median.
+/// Runs a job from start to end, and returns the median time.
 fn looped(job: &mut Job) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..=RUNS {
@@ -144,7 +144,7 @@ fn steps(bed: &Bed, count: u32, cycles: u32) -> Result<(gloop::cuda::Buffer, Ste
     Ok((out, steps))
 }
 
-/// What a point costs, in nanoseconds beyond the vanilla kernel.
+/// The cost of a scheduling point, in nanoseconds compared with the vanilla kernel.
 fn points(bed: &Bed) -> Result<()> {
     const COUNT: u32 = 100_000;
     let (_out, steps) = steps(bed, COUNT, 0)?;
@@ -183,7 +183,7 @@ fn points(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// Throttle against one launch for each step.
+/// Throttle compared with one launch per step.
 fn split(bed: &Bed) -> Result<()> {
     const COUNT: u32 = 100_000;
     let (_out, steps) = steps(bed, COUNT, 0)?;
@@ -217,7 +217,7 @@ fn split(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// From the store to an idle stream, and back to running.
+/// The time from the store to an idle stream, and from there back to running.
 fn stops(bed: &Bed) -> Result<()> {
     const STOPS: usize = 2000;
     for (what, us, name) in [
@@ -308,7 +308,7 @@ fn img(bed: &Bed) -> Result<()> {
     Ok(())
 }
 
-/// A server alone, and stopped for a moment every millisecond.
+/// A server alone, and one that is stopped for a moment every millisecond.
 fn matmul(bed: &Bed) -> Result<()> {
     for (what, stopped) in [("alone", false), ("stopped every 1 ms", true)] {
         let mut program = Matmul::new(bed, 4)?;

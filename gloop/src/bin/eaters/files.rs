@@ -14,7 +14,7 @@ use gloop::{
 
 use crate::bed::{Bed, Stops};
 
-/// Parameters of grep.cu.
+/// The parameters of grep.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Search {
@@ -34,7 +34,7 @@ const WORD: usize = 32;
 const RECORD: usize = 24;
 const PAGE: u32 = 64 << 10;
 
-/// Texts of so many bytes each, with zeros behind them.
+/// Packs texts into fields of `each` bytes, padded with zeros.
 pub fn packed<'a>(texts: impl Iterator<Item = &'a [u8]>, each: usize) -> Result<Vec<u8>> {
     let mut packed = Vec::new();
     for text in texts {
@@ -45,7 +45,7 @@ pub fn packed<'a>(texts: impl Iterator<Item = &'a [u8]>, each: usize) -> Result<
     Ok(packed)
 }
 
-/// Files, words, and the versions.
+/// The files, the words, and the versions.
 pub struct Grep {
     folder: PathBuf,
     files: Vec<PathBuf>,
@@ -75,7 +75,7 @@ impl Grep {
                     _ => text.push(random.u8(b'a'..=b'e')),
                 }
             }
-            // Not a number of pages.
+            // Not a whole number of pages.
             text.truncate(bytes - number % 100);
             let path = folder.join(format!("text-{number}"));
             fs::write(&path, text)?;
@@ -97,7 +97,8 @@ impl Grep {
             .allocate(self.files.len() * self.words.len() * 4)?)
     }
 
-    /// Reads all files by so many threads, has kernels compute, and writes the output; how long that took.
+    /// Reads all files with this many threads, runs kernels, and writes the output. Returns the
+    /// time.
     fn natively(
         &self,
         bed: &Bed,
@@ -137,7 +138,7 @@ impl Grep {
         Ok(start.elapsed())
     }
 
-    /// All files' contents.
+    /// Reads the contents of all files.
     fn read(&self, readers: usize) -> Result<Vec<Vec<u8>>> {
         let each = self.files.len().div_ceil(readers);
         let contents = std::thread::scope(|scope| {
@@ -163,7 +164,7 @@ impl Grep {
         })
     }
 
-    /// A kernel for each word.
+    /// One kernel per word.
     pub fn split(&self, bed: &Bed) -> Result<Duration> {
         let (count, lines_of) = (
             bed.kernel("grep", "split")?,
@@ -180,7 +181,7 @@ impl Grep {
         })
     }
 
-    /// The loop, and the memory that it works on.
+    /// The loop version, with the memory that it works on.
     pub fn job(&self, bed: &Bed) -> Result<(Job, Vec<Buffer>)> {
         use std::os::unix::ffi::OsStrExt;
         let gpu = bed.runtime.gpu();
@@ -213,7 +214,7 @@ impl Grep {
         Ok((job, vec![counts, paths, output, words, buffers]))
     }
 
-    /// What was written, which is then removed.
+    /// Reads the output file, and removes it.
     pub fn output(&self) -> Result<Vec<u8>> {
         let output = fs::read(&self.output)?;
         fs::remove_file(&self.output)?;
@@ -231,7 +232,7 @@ pub fn grep(bed: &Bed, stops: &mut Stops) -> Result<()> {
     let program = Grep::new(64, 1 << 20, 16)?;
     program.vanilla(bed, 1)?;
     let expected = program.output()?;
-    // Counted by the host as well, for one word of one file.
+    // The host counts as well, for one word in one file.
     let word = program.words[0].as_bytes();
     let text = fs::read(&program.files[0])?;
     let count = text

@@ -1,5 +1,5 @@
-//! Kernels that break the rules, each to be run in a process of its own beside others that must not
-//! notice.
+//! Kernels that break the rules. Each is to be run in a process of its own, beside others that must
+//! not be affected.
 
 use anyhow::{Result, bail, ensure};
 use gloop::{
@@ -9,7 +9,7 @@ use gloop::{
 
 use crate::{bed::Bed, run::Runner};
 
-/// Runs one of them; what is to become of it.
+/// Runs one of them, and reports the outcome.
 pub fn run(bed: &Bed, which: &str, runner: &mut Runner) -> Result<()> {
     let job = |name: &str, blocks: u32, args: Args| -> Result<Job> {
         let grid = Grid::logical(blocks).blocks(blocks).pages(2, 4096);
@@ -26,7 +26,7 @@ pub fn run(bed: &Bed, which: &str, runner: &mut Runner) -> Result<()> {
             let mut job = job("requests", 64, Args::new().with(20_000u32))?;
             runner.finish(&mut job)?;
             drop(job);
-            // The loop's thread has survived, and serves another job.
+            // The service thread has survived, and serves another job.
             let mut after = self::after(bed)?;
             runner.finish(&mut after)?;
             "1,280,000 forged requests were refused or served".to_owned()
@@ -58,7 +58,7 @@ pub fn run(bed: &Bed, which: &str, runner: &mut Runner) -> Result<()> {
     Ok(())
 }
 
-/// A job that asks the host for something.
+/// A job that makes a request to the host.
 fn after(bed: &Bed) -> Result<Job> {
     let handle = bed.runtime.gpu().allocate(8)?;
     let args = Args::new().with(handle.at()).with(0u32);
@@ -66,7 +66,7 @@ fn after(bed: &Bed) -> Result<Job> {
     let job = bed
         .runtime
         .prepare(&bed.kernel("echo", "listen")?, grid, args)?;
-    // It is as long in use as the process lives.
+    // It is in use as long as the process lives.
     std::mem::forget(handle);
     Ok(job)
 }

@@ -1,4 +1,4 @@
-//! Approximate image matching: similar images in databases that the kernel reads by itself.
+//! Approximate image matching: finds similar images in databases that the kernel reads by itself.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use crate::{
     files::packed,
 };
 
-/// Parameters of img.cu.
+/// The parameters of img.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Match {
@@ -36,7 +36,7 @@ struct Match {
     cache: Cache,
 }
 
-/// Where blocks leave the pages that they have read, for the others.
+/// Where blocks keep the pages that they have read, for other blocks.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Cache {
@@ -50,32 +50,32 @@ struct Cache {
 
 const PATH: usize = 256;
 const IMAGE: usize = 1024;
-/// As many images are read at a time.
+/// The number of images to read at a time.
 const PAGE: usize = 64;
-/// Bytes for what a block has found.
+/// The size of a block's result in bytes.
 const ROOM: usize = 16;
 /// A pixel of a similar image differs by at most 3.
 const LIMIT: u32 = IMAGE as u32 * 9;
 
 type Image = [u8; IMAGE];
 
-/// Which image of which database.
+/// An image: the number of its database, and its number in there.
 type Found = [u32; 2];
 const NONE: Found = [u32::MAX; 2];
 
-/// Images, and the versions that look for them.
+/// The images, and the versions that search them.
 pub struct Images {
     folder: PathBuf,
     databases: Vec<PathBuf>,
     queries: PathBuf,
     output: PathBuf,
     wanted: usize,
-    /// What is to be found.
+    /// The expected results.
     known: Vec<Found>,
 }
 
 impl Images {
-    /// So many images to look for, in databases of so many each.
+    /// Creates this many images to search for, and databases of this many images each.
     pub fn new(wanted: usize, databases: usize, images: usize) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("gloop-img-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
@@ -92,7 +92,7 @@ impl Images {
         let mut queries = Vec::with_capacity(wanted * IMAGE);
         let mut known = Vec::with_capacity(wanted);
         for number in 0..wanted {
-            // Every eighth is nowhere; random images are never similar.
+            // Every eighth image is in no database. Random images are never similar.
             if number % 8 == 7 {
                 queries.extend(image(&mut random));
                 known.push(NONE);
@@ -121,7 +121,7 @@ impl Images {
         })
     }
 
-    /// Reads everything, has kernels look, and writes what they have found; how long that took.
+    /// Reads everything, runs kernels that search, and writes their results. Returns the time.
     fn natively(
         &self,
         bed: &Bed,
@@ -165,7 +165,7 @@ impl Images {
         })
     }
 
-    /// A kernel for so many images of a database.
+    /// One kernel per this many images of a database.
     pub fn split(&self, bed: &Bed, images: u32) -> Result<Duration> {
         let kernel = bed.kernel("img", "split")?;
         self.natively(bed, |program, first| {
@@ -182,7 +182,7 @@ impl Images {
         })
     }
 
-    /// The loop, and the memory that it works on.
+    /// The loop version, with the memory that it works on.
     pub fn job(&self, bed: &Bed) -> Result<(Job, Vec<Buffer>)> {
         let gpu = bed.runtime.gpu();
         let path = |path: &PathBuf| -> Result<Buffer> {
@@ -204,7 +204,7 @@ impl Images {
             first.push(count as u32);
         }
         let (pages, first) = (gpu.allocate(count * PAGE * IMAGE)?, gpu.upload(&first)?);
-        // Counters, which pages are there, and files: all begin with zeros.
+        // Counters, the pages present, and files: all start at zero.
         let (ready, files) = (
             gpu.allocate((count + 2) * 4)?,
             gpu.allocate(self.databases.len() * 4)?,
@@ -242,7 +242,7 @@ impl Images {
         Ok((job, memory))
     }
 
-    /// What was written, which is then removed.
+    /// Reads the output file, and removes it.
     fn output(&self) -> Result<Vec<Found>> {
         let output = fs::read(&self.output).context("nothing was written")?;
         fs::remove_file(&self.output)?;

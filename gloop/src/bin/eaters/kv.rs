@@ -1,4 +1,4 @@
-//! A key-value server whose table and protocol are the kernel's.
+//! A key-value server whose table and protocol are implemented in the kernel.
 
 use std::{
     io::{Read, Write},
@@ -20,7 +20,7 @@ use crate::{
 const CLIENTS: u32 = 16;
 const BATCHES: u32 = 40;
 const BATCH: usize = 1024;
-/// Keys of a client.
+/// The number of keys of a client.
 const KEYS: u32 = 4096;
 const PLACES: u32 = 1 << 18;
 
@@ -42,8 +42,8 @@ struct Table {
     padding: u32,
 }
 
-/// A client's operations, batch after batch: each batch has different keys, all of the client's own, so
-/// that there is one right answer to each.
+/// A client's operations, batch after batch. The keys of a batch are distinct and belong to this
+/// client alone, so that each operation has exactly one correct answer.
 fn operations(client: u32) -> Vec<Operation> {
     let mut random = fastrand::Rng::with_seed(u64::from(client));
     let mut keys: Vec<u32> = (0..KEYS).map(|key| 1 + client * KEYS + key).collect();
@@ -70,7 +70,7 @@ fn bytes(operations: &[Operation]) -> Vec<u8> {
     operations.iter().flat_map(words).collect()
 }
 
-/// What a table of the host's answers.
+/// The answers of a table on the host.
 fn right(all: &[Operation]) -> Vec<u64> {
     let mut table = std::collections::HashMap::new();
     let answer = |one: &Operation| {

@@ -1,7 +1,8 @@
-//! The eaters: programs that keep a GPU for themselves, written for GLoop, each in three versions
-//! from one source (`gloop/programs/`): vanilla, split into many short kernels, and as a loop. Their
-//! outputs are compared, also after many random stops, and what GLoop costs is measured. Echo has its loop
-//! alone, since it computes nothing: what comes back is compared with what was sent.
+//! The eaters: programs that keep a GPU to themselves, written for GLoop. Each has three versions
+//! from one source (`gloop/programs/`): vanilla, split into many short kernels, and as a loop.
+//! Their outputs are compared, also after many random stops, and the cost of GLoop is measured.
+//! Echo has only the loop version, since it computes nothing: what it returns is compared with what
+//! was sent.
 
 mod bed;
 mod compile;
@@ -38,54 +39,54 @@ struct Arguments {
 enum Command {
     /// Print the header that is generated from the layout (gloop/include/gloop/layout.cuh).
     Header,
-    /// Compile all programs; no GPU is needed.
+    /// Compile all programs. No GPU is needed.
     Compile {
         /// The compiler's library.
         #[arg(long, value_name = "FILE", default_value = "libnvrtc.so.13")]
         nvrtc: PathBuf,
-        /// For which GPUs.
+        /// The GPU architectures to compile for.
         #[arg(long, value_delimiter = ',', default_value = "sm_90")]
         arch: Vec<String>,
-        /// Where the machine code goes; nowhere without it.
+        /// The folder to write the machine code to (default: do not write it).
         #[arg(long, value_name = "FOLDER")]
         into: Option<PathBuf>,
     },
-    /// Compare the versions' outputs after random stops.
+    /// Compare the outputs of the programs' versions after random stops.
     Check {
-        /// What `compile` has made.
+        /// The folder that `compile` has written.
         #[arg(long, value_name = "FOLDER")]
         cubins: PathBuf,
-        /// Stops of each program.
+        /// The number of stops of each program.
         #[arg(long, default_value_t = 10_000)]
         stops: u64,
-        /// Seconds for each program at most.
+        /// The maximum time for each program, in seconds.
         #[arg(long, default_value_t = 30)]
         seconds: u64,
-        /// Where the random numbers begin.
+        /// The seed of the random numbers.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Only these programs.
+        /// Run only these programs.
         programs: Vec<String>,
     },
-    /// Run a program again and again, in turns with other processes if there is an arbiter.
+    /// Run a program repeatedly, in turns with other processes if there is an arbiter.
     Run {
-        /// What `compile` has made.
+        /// The folder that `compile` has written.
         #[arg(long, value_name = "FOLDER")]
         cubins: PathBuf,
         #[command(flatten)]
         sharing: run::Sharing,
-        /// For how long; the round that is under way then is the last one.
+        /// How long to run, in seconds. The round in progress is completed.
         #[arg(long, default_value_t = 10)]
         seconds: u64,
-        /// Milliseconds that a server's client sleeps before a request, on average.
+        /// The average time that a server's client sleeps before a request, in milliseconds.
         #[arg(long, default_value_t = 0)]
         think: u64,
         /// throttle, lavamd, tpacf, grep, img or matmul.
         program: String,
     },
-    /// Run a kernel that breaks the rules, and say what becomes of it.
+    /// Run a kernel that breaks the rules, and report what happens.
     Hostile {
-        /// What `compile` has made.
+        /// The folder that `compile` has written.
         #[arg(long, value_name = "FOLDER")]
         cubins: PathBuf,
         #[command(flatten)]
@@ -95,10 +96,11 @@ enum Command {
     },
     /// Measure, and print a table.
     Bench {
-        /// What `compile` has made.
+        /// The folder that `compile` has written.
         #[arg(long, value_name = "FOLDER")]
         cubins: PathBuf,
-        /// Only these: points, split, stops, lavamd, tpacf, hybridsort, grep, img, matmul, free.
+        /// Measure only these: points, split, stops, lavamd, tpacf, hybridsort, grep, img, matmul,
+        /// free.
         figures: Vec<String>,
     },
 }

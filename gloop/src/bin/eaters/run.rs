@@ -1,4 +1,4 @@
-//! A program's loop, alone or in turns with other processes.
+//! Runs a program's loop, alone or in turns with other processes.
 
 use std::{
     path::PathBuf,
@@ -20,21 +20,21 @@ use crate::{
     single::{LavaMd, Steps, Tpacf},
 };
 
-/// Who shares the GPU, and as whom this process does.
+/// How the GPU is shared, and as which client.
 #[derive(clap::Args)]
 pub struct Sharing {
-    /// The socket of gantry-arbiter; without it nobody is asked.
+    /// The socket of gantry-arbiter (default: do not take turns).
     #[arg(long, value_name = "SOCKET", requires = "client")]
     arbiter: Option<PathBuf>,
-    /// For whom the GPU is used: processes of one name share its turns.
+    /// The name of the client that uses the GPU: processes of the same name share its turns.
     #[arg(long, value_name = "NAME")]
     client: Option<String>,
-    /// What it gets beside others, 1 to 10,000.
+    /// The client's weight relative to others, 1 to 10,000.
     #[arg(long, value_name = "N", default_value_t = 1)]
     weight: u32,
 }
 
-/// How jobs are run to their end.
+/// Runs jobs to their end.
 pub struct Runner(Option<Member>);
 
 impl Runner {
@@ -62,7 +62,7 @@ impl Runner {
     }
 }
 
-/// A program whose loop can be run again and again.
+/// A program whose loop can be run repeatedly.
 enum Program<'a> {
     /// Its memory outlives it.
     Loop {
@@ -72,7 +72,7 @@ enum Program<'a> {
     Server(Box<Matmul<'a>>),
 }
 
-/// Steps of throttle, 10 us each.
+/// The number of throttle's steps, of 10 us each.
 const STEPS: u32 = 40_000;
 
 fn program<'a>(bed: &'a Bed, name: &str) -> Result<Program<'a>> {
@@ -118,7 +118,7 @@ fn program<'a>(bed: &'a Bed, name: &str) -> Result<Program<'a>> {
     })
 }
 
-/// Runs a program for so many seconds, in rounds, and says what became of them.
+/// Runs a program in rounds for this many seconds, and reports the results.
 pub fn run(
     bed: &Bed,
     name: &str,

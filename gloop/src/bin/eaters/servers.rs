@@ -18,7 +18,7 @@ use crate::bed::{Bed, Stops};
 pub const PAGE: u32 = 64 << 10;
 const MATRIX: usize = 256 * 256 * 4;
 
-/// A listening socket that a kernel has made.
+/// A listening socket that was created by a kernel.
 pub struct Listening<'a> {
     bed: &'a Bed,
     program: &'static str,
@@ -46,7 +46,7 @@ impl<'a> Listening<'a> {
         })
     }
 
-    /// Where the kernel finds it.
+    /// Where the kernel finds the socket.
     pub fn handle(&self) -> Address {
         self.handle.at()
     }
@@ -64,7 +64,7 @@ impl<'a> Listening<'a> {
     }
 }
 
-/// Runs the job while clients do, each in a thread of its own, and then looks what they say.
+/// Runs the job while clients run, each in a thread of its own, and then checks their results.
 pub fn serve(
     job: &mut Job,
     clients: u64,
@@ -132,7 +132,7 @@ pub fn echo(bed: &Bed, stops: &mut Stops) -> Result<()> {
     }
 }
 
-/// Two matrices, as they are sent.
+/// Two matrices in the format in which they are sent.
 fn matrices(number: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(number);
     (0..2 * MATRIX / 4)
@@ -140,7 +140,7 @@ fn matrices(number: u64) -> Vec<u8> {
         .collect()
 }
 
-/// What the vanilla kernel makes of them, and the split one alike.
+/// The product as computed by the vanilla kernel, and identically by the split one.
 fn product(bed: &Bed, matrices: &[u8]) -> Result<Vec<u8>> {
     let gpu = bed.runtime.gpu();
     let (a, b) = (
@@ -162,7 +162,7 @@ fn product(bed: &Bed, matrices: &[u8]) -> Result<Vec<u8>> {
     Ok(product)
 }
 
-/// The matrix server, its clients' times as they say them.
+/// The matrix server, with the times that its clients measure.
 pub struct Matmul<'a> {
     listening: Listening<'a>,
     pub job: Job,
@@ -197,7 +197,7 @@ impl<'a> Matmul<'a> {
         })
     }
 
-    /// Each client asks so often; how long each request took.
+    /// Each client makes this many requests. Returns how long each took.
     pub fn round(
         &mut self,
         requests: u64,

@@ -10,7 +10,7 @@ use gloop::{
 
 use crate::bed::{Bed, Stops};
 
-/// Parameters of throttle.cu.
+/// The parameters of throttle.cu.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Steps {
@@ -77,7 +77,7 @@ pub fn throttle(bed: &Bed, stops: &mut Stops) -> Result<()> {
     }
 }
 
-/// Parameters of lavamd.cu.
+/// The parameters of lavamd.cu.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Boxes {
@@ -132,7 +132,7 @@ impl LavaMd {
         bed.native(&kernel, self.count, 128, &Args::new().with(self.boxes))
     }
 
-    /// Kernels of so many boxes.
+    /// Kernels of this many boxes each.
     pub fn split(&self, bed: &Bed, boxes: u32) -> Result<Duration> {
         let kernel = bed.kernel("lavamd", "split")?;
         let start = std::time::Instant::now();
@@ -157,7 +157,7 @@ impl LavaMd {
             .prepare(&kernel, grid, Args::new().with(self.boxes))?)
     }
 
-    /// The same work so many times in one job, which takes long enough to be shared.
+    /// The same work this many times in one job, which takes long enough to be shared.
     pub fn repeated(&self, bed: &Bed, times: u32) -> Result<Job> {
         let kernel = bed.kernel("lavamd", "repeated")?;
         let grid = Grid {
@@ -169,7 +169,7 @@ impl LavaMd {
             .prepare(&kernel, grid, Args::new().with(self.boxes))?)
     }
 
-    /// What was computed, which is then forgotten.
+    /// Reads the result, and clears it.
     fn output(&self) -> Result<Vec<u32>> {
         let output = self.force.download()?;
         self.force.clear()?;
@@ -198,7 +198,7 @@ pub fn lavamd(bed: &Bed, stops: &mut Stops) -> Result<()> {
     }
 }
 
-/// Parameters of tpacf.cu.
+/// The parameters of tpacf.cu.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Sky {
@@ -254,7 +254,7 @@ impl Tpacf {
         bed.native(&kernel, self.sky.tiles, 256, &Args::new().with(self.sky))
     }
 
-    /// Kernels of so many tiles.
+    /// Kernels of this many tiles each.
     pub fn split(&self, bed: &Bed, tiles: u32) -> Result<Duration> {
         let kernel = bed.kernel("tpacf", "split")?;
         let start = std::time::Instant::now();

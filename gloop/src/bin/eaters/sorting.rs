@@ -1,4 +1,4 @@
-//! Hybridsort: floats into buckets, and each bucket by merging.
+//! Hybridsort: distributes floats to buckets, and sorts each bucket by merging.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use gloop::{
 
 use crate::bed::{Bed, Stops};
 
-/// Parameters of hybridsort.cu.
+/// The parameters of hybridsort.cu.
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 struct Sort {
@@ -25,13 +25,13 @@ struct Sort {
 }
 
 const BUCKETS: usize = 1024;
-/// Elements that a block puts into buckets.
+/// The number of elements that a block distributes to buckets.
 const CHUNK: usize = 8192;
-/// Elements that are sorted at a time.
+/// The number of elements that are sorted at a time.
 const TILE: u32 = 2048;
 const THREADS: u32 = 256;
 
-/// Elements, and the versions that sort them.
+/// The elements, and the versions that sort them.
 pub struct HybridSort {
     sort: Sort,
     chunks: u32,
@@ -86,7 +86,7 @@ impl HybridSort {
         Ok(bed.stream.launch(&kernel, blocks, THREADS, 0, None, args)?)
     }
 
-    /// Into buckets, without waiting for it.
+    /// Distributes the elements to buckets, without waiting for completion.
     fn fill_buckets(&self, bed: &Bed) -> Result<()> {
         let args = Args::new().with(self.sort);
         self.launch(bed, "vanilla_count", self.chunks, &args)?;
@@ -104,7 +104,7 @@ impl HybridSort {
         Ok(start.elapsed())
     }
 
-    /// A kernel for each phase in which buckets are sorted.
+    /// One kernel for each phase of sorting the buckets.
     pub fn split(&self, bed: &Bed) -> Result<Duration> {
         self.count.clear()?;
         let begun = Instant::now();
@@ -113,7 +113,7 @@ impl HybridSort {
         let starts = self.start.download::<u32>()?;
         let largest = starts.windows(2).map(|both| both[1] - both[0]).max();
         let tiles = largest.unwrap_or(0).div_ceil(TILE).next_power_of_two();
-        // The tiles, merging as often as they are doubled, and a copy.
+        // The tiles, one merge for each doubling, and a copy.
         for phase in 0..tiles.ilog2() + 2 {
             let args = Args::new().with(self.sort).with(phase);
             self.launch(bed, "split_merge", BUCKETS as u32, &args)?;
@@ -122,7 +122,7 @@ impl HybridSort {
         Ok(begun.elapsed())
     }
 
-    /// The loops, to be run one after the other.
+    /// The loop versions, to be run one after the other.
     pub fn jobs(&self, bed: &Bed) -> Result<Vec<Job>> {
         let kernels = [
             ("looped_count", self.chunks),
@@ -139,7 +139,7 @@ impl HybridSort {
         kernels.into_iter().map(job).collect()
     }
 
-    /// All of them once; how long they ran.
+    /// Runs all of them once. Returns the time.
     pub fn looped(&self, jobs: &mut [Job]) -> Result<Duration> {
         self.count.clear()?;
         let start = Instant::now();
@@ -154,7 +154,7 @@ impl HybridSort {
         Ok(took)
     }
 
-    /// What was sorted, which is then forgotten.
+    /// Reads the result, and clears it.
     fn output(&self) -> Result<Vec<f32>> {
         let output = self.sorted.download()?;
         self.sorted.clear()?;
