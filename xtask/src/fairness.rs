@@ -104,23 +104,26 @@ fn introduction(costs: Costs) -> String {
     format!(
         "# Sharing an accelerator by weight: policies compared in virtual time\n\
          \n\
+         This page compares the scheduling policies of `gantry-arbiter` in a simulation.\n\
+         \n\
          Command: `cargo xtask bench fairness`. The schedulers and the workers' metering are the \
-         code that runs for\nreal; the device (which cannot be interrupted), the clients and the \
-         clock are simulated, so that each run gives\nthe same figures on any machine. VMs have \
-         weights 1:2:3 or 1:2:2:3:3:4 and always have kernels to run, of 20 us\nto 100 ms: one \
-         length for each VM, the lightest VM the longest; or each VM six kernels in random order; \
-         or any\nlength at random, of which nothing can be told before.\n\
+         production code. The device\n(which cannot be interrupted), the clients and the clock \
+         are simulated, so each run gives the same figures on any\nmachine. VMs have the weights \
+         1:2:3 or 1:2:2:3:3:4, and always have kernels to run, of 20 us to 100 ms. In the first\n\
+         experiment, each VM has kernels of one length, and the VM with the lowest weight has the \
+         longest. In the second,\neach VM has six kernels in random order. In the third, lengths \
+         are random and cannot be predicted.\n\
          \n\
-         Rows with * are of a device that stops at the end of a turn in the middle of a kernel and \
-         goes on with it in the\nnext one. That device is simulated alone: `gantry-arbiter \
-         --policy fair-preemptive` has turns of 30 ms, and the next\none begins when the client \
-         has given its turn back, which a long kernel delays as with `fair`.\n\
+         Rows with * are for a device that stops at the end of a turn in the middle of a kernel, \
+         and continues it in the\nnext turn. Only the simulation has such a device. With \
+         `gantry-arbiter --policy fair-preemptive`, turns take 30 ms, and\nthe next turn begins \
+         when the client has given its turn back, which a long kernel delays as with `fair`.\n\
          \n\
-         The Min-Max Ratio (MMR) divides what the worst-off got of its fair part by what the \
-         best-off got; the\naggregated overhead divides what all should have got by what they \
-         got. To reach: MMR 0.99 at overhead 1.01.\nCosts assumed: submission {} us, start of a \
-         kernel {} us, noticing its end {} us, passing the turn on {} us,\nthe device's change to \
-         another process {} us.\n\
+         The Min-Max Ratio (MMR) divides the fraction of its fair share that the worst-served VM \
+         got by that of the\nbest-served VM. The aggregated overhead divides the time that all \
+         VMs should have got by the time that they got. The\ngoal is an MMR of 0.99 at an \
+         overhead of 1.01. Assumed costs: submission {} us, start of a kernel {} us, noticing its\n\
+         end {} us, passing the turn on {} us, the device's switch to another process {} us.\n\
          \n\
          | experiment | policy | MMR, first minute | MMR, ten minutes | overhead |\n\
          |---|---|---|---|---|\n",

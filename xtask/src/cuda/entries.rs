@@ -15,10 +15,10 @@ use super::{
 pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
     Written by `cargo xtask cuda-definition`, from the vendor's headers, `remoting/cuda-definition/annotations.txt` and \
     the sources of the guest's libraries.\n\n\
-    Served: it is carried out, as far as what it is asked for is. Stub: it reports that it is not supported, also where \
-    programs that were examined use it (wanted). Posted: the guest goes on and \
-    an error is told later; answered: it waits for the worker; guest: it knows the answer itself. \
-    Older versions of a symbol and those for per-thread default streams are left out here.\n";
+    Served: the call is executed, as far as the requested features are supported. Stub: the call reports that it is not \
+    supported; \"wanted\" marks stubs that examined programs use. Posted: the guest continues, and an error is reported \
+    later. Answered: the guest waits for the worker. Guest: the guest knows the answer itself. Older versions of a symbol, \
+    and those for per-thread default streams, are not listed.\n";
 
 /// What parameters are where nothing is written about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

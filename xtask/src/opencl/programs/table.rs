@@ -93,7 +93,7 @@ impl Tables {
             "Everything passes one way or the other.",
         );
         format!(
-            "# Programs that nobody here wrote, natively and through the OpenCL driver\n\n\
+            "# Third-party programs, natively and through the OpenCL driver\n\n\
              Written by `{command}`.\nThe driver of both: {platform}.\n\n\
              | programs | tests | pass natively | pass through Gantry | same result |\n\
              |---|---|---|---|---|\n{suites}\n{differences}\n{neither}"
