@@ -1,10 +1,10 @@
-//! Gives the trampoline's source the numbers that `module/gate.h` defines, as the C preprocessor
-//! does for the kernel module.
+//! Replaces the constants of `module/gate.h` in the trampoline's source, as the C preprocessor does
+//! for the kernel module.
 
 use std::{collections::BTreeMap, env, fs, path::Path};
 
 fn main() {
-    // Cargo runs it in this crate's folder, which may be another one than when it was built.
+    // Cargo runs this in the crate's folder, which may be a different one than when it was built.
     let module = Path::new("module");
     let header = module.join("gate.h");
     let source = module.join("trampoline.inc");

@@ -1,7 +1,7 @@
-//! Links the program as the image of a disk that a BIOS boots.
+//! Links the program as a disk image that a BIOS boots.
 
 fn main() {
-    // Asked when this runs: what it was compiled with may be a folder that has been moved since.
+    // Read when this runs: the folder known at compile time may have been moved since.
     let folder = std::env::var("CARGO_MANIFEST_DIR").expect("Cargo sets it");
     let script = &format!("{folder}/image.ld");
     for argument in [

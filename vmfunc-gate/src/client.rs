@@ -1,4 +1,4 @@
-//! The client's side, inside a guest: calls of handlers.
+//! The client's side, inside a guest: calls handlers.
 
 use core::{mem, ptr::NonNull};
 
@@ -9,10 +9,10 @@ use crate::{trampoline, window};
 /// Why a handler did not return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Failure {
-    /// There is none of this index.
+    /// There is no handler with this index.
     #[error("the server has no handler {0}")]
     NoHandler(u64),
-    /// Another thread of this vCPU was interrupted in the server, and has to finish first.
+    /// Another thread on this vCPU was interrupted in the server, and has to finish first.
     #[error("the vCPU is in the server for another thread: try again, or use another vCPU")]
     Busy,
     /// The server is gone, or was unpaired.
@@ -21,16 +21,16 @@ pub enum Failure {
     /// The handler used memory that the server does not have.
     #[error("the handler used memory that the server does not have")]
     Violation,
-    /// An exception in the handler.
+    /// An exception in the handler ended it.
     #[error("an exception in the handler ended it")]
     Exception,
-    /// The handler did what needs the hypervisor.
+    /// The handler executed something that needs the hypervisor.
     #[error("the handler did what needs the hypervisor, and was ended")]
     Exit,
-    /// The thread was interrupted in the server, and went on on another vCPU.
+    /// The thread was interrupted in the server, and continued on another vCPU.
     #[error("the thread was moved to another vCPU inside the server: pin it")]
     Lost,
-    /// The server's own vCPU runs, for slow work.
+    /// The server's own vCPU is running slow work.
     #[error("the server is at slow work: try again")]
     Awake,
     /// A reply that this version does not know.
@@ -51,19 +51,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// The client whose window is at an address, with that many bytes of shared memory.
+    /// The client whose window is at this address, with this many bytes of shared memory.
     ///
     /// # Safety
-    /// The gate's module, or something like it, has mapped a window there, which stays for as long
-    /// as this is used, and FSGSBASE is enabled. Threads that use it are pinned to the window's
-    /// vCPU.
+    /// The gate's module, or an equivalent, has mapped a window there, which exists for as long as
+    /// this is used, and FSGSBASE is enabled. Threads that use it are pinned to the window's vCPU.
     #[must_use]
     pub const unsafe fn at(window: NonNull<u8>, shared: usize) -> Self {
         Self { window, shared }
     }
 
-    /// Executes a handler in the server, on this vCPU. No exit, and fewer than 150 instructions
-    /// besides the handler's.
+    /// Executes a handler in the server, on this vCPU. Causes no exit, and executes fewer than 150
+    /// instructions in addition to the handler's.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -71,8 +70,8 @@ impl Client {
         // SAFETY: the trampoline's code is at the start of a window.
         let delegate: trampoline::Delegate =
             unsafe { mem::transmute(self.window.as_ptr().cast_const()) };
-        // SAFETY: it follows the ABI. What handlers do is confined to the server and to the shared
-        // memory, which is only reached through raw pointers.
+        // SAFETY: the code follows the ABI. Handlers are confined to the server and to the shared
+        // memory, which is only accessed through raw pointers.
         let reply = unsafe { delegate(handler, first, second) };
         outcome(handler, reply)
     }
@@ -81,7 +80,7 @@ impl Client {
     /// any time: read each value once, then check it.
     #[must_use]
     pub fn shared(&self) -> NonNull<[u8]> {
-        // SAFETY: the window goes on for that long.
+        // SAFETY: the window extends that far.
         let start = unsafe { self.window.add(window::SHARED as usize) };
         NonNull::slice_from_raw_parts(start, self.shared)
     }

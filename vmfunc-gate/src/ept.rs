@@ -1,4 +1,4 @@
-//! Extended page tables, and the list that VMFUNC chooses from (SDM volume 3, 29.3 and 26.5.6.3).
+//! Extended page tables, and the list that VMFUNC selects from (SDM volume 3, 29.3 and 26.5.6.3).
 
 use core::ptr::NonNull;
 
@@ -17,19 +17,19 @@ pub struct Hpa(pub u64);
 /// A page table: a page of entries.
 pub type Entries = [u64; 512];
 
-/// Gives pages for page tables.
+/// Allocates pages for page tables.
 ///
 /// # Safety
-/// `allocate` returns a page that nothing else uses until it is freed, filled with zeros.
-/// `entries` returns where a page of `allocate` can be read and written.
+/// `allocate` returns a zeroed page that nothing else uses until it is freed. `entries` returns an
+/// address at which a page from `allocate` can be read and written.
 pub unsafe trait Frames {
-    /// A page of zeros; none if memory ran out.
+    /// Allocates a zeroed page. None if there is no memory.
     fn allocate(&mut self) -> Option<Hpa>;
 
-    /// Takes a page of [`Self::allocate`] back.
+    /// Frees a page from [`Self::allocate`].
     fn free(&mut self, frame: Hpa);
 
-    /// Where a page of [`Self::allocate`] is mapped.
+    /// The address at which a page from [`Self::allocate`] is mapped.
     fn entries(&self, frame: Hpa) -> NonNull<Entries>;
 }
 
@@ -48,7 +48,7 @@ impl Access {
     pub const CODE: Self = Self(5);
 }
 
-/// Size of a page of guest memory.
+/// The size of a page of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// 4 KiB.
@@ -71,28 +71,28 @@ impl Size {
 /// Why a page cannot be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum Error {
-    /// An address is no multiple of the page's size.
+    /// An address is not a multiple of the page's size.
     #[error("guest page {gpa:#x} on host page {hpa:#x}: no multiples of {size:#x}")]
     Misaligned {
-        /// Guest-physical address.
+        /// The guest-physical address.
         gpa: u64,
-        /// Host-physical address.
+        /// The host-physical address.
         hpa: u64,
-        /// Size of the page in bytes.
+        /// The size of the page in bytes.
         size: u64,
     },
     /// An address needs more than 48 bits (guest) or 52 bits (host).
     #[error("guest page {gpa:#x} on host page {hpa:#x}: beyond 48 or 52 bits")]
     TooHigh {
-        /// Guest-physical address.
+        /// The guest-physical address.
         gpa: u64,
-        /// Host-physical address.
+        /// The host-physical address.
         hpa: u64,
     },
-    /// The guest-physical address has a page already.
+    /// A page is already mapped at the guest-physical address.
     #[error("guest page {gpa:#x} is mapped already")]
     Occupied {
-        /// Guest-physical address.
+        /// The guest-physical address.
         gpa: u64,
     },
     /// There is no memory for page tables.
@@ -100,20 +100,20 @@ pub enum Error {
     NoMemory,
 }
 
-/// Bits of an entry that hold an address.
+/// The bits of an entry that hold an address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Bits of an entry that hold permissions; none set means that it is not present.
+/// The bits of an entry that hold permissions. If none is set, the entry is not present.
 const PRESENT: u64 = 7;
-/// Memory type write-back, in an entry that maps a page, whatever the guest's page tables say: the
-/// host has the same page mapped so.
+/// Memory type write-back in an entry that maps a page, regardless of the guest's page tables: the
+/// host has mapped the same page as write-back.
 const WRITE_BACK: u64 = 6 << 3 | 1 << 6;
 /// An entry of the second level maps 2 MiB.
 const LARGE: u64 = 1 << 7;
-/// EPTP: tables are cached write-back, four levels, no accessed and dirty flags. Without those
+/// EPTP: page tables are cached write-back, four levels, no accessed and dirty flags. Without those
 /// flags, page-modification logging never logs addresses of the server as the client's.
 const EPTP: u64 = 6 | 3 << 3;
 
-/// An extended page table with pages of its own.
+/// An extended page table that owns its pages.
 pub struct Ept<F: Frames> {
     frames: F,
     root: Hpa,
@@ -121,10 +121,10 @@ pub struct Ept<F: Frames> {
 }
 
 impl<F: Frames> Ept<F> {
-    /// An empty one.
+    /// Creates an empty page table.
     ///
     /// # Errors
-    /// No memory.
+    /// There is no memory.
     pub fn new(mut frames: F) -> Result<Self, Error> {
         let root = frames.allocate().ok_or(Error::NoMemory)?;
         Ok(Self {
@@ -134,12 +134,12 @@ impl<F: Frames> Ept<F> {
         })
     }
 
-    /// Value for the VMCS field EPT pointer, and for an entry of an [`EptpList`].
+    /// The value for the VMCS field EPT pointer, and for an entry of an [`EptpList`].
     pub fn pointer(&self) -> u64 {
         self.root.0 | EPTP
     }
 
-    /// How many pages its tables take.
+    /// The number of pages of its tables.
     pub fn tables(&self) -> usize {
         self.tables
     }
@@ -147,7 +147,7 @@ impl<F: Frames> Ept<F> {
     /// Maps a guest page that is not mapped yet.
     ///
     /// # Errors
-    /// See [`Error`]. Tables that were added on the way stay, empty.
+    /// See [`Error`]. Tables that were added on the way remain, empty.
     pub fn map(&mut self, gpa: Gpa, hpa: Hpa, size: Size, access: Access) -> Result<(), Error> {
         if (gpa.0 | hpa.0) & (size.bytes() - 1) != 0 {
             return Err(Error::Misaligned {
@@ -190,8 +190,8 @@ impl<F: Frames> Ept<F> {
         Ok(())
     }
 
-    /// Takes a guest page away; whether there was one. INVEPT on all CPUs comes before the
-    /// host page is used for anything else.
+    /// Unmaps a guest page. Returns whether there was one. INVEPT must be executed on all CPUs
+    /// before the host page is used for anything else.
     pub fn unmap(&mut self, gpa: Gpa) -> bool {
         match self.find(gpa) {
             Some((table, index, _)) => {
@@ -239,7 +239,7 @@ impl<F: Frames> Ept<F> {
 
     fn write(&mut self, table: Hpa, index: usize, entry: u64) {
         let entries = self.frames.entries(table).as_ptr();
-        // SAFETY: as above. Volatile, as the CPU may walk the table at the same time.
+        // SAFETY: as above. Volatile, since the CPU may walk the table at the same time.
         unsafe { (&raw mut (*entries)[index]).write_volatile(entry) };
     }
 
@@ -260,12 +260,12 @@ impl<F: Frames> Drop for Ept<F> {
     }
 }
 
-/// Index of an address in a table; level 0 maps 4 KiB pages.
+/// The index of an address in a table. Level 0 maps 4 KiB pages.
 fn index(gpa: Gpa, level: u32) -> usize {
     (gpa.0 >> (12 + 9 * level) & 511) as usize
 }
 
-/// The page that VMFUNC chooses EPTs from. Entries of 0 are invalid: choosing one causes an exit.
+/// The page from which VMFUNC selects EPTs. Entries of 0 are invalid: selecting one causes an exit.
 #[repr(C, align(4096))]
 pub struct EptpList([u64; 512]);
 

@@ -4,7 +4,7 @@ use std::{boxed::Box, cell::Cell, collections::BTreeMap, rc::Rc};
 
 use super::*;
 
-/// Pages in a map; counts those in use, and gives no more than a limit.
+/// Pages in a map. Counts those in use, and allocates no more than a limit.
 struct Pages {
     pages: BTreeMap<u64, Box<Entries>>,
     next: u64,
@@ -136,7 +136,7 @@ fn a_view_of_a_gibibyte_takes_less_than_64_kib() {
         ept.map(Gpa(at), Hpa(at), Size::Large, Access::WRITE)
             .unwrap();
     }
-    // The first 2 MiB as small pages, where CR3's alias lies, and the window far up.
+    // The first 2 MiB as small pages, which contain CR3's alias, and the window at a high address.
     for page in 0..512 {
         ept.map(
             Gpa(page * PAGE),

@@ -1,7 +1,7 @@
-//! The host's side: what the processes of VMs ask of the kernel module.
+//! The host's side: what VMM processes request from the kernel module.
 //!
 //! A server's process registers it with [`Server::register`] and passes the file descriptor to
-//! processes whose VMs may use it. A client's process makes a [`Client`], maps its window, gives
+//! processes whose VMs may use it. A client's process creates a [`Client`], maps its window, adds
 //! the pages to its VM as memory, and pairs it. `module/gate.h` describes the calls.
 
 use std::{
@@ -25,7 +25,7 @@ use crate::{
 /// The module's device.
 pub const DEVICE: &str = "/dev/gantry-gate";
 
-/// Why the module did not do what it was asked.
+/// Why the module did not do what was requested.
 #[derive(Debug, Error)]
 pub enum Error {
     /// The module is not loaded.
@@ -37,7 +37,7 @@ pub enum Error {
     /// A call was refused.
     #[error("the gate refused to {what}: {source}{cure}")]
     Refused {
-        /// What was asked.
+        /// What was requested.
         what: &'static str,
         /// The module's answer.
         source: io::Error,
@@ -47,7 +47,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The error number behind it, if there is one.
+    /// The underlying error number, if there is one.
     #[must_use]
     pub fn number(&self) -> Option<i32> {
         match self {
@@ -75,9 +75,9 @@ impl Error {
     }
 }
 
-/// What a host lacks for the gate; nothing if it can work. Looks at files under `root` (`/`, except
-/// in tests). A module that has loaded has looked at CPU and kernel itself, and sees more than the
-/// kernel's list of features has.
+/// What a host lacks for the gate. Empty if the gate can work. Looks at files under `root` (`/`,
+/// except in tests). A module that has been loaded has checked the CPU and the kernel itself, and
+/// sees more than the kernel's list of features contains.
 #[must_use]
 pub fn missing(root: &Path) -> Vec<Lack> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
@@ -147,28 +147,28 @@ struct ClientArguments {
 pub struct Status {
     /// VM exits of the client's vCPU since it was registered.
     pub exits: u64,
-    /// Of those: while in the server.
+    /// Those of `exits` that occurred in the server.
     pub exits_inside: u64,
-    /// Of `exits`: interrupts of the host, and timers.
+    /// Those of `exits` that were caused by host interrupts and timers.
     pub interrupts: u64,
-    /// Of `exits_inside`: those.
+    /// Those of `exits_inside` that were caused by host interrupts and timers.
     pub interrupts_inside: u64,
     /// Pages that were missing in the server view, and were found.
     pub violations: u64,
-    /// Writes of handlers that an eventfd of the server's VM got (ioeventfd).
+    /// Writes of handlers that went to an eventfd of the server's VM (ioeventfd).
     pub doorbells: u64,
-    /// Delegations that were ended.
+    /// Delegations that were aborted.
     pub aborted: u64,
     /// Delegations that were interrupted by an event of the client.
     pub parked: u64,
-    /// Of those: that went on.
+    /// Those of `parked` that were resumed.
     pub resumed: u64,
-    /// Faults that the client got for what it tried at the gate.
+    /// Faults that were injected into the client for what it tried at the gate.
     pub refused: u64,
-    /// Bytes of page tables of the server view.
+    /// The size of the server view's page tables in bytes.
     pub tables: u64,
     /// 1 if the client's page table hides a page of the server's memory, so that the server's
-    /// kernel is not in the view and handlers cannot make system calls, else 0.
+    /// kernel is not in the view and handlers cannot make system calls. Otherwise 0.
     pub user_only: u64,
     /// Servers that exist.
     pub servers: u64,
@@ -180,7 +180,7 @@ pub struct Status {
     pub pinned: u64,
 }
 
-/// `_IOC` of Linux for this module's calls. Direction 1 writes, 2 reads.
+/// Linux's `_IOC` for this module's calls. Direction 1 writes, 2 reads.
 const fn call(direction: u64, number: u64, size: usize) -> u64 {
     direction << 30 | (size as u64) << 16 | 0xb7 << 8 | number
 }
@@ -194,7 +194,7 @@ const WAKE: u64 = call(0, 5, 0);
 const SLEEP: u64 = call(0, 6, 0);
 const RETIRE: u64 = call(0, 7, 0);
 
-/// All calls, for those who try them with anything.
+/// All calls, for fuzzing.
 pub const CALLS: [u64; 8] = [
     REGISTER_SERVER,
     REGISTER_CLIENT,
@@ -214,7 +214,7 @@ impl Gate {
     /// Opens the device.
     ///
     /// # Errors
-    /// No module, or no access.
+    /// There is no module, or no access to it.
     pub fn open() -> Result<Self, Error> {
         let mut options = fs::File::options();
         options.read(true).write(true).custom_flags(libc::O_CLOEXEC);
@@ -227,15 +227,15 @@ impl Gate {
         })
     }
 
-    /// Another descriptor of the same file, to be used by another process, say.
+    /// Another descriptor of the same file, for instance for use by another process.
     ///
     /// # Errors
-    /// Too many descriptors.
+    /// There are too many descriptors.
     pub fn try_clone(&self) -> Result<Self, Error> {
         self.0.try_clone().map(Self).map_err(Error::Open)
     }
 
-    /// A file that is no device of the module: calls fail, its pages are zeros.
+    /// A file that is not the module's device: calls fail, and its pages are zeroes.
     ///
     /// # Errors
     /// There is no `/dev/zero`.
@@ -245,14 +245,14 @@ impl Gate {
         options.read(true).write(true).open("/dev/zero").map(Self)
     }
 
-    /// Calls itself a server.
+    /// Treats this file as a server.
     #[cfg(feature = "test-support")]
     #[must_use]
     pub fn pretend_server(self) -> Server {
         Server(self)
     }
 
-    /// Calls itself a client with so many pages of shared memory.
+    /// Treats this file as a client with this many pages of shared memory.
     #[cfg(feature = "test-support")]
     #[must_use]
     pub fn pretend_client(self, shared_pages: u32) -> Client {
@@ -263,17 +263,17 @@ impl Gate {
     }
 
     fn call<T>(&self, call: u64, argument: *mut T, what: &'static str) -> Result<(), Error> {
-        // SAFETY: the module reads or writes a `T`, which is as large as the call says.
+        // SAFETY: the module reads or writes a `T`, whose size is encoded in the call.
         match unsafe { libc::ioctl(self.0.as_raw_fd(), call, argument) } {
             0 => Ok(()),
             _ => Err(Error::refused(what)),
         }
     }
 
-    /// Counters of the module, and of the client that this file is, if it is one.
+    /// Counters of the module, and of the client if this file is one.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known ones.
     pub fn status(&self) -> Result<Status, Error> {
         let mut status = Status::default();
         self.call(STATUS, &raw mut status, "tell its counters")?;
@@ -306,23 +306,23 @@ impl Gate {
         Ok(Server(self))
     }
 
-    /// For the server that this file is; see [`Server::wake`].
+    /// For the server that is registered on this file; see [`Server::wake`].
     ///
     /// # Errors
-    /// See [`Server::wake`]; this process did not register it.
+    /// See [`Server::wake`]; or this process did not register it.
     pub fn wake(&self) -> Result<(), Error> {
         self.call::<()>(WAKE, ptr::null_mut(), "wake the server")
     }
 
-    /// For the server that this file is; see [`Server::sleep`].
+    /// For the server that is registered on this file; see [`Server::sleep`].
     ///
     /// # Errors
-    /// See [`Server::sleep`]; this process did not register it.
+    /// See [`Server::sleep`]; or this process did not register it.
     pub fn sleep(&self) -> Result<(), Error> {
         self.call::<()>(SLEEP, ptr::null_mut(), "let clients into the server")
     }
 
-    /// For the server that this file is; see [`Server::retire`].
+    /// For the server that is registered on this file; see [`Server::retire`].
     ///
     /// # Errors
     /// See [`Server::retire`].
@@ -355,11 +355,11 @@ impl Gate {
     }
 }
 
-/// Shared memory of a client that another process registered, by a descriptor of its file: for a
-/// server's VM, at the server's window.
+/// The shared memory of a client that another process has registered, through a descriptor of its
+/// file: for a server's VM, at the server's window.
 ///
 /// # Errors
-/// Not a client, or one with less shared memory.
+/// It is not a client, or has less shared memory.
 pub fn shared_pages(client: BorrowedFd<'_>, pages: u32) -> Result<Pages, Error> {
     Pages::map(client, window::SHARED, u64::from(pages) * PAGE, false)
 }
@@ -370,24 +370,24 @@ impl AsFd for Gate {
     }
 }
 
-/// What a server's handlers find.
+/// The environment of a server's handlers.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerSettings {
-    /// Guest-physical address of the server process's top page table.
+    /// The guest-physical address of the server process's top-level page table.
     pub cr3: u64,
-    /// FS base.
+    /// The FS base.
     pub fs_base: u64,
-    /// GS base.
+    /// The GS base.
     pub gs_base: u64,
-    /// PKRU, where the client has protection keys.
+    /// PKRU, if the client has protection keys.
     pub pkru: u32,
-    /// Virtual address of the window, the same in client and server.
+    /// The virtual address of the window, the same in client and server.
     pub window: u64,
-    /// Guest-physical address of the window, where the server has no memory.
+    /// The guest-physical address of the window, where the server has no memory.
     pub window_gpa: u64,
 }
 
-/// A server VM of this process. Once registered, its vCPUs must not run.
+/// A server VM of this process. Once it is registered, its vCPUs must not run.
 #[derive(Debug)]
 pub struct Server(Gate);
 
@@ -395,8 +395,8 @@ impl Server {
     /// Registers handlers, by their virtual addresses. Pins all of the VM's memory.
     ///
     /// # Errors
-    /// No module; the vCPU is not of a VM that this process made; the VM's memory cannot be
-    /// pinned, or is where the window should be.
+    /// There is no module; the vCPU does not belong to a VM that this process has created; or the
+    /// VM's memory cannot be pinned, or is where the window should be.
     pub fn register(
         vcpu: BorrowedFd<'_>,
         handlers: &[u64],
@@ -405,19 +405,19 @@ impl Server {
         Gate::open()?.into_server(vcpu, handlers, settings)
     }
 
-    /// Before the VM's vCPUs run: clients that delegate are told [`Failure::Awake`]. Those who are
-    /// in the server get some milliseconds to finish.
+    /// To be called before the VM's vCPUs run: clients that delegate get [`Failure::Awake`]. Those
+    /// that are in the server get some milliseconds to finish.
     ///
     /// [`Failure::Awake`]: crate::client::Failure::Awake
     ///
     /// # Errors
-    /// A client stays in the server (`EBUSY`), and nothing has changed; the server was given up
-    /// (`ESRCH`).
+    /// A client remains in the server (`EBUSY`), and nothing has changed; or the server was given
+    /// up (`ESRCH`).
     pub fn wake(&self) -> Result<(), Error> {
         self.0.wake()
     }
 
-    /// After the VM's vCPUs have stopped again: clients can delegate.
+    /// To be called after the VM's vCPUs have stopped again: clients can delegate.
     ///
     /// # Errors
     /// The server was given up.
@@ -425,11 +425,12 @@ impl Server {
         self.0.sleep()
     }
 
-    /// Gives the server up, whoever else has its descriptor. The VM's vCPUs may run afterwards.
+    /// Gives the server up, no matter who else has its descriptor. The VM's vCPUs may run
+    /// afterwards.
     ///
     /// # Errors
-    /// A client was taken out of the server's kernel (`EOWNERDEAD`): the server is given up, and
-    /// that kernel may wait for ever for what the client had; this process did not register it.
+    /// A client was removed from the server's kernel (`EOWNERDEAD`): the server is given up, and
+    /// that kernel may wait forever for what the client held; or this process did not register it.
     pub fn retire(&self) -> Result<(), Error> {
         self.0.retire()
     }
@@ -437,7 +438,7 @@ impl Server {
     /// Counters of the module.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known ones.
     pub fn status(&self) -> Result<Status, Error> {
         self.0.status()
     }
@@ -449,22 +450,22 @@ impl AsFd for Server {
     }
 }
 
-/// What a client's vCPU has.
+/// The configuration of a client's vCPU.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientSettings {
-    /// CR3 of the client process.
+    /// The CR3 of the client process.
     pub cr3: u64,
-    /// Virtual address of the window.
+    /// The virtual address of the window.
     pub window: u64,
-    /// Guest-physical address where the VM has the window's pages.
+    /// The guest-physical address at which the VM has the window's pages.
     pub window_gpa: u64,
-    /// Pages of shared memory, 1 to [`window::SHARED_PAGES`].
+    /// The number of pages of shared memory, 1 to [`window::SHARED_PAGES`].
     pub shared_pages: u32,
-    /// A sum of [`window::FEATURE_AVX`] and [`window::FEATURE_PKU`].
+    /// The sum of any of [`window::FEATURE_AVX`] and [`window::FEATURE_PKU`].
     pub features: u64,
 }
 
-/// A vCPU of a VM of this process, which can delegate.
+/// A vCPU of a VM of this process that can delegate.
 #[derive(Debug)]
 pub struct Client {
     gate: Gate,
@@ -476,13 +477,14 @@ pub struct Client {
 pub struct Pages {
     at: NonNull<u8>,
     bytes: usize,
-    /// Offset of the first page in the window.
+    /// The offset of the first page in the window.
     pub offset: u64,
     /// Whether the VM must not write them.
     pub readonly: bool,
 }
 
-// SAFETY: shared memory that belongs to nobody in this process; who looks into it uses raw pointers.
+// SAFETY: shared memory that nothing in this process owns; its users access it through raw
+// pointers.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
@@ -494,7 +496,7 @@ impl Pages {
         } else {
             libc::PROT_READ | libc::PROT_WRITE
         };
-        // SAFETY: a new mapping, where the kernel finds room.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe {
             libc::mmap(
                 ptr::null_mut(),
@@ -516,7 +518,7 @@ impl Pages {
         }
     }
 
-    /// Where they are in this process, and how many bytes.
+    /// Their address in this process, and their size in bytes.
     #[must_use]
     pub fn memory(&self) -> NonNull<[u8]> {
         NonNull::slice_from_raw_parts(self.at, self.bytes)
@@ -525,7 +527,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and borrowed from nobody.
+        // SAFETY: mapped by `map`, and not borrowed by anyone.
         unsafe { libc::munmap(self.at.as_ptr().cast(), self.bytes) };
     }
 }
@@ -534,7 +536,8 @@ impl Client {
     /// Registers the vCPU that delegates.
     ///
     /// # Errors
-    /// No module; not a vCPU of a VM that this process made, or registered already.
+    /// There is no module; or the vCPU does not belong to a VM that this process has created, or is
+    /// already registered.
     pub fn register(vcpu: BorrowedFd<'_>, settings: &ClientSettings) -> Result<Self, Error> {
         Gate::open()?.into_client(vcpu, settings)
     }
@@ -542,7 +545,7 @@ impl Client {
     /// The window's pages, for memory slots of the VM at the window's address plus their offsets.
     ///
     /// # Errors
-    /// No address space.
+    /// There is no address space left.
     pub fn window(&self) -> Result<[Pages; 3], Error> {
         let shared = u64::from(self.shared_pages) * PAGE;
         Ok([
@@ -556,17 +559,17 @@ impl Client {
         Pages::map(self.gate.as_fd(), offset, bytes, readonly)
     }
 
-    /// Pairs it with a server, by the descriptor of a [`Server`] of any process.
+    /// Pairs it with a server, given by the descriptor of a [`Server`] of any process.
     ///
     /// # Errors
-    /// Paired already; not a server, or one that is gone; the server's process needs the memory
-    /// at the guest-physical address of the client's page table.
+    /// It is already paired; the descriptor is not a server, or one that is gone; or the server's
+    /// process needs the memory at the guest-physical address of the client's page table.
     pub fn pair(&self, server: BorrowedFd<'_>) -> Result<(), Error> {
         let mut server = server.as_raw_fd();
         self.gate.call(PAIR, &raw mut server, "pair")
     }
 
-    /// Takes the pair apart. A delegation that is going on ends with an error.
+    /// Unpairs it. A delegation in progress ends with an error.
     ///
     /// # Errors
     /// It is not paired.
@@ -574,10 +577,10 @@ impl Client {
         self.gate.call::<()>(UNPAIR, ptr::null_mut(), "unpair")
     }
 
-    /// Counters.
+    /// The counters.
     ///
     /// # Errors
-    /// None that is known.
+    /// No known ones.
     pub fn status(&self) -> Result<Status, Error> {
         self.gate.status()
     }
@@ -632,7 +635,7 @@ mod tests {
         assert!(found.contains(&Lack::Ept));
         let cpu = "flags : vmx fsgsbase\nvmx flags : ept\n";
         assert_eq!(host(cpu, "6.12.1\n", false), [Lack::Vmfunc, Lack::Module]);
-        // The kernel's list of features need not name VMFUNC.
+        // The kernel's list of features need not contain VMFUNC.
         assert_eq!(host(cpu, "6.12.1\n", true), []);
     }
 }

@@ -1,29 +1,30 @@
-//! The gate's port: what a machine's PCI function and a guest's processes agree on.
+//! The gate's port: the interface between a machine's PCI function and a guest's processes.
 //!
-//! | BAR | what |
+//! | BAR | contents |
 //! |---|---|
 //! | 0 | [registers], trapped; and a page with the doorbell |
-//! | 2 | the [window](crate::window), 64 bits wide: pages of the gate, where they exist |
+//! | 2 | the [window](crate::window), 64-bit: pages of the gate, where they exist |
 //!
-//! A process in ring 3 of the guest writes a [`Command`] by an instruction of its own: the machine
-//! takes the page table and the segment bases from the vCPU that executes it.
+//! A process in ring 3 of the guest writes a [`Command`] with an instruction of its own: the
+//! machine takes the page table and the segment bases from the vCPU that executes it.
 //!
-//! A server's process writes its handlers and freezes. It goes on when it is woken for slow work
-//! ([`State::Awake`]) or when the server was given up ([`State::Ended`]). A client's process asks
-//! for a connection, waits until it is there, and asks to be paired.
+//! A server's process writes its handlers and freezes. It continues when it is woken for slow work
+//! ([`State::Awake`]) or when the server was given up ([`State::Ended`]). A client's process
+//! requests a connection, waits until it is established, and requests to be paired.
 
 use crate::window;
 
-/// PCI vendor of the port.
+/// The PCI vendor ID of the port.
 pub const VENDOR: u16 = 0x4741;
-/// PCI device of the port.
+/// The PCI device ID of the port.
 pub const DEVICE: u16 = 0x4754;
-/// PCI class: another system peripheral.
+/// The PCI class: another system peripheral.
 pub const CLASS: u32 = 0x08_8000;
 
-/// Registers in BAR 0: 32 bits each, little-endian, if nothing else is said. Others read as zero.
+/// The registers in BAR 0: 32 bits each, little-endian, unless stated otherwise. Others read as
+/// zero.
 pub mod registers {
-    /// Size of BAR 0.
+    /// The size of BAR 0.
     pub const SIZE: u64 = 0x4000;
     /// Reads [`MAGIC_VALUE`].
     pub const MAGIC: u64 = 0x00;
@@ -35,41 +36,42 @@ pub mod registers {
     pub const STATE: u64 = 0x0c;
     /// Reads a [`Reason`](super::Reason) for the state, or for the last command's failure.
     pub const REASON: u64 = 0x10;
-    /// Reads the error number that belongs to it, or 0.
+    /// Reads the corresponding error number, or 0.
     pub const ERROR: u64 = 0x14;
-    /// Takes a [`Command`](super::Command).
+    /// Accepts a [`Command`](super::Command).
     pub const COMMAND: u64 = 0x18;
-    /// Of a server: how many handlers there are.
+    /// For a server: the number of handlers.
     pub const COUNT: u64 = 0x1c;
-    /// Virtual address of the window, 64 bits.
+    /// The virtual address of the window, 64 bits.
     pub const WINDOW: u64 = 0x20;
-    /// Of a client: a sum of `FEATURE_` constants of [`window`](crate::window).
+    /// For a client: a sum of `FEATURE_` constants of [`window`](crate::window).
     pub const FEATURES: u64 = 0x28;
-    /// Pages of memory that client and server share; of a server while it has a client.
+    /// The number of pages of memory that client and server share; for a server, only while it has
+    /// a client.
     pub const SHARED: u64 = 0x2c;
     /// Reads 1 while a client is paired and handlers can make system calls.
     pub const KERNEL: u64 = 0x30;
-    /// Of a server: PKRU for handlers.
+    /// For a server: PKRU for handlers.
     pub const PKRU: u64 = 0x34;
     /// Reads a sum of the [`Lack`](super::Lack)s of the host.
     pub const LACKS: u64 = 0x38;
-    /// Of a client: 1 to be paired only if handlers can make system calls.
+    /// For a client: 1 to be paired only if handlers can make system calls.
     pub const NEEDS_KERNEL: u64 = 0x3c;
-    /// Of a client: reads VM exits of the vCPU in the server, the host's interrupts not counted,
-    /// modulo 2^32.
+    /// For a client: reads the number of VM exits of the vCPU in the server, modulo 2^32. The
+    /// host's interrupts are not counted.
     pub const EXITS: u64 = 0x40;
-    /// Of a server: addresses of handlers, 64 bits each.
+    /// For a server: addresses of handlers, 64 bits each.
     pub const HANDLERS: u64 = 0x1000;
-    /// Of a client: a write wakes the server, without an exit to the machine.
+    /// For a client: a write wakes the server, without an exit to the machine.
     pub const DOORBELL: u64 = 0x2000;
 
     /// "GATE".
     pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"GATE");
-    /// Version of the registers' meaning.
+    /// The version of the register interface.
     pub const INTERFACE: u32 = 1;
 }
 
-/// Size of BAR 2, a power of two that has room for the largest window.
+/// The size of BAR 2, a power of two that has room for the largest window.
 pub const WINDOW_BAR: u64 = 32 << 20;
 
 macro_rules! numbered {
@@ -82,7 +84,7 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// The one of this number.
+            /// The variant with this number.
             #[must_use]
             pub const fn from_number(number: u32) -> Option<Self> {
                 match number {
@@ -95,7 +97,7 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// What a port is for.
+    /// The role of a port.
     Role {
         /// A process of this VM serves.
         Server = 1,
@@ -105,7 +107,7 @@ numbered! {
 }
 
 numbered! {
-    /// What a port does.
+    /// The state of a port.
     State {
         /// Nothing.
         Idle = 0,
@@ -117,7 +119,7 @@ numbered! {
         Paired = 3,
         /// The last command failed.
         Failed = 4,
-        /// A server's VM stands still, and clients enter it. Its processes do not see that.
+        /// A server's VM is frozen, and clients enter it. Its processes do not see this state.
         Frozen = 5,
         /// A server was woken for slow work, and clients wait.
         Awake = 6,
@@ -127,17 +129,17 @@ numbered! {
 }
 
 numbered! {
-    /// What is to be done.
+    /// A command.
     Command {
-        /// Of a server: register the handlers, if that was not done, and stand still.
+        /// For a server: register the handlers, unless that was done, and freeze.
         Freeze = 1,
-        /// Of a client: ask the server's machine for the server.
+        /// For a client: request the server from the server's machine.
         Connect = 2,
-        /// Of a client: pair the process that writes this.
+        /// For a client: pair the process that writes this.
         Pair = 3,
-        /// Of a client: end the pair and the connection.
+        /// For a client: end the pair and the connection.
         Unpair = 4,
-        /// Of a server: give it up.
+        /// For a server: give it up.
         Stop = 5,
     }
 }
@@ -153,20 +155,20 @@ numbered! {
         Refused = 2,
         /// The server's machine cannot be reached: see [`registers::ERROR`].
         Unreachable = 3,
-        /// The server has a client already.
+        /// The server already has a client.
         Taken = 4,
         /// No process serves in the server's VM now.
         NotServing = 5,
         /// The other side's machine or process has ended.
         Gone = 6,
-        /// Somebody let the server's VM go on.
+        /// The server's VM was resumed by its owner.
         Resumed = 7,
-        /// The module gave the server up: what a client did in its kernel cannot be put right.
+        /// The module gave the server up: a client did something irreversible in its kernel.
         Lost = 8,
-        /// The port was not told what it needs, or not by a process in ring 3.
+        /// The port was not given what it needs, or not by a process in ring 3.
         Invalid = 9,
-        /// Handlers could not make system calls, and the client needs that: another process of it
-        /// may have more luck.
+        /// Handlers could not make system calls, which the client requires: another process of it
+        /// may succeed.
         NoKernel = 10,
         /// The kernels differ: they are not the same image at the same addresses, with the same end
         /// of RAM. Handlers could not make system calls.
@@ -175,7 +177,7 @@ numbered! {
 }
 
 numbered! {
-    /// What a host lacks for the gate. Their numbers can be added.
+    /// What a host may lack for the gate. The numbers can be added.
     Lack {
         /// VT-x.
         VtX = 1,
@@ -185,7 +187,7 @@ numbered! {
         Fsgsbase = 4,
         /// EPT, or unrestricted guests.
         Ept = 8,
-        /// A kernel that the module is made for.
+        /// A kernel that the module supports.
         Kernel = 16,
         /// The module.
         Module = 32,
@@ -203,7 +205,7 @@ impl Lack {
         Self::Module,
     ];
 
-    /// What is missing, with a cure.
+    /// What is missing, with a remedy.
     #[must_use]
     pub const fn text(self) -> &'static str {
         match self {
@@ -224,29 +226,29 @@ impl Lack {
     }
 }
 
-/// Slow work, in the first page of the shared memory. Each side trusts nothing here.
+/// Slow work, in the first page of the shared memory. Neither side trusts anything here.
 #[repr(C, align(4096))]
 pub struct Slow {
     /// One of the constants below.
     pub state: u64,
-    /// What is asked for.
+    /// The request's first argument.
     pub first: u64,
-    /// And its second argument.
+    /// Its second argument.
     pub second: u64,
-    /// What came of it.
+    /// The answer.
     pub answer: u64,
 }
 
-/// [`Slow::state`]: nothing is asked for.
+/// [`Slow::state`]: there is no request.
 pub const SLOW_NOTHING: u64 = 0;
-/// [`Slow::state`]: a handler asks for it.
+/// [`Slow::state`]: a handler has requested it.
 pub const SLOW_ASKED: u64 = 1;
-/// [`Slow::state`]: the server's process is at it.
+/// [`Slow::state`]: the server's process is working.
 pub const SLOW_BEGUN: u64 = 2;
-/// [`Slow::state`]: the answer is there.
+/// [`Slow::state`]: the answer is available.
 pub const SLOW_DONE: u64 = 3;
 
-/// Bytes at the start of the shared memory that the library keeps for [`Slow`].
+/// The number of bytes at the start of the shared memory that the library reserves for [`Slow`].
 pub const SLOW_BYTES: u64 = size_of::<Slow>() as u64;
 
 const _: () = assert!(window::SHARED + window::SHARED_PAGES * window::PAGE <= WINDOW_BAR);

@@ -1,20 +1,20 @@
-//! The code that changes sides.
+//! The code that switches between the sides.
 //!
 //! `module/trampoline.inc` is its source, for the kernel module and for programs in Rust. It is
-//! copied into a page of its own and runs at [`window::TRAMPOLINE`](crate::window::TRAMPOLINE),
-//! position-independent: it finds the other pages of the [`window`](crate::window) relative to
-//! itself. Calling convention: System V.
-//! It needs FSGSBASE enabled (CR4 bit 16), as Linux has it since 5.9 on CPUs that have it.
+//! copied into a page of its own and runs at [`window::TRAMPOLINE`](crate::window::TRAMPOLINE). It
+//! is position-independent: it finds the other pages of the [`window`](crate::window) relative to
+//! itself. Its calling convention is System V. It requires FSGSBASE to be enabled (CR4 bit 16),
+//! which Linux has done since 5.9 on CPUs that support it.
 //!
 //! One round trip executes fewer than 150 instructions; `bare/` counts them.
 
 use core::{arch::global_asm, slice};
 
-/// What a delegation returned.
+/// The result of a delegation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// What the handler returned with [`DONE`], why it was ended with [`ABORTED`], else 0.
+    /// What the handler returned with [`DONE`], why it was ended with [`ABORTED`], otherwise 0.
     pub value: u64,
     /// [`DONE`], [`NO_HANDLER`], [`ABORTED`] or [`BUSY`].
     pub status: u64,
@@ -23,7 +23,7 @@ pub struct Reply {
 /// [`Reply::status`]: the handler ran.
 pub const DONE: u64 = 0;
 
-/// [`Reply::status`]: the server has no handler of that index.
+/// [`Reply::status`]: the server has no handler with that index.
 pub const NO_HANDLER: u64 = 1;
 
 /// [`Reply::status`]: the hypervisor ended the delegation; the value says why.
@@ -41,22 +41,22 @@ pub const VIOLATION: u64 = 2;
 /// Why a delegation was ended: an exception in the handler.
 pub const EXCEPTION: u64 = 3;
 
-/// Why a delegation was ended: the handler did what needs the hypervisor.
+/// Why a delegation was ended: the handler executed something that needs the hypervisor.
 pub const EXIT: u64 = 4;
 
-/// Why a delegation was ended: it was interrupted, and its thread went on on another vCPU.
+/// Why a delegation was ended: it was interrupted, and its thread continued on another vCPU.
 pub const LOST: u64 = 5;
 
-/// Why a delegation was not begun: the server's own vCPU runs, for slow work.
+/// Why a delegation did not start: the server's own vCPU is running slow work.
 pub const AWAKE: u64 = 6;
 
-/// The trampoline as a function: index of the handler, and its two arguments.
+/// The trampoline as a function: the index of the handler, and its two arguments.
 pub type Delegate = unsafe extern "C" fn(handler: u64, first: u64, second: u64) -> Reply;
 
-/// A handler: runs on the server's side, in the client's ring.
+/// A handler. It runs on the server's side, in the client's ring.
 pub type Handler = extern "C" fn(first: u64, second: u64) -> u64;
 
-// The names of `module/gate.h` are replaced by the build script.
+// The build script replaces the names of `module/gate.h`.
 global_asm!(
     ".pushsection .text.vmfunc_gate, \"ax\", @progbits",
     include_str!(concat!(env!("OUT_DIR"), "/trampoline.s")),
@@ -79,13 +79,13 @@ pub fn code() -> &'static [u8] {
     unsafe { slice::from_raw_parts(start, length) }
 }
 
-/// Offset of the VMFUNC instruction that leaves the server. Tests attack it.
+/// The offset of the VMFUNC instruction that leaves the server. Tests attack it.
 #[must_use]
 pub fn leave_offset() -> u64 {
     (&raw const vmfunc_gate_leave as usize - &raw const vmfunc_gate_start as usize) as u64
 }
 
-/// Offset of the instruction that asks for the rest of a parked delegation. Tests attack it.
+/// The offset of the instruction that asks for the rest of a parked delegation. Tests attack it.
 #[must_use]
 pub fn parked_offset() -> u64 {
     (&raw const vmfunc_gate_parked as usize - &raw const vmfunc_gate_start as usize) as u64

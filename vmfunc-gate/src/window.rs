@@ -1,55 +1,55 @@
-//! The window: pages that lie at one guest-virtual address in both address spaces.
+//! The window: pages at the same guest-virtual addresses in both address spaces.
 //!
-//! The client finds the trampoline there, and so does the CPU on the server's side when it
-//! fetches the instruction after VMFUNC. `module/gate.h` has the same numbers for the kernel
-//! module.
+//! The client finds the trampoline there, and so does the CPU on the server's side when it fetches
+//! the instruction after VMFUNC. `module/gate.h` contains the same numbers for the kernel module.
 //!
-//! Wormhole's stack is shared memory, mapped in both address spaces. This one is mapped at one
-//! address too, but on the server's side only: in the client's memory, other vCPUs and processes of
-//! the client could change the return addresses of a handler while it runs. Nothing is lost, as
-//! what the client has to save goes to its own stack, and arguments go through the shared memory.
+//! Wormhole's stack is shared memory, mapped in both address spaces. This one is mapped at the same
+//! address too, but only on the server's side: in the client's memory, other vCPUs and processes of
+//! the client could change the return addresses of a handler while it runs. Nothing is lost by
+//! that, since what the client has to save goes to its own stack, and arguments pass through the
+//! shared memory.
 
-/// Size of a page in bytes.
+/// The size of a page in bytes.
 pub const PAGE: u64 = 4096;
 
-/// Offset of the trampoline in the window. Execute-only in both EPTs, the same page in both.
+/// The offset of the trampoline in the window. Execute-only in both EPTs, the same page in both.
 pub const TRAMPOLINE: u64 = 0;
 
-/// Offset of the [`Table`]. Read-only in both EPTs, the same page in both.
+/// The offset of the [`Table`]. Read-only in both EPTs, the same page in both.
 pub const TABLE: u64 = PAGE;
 
-/// Offset of the page that tells the sides apart, a [`Private`]. Two different pages: the client
-/// may write its own one, the server's is read-only.
+/// The offset of the page that distinguishes the sides, a [`Private`]. Two different pages: the
+/// client may write its own one, and the server's is read-only.
 pub const PRIVATE: u64 = 2 * PAGE;
 
-/// Offset of the stack of handlers, in the server view only.
+/// The offset of the handlers' stack, in the server view only.
 pub const STACK: u64 = 4 * PAGE;
 
-/// Upper end of the stack of handlers; nothing is mapped below and above it.
+/// The upper end of the handlers' stack. Nothing is mapped below and above it.
 pub const STACK_END: u64 = 8 * PAGE;
 
-/// Bytes at the stack's end that the kernel module leaves unused: functions that pass arguments on
-/// may read some that were not passed, above their frame.
+/// The number of bytes at the stack's end that the kernel module leaves unused: functions that pass
+/// arguments on may read some above their frame that were not passed.
 pub const STACK_SPARE: u64 = 64;
 
-/// Offset of the memory for arguments and results, readable and writable, the same in both.
+/// The offset of the memory for arguments and results, readable and writable, the same in both.
 pub const SHARED: u64 = 16 * PAGE;
 
-/// Most pages of shared memory: 16 MiB.
+/// The maximum number of pages of shared memory: 16 MiB.
 pub const SHARED_PAGES: u64 = 4096;
 
-/// Most handlers that a server can have: what fits into the table's page.
+/// The maximum number of handlers of a server: what fits into the table's page.
 pub const HANDLERS: usize = 504;
 
 /// The page that tells the trampoline how to enter the server. Written by the hypervisor while a
 /// pair is built, read-only afterwards.
 #[repr(C, align(4096))]
 pub struct Table {
-    /// Server's FS base.
+    /// The server's FS base.
     pub fs_base: u64,
-    /// Server's GS base.
+    /// The server's GS base.
     pub gs_base: u64,
-    /// Upper end of the stack of handlers, a multiple of 16. A server-virtual address.
+    /// The upper end of the handlers' stack, a multiple of 16. A server-virtual address.
     pub stack: u64,
     /// MXCSR for handlers; [`MXCSR`] unless the server's ABI says otherwise.
     pub mxcsr: u32,
@@ -57,17 +57,17 @@ pub struct Table {
     pub pkru: u32,
     /// What the client's vCPU has enabled: a sum of `FEATURE_` constants.
     pub features: u64,
-    /// How many of the `handlers` are valid, at most [`HANDLERS`].
+    /// The number of valid `handlers`, at most [`HANDLERS`].
     pub count: u64,
-    /// Bytes of the shared memory.
+    /// The size of the shared memory in bytes.
     pub shared: u64,
     /// Reserved, 0.
     pub reserved: u64,
-    /// Server-virtual addresses of the handlers.
+    /// The server-virtual addresses of the handlers.
     pub handlers: [u64; HANDLERS],
 }
 
-/// MXCSR as the System V ABI has it: all exceptions masked, round to nearest.
+/// MXCSR as specified by the System V ABI: all exceptions masked, round to nearest.
 pub const MXCSR: u32 = 0x1f80;
 
 /// The vCPU has AVX enabled in XCR0: vector registers are cleared with VZEROALL.
@@ -76,11 +76,11 @@ pub const FEATURE_AVX: u64 = 1;
 /// The vCPU has protection keys enabled (CR4.PKE): PKRU is switched.
 pub const FEATURE_PKU: u64 = 2;
 
-/// Asked of the kernel module: the server's kernel is not to be in the view, so that a handler's
-/// system call ends the delegation. The trampoline does not look at it.
+/// A request to the kernel module: the server's kernel must not be in the view, so that a handler's
+/// system call ends the delegation. The trampoline ignores it.
 pub const USER_ONLY: u64 = 4;
 
-/// The page that differs between the sides. All but the first field is the client's only.
+/// The page that differs between the sides. All but the first field exist only for the client.
 #[repr(C, align(4096))]
 pub struct Private {
     /// [`CLIENT`] or [`SERVER`].
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::trampoline;
 
-    /// A number of the kernel module's header.
+    /// A number from the kernel module's header.
     fn defined(name: &str) -> u64 {
         let header = include_str!("../module/gate.h");
         let found = header.lines().find_map(|line| {

@@ -1,5 +1,5 @@
-//! Tries the gate in VMX root operation: one client and one server, each with memory and page
-//! tables of its own, and the trampoline between them. Prints one line per check.
+//! Tests the gate in VMX root operation: one client and one server, each with its own memory and
+//! page tables, and the trampoline between them. Prints one line per check.
 
 #![no_std]
 #![no_main]
@@ -38,7 +38,7 @@ macro_rules! cr {
 pub(crate) use cr;
 
 mod at {
-    //! Addresses of the guests' code.
+    //! The addresses of the guests' code.
 
     macro_rules! addresses {
         ($($name:ident)*) => {
@@ -54,9 +54,9 @@ mod at {
     );
 }
 
-/// The window, in both address spaces.
+/// The address of the window in both address spaces.
 const WINDOW: u64 = 0x40_0000_0000;
-/// A page that both sides have at this address, each its own.
+/// The address of a page that each side has, with different contents.
 const DATA: u64 = 0x5000_0000;
 /// The client's stack.
 const CLIENT_STACK: u64 = 0x6000_0000;
@@ -64,16 +64,16 @@ const CLIENT_STACK: u64 = 0x6000_0000;
 const CLIENT_CR3: u64 = 0x1000_0000;
 /// The server's page table, in its guest-physical memory.
 const SERVER_CR3: u64 = 0x1100_0000;
-/// Index of the handler that the server does not have.
+/// The index of a handler that the server does not have, which is also the number of handlers.
 const HANDLERS: u64 = 5;
 
-/// Memory above 16 MiB, one page after the other. Mapped one to one.
+/// Memory above 16 MiB, allocated page by page. Identity-mapped.
 pub struct Memory {
     next: u64,
 }
 
 impl Memory {
-    /// A page of zeros.
+    /// Allocates a zeroed page.
     pub fn page(&mut self) -> u64 {
         let page = self.next;
         self.next += PAGE;
@@ -83,10 +83,10 @@ impl Memory {
     }
 }
 
-/// Page tables come from memory far from the rest.
+/// Page tables are allocated from memory far away from the rest.
 struct Tables(Memory);
 
-// SAFETY: pages of `Memory` are zeroed, handed out once, and mapped one to one.
+// SAFETY: pages of `Memory` are zeroed, allocated only once, and identity-mapped.
 unsafe impl Frames for Tables {
     fn allocate(&mut self) -> Option<Hpa> {
         Some(Hpa(self.0.page()))
@@ -99,7 +99,7 @@ unsafe impl Frames for Tables {
     }
 }
 
-/// One side: its EPT, and its page table inside.
+/// One side: its EPT, and its guest page table.
 struct Side<'m> {
     memory: &'m mut Memory,
     ept: Ept<Tables>,
@@ -123,7 +123,8 @@ impl<'m> Side<'m> {
         side
     }
 
-    /// A page for a page table; the CPU needs not write it, as the accessed flags are set already.
+    /// Allocates a page for a page table. The CPU need not write it, since the accessed flags are
+    /// set already.
     fn table(&mut self) -> u64 {
         let gpa = self.next_table;
         self.next_table += PAGE;
@@ -137,7 +138,7 @@ impl<'m> Side<'m> {
         mapped.expect("the address is free");
     }
 
-    /// Maps a host page at an address of the guest's virtual memory.
+    /// Maps a host page at a guest-virtual address.
     fn map(&mut self, gva: u64, hpa: u64, access: Access) {
         let gpa = self.next_page;
         self.next_page += PAGE;
@@ -160,7 +161,7 @@ impl<'m> Side<'m> {
         }
     }
 
-    /// Maps a new page, with a word at its start; its host address.
+    /// Maps a new page with a word at its start. Returns its host address.
     fn add(&mut self, gva: u64, word: u64, access: Access) -> u64 {
         let page = self.memory.page();
         // SAFETY: a page of ours.
@@ -189,7 +190,7 @@ struct Pair {
 impl Pair {
     fn new(memory: &mut Memory, table_access: Access, features: u64) -> Self {
         let table = memory.page();
-        // SAFETY: a page of ours, of the type's size; zeros are valid.
+        // SAFETY: a page of ours, of the type's size; zeroes are valid.
         let contents = unsafe { &mut *(table as *mut Table) };
         contents.fs_base = 0x7770;
         contents.gs_base = 0x8880;
@@ -235,7 +236,7 @@ impl Pair {
         for (offset, page, access) in shared {
             server.map(WINDOW + offset, page, access);
         }
-        // The client's CR3 finds the server's page table.
+        // The client's CR3 leads to the server's page table.
         let (top, _) = server
             .ept
             .translate(Gpa(SERVER_CR3))
@@ -260,7 +261,7 @@ impl Pair {
     }
 
     fn run(&self, vcpu: &mut Vcpu, rip: u64, argument: u64) -> Exit {
-        // What was cut off before does not come back.
+        // A delegation that was cut off before does not come back.
         // SAFETY: a page of ours, which the guest uses only while it runs.
         unsafe { (*self.private).busy = 0 };
         vcpu.run(&Start {
@@ -286,7 +287,7 @@ struct Serial;
 impl Write for Serial {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         for byte in text.bytes() {
-            // Until the last byte is sent.
+            // Waits until the previous byte is sent.
             while inb(0x3fd) & 0x20 == 0 {}
             outb(0x3f8, byte);
         }
@@ -304,7 +305,7 @@ fn inb(port: u16) -> u8 {
 
 /// Writes to a port.
 fn outb(port: u16, value: u8) {
-    // SAFETY: the ports of the serial port and of the emulator have no effect on memory.
+    // SAFETY: the serial port's and the emulator's ports have no effect on memory.
     unsafe { asm!("out dx, al", in("dx") port, in("al") value) };
 }
 
@@ -333,7 +334,7 @@ extern "C" fn main() -> ! {
     }
     let pair = Pair::new(&mut memory, Access::READ, 0);
     attacks(&mut vcpu, &pair);
-    // Without the permission under test, the attack has to succeed.
+    // Without the permission under test, the attack must succeed.
     let open = Pair::new(&mut memory, Access::WRITE, 0);
     let exit = open.run(&mut vcpu, at::client_write_table(), 0);
     check(
@@ -342,14 +343,14 @@ extern "C" fn main() -> ! {
         &exit,
     );
     let _ = writeln!(Serial, "end");
-    // The last byte is sent, too.
+    // Waits until the last byte is sent, too.
     while inb(0x3fd) & 0x40 == 0 {}
     vmx::shut_down()
 }
 
 fn delegations(vcpu: &mut Vcpu, pair: &Pair, name: &str) {
     const TRIPS: u64 = 1000;
-    /// Of the loop around the call.
+    /// The instructions of the loop around the call.
     const LOOP: u64 = 10;
     let exit = pair.run(vcpu, at::client_round_trips(), TRIPS);
     let _ = writeln!(

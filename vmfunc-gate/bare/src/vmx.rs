@@ -1,23 +1,23 @@
-//! VMX root operation, as much as one guest in ring 3 needs (SDM volume 3, 24 to 27).
+//! VMX root operation, as much of it as one guest in ring 3 needs (SDM volume 3, 24 to 27).
 
 use core::arch::{asm, global_asm};
 
 use crate::{Memory, cr, outb};
 
-/// Why the guest stopped, and what it left.
+/// Why the guest stopped, and its state.
 #[derive(Debug, Default)]
 pub struct Exit {
-    /// Basic exit reason.
+    /// The basic exit reason.
     pub reason: u64,
-    /// Exit qualification.
+    /// The exit qualification.
     pub qualification: u64,
-    /// Vector and validity of an exception.
+    /// The vector and validity of an exception.
     pub interruption: u64,
     /// The EPT in use.
     pub view: u64,
-    /// Guest's RAX.
+    /// The guest's RAX.
     pub rax: u64,
-    /// Guest's RBX.
+    /// The guest's RBX.
     pub rbx: u64,
 }
 
@@ -30,7 +30,7 @@ struct Registers {
 }
 
 global_asm!(
-    // rdi: registers. Returns 0 after a VM exit, 1 if there was no entry.
+    // rdi: registers. Returns 0 after a VM exit, 1 if the VM entry failed.
     "vm_enter:",
     "push rbx",
     "push rbp",
@@ -77,7 +77,7 @@ fn read_msr(index: u32) -> u64 {
 
 fn write(field: u64, value: u64) {
     let failed: u8;
-    // SAFETY: a VMCS is current; what it says is checked by VM entry.
+    // SAFETY: a VMCS is current; VM entry checks its contents.
     unsafe {
         asm!("vmwrite {}, {}", "setbe {}", in(reg) field, in(reg) value, out(reg_byte) failed)
     };
@@ -91,7 +91,7 @@ fn read(field: u64) -> u64 {
     value
 }
 
-/// Controls that are wanted, with those that the CPU insists on.
+/// The wanted controls, with those that the CPU requires.
 fn controls(msr: u32, wanted: u64) -> u64 {
     let allowed = read_msr(msr);
     assert!(
@@ -101,13 +101,13 @@ fn controls(msr: u32, wanted: u64) -> u64 {
     wanted | allowed & 0xffff_ffff
 }
 
-/// The one vCPU.
+/// The only vCPU.
 pub struct Vcpu {
     vmcs: u64,
 }
 
 impl Vcpu {
-    /// Turns VMX on. To be called once.
+    /// Turns VMX on. Must be called only once.
     pub fn new(memory: &mut Memory) -> Self {
         let revision = read_msr(0x480) & 0x7fff_ffff;
         let (on, vmcs, task) = (memory.page(), memory.page(), memory.page());
@@ -123,7 +123,7 @@ impl Vcpu {
             if read_msr(0x3a) & 1 == 0 {
                 asm!("wrmsr", in("ecx") 0x3a, in("eax") 5, in("edx") 0);
             }
-            // VMX and FSGSBASE; NE, which VMX needs, was set at boot.
+            // VMX and FSGSBASE. NE, which VMX requires, was set at boot.
             asm!("mov cr4, {}", in(reg) cr!("cr4") | 1 << 13 | 1 << 16);
             let (on_failed, load_failed): (u8, u8);
             asm!("vmxon [{}]", "setbe {}", in(reg) &on, out(reg_byte) on_failed);
@@ -195,7 +195,7 @@ impl Vcpu {
 
     /// Runs the guest from an address until it exits.
     pub fn run(&mut self, start: &Start) -> Exit {
-        // SAFETY: the VMCS is ours; clearing it allows VMLAUNCH again, and keeps its contents.
+        // SAFETY: the VMCS is ours. Clearing it allows VMLAUNCH again, and keeps its contents.
         unsafe {
             asm!("vmclear [{}]", in(reg) &self.vmcs);
             asm!("vmptrld [{}]", in(reg) &self.vmcs);
@@ -216,7 +216,7 @@ impl Vcpu {
             rdi: start.argument,
             ..Registers::default()
         };
-        // SAFETY: the VMCS describes a guest, whose EPTs keep it in its own pages.
+        // SAFETY: the VMCS describes a guest whose EPTs confine it to its own pages.
         let failed = unsafe { vm_enter(&mut registers) };
         assert!(failed == 0, "VM entry failed: {}", read(0x4400));
         Exit {
@@ -232,19 +232,19 @@ impl Vcpu {
 
 /// How the guest starts.
 pub struct Start {
-    /// Where.
+    /// The instruction pointer.
     pub rip: u64,
-    /// Upper end of its stack.
+    /// The upper end of its stack.
     pub stack: u64,
     /// Its page table.
     pub cr3: u64,
     /// Its EPT.
     pub view: u64,
-    /// Page of the list of EPTs.
+    /// The page with the list of EPTs.
     pub list: u64,
-    /// In RDI.
+    /// Passed in RDI.
     pub argument: u64,
-    /// With CR4.PKE.
+    /// Whether CR4.PKE is set.
     pub protection_keys: bool,
 }
 

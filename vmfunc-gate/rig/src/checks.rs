@@ -1,4 +1,4 @@
-//! What is checked.
+//! The checks.
 
 use std::{
     os::fd::AsFd,
@@ -28,9 +28,9 @@ use crate::{
     },
 };
 
-/// Delegations of the check that counts exits.
+/// The number of delegations in the check that counts exits.
 const MANY: u64 = 100_000;
-/// Pairs that are made and undone.
+/// The number of pairs that are made and undone.
 const PAIRS: u32 = 1000;
 
 /// All checks, the simple ones first.
@@ -74,7 +74,7 @@ pub fn all(check: Check<'_>) {
     check("nothing is left when all is closed", &mut || {
         let empty = wait(|status| status.clients == 0 && status.servers == 0);
         let status = empty?;
-        // The trampoline, the server's side page.
+        // The trampoline, and the server's side page.
         ensure!(status.pages == 2 && status.pinned == 0, "{status:?}");
         Ok(())
     });
@@ -145,7 +145,7 @@ fn with_pair(check: Check<'_>) -> Result<()> {
         &mut || {
             let parked = WINDOW + trampoline::parked_offset();
             let start = Start::new(at::rig_false_resume(), [parked, 0, 0]).interrupted();
-            // It goes on with what the last delegation left on its stack, and learns that.
+            // It continues with what the last delegation left on its stack, and is told so.
             let end = client.run(&start)?;
             ensure!(end == (trampoline::LOST, ABORTED), "{end:x?}");
             expect(&mut client, ADD, 3, 4, (13, DONE))
@@ -153,13 +153,13 @@ fn with_pair(check: Check<'_>) -> Result<()> {
     );
     ends(check, &mut client, &mut server);
     // A client that outlives its server keeps the pair's memory until its own end, which the kernel
-    // finishes later: the next check counts what is in use.
+    // completes later: the next check counts what is in use.
     drop(client);
     drop(server);
     Ok(())
 }
 
-/// How pairs end, and what is left of them.
+/// How pairs end, and what remains of them.
 fn ends(check: Check<'_>, client: &mut ClientVm, server: &mut OtherServer) {
     check(
         "a pair that is undone while the client's kernel has an interrupt of a delegation ends it",
@@ -271,7 +271,7 @@ fn wait(wanted: impl Fn(&Status) -> bool) -> Result<Status> {
 fn accelerator(client: &mut ClientVm) -> Result<()> {
     const CALLS: u64 = 100;
     let registers = MemoryLayout::Apart.registers();
-    // What is only mapped at first use, is now.
+    // Pages that are only mapped on first use are mapped now.
     expect(client, DRIVER, 1, registers, (1, DONE))?;
     let before = client.client.status()?;
     for number in 1..=CALLS {
@@ -293,7 +293,7 @@ fn accelerator(client: &mut ClientVm) -> Result<()> {
     Ok(())
 }
 
-/// The server's memory is of 2 MiB pages. What is counted is what the module has allocated.
+/// The server's memory consists of 2 MiB pages. What is counted is what the module has allocated.
 fn large() -> Result<()> {
     let gate = Gate::open()?;
     let before = gate.status()?;
@@ -321,7 +321,7 @@ fn large() -> Result<()> {
     Ok(())
 }
 
-/// As two guests of one kind have it.
+/// The layout of two guests of one kind.
 fn same_place() -> Result<()> {
     let server = ServerVm::new(Gate::open()?, MemoryLayout::Same)?;
     let mut client = ClientVm::new()?;
@@ -330,7 +330,7 @@ fn same_place() -> Result<()> {
     for (handler, first, reply) in [
         (ADD, 7, (29, DONE)),
         (READ, MemoryLayout::Same.data(), (0x5e7, DONE)),
-        // What is hidden is in the server's page table, for its kernel.
+        // The hidden memory is in the server's page table, for its kernel.
         (READ, CLIENT_PML4, ended),
         (WRITE, CLIENT_PML4, ended),
         (SYSTEM_CALL, 0, ended),
@@ -341,7 +341,7 @@ fn same_place() -> Result<()> {
     ensure!(client.client.status()?.user_only == 1, "with its kernel");
     let hidden = server.memory.read(CLIENT_PML4);
     ensure!(hidden == HIDDEN, "the server's page became {hidden:#x}");
-    // What is mapped later is not reached, either, and does no harm.
+    // What is mapped later is not reached either, and does no harm.
     server.expose();
     client.client.unpair()?;
     let refused = client.client.pair(server.as_fd()).err().context("paired")?;
@@ -357,16 +357,16 @@ fn needed() -> Result<()> {
     Ok(())
 }
 
-/// Nobody gives back what that kernel holds.
+/// Nobody releases what that kernel holds.
 fn broken() -> Result<()> {
-    // It halts, or chooses another process.
+    // The kernel halts, or switches to another process.
     for call in [(1, 0), (2, MemoryLayout::Apart.tables())] {
         let server = OtherServer::start()?;
         let mut client = ClientVm::new()?;
         client.client.pair(server.as_fd())?;
         let ended = (trampoline::EXIT, ABORTED);
         expect(&mut client, SYSTEM_CALL, call.0, call.1, ended)?;
-        // It is given up in the background.
+        // The server is given up in the background.
         wait(|status| status.pinned == 0)?;
         gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)?;
         client.client.unpair()?;
@@ -376,7 +376,7 @@ fn broken() -> Result<()> {
     Ok(())
 }
 
-/// As above, and so for a pair that is undone.
+/// As above, and also for a pair that is undone.
 fn unpaired_in_kernel() -> Result<()> {
     let server = OtherServer::start()?;
     let mut client = ClientVm::new()?;
@@ -409,7 +409,7 @@ fn woken() -> Result<()> {
     let mut client = ClientVm::new()?;
     client.client.pair(server.as_fd())?;
     expect(&mut client, ADD, 7, 8, (29, DONE))?;
-    // Somebody is inside, and stays.
+    // A client is inside, and stays.
     let reply = while_inside(&mut client, || {
         let busy = server.server.wake().err().context("woken")?;
         ensure!(busy.number() == Some(libc::EBUSY), "{busy}");
@@ -421,13 +421,13 @@ fn woken() -> Result<()> {
     server.server.wake()?;
     let awake = (trampoline::AWAKE, ABORTED);
     expect(&mut client, ADD, 7, 8, awake)?;
-    // Who pairs meanwhile waits, too.
+    // A client that is paired meanwhile waits, too.
     client.client.unpair()?;
     client.client.pair(server.as_fd())?;
     expect(&mut client, ADD, 7, 8, awake)?;
     server.server.sleep()?;
     expect(&mut client, ADD, 7, 8, (29, DONE))?;
-    // Nobody else's business.
+    // Other processes must not do this.
     let other = OtherServer::start()?;
     client.client.unpair()?;
     client.client.pair(other.as_fd())?;
@@ -441,7 +441,7 @@ fn woken() -> Result<()> {
     gone(client.run(&Start::call(ADD, 7, 8).interrupted())?)
 }
 
-/// Each is counted, and what one leaves behind is not the other's.
+/// Each is counted, and what one leaves behind does not affect the other.
 fn siblings() -> Result<()> {
     let server = OtherServer::start()?;
     let mut client = ClientVm::new()?;
@@ -467,7 +467,7 @@ fn siblings() -> Result<()> {
 }
 
 fn many(client: &mut ClientVm) -> Result<()> {
-    // What is only mapped at first use, is now.
+    // Pages that are only mapped on first use are mapped now.
     client.run(&Start::new(at::rig_many(), [10, 0, 0]))?;
     let before = client.client.status()?;
     let wrong = client.run(&Start::new(at::rig_many(), [MANY, 0, 0]))?;
@@ -481,7 +481,7 @@ fn many(client: &mut ClientVm) -> Result<()> {
         "figure exits from the first to the last of {MANY} delegations: {}",
         all - 1
     );
-    // The one is the end of the run.
+    // The single exit is the end of the run.
     ensure!(all == 1 && inside == 0, "{all} exits, {inside} inside");
     println!(
         "figure bytes of page tables of a server view: {}",
@@ -515,12 +515,13 @@ fn timer(client: &mut ClientVm, code: u64, steps: u64) -> Result<()> {
     Ok(())
 }
 
-/// The thread asks for the rest of its delegation, and hears why there is none.
+/// The thread asks for the rest of its delegation, and is told why there is none.
 fn undone_while_parked(client: &mut ClientVm) -> Result<()> {
-    // The host's tick comes when it likes, and outside of the handler it parks nothing: a handler
-    // that was missed is let go, and the next one stays for longer.
+    // The host's tick comes at any time, and outside of the handler it parks nothing. A handler
+    // that was missed is released, and the next one stays longer.
     for stay in [1_000_000, 4_000_000, 16_000_000] {
-        // SAFETY: a word of shared memory, which stays mapped: the handler goes on until it is not 0.
+        // SAFETY: a word of shared memory, which stays mapped: the handler continues until it is
+        // not 0.
         unsafe { client.shared().write_volatile(0) };
         let before = client.client.status()?.parked;
         client.stop_at_tick();
@@ -551,7 +552,7 @@ fn missing(client: &mut ClientVm, server: &OtherServer) -> Result<()> {
         after.violations > before.violations,
         "the old page was still there"
     );
-    // What a handler writes is there afterwards; the writer returns nothing in particular.
+    // What a handler writes is there afterwards. The writer returns nothing in particular.
     client.run(&Start::call(WRITE, MemoryLayout::Apart.data(), 0x77).interrupted())?;
     expect(client, READ, MemoryLayout::Apart.data(), 0, (0x77, DONE))
 }
@@ -667,9 +668,9 @@ fn faults(check: Check<'_>, client: &mut ClientVm) {
     }
 }
 
-/// Does something while the client's vCPU is in the server; the delegation's reply.
+/// Calls `act` while the client's vCPU is in the server. Returns the delegation's reply.
 fn while_inside(client: &mut ClientVm, act: impl FnOnce() -> Result<()>) -> Result<(u64, u64)> {
-    // SAFETY: two words of shared memory, which stays mapped as long as the client.
+    // SAFETY: two words of shared memory, which stays mapped as long as the client exists.
     let [stop, inside] = unsafe {
         let words = client.shared().cast::<AtomicU64>();
         [&*words, &*words.add(1)]
@@ -683,7 +684,8 @@ fn while_inside(client: &mut ClientVm, act: impl FnOnce() -> Result<()>) -> Resu
             thread::sleep(Duration::from_millis(5));
         }
         let acted = act();
-        // If nothing ended the delegation in two seconds, it ends as it should not.
+        // If nothing has ended the delegation within two seconds, it is ended in a way that fails
+        // the check.
         let start = Instant::now();
         while !running.is_finished() && start.elapsed() < Duration::from_secs(2) {
             thread::sleep(Duration::from_millis(5));

@@ -1,4 +1,5 @@
-//! Calls of the module with anything, by root and by a user who was given the device.
+//! Calls the module with random arguments, as root and as a user who was given access to the
+//! device.
 
 use std::{
     fs,
@@ -14,14 +15,14 @@ use crate::vm::{
     WINDOW,
 };
 
-/// Calls of each of the two users.
+/// The number of calls of each of the two users.
 const CALLS_EACH: u64 = 4000;
 const NOBODY: u32 = 65534;
 
-/// Delegations of the hostile client.
+/// The number of delegations of the hostile client.
 const DELEGATIONS: u64 = 300;
 
-/// Handlers with any arguments; the server is lost with them, and nothing else.
+/// Calls handlers with random arguments. This destroys the server, but nothing else.
 pub fn delegations() -> Result<()> {
     let mut random = Random(0x0dd_ba11);
     let server = OtherServer::start()?;
@@ -30,7 +31,7 @@ pub fn delegations() -> Result<()> {
     let mut ends = [0_u64; 4];
     for _ in 0..DELEGATIONS {
         let handler = match random.next() % 8 {
-            // Not those that go on for ever with any argument.
+            // Except for those that run forever with any argument.
             SPIN | COMPUTE => READ,
             handler => handler,
         };
@@ -54,7 +55,7 @@ pub fn delegations() -> Result<()> {
         "figure {DELEGATIONS} hostile delegations: {} done, {} without a handler, {} ended",
         ends[0], ends[1], ends[2]
     );
-    // Another server serves it as ever.
+    // Another server serves the client as before.
     let other = OtherServer::start()?;
     client.client.unpair()?;
     client.client.pair(other.as_fd())?;
@@ -67,14 +68,14 @@ pub fn run() -> Result<()> {
     fs::set_permissions(DEVICE, fs::Permissions::from_mode(0o666))?;
     fs::set_permissions("/dev/kvm", fs::Permissions::from_mode(0o666))?;
     for (user, seed) in [(0, 1), (NOBODY, 2)] {
-        // A process of its own, so that what it left is gone with it.
+        // A process of its own, so that what it left behind is gone with it.
         Process::start(|ready| {
             // The server's memory is locked on this user's account.
             let limit = libc::rlimit {
                 rlim_cur: 256 << 20,
                 rlim_max: 256 << 20,
             };
-            // SAFETY: reads the limit.
+            // SAFETY: only reads the limit.
             unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) };
             // SAFETY: no preconditions; the process has one thread.
             let done = unsafe { libc::setresuid(user, user, user) };
@@ -88,7 +89,7 @@ pub fn run() -> Result<()> {
     quiet()
 }
 
-/// The kernel has not complained since the module was loaded.
+/// Checks that the kernel has not complained since the module was loaded.
 fn quiet() -> Result<()> {
     let log = kernel_log()?;
     let (_, log) = log
@@ -107,7 +108,7 @@ fn quiet() -> Result<()> {
     Ok(())
 }
 
-/// The same numbers each time.
+/// A generator that returns the same numbers each time.
 struct Random(u64);
 
 impl Random {
@@ -137,7 +138,7 @@ fn calls(seed: u64) -> Result<()> {
         };
         let mut argument = [0_u64; 16];
         for word in &mut argument {
-            // Small numbers, addresses of pages, plausible pointers, and anything.
+            // Small numbers, page addresses, plausible pointers, and arbitrary values.
             *word = match random.next() % 8 {
                 0 => random.next() % 8,
                 1 => (random.next() % (1 << 48)) & !0xfff,
@@ -148,7 +149,7 @@ fn calls(seed: u64) -> Result<()> {
                 _ => random.next(),
             };
         }
-        // Often enough, descriptors that are what they should be.
+        // In many cases, valid descriptors.
         match random.next() % 4 {
             0 => argument[0] = (argument[0] & !0xffff_ffff) | vcpu as u64,
             1 => argument[0] = (argument[0] & !0xffff_ffff) | (random.next() % 12),
@@ -165,8 +166,8 @@ fn calls(seed: u64) -> Result<()> {
             1 => std::ptr::null_mut(),
             _ => argument.as_mut_ptr(),
         };
-        // SAFETY: the module writes at most its counters, which the argument has room for, or to
-        // where this process has nothing: a pointer of 64 random bits.
+        // SAFETY: the module writes at most its counters, which the argument has room for, or to an
+        // address where this process has nothing mapped: a pointer of 64 random bits.
         let result = unsafe { libc::ioctl(file, call, pointer) };
         accepted += u64::from(result == 0);
     }
@@ -177,11 +178,11 @@ fn calls(seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the kernel said since it started.
+/// The kernel's log since it started.
 pub fn kernel_log() -> Result<String> {
     const READ_ALL: libc::c_int = 3;
     let mut buffer = vec![0_u8; 1 << 20];
-    // SAFETY: writes at most as much as there is room for.
+    // SAFETY: writes no more than there is room for.
     let length = unsafe {
         libc::klogctl(
             READ_ALL,

@@ -1,8 +1,8 @@
-//! What runs in the Linux guests of [`linux`](crate::linux), as their first process.
+//! Runs in the Linux guests of [`linux`](crate::linux), as their first process.
 //!
-//! A server's guest registers handlers and serves one client after the other. A client's guest
-//! finds a process that can be paired as it wants to be, and checks what handlers do. Both print to
-//! the machine's debug console.
+//! A server's guest registers handlers and serves one client after another. A client's guest finds
+//! a process that can be paired in the way it needs, and checks what handlers do. Both print to the
+//! machine's debug console.
 
 use std::{
     arch::asm,
@@ -28,15 +28,15 @@ use crate::{opencl, remoting};
 /// The machine's debug console.
 const TEXT: u16 = 0xe9;
 
-/// What a guest prints when all of its checks are done.
+/// Printed by a guest when all of its checks are done.
 pub const DONE: &str = "done";
-/// What a client's guest prints when a process of it was killed while it was paired.
+/// Printed by a client's guest when one of its processes was killed while it was paired.
 pub const KILLED: &str = "killed";
-/// What it prints before another process asks.
+/// Printed before another process asks.
 pub const ASKING: &str = "asking";
 /// How long nobody asks in between.
 const QUIET: Duration = Duration::from_secs(5);
-/// What a client's guest prints before it delegates to what takes long in the server's kernel.
+/// Printed by a client's guest before it delegates work that takes long in the server's kernel.
 pub const LONG: &str = "long";
 
 pub fn print(text: &str) {
@@ -53,10 +53,10 @@ fn check(name: &str, run: impl FnOnce() -> Result<()>) {
     }
 }
 
-/// Is the guest's first process.
+/// The guest's first process.
 pub fn run() -> ! {
     allow_ports();
-    // Before it are words of the command line that Linux does not know.
+    // It is preceded by words of the command line that Linux does not know.
     let role = std::env::args().next_back().unwrap_or_default();
     let done = match role.as_str() {
         "server" => serve(),
@@ -77,7 +77,7 @@ pub fn run() -> ! {
 }
 
 fn mount(kind: &CStr, to: &CStr) -> Result<()> {
-    // SAFETY: strings that end with zeros.
+    // SAFETY: zero-terminated strings.
     let done = unsafe {
         libc::mkdir(to.as_ptr(), 0o755);
         libc::mount(
@@ -96,14 +96,15 @@ fn mount(kind: &CStr, to: &CStr) -> Result<()> {
     Ok(())
 }
 
-/// Mounts what programs expect, but for /proc.
+/// Mounts what programs expect, except /proc.
 pub fn mount_all() -> Result<()> {
     mount(c"devtmpfs", c"/dev")?;
     mount(c"sysfs", c"/sys")?;
     mount(c"tmpfs", c"/tmp")
 }
 
-/// Another process of this guest, which its parent waits for; whether it is that one.
+/// Creates another process of this guest, for which its parent waits. Returns true in the new
+/// process.
 fn fork() -> Result<bool> {
     // SAFETY: this process has one thread.
     let pid = unsafe { libc::fork() };
@@ -113,7 +114,7 @@ fn fork() -> Result<bool> {
         return Ok(true);
     }
     let mut status = 0;
-    // SAFETY: of a child.
+    // SAFETY: waits for a child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     ensure!(status == 0, "another process ended with {status:#x}");
     Ok(false)
@@ -121,12 +122,12 @@ fn fork() -> Result<bool> {
 
 /// Ends a process that has a parent.
 fn leave() -> ! {
-    // SAFETY: what it has is the kernel's to give back.
+    // SAFETY: the kernel releases everything that the process has.
     unsafe { libc::_exit(0) }
 }
 
 fn allow_ports() {
-    // SAFETY: the ports of the machine have no effect on memory of this process.
+    // SAFETY: the machine's ports have no effect on this process's memory.
     unsafe { libc::iopl(3) };
 }
 
@@ -136,13 +137,13 @@ static RANDOM: AtomicI32 = AtomicI32::new(-1);
 static FINISHED: AtomicBool = AtomicBool::new(false);
 
 const FILE: &str = "/tmp/written";
-/// Processes of the server before the one that serves.
+/// The number of the server's processes before the one that serves.
 const EARLIER: u32 = 20;
 const TEXT_WRITTEN: &str = "written by a client's vCPU";
-/// Written in slow work.
+/// Written by slow work.
 const TEXT_SLOW: &str = ", and by the server's own";
 
-/// Handlers by index.
+/// The handlers, by index.
 const ADD: usize = 0;
 const GETPID: usize = 1;
 const WRITE: usize = 2;
@@ -163,7 +164,7 @@ extern "C" fn add(first: u64, second: u64) -> u64 {
 }
 
 extern "C" fn getpid(_: u64, _: u64) -> u64 {
-    // SAFETY: no preconditions. The C library's function may remember it.
+    // SAFETY: no preconditions. The C library's function might cache the result.
     unsafe { libc::syscall(libc::SYS_getpid) as u64 }
 }
 
@@ -188,16 +189,16 @@ extern "C" fn fill(to: u64, length: u64) -> u64 {
 /// Pages that the server's process has not used yet, and must not have locked.
 static FRESH: AtomicU64 = AtomicU64::new(0);
 const FRESH_PAGES: u64 = 64;
-/// Where much is read to.
+/// The destination of large reads.
 static BIG: AtomicU64 = AtomicU64::new(0);
 const BIG_BYTES: usize = 8 << 20;
 
-/// Page faults, which the server's kernel serves.
+/// Causes page faults, which the server's kernel handles.
 extern "C" fn touch(value: u64, _: u64) -> u64 {
     let fresh = FRESH.load(Ordering::Relaxed);
     (0..FRESH_PAGES).fold(0, |sum, page| {
         let at = (fresh + page * PAGE) as *mut u64;
-        // SAFETY: memory that this process has mapped for that.
+        // SAFETY: memory that this process has mapped for this purpose.
         unsafe {
             at.write_volatile(value + page);
             sum + at.read_volatile()
@@ -213,7 +214,7 @@ extern "C" fn work(first: u64, second: u64) -> u64 {
     slow(first, second)
 }
 
-/// Stays in the kernel for hours, without waiting.
+/// Stays in the kernel for hours, without blocking.
 extern "C" fn busy(_: u64, _: u64) -> u64 {
     let file = ZEROS.load(Ordering::Relaxed);
     let memory = BIG.load(Ordering::Relaxed);
@@ -225,7 +226,7 @@ extern "C" fn busy(_: u64, _: u64) -> u64 {
     sum
 }
 
-/// Waits in the kernel, which no handler can.
+/// Blocks in the kernel, which no handler is allowed to do.
 extern "C" fn wait(_: u64, _: u64) -> u64 {
     thread::sleep(Duration::from_millis(1));
     0
@@ -236,7 +237,7 @@ extern "C" fn finish(_: u64, _: u64) -> u64 {
     0
 }
 
-/// Slow work: waits, which no handler can, and uses files and the shared memory.
+/// Slow work: blocks, which no handler can, and uses files and the shared memory.
 fn slow_work(first: u64, second: u64) -> u64 {
     if first == remoting::SLOW {
         return remoting::slow_work();
@@ -245,7 +246,7 @@ fn slow_work(first: u64, second: u64) -> u64 {
     let file = File::options().append(true).open(FILE);
     let written = file.and_then(|mut file| file.write_all(TEXT_SLOW.as_bytes()));
     let memory = guest::shared();
-    // SAFETY: as long as it says; the client waits.
+    // SAFETY: the memory has this length; the client waits.
     let sum: u64 = unsafe {
         let bytes = std::slice::from_raw_parts_mut(memory.cast::<u8>().as_ptr(), PAGE as usize);
         bytes[0] = 7;
@@ -259,7 +260,7 @@ fn slow_work(first: u64, second: u64) -> u64 {
 
 fn serve() -> Result<()> {
     mount_all()?;
-    // Its number is not one that a process of the client has, too.
+    // Its process number must not be one that a process of the client has, too.
     for _ in 0..EARLIER {
         if fork()? {
             leave();
@@ -268,7 +269,7 @@ fn serve() -> Result<()> {
     match fork() {
         Ok(true) => {}
         Ok(false) => return Ok(()),
-        // Its kernel may have been left in the middle of something, in the end.
+        // In the end its kernel may have been left in the middle of something.
         Err(error) => {
             print(&format!("{error:#}"));
             loop {
@@ -287,7 +288,7 @@ fn serve() -> Result<()> {
     remoting::prepare()?;
     let handlers: Vec<_> = HANDLERS.into_iter().chain(remoting::HANDLERS).collect();
     let mut server = Server::register(&handlers)?;
-    // SAFETY: has no preconditions: what is mapped from here on is not there until it is used.
+    // SAFETY: no preconditions. From here on, mapped memory is not populated until it is used.
     unsafe { libc::munlockall() };
     // SAFETY: a new mapping.
     let fresh = unsafe {
@@ -312,7 +313,7 @@ fn serve() -> Result<()> {
         Ok(())
     });
     print(DONE);
-    // The next one is killed.
+    // The next client is killed.
     check("a server whose client was killed hears of it", || {
         let ended = server.serve(slow_work)?;
         ensure!(ended == Ended::Lost, "{ended:?}");
@@ -321,7 +322,7 @@ fn serve() -> Result<()> {
     Ok(())
 }
 
-/// Tries of the client's processes.
+/// The maximum number of the client's processes to try.
 const PROCESSES: u32 = 200;
 const MANY: u64 = 10_000;
 
@@ -333,7 +334,7 @@ fn die() -> Result<()> {
     if pid == 0 {
         allow_ports();
         match Client::pair() {
-            // SAFETY: of this process.
+            // SAFETY: kills this process.
             Ok(_client) => unsafe { libc::kill(libc::getpid(), libc::SIGKILL) },
             Err(error) => {
                 print(&format!("not paired: {error}"));
@@ -342,7 +343,7 @@ fn die() -> Result<()> {
         };
     }
     let mut status = 0;
-    // SAFETY: of a child.
+    // SAFETY: waits for a child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     ensure!(
         libc::WIFSIGNALED(status),
@@ -358,8 +359,8 @@ fn delegate() -> Result<()> {
     mount_all()?;
     die()?;
     let start = Instant::now();
-    // Processes that are paired without the server's kernel, and then with it. Their parents wait,
-    // and keep their page tables.
+    // Processes that are paired first without and then with the server's kernel. Their parents
+    // wait, and keep their page tables.
     for tried in 1..=PROCESSES {
         let client = match Client::pair() {
             Ok(client) if !client.has_kernel() => client,
@@ -408,8 +409,8 @@ fn user_only(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Pairs a process with the server's kernel: this one or another one, for which this one waits. The
-/// process that is paired gets how many tried; others get nothing.
+/// Pairs a process with the server's kernel: this one or another one, for which this one waits.
+/// Returns the number of tries in the process that is paired, and None in the others.
 fn pair_somebody() -> Result<Option<(Client, u32)>> {
     for tried in 1..=PROCESSES {
         match Client::pair_with_kernel() {
@@ -462,7 +463,7 @@ fn paired(client: &Client) {
         "a handler's system call reaches the server's kernel",
         || {
             pid = client.delegate(GETPID, 0, 0)?;
-            // The server's number is one that this guest has not reached, and not its own.
+            // The server's process number is one that this guest has not reached, and not its own.
             ensure!(
                 pid > u64::from(EARLIER) && pid < 1000,
                 "process {pid}, this is {}",
@@ -536,7 +537,7 @@ fn killed() -> Result<()> {
     }
 }
 
-/// A process whose handler waits, which the server does not survive.
+/// A process whose handler blocks, which the server does not survive.
 fn wait_inside() -> Result<()> {
     mount_all()?;
     let Some((client, _)) = pair_somebody()? else {
@@ -567,7 +568,7 @@ fn slow_checks(client: &Client, memory: *mut u8) -> Result<()> {
     print(&format!(
         "figure slow work of {MILLISECONDS} ms takes {took:?} of the client's time"
     ));
-    // All but the first byte, and the argument.
+    // All but the first byte, plus the argument.
     ensure!(found == PAGE - 1 + 5, "{found}");
     ensure!(took >= Duration::from_millis(MILLISECONDS), "{took:?}");
     // SAFETY: as above.

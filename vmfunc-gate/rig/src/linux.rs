@@ -1,13 +1,13 @@
-//! Two machines of Gantry with Linux guests of one stock kernel: a process of the server's guest
-//! registers handlers that make system calls, and a process of the client's delegates to them.
-//! [`guest`] is what runs in both; this program starts, asks and kills the machines.
+//! Two Gantry VMs with Linux guests of one stock kernel: a process of the server's guest registers
+//! handlers that make system calls, and a process of the client's guest delegates to them.
+//! [`guest`] runs in both; this program starts, controls and kills the VMs.
 //!
-//! The server's kernel works on the client's vCPU, and finds its own data there if both kernels
-//! have the same virtual addresses for what the CPU leads them to: system calls, exceptions,
-//! per-CPU data. Guests of one kernel, one size and without address randomization do. The page
-//! table of the client's process must not hide memory of the server, which its kernel might need:
-//! the server's RAM has a hole where much of the client's free memory is, and the client forks
-//! until the page table of a child is there.
+//! The server's kernel runs on the client's vCPU, and finds its own data there if both kernels use
+//! the same virtual addresses for what the CPU leads them to: system calls, exceptions, per-CPU
+//! data. This is the case for guests with one kernel and one memory size, without address
+//! randomization. The page table of the client's process must not hide memory of the server that
+//! its kernel might need: the server's RAM has a hole where much of the client's free memory is,
+//! and the client forks until the page table of a child is there.
 
 use std::{thread, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::{
     machine::{Machine, SOON, compact},
 };
 
-/// Memory of each.
+/// The memory of each VM.
 const MEMORY: &str = "256M";
 
 /// All checks.
@@ -134,10 +134,10 @@ fn with_client(check: Check<'_>, server: &mut Machine, client: &mut Machine, opt
     });
 }
 
-/// The server's machine says that it is.
+/// Checks that the server's machine reports that the server is lost.
 fn lost(server: &mut Machine) -> Result<()> {
     server.event("thawed")?;
-    // The rest of the event.
+    // Waits for the rest of the event.
     thread::sleep(SOON);
     let events = server.events()?;
     let last = events.get(server.seen..).map(compact).unwrap_or_default();
@@ -146,7 +146,7 @@ fn lost(server: &mut Machine) -> Result<()> {
     Ok(())
 }
 
-/// The vCPU's thread takes no time, and the API says why.
+/// Checks that the vCPU's thread consumes no time, and that the API says why.
 fn stands_still(server: &Machine) -> Result<()> {
     let info = server.ctl(&["info"])?;
     ensure!(info.contains("\"Frozen\""), "{info}");

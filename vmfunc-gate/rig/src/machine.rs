@@ -1,4 +1,4 @@
-//! A process of Gantry with a Linux guest, as the checks start, ask and kill it.
+//! A Gantry process with a Linux guest, which the checks start, control and kill.
 
 use std::{
     fs,
@@ -18,35 +18,35 @@ const COMMAND_LINE: &str = "earlyprintk=serial,0x3f8,115200,keep quiet nokaslr m
     initcall_blacklist=load_system_certificate_list,crypto_kdf108_init,trace_eval_init \
     panic=-1 reboot=t";
 
-/// Longest wait for anything: the emulator boots a guest in a tenth of that on an idle machine.
+/// The maximum wait for anything. On an idle machine the emulator boots a guest in a tenth of that.
 pub const PATIENCE: Duration = Duration::from_secs(600);
-/// How often files are looked at.
+/// The polling interval for files.
 pub const SOON: Duration = Duration::from_millis(100);
 
-/// Text in one line.
+/// Puts a text on one line.
 pub fn compact(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// A process of Gantry.
+/// A Gantry process.
 pub struct Machine {
     name: &'static str,
     process: Child,
-    /// Bytes of its guest's text that were printed.
+    /// The number of bytes of its guest's output that were printed.
     printed: usize,
-    /// The guest's lines that nobody waited for yet.
+    /// The guest's lines that nobody has waited for yet.
     pub lines: Vec<String>,
-    /// Bytes of events that nobody waits for any more.
+    /// The number of bytes of events that have been processed.
     pub seen: usize,
 }
 
 impl Machine {
-    /// Boots a guest, which is told its name, with so much memory.
+    /// Boots a guest, which is told its name, with this much memory.
     pub fn start(name: &'static str, memory: &str, options: &[&str]) -> Result<Self> {
         Self::start_with(name, memory, "", options)
     }
 
-    /// The same, with further parameters for its kernel.
+    /// The same, with additional kernel parameters.
     pub fn start_with(
         name: &'static str,
         memory: &str,
@@ -94,7 +94,7 @@ impl Machine {
         self.read("events")
     }
 
-    /// Prints what the guest has said since the last time; its checks are this program's.
+    /// Prints the guest's output since the last call. The guest's checks become this program's.
     pub fn listen(&mut self) -> Result<()> {
         let text = self.read("text")?;
         let Some(end) = text.rfind('\n') else {
@@ -113,7 +113,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     fn wait(&mut self, what: &str, mut is: impl FnMut(&mut Self) -> Result<bool>) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -123,7 +123,7 @@ impl Machine {
             }
             let ended = self.process.try_wait()?;
             if ended.is_some() || start.elapsed() > PATIENCE {
-                // Why it has ended may be what it said last.
+                // Its last output may explain why it has ended.
                 self.listen()?;
                 bail!(
                     "{} has not come to {what} ({ended:?}): {:?} {} {} {}",
@@ -138,7 +138,7 @@ impl Machine {
         }
     }
 
-    /// Waits until the guest says a line.
+    /// Waits until the guest prints a line.
     pub fn wait_for(&mut self, line: &str) -> Result<()> {
         self.wait(line, |machine| {
             let found = machine.lines.iter().position(|other| other == line);
@@ -149,7 +149,7 @@ impl Machine {
         })
     }
 
-    /// Waits for an event that nobody waited for yet.
+    /// Waits for an event that nobody has waited for yet.
     pub fn event(&mut self, name: &str) -> Result<()> {
         let name = format!("\"{name}\"");
         self.wait(&name, |machine| {
@@ -164,7 +164,7 @@ impl Machine {
         })
     }
 
-    /// Asks the machine for something; the answer.
+    /// Sends the machine an API request. Returns the answer.
     pub fn ctl(&self, arguments: &[&str]) -> Result<String> {
         let socket = format!("/tmp/{}.api", self.name);
         let output = Command::new(GANTRY)
@@ -178,7 +178,7 @@ impl Machine {
         Ok(text)
     }
 
-    /// Time that the vCPU's thread has taken, in clock ticks.
+    /// The time that the vCPU's thread has consumed, in clock ticks.
     pub fn ticks(&self) -> Result<u64> {
         let tasks = format!("/proc/{}/task", self.process.id());
         for task in fs::read_dir(&tasks)? {
@@ -195,7 +195,7 @@ impl Machine {
         bail!("no thread of a vCPU in {tasks}")
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()?;
         self.process.wait()?;

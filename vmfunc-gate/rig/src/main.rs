@@ -1,12 +1,14 @@
 //! Checks the gate's kernel module on a host with KVM on VMX: one line per check.
 //!
 //! - [`vm`]: a client's and a server's VM.
-//! - [`checks`]: what is checked.
-//! - [`fuzz`]: calls with anything.
-//! - [`linux`]: what is checked with Linux guests, the argument `linux`.
-//! - [`seats`]: an OpenCL program that changes who serves it, in such guests, the argument `seats`.
-//! - [`machine`]: the processes of gantry that run them.
-//! - [`remoting`], [`opencl`]: an accelerator's calls by delegation, and by a driver, in such guests.
+//! - [`checks`]: the checks.
+//! - [`fuzz`]: calls with random arguments.
+//! - [`linux`]: checks with Linux guests, selected by the argument `linux`.
+//! - [`seats`]: an OpenCL program that is moved between workers, in such guests, selected by the
+//!   argument `seats`.
+//! - [`machine`]: the gantry processes that run them.
+//! - [`remoting`], [`opencl`]: an accelerator's calls by delegation, and through a driver, in such
+//!   guests.
 //! - [`guest`]: what this program does as the first process of such a guest.
 
 mod checks;
@@ -36,7 +38,7 @@ fn main() {
             Ok(()) => println!("check {name} ... ok"),
             Err(error) => {
                 println!("check {name} ... FAILED: {error:#}");
-                // What the module said last.
+                // The module's last messages.
                 let log = fuzz::kernel_log().unwrap_or_default();
                 let lines = log.lines().filter(|line| line.contains("gantry_gate"));
                 for line in lines.rev().take(10) {
@@ -50,14 +52,14 @@ fn main() {
     shut_down();
 }
 
-/// Runs a check and says how it ended; whether it passed.
+/// Runs a check and prints its result. Returns whether it passed.
 type Check<'c> = &'c mut dyn FnMut(&str, &mut dyn FnMut() -> Result<()>) -> bool;
 
 /// Ends the emulator, if this is one.
 fn shut_down() {
-    // SAFETY: waits until all that was printed is sent.
+    // SAFETY: waits until all output is sent.
     unsafe { libc::tcdrain(1) };
-    // SAFETY: asks for the ports below.
+    // SAFETY: requests access to the port below.
     if unsafe { libc::iopl(3) } != 0 {
         return;
     }

@@ -1,6 +1,6 @@
-//! OpenCL in the Linux guests of [`seats`](crate::seats), by PoCL from a disk: one has a server behind the
-//! gate, the other a pool of its own, and a program that goes from the pool to that server and comes back
-//! while it computes.
+//! OpenCL in the Linux guests of [`seats`](crate::seats), with PoCL from a disk. One guest has a
+//! server behind the gate. The other has its own pool, and a program that moves from the pool to
+//! that server and back while it computes.
 //!
 //! `/bin/prepare` mounts the disk, and puts programs of this repository into its `/tmp`.
 
@@ -19,25 +19,27 @@ use crate::{
     machine::{PATIENCE, SOON},
 };
 
-/// What a guest prints when its program has computed by rings, behind the gate, and by rings again.
+/// Printed by a guest when its program has computed through rings, behind the gate, and through
+/// rings again.
 pub const BY_RINGS: &str = "by rings";
 pub const BEHIND: &str = "behind the gate";
 pub const AGAIN: &str = "by rings again";
-/// What it prints when the program has then gone on, and when all of its results were right.
+/// Printed when the program has then continued, and when all of its results were correct.
 pub const ON: &str = "goes on";
 pub const RIGHT: &str = "right";
 
-/// Where the disk with PoCL is mounted: programs that need it have this as their root.
+/// The mount point of the disk with PoCL, which is the root folder of programs that need it.
 const ROOT: &str = "/opencl";
 
-/// What follows is the same for those programs, and this one.
+/// These paths are the same for those programs and this one.
 const POOL: &str = "/tmp/pool";
 const GATE: &str = "gate";
 const CONTROL: &str = "/tmp/control";
 const COMPILED: &str = "/tmp/compiled";
-/// Milliseconds that a move may take until the program stands still: more than the emulator takes.
+/// How long the program may take to drain for a move, in milliseconds: more than the emulator
+/// needs.
 const DRAIN: &str = "300000";
-/// So many processes try to go behind the gate.
+/// The maximum number of processes that try to move behind the gate.
 const PROCESSES: u32 = 8;
 const STOP: &str = "/tmp/stop";
 const SAID: &str = "/tmp/said";
@@ -64,14 +66,14 @@ fn program(name: &str) -> Command {
     let mut command = Command::new("/bin/busybox");
     command
         .args(["chroot", ROOT, &format!("/tmp/{name}")])
-        // PoCL links what it has compiled by a program.
+        // PoCL runs a program to link what it has compiled.
         .env("PATH", "/usr/bin")
         .envs([("HOME", "/tmp"), ("POCL_CACHE_DIR", "/tmp")])
         .stdin(Stdio::null());
     command
 }
 
-/// Starts a program whose messages go to a file.
+/// Starts a program that logs to a file.
 fn start(command: &mut Command) -> Result<Child> {
     let log = File::options().create(true).append(true).open(LOG)?;
     Ok(command.stderr(log).spawn()?)
@@ -81,7 +83,7 @@ fn log() -> String {
     fs::read_to_string(LOG).unwrap_or_default()
 }
 
-/// Runs what a guest is for. If that fails the machine ends, so that nobody waits for it.
+/// Runs a guest's role. If it fails, powers off the machine, so that nobody waits for it.
 pub fn run(role: impl FnOnce() -> Result<()>) -> Result<()> {
     role().inspect_err(|error| {
         print(&format!("{error:#}"));
@@ -90,7 +92,7 @@ pub fn run(role: impl FnOnce() -> Result<()>) -> Result<()> {
     })
 }
 
-/// Serves behind the gate for as long as applications come.
+/// Serves behind the gate for as long as applications arrive.
 pub fn serve() -> Result<()> {
     prepare()?;
     let mut passive = program("gantry-accel");
@@ -99,7 +101,7 @@ pub fn serve() -> Result<()> {
     bail!("the server has ended ({ended}): {}", log())
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !is()? {
@@ -124,20 +126,20 @@ impl Pool {
         Ok(pool)
     }
 
-    /// How many workers there are, with those that wait for applications.
+    /// The number of workers, including those that wait for applications.
     fn workers(&self) -> Result<usize> {
         let path = format!("/proc/{0}/task/{0}/children", self.0.id());
         Ok(fs::read_to_string(path)?.split_whitespace().count())
     }
 
-    /// Waits until there are so many.
+    /// Waits until there are this many workers.
     fn has_workers(&self, expected: usize) -> Result<()> {
         until(&format!("the pool has {expected} workers"), || {
             Ok(self.workers()? == expected)
         })
     }
 
-    /// What it says of its applications.
+    /// The pool's list of its applications.
     fn list(&self) -> Result<String> {
         let mut list = program("gantry-accel");
         let output = list
@@ -157,7 +159,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Waits until none of its workers serves anybody, and it says that this application is elsewhere.
+    /// Waits until none of its workers serves anybody, and it reports that this application is
+    /// elsewhere.
     fn has_sent(&self, application: u32, to: &str) -> Result<()> {
         self.has_workers(1)?;
         let list = self.list()?;
@@ -165,7 +168,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Has an application of this process id be served at an address; what comes of it.
+    /// Orders the application with this process ID to move to an address. Returns the result.
     fn order(&self, application: u32, to: &str) -> Result<String> {
         let mut order = program("gantry-accel");
         let pid = format!("--pid={application}");
@@ -175,7 +178,7 @@ impl Pool {
         Ok(String::from_utf8(output.output()?.stdout)?)
     }
 
-    /// The same, which it is to obey.
+    /// The same, and checks that the application has moved.
     fn send(&self, application: u32, to: &str) -> Result<()> {
         let said = self.order(application, to)?;
         ensure!(is_moved(&said, application, to), "{said} {}", log());
@@ -187,7 +190,7 @@ fn is_moved(said: &str, application: u32, to: &str) -> bool {
     said == format!("process {application} moved to {to}\n")
 }
 
-/// A program that compares each round of its results with what it computes itself.
+/// A program that compares each round of its results with its own computation.
 struct Computing(Child);
 
 impl Computing {
@@ -202,7 +205,8 @@ impl Computing {
         Ok(Self(start(&mut command)?))
     }
 
-    /// Waits until it says something new twice: all rounds before the last of it have begun since.
+    /// Waits until it has printed two more lines: all rounds before the last of them have begun
+    /// since.
     fn goes_on(&mut self) -> Result<()> {
         let lines = || Ok::<_, anyhow::Error>(fs::read_to_string(SAID)?.lines().count());
         let before = lines()?;
@@ -226,8 +230,9 @@ impl Computing {
     }
 }
 
-/// Starts a program that computes by rings, and has it served behind the gate: the first one that can
-/// be, whose page table is where the server's kernel has nothing. Others stay where they are.
+/// Starts a program that computes through rings, and moves it behind the gate: the first program
+/// that can be moved, because its page table is where the server's kernel has nothing. Others stay
+/// where they are.
 fn behind_the_gate(pool: &Pool) -> Result<Computing> {
     for _ in 0..PROCESSES {
         let mut computing = Computing::start()?;
@@ -244,17 +249,18 @@ fn behind_the_gate(pool: &Pool) -> Result<Computing> {
         computing.ends()?;
         fs::remove_file(STOP)?;
         pool.has_workers(1)?;
-        // Has that page from now on, so that the next one gets another.
+        // This process occupies that page from now on, so that the next program gets another one.
         Command::new("/bin/busybox").args(["sleep", "1d"]).spawn()?;
     }
     bail!("none of {PROCESSES} processes could go behind the gate")
 }
 
-/// Has a program compute by rings with this guest's pool, then behind the gate, and by rings again.
+/// Has a program compute through rings with this guest's pool, then behind the gate, and through
+/// rings again.
 pub fn compute() -> Result<()> {
     prepare()?;
     let start = Instant::now();
-    // Nobody is to compile when the program moves: that takes long here.
+    // Nothing must be compiled while the program moves, since that takes long here.
     let mut compile = program("opencl-moving");
     compile
         .arg("/dev/null")

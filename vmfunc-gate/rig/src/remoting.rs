@@ -1,5 +1,5 @@
-//! Remoting by delegation: a worker before a device that adds, and an application that sends it
-//! calls through rings in the shared memory, carried out by its own vCPU.
+//! Remoting by delegation: a worker on a device that adds, and an application that sends it calls
+//! through rings in the shared memory, which are executed by the application's own vCPU.
 
 use std::{arch::x86_64::_rdtsc, fmt, ptr::NonNull, rc::Rc, sync::Arc, time::Duration};
 
@@ -34,18 +34,18 @@ use gantry_remoting::{
 };
 use vmfunc_gate::guest::{self, Client, Failure};
 
-/// Handlers of the worker.
+/// The worker's handlers.
 pub const HANDLERS: [Handler; 2] = handlers::HANDLERS;
 /// The first argument of its slow work.
 pub const SLOW: u64 = u64::MAX;
-/// Memory of the worker, locked.
+/// The size of the worker's memory, which is locked.
 const HEAP: usize = 2 << 20;
-/// Synchronous calls of the measurement.
+/// The number of synchronous calls in the measurement.
 const CALLS: u64 = 1000;
-/// Words that the device adds to.
+/// The number of words that the device adds to.
 const WORDS: usize = 1000;
 
-/// Makes a worker for one application.
+/// Creates a worker for one application.
 pub fn prepare() -> Result<()> {
     let surroundings = Surroundings {
         shared: guest::shared,
@@ -59,7 +59,7 @@ pub fn prepare() -> Result<()> {
     handlers::install(passive, surroundings, HEAP).context("cannot keep memory ready")
 }
 
-/// What slow work for [`SLOW`] does.
+/// The slow work for [`SLOW`].
 pub fn slow_work() -> u64 {
     handlers::own(0, 0)
 }
@@ -130,15 +130,15 @@ fn order() -> Order {
     }
 }
 
-/// Computes by delegations, checks what comes back, and measures calls. The worker's handlers are
-/// from the index `first` on. The figures, as text.
+/// Computes by delegations, checks the results, and measures calls. The worker's handlers start at
+/// the index `first`. Returns the figures as text.
 pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     let client = Rc::new(client);
     let way = Box::new(Way {
         client: Rc::clone(&client),
         first,
     });
-    // Interrupts of the host are not counted.
+    // The host's interrupts are not counted.
     let exits = || client.exits();
     let (gate, window) = Gate::open::<OpenCl>(way, Duration::from_millis(100))?;
     let bell = Doorbell::Gate(Arc::clone(&gate));
@@ -156,13 +156,13 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     create(&mut app, (context, queue, mem, kernel), length)?;
     let rounds = sums(&mut app, (mem, kernel), length)?;
     shared(&mut app, context, (mem, kernel))?;
-    // What is only mapped at first use, is now.
+    // Pages that are only mapped on first use are mapped now.
     for _ in 0..10 {
         app.ask(&Finish { queue })?;
     }
     let before = exits();
     let mut least = u64::MAX;
-    // SAFETY: every processor has it.
+    // SAFETY: every processor supports it.
     let start = unsafe { _rdtsc() };
     for _ in 0..CALLS {
         // SAFETY: as above.
@@ -203,7 +203,7 @@ pub fn compute(client: Client, first: usize) -> Result<Vec<String>> {
     ])
 }
 
-/// Makes what the calls are about.
+/// Creates the objects that the calls use.
 fn create(
     app: &mut Application,
     (context, queue, mem, kernel): (ContextId, QueueId, MemId, KernelId),
@@ -236,7 +236,7 @@ fn create(
         context,
         origin: ProgramOrigin::Source(Blob(b"kernel void add()".to_vec())),
     })?;
-    // By slow work.
+    // Executed as slow work.
     app.ask(&BuildProgram {
         id: program,
         devices: vec![DeviceId(0)],
@@ -252,7 +252,7 @@ fn create(
     app.ask(&Finish { queue })
 }
 
-/// Buffers go there through the window, are added to and come back.
+/// Sends buffers through the window, has the device add to them, and reads them back.
 fn sums(app: &mut Application, (mem, kernel): (MemId, KernelId), length: u64) -> Result<u32> {
     const ROUNDS: u32 = 20;
     let to = app.window.data();
@@ -355,7 +355,7 @@ fn shared(
     // SAFETY: as above.
     let found = unsafe { word.read_volatile() };
     ensure!(found == 42, "the word at {address:#x} is {found}");
-    // The kernel is not run with an address of what is freed.
+    // The kernel must not run with an address of freed memory.
     app.post(&SetArgument {
         kernel,
         index: 0,
@@ -367,7 +367,7 @@ fn shared(
 /// This process's gate.
 struct Way {
     client: Rc<Client>,
-    /// Index of the first of the worker's handlers.
+    /// The index of the first of the worker's handlers.
     first: usize,
 }
 

@@ -1,16 +1,16 @@
-//! One OpenCL program of a guest, started once, that is served by rings, behind the gate, and by rings again,
-//! while it computes. [`opencl`] is what runs in the guests: the program and a pool in the one, and a server
-//! behind the gate in the other.
+//! One OpenCL program in a guest, started once, that is served through rings, behind the gate, and
+//! through rings again, while it computes. [`opencl`] runs in the guests: the program and a pool in
+//! one, and a server behind the gate in the other.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::{Check, checks, machine::Machine, opencl};
 
-/// Addresses that both guests have. The server has 592 MiB of that: PoCL, locked. Where its hole is, the
-/// page table of the client's program hides nothing.
+/// The address space of both guests. The server uses 592 MiB of it: PoCL, locked. In the range of
+/// its hole, the page table of the client's program hides nothing.
 const MEMORY: &str = "1280M";
-/// Leaves the client's kernel little else for page tables than that hole: what is below it and above the
-/// kernel is reserved, and what was loaded at the end of RAM is not given back.
+/// Leaves the client's kernel little memory for page tables other than that hole: what is below it
+/// and above the kernel is reserved, and what was loaded at the end of RAM is not freed.
 const IN_HOLE: &str = "memmap=512M$64M retain_initrd";
 const SERVER: &str = "socket=/tmp/gate,hole_start=576M,hole_end=1264M,id=gate";
 /// The disk with PoCL.
@@ -56,7 +56,7 @@ fn every_seat(server: &mut Machine) -> Result<()> {
     let after = wakes(server)?;
     ensure!(after == behind, "{} calls came later", after - behind);
     client.wait_for(opencl::RIGHT)?;
-    // For the next one.
+    // For the next client.
     server.event("frozen")
 }
 

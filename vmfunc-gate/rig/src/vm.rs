@@ -26,7 +26,7 @@ macro_rules! code {
     ($($name:ident)*) => {
         mod symbols { unsafe extern "C" { pub static rig_client: u8; $(pub static $name: u8;)* } }
         $(
-            /// Offset of the code of this name from the start of the guests' code.
+            /// The offset of this code from the start of the guests' code.
             pub fn $name() -> u64 {
                 (&raw const symbols::$name as u64) - (&raw const symbols::rig_client as u64)
             }
@@ -34,7 +34,7 @@ macro_rules! code {
     };
 }
 pub mod at {
-    //! Where the guests' code is.
+    //! The addresses of the guests' code.
     code!(
         rig_call rig_many rig_transfer rig_timer rig_timer_kernel rig_timer_spin rig_kernel rig_tick rig_undefined
         rig_protection rig_page rig_wrong_index rig_wrong_entry rig_write_table
@@ -51,9 +51,9 @@ pub mod at {
     }
 }
 
-/// The window, in both.
+/// The address of the window in both guests.
 pub const WINDOW: u64 = 0x40_0000_0000;
-/// Pages of shared memory: 1 MiB and some.
+/// The number of pages of shared memory: 1 MiB and some more.
 pub const SHARED_PAGES: u32 = 272;
 
 /// Present, writable, for ring 3, accessed.
@@ -64,7 +64,7 @@ const USER: u64 = 4;
 const LARGE_BYTES: u64 = 2 << 20;
 const DIRTY: u64 = 0x40;
 
-/// Memory of this process that is a VM's.
+/// Memory of this process that belongs to a VM.
 pub struct Memory {
     at: NonNull<u8>,
     bytes: usize,
@@ -73,9 +73,9 @@ pub struct Memory {
 
 impl Memory {
     fn new(gpa: u64, bytes: usize) -> Result<Self> {
-        // Starts with a large page, which it consists of if the kernel has them.
+        // Aligned to a large page, of which it consists if the kernel has them.
         let spare = (LARGE_BYTES - PAGE) as usize;
-        // SAFETY: a new mapping, where the kernel finds room.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -88,7 +88,7 @@ impl Memory {
         };
         ensure!(at != libc::MAP_FAILED, "no memory");
         let before = at.align_offset(LARGE_BYTES as usize);
-        // SAFETY: inside of the mapping, of which what is before and behind goes back.
+        // SAFETY: inside the mapping. The parts before and behind it are unmapped.
         let at = unsafe {
             let start = at.cast::<u8>().add(before);
             libc::munmap(at, before);
@@ -100,15 +100,15 @@ impl Memory {
         Ok(Self { at, bytes, gpa })
     }
 
-    /// Where a guest-physical address is.
+    /// The host address of a guest-physical address.
     pub fn host(&self, gpa: u64) -> *mut u8 {
         assert!(gpa >= self.gpa && gpa - self.gpa < self.bytes as u64);
-        // SAFETY: inside of the mapping, as was just checked.
+        // SAFETY: inside the mapping, as was just checked.
         unsafe { self.at.as_ptr().add((gpa - self.gpa) as usize) }
     }
 
     pub fn write(&self, gpa: u64, value: u64) {
-        // SAFETY: memory of the mapping, which is only used through raw pointers.
+        // SAFETY: memory of the mapping, which is only accessed through raw pointers.
         unsafe { self.host(gpa).cast::<u64>().write_volatile(value) };
     }
 
@@ -123,7 +123,7 @@ impl Memory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.host(gpa), bytes.len()) };
     }
 
-    /// Maps the window, and gives each page tables at `tables`.
+    /// Maps the window, whose page tables are at `tables`.
     fn map_window(&self, pml4: u64, pdpt: u64, tables: u64, gpa: u64) {
         self.write(pml4, pdpt | ENTRY);
         self.write(pdpt + (WINDOW >> 30 & 511) * 8, tables | ENTRY);
@@ -142,7 +142,7 @@ impl Drop for Memory {
     }
 }
 
-/// Gives a VM memory.
+/// Adds memory to a VM.
 pub fn add_memory(
     vm: &VmFd,
     slot: u32,
@@ -161,16 +161,17 @@ pub fn add_memory(
     unsafe { vm.set_user_memory_region(region) }.context("cannot add memory")
 }
 
-/// Where a server's memory is, in the guest-physical address space that all VMs have alike.
+/// The place of a server's memory in the guest-physical address space, whose layout is the same in
+/// all VMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryLayout {
     /// Where the client has none.
     Apart,
-    /// As before, and 1 GiB.
+    /// The same, with 1 GiB.
     Large,
-    /// Where the client has its own, its page table too. Ring 3 does not use that page.
+    /// Where the client has its own, including its page table. Ring 3 does not use that page.
     Same,
-    /// As before, and ring 3 has that page mapped.
+    /// The same, but ring 3 has that page mapped.
     Needed,
 }
 
@@ -195,12 +196,12 @@ impl MemoryLayout {
         self.gpa() + 0x60_0000
     }
 
-    /// A page that the host unmaps, and maps for something else. Nothing else is within 2 MiB of it.
+    /// A page that the host unmaps, and maps to something else. Nothing else is within 2 MiB of it.
     pub fn unmapped(self) -> u64 {
         self.gpa() + 0xc0_0000
     }
 
-    /// Where the server has its device's registers.
+    /// The server's device registers.
     pub fn registers(self) -> u64 {
         self.data() + PAGE
     }
@@ -209,24 +210,24 @@ impl MemoryLayout {
         self.gpa() + 0x20_0000
     }
 
-    /// Where the server has its page table.
+    /// The server's page table.
     pub fn tables(self) -> u64 {
         self.gpa() + 0x40_0000
     }
 }
 
-/// Bytes of most servers.
+/// The memory size of most servers in bytes.
 pub const SERVER_BYTES: usize = 16 << 20;
 /// A word of the server in the page where the client has its page table.
 pub const HIDDEN: u64 = 0x0dd_ba11;
-/// A virtual address of the server behind which there is no memory.
+/// A virtual address of the server that is mapped to an address without memory.
 pub const SERVER_HOLE: u64 = 0x6000_0000;
-/// A virtual address of the server where its device's doorbell is.
+/// A virtual address of the server, mapped to its device's doorbell.
 pub const SERVER_DOORBELL: u64 = 0x6020_0000;
 const DOORBELL_GPA: u64 = 0xd000_0000;
 const SERVER_WINDOW: u64 = 0x8000_0000;
 
-/// Handlers by index.
+/// The handlers, by index.
 pub const ADD: u64 = 0;
 pub const COMPUTE: u64 = 2;
 pub const READ: u64 = 3;
@@ -263,7 +264,7 @@ impl ServerVm {
         let tables = place.tables();
         let (pml4, pdpt) = (tables, tables + PAGE);
         memory.map_window(pml4, pdpt, tables + 2 * PAGE, SERVER_WINDOW);
-        // The first GiB: its memory one to one; the second: the hole.
+        // The first GiB: its memory, identity-mapped. The second: the hole.
         let directory = tables + 4 * PAGE;
         memory.write(pdpt, directory | ENTRY);
         for page in 0..SERVER_BYTES as u64 / LARGE_BYTES {
@@ -328,7 +329,7 @@ impl ServerVm {
 }
 
 impl ServerVm {
-    /// A device: computes the factorial of its first register, into the second one, whenever its
+    /// A device: computes the factorial of its first register into the second one whenever its
     /// doorbell rings. Never returns.
     fn device(&self, registers: u64) -> Result<()> {
         loop {
@@ -338,7 +339,7 @@ impl ServerVm {
         }
     }
 
-    /// Lets ring 3 use the page where the client has its page table.
+    /// Allows ring 3 to use the page where the client has its page table.
     pub fn expose(&self) {
         let entry = MemoryLayout::Same.tables() + 4 * PAGE;
         self.memory.write(entry, self.memory.read(entry) | USER);
@@ -365,9 +366,9 @@ const CLIENT_GDT: u64 = 0x8000;
 const CLIENT_TSS: u64 = 0x8800;
 const CLIENT_IDT: u64 = 0x9000;
 const CLIENT_RESULTS: u64 = 0x4_0000;
-/// How often the client's timer ticked.
+/// The number of the client's timer ticks.
 pub const CLIENT_TICKS: u64 = 0x4_1000;
-/// Where kernels have their data, as their GS base says.
+/// The address of the kernels' data, which is their GS base.
 pub const KERNEL_DATA: u64 = 0xffff_8000_1234_0000;
 const CLIENT_WINDOW: u64 = 0x4000_0000;
 
@@ -382,18 +383,18 @@ const CLIENT: ClientSettings = ClientSettings {
 /// How a client's code starts.
 #[derive(Clone, Copy)]
 pub struct Start {
-    /// Offset of the code.
+    /// The offset of the code.
     pub code: u64,
-    /// In RDI, RSI, RDX.
+    /// Passed in RDI, RSI and RDX.
     pub arguments: [u64; 3],
-    /// With interrupts.
+    /// Whether interrupts are enabled.
     pub interrupts: bool,
-    /// In ring 0.
+    /// Whether it runs in ring 0.
     pub kernel: bool,
 }
 
 impl Start {
-    /// In ring 3, without interrupts: even the emulated host gets none then.
+    /// Starts in ring 3 without interrupts: then even the emulated host gets none.
     pub fn new(code: u64, arguments: [u64; 3]) -> Self {
         Self {
             code,
@@ -403,12 +404,12 @@ impl Start {
         }
     }
 
-    /// A call of a handler.
+    /// Calls a handler.
     pub fn call(handler: u64, first: u64, second: u64) -> Self {
         Self::new(at::rig_call(), [handler, first, second])
     }
 
-    /// With interrupts.
+    /// Enables interrupts.
     pub fn interrupted(self) -> Self {
         Self {
             interrupts: true,
@@ -426,7 +427,7 @@ pub struct ClientVm {
     vm: VmFd,
 }
 
-// SAFETY: the memory is used through raw pointers, and by one thread at a time.
+// SAFETY: the memory is accessed through raw pointers, and by one thread at a time.
 unsafe impl Send for ClientVm {}
 
 impl ClientVm {
@@ -439,7 +440,7 @@ impl ClientVm {
         add_memory(&vm, 0, 0, all, false)?;
         let vcpu = vm.create_vcpu(0)?;
         vcpu.set_cpuid2(&features(&kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?)?;
-        // System calls of handlers get to the server's kernel.
+        // System calls of handlers enter the server's kernel.
         let entry = MemoryLayout::Apart.code() + at::rig_kernel();
         let registers = [
             (0xc000_0081, 0x10 << 48 | 8 << 32),
@@ -470,7 +471,7 @@ impl ClientVm {
         })
     }
 
-    /// Another vCPU of the VM that is a client, has PCIDs, and does not run.
+    /// Another vCPU of the VM that is a client, supports PCIDs, and does not run.
     pub fn sibling(&self) -> Result<(Client, VcpuFd)> {
         let vcpu = self.vm.create_vcpu(1)?;
         let mut cpuid = features(&Kvm::new()?.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)?)?;
@@ -483,12 +484,12 @@ impl ClientVm {
         Ok((Client::register(borrow(&vcpu), &CLIENT)?, vcpu))
     }
 
-    /// Where the window's shared memory is in this process.
+    /// The address of the window's shared memory in this process.
     pub fn shared(&self) -> *mut u64 {
         self.window[2].memory().cast().as_ptr()
     }
 
-    /// Whether the trampoline takes the vCPU to be in the server.
+    /// Sets whether the trampoline considers the vCPU to be in the server.
     pub fn set_busy(&self, busy: bool) {
         let private = self.window[1].memory().cast::<window::Private>().as_ptr();
         // SAFETY: the client's page of the window, which stays mapped.
@@ -529,7 +530,7 @@ impl ClientVm {
         // PAE, SSE, FSGSBASE.
         special.cr4 = 0x1_0620;
         special.efer = 0xd01;
-        // Registers of the interrupt controller are MSRs.
+        // The registers of the interrupt controller are MSRs.
         special.apic_base |= 0xc00;
         self.vcpu.set_sregs(&special)?;
         let mut registers = self.vcpu.get_regs()?;
@@ -541,20 +542,20 @@ impl ClientVm {
         Ok(())
     }
 
-    /// Runs code to its end; its two results.
+    /// Runs code to its end. Returns its two results.
     pub fn run(&mut self, start: &Start) -> Result<(u64, u64)> {
-        // What an earlier run was cut off in is over.
+        // An earlier run that was cut off is over.
         self.memory.write(CLIENT_TICKS, 0);
         self.set(start)?;
         self.go_on()
     }
 
-    /// Has the next interrupt of the client's timer end the run in its middle.
+    /// Makes the client's next timer interrupt stop the run.
     pub fn stop_at_tick(&self) {
         self.memory.write(CLIENT_TICKS + 8, 1);
     }
 
-    /// Runs to the next end.
+    /// Runs until the next stop or the end.
     pub fn go_on(&mut self) -> Result<(u64, u64)> {
         loop {
             match self.vcpu.run() {
@@ -576,8 +577,8 @@ impl ClientVm {
     }
 }
 
-/// What guests are told: they have no guests, x2APIC, and no PCIDs, with which a server's kernel is
-/// not to run on a client's vCPU.
+/// The CPU features of guests: no VMX, x2APIC, and no PCIDs, since a server's kernel must not run
+/// with PCIDs on a client's vCPU.
 pub fn features(cpuid: &CpuId) -> Result<CpuId> {
     let mut entries = cpuid.as_slice().to_vec();
     for entry in &mut entries {
@@ -608,19 +609,19 @@ fn segment(selector: u16, type_: u8, ring: u8, code: bool) -> kvm_segment {
     }
 }
 
-/// Page tables, descriptors and code of the client.
+/// Writes the client's page tables, descriptors and code.
 fn describe(memory: &Memory) {
     memory.copy(CLIENT_CODE, at::code());
     memory.map_window(CLIENT_PML4, 2 * PAGE, 4 * PAGE, CLIENT_WINDOW);
     memory.write(2 * PAGE, (3 * PAGE) | ENTRY);
-    // The first 2 MiB one to one; at 4 MiB a device that is not there.
+    // The first 2 MiB identity-mapped; at 4 MiB a device that does not exist.
     memory.write(3 * PAGE, ENTRY | DIRTY | LARGE);
     memory.write(3 * PAGE + 16, 0xd000_0000 | ENTRY | DIRTY | LARGE);
     for (index, entry) in [
         0,
         0x00af_9b00_0000_ffff,
         0x00cf_9300_0000_ffff,
-        // As SYSRET wants them.
+        // As required by SYSRET.
         0x00cf_f300_0000_ffff,
         0x00af_fb00_0000_ffff,
         // The task state segment.
@@ -632,7 +633,7 @@ fn describe(memory: &Memory) {
     {
         memory.write(CLIENT_GDT + index as u64 * 8, entry);
     }
-    // Stack of ring 0.
+    // The stack of ring 0.
     memory.copy(CLIENT_TSS + 4, &0x2_8000_u64.to_le_bytes());
     for (vector, code) in [
         (6, at::rig_undefined()),
@@ -647,22 +648,22 @@ fn describe(memory: &Memory) {
     }
 }
 
-/// Another process; killed and waited for when dropped.
+/// Another process, which is killed and waited for when dropped.
 pub struct Process(libc::pid_t);
 
 impl Process {
-    /// Runs a function there, which says once that it is ready, and sleeps afterwards.
+    /// Runs a function there, which reports once that it is ready. The process then sleeps.
     pub fn start(run: impl FnOnce(&dyn Fn()) -> Result<()>) -> Result<Self> {
         let mut ends = [0; 2];
         // SAFETY: fills in both ends.
         ensure!(unsafe { libc::pipe(ends.as_mut_ptr()) } == 0, "no pipe");
-        // SAFETY: this program has one thread when it does this.
+        // SAFETY: this program has only one thread at this time.
         let pid = unsafe { libc::fork() };
         ensure!(pid >= 0, "no process");
         let [read, write] = ends;
         if pid == 0 {
             let ready = || {
-                // SAFETY: a byte of a literal.
+                // SAFETY: one byte of a literal.
                 unsafe { libc::write(write, b"!".as_ptr().cast(), 1) };
             };
             if let Err(error) = run(&ready) {
@@ -674,7 +675,7 @@ impl Process {
             }
         }
         let mut byte = 0_u8;
-        // SAFETY: closes this process's copy, and reads into a byte, until the other end is closed.
+        // SAFETY: closes this process's copy, and reads one byte, or until the other end is closed.
         let got = unsafe {
             libc::close(write);
             let got = libc::read(read, (&raw mut byte).cast(), 1);
@@ -704,24 +705,24 @@ impl Drop for Process {
 /// A server in a process of its own.
 pub struct OtherServer {
     process: Option<Process>,
-    /// The server's file, which another process made one.
+    /// The server's file, which the other process has registered.
     pub gate: Gate,
 }
 
 impl OtherServer {
-    /// One whose memory is apart from clients'.
+    /// A server whose memory is apart from the clients'.
     pub fn start() -> Result<Self> {
         Self::at(MemoryLayout::Apart)
     }
 
-    /// Its process discards a page of its memory when it gets a signal, and changes what is there. At
-    /// another signal it unmaps one, and maps memory of its own there.
+    /// On one signal, its process discards a page of its memory, and changes its contents. On
+    /// another signal, it unmaps a page, and maps memory of its own there.
     pub fn at(place: MemoryLayout) -> Result<Self> {
         let gate = Gate::open()?;
         let theirs = gate.try_clone()?;
         let process = Process::start(move |ready| {
             let vm = ServerVm::new(theirs, place)?;
-            // SAFETY: addresses that the handlers of the signals read.
+            // SAFETY: addresses that the signal handlers read.
             unsafe {
                 DISCARDED = vm.memory.host(place.data());
                 libc::signal(libc::SIGUSR1, discard as *const () as libc::sighandler_t);
@@ -766,7 +767,7 @@ impl AsFd for OtherServer {
 
 static mut DISCARDED: *mut u8 = std::ptr::null_mut();
 
-/// What a balloon does, and a new value in the page that takes its place.
+/// What a balloon does: discards a page, and writes a new value to the page that replaces it.
 extern "C" fn discard(_: libc::c_int) {
     // SAFETY: a page of the server's memory, which this process does not use otherwise.
     unsafe {
@@ -777,7 +778,7 @@ extern "C" fn discard(_: libc::c_int) {
 
 static mut UNMAPPED: *mut u8 = std::ptr::null_mut();
 
-/// What a VMM does that takes memory away while its process goes on: its heap comes to lie there.
+/// What happens when a VMM removes memory while its process continues: its heap is allocated there.
 extern "C" fn unmap(_: libc::c_int) {
     // SAFETY: a page of the server's memory, which this process does not use otherwise.
     unsafe {

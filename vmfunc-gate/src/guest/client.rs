@@ -22,17 +22,18 @@ use crate::{
     window::{self, PAGE},
 };
 
-/// How long a client waits for the server's machine, and for a client before it to be gone.
+/// How long a client waits for the server's machine, and for a previous client to be gone.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long an answer to slow work is waited for without giving the CPU away.
+/// How long to poll for an answer to slow work before sleeping.
 const POLLING: Duration = Duration::from_micros(50);
-/// Shortest and longest nap afterwards.
+/// The minimum and maximum sleep after that.
 const NAPS: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
-/// How often the doorbell is rung while there is no answer: a server that was busy does not hear it.
+/// The interval at which the doorbell is rung while there is no answer: a busy server misses it.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// A process that is paired with a server. Threads that use it run on the vCPU on which it was
-/// paired, where VMFUNC is armed: the pairing thread is pinned to it, and those that it starts.
+/// A process that is paired with a server. Threads that use it must run on the vCPU on which it was
+/// paired, where VMFUNC is armed. The pairing thread is pinned to it, and so are threads that it
+/// starts.
 #[derive(Debug)]
 pub struct Client {
     port: Port,
@@ -41,24 +42,24 @@ pub struct Client {
     _window: Window,
 }
 
-// SAFETY: the window belongs to the process; a delegation on another vCPU than the window's ends
-// the process by an invalid instruction, and nothing else.
+// SAFETY: the window belongs to the process. A delegation on a vCPU other than the window's ends
+// the process with an invalid instruction, and has no other effect.
 unsafe impl Send for Client {}
 
 impl Client {
     /// Pairs this process with the server of its VM's port.
     ///
     /// # Errors
-    /// See [`Error`]. Where handlers cannot make system calls, it is paired nevertheless.
+    /// See [`Error`]. If handlers cannot make system calls, it is paired nevertheless.
     pub fn pair() -> Result<Self, Error> {
         Self::pair_if(false)
     }
 
-    /// Pairs this process if handlers can make system calls then.
+    /// Pairs this process only if handlers can then make system calls.
     ///
     /// # Errors
-    /// See [`Error`]. With [`Reason::NoKernel`], another process may have more luck: the page table
-    /// of this one is where the server's kernel has memory.
+    /// See [`Error`]. With [`Reason::NoKernel`], another process may succeed: the page table of
+    /// this one is where the server's kernel has memory.
     pub fn pair_with_kernel() -> Result<Self, Error> {
         Self::pair_if(true)
     }
@@ -77,7 +78,7 @@ impl Client {
             port.command(Command::Pair);
             match port.state() {
                 Some(State::Paired) => break,
-                // The process before goes away in the background.
+                // The previous process is being removed in the background.
                 _ if port.read(at::ERROR) == libc::EBUSY as u32 && start.elapsed() < PATIENCE => {
                     thread::sleep(NAPS[1]);
                 }
@@ -102,8 +103,8 @@ impl Client {
         self.kernel
     }
 
-    /// Executes a handler in the server, on this vCPU, without an exit; slow work in addition, if
-    /// the handler asks for that.
+    /// Executes a handler in the server, on this vCPU, without an exit. Also executes slow work, if
+    /// the handler asks for it.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -128,8 +129,8 @@ impl Client {
         NonNull::slice_from_raw_parts(start, bytes)
     }
 
-    /// The file that has the [shared](Self::shared) memory, and where in it that begins: for a further
-    /// mapping of it.
+    /// The file that contains the [shared](Self::shared) memory, and the offset at which it begins,
+    /// for another mapping of it.
     ///
     /// # Errors
     /// See [`Error::Guest`] and [`Error::Sysfs`].
@@ -138,13 +139,14 @@ impl Client {
         Ok((open_memory()?, start))
     }
 
-    /// VM exits of this vCPU in the server so far, the host's interrupts not counted, modulo 2^32.
+    /// The number of VM exits of this vCPU in the server so far, modulo 2^32. The host's interrupts
+    /// are not counted.
     #[must_use]
     pub fn exits(&self) -> u32 {
         self.port.read(at::EXITS)
     }
 
-    /// The server's vCPU still runs, after slow work for another thread.
+    /// Delegates while the server's vCPU still runs, after slow work for another thread.
     #[cold]
     fn delegate_later(&self, handler: u64, first: u64, second: u64) -> Result<u64, Failure> {
         let start = Instant::now();
@@ -157,7 +159,7 @@ impl Client {
         }
     }
 
-    /// Wakes the server and waits until it has worked.
+    /// Wakes the server and waits until it has done the work.
     #[cold]
     fn wait_for_slow(&self) -> Result<u64, Failure> {
         let start = Instant::now();
@@ -166,7 +168,7 @@ impl Client {
             match self.slow_state() {
                 SLOW_DONE => {
                     let page = slow_page();
-                    // SAFETY: the shared memory of the pair, accessed by single words.
+                    // SAFETY: the pair's shared memory, accessed by single words.
                     unsafe {
                         let answer = (&raw const (*page).answer).read_volatile();
                         (&raw mut (*page).state).write_volatile(SLOW_NOTHING);
@@ -186,7 +188,7 @@ impl Client {
                 if self.port.state() != Some(State::Paired) {
                     return Err(Failure::ServerGone);
                 }
-                // It is at work; that it is still there is looked at again later.
+                // It is working. Checks again later that it still exists.
                 rung = Some(Instant::now());
             }
             nap(start);
@@ -194,7 +196,7 @@ impl Client {
     }
 
     fn slow_state(&self) -> u64 {
-        // SAFETY: the shared memory of the pair.
+        // SAFETY: the pair's shared memory.
         unsafe { (&raw const (*slow_page()).state).read_volatile() }
     }
 }
@@ -205,7 +207,7 @@ impl Drop for Client {
     }
 }
 
-/// Polls at first, then sleeps, longer and longer.
+/// Polls at first, then sleeps for longer and longer.
 fn nap(start: Instant) {
     let waited = start.elapsed();
     if waited < POLLING {
@@ -215,7 +217,7 @@ fn nap(start: Instant) {
     }
 }
 
-/// Waits until the server's machine has let this one in.
+/// Waits until the server's machine has accepted this one.
 fn connect(port: &Port, start: Instant) -> Result<(), Error> {
     if port.state() == Some(State::Connected) {
         return Ok(());
@@ -225,7 +227,7 @@ fn connect(port: &Port, start: Instant) -> Result<(), Error> {
         match port.state() {
             Some(State::Connected) => return Ok(()),
             Some(State::Connecting) if start.elapsed() < PATIENCE => thread::sleep(NAPS[1]),
-            // The client before is just leaving, or the server is about to serve.
+            // The previous client is just leaving, or the server is about to serve.
             Some(State::Failed)
                 if matches!(port.reason(), Reason::Taken | Reason::NotServing)
                     && start.elapsed() < PATIENCE =>
@@ -238,10 +240,10 @@ fn connect(port: &Port, start: Instant) -> Result<(), Error> {
     }
 }
 
-/// Keeps the calling thread on the vCPU where it is.
+/// Pins the calling thread to its current vCPU.
 fn stay_here() -> Result<(), Error> {
-    // SAFETY: the call has no arguments; then all zeroes are a valid set, which is filled in within
-    // its size and outlives the call.
+    // SAFETY: the first call has no arguments; then all zeroes are a valid set, which is filled in
+    // within its size and outlives the call.
     unsafe {
         let cpu = libc::sched_getcpu();
         let mut set: libc::cpu_set_t = mem::zeroed();

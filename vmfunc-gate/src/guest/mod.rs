@@ -1,7 +1,7 @@
 //! What processes of guests do with the gate, on Linux, as root.
 //!
-//! A server's process [registers](Server::register) handlers and [serves](Server::serve): its VM
-//! stands still from then on. A client's process is [paired](Client::pair) and
+//! A server's process [registers](Server::register) handlers and [serves](Server::serve): its VM is
+//! frozen from then on. A client's process is [paired](Client::pair) and
 //! [delegates](Client::delegate).
 //!
 //! ```text
@@ -9,17 +9,17 @@
 //!   client's VM:            pair, delegate, delegate, delegate(slow) ── delegate, drop
 //! ```
 //!
-//! The pages of the window are where a PCI function of the machine has them ([`port`]); they are
-//! mapped by `/dev/mem`, as sysfs gives out no memory that can be executed. A kernel that is locked
-//! down (secure boot) forbids that.
+//! The pages of the window are in a BAR of one of the machine's PCI functions ([`port`]). They are
+//! mapped through `/dev/mem`, since sysfs provides no executable memory. A kernel in lockdown mode
+//! (secure boot) forbids that.
 //!
 //! # Slow work
 //!
-//! A handler cannot wait: the server's kernel stands still. It returns [`slow`] instead, with two
-//! numbers; the client's library wakes the server, which calls the closure of [`Server::serve`] on
-//! its own vCPU, where it can do what it likes with its kernel. The client waits, polling first.
-//! Numbers and answer go through a page of the shared memory, which a hostile client may write: the
-//! closure's arguments are whatever that client likes, as a handler's are.
+//! A handler cannot block: the server's kernel is frozen. It returns [`slow`] instead, with two
+//! numbers. The client's library wakes the server, which calls the closure of [`Server::serve`] on
+//! its own vCPU, where it can use its kernel without restrictions. The client waits, polling first.
+//! The numbers and the answer pass through a page of the shared memory, which a hostile client may
+//! write: like a handler's arguments, the closure's are whatever that client likes.
 
 mod client;
 mod place;
@@ -38,16 +38,16 @@ use crate::{
     window,
 };
 
-/// Where the window is in processes of clients and servers.
+/// The address of the window in processes of clients and servers.
 pub const WINDOW: u64 = 0x40_0000_0000;
 
-/// Where the memory for arguments and results is, on both sides.
+/// The address of the memory for arguments and results, on both sides.
 pub const SHARED: u64 = WINDOW + window::SHARED + port::SLOW_BYTES;
 
 /// Why a process cannot use the gate.
 #[derive(Debug, Error)]
 pub enum Error {
-    /// There is no port of this role.
+    /// There is no port with this role.
     #[error(
         "this VM has no gate port for a {0}: start it with --accel transport=gate,server=PATH (a \
          client) or --accel-server socket=PATH (a server)"
@@ -56,7 +56,7 @@ pub enum Error {
     /// The host lacks something.
     #[error("the host of this VM lacks what the gate needs: {}", texts(.0))]
     Host(Vec<Lack>),
-    /// Something of this guest's kernel.
+    /// An operation of this guest's kernel failed.
     #[error("cannot {what}: {source}")]
     Guest {
         /// What was tried.
@@ -64,15 +64,15 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// A file of sysfs has something else than expected.
+    /// A sysfs file has unexpected contents.
     #[error("{0} does not say where the port is")]
     Sysfs(String),
     /// The machine refused.
     #[error("{} (error {number})", cause(*.reason))]
     Refused {
-        /// Why.
+        /// The reason.
         reason: Reason,
-        /// Error number of the host, or 0.
+        /// The host's error number, or 0.
         number: u32,
     },
 }
@@ -114,12 +114,12 @@ fn failed(what: &'static str) -> Error {
     Error::Guest { what, source }
 }
 
-/// The memory for arguments and results of the server's process, the same as [`Client::shared`] is:
-/// in a handler, and in the closure of [`Server::serve`]. The client may change it at any time: read
-/// each value once, then check it.
+/// The memory for arguments and results in the server's process, which is the same as
+/// [`Client::shared`]. For use in a handler, and in the closure of [`Server::serve`]. The client
+/// may change it at any time: read each value once, then check it.
 ///
 /// # Panics
-/// Elsewhere, it is not there, and looking for its length ends the process.
+/// Elsewhere the memory does not exist, and looking up its length ends the process.
 #[must_use]
 pub fn shared() -> NonNull<[u8]> {
     server::shared()
@@ -130,7 +130,7 @@ fn slow_page() -> *mut Slow {
     (WINDOW + window::SHARED) as *mut Slow
 }
 
-/// What the gate switches besides the general registers, as far as this vCPU has it enabled.
+/// What the gate switches in addition to the general registers, as far as this vCPU has it enabled.
 fn features() -> u64 {
     use core::arch::x86_64::{__cpuid, __cpuid_count};
 
@@ -140,7 +140,7 @@ fn features() -> u64 {
     let mut features = 0;
     if __cpuid(1).ecx & OSXSAVE != 0 {
         let (low, high): (u32, u32);
-        // SAFETY: OSXSAVE says that it is enabled.
+        // SAFETY: OSXSAVE indicates that it is enabled.
         unsafe {
             core::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high,
                 options(nomem, nostack, preserves_flags));

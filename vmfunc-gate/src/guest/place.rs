@@ -1,4 +1,4 @@
-//! Finding the port and mapping it.
+//! Finds the port and maps it.
 
 use std::{
     format, fs,
@@ -26,10 +26,10 @@ pub struct Port {
     folder: PathBuf,
 }
 
-// SAFETY: registers of a device, which are accessed as such from any thread.
+// SAFETY: device registers, which can be accessed from any thread.
 unsafe impl Send for Port {}
 
-/// The file that has the gate's pages, at their guest-physical addresses.
+/// Opens the file that contains the gate's pages, at their guest-physical addresses.
 pub fn open_memory() -> Result<fs::File, Error> {
     let opened = fs::File::options()
         .read(true)
@@ -43,7 +43,7 @@ pub fn open_memory() -> Result<fs::File, Error> {
 }
 
 impl Port {
-    /// The first port of a role.
+    /// The first port with this role.
     pub fn find(role: Role) -> Result<Self, Error> {
         let named = match role {
             Role::Server => "server",
@@ -84,7 +84,7 @@ impl Port {
             .write(true)
             .open(folder.join("resource0"))
             .map_err(guest("open the gate's registers"))?;
-        // SAFETY: a new mapping, where the kernel finds room.
+        // SAFETY: a new mapping at an address of the kernel's choice.
         let registers = unsafe {
             libc::mmap(
                 null_mut(),
@@ -104,7 +104,7 @@ impl Port {
         })
     }
 
-    /// Puts the window where the trampoline expects it.
+    /// Maps the window where the trampoline expects it.
     pub fn map_window(&self, shared_pages: u64) -> Result<Window, Error> {
         let at_gpa = self.window_address()?;
         let memory = open_memory()?;
@@ -126,7 +126,7 @@ impl Port {
         Ok(Window(length))
     }
 
-    /// Guest-physical address of BAR 2: the third line of the file says where it starts.
+    /// The guest-physical address of BAR 2, whose start is in the third line of the file.
     pub fn window_address(&self) -> Result<u64, Error> {
         let path = self.folder.join("resource");
         let unclear = || Error::Sysfs(format!("{}", path.display()));
@@ -201,7 +201,8 @@ pub struct Window(usize);
 
 impl Drop for Window {
     fn drop(&mut self) {
-        // SAFETY: mapped by `map_window`; whoever had pointers into it has been told that it goes.
+        // SAFETY: mapped by `map_window`. Users of pointers into it have been told that it will be
+        // unmapped.
         unsafe { libc::munmap(with_exposed_provenance_mut(WINDOW as usize), self.0) };
     }
 }

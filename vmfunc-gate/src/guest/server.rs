@@ -20,25 +20,26 @@ use crate::{
     window::{self, PAGE, Table},
 };
 
-/// How often a machine that is not ready is asked again, and how long after.
+/// The maximum number of retries with a machine that is not ready, and the interval between them.
 const TRIES: u32 = 2000;
 const NAP: Duration = Duration::from_millis(1);
 
-/// Why a server does not serve any more.
+/// Why a server no longer serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The client has left, or has ended.
     ClientGone,
-    /// Somebody resumed the VM.
+    /// The VM was resumed by its owner.
     Resumed,
-    /// A client did in the server's kernel what cannot be put right: the VM should be booted again.
+    /// A client did something irreversible in the server's kernel: the VM should be rebooted.
     Lost,
 }
 
-/// Bytes of shared memory while the server's own vCPU runs, which does not see the table.
+/// The size of shared memory in bytes while the server's own vCPU runs, which does not see the
+/// table.
 static AWAKE_SHARED: AtomicU64 = AtomicU64::new(0);
 
-/// A process that serves one client at a time. Its VM stands still while it does.
+/// A process that serves one client at a time. Its VM is frozen while it does.
 #[derive(Debug)]
 pub struct Server {
     port: Port,
@@ -46,8 +47,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Registers handlers; an index is a position. All memory of the process is locked, as nobody
-    /// serves page faults of handlers where the server's kernel is not in the view.
+    /// Registers handlers. A handler's index is its position. Locks all memory of the process,
+    /// since nobody handles page faults of handlers if the server's kernel is not in the view.
     ///
     /// # Errors
     /// This VM has no port for a server, its host lacks something, `/dev/mem` cannot be mapped, or
@@ -61,7 +62,7 @@ impl Server {
         }
         let port = Port::find(Role::Server)?;
         let window = port.map_window(window::SHARED_PAGES)?;
-        // SAFETY: has no preconditions. What cannot be locked is found when it is used.
+        // SAFETY: no preconditions. Memory that cannot be locked is found when it is used.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
         port.write_wide(at::WINDOW, WINDOW);
         port.write(at::COUNT, handlers.len() as u32);
@@ -74,8 +75,8 @@ impl Server {
         })
     }
 
-    /// Serves a client to its end. The VM stands still, but for `slow`, which is called for a
-    /// handler that returned [`slow`](super::slow) with the same arguments; or with others, if the
+    /// Serves a client until it ends. The VM is frozen, except during `slow`, which is called for a
+    /// handler that returned [`slow`](super::slow), with the same arguments, or with others if the
     /// client is hostile.
     ///
     /// # Errors
@@ -90,7 +91,7 @@ impl Server {
                     tries = 0;
                     self.work(&mut slow);
                 }
-                // The machine is about to open the module's device anew.
+                // The machine is about to reopen the module's device.
                 Some(State::Failed)
                     if tries < TRIES && self.port.read(at::ERROR) == libc::EAGAIN as u32 =>
                 {
@@ -111,7 +112,7 @@ impl Server {
 
     fn work(&self, slow: &mut impl FnMut(u64, u64) -> u64) {
         let pages = u64::from(self.port.read(at::SHARED));
-        // A client that has just gone.
+        // The client has just gone.
         if pages == 0 {
             return;
         }
@@ -139,11 +140,11 @@ impl Drop for Server {
     }
 }
 
-/// In a handler: `return slow(first, second)` has the closure of [`Server::serve`] called, on the
-/// server's own vCPU. The client gets what that returns.
+/// In a handler: `return slow(first, second)` has the closure of [`Server::serve`] called on the
+/// server's own vCPU. The client gets its result.
 pub fn slow(first: u64, second: u64) -> u64 {
     let page = slow_page();
-    // SAFETY: memory of the view that this handler runs in, accessed by single words.
+    // SAFETY: memory of the view in which this handler runs, accessed by single words.
     unsafe {
         (&raw mut (*page).first).write_volatile(first);
         (&raw mut (*page).second).write_volatile(second);
@@ -156,7 +157,7 @@ pub fn shared() -> NonNull<[u8]> {
     let bytes = match AWAKE_SHARED.load(Ordering::Relaxed) {
         0 => {
             let table = (WINDOW + window::TABLE) as *const Table;
-            // SAFETY: the table is in the view that the caller, a handler, runs in.
+            // SAFETY: the table is in the view in which the caller, a handler, runs.
             unsafe { (&raw const (*table).shared).read_volatile() }
         }
         bytes => bytes,

@@ -1,5 +1,5 @@
-//! Loads a kernel: what the disk says into memory, and a jump to its 64-bit entry. Faster in an
-//! emulator than a boot loader that asks the BIOS for each track.
+//! Loads a kernel: copies what the disk specifies into memory, and jumps to the kernel's 64-bit
+//! entry. In an emulator this is faster than a boot loader that asks the BIOS for each track.
 
 #![no_std]
 #![no_main]
@@ -8,17 +8,17 @@ use core::arch::{asm, global_asm};
 
 global_asm!(include_str!("../boot.s"), options(att_syntax));
 
-/// Sector of the [`Plan`], behind what the boot sector loads.
+/// The sector of the [`Plan`], behind what the boot sector loads.
 const PLAN: u32 = 1024;
-/// Where the plan is read to: between this program and the first MiB's end.
+/// The address for the plan: between this program and the end of the first MiB.
 const PLAN_AT: *mut u16 = 0x8_0000 as *mut u16;
 
 /// What to load, in one sector. `cargo xtask test` writes it.
 #[repr(C)]
 struct Plan {
-    /// Physical address of the kernel's 64-bit entry.
+    /// The physical address of the kernel's 64-bit entry.
     entry: u64,
-    /// Physical address of the boot parameters ("zero page").
+    /// The physical address of the boot parameters ("zero page").
     parameters: u64,
     count: u64,
     parts: [Part; 20],
@@ -27,22 +27,22 @@ struct Plan {
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Part {
-    /// First sector.
+    /// The first sector.
     sector: u32,
     sectors: u32,
-    /// Physical address.
+    /// The physical address.
     address: u64,
 }
 
 fn inb(port: u16) -> u8 {
     let value;
-    // SAFETY: registers of the disk's controller, which change no memory.
+    // SAFETY: registers of the disk controller, which change no memory.
     unsafe { asm!("in al, dx", in("dx") port, out("al") value) };
     value
 }
 
 fn outb(port: u16, value: u8) {
-    // SAFETY: as above; the controller is told to do programmed I/O only.
+    // SAFETY: as above; the controller is only told to do programmed I/O.
     unsafe { asm!("out dx, al", in("dx") port, in("al") value) };
 }
 
@@ -61,7 +61,7 @@ unsafe fn read(sector: u32, sectors: u32, to: *mut u16) {
     outb(0x1f7, 0x20);
     let mut to = to;
     for _ in 0..sectors {
-        // Until it is not busy, and has data.
+        // Until it is not busy and has data.
         while inb(0x1f7) & 0x88 != 8 {}
         // SAFETY: the caller's promise.
         unsafe {
@@ -72,7 +72,7 @@ unsafe fn read(sector: u32, sectors: u32, to: *mut u16) {
 
 #[unsafe(no_mangle)]
 extern "C" fn main() -> ! {
-    // SAFETY: the machine has this memory, and the plan is made so that its parts overlap neither
+    // SAFETY: the machine has this memory, and the plan is built so that its parts overlap neither
     // each other nor this program.
     unsafe {
         read(PLAN, 1, PLAN_AT);
@@ -93,7 +93,7 @@ extern "C" fn main() -> ! {
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo) -> ! {
     loop {
-        // SAFETY: waits for ever.
+        // SAFETY: waits forever.
         unsafe { asm!("hlt") };
     }
 }
