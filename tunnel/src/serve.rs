@@ -8,14 +8,14 @@ use std::{
     },
     path::Path,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
 };
 
-use base::Chain;
+use base::{Chain, Unpoisoned, note::Seldom};
 
 use crate::{
     door::{self, Known},
@@ -31,6 +31,13 @@ const MOST: usize = 512;
 /// How long to wait for descriptors or memory to become free.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// What is said of tunnels of which a VM that moves has many, each with the same end.
+#[derive(Default)]
+struct Said {
+    failed: Mutex<Seldom>,
+    ended: Mutex<Seldom>,
+}
+
 /// Listens for VMMs of this user.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = base::socket::listen(path)?;
@@ -43,6 +50,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
 pub fn run(listener: &UnixListener) -> io::Error {
     let busy = Arc::new(AtomicUsize::new(0));
     let doors = Doors::default();
+    let said = Arc::new(Said::default());
     loop {
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
@@ -58,11 +66,13 @@ pub fn run(listener: &UnixListener) -> io::Error {
             continue;
         }
         let place = Place::take(&busy);
-        let doors = doors.clone();
+        let (doors, said) = (doors.clone(), Arc::clone(&said));
         let work = move || {
             let _place = place;
-            if let Err(error) = serve(stream, &doors) {
-                base::note!("gantry-tunnel: a tunnel has ended: {error}");
+            if let Err(error) = serve(stream, &doors, &said.failed)
+                && let Some(unsaid) = said.ended.lock_unpoisoned().due()
+            {
+                base::note!("gantry-tunnel: a tunnel has ended: {error}{unsaid}");
             }
         };
         // The place is free again, and the connection closed, if there is none.
@@ -87,10 +97,13 @@ fn passes(error: &io::Error) -> bool {
     )
 }
 
-fn serve(mut vmm: UnixStream, doors: &Doors) -> io::Result<()> {
+fn serve(mut vmm: UnixStream, doors: &Doors, said: &Mutex<Seldom>) -> io::Result<()> {
     let line = request::read_line(&mut vmm)?;
     let failed = |vmm: &mut UnixStream, reason: String| {
-        base::note!("gantry-tunnel: no tunnel: {reason}");
+        // The VMM is told all of it.
+        if let Some(unsaid) = said.lock_unpoisoned().due() {
+            base::note!("gantry-tunnel: no tunnel: {reason}{unsaid}");
+        }
         request::answer(vmm, &Answer::Failed(reason))
     };
     let request: Request = match serde_json::from_slice(&line) {
