@@ -146,6 +146,17 @@ pub enum Pages<'a> {
     InPlace(&'a [VolatileSlice<'a>]),
 }
 
+/// Whether the other side has closed a connection or died, or does so soon. Nobody closes one direction alone.
+fn has_ended(stream: BorrowedFd<'_>, patience: Duration) -> bool {
+    let mut entries = [libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    }];
+    // A connection that cannot be looked at fails when it is used.
+    matches!(poll(&mut entries, Some(patience)), Ok(count) if count > 0)
+}
+
 /// The other side, as far as that can be looked at.
 pub struct OtherSide {
     stream: OwnedFd,
@@ -156,13 +167,7 @@ impl OtherSide {
     /// Waits for so long at most, and says whether it has closed the connection or died. What it has sent before
     /// need not have been received.
     pub fn has_ended(&self, patience: Duration) -> bool {
-        let mut entries = [libc::pollfd {
-            fd: self.stream.as_raw_fd(),
-            events: libc::POLLRDHUP,
-            revents: 0,
-        }];
-        // A connection that cannot be looked at fails when it is used.
-        matches!(poll(&mut entries, Some(patience)), Ok(count) if count > 0)
+        has_ended(self.stream.as_fd(), patience)
     }
 
     /// The same, for another thread.
@@ -662,6 +667,11 @@ impl Connection {
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) =>
             {
+                // What the other side does not take any more is not waited for until its kernel says no.
+                if has_ended(self.stream.as_fd(), Duration::ZERO) {
+                    let source = io::ErrorKind::UnexpectedEof.into();
+                    return Err(Error::Broken { doing, source });
+                }
                 let now = Instant::now();
                 let is_over = |beside: &Movement| beside.is_over(now, self.stall);
                 if now.saturating_duration_since(*since) >= self.stall
@@ -705,6 +715,28 @@ mod tests {
         // One that looks at its own clock late does not turn it back.
         movement.note(at(20));
         assert!(!movement.is_over(at(54), stall) && movement.is_over(at(55), stall));
+    }
+
+    #[test]
+    fn who_cannot_send_hears_why_the_other_side_has_ended() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let progress = Progress::new(crate::migration::progress::Direction::Outgoing, "test");
+        let [mut here, mut there] =
+            [here, there].map(|end| Connection::of_unix(end, progress.clone()).unwrap());
+        here.stall = Duration::from_secs(5);
+        there.send_failure(&["no room".to_owned()]);
+        // It takes nothing more, and somebody on the way keeps the connection.
+        let Stream::Unix(stream) = &there.stream else {
+            unreachable!("it is one");
+        };
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let pages = vec![7; 16 << 20];
+        let error = here.send_pages(0, &NO_PAGES, Pages::Copied(&pages));
+        let why = here.why(error.unwrap_err());
+        assert!(
+            matches!(&why, Error::Refused(reasons) if reasons == &["no room"]),
+            "{why:?}"
+        );
     }
 
     #[test]
