@@ -44,6 +44,11 @@ const QUIET: Duration = Duration::from_secs(5);
 /// How long what the other side has said at last may be on its way when it has ended, or another connection to it has.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
+/// Frames of pages that the destination need not have said to have. What waits in a slow network is sent sooner or later,
+/// but nobody sees that it moves unless something is answered; and as long as one of several connections has the last frames
+/// of a round, all others wait.
+pub(super) const UNANSWERED: usize = 4;
+
 /// The contents of a frame of pages without any.
 const NO_PAGES: [u8; 4] = [0; 4];
 
@@ -237,6 +242,8 @@ pub struct Connection {
     pub quiet: Duration,
     /// When bytes went out last.
     sent: Instant,
+    /// Barriers that the other side has not answered yet.
+    unanswered: usize,
     /// What is going on, for messages.
     pub doing: &'static str,
     /// Somebody's wish to cancel is not looked at any more.
@@ -332,6 +339,7 @@ impl Connection {
             beside: None,
             quiet: QUIET,
             sent: Instant::now(),
+            unanswered: 0,
             doing: "agreeing on what moves",
             uninterrupted: false,
             end: Cancel::default(),
@@ -402,8 +410,30 @@ impl Connection {
         self.write_all(contents)
     }
 
-    /// Sends a frame of pages that begins with a list of runs.
+    /// Sends a frame of pages that begins with a list of runs, and a barrier after it.
     pub fn send_pages(&mut self, round: u32, list: &[u8], pages: Pages<'_>) -> Result<()> {
+        self.hear(UNANSWERED - 1)?;
+        self.send_only_pages(round, list, pages)?;
+        self.barrier(round)
+    }
+
+    /// Asks the other side to say when all before it is in memory.
+    pub fn barrier(&mut self, round: u32) -> Result<()> {
+        self.send(Kind::Barrier, round, &[])?;
+        self.unanswered += 1;
+        Ok(())
+    }
+
+    /// Waits until so many barriers at most are unanswered; none: all pages that were sent are in memory.
+    pub fn hear(&mut self, most: usize) -> Result<()> {
+        while self.unanswered > most {
+            self.receive(&[Kind::Barrier], &mut Vec::new())?;
+            self.unanswered -= 1;
+        }
+        Ok(())
+    }
+
+    fn send_only_pages(&mut self, round: u32, list: &[u8], pages: Pages<'_>) -> Result<()> {
         let (copied, memory) = match pages {
             Pages::Copied(copied) => (copied, &[][..]),
             Pages::InPlace(memory) => (&[][..], memory),

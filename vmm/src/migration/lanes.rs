@@ -50,11 +50,6 @@ const WAITING: usize = 2;
 /// Bytes of pages that wait at the source for all of them together, or are being sent.
 const OUTSTANDING: usize = 24 << 20;
 
-/// Frames of a connection that the destination need not have said to have. What waits in a slow network is sent sooner or
-/// later, but nobody sees that it moves unless something is answered; and as long as one connection has the last frames
-/// of a round, all others wait.
-const UNANSWERED: usize = 4;
-
 /// What a thread does.
 pub type Body = Box<dyn FnOnce() + Send>;
 
@@ -151,15 +146,11 @@ impl Lanes {
             let (failed, end) = (Arc::clone(&lanes.failed), lanes.end.clone());
             let room = lanes.room.0.clone();
             let body = move || {
-                let mut lane = Lane {
-                    connection,
-                    unanswered: 0,
-                };
                 for order in of_thread {
                     // Whoever looks for room knows already if that is full.
                     let _ = room.try_send(());
-                    if let Err(error) = lane.carry(&order) {
-                        let error = lane.connection.why(error);
+                    if let Err(error) = carry(&mut connection, &order) {
+                        let error = connection.why(error);
                         failed.lock_unpoisoned().get_or_insert(error);
                         // Others may be waiting for what the destination will not take any more.
                         end.cancel();
@@ -282,40 +273,19 @@ fn join(to: &To<'_>) -> Result<Connection> {
     }
 }
 
-/// What a thread of the source has.
-struct Lane {
-    connection: Connection,
-    /// Barriers that the destination has not answered yet.
-    unanswered: usize,
-}
-
-impl Lane {
-    fn carry(&mut self, order: &Order) -> Result<()> {
-        match order {
-            Order::Pages(round, list, pages) => {
-                self.hear(UNANSWERED - 1)?;
-                let pages = Pages::Copied(pages);
-                self.connection.send_pages(*round, list, pages)?;
-                self.connection.send(Kind::Barrier, *round, &[])?;
-                self.unanswered += 1;
-            }
-            Order::Barrier(done) => {
-                self.hear(0)?;
-                // Whoever waits may have failed by another connection.
-                let _ = done.send(());
-            }
+/// What a thread of the source does.
+fn carry(connection: &mut Connection, order: &Order) -> Result<()> {
+    match order {
+        Order::Pages(round, list, pages) => {
+            connection.send_pages(*round, list, Pages::Copied(pages))?;
         }
-        Ok(())
-    }
-
-    /// Waits until so many barriers at most are unanswered.
-    fn hear(&mut self, most: usize) -> Result<()> {
-        while self.unanswered > most {
-            self.connection.receive(&[Kind::Barrier], &mut Vec::new())?;
-            self.unanswered -= 1;
+        Order::Barrier(done) => {
+            connection.hear(0)?;
+            // Whoever waits may have failed by another connection.
+            let _ = done.send(());
         }
-        Ok(())
     }
+    Ok(())
 }
 
 /// RAM that arrives by several connections; taken out when no more may arrive.

@@ -18,7 +18,7 @@ use vm_memory::VolatileSlice;
 use super::{
     Error, Result,
     connection::{Connection, Pages},
-    frame::{Header, Kind, MAX_RUNS, Run, encode_runs, protocol},
+    frame::{Header, MAX_RUNS, Run, encode_runs, protocol},
     lanes::Lanes,
     progress::Progress,
 };
@@ -289,8 +289,8 @@ impl Departing {
         }
         sent += self.send_batch(&mut batch, round, connection, progress)?;
         self.lanes.barrier(round, connection)?;
-        connection.send(Kind::Barrier, round, &[])?;
-        connection.receive(&[Kind::Barrier], &mut self.contents)?;
+        connection.barrier(round)?;
+        connection.hear(0)?;
         Ok(sent)
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::unix::net::UnixListener,
+    os::{fd::AsRawFd, unix::net::UnixListener},
     path::Path,
     sync::{Condvar, Mutex},
     time::Instant,
@@ -10,7 +10,10 @@ use std::{
 
 use base::Unpoisoned;
 
-use super::{super::listener::Awaited, *};
+use super::{
+    super::{connection::UNANSWERED, listener::Awaited},
+    *,
+};
 
 /// Further connections.
 const LANES: usize = 2;
@@ -172,6 +175,48 @@ fn a_source_says_that_it_is_there_however_slow_its_further_connections_are() {
         passed.frames,
         passed.by_first
     );
+}
+
+#[test]
+fn a_source_is_answered_while_a_round_goes_on_by_one_connection_too() {
+    const FRAMES: usize = 2 * SIZE / frame::MAX_PAGES;
+    let (here, there) = UnixStream::pair().unwrap();
+    let arrives = there.try_clone().unwrap();
+    let progress = Progress::new(Direction::Outgoing, "test");
+    let [mut here, mut other] =
+        [here, there].map(|end| Connection::of_unix(end, progress.clone()).unwrap());
+    let regions = [region(0), region(1 << 32)];
+    for region in &regions {
+        bytes(region).fill(7);
+    }
+    let mut memory = Departing::unwatched(regions.into());
+    let sending = thread::spawn(move || memory.send_round(0, &mut here, &progress));
+    let comes = |patience| {
+        let mut entry = [libc::pollfd {
+            fd: arrives.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        base::poll::poll(&mut entry, Some(patience)).unwrap() > 0
+    };
+    let (mut frames, mut barriers, mut answered) = (0, 0, 0);
+    // One after each frame, and one at the end.
+    while answered < FRAMES + 1 {
+        // Nothing is answered as long as something comes.
+        while comes(Duration::from_millis(200)) {
+            let came = other.receive(&[Kind::Pages, Kind::Barrier], &mut Vec::new());
+            match came.unwrap().kind {
+                Kind::Pages => frames += 1,
+                _ => barriers += 1,
+            }
+            assert!(frames <= answered + UNANSWERED, "{frames} after {answered}");
+        }
+        while answered < barriers {
+            other.send(Kind::Barrier, 0, &[]).unwrap();
+            answered += 1;
+        }
+    }
+    assert_eq!(sending.join().unwrap().unwrap(), 2 * SIZE as u64);
 }
 
 #[test]
