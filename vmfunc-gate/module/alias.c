@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Where a client's CR3 leads to in its server view: to the top page table of the server's process.
+ * Where a client's CR3 leads in its server view: to the top-level page table of the server's
+ * process.
  *
  * If the server has no memory at that guest-physical address, the page table itself is mapped
- * there. Two guests of the same kind do have memory there, both: the server's page at that address
- * is then hidden in the view. The pair is made only if no code of the server's process in ring 3
- * can reach that page, as a table or as memory. What is mapped then is a copy of the half
- * of the top table that is for ring 3, without the rest: the server's kernel, which might need the
+ * there. Two guests of the same kind both have memory there: the server's page at that address is
+ * then hidden in the view. The pair is made only if no code of the server's process in ring 3 can
+ * reach that page, as a table or as memory. What is then mapped is a copy of the half of the
+ * top-level table that is for ring 3, without the rest: the server's kernel, which might need the
  * page, does not exist in the view, and system calls and exceptions end the delegation. The copy is
- * read-only, so that not even a server that maps the page later can change it.
+ * read-only, so that even a server that maps the page later cannot change it.
  */
 #include "internal.h"
 
 #define PAGE_TABLES 4
 #define USER_ENTRIES 256
-/* More than 256 MiB of page tables, or tables that lead to themselves. */
+/* More means over 256 MiB of page tables, or tables that lead to themselves. */
 #define MOST_TABLES 65536
 
 struct walk {
@@ -32,7 +33,7 @@ bool alias_hides(struct gate_server *server, struct gate_client *client)
 	return top != server->cr3 && server_slot(server, gpa_to_gfn(top));
 }
 
-/* Level 0 has entries of 4 KiB pages. */
+/* Level 0 has entries for 4 KiB pages. */
 static int walk_tables(struct walk *walk, gfn_t gfn, int level)
 {
 	int entries = level == PAGE_TABLES - 1 ? USER_ENTRIES : 512, at, error;
@@ -67,7 +68,7 @@ static int walk_tables(struct walk *walk, gfn_t gfn, int level)
 	return error;
 }
 
-/* Whether the page that the alias hides is one that ring 3 of the server's process needs. */
+/* Whether the page that the alias hides is needed by ring 3 of the server's process. */
 int alias_check(struct gate_server *server, struct gate_client *client)
 {
 	struct walk walking = { .server = server, .hidden = gpa_to_gfn(client->cr3) };
@@ -81,7 +82,7 @@ int alias_check(struct gate_server *server, struct gate_client *client)
 	return error;
 }
 
-/* Under the server's lock, with the page of its top table. */
+/* Under the server's lock, with the page of its top-level table. */
 int alias_map(struct gate_client *client, struct page *top)
 {
 	u64 at_gpa = client->cr3 & PAGE_MASK, *from = page_address(top);
@@ -94,7 +95,7 @@ int alias_map(struct gate_client *client, struct page *top)
 	for (at = 0; at < USER_ENTRIES; at++) {
 		u64 entry = READ_ONCE(from[at]);
 
-		/* The CPU cannot set the flag in a page that it only reads. */
+		/* The CPU cannot set the flag in a read-only page. */
 		client->top[at] = ~entry & (_PAGE_PRESENT | _PAGE_USER) ? 0 : entry | _PAGE_ACCESSED;
 	}
 	return view_map(&client->view, at_gpa, virt_to_page(client->top), EPT_READ, false);

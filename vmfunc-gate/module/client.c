@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Clients: one vCPU each, its list of EPTPs, its server view, and the pages of its window. */
+/* Clients: one vCPU each, its EPTP list, its server view, and the pages of its window. */
 #include <linux/delay.h>
 #include <linux/hashtable.h>
 #include <linux/rculist.h>
@@ -9,12 +9,12 @@
 /* All clients by vCPU, for the probes. */
 static DEFINE_HASHTABLE(clients, 6);
 static DEFINE_SPINLOCK(clients_lock);
-/* Held while the clients of a VM are looked at and the VM is told what that means. */
+/* Held while the clients of a VM are examined and the VM is informed accordingly. */
 static DEFINE_MUTEX(inhibit_mutex);
 
 /*
- * Under RCU or the lock. On its vCPU's thread a client does not go away, so that it may be used after
- * that.
+ * Under RCU or the lock. A client is not freed on its vCPU's thread, so it may be used there
+ * afterwards.
  */
 struct gate_client *client_of(struct kvm_vcpu *vcpu)
 {
@@ -26,7 +26,7 @@ struct gate_client *client_of(struct kvm_vcpu *vcpu)
 	return NULL;
 }
 
-/* The server that it is paired with, or NULL; to be put. */
+/* The server with which it is paired, or NULL. The caller must put it. */
 struct gate_server *client_server(struct gate_client *client)
 {
 	struct gate_server *server;
@@ -39,7 +39,7 @@ struct gate_server *client_server(struct gate_client *client)
 	return server;
 }
 
-/* Puts a client among all, unless the vCPU has one. */
+/* Adds a client, unless the vCPU has one. */
 static int add(struct gate_client *client)
 {
 	int error = -EBUSY;
@@ -53,7 +53,7 @@ static int add(struct gate_client *client)
 	spin_unlock(&clients_lock);
 	/*
 	 * Interrupts that the CPU delivers by itself would be taken in the server's address space.
-	 * The reason is the one that a debugger gives who wants interrupts held back.
+	 * The reason is the one used when a debugger asks for interrupts to be blocked.
 	 */
 	if (!error)
 		kvm_set_apicv_inhibit(client->vcpu->kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
@@ -74,7 +74,7 @@ static void forget(struct gate_client *client)
 	hash_for_each(clients, bucket, other, node)
 		last &= other->vcpu->kvm != kvm;
 	spin_unlock(&clients_lock);
-	/* It is one bit for all vCPUs of the VM. */
+	/* There is one bit for all vCPUs of the VM. */
 	if (last)
 		kvm_clear_apicv_inhibit(kvm, APICV_INHIBIT_REASON_BLOCKIRQ);
 	mutex_unlock(&inhibit_mutex);
@@ -129,7 +129,7 @@ static void lose(struct work_struct *work)
 	server_put(server);
 }
 
-/* Disarms the vCPU as soon as that is possible, and then forgets the client. */
+/* Disarms the vCPU as soon as possible, and then frees the client. */
 static void reap(struct work_struct *work)
 {
 	struct gate_client *client = container_of(to_delayed_work(work), struct gate_client, reap);
@@ -139,8 +139,9 @@ static void reap(struct work_struct *work)
 		bool idle = mutex_trylock(&vcpu->mutex);
 
 		/*
-		 * In KVM_RUN, its own thread does it before the guest goes on. So it does if the
-		 * vCPU was interrupted in the server, unless nobody can run it any more.
+		 * In KVM_RUN, its own thread does this before the guest continues. This is also the
+		 * case if the vCPU was interrupted in the server, unless nobody can run it any
+		 * more.
 		 */
 		if (!idle || (client->inside && file_count(client->vcpu_file) > 1)) {
 			if (idle)
@@ -157,7 +158,7 @@ static void reap(struct work_struct *work)
 	cancel_work_sync(&client->lose);
 	forget(client);
 	fput(client->vcpu_file);
-	/* Probes may still look at it. */
+	/* Probes may still be accessing it. */
 	synchronize_rcu();
 	client_free(client);
 }
@@ -207,7 +208,7 @@ struct gate_client *client_register(const struct gate_client_args *args)
 	file = vcpu_file(args->vcpu);
 	if (IS_ERR(file))
 		return ERR_CAST(file);
-	/* Nested, it would be another VMCS that is loaded when a probe looks. */
+	/* With a nested guest, another VMCS would be loaded when a probe runs. */
 	error = vcpu_has(file->private_data, CPUID_VMX);
 	if (error > 0)
 		error = -EOPNOTSUPP;
@@ -247,7 +248,7 @@ fail:
 	return ERR_PTR(error);
 }
 
-/* What every server view has besides the server's memory. Under the server's lock. */
+/* What every server view contains in addition to the server's memory. Under the server's lock. */
 static int map_window(struct gate_client *client, struct gate_server *server)
 {
 	struct gate_view *view = &client->view;
@@ -281,7 +282,7 @@ static void set_server(struct gate_client *client, struct gate_server *server)
 }
 
 /*
- * Takes the view away; a delegation ends with a reason. The caller flushes the views: afterwards no
+ * Revokes the view. A delegation ends with a reason. The caller flushes the views: afterwards no
  * vCPU executes in the server. Under the server's lock.
  */
 void client_revoke(struct gate_client *client, int reason)
@@ -291,7 +292,7 @@ void client_revoke(struct gate_client *client, int reason)
 	atomic_set(&client->abort, reason);
 }
 
-/* After all of the view was taken away. */
+/* Called after all of the view was unmapped. */
 static void free_view(struct gate_client *client)
 {
 	view_free_tables(&client->view);
@@ -300,23 +301,23 @@ static void free_view(struct gate_client *client)
 }
 
 /*
- * Where the vCPU of a client is: 0 with the client, 1 in its server (perhaps interrupted there), 2
- * in its server's kernel, -EAGAIN if it is in the guest or has just left it.
+ * Where the vCPU of a client is: 0 on the client's side, 1 in its server (perhaps interrupted
+ * there), 2 in its server's kernel, -EAGAIN if it is in the guest or has just left it.
  */
 int client_place(struct gate_client *client)
 {
 	if (smp_load_acquire(&client->entered))
 		return -EAGAIN;
-	/* As park() and after_exit() have left it. */
+	/* As recorded by park() and after_exit(). */
 	if (READ_ONCE(client->parked))
 		return READ_ONCE(client->park.in_kernel) ? 2 : 1;
 	return READ_ONCE(client->inside) ? 1 + READ_ONCE(client->in_kernel) : 0;
 }
 
-/* Longest time between an exit and the probe after it, in looks of at least 100 us. */
+/* The maximum time between an exit and the probe after it, in polls of at least 100 us. */
 #define LEAVE_LOOKS 10000
 
-/* After client_revoke() and a flush: whether that has taken the vCPU out of the server's kernel. */
+/* After client_revoke() and a flush: whether that has removed the vCPU from the server's kernel. */
 static bool left_kernel(struct gate_client *client)
 {
 	int looks, place;
@@ -349,10 +350,10 @@ static int unpair(struct gate_client *client)
 	set_server(client, NULL);
 	client->table->count = 0;
 	spin_unlock(&server->lock);
-	/* A server's kernel that is not in the view has not done anything. */
+	/* A server's kernel that is not in the view cannot have done anything. */
 	if (!client->top && left_kernel(client)) {
 		gate_log("a client was unpaired in its server's kernel: that server is lost");
-		/* What it holds is never given back. */
+		/* What it holds is never released. */
 		server_lose(server);
 	}
 	free_view(client);
@@ -439,16 +440,16 @@ int client_unpair(struct gate_client *client)
 	return error;
 }
 
-/* The client belongs to its own work afterwards. */
+/* Afterwards the client belongs to its own work item. */
 void client_close(struct gate_client *client)
 {
 	client_unpair(client);
-	/* From here on, the list is of invalid entries. */
+	/* From here on, all entries of the list are invalid. */
 	WRITE_ONCE(client->closing, true);
 	queue_delayed_work(gate_work, &client->reap, 0);
 }
 
-/* A page of the window, as the client's process may map it. */
+/* A page of the window that the client's process may map. */
 struct page *client_page(struct gate_client *client, unsigned long index, bool *writable)
 {
 	*writable = false;

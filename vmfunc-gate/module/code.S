@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * The trampoline as data of the module, which it never executes: it is copied into a page that
- * guests execute. .rodata, so that objtool does not take it for code of the kernel.
+ * The trampoline as data of the module, which never executes it: it is copied into a page that
+ * guests execute. In .rodata, so that objtool does not treat it as kernel code.
  */
 #include "gate.h"
 

@@ -1,22 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Doorbells: writes of a handler to where the server's VM has an eventfd of KVM's (ioeventfd), or
- * another device of the kernel's, and no memory. KVM would look for it among the client's devices.
+ * Doorbells: writes of a handler to an address where the server's VM has no memory, but an eventfd
+ * of KVM's (ioeventfd) or another device of the kernel's. KVM would look for it among the client's
+ * devices.
  *
- * The CPU does not say how long the instruction is and what it writes; it is read from the server's
- * memory and decoded. Only moves of registers and constants are, with which drivers access devices.
+ * The CPU reports neither the length of the instruction nor what it writes, so the instruction is
+ * read from the server's memory and decoded. Only moves of registers and constants are supported,
+ * which drivers use to access devices.
  */
 #include "internal.h"
 
 #define MOST_BYTES 15
 
 struct move {
-	unsigned int bytes;	/* of the instruction */
-	unsigned int size;	/* of what is written: 1, 2, 4 or 8 */
+	unsigned int bytes;	/* length of the instruction */
+	unsigned int size;	/* size of what is written: 1, 2, 4 or 8 */
 	u64 value;
 };
 
-/* Where a virtual address of the server's process is, in the server's page table. */
+/* Translates a virtual address of the server's process with the server's page table. */
 static int translate(struct gate_server *server, u64 address, u64 *gpa)
 {
 	u64 table = server->cr3, entry;
@@ -40,7 +42,7 @@ static int translate(struct gate_server *server, u64 address, u64 *gpa)
 	return -EFAULT;
 }
 
-/* Up to MOST_BYTES of the server's code; how many. */
+/* Reads up to MOST_BYTES of the server's code. Returns how many. */
 static int fetch(struct gate_server *server, u64 address, u8 *code)
 {
 	int found = 0, error = 0;
@@ -103,7 +105,7 @@ static int decode(struct kvm_vcpu *vcpu, const u8 *code, unsigned int length, st
 		s32 value = 0;
 
 		memcpy(&value, code + at, constant);
-		/* Of 8 bytes, the constant has the lower 4 and the sign. */
+		/* For 8 bytes, the constant contains the lower 4, which are sign-extended. */
 		move->value = (s64)value;
 		return 0;
 	}
@@ -115,7 +117,9 @@ static int decode(struct kvm_vcpu *vcpu, const u8 *code, unsigned int length, st
 	return 0;
 }
 
-/* Delivers a write that the vCPU could not do. -EFAULT if there is nothing to deliver it to. */
+/*
+ * Delivers a write that the vCPU could not execute. -EFAULT if there is nothing to deliver it to.
+ */
 int doorbell(struct gate_server *server, struct gate_client *client, u64 gpa)
 {
 	struct kvm_vcpu *vcpu = client->vcpu, *owner = server->vcpu->private_data;

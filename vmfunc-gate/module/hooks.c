@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Where KVM enters and leaves a guest: two probes at functions of kvm_intel.
+ * Intercepts KVM's guest entries and exits: two probes at functions of kvm_intel.
  *
- * Before each entry, entry 0 of a client's list of EPTPs gets the root that KVM uses at that time;
+ * Before each entry, entry 0 of a client's EPTP list is set to the root that KVM uses at that time;
  * KVM kicks vCPUs out of the guest before it frees a root. An event that would be injected while
- * the vCPU is in the server view parks the delegation first. After each exit, VMCS field
- * EPT_POINTER tells whether the vCPU is in the server view; exits from there that concern the
- * server are handled here instead of by KVM, which would take the server's addresses for the
+ * the vCPU is in the server view parks the delegation first. After each exit, the VMCS field
+ * EPT_POINTER tells whether the vCPU is in the server view. Exits from there that concern the
+ * server are handled here instead of by KVM, which would mistake the server's addresses for the
  * client's.
  */
 #include <asm/vmx.h>
@@ -38,14 +38,17 @@ static void invept_all(void *unused)
 {
 	struct { u64 eptp, reserved; } operand = {};
 
-	/* The CPU is in VMX operation: a VM exists. One that has just come online may not be yet. */
+	/*
+	 * The CPU is in VMX operation, since a VM exists. A CPU that has just come online may not
+	 * be yet.
+	 */
 	asm volatile("1: invept %0, %1\n2:\n" _ASM_EXTABLE(1b, 2b)
 		     : : "m"(operand), "r"(2ul) : "memory", "cc");
 }
 
 /*
- * Afterwards, no CPU has translations of views that were taken away, and each CPU has left the
- * guest and passes before_entry() before it enters one.
+ * Afterwards, no CPU has translations of views that were unmapped, and each CPU has left the guest
+ * and passes before_entry() before it enters one.
  */
 void flush_views(void)
 {
@@ -71,11 +74,11 @@ static void set_register(struct kvm_vcpu *vcpu, int reg, unsigned long value)
 static void set_rflags(struct kvm_vcpu *vcpu, unsigned long value)
 {
 	vmcs_write(GUEST_RFLAGS, value);
-	/* KVM's copy is not valid any more. */
+	/* KVM's copy is no longer valid. */
 	vcpu->arch.regs_avail &= ~(1u << VCPU_EXREG_RFLAGS);
 }
 
-/* The vCPU goes on behind the instruction that exited. */
+/* The vCPU continues after the instruction that exited. */
 void skip_instruction(struct kvm_vcpu *vcpu, u64 next)
 {
 	set_register(vcpu, VCPU_REGS_RIP, next);
@@ -83,7 +86,7 @@ void skip_instruction(struct kvm_vcpu *vcpu, u64 next)
 			~(u64)(GUEST_INTR_STATE_STI | GUEST_INTR_STATE_MOV_SS));
 }
 
-/* A base that a guest chose; VM entry fails with one that is not canonical. */
+/* A base that a guest has chosen. VM entry fails with a non-canonical one. */
 static u64 base(u64 value)
 {
 	return canonical(value) ? value : 0;
@@ -100,7 +103,7 @@ static void set_segments(struct kvm_vcpu *vcpu, const u64 *values)
 
 	for (at = 0; at < GATE_SEGMENT_FIELDS; at++)
 		vmcs_write(segment_fields[at], values[at]);
-	/* KVM's copies are not valid any more. */
+	/* KVM's copies are no longer valid. */
 	vcpu->arch.regs_avail &= ~(1u << VCPU_EXREG_SEGMENTS);
 }
 
@@ -116,13 +119,13 @@ static bool in_kernel(void)
 	return !(vmcs_read(GUEST_SS_AR_BYTES) & 3 << 5);
 }
 
-/* With paging and in no system-management mode: not reset. */
+/* With paging and not in system-management mode: the vCPU was not reset. */
 static bool is_paged(struct gate_client *client)
 {
 	return vmcs_read(GUEST_CR0) & X86_CR0_PG && !(client->vcpu->arch.hflags & HF_SMM_MASK);
 }
 
-/* With the page table of the client's process, or, in the server, of the process that serves. */
+/* With the page table of the client's process or, in the server, of the process that serves. */
 static bool is_clients(struct gate_client *client)
 {
 	u64 cr3 = vmcs_read(GUEST_CR3);
@@ -131,12 +134,13 @@ static bool is_clients(struct gate_client *client)
 }
 
 /*
- * What the server's kernel changes, as it was when the client was in ring 3. Before VM entry: with
- * interrupts off, as the MSR is the host's user's as soon as this thread is preempted.
+ * Restores what the server's kernel changes to its state when the client was in ring 3. Before VM
+ * entry, with interrupts off: the MSR belongs to the host's user as soon as this thread is
+ * preempted.
  */
 static void leave_kernel(struct gate_client *client)
 {
-	/* As SYSRET has them. */
+	/* As SYSRET sets them. */
 	u64 star = __rdmsr(MSR_STAR) >> 48;
 	u64 user[GATE_SEGMENT_FIELDS] = {
 		(star + 16) | 3, 0, 0xffffffff, 0xa0fb,
@@ -145,14 +149,14 @@ static void leave_kernel(struct gate_client *client)
 
 	set_segments(client->vcpu, user);
 	set_cr3(client->vcpu, client->cr3);
-	/* Where it is not known, it is in use. */
+	/* If the value is unknown, it is in use. */
 	native_wrmsrl(MSR_KERNEL_GS_BASE, client->kernel_gs ?: vmcs_read(GUEST_GS_BASE));
 	set_rflags(client->vcpu, X86_EFLAGS_IF | X86_EFLAGS_FIXED);
 }
 
 /*
- * The client's side, at an address of the trampoline, with the client's stack and nothing else.
- * Before VM entry, or in ring 3 of the client's process.
+ * Switches to the client's side, at an address of the trampoline, with the client's stack and
+ * nothing else. Before VM entry, or in ring 3 of the client's process.
  */
 static void to_client(struct gate_client *client, const char *at)
 {
@@ -170,7 +174,7 @@ static void to_client(struct gate_client *client, const char *at)
 	if (in_kernel() || !is_clients(client))
 		leave_kernel(client);
 	else
-		/* Interrupts and I/O are as they were: code in ring 3 cannot change that. */
+		/* IF and IOPL are unchanged: code in ring 3 cannot change them. */
 		set_rflags(vcpu, (vmcs_read(GUEST_RFLAGS) & (X86_EFLAGS_IF | X86_EFLAGS_IOPL)) |
 					 X86_EFLAGS_FIXED);
 	vmcs_write(GUEST_FS_BASE, base(fs_base));
@@ -184,7 +188,7 @@ static void to_client(struct gate_client *client, const char *at)
 	client->inside = false;
 }
 
-/* Ends a delegation; its caller gets the reason. Before VM entry. */
+/* Aborts a delegation. Its caller gets the reason. Before VM entry. */
 static void abort_delegation(struct gate_client *client, int reason)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
@@ -196,7 +200,7 @@ static void abort_delegation(struct gate_client *client, int reason)
 		set_register(vcpu, VCPU_REGS_RBX, reason);
 		return;
 	}
-	/* It did not come through the trampoline: what goes wrong is the client's own fault. */
+	/* It did not come through the trampoline: whatever goes wrong is the client's own fault. */
 	client->counts.refused++;
 	vmcs_write(EPT_POINTER, client->list[0]);
 	client->inside = false;
@@ -254,12 +258,12 @@ static void resume(struct gate_client *client)
 	client->counts.resumed++;
 }
 
-/* The vCPU's VMCS is loaded, and its thread or the holder of its mutex executes this. */
+/* Called with the vCPU's VMCS loaded, by its thread or the holder of its mutex. */
 void gate_disarm(struct gate_client *client)
 {
 	client->parked = client->inside = false;
 	if (client->armed) {
-		/* Only of a vCPU that nobody can run any more. */
+		/* Only for a vCPU that nobody can run any more. */
 		if (vmcs_read(EPT_POINTER) == client->eptp)
 			vmcs_write(EPT_POINTER, client->list[0]);
 		vmcs_write(VM_FUNCTION_CONTROL, 0);
@@ -270,11 +274,11 @@ void gate_disarm(struct gate_client *client)
 					   ~(u64)SECONDARY_EXEC_ENABLE_VMFUNC);
 		client->armed = false;
 	}
-	/* Nothing of the client's is touched by probes from here on. */
+	/* Probes access nothing of the client from here on. */
 	smp_store_release(&client->disarmed, true);
 }
 
-/* The vCPU's thread, or the holder of its mutex, executes this. */
+/* Called by the vCPU's thread, or by the holder of its mutex. */
 static bool cpuid_has(struct kvm_vcpu *vcpu, u32 bit)
 {
 	int at;
@@ -285,7 +289,7 @@ static bool cpuid_has(struct kvm_vcpu *vcpu, u32 bit)
 	return false;
 }
 
-/* Whether the guest is told of a feature; -EBUSY if the vCPU runs. */
+/* Whether the guest has a CPU feature; -EBUSY if the vCPU is running. */
 int vcpu_has(struct kvm_vcpu *vcpu, u32 bit)
 {
 	bool has;
@@ -307,7 +311,7 @@ static void arm(struct gate_client *client)
 			 client->vcpu->vcpu_id, current->tgid);
 		return;
 	}
-	/* 6.12 does not set it, and takes it away when it switches other controls. */
+	/* 6.12 does not set this control, and clears it when it switches other controls. */
 	if (!(controls & SECONDARY_EXEC_ENABLE_VMFUNC)) {
 		vmcs_write(SECONDARY_VM_EXEC_CONTROL, controls | SECONDARY_EXEC_ENABLE_VMFUNC);
 		client->added_control = true;
@@ -329,7 +333,10 @@ static void before_entry(struct gate_client *client)
 	bool closing = READ_ONCE(client->closing);
 	int reason = client->ending, gone;
 
-	/* Before it is seen whether the server may be entered, and forgotten where the vCPU was. */
+	/*
+	 * Before checking whether the server may be entered, and before forgetting where the vCPU
+	 * was.
+	 */
 	smp_store_mb(client->entered, client->armed && !closing);
 	gone = atomic_xchg(&client->abort, 0);
 	if ((gone || closing) &&
@@ -348,7 +355,7 @@ static void before_entry(struct gate_client *client)
 		client->counts.aborted++;
 		inside = false;
 	} else if (inside && !in_kernel() && !is_clients(client)) {
-		/* The server's kernel has chosen another of its processes. */
+		/* The server's kernel has switched to another of its processes. */
 		reason = reason ?: GATE_EXIT;
 		queue_work(gate_work, &client->lose);
 	}
@@ -363,7 +370,7 @@ static void before_entry(struct gate_client *client)
 			(INTR_TYPE(event) == INTR_TYPE_EXT_INTR ||
 			 INTR_TYPE(event) == INTR_TYPE_NMI_INTR);
 
-		/* An exception of the server is not the client's. */
+		/* An exception of the server must not reach the client. */
 		if (event & INTR_INFO_VALID_MASK && !taken) {
 			vmcs_write(VM_ENTRY_INTR_INFO_FIELD, 0);
 			reason = reason ?: GATE_EXCEPTION;
@@ -375,7 +382,7 @@ static void before_entry(struct gate_client *client)
 		else if (view != client->eptp)
 			vmcs_write(EPT_POINTER, client->eptp);
 	} else if (resuming && !(event & INTR_INFO_VALID_MASK)) {
-		/* Otherwise it takes the event, and asks again afterwards. */
+		/* Otherwise the client takes the event, and asks again afterwards. */
 		resume(client);
 	} else if (!in_kernel()) {
 		client->kernel_gs = __rdmsr(MSR_KERNEL_GS_BASE);
@@ -405,14 +412,14 @@ static bool is_hosts(u32 reason, u32 event)
 	}
 }
 
-/* Those that KVM may handle as ever while the vCPU is in the server view. */
+/* Exits that KVM may handle as usual while the vCPU is in the server view. */
 static bool is_harmless(u32 reason, u32 event)
 {
 	return is_hosts(reason, event) || reason == EXIT_REASON_CPUID ||
 	       reason == EXIT_REASON_PAUSE_INSTRUCTION || reason == EXIT_REASON_TPR_BELOW_THRESHOLD;
 }
 
-/* A write by the client to what it may only read. */
+/* A write by the client to memory that it may only read. */
 static bool is_forbidden_write(struct gate_client *client, u32 reason)
 {
 	u64 gpa;
@@ -425,8 +432,9 @@ static bool is_forbidden_write(struct gate_client *client, u32 reason)
 }
 
 /*
- * The trampoline's call, in ring 3 as it always is: in ring 0 what follows would take the client out
- * of its kernel, which writes MSRs and is for VM entry alone, with interrupts off.
+ * The trampoline's call, in ring 3 as it always is. In ring 0, the following steps would remove the
+ * client from its kernel, which writes MSRs and is only allowed before VM entry, with interrupts
+ * off.
  */
 static bool is_resume(struct gate_client *client, u32 reason)
 {
@@ -445,7 +453,7 @@ static int handle_violation(struct gate_client *client)
 	bool rung = false;
 	int error = -EFAULT;
 
-	/* A page that is there and forbids the access stays so. */
+	/* A page that is mapped and forbids the access remains so. */
 	if (server && !(allowed && wanted & ~allowed))
 		error = server_fault(server, client, gpa);
 	if (server && error == -EFAULT && wanted == EPT_WRITE) {
@@ -454,7 +462,7 @@ static int handle_violation(struct gate_client *client)
 	}
 	if (server)
 		server_put(server);
-	/* The guest tries again: signals and what else is wanted of the vCPU come first. */
+	/* The guest tries again: signals and other requests for the vCPU are processed first. */
 	if (error == -EAGAIN)
 		return 0;
 	if (error)
@@ -467,19 +475,19 @@ static int handle_violation(struct gate_client *client)
 	return error;
 }
 
-/* The delegation ends before the next entry. In process context, in the server. */
+/* Ends the delegation before the next entry. In process context, with the vCPU in the server. */
 static void end(struct gate_client *client, int reason)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
 
 	client->ending = reason;
-	/* An exception of the server is not the client's. */
+	/* An exception of the server must not reach the client. */
 	vcpu->arch.exception.pending = false;
 	vcpu->arch.exception.injected = false;
-	/* 6.12 lets a vCPU that executed HLT wait before anybody is asked. */
+	/* 6.12 makes a vCPU that executed HLT wait before anyone is asked. */
 	if (vcpu->arch.mp_state == KVM_MP_STATE_HALTED)
 		vcpu->arch.mp_state = KVM_MP_STATE_RUNNABLE;
-	/* A server's kernel that is not in the view has not done anything. */
+	/* A server's kernel that is not in the view cannot have done anything. */
 	if (in_kernel() && !READ_ONCE(client->top) && READ_ONCE(client->private->busy)) {
 		struct gate_server *server = client_server(client);
 
@@ -487,13 +495,13 @@ static void end(struct gate_client *client, int reason)
 			return;
 		gate_log("vCPU %d of process %d was in its server's kernel: that server is lost",
 			 vcpu->vcpu_id, current->tgid);
-		/* What it holds is never given back. */
+		/* What that kernel holds is never released. */
 		server_lose(server);
 		server_put(server);
 	}
 }
 
-/* The trampoline's way into a server. */
+/* The trampoline's entry into a server. */
 static bool is_gate_call(struct gate_client *client)
 {
 	struct kvm_vcpu *vcpu = client->vcpu;
@@ -504,7 +512,7 @@ static bool is_gate_call(struct gate_client *client)
 		       client->window + (vmfunc_gate_enter - vmfunc_gate_start);
 }
 
-/* Why there is no way into the server. */
+/* Why the server cannot be entered. */
 static int why_not(struct gate_client *client)
 {
 	struct gate_server *server = client_server(client);
@@ -515,13 +523,16 @@ static int why_not(struct gate_client *client)
 	return awake ? GATE_AWAKE : GATE_SERVER_GONE;
 }
 
-/* Instead of KVM's function; its arguments and result. In process context. */
+/* Replaces KVM's function, with its arguments and result. In process context. */
 static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 {
 	u32 reason = (u16)vmcs_read(VM_EXIT_REASON);
 	struct gate_client *client;
 
-	/* This one stays as long as its vCPU's thread is here; others that are passed may be freed. */
+	/*
+	 * This client exists as long as its vCPU's thread is here; others that are visited may be
+	 * freed.
+	 */
 	rcu_read_lock();
 	client = client_of(vcpu);
 	rcu_read_unlock();
@@ -534,7 +545,7 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 			set_register(vcpu, VCPU_REGS_RBX, client->park_ended);
 			client->park_ended = 0;
 		} else if (reason == EXIT_REASON_VMFUNC && is_gate_call(client)) {
-			/* It has come back meanwhile: the instruction is tried again. */
+			/* The view is available again: the instruction is retried. */
 			if (READ_ONCE(client->list[1]))
 				return 1;
 			client->counts.aborted++;
@@ -557,7 +568,10 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 		bool delivering = vmcs_read(IDT_VECTORING_INFO_FIELD) & VECTORING_INFO_VALID_MASK;
 
 		if (delivering)
-			/* Of an exception of the handler: the server has no code for it here. */
+			/*
+			 * During delivery of the handler's exception: the server has no code for it
+			 * here.
+			 */
 			end(client, GATE_EXCEPTION);
 		else if (handle_violation(client))
 			end(client, GATE_VIOLATION);
@@ -574,7 +588,7 @@ static int handle_exit(struct kvm_vcpu *vcpu, int fastpath)
 	return 1;
 }
 
-/* Whether handle_exit() has to take over. In the probe: it cannot sleep. */
+/* Whether handle_exit() has to take over. Called in the probe, which cannot sleep. */
 static bool after_exit(struct gate_client *client)
 {
 	u32 full = vmcs_read(VM_EXIT_REASON), reason = (u16)full;
@@ -590,16 +604,16 @@ static bool after_exit(struct gate_client *client)
 	if (client->inside) {
 		client->counts.exits_inside++;
 		client->counts.interrupts_inside += is_hosts(reason, event);
-		/* What was parked was given up: its thread delegated anew. */
+		/* What was parked was given up: its thread has delegated anew. */
 		client->parked = false;
 		return !is_harmless(reason, event);
 	}
-	/* 6.12 warns of this exit, as it never armed VMFUNC. */
+	/* 6.12 warns about this exit, since it never armed VMFUNC. */
 	return reason == EXIT_REASON_VMFUNC || is_resume(client, reason) ||
 	       is_forbidden_write(client, reason);
 }
 
-/* Clients that are not in use, and other VMs' vCPUs, are left alone; so are nested guests. */
+/* Ignores disarmed clients, vCPUs of other VMs, and nested guests. */
 static struct gate_client *probed(struct pt_regs *regs)
 {
 	struct kvm_vcpu *vcpu = (struct kvm_vcpu *)regs_get_kernel_argument(regs, 0);
@@ -627,7 +641,7 @@ static int exit_probe(struct kprobe *probe, struct pt_regs *regs)
 	if (!client || !client->armed)
 		return 0;
 	ours = after_exit(client);
-	/* From here on, others may look where it is. */
+	/* From here on, others may check where it is. */
 	smp_store_release(&client->entered, false);
 	if (!ours)
 		return 0;
@@ -635,7 +649,10 @@ static int exit_probe(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* A probe with one is not replaced by a jump, which could not change where execution goes on. */
+/*
+ * A probe with a post-handler is not optimized to a jump, which could not change where execution
+ * continues.
+ */
 static void no_jump(struct kprobe *probe, struct pt_regs *regs, unsigned long flags)
 {
 }
@@ -643,11 +660,11 @@ static void no_jump(struct kprobe *probe, struct pt_regs *regs, unsigned long fl
 static struct kprobe probes[] = {
 	{ .symbol_name = "vmx_vcpu_run", .pre_handler = entry_probe },
 	{ .symbol_name = "vmx_handle_exit", .pre_handler = exit_probe, .post_handler = no_jump },
-	/* Tells vCPUs' files from others by its address; switched off at once. */
+	/* Identifies vCPU files by this function's address; switched off immediately. */
 	{ .symbol_name = "kvm_vcpu_ioctl" },
 };
 
-/* A function's address as pointers to it have it: the probe is after ENDBR. */
+/* A function's address as in pointers to it: the probe is after ENDBR. */
 static unsigned long address(struct kprobe *probe)
 {
 	unsigned long at = (unsigned long)probe->addr;
@@ -664,7 +681,7 @@ static unsigned long address(struct kprobe *probe)
 
 static unsigned long vcpu_ioctl;
 
-/* The file of a vCPU of a VM that this process made. */
+/* The file of a vCPU of a VM that this process has created. */
 struct file *vcpu_file(int fd)
 {
 	struct file *file = fget(fd);
@@ -684,7 +701,7 @@ struct file *vcpu_file(int fd)
 	return file;
 }
 
-/* KVM's functions are still there: kvm_intel was not reloaded under us. */
+/* Whether KVM's functions still exist: kvm_intel was not reloaded under us. */
 bool hooks_alive(void)
 {
 	return !kprobe_gone(&probes[0]) && !kprobe_gone(&probes[1]);

@@ -13,7 +13,7 @@
 
 /*
  * The module reads and writes fields of struct kvm_vcpu and of the VMCS, and probes functions of
- * kvm_intel by name. That was checked against these kernels only.
+ * kvm_intel by name. This was only verified for these kernels.
  */
 #define KERNEL_IS(major, minor) \
 	(LINUX_VERSION_CODE >= KERNEL_VERSION(major, minor, 0) && \
@@ -44,7 +44,7 @@ static inline size_t table_bytes(u64 handlers)
 	return offsetof(struct gate_table, handlers) + handlers * sizeof(u64);
 }
 
-/* The page that differs between the sides; the client's one is written by the client. */
+/* The page that differs between the sides. The client's one is written by the client. */
 struct gate_private {
 	u64 side;
 	u64 stack;
@@ -54,7 +54,7 @@ struct gate_private {
 	u64 pkru;
 };
 
-/* An extended page table. Who uses it has a lock of their own around all calls. */
+/* An extended page table. Its users serialize all calls with a lock of their own. */
 struct gate_view {
 	u64 *root;
 	unsigned int tables;
@@ -74,14 +74,14 @@ void view_zap(struct gate_view *view, u64 gpa, unsigned long pages);
 void view_zap_all(struct gate_view *view);
 void view_free_tables(struct gate_view *view);
 
-/* Memory of a server: one of its memory slots. */
+/* A memory slot of a server. */
 struct gate_slot {
 	gfn_t first;
 	unsigned long pages;
 	unsigned long hva;
 	bool readonly;
-	unsigned long *chunk;	/* of 2 MiB each, what is pinned; see server.c */
-	unsigned long *ended;	/* a bit for each chunk with a page that was unmapped */
+	unsigned long *chunk;	/* what is pinned, for each 2 MiB; see server.c */
+	unsigned long *ended;	/* one bit for each chunk with a page that was unmapped */
 };
 
 struct gate_server {
@@ -97,13 +97,16 @@ struct gate_server {
 	struct gate_table *table;	/* as long as its handlers */
 	unsigned int slots;
 	struct gate_slot *slot;
-	u64 generation;		/* of the VM's layout, of which the slots are a copy */
+	u64 generation;		/* of the VM's memory layout, of which the slots are a copy */
 
-	/* Protects all below, the slots' pages, and the views of the clients. Never with IRQs off. */
+	/*
+	 * Protects everything below, the slots' pages, and the clients' views. Never taken with
+	 * IRQs off.
+	 */
 	spinlock_t lock;
 	bool dead;
-	bool lost;		/* a client was taken out of its kernel, which cannot be put right */
-	bool awake;		/* its vCPUs run: nobody enters */
+	bool lost;		/* a client was removed from its kernel, which cannot be repaired */
+	bool awake;		/* its vCPUs run: no client enters */
 	unsigned int invalidating;
 	u64 changes;
 	struct list_head clients;
@@ -123,10 +126,10 @@ int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int byte
 int server_map_all(struct gate_server *server, struct gate_client *client);
 int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa);
 
-/* Fields of the VMCS that describe CS and SS. */
+/* The number of VMCS fields that describe CS and SS. */
 #define GATE_SEGMENT_FIELDS 8
 
-/* What a vCPU was doing in the server when an event of the client came. */
+/* The state of a vCPU in the server when an event of the client arrived. */
 struct gate_parked {
 	unsigned long regs[NR_VCPU_REGS];
 	unsigned long rflags;
@@ -150,38 +153,41 @@ struct gate_client {
 	u64 window_gpa;
 	u64 features;
 	bool pcid;
-	u64 *list;		/* EPTPs that VMFUNC chooses from */
+	u64 *list;		/* the EPTPs that VMFUNC selects from */
 	struct gate_view view;
-	u64 *top;		/* where CR3 leads to, if not to the server's own table; see alias.c */
-	u64 eptp;		/* of the view; the same as long as the client exists */
+	u64 *top;		/* where CR3 leads, unless to the server's own table; see alias.c */
+	u64 eptp;		/* of the view; constant for the client's lifetime */
 	struct gate_table *table;
 	struct gate_private *private;
 	struct page *stack[(GATE_STACK_END - GATE_STACK) / PAGE_SIZE];
 	unsigned int shared_pages;
 	struct page **shared;
 
-	/* Pairs are made and undone one at a time. */
+	/* Serializes pairing and unpairing. */
 	struct mutex mutex;
-	/* Changes under the mutex, the server's lock and that of all clients: one is enough to read. */
+	/*
+	 * Written under the mutex, the server's lock and the lock of all clients. Any one of them
+	 * is sufficient for reading.
+	 */
 	struct gate_server *server;
 	/* In the server's list, under its lock. */
 	struct list_head peer;
 
-	/* Set by others, taken by the vCPU's thread. */
+	/* Set by others, processed by the vCPU's thread. */
 	atomic_t abort;
 	bool closing;
 	bool disarmed;
 
-	/* Of the vCPU's thread, or of who holds its mutex. */
+	/* Belongs to the vCPU's thread, or to the holder of its mutex. */
 	bool armed;
 	bool added_control;
-	bool entered;		/* in the guest, or what follows the exit was not noted yet */
+	bool entered;		/* in the guest, or an exit that was not recorded yet */
 	bool inside;
-	bool in_kernel;		/* of inside: in ring 0 */
-	bool left_kernel;	/* taken out of the server's kernel; until it is paired again */
-	int park_ended;		/* why what was parked is over; until its thread asks for the rest */
+	bool in_kernel;		/* with inside: in ring 0 */
+	bool left_kernel;	/* removed from the server's kernel; until it is paired again */
+	int park_ended;		/* why what was parked has ended, until its thread asks */
 	int ending;		/* why the delegation ends before the next entry, or 0 */
-	bool resuming;		/* what is parked goes on at the next entry */
+	bool resuming;		/* what is parked continues at the next entry */
 	u64 kernel_gs;		/* its MSR_KERNEL_GS_BASE in ring 3 */
 	bool parked;
 	struct gate_parked park;
@@ -220,16 +226,16 @@ extern void *trampoline_page;
 extern const char vmfunc_gate_start[], vmfunc_gate_end[], vmfunc_gate_enter[],
 	vmfunc_gate_parked[], vmfunc_gate_aborted[];
 
-/* VM entry fails with addresses that are not. Five-level paging allows more; the gate does not. */
+/* VM entry fails with a non-canonical address. Five-level paging allows more; the gate does not. */
 static inline bool canonical(u64 address)
 {
 	return (s64)(address << 16) >> 16 == (s64)address;
 }
 
-/* Bytes of address space from a window's start to the end of the largest one. */
+/* The size of the address range from a window's start to the end of the largest window. */
 #define WINDOW_BYTES (GATE_SHARED + (u64)GATE_SHARED_PAGES * PAGE_SIZE)
 
-/* Bits of ECX of CPUID leaf 1: guests of its own, and tagged translations. */
+/* Bits of ECX of CPUID leaf 1: nested guests, and tagged translations. */
 #define CPUID_VMX BIT(5)
 #define CPUID_PCID BIT(17)
 

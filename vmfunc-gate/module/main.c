@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * gantry_gate: lets a vCPU of a client VM step into a server VM and back with VMFUNC, under a KVM
- * that is not changed. The device's calls; gate.h describes them.
+ * gantry_gate: lets a vCPU of a client VM enter a server VM and return with VMFUNC, under an
+ * unmodified KVM. This file contains the device's calls; gate.h describes them.
  */
 #include <asm/vmx.h>
 #include <linux/miscdevice.h>
@@ -47,9 +47,9 @@ void gate_free_page(void *page)
 	atomic64_dec(&gate_pages);
 }
 
-/* What an open file is; it becomes one thing, once. */
+/* What an open file is. It becomes a server or a client once. */
 struct gate_file {
-	/* Held while it becomes something, which may take long. */
+	/* Held while it becomes a server or a client, which may take long. */
 	struct mutex mutex;
 	struct gate_server *server;
 	struct gate_client *client;
@@ -245,7 +245,7 @@ static struct miscdevice device = {
 	.mode = 0600,
 };
 
-/* What the CPU has to have, with a message for each. */
+/* The CPU features that are required, with a message for each. */
 static int check_cpu(void)
 {
 	u64 secondary, ept;
@@ -308,7 +308,7 @@ fail:
 	return error;
 }
 
-/* No file is open, and no client is left: each of them holds the module. */
+/* No file is open, and no client is left: each of them holds a reference to the module. */
 static void __exit gate_exit(void)
 {
 	misc_deregister(&device);

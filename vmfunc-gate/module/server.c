@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Servers: their memory, pinned, and what happens when it changes. */
+/* Servers: their pinned memory, and how changes of it are handled. */
 #include <linux/delay.h>
 #include <linux/sched/mm.h>
 
@@ -24,9 +24,9 @@ struct gate_slot *server_slot(struct gate_server *server, gfn_t gfn)
 }
 
 /*
- * A chunk is 2 MiB of guest-physical memory, as far as it is in one slot. It is one word: 0 while
- * nothing is pinned; the first page, if it is all in one folio of the host, which one pin holds; or
- * an array of 512 pages, each NULL or pinned, with CHUNK_ARRAY.
+ * A chunk is 2 MiB of guest-physical memory, as far as it is in one slot. It is represented by one
+ * word: 0 while nothing is pinned; the first page, if the chunk is entirely in one folio of the
+ * host, which is held by one pin; or, with CHUNK_ARRAY, an array of 512 pages, each NULL or pinned.
  */
 #define CHUNK_PAGES 512ul
 #define CHUNK_ARRAY 1ul
@@ -36,7 +36,7 @@ static unsigned long chunk_count(const struct gate_slot *slot)
 	return ((slot->first + slot->pages - 1) / CHUNK_PAGES) - slot->first / CHUNK_PAGES + 1;
 }
 
-/* What the words and the bits of a slot take. */
+/* The size of the words and the bits of a slot in pages. */
 static unsigned long chunk_pages(const struct gate_slot *slot)
 {
 	return DIV_ROUND_UP(chunk_count(slot) * sizeof(*slot->chunk), PAGE_SIZE) +
@@ -66,7 +66,7 @@ static struct page *whole(const struct gate_slot *slot, gfn_t gfn)
 	return chunk & CHUNK_ARRAY ? NULL : (struct page *)chunk;
 }
 
-/* Under the lock: a page that is pinned. */
+/* Under the lock: a pinned page. */
 static struct page *pinned_page(const struct gate_slot *slot, gfn_t gfn)
 {
 	struct page **array = array_of(*chunk_at(slot, gfn)), *first = whole(slot, gfn);
@@ -77,8 +77,9 @@ static struct page *pinned_page(const struct gate_slot *slot, gfn_t gfn)
 }
 
 /*
- * Under the lock, after no view has the page. Guests wrote to it without the kernel's knowledge;
- * like KVM, this only sets the flag: what a file system does in addition may sleep.
+ * Under the lock, after the page was removed from all views. Guests wrote to it without the
+ * kernel's knowledge. Like KVM, this only sets the flag: the additional work of a file system might
+ * sleep.
  */
 static void unpin(const struct gate_slot *slot, struct page *page, long pages)
 {
@@ -88,7 +89,7 @@ static void unpin(const struct gate_slot *slot, struct page *page, long pages)
 	atomic64_sub(pages, &gate_pinned);
 }
 
-/* Under the lock: gives pages of one chunk back, from one to another. */
+/* Under the lock: unpins a range of pages of one chunk. */
 static void unpin_range(const struct gate_slot *slot, gfn_t gfn, gfn_t end)
 {
 	struct page **array = array_of(*chunk_at(slot, gfn)), *first = whole(slot, gfn);
@@ -106,7 +107,7 @@ static void unpin_range(const struct gate_slot *slot, gfn_t gfn, gfn_t end)
 	}
 }
 
-/* Gives pages of a slot back. The lock is held for a chunk at a time. */
+/* Unpins pages of a slot. The lock is held for one chunk at a time. */
 static void unpin_slot(struct gate_server *server, const struct gate_slot *slot, gfn_t gfn,
 		       gfn_t end)
 {
@@ -120,7 +121,9 @@ static void unpin_slot(struct gate_server *server, const struct gate_slot *slot,
 	}
 }
 
-/* The part of a slot that a range of the process's addresses backs; whether there is one. */
+/*
+ * The part of a slot that a range of the process's addresses backs. Returns whether there is one.
+ */
 static bool backed(const struct gate_slot *slot, const struct mmu_notifier_range *range,
 		   gfn_t *first, gfn_t *end)
 {
@@ -140,12 +143,13 @@ static void end_chunks(struct gate_slot *slot, gfn_t first, gfn_t end)
 }
 
 /*
- * The process's mappings change: its views follow at once. What is accessed again is looked up
- * again, after the change: until then, nothing is mapped or pinned.
+ * The process's mappings change, and the views follow immediately. Memory that is accessed again is
+ * looked up again, after the change. Until then, nothing is mapped or pinned.
  *
- * What the process unmaps is no memory of the VM any more, for good: what it maps at the same
- * address later may be its heap. That goes for all of a chunk of which a page was unmapped. (Linux 6.1 calls it unmapping, too, when a hole is punched into a
- * file of large pages: clients do not get at what is put there later.)
+ * Memory that the process unmaps is permanently no longer memory of the VM: what it maps at the
+ * same address later may be its heap. This applies to all of a chunk of which a page was unmapped.
+ * (Linux 6.1 also reports an unmapping when a hole is punched into a file of large pages: clients
+ * cannot access what is put there later.)
  */
 static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_notifier_range *range)
 {
@@ -166,7 +170,7 @@ static int invalidate_start(struct mmu_notifier *notifier, const struct mmu_noti
 			end_chunks(&server->slot[at], first, end);
 		list_for_each_entry(client, &server->clients, peer) {
 			view_zap(&client->view, gfn_to_gpa(first), end - first);
-			/* The page table may be among them, under its other address. */
+			/* The page table may be among them, at its other address. */
 			if (top >= first && top < end)
 				view_zap(&client->view, client->cr3 & PAGE_MASK, 1);
 		}
@@ -211,10 +215,10 @@ void server_die(struct gate_server *server)
 	}
 }
 
-/* Clients get a while to finish what they are at: a hundred looks at them, half a millisecond apart. */
+/* How often to check whether clients have left, half a millisecond apart. */
 #define WAKE_LOOKS 100
 
-/* Whether a client is in the server. Kicks those of which that is not known. Under the lock. */
+/* Whether a client is in the server. Kicks those whose place is unknown. Under the lock. */
 static bool anybody_inside(struct gate_server *server)
 {
 	struct gate_client *client;
@@ -238,7 +242,7 @@ static void set_entries(struct gate_server *server, bool valid)
 		WRITE_ONCE(client->list[1], valid ? client->eptp : 0);
 }
 
-/* Lets nobody enter, and waits a while for those who are inside to leave. */
+/* Blocks entries, and waits for a while until those who are inside have left. */
 static int close_entries(struct gate_server *server)
 {
 	int looks, error = -EBUSY;
@@ -250,7 +254,7 @@ static int close_entries(struct gate_server *server)
 	for (looks = 0; looks < WAKE_LOOKS && error == -EBUSY; looks++) {
 		if (looks)
 			usleep_range(500, 1000);
-		/* Who enters the guest from here on finds the entries gone. */
+		/* Whoever enters the guest from here on sees that entries are blocked. */
 		smp_mb();
 		spin_lock(&server->lock);
 		if (server->dead)
@@ -272,7 +276,7 @@ int server_wake(struct gate_server *server)
 	return error;
 }
 
-/* The server's vCPUs do not run any more. */
+/* The server's vCPUs no longer run. */
 int server_sleep(struct gate_server *server)
 {
 	int error = 0;
@@ -287,7 +291,7 @@ int server_sleep(struct gate_server *server)
 	return error;
 }
 
-/* Gives it up for what a client did, or did not finish, in its kernel. */
+/* Gives the server up because of what a client did, or did not finish, in its kernel. */
 void server_lose(struct gate_server *server)
 {
 	spin_lock(&server->lock);
@@ -296,7 +300,7 @@ void server_lose(struct gate_server *server)
 	server_die(server);
 }
 
-/* Gives it up. Whoever is inside gets a while to finish. */
+/* Gives the server up. Clients inside get a while to finish. */
 int server_retire(struct gate_server *server)
 {
 	struct gate_client *client;
@@ -306,7 +310,7 @@ int server_retire(struct gate_server *server)
 		list_for_each_entry(client, &server->clients, peer) {
 			int place = client_place(client);
 
-			/* One that is neither here nor there goes where it was last. */
+			/* A client whose place is unknown counts as being where it was last. */
 			if (place == 2 || (place == -EAGAIN && !client->top))
 				server->lost = true;
 		}
@@ -341,8 +345,8 @@ static bool is_whole(struct page **array)
 }
 
 /*
- * Takes pages of a chunk over that were pinned, unless the memory changed since `changes` was read.
- * What the array has afterwards is the caller's to give back; NULL if all of it was taken.
+ * Takes over pinned pages of a chunk, unless the memory has changed since `changes` was read. The
+ * caller has to unpin what the array contains afterwards. It is NULL if all of it was taken over.
  */
 static int keep(struct gate_server *server, struct gate_slot *slot, gfn_t gfn,
 		struct page ***pages, long count, u64 changes)
@@ -378,9 +382,9 @@ static int keep(struct gate_server *server, struct gate_slot *slot, gfn_t gfn,
 }
 
 /*
- * Pins pages of a slot, at most to the end of the chunk; how many are pinned now. -EFAULT if there
- * is no memory or was unmapped, -EAGAIN while the memory changes. The caller is the server's process
- * if `own`.
+ * Pins pages of a slot, at most up to the end of the chunk. Returns how many are pinned now.
+ * -EFAULT if there is no memory or it was unmapped, -EAGAIN while the memory changes. `own`: the
+ * caller is the server's process.
  */
 static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, long count, bool own)
 {
@@ -398,7 +402,7 @@ static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, l
 	count = min_t(long, count, CHUNK_PAGES - gfn % CHUNK_PAGES);
 	spin_lock(&server->lock);
 	changes = server->changes;
-	/* What is unmapped from here on is a change. */
+	/* What is unmapped from here on counts as a change. */
 	ended = test_bit(chunk_index(slot, gfn), slot->ended);
 	spin_unlock(&server->lock);
 	if (ended) {
@@ -408,7 +412,7 @@ static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, l
 	} else if (mmap_read_lock_killable(server->mm)) {
 		pinned = -EINTR;
 	} else {
-		/* FOLL_LONGTERM wants the lock to be held all the time. */
+		/* FOLL_LONGTERM requires the lock to be held all the time. */
 #if KERNEL_IS(6, 1)
 		pinned = pin_user_pages_remote(server->mm, hva, count, flags, start, NULL, NULL);
 #else
@@ -425,7 +429,9 @@ static long pin(struct gate_server *server, struct gate_slot *slot, gfn_t gfn, l
 	return error ? error : pinned;
 }
 
-/* Pins all that can be pinned; pages of a slot's that cannot are looked for again when used. */
+/*
+ * Pins everything that can be pinned. Other pages of a slot are looked up again when they are used.
+ */
 static int pin_slot(struct gate_server *server, struct gate_slot *slot)
 {
 	gfn_t gfn = slot->first, end = slot->first + slot->pages;
@@ -438,7 +444,7 @@ static int pin_slot(struct gate_server *server, struct gate_slot *slot)
 			all = false;
 			pinned = CHUNK_PAGES - gfn % CHUNK_PAGES;
 		} else if (pinned == -EAGAIN) {
-			/* Other threads of this process change its memory. */
+			/* Other threads of this process are changing its memory. */
 			schedule_timeout_killable(1);
 			pinned = 0;
 		} else if (pinned < 0) {
@@ -450,7 +456,7 @@ static int pin_slot(struct gate_server *server, struct gate_slot *slot)
 		cond_resched();
 	}
 	if (!all)
-		/* Registers of devices, say. */
+		/* For instance, registers of devices. */
 		gate_log("memory at %#llx of a server cannot all be pinned",
 			 gfn_to_gpa(slot->first));
 	return 0;
@@ -461,7 +467,7 @@ static u64 access_of(const struct gate_slot *slot)
 	return EPT_READ | EPT_EXEC | (slot->readonly ? 0 : EPT_WRITE);
 }
 
-/* Under the lock: maps the pages of a chunk that are pinned, from one to another, into a view. */
+/* Under the lock: maps a range of the pinned pages of a chunk into a view. */
 static int map_chunk(struct gate_slot *slot, struct gate_client *client, gfn_t gfn, gfn_t end)
 {
 	gfn_t start = gfn / CHUNK_PAGES * CHUNK_PAGES, alias = gpa_to_gfn(client->cr3);
@@ -483,8 +489,8 @@ static int map_chunk(struct gate_slot *slot, struct gate_client *client, gfn_t g
 }
 
 /*
- * Maps all pinned memory into the view of a client that is on the server's list. What changes
- * meanwhile is found when it is used.
+ * Maps all pinned memory into the view of a client that is on the server's list. Memory that
+ * changes meanwhile is looked up when it is used.
  */
 int server_map_all(struct gate_server *server, struct gate_client *client)
 {
@@ -532,7 +538,7 @@ static int try_map(struct gate_server *server, struct gate_client *client, struc
 	return error;
 }
 
-/* Pins a page that is not pinned. For other processes than the server's. */
+/* Pins a page that is not pinned. For processes other than the server's. */
 static int find(struct gate_server *server, struct gate_slot *slot, gfn_t gfn)
 {
 	long pinned;
@@ -540,14 +546,14 @@ static int find(struct gate_server *server, struct gate_slot *slot, gfn_t gfn)
 	if (!mmget_not_zero(server->mm))
 		return -ESRCH;
 	pinned = pin(server, slot, gfn, 1, false);
-	/* Not the last step of the process's end, here. */
+	/* The last step of the process's end must not happen here. */
 	mmput_async(server->mm);
 	return pinned < 0 ? pinned : 0;
 }
 
 /*
- * Finds what is missing in a view. May sleep, as long as the server's process likes. -EFAULT if the
- * server has no memory there, -EAGAIN if it changed meanwhile.
+ * Maps what is missing in a view. May sleep for as long as the server's process likes. -EFAULT if
+ * the server has no memory there, -EAGAIN if it has changed meanwhile.
  */
 int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa)
 {
@@ -568,7 +574,7 @@ int server_fault(struct gate_server *server, struct gate_client *client, u64 gpa
 }
 
 /*
- * Copies a part of one page of the server's memory. May sleep, as long as the server's process
+ * Copies a part of one page of the server's memory. May sleep for as long as the server's process
  * likes. -EFAULT if there is none.
  */
 int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int bytes)
@@ -592,7 +598,7 @@ int server_read(struct gate_server *server, u64 gpa, void *to, unsigned int byte
 	return error;
 }
 
-/* After all pages were given back. */
+/* Called after all pages were unpinned. */
 static void free_chunks(struct gate_slot *slot)
 {
 	unsigned long at;
@@ -634,7 +640,7 @@ void server_put(struct gate_server *server)
 	kref_put(&server->ref, server_free);
 }
 
-/* Copies the layout of the VM's memory, and counts it as locked by the process. */
+/* Copies the layout of the VM's memory, and accounts for it as locked by the process. */
 static int read_slots(struct gate_server *server, struct kvm *kvm)
 {
 	struct kvm_memory_slot *memory;
@@ -674,7 +680,7 @@ static int read_slots(struct gate_server *server, struct kvm *kvm)
 				       GFP_KERNEL_ACCOUNT);
 		slot->ended = kvcalloc(BITS_TO_LONGS(chunk_count(slot)), sizeof(*slot->ended),
 				       GFP_KERNEL_ACCOUNT);
-		/* It is freed with the others. */
+		/* It is freed together with the others. */
 		server->slots++;
 		if (!slot->chunk || !slot->ended)
 			goto out;
@@ -686,7 +692,7 @@ out:
 	return error;
 }
 
-/* Whether the VM's layout is the one that was copied. */
+/* Whether the VM's memory layout is still the one that was copied. */
 static bool is_current(struct gate_server *server, struct kvm *kvm)
 {
 	int srcu = srcu_read_lock(&kvm->srcu);
@@ -702,9 +708,9 @@ static int fill_table(struct gate_server *server, const struct gate_server_args 
 
 	table->fs_base = args->fs_base;
 	table->gs_base = args->gs_base;
-	/* Functions that pass arguments on may read some that were not passed, above their frame. */
+	/* Functions that pass arguments on may read some above their frame that were not passed. */
 	table->stack = args->window + GATE_STACK_END - GATE_STACK_SPARE;
-	/* Reserved bits would be an exception in each delegation. */
+	/* Reserved bits would cause an exception in each delegation. */
 	table->mxcsr = args->mxcsr & 0xffff;
 	table->pkru = args->pkru;
 	table->count = args->count;
@@ -714,7 +720,7 @@ static int fill_table(struct gate_server *server, const struct gate_server_args 
 	return 0;
 }
 
-/* May sleep, and takes as long as pinning the server's memory takes. */
+/* May sleep, for as long as pinning the server's memory takes. */
 struct gate_server *server_register(const struct gate_server_args *args)
 {
 	struct gate_server *server;
@@ -769,14 +775,14 @@ struct gate_server *server_register(const struct gate_server_args *args)
 	error = -EFAULT;
 	if (!server_slot(server, gpa_to_gfn(args->cr3)))
 		goto fail;
-	/* From here on, changes are seen. */
+	/* From here on, changes are noticed. */
 	server->notifier.ops = &notifier_ops;
 	error = mmu_notifier_register(&server->notifier, server->mm);
 	if (error) {
 		server->notifier.ops = NULL;
 		goto fail;
 	}
-	/* What was removed and unmapped before is not among the slots, then. */
+	/* So memory that was removed and unmapped before is not among the slots. */
 	error = -EAGAIN;
 	if (!is_current(server, vcpu->kvm))
 		goto fail;

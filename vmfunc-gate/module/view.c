@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Extended page tables (SDM volume 3, 29.3). The same rules as in the crate's ept.rs. */
+/* Extended page tables (SDM volume 3, 29.3). The rules are the same as in the crate's ept.rs. */
 #include "internal.h"
 
 #define ADDRESS 0x000ffffffffff000ull
 #define PRESENT 7ull
-/* Write-back, whatever the guest says: the host has the same pages mapped so. */
+/* Write-back, regardless of the guest: the host has the same pages mapped as write-back. */
 #define WRITE_BACK (6ull << 3 | 1 << 6)
 #define LARGE (1ull << 7)
 /*
@@ -30,7 +30,7 @@ u64 view_pointer(const struct gate_view *view)
 	return __pa(view->root) | EPTP;
 }
 
-/* The table of a level (0: of 4 KiB pages), or NULL. */
+/* The table of a level (0: for 4 KiB pages), or NULL. */
 static u64 *table(struct gate_view *view, u64 gpa, int level, bool add)
 {
 	u64 *table = view->root;
@@ -76,7 +76,7 @@ bool view_is_mapped(const struct gate_view *view, u64 gpa)
 	return leaf(view, gpa);
 }
 
-/* Whether there is a table of 4 KiB pages for an address. */
+/* Whether there is a table for 4 KiB pages at an address. */
 bool view_has_small(struct gate_view *view, u64 gpa)
 {
 	return table(view, gpa, 0, false);
@@ -98,8 +98,8 @@ int view_map(struct gate_view *view, u64 gpa, struct page *page, u64 access, boo
 }
 
 /*
- * Takes pages away, large ones as a whole. INVEPT on all CPUs comes before the pages are used for
- * anything else.
+ * Unmaps pages, large ones as a whole. INVEPT must be executed on all CPUs before the pages are
+ * used for anything else.
  */
 void view_zap(struct gate_view *view, u64 gpa, unsigned long pages)
 {
@@ -134,7 +134,9 @@ static void free_below(struct gate_view *view, u64 *table, int level)
 	}
 }
 
-/* Makes nothing accessible; the tables are kept, as CPUs may be walking them until INVEPT. */
+/*
+ * Makes everything inaccessible. The tables are kept, since CPUs may be walking them until INVEPT.
+ */
 void view_zap_all(struct gate_view *view)
 {
 	int at;
@@ -143,7 +145,7 @@ void view_zap_all(struct gate_view *view)
 		WRITE_ONCE(view->root[at], view->root[at] & ~PRESENT);
 }
 
-/* After view_zap_all and INVEPT on all CPUs: the view as it was at first. */
+/* Resets the view to its initial state, after view_zap_all and INVEPT on all CPUs. */
 void view_free_tables(struct gate_view *view)
 {
 	int at;

@@ -45,7 +45,7 @@ use crate::{
 
 /// How long a waiting call polls before it sleeps, in microseconds, unless the environment says
 /// otherwise. Waking up takes 5 µs: negligible after this long, but significant after a kernel or
-/// copy of
+/// copy of 50 µs. Much shorter where the worker shares few processors with the application.
 const SPIN: u64 = 2000;
 /// As [`LIVENESS_TIMEOUT`], in a guest whose agent is notified by an interrupt, in case the
 /// interrupt does not arrive.

@@ -1,4 +1,4 @@
-# Boot sector: loads the program, and takes the CPU from real mode to long mode.
+# Boot sector: loads the program, and switches the CPU from real mode to long mode.
 .section .boot, "ax"
 .code16
     cli
@@ -42,7 +42,7 @@ gdt:
     .quad 0x00af9b000000ffff
     .quad 0x00cf93000000ffff
     .quad 0x00cf9b000000ffff
-    # The task state segment: its base is filled in by the program.
+    # The task state segment. The program fills in its base.
     .quad 0x0000890000000067
     .quad 0
 gdt_pointer:
@@ -65,7 +65,7 @@ start32:
     subl %edi, %ecx
     xorl %eax, %eax
     rep stosb
-    # One to one: 1 GiB in pages of 2 MiB.
+    # Identity mapping: 1 GiB in pages of 2 MiB.
     movl $pdpt + 3, pml4
     movl $pd + 3, pdpt
     movl $pd, %edi
@@ -99,7 +99,7 @@ start64:
     leaq stack_end(%rip), %rsp
     call main
 
-# What compiled code expects of a C library.
+# The C library functions that compiled code expects.
 .globl memset
 memset:
     movq %rdi, %r8

@@ -1,5 +1,5 @@
-# Code of the client: ring 3, mapped in the client's EPT only. Each ends with VMCALL; what it
-# found is in rax and rbx. rdi has the one argument, the window is at 0x4000000000.
+# Code of the client: ring 3, mapped in the client's EPT only. Each entry point ends with VMCALL;
+# its results are in rax and rbx. Its only argument is in rdi. The window is at 0x4000000000.
 .section .client, "ax"
 .macro vmfunc_as function, index
     mov eax, \function
@@ -35,7 +35,7 @@ client_call:
     mov rbx, rdx
     vmcall
 
-# What has to survive: rax = bits of what did not, rbx = what the handler did not find in order.
+# Checks what has to survive: rax = bits of what did not, rbx = what the handler found to be wrong.
 .globl client_state
 client_state:
     mov eax, 0x1110
@@ -132,7 +132,7 @@ client_wrong_entry:
     vmfunc_as 0, 1
     vmcall
 
-# The leaving VMFUNC (rdi) is made to enter; the stack is the client's choice.
+# Makes the leaving VMFUNC (rdi) enter instead; the stack is the client's choice.
 .globl client_leave_inwards
 client_leave_inwards:
     xor eax, eax
@@ -147,14 +147,14 @@ handler_add:
     add rax, rsi
     ret
 
-# The word at an address that both sides have, with different contents.
+# Returns the word at an address that both sides have, with different contents.
 .globl handler_read
 handler_read:
     mov eax, 0x50000000
     mov rax, [rax]
     ret
 
-# 0 if segment bases, MXCSR, flags, stack, and cleared registers are as promised.
+# Returns 0 if segment bases, MXCSR, flags, stack, and cleared registers are as specified.
 .globl handler_state
 handler_state:
     xor edx, edx

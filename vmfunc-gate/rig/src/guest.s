@@ -1,5 +1,5 @@
-# Code of the guests, copied into their memory: position-independent. The window is at
-# 0x4000000000. Results go to 0x40000, a write to 0x500000 ends the client's run.
+# Code of the guests, copied into their memory: position-independent. The window is at 0x4000000000.
+# Results are written to 0x40000. A write to 0x500000 ends the client's run.
 
 .pushsection .rodata.rig, "a"
 
@@ -13,7 +13,7 @@ rig_call:
     call rbp
     mov rdi, rax
     mov rsi, rdx
-# rdi, rsi are the results.
+# The results are in rdi and rsi.
 rig_end:
     mov [0x40000], rdi
     mov [0x40008], rsi
@@ -21,7 +21,7 @@ rig_end:
 1:  pause
     jmp 1b
 
-# rdi calls of handler 0: how many went wrong.
+# Calls handler 0 rdi times. Returns the number of wrong results.
 .globl rig_many
 rig_many:
     mov r12, rdi
@@ -33,7 +33,7 @@ rig_many:
     jmp rig_end
 
 # Fills rdi bytes of shared memory from a seed in rsi, and has them summed and inverted by handler
-# 1: 0 if the sum is right, and how many words were not inverted.
+# 1. Returns 0 if the sum is right, and the number of words that were not inverted.
 .globl rig_transfer
 rig_transfer:
     mov r12, rdi
@@ -75,8 +75,8 @@ rig_transfer:
     jb 1b
     jmp rig_end
 
-# The same computation rsi times, rdi steps each, here once and then in handler 2: how many results
-# differ, and bits of what did not survive.
+# The same computation rsi times, with rdi steps each, once here and then in handler 2. Returns the
+# number of results that differ, and bits of what did not survive.
 rig_compute:
     mov r12, rdi
     mov r13, rsi
@@ -108,8 +108,8 @@ rig_compute:
     mov rsi, r15
     jmp rig_end
 
-# Handler 8 with rdi steps, rsi times, whose system call returns where the kernel's data is: how
-# often it was elsewhere, and bits of what did not survive.
+# Calls handler 8 with rdi steps, rsi times, whose system call returns the address of the kernel's
+# data. Returns how often it was different, and bits of what did not survive.
 rig_kernel_calls:
     mov r12, rdi
     mov r13, rsi
@@ -131,7 +131,8 @@ rig_kernel_calls:
     mov rsi, r15
     jmp rig_end
 
-# Ring 0: a periodic timer of rdi ns, then with rsi steps, rdx times, in ring 3: rig_compute ...
+# Ring 0: starts a periodic timer of rdi ns, and then runs in ring 3, with rsi steps, rdx times:
+# rig_compute ...
 .globl rig_timer
 rig_timer:
     lea r11, [rip + rig_compute]
@@ -175,7 +176,7 @@ rig_spin_call:
     mov edi, 5
     jmp rig_call
 
-# The timer's interrupt: counts. The first one stops in its middle, if asked to.
+# The timer's interrupt: counts. Stops in the middle of the first one, if requested.
 .globl rig_tick
 rig_tick:
     push rax
@@ -196,7 +197,7 @@ rig_tick:
     pop rax
     iretq
 
-# Exceptions: what, and where.
+# Exceptions: reports which one, and where.
 .globl rig_undefined
 rig_undefined:
     mov edi, 6
@@ -297,7 +298,7 @@ rig_write:
     mov [rdi], rsi
     ret
 
-# Until the first word of shared memory is not 0.
+# Runs until the first word of shared memory is not 0.
 .globl rig_spin
 rig_spin:
     movabs rbx, 0x4000010000
@@ -316,8 +317,8 @@ rig_hypercall:
     vmcall
     ret
 
-# The server's kernel. If rdi is 0, it goes on for rsi steps with interrupts, and returns where its
-# data is. If it is 2, it goes on with another process, whose page table is at rsi. Else it halts.
+# The server's kernel. If rdi is 0, runs for rsi steps with interrupts, and returns the address of
+# its data. If rdi is 2, switches to another process, whose page table is at rsi. Otherwise halts.
 .globl rig_kernel
 rig_kernel:
     swapgs
@@ -350,8 +351,8 @@ rig_system_call:
     syscall
     ret
 
-# A driver: the factorial of rdi, from the device whose registers are at rsi. Its doorbell is in
-# pages without memory. The two ways to write to it take turns.
+# A driver: returns the factorial of rdi, from the device whose registers are at rsi. The device's
+# doorbell is in pages without memory. Alternates between the two ways to write to it.
 .globl rig_driver
 rig_driver:
     mov [rsi], rdi

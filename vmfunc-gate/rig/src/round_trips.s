@@ -1,5 +1,5 @@
-# Of both test programs' clients: as many calls of the trampoline at rbp as r12 says, of handler 0,
-# which adds its second argument to three times its first one. Wrong replies are counted in r14.
+# Used by both test programs' clients: calls the trampoline at rbp r12 times, with handler 0, which
+# adds its second argument to three times its first one. Counts wrong replies in r14.
 .macro round_trips
 1:  xor edi, edi
     mov rsi, r12
