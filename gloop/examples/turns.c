@@ -1,9 +1,9 @@
-/* Jobs in turns of an arbiter, from C (gloop/include/gloop.h):
+/* Jobs that run in an arbiter's turns, from C (gloop/include/gloop.h):
  *
- *   turns SOCKET CLIENT WEIGHT STEPS          work of its own: a thread computes so many steps of 20 us
+ *   turns SOCKET CLIENT WEIGHT STEPS          work of its own: a thread computes STEPS steps of 20 us
  *   turns SOCKET CLIENT WEIGHT STEPS CUBIN    a job on the GPU: throttle, compiled by gloop-eaters
  *
- * joins the arbiter at the socket, computes in its turns, and says how many there were. */
+ * joins the arbiter at the socket, computes in its turns, and prints the number of turns. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -84,8 +84,8 @@ static void *contents(const char *path, size_t *bytes) {
   return data;
 }
 
-/* Memory of the GPU is allocated as in any program: here by the driver's own interface, found at run
- * time, so that nothing of CUDA's is needed to compile this. */
+/* Allocates GPU memory as any program may: here through the driver's own interface, looked up at run
+ * time, so that no part of CUDA is needed to compile this. */
 static uint64_t allocate(size_t bytes) {
   void *driver = dlopen("libcuda.so.1", RTLD_NOW);
   if (driver == NULL) return 0;

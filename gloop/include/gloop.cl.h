@@ -1,9 +1,9 @@
-// GLoop for OpenCL C 2.0 and 3.0: kernels that stop at a poll and go on in a later launch.
+// GLoop for OpenCL C 2.0 and 3.0: kernels that stop at a poll and continue in a later launch.
 //
 // There are no callbacks here: a kernel keeps its state in a structure of its own, polls between two
-// steps, and returns when it is told to stop; the host enqueues it again until it says that it is
-// done. The host writes the stop word while the kernel runs, which OpenCL promises for fine-grained
-// shared virtual memory with atomics (CL_DEVICE_SVM_ATOMICS) alone.
+// steps, and returns when it is told to stop. The host enqueues it again until it reports that it is
+// done. The host writes the stop word while the kernel runs, which OpenCL only allows for
+// fine-grained shared virtual memory with atomics (CL_DEVICE_SVM_ATOMICS).
 //
 //   __kernel void serve(__global struct gloop *loop, __global struct state *states, ...) {
 //     __local uint told;
@@ -21,8 +21,8 @@
 //     }
 //   }
 //
-// All work-items of a group call these functions, which have barriers. A logical block is one that
-// the host counts; its number takes the place of get_group_id.
+// All work-items of a group must call these functions, which contain barriers. A logical block is one
+// that the host counts; its number replaces get_group_id.
 #ifndef GLOOP_CL_H
 #define GLOOP_CL_H
 
@@ -35,14 +35,14 @@
 #define GLOOP_HOST memory_scope_all_svm_devices
 #endif
 
-// Words that host and device share: all zero at first, but for the two counts and the list.
+// Words that host and device share, initially all zero except the two counts and the list.
 struct gloop {
-  atomic_uint stop;       // written by the host: not zero to stop
-  atomic_uint next;       // the next logical block that nobody has begun
-  atomic_uint suspended;  // how many there are in the list of suspended blocks
+  atomic_uint stop;       // written by the host: nonzero to stop
+  atomic_uint next;       // the next logical block that has not begun
+  atomic_uint suspended;  // the length of the list of suspended blocks
   atomic_uint done;       // logical blocks that are done
   uint blocks;            // logical blocks
-  uint ready;             // how many of them this launch has to run: the list's first half
+  uint ready;             // the number of them that this launch has to run: the list's first half
   uint reserved[2];
   // The suspended blocks: `blocks` words, and as many for the next launch.
   uint list[];
@@ -52,7 +52,7 @@ static inline int gloop_leader(void) {
   return (get_local_id(0) | get_local_id(1) | get_local_id(2)) == 0;
 }
 
-// Whether to stop, the same for all work-items of the group.
+// Whether to stop. The same for all work-items of the group.
 static inline int gloop_poll(__global struct gloop *loop, __local uint *told) {
   if (gloop_leader())
     *told = atomic_load_explicit(&loop->stop, memory_order_relaxed, GLOOP_HOST);
@@ -63,8 +63,8 @@ static inline int gloop_poll(__global struct gloop *loop, __local uint *told) {
 }
 
 // A logical block to run: one that was suspended before, or a new one; GLOOP_NONE to return. Blocks
-// that were suspended in the last launch lie in the list's first half; the host moves those of the
-// second half there.
+// that were suspended in the last launch are in the list's first half, to which the host moves those
+// of the second half.
 static inline uint gloop_begin(__global struct gloop *loop, __local uint *told) {
   if (gloop_leader()) {
     uint block = GLOOP_NONE;
@@ -81,7 +81,7 @@ static inline uint gloop_begin(__global struct gloop *loop, __local uint *told) 
   return block;
 }
 
-// The block is done, or goes on in a later launch; what it needs then is in global memory.
+// The block is done, or continues in a later launch. What it needs then is in global memory.
 static inline void gloop_end(__global struct gloop *loop, uint block, int stopped) {
   barrier(CLK_GLOBAL_MEM_FENCE);
   if (gloop_leader()) {

@@ -1,4 +1,4 @@
-// Sends back what it receives. A logical block serves one connection.
+// Sends back what it receives. Each logical block serves one connection.
 #include "server.cuh"
 
 __device__ __forceinline__ void echo(Loop& loop, i64 socket, char* buffer) {

@@ -1,4 +1,4 @@
-// Counts words in files: the GPU opens, reads and closes the files, and writes what it has found.
+// Counts words in files: the GPU opens, reads and closes the files, and writes the results.
 #include <gloop/gloop.cuh>
 
 using gloop::i64;
@@ -13,17 +13,17 @@ constexpr u32 RECORD = 24;  // bytes of a line of output
 struct Search {
   const char* paths;    // of the files
   const char* words;
-  const char* output;   // the path of the output
+  const char* output;   // the path of the output file
   u32* counts;          // of each word in each file
-  char* buffers;        // a chunk for each physical block
+  char* buffers;        // one chunk for each physical block
   u32 word_count;
-  u32 chunk;            // bytes read at a time, WORD less than a page
+  u32 chunk;            // bytes to read at a time, WORD less than a page
   // What the vanilla version has in memory.
   const char* text;
-  const u64* offsets;   // of each file in it, and of the end
+  const u64* offsets;   // of each file in the text, and of the end
 };
 
-// How often a word begins in the first `begins` of `bytes` bytes.
+// The number of times that a word begins in the first `begins` of `bytes` bytes.
 __device__ __forceinline__ void count(const char* text, u64 begins, u64 bytes, const char* word, u32* sum) {
   u32 length = 0;
   while (word[length] != 0) ++length;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(256) split(Search search, u32 word)
         search.counts + file * search.word_count + word);
 }
 
-// What they have counted.
+// The lines for what they have counted.
 extern "C" __global__ void __launch_bounds__(256) split_lines(Search search, char* lines) {
   const u32 file = blockIdx.x;
   for (u32 word = threadIdx.x; word < search.word_count; word += blockDim.x) {
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(256) split_lines(Search search, cha
   }
 }
 
-// A file under way.
+// A file in progress.
 struct At {
   i64 file;
   u64 size;

@@ -1,4 +1,4 @@
-// Kernels that break every rule, to show that they harm their own process alone.
+// Kernels that break every rule, to show that they harm only their own process.
 #include <gloop/gloop.cuh>
 
 using gloop::u32;
@@ -9,7 +9,7 @@ __device__ __forceinline__ u32 random(u32& state) {
   return state >> 8;
 }
 
-// Says that the launch is done, as the library's last block does.
+// Reports that the launch is done, as the library's last block does.
 __device__ __forceinline__ void say(const gloop::Ctl& ctl, u32 code, u32 launch) {
   ctl.exit->fault = 0;
   ctl.exit->launch = launch;
@@ -17,8 +17,8 @@ __device__ __forceinline__ void say(const gloop::Ctl& ctl, u32 code, u32 launch)
   gloop::ptx::store_host(&ctl.exit->code, code);
 }
 
-// Requests of random words, far more than there may be, in rings that are written over and over; and
-// answers that nobody has given. No calls that would leave this machine or make files.
+// Requests of random words, far more than allowed, in rings that are overwritten again and again;
+// and forged answers. No calls that would leave this machine or create files.
 extern "C" __global__ void requests(gloop::Ctl ctl, u32 count) {
   u32 state = blockIdx.x + 1;
   gloop::Rings* rings = ctl.rings + blockIdx.x;
@@ -38,7 +38,7 @@ extern "C" __global__ void requests(gloop::Ctl ctl, u32 count) {
   if (last == gridDim.x - 1) say(ctl, gloop::EXIT_DONE, ctl.launch);
 }
 
-// Control words of all kinds: board, saved loops, and how it has ended.
+// Control words of all kinds: the board, saved loops, and the exit report.
 extern "C" __global__ void words(gloop::Ctl ctl, u32 code, u32 launch) {
   u32 state = 7;
   u32* board = reinterpret_cast<u32*>(ctl.board);
@@ -58,14 +58,14 @@ extern "C" __global__ void grants(gloop::Ctl ctl, u32 value) {
   say(ctl, gloop::EXIT_DONE, ctl.launch);
 }
 
-// Addresses that nobody gave it.
+// Addresses that it was never given.
 extern "C" __global__ void wild(gloop::Ctl ctl, u64 at) {
   u32 state = 3;
   for (u32 i = 0; i < 1000; ++i) *reinterpret_cast<volatile u32*>(at + (static_cast<u64>(random(state)) << 12)) = i;
   say(ctl, gloop::EXIT_DONE, ctl.launch);
 }
 
-// No points at all.
+// No scheduling points at all.
 extern "C" __global__ void endless(gloop::Ctl ctl, u32* out) {
   u32 x = blockIdx.x;
   for (;;) {

@@ -1,5 +1,5 @@
-// Sorts floats as Rodinia's hybridsort does, written anew: many short blocks put the elements into
-// buckets, and then a long one for each bucket sorts it by merging.
+// Sorts floats as Rodinia's hybridsort does, rewritten: many short blocks distribute the elements
+// to buckets, and then one long block per bucket sorts it by merging.
 #include <gloop/gloop.cuh>
 
 using gloop::Loop;
@@ -7,20 +7,20 @@ using gloop::u32;
 
 constexpr u32 THREADS = 256;
 constexpr u32 BUCKETS = 1024;
-constexpr u32 CHUNK = 8192;                // elements that a block puts into buckets
+constexpr u32 CHUNK = 8192;                // elements that a block distributes to buckets
 constexpr u32 TILE = 2048;                 // elements that a block sorts or merges at a time
-constexpr u32 EACH = TILE / THREADS;       // of them, a thread's
-constexpr u32 MORE = BUCKETS / THREADS;    // buckets of a thread
-constexpr float LAST = 3.402823466e+38f;   // behind all elements
+constexpr u32 EACH = TILE / THREADS;       // of which each thread handles this many
+constexpr u32 MORE = BUCKETS / THREADS;    // buckets per thread
+constexpr float LAST = 3.402823466e+38f;   // greater than all elements
 
 struct Sort {
   const float* input;
-  float* a;             // the elements by buckets; in the end sorted
-  float* b;             // as much room
-  const float* pivots;  // between the buckets, rising: BUCKETS - 1 of them
-  u32* count;           // of elements in each bucket; zero at first
+  float* a;             // the elements by buckets; sorted at the end
+  float* b;             // a second buffer of the same size
+  const float* pivots;  // between the buckets, ascending: BUCKETS - 1 of them
+  u32* count;           // of elements in each bucket; initially zero
   u32* start;           // of each bucket, and the end
-  u32* cursor;          // where the next element of a bucket goes
+  u32* cursor;          // where the next element of a bucket is written
   u32 elements;
 };
 
@@ -70,7 +70,7 @@ __device__ __forceinline__ void count(const Sort& sort, u32 chunk) {
     if (shared.count[i] != 0) atomicAdd(&sort.count[i], shared.count[i]);
 }
 
-// Where each bucket begins: by one block.
+// Computes the start of each bucket. Run by one block.
 __device__ __forceinline__ void starts(const Sort& sort) {
   Counting& shared = shared_memory.counting;
   u32 mine = 0;
@@ -110,8 +110,9 @@ __device__ __forceinline__ void scatter(const Sort& sort, u32 chunk) {
 
 // ---- within a bucket ----
 
-// A bucket, and in how many phases it is sorted: its tiles, then merging runs of one tile, of two and
-// so on, back and forth between both rooms; in the end it is copied if it lies in the other one.
+// A bucket, and the number of phases of sorting it: first its tiles, then merging runs of one tile,
+// of two and so on, alternating between both buffers. At the end it is copied if it is in the other
+// buffer.
 struct Bucket {
   float* a;
   float* b;
@@ -148,7 +149,7 @@ __device__ __forceinline__ void sort_tile(Merging& shared, float* keys, u32 coun
   for (u32 i = threadIdx.x; i < count; i += THREADS) keys[i] = shared.keys[i];
 }
 
-// How many of the first `end` elements of two merged runs are of the first run.
+// The number of the first `end` elements of two merged runs that are from the first run.
 __device__ __forceinline__ u32 of_first(const float* a, u32 a_count, const float* b, u32 b_count, u32 end) {
   u32 low = end > b_count ? end - b_count : 0, high = min(end, a_count);
   while (low < high) {
@@ -159,7 +160,7 @@ __device__ __forceinline__ u32 of_first(const float* a, u32 a_count, const float
   return low;
 }
 
-// The tile at `first` of merging runs of `width` elements.
+// Computes the tile at `first` of merging runs of `width` elements.
 __device__ __forceinline__ void merge_tile(Merging& shared, const float* from, float* to, u32 count,
                                            u32 width, u32 first) {
   const u32 pair = first / (2 * width) * (2 * width);

@@ -1,6 +1,6 @@
-// Approximate image matching: for each of many images, the first one in some databases that is
-// similar to it. The GPU opens and reads the databases, and writes what it has found. All blocks look through
-// the same databases: whoever reads a page of one leaves it in the device's memory for the others.
+// Approximate image matching: for each of many images, finds the first similar image in several
+// databases. The GPU opens and reads the databases, and writes the results. All blocks search the
+// same databases: a block that reads a page leaves it in device memory for the others.
 #include <gloop/gloop.cuh>
 
 using gloop::i64;
@@ -11,32 +11,32 @@ using gloop::u64;
 constexpr u32 PATH = 256;        // bytes of a path
 constexpr u32 IMAGE = 1024;      // bytes of an image: 32 x 32 grey pixels
 constexpr u32 WORDS = IMAGE / 4;
-constexpr u32 WARPS = 8;         // of a block, each of which looks at an image
+constexpr u32 WARPS = 8;         // per block, each of which examines an image
 constexpr u32 NONE = ~0u;
 
-// Which image of which database; NONE twice if there is none.
+// An image: its database, and its number in there. NONE twice if there is none.
 struct Found {
   u32 database, image;
 };
 
-// Pages of the databases that some block has read. Zeros at the begin, and again at the end.
+// Pages of the databases that some block has read. All zero at the start, and again at the end.
 struct Cache {
   char* pages;       // of all databases, one after the other
-  u32* ready;        // of each page: how many images it has, and 1; 0 as long as it is not read
-  u32* files;        // of each database: what the host calls it, and 1; 0 as long as it is not open
-  u32* next;         // what is to be read or opened next: the databases, then the pages
-  u32* ended;        // blocks that need nothing more
+  u32* ready;        // of each page: its number of images plus 1; 0 until it is read
+  u32* files;        // of each database: its handle plus 1; 0 until it is open
+  u32* next;         // what to open or read next: the databases, then the pages
+  u32* ended;        // blocks that need nothing else
   const u32* first;  // of each database: its first page; and the end
 };
 
 struct Match {
   const char* paths;    // of the databases
-  const char* queries;  // the path of the images that are looked for
+  const char* queries;  // the path of the images to search for
   const char* output;   // the path of the output: a Found for each of them
-  char* buffers;        // for each physical block: an image that is looked for, and a Found
+  char* buffers;        // for each physical block: an image to search for, and a Found
   u32 databases;
   u32 blocks;           // logical ones
-  u32 limit;            // how much two images differ at most that are similar
+  u32 limit;            // the maximum difference of two similar images
   // What the other versions have in memory.
   const u32* wanted;    // images
   const u32* images;    // of all databases
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256) vanilla(Match match) {
   if (gloop::leader()) match.found[blockIdx.x] = found;
 }
 
-// A part of one database, for all that has not been found yet.
+// A part of one database, for all images that have not been found yet.
 extern "C" __global__ void __launch_bounds__(256) split(Match match, u32 database, u32 first, u32 count) {
   if (match.found[blockIdx.x].image != NONE) return;
   const u32* images = match.images + (match.first[database] + first) * WORDS;
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(256) split(Match match, u32 databas
 constexpr u32 PAGE = 64;  // images
 constexpr u32 ROOM = 16;  // bytes for a Found
 
-// What one thread knows, told to all.
+// Passes what one thread knows to all threads.
 template <class F>
 __device__ __forceinline__ u32 told(F f) {
   __shared__ u32 value;
@@ -113,11 +113,11 @@ __device__ __forceinline__ u32 database_of(const Match& match, u32 page) {
   return database;
 }
 
-// The last block leaves everything as it was.
+// The last block restores the initial state.
 __device__ __noinline__ void clean(Loop& loop, Match match, u32 database) {
   const Cache& cache = match.cache;
   if (database < match.databases) {
-    // 0 is closed as well, as an error.
+    // 0 is closed as well, which is an error.
     return gloop::fs::close(loop, static_cast<i64>(cache.files[database]) - 1, [=](Loop& loop, i64) { clean(loop, match, database + 1); });
   }
   for (u32 i = threadIdx.x; i < cache.first[match.databases]; i += blockDim.x) cache.ready[i] = 0;
@@ -141,7 +141,7 @@ __device__ __noinline__ void report(Loop& loop, Match match, Found found) {
 
 __device__ __forceinline__ void next_page(Loop& loop, Match match, u32 page);
 
-// Reads page `which` for all, and goes on with `page`.
+// Reads page `which` for all blocks, and continues with `page`.
 __device__ __noinline__ void load(Loop& loop, Match match, u32 which, u32 page) {
   const u32 database = database_of(match, which);
   const u32 file = told([&] { return gloop::ptx::load_device(match.cache.files + database); });
@@ -159,14 +159,14 @@ __device__ __noinline__ void load(Loop& loop, Match match, u32 which, u32 page) 
 
 __device__ __noinline__ void open_database(Loop& loop, Match match, u32 database, u32 page) {
   gloop::fs::open(loop, match.paths + database * PATH, gloop::fs::READ_ONLY, [=](Loop& loop, i64 file) {
-    // Of a file that cannot be opened no page can be read.
+    // No page can be read of a file that cannot be opened.
     const u32 known = file < 0 ? NONE : static_cast<u32>(file) + 1;
     if (gloop::leader()) gloop::ptx::store_device(match.cache.files + database, known);
     next_page(loop, match, page);
   });
 }
 
-// Looks through the pages from `page` on. Where one is not there yet, reads one that nobody reads.
+// Searches the pages from `page` on. If one is not there yet, reads one that no other block reads.
 __device__ __forceinline__ void next_page(Loop& loop, Match match, u32 page) {
   const Cache& cache = match.cache;
   const u32 pages = cache.first[match.databases];

@@ -1,5 +1,5 @@
-// A table of keys and values in the GPU's memory. A request is a batch of operations on different keys;
-// a logical block of the server serves one connection.
+// A table of keys and values in GPU memory. A request is a batch of operations on distinct keys.
+// Each logical block of the server serves one connection.
 #include "server.cuh"
 
 constexpr u32 BATCH = 1024;
@@ -17,7 +17,7 @@ struct Table {
   u32 places;  // a power of two, more than there are keys
 };
 
-// What was there before, or NONE.
+// The previous value, or NONE.
 __device__ __forceinline__ u64 apply(const Table& table, const Operation& operation) {
   u32 place = operation.key * 2654435761u;
   for (u32 tried = 0; tried < table.places; ++tried, ++place) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void part(const Table& table, const Operation* operat
   if (mine < BATCH) answers[mine] = apply(table, operations[mine]);
 }
 
-// All batches of a client, a client for each block.
+// All batches of a client, with one client per block.
 extern "C" __global__ void __launch_bounds__(256) vanilla(Table table, const Operation* operations,
                                                           u64* answers, u32 batches) {
   for (u32 batch = 0; batch < batches; ++batch) {

@@ -1,5 +1,5 @@
-// Forces between particles of neighbouring boxes: one short block for each box. The potential is
-// that of Rodinia's LavaMD; the kernel is written anew.
+// Forces between particles of neighbouring boxes: one short block per box. The potential is that of
+// Rodinia's LavaMD; the kernel has been rewritten.
 #include <gloop/gloop.cuh>
 
 using gloop::u32;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(128, 16) looped(gloop::Ctl ctl, Box
   gloop::run(ctl, [=](gloop::Loop& loop) { box(boxes, static_cast<u32>(loop.block())); });
 }
 
-// The same boxes again and again, along y.
+// The same boxes repeatedly, along y.
 extern "C" __global__ void __launch_bounds__(128, 16) repeated(gloop::Ctl ctl, Boxes boxes) {
   gloop::run(ctl, [=](gloop::Loop& loop) { box(boxes, loop.block_x()); });
 }

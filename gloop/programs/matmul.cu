@@ -1,11 +1,12 @@
-// Multiplies matrices of 256 x 256 floats that it receives. A logical block serves one connection.
+// Multiplies matrices of 256 x 256 floats that it receives. Each logical block serves one
+// connection.
 #include "server.cuh"
 
 constexpr u32 SIDE = 256;
 constexpr u32 TILE = 16;
 constexpr u64 MATRIX = static_cast<u64>(SIDE) * SIDE * sizeof(float);
 
-// One tile of c = a * b, by 256 threads.
+// Computes one tile of c = a * b with 256 threads.
 __device__ __forceinline__ void tile(const float* a, const float* b, float* c, u32 which) {
   __shared__ float left[TILE][TILE + 1], right[TILE][TILE + 1];
   const u32 row = which / (SIDE / TILE) * TILE, column = which % (SIDE / TILE) * TILE;
@@ -23,7 +24,7 @@ __device__ __forceinline__ void tile(const float* a, const float* b, float* c, u
 
 constexpr u32 TILES = SIDE / TILE * (SIDE / TILE);
 
-// A tile for each block.
+// One tile per block.
 extern "C" __global__ void __launch_bounds__(256) vanilla(const float* a, const float* b, float* c) {
   tile(a, b, c, blockIdx.x);
 }

@@ -1,4 +1,4 @@
-// What servers share: a listening socket, and sending and receiving whole messages.
+// What the servers share: a listening socket, and sending and receiving of whole messages.
 #pragma once
 
 #include <gloop/gloop.cuh>
@@ -8,7 +8,7 @@ using gloop::Loop;
 using gloop::u32;
 using gloop::u64;
 
-// Listens on a port, 0 for any, and says the server's handle.
+// Listens on a port, 0 for any, and returns the server's handle.
 extern "C" __global__ void __launch_bounds__(256) listen(gloop::Ctl ctl, i64* server, u32 port) {
   gloop::run(ctl, [=](Loop& loop) {
     gloop::net::bind(loop, port, [=](Loop&, i64 handle) {
@@ -21,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(256) unlisten(gloop::Ctl ctl, const
   gloop::run(ctl, [=](Loop& loop) { gloop::net::unbind(loop, *server, [](Loop&, i64) {}); });
 }
 
-// Sends all of `bytes`, then f(loop, whether it was sent).
+// Sends all of `bytes`, then calls f(loop, whether it was sent).
 template <class F>
 __device__ __forceinline__ void send_all(Loop& loop, i64 socket, const char* from, u64 bytes, F f) {
   gloop::net::send(loop, socket, bytes, from, [=](Loop& loop, i64 sent) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void send_all(Loop& loop, i64 socket, const char* fro
   });
 }
 
-// Receives all of `bytes`, then f(loop, whether they came).
+// Receives all of `bytes`, then calls f(loop, whether they arrived).
 template <class F>
 __device__ __forceinline__ void receive_all(Loop& loop, i64 socket, char* to, u64 bytes, F f) {
   gloop::net::receive(loop, socket, bytes, to, [=](Loop& loop, i64 got) {

@@ -1,5 +1,5 @@
-// Many small steps, each followed by a point at which the kernel may be stopped. `cycles` is how
-// long a step takes at least.
+// Many small steps, each followed by a point at which the kernel may be stopped. A step takes at
+// least `cycles` clock cycles.
 #include <gloop/gloop.cuh>
 
 using gloop::Loop;
@@ -7,7 +7,7 @@ using gloop::u32;
 using gloop::u64;
 
 struct Steps {
-  u32* out;     // a word for each block
+  u32* out;     // one word per block
   u32 count;
   u32 cycles;
 };
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(1024) vanilla(Steps steps) {
   u32 x = blockIdx.x;
   for (u32 i = 0; i < steps.count; ++i) {
     x = work(x, steps.cycles);
-    // Nothing is computed in advance.
+    // Prevents computing anything in advance.
     asm volatile("" : "+r"(x));
   }
   if (gloop::leader()) steps.out[blockIdx.x] = x;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(1024) begin(Steps steps) {
   if (gloop::leader()) steps.out[blockIdx.x] = blockIdx.x;
 }
 
-// One step: launched as often as there are steps.
+// One step, launched once per step.
 extern "C" __global__ void __launch_bounds__(1024) split(Steps steps) {
   const u32 x = work(steps.out[blockIdx.x], steps.cycles);
   __syncthreads();
@@ -50,7 +50,7 @@ __device__ __forceinline__ void step(Loop& loop, Steps steps, u32 x, u32 i) {
   loop.post([=](Loop& loop) { step(loop, steps, x, i + 1); });
 }
 
-// A callback for each step.
+// One callback per step.
 extern "C" __global__ void __launch_bounds__(1024) posted(gloop::Ctl ctl, Steps steps) {
   gloop::run(ctl, [=](Loop& loop) { step(loop, steps, static_cast<u32>(loop.block()), 0); });
 }
@@ -69,7 +69,7 @@ __device__ __forceinline__ void checked_steps(Loop& loop, Steps steps, u32 x, u3
   if (gloop::leader()) steps.out[loop.block()] = x;
 }
 
-// A callback only when the kernel is to stop.
+// A callback only when the kernel has to stop.
 extern "C" __global__ void __launch_bounds__(1024) checked(gloop::Ctl ctl, Steps steps) {
   gloop::run(ctl, [=](Loop& loop) { checked_steps(loop, steps, static_cast<u32>(loop.block()), 0); });
 }

@@ -1,5 +1,5 @@
 // Two-point angular correlation: a histogram of the angles between all pairs of points on a sphere.
-// Few blocks that run for long, with their histogram in shared memory.
+// Few long-running blocks, with their histogram in shared memory.
 #include <gloop/gloop.cuh>
 
 using gloop::Loop;
@@ -11,7 +11,7 @@ constexpr u32 BINS = 64;
 
 struct Sky {
   const float4* points;  // unit vectors
-  const float* edges;    // cosines, falling: BINS - 1 of them
+  const float* edges;    // cosines, descending: BINS - 1 of them
   u64* histogram;
   u32 tiles;             // of THREADS points
   u32 first, last;       // the tiles of a slice
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256) vanilla(Sky sky) {
   add(shared, sky);
 }
 
-// All blocks, some of the tiles.
+// All blocks, with some of the tiles.
 extern "C" __global__ void __launch_bounds__(256) split(Sky sky) {
   Shared& shared = shared_memory;
   clear(shared, sky);

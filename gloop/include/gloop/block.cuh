@@ -1,4 +1,4 @@
-// A physical block from its launch to its end: it begins anew or where it was stopped, runs logical
+// A physical block from its launch to its end: it starts anew or where it was stopped, runs logical
 // blocks, and saves itself when it stops.
 #pragma once
 
@@ -15,7 +15,7 @@ GLOOP_DEVICE u32 pages(const Ctl& ctl) {
   return ctl.page_count >= 32 ? ~0u : (1u << ctl.page_count) - 1;
 }
 
-// Copies what the block keeps out of shared memory, or back.
+// Copies the shared memory that the block keeps out, or back.
 GLOOP_DEVICE void kept(const Loop& loop, bool back) {
   unsigned char* room = loop.ctl.kept + index() * loop.ctl.kept_bytes;
   for (u32 i = 0; i < loop.kept_count; ++i) {
@@ -26,7 +26,7 @@ GLOOP_DEVICE void kept(const Loop& loop, bool back) {
   }
 }
 
-// False if this block has done all before.
+// Returns false if this block was already done.
 GLOOP_DEVICE bool enter(Loop& loop, const Ctl& ctl, u32& p) {
   Block* own = ctl.blocks + index();
   const u32 state = own->state;
@@ -73,7 +73,7 @@ GLOOP_DEVICE bool enter(Loop& loop, const Ctl& ctl, u32& p) {
   return true;
 }
 
-// Saves what there is to do, if there is something; whether there is.
+// Saves the remaining work, if there is any. Returns whether there is.
 GLOOP_DEVICE bool save(Loop& loop) {
   if (leader() && loop.taken != loop.counted) {
     atomicAdd(&loop.ctl.board->taken, loop.taken - loop.counted);
@@ -87,7 +87,7 @@ GLOOP_DEVICE bool save(Loop& loop) {
   return true;
 }
 
-// Counts the block out; the last one says how the launch ended.
+// Counts the block out. The last one reports how the launch ended.
 GLOOP_DEVICE void leave(const Ctl& ctl, bool unfinished) {
   __syncthreads();
   if (!leader()) return;

@@ -1,5 +1,5 @@
-// Files of the host. Calls return at once; f(loop, result) runs when the host has answered, with a
-// negative errno for an error. All threads call, with the same arguments.
+// Files of the host. Calls return immediately; f(loop, result) runs when the host has answered,
+// with a negative errno for an error. All threads make the calls, with the same arguments.
 #pragma once
 
 #include <gloop/loop.cuh>
@@ -8,7 +8,7 @@ namespace gloop {
 
 namespace io {
 
-// Runs f when data has come into a page: copies it to where it belongs first.
+// Runs f when data has arrived in a page, after copying it to its destination.
 template <class F>
 struct Inward {
   F f;
@@ -80,10 +80,10 @@ GLOOP_DEVICE void plain(Loop& loop, u32 opcode, u32 handle, u64 length, F f) {
 
 namespace fs {
 
-// To read; to write, made if there is none; the same, emptied first.
+// For reading; for reading and writing, created if it does not exist; the same, truncated first.
 constexpr u32 READ_ONLY = 0, READ_WRITE = 1, CREATE = 2;
 
-// Opens a file by its path, whose bytes end with a zero; the result is what the others take.
+// Opens a file by its zero-terminated path. The result is the file's handle for the other calls.
 template <class F>
 GLOOP_DEVICE void open(Loop& loop, const char* path, u32 how, F f) {
   u64 bytes = 0;
@@ -103,7 +103,7 @@ template <class F>
 GLOOP_DEVICE void ftruncate(Loop& loop, i64 file, u64 bytes, F f) {
   io::plain(loop, OP_TRUNCATE, static_cast<u32>(file), bytes, f);
 }
-// At most loop.page_bytes() at a time; the result is how many bytes were read or written.
+// At most loop.page_bytes() at a time. The result is the number of bytes read or written.
 template <class F>
 GLOOP_DEVICE void read(Loop& loop, i64 file, u64 offset, u64 bytes, void* to, F f) {
   io::inward(loop, OP_READ, static_cast<u32>(file), offset, bytes, to, f);

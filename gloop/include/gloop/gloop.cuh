@@ -1,4 +1,4 @@
-// GLoop: kernels made of callbacks, which can be stopped between two of them and go on later.
+// GLoop: kernels made of callbacks, which can be stopped between two of them and continue later.
 //
 //   __device__ void step(gloop::Loop& loop, Args args, unsigned i) {
 //     for (; i < args.count; ++i) {
@@ -11,8 +11,8 @@
 //   }
 //
 // All threads of a block make the same calls with the same arguments, and a callback's captured
-// values are the same for all of them; what differs lies in memory. Shared memory is lost at a
-// suspension unless loop.keep() was told of it.
+// values are the same for all of them; values that differ must be in memory. Shared memory is lost at
+// a suspension unless it was passed to loop.keep().
 #pragma once
 
 #include <gloop/block.cuh>
@@ -21,12 +21,12 @@
 
 namespace gloop {
 
-// Where a block's loop lies while it runs: shared memory (1.5 KiB) is faster, the device's memory
-// leaves all shared memory to kernels that use much of it.
+// Where a block's loop is while it runs: shared memory (1.5 KiB) is faster, device memory leaves
+// all shared memory to kernels that need much of it.
 enum class Memory { Shared, Device };
 
-// Runs `begin` once for each logical block, and the callbacks that come from it. The kernel's last
-// statement; all threads call it.
+// Runs `begin` once for each logical block, and the callbacks that it posts. Must be the kernel's
+// last statement; all threads call it.
 template <Memory memory = Memory::Shared, class F>
 __device__ __forceinline__ void run(const Ctl& ctl, F begin) {
   Loop* loop;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void run(const Ctl& ctl, F begin) {
     __shared__ alignas(16) unsigned char room[sizeof(Loop)];
     loop = reinterpret_cast<Loop*>(room);
   } else {
-    // Where it is saved, and so it is there when the block goes on.
+    // The place where it is saved, so that it is there when the block continues.
     loop = reinterpret_cast<Loop*>(ctl.blocks[block::index()].saved);
   }
   u32 p = 0;

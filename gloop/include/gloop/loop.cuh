@@ -1,13 +1,14 @@
 // A block's event loop: callbacks, points at which the block may be stopped, and its state while it
 // does not run.
 //
-// The loop lies in shared memory and is kept by one thread, the leader. The callback that runs next
-// is in one of two cells; a callback posts into the other one. All threads pass one barrier between
-// two callbacks, which publishes the one cell and frees the other.
+// The loop is in shared memory and is maintained by one thread, the leader. The callback that runs
+// next is in one of two cells; a callback posts into the other one. All threads pass one barrier
+// between two callbacks, which publishes one cell and frees the other.
 //
-// Who stops a launch stores its number into the host's orders. A read of them over the bus takes a
-// microsecond and all such reads queue up, so that the blocks look at a copy in the device's memory,
-// now and then by the clock, and whichever first finds the copy old reads the orders for all.
+// To stop a launch, its number is stored into the host's orders. Reading them over the bus takes a
+// microsecond, and all such reads queue up. So the blocks read a copy in device memory, at
+// intervals measured by the clock, and the first block that finds the copy outdated reads the
+// orders for all.
 #pragma once
 
 #include <gloop/slots.cuh>
@@ -18,16 +19,16 @@ struct alignas(16) Cell {
   u64 code;    // the function to call; 0 for none
   u32 stop;    // whether to stop before it
   u32 unused;
-  i64 result;  // what its event has brought: two words before the closure
+  i64 result;  // the result of its event: two words before the closure
   u64 unused_too;
   unsigned char closure[CLOSURE];
 };
 
-// What a look at the clock needs, read at once.
+// What a check of the clock needs, read at once.
 struct alignas(16) Gate {
-  u32 at;        // the clock at the last look at the board
+  u32 at;        // the clock at the last check of the board
   u32 cycles;    // until the next one
-  u32 stopping;  // the launch is to stop
+  u32 stopping;  // the launch has to stop
   u32 unused;
 };
 
@@ -38,23 +39,23 @@ struct alignas(16) Loop {
   Block* own;
   Rings* rings;
   unsigned char* pages;
-  u64 polled;       // when this block read the orders last
-  u64 looked;       // when it last looked for answers
-  u64 logical;      // the logical block that runs
-  u64 batch_next;   // logical blocks that are this block's
+  u64 polled;       // when this block last read the orders
+  u64 looked;       // when it last checked for answers
+  u64 logical;      // the logical block that is running
+  u64 batch_next;   // the range of logical blocks taken by this block
   u64 batch_end;
-  u32 next;         // the cell to post into, and TAKEN if that is not free
+  u32 next;         // the cell to post into, with TAKEN if it is not free
   u32 parity;       // the cell that was next when the block stopped
-  u32 act;          // what the leader has chosen
+  u32 act;          // the leader's decision
   u32 free_slots;
   u32 free_pages;
-  u32 waiting;      // events under way
-  u32 ready_first;  // queue of slots whose events have come
+  u32 waiting;      // events in flight
+  u32 ready_first;  // queue of slots whose events have arrived
   u32 ready_count;
   u32 sent;
   u32 taken;
-  u32 counted;      // of those taken, how many the board knows of
-  u32 page;         // the page that was taken last, told to all threads
+  u32 counted;      // how many of those taken are counted on the board
+  u32 page;         // the page that was last taken, passed to all threads
   u32 kept_count;
   u32 kept_bytes;
   u32 fault;
@@ -64,26 +65,29 @@ struct alignas(16) Loop {
 
   // ---- what callbacks call, all threads of the block with the same arguments ----
 
-  // The logical block, and its place in the logical grid.
+  // The logical block, and its position in the logical grid.
   GLOOP_DEVICE u64 block() const { return logical; }
   GLOOP_DEVICE u32 block_x() const { return static_cast<u32>(logical % ctl.x); }
   GLOOP_DEVICE u32 block_y() const { return static_cast<u32>(logical / ctl.x % ctl.y); }
   GLOOP_DEVICE u32 block_z() const { return static_cast<u32>(logical / ctl.x / ctl.y); }
-  // The most bytes that one call reads or writes.
+  // The maximum number of bytes that one call reads or writes.
   GLOOP_DEVICE u32 page_bytes() const { return ctl.page_bytes; }
 
-  // Runs f(loop) after the calling callback has returned. Callbacks run in the order of their posts.
+  // Runs f(loop) after the calling callback has returned. Callbacks run in the order in which they
+  // are posted.
   template <class F>
   GLOOP_DEVICE void post(F f) {
-    // Without calls, for which all threads would have to save registers.
+    // Without function calls, for which all threads would have to save registers.
     if (leader()) Closure<F>::store(claim(reinterpret_cast<u64>(&Closure<F>::run)), f);
   }
 
-  // If the launch is to stop, posts f and says so: the caller returns. Otherwise it goes on.
+  // If the launch has to stop, posts f and returns true: the caller must return. Otherwise it
+  // continues.
   template <class F>
   GLOOP_DEVICE bool post_if_needed(F f) {
-    // All threads look at the clock, so that the way of most times has no branch for the leader. What
-    // the others see of a word that the leader writes meanwhile only adds to what it says itself.
+    // All threads read the clock, so that the common path has no branch for the leader. What the
+    // others see of a word that the leader writes concurrently only adds to the leader's own
+    // result.
     const uint4 seen = *reinterpret_cast<const uint4*>(&gate);
     const u32 now = ptx::clock();
     int stop = seen.z != 0;
@@ -97,9 +101,9 @@ struct alignas(16) Loop {
     return true;
   }
 
-  // Keeps a piece of shared memory of this kernel over suspensions: said once by a logical block,
-  // forgotten when it ends. Copies into it that are under way (bulk or asynchronous ones) have ended
-  // before a point at which the block may stop.
+  // Keeps a piece of this kernel's shared memory across suspensions. Called once by a logical
+  // block, forgotten when it ends. Copies in flight into it (bulk or asynchronous ones) must have
+  // ended before a point at which the block may stop.
   GLOOP_DEVICE void keep(const void* at, u32 bytes) {
     if (!leader()) return;
     const u32 room = (bytes + 15) & ~15u;
@@ -110,7 +114,8 @@ struct alignas(16) Loop {
     kept_bytes += room;
   }
 
-  // Asks the host; runs f(loop, result) when it has answered. `request` is the leader's.
+  // Makes a request to the host; runs f(loop, result) when it has answered. `request` is the
+  // leader's.
   template <class F>
   GLOOP_DEVICE void ask(Request request, F f) {
     if (!leader()) return;
@@ -123,7 +128,8 @@ struct alignas(16) Loop {
     ring::push(rings, sent, request);
   }
 
-  // A page for data, the same one to all threads; none is left: 32, and the launch ends by a fault.
+  // Takes a page for data, the same one for all threads. Returns 32 if none is left; the launch
+  // then ends with a fault.
   GLOOP_DEVICE u32 take_page() {
     __syncthreads();
     if (leader()) {
@@ -148,8 +154,8 @@ struct alignas(16) Loop {
   enum Act : u32 { CALL, BLOCK, LEAVE };
   static constexpr u32 TAKEN = 2;
 
-  // Calls what is posted until nothing is; then says whether a logical block begins or this one
-  // leaves. `p` is the cell that is next, and CHECKED.
+  // Calls posted callbacks until there are none, and then returns whether a logical block begins or
+  // this one leaves. `p` is the cell that is next, and CHECKED.
   GLOOP_DEVICE Act drain(u32& p) {
     for (;;) {
       if ((p & CHECKED) == 0) point(p);
@@ -172,19 +178,20 @@ struct alignas(16) Loop {
     }
   }
 
-  // The point before the callback of a cell, which is there for all threads after it.
+  // The point before a cell's callback, which is visible to all threads after it.
   GLOOP_DEVICE void point(u32 p) {
     if (leader() && due()) cell[p].stop = 1;
     __syncthreads();
   }
 
-  // The code of the cell's callback, which runs now; 0 if there is none, or the block stops before it.
+  // The code of the cell's callback, which runs now. 0 if there is none, or the block stops before
+  // it.
   GLOOP_DEVICE u64 runs(u32 p) const {
     const uint4 head = *reinterpret_cast<const uint4*>(&cell[p]);
     return head.z == 0 ? static_cast<u64>(head.y) << 32 | head.x : 0;
   }
 
-  // It begins: the other cell is free.
+  // The callback begins: the other cell is free.
   GLOOP_DEVICE void begin(u32 p) {
     if (!leader()) return;
     cell[p ^ 1].code = 0;
@@ -194,7 +201,7 @@ struct alignas(16) Loop {
 
   // ---- the leader's ----
 
-  // Whether the launch is to stop. Most times a look at the clock.
+  // Whether the launch has to stop. In most cases this only reads the clock.
   GLOOP_DEVICE bool due() {
     const uint4 seen = *reinterpret_cast<const uint4*>(&gate);
     const u32 now = ptx::clock();
@@ -217,7 +224,8 @@ struct alignas(16) Loop {
         atomicCAS(&board->polled, last, now) == last) {
       polled = now;
       const u64 orders = ptx::load_host(reinterpret_cast<const u64*>(ctl.orders));
-      // Whoever shares the GPU among processes says the same by itself. Both reads are under way at once.
+      // The arbiter that shares the GPU between processes publishes the same. Both reads are in
+      // flight at the same time.
       const u64 turns = ctl.turns != nullptr ? ptx::load_host(ctl.turns) : 0;
       const bool over = ctl.turns != nullptr && static_cast<u32>(turns) == ctl.turn;
       if (static_cast<u32>(orders >> 32) == ctl.launch || turns >> 32 != 0)
@@ -233,7 +241,7 @@ struct alignas(16) Loop {
     }
   }
 
-  // Where the closure of a callback goes: the free cell, or a slot if something waits already.
+  // Where the closure of a callback goes: the free cell, or a slot if something is already waiting.
   GLOOP_DEVICE void* claim(u64 code) {
     const u32 to = next;
     if ((to & TAKEN) == 0) {
@@ -282,7 +290,8 @@ struct alignas(16) Loop {
     }
   }
 
-  // Nothing is posted: an event that has come, a logical block, or waiting. Fills the cell `p`.
+  // Nothing is posted: selects an event that has arrived, a logical block, or waits. Fills the cell
+  // `p`.
   __device__ __noinline__ u32 choose(u32 p) {
     u64 since = 0;
     bool idle = false;
@@ -312,7 +321,7 @@ struct alignas(16) Loop {
         act = BLOCK;
         break;
       }
-      // All that is left is to wait, which needs no GPU.
+      // Nothing is left but waiting, which needs no GPU.
       const u64 now = ptx::timer();
       if (since == 0) since = now;
       if (!idle && now - since > ctl.idle_ns) {
@@ -340,7 +349,7 @@ struct alignas(16) Loop {
     for (u32 i = 0; i < CLOSURE / 16; ++i) to[i] = from[i];
   }
 
-  // Fewer blocks at a time as fewer are left: the last ones are shared out evenly.
+  // Fewer blocks at a time as fewer are left, so that the last ones are distributed evenly.
   GLOOP_DEVICE void take_batch() {
     const u64 blocks = static_cast<u64>(gridDim.x) * gridDim.y * gridDim.z;
     const u64 begun = ptx::load_device(&ctl.board->next);

@@ -6,7 +6,8 @@
 namespace gloop {
 namespace net {
 
-// Listens on the host's loopback address, or where the host was told to; the result is a server.
+// Listens on the host's loopback address, or on the address configured on the host. The result is a
+// server.
 template <class F>
 GLOOP_DEVICE void bind(Loop& loop, u32 port, F f) {
   Request request = {};
@@ -23,7 +24,7 @@ template <class F>
 GLOOP_DEVICE void accept(Loop& loop, i64 server, F f) {
   io::plain(loop, OP_ACCEPT, static_cast<u32>(server), 0, f);
 }
-// `address` as a number: 127.0.0.1 is 0x7f000001.
+// `address` is a number: 127.0.0.1 is 0x7f000001.
 template <class F>
 GLOOP_DEVICE void connect(Loop& loop, u32 address, u32 port, F f) {
   Request request = {};
@@ -36,12 +37,12 @@ template <class F>
 GLOOP_DEVICE void close(Loop& loop, i64 socket, F f) {
   io::plain(loop, OP_HANG_UP, static_cast<u32>(socket), 0, f);
 }
-// At most loop.page_bytes() at a time; the result is how many bytes came, 0 at the end.
+// At most loop.page_bytes() at a time. The result is the number of bytes received, 0 at the end.
 template <class F>
 GLOOP_DEVICE void receive(Loop& loop, i64 socket, u64 bytes, void* to, F f) {
   io::inward(loop, OP_RECEIVE, static_cast<u32>(socket), 0, bytes, to, f);
 }
-// The result is how many bytes were sent.
+// The result is the number of bytes sent.
 template <class F>
 GLOOP_DEVICE void send(Loop& loop, i64 socket, u64 bytes, const void* from, F f) {
   io::outward(loop, OP_SEND, static_cast<u32>(socket), 0, bytes, from, 0, f);

@@ -1,5 +1,5 @@
-// Loads, stores and clocks whose memory order matters, as PTX has them (PTX ISA 7.0, sm_80 on).
-// The host's memory is only ever read and written: PCIe need not carry atomic operations.
+// Loads, stores and clocks whose memory order matters, as defined by PTX (PTX ISA 7.0, sm_80 and
+// later). Host memory is only ever read and written: PCIe need not support atomic operations.
 #pragma once
 
 #include <gloop/layout.cuh>
@@ -9,7 +9,7 @@
 namespace gloop {
 namespace ptx {
 
-// A word in the device's memory that other blocks write.
+// A word in device memory that other blocks write.
 GLOOP_DEVICE u32 load_device(const u32* at) {
   u32 value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
@@ -26,21 +26,22 @@ GLOOP_DEVICE void store_device(u32* at, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
 
-// A word in the host's memory; what its writer wrote before is seen after.
+// A word in host memory. Earlier writes of its writer are visible afterwards.
 GLOOP_DEVICE u32 load_host(const u32* at) {
   u32 value;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
   return value;
 }
 
-// Both words of a pair in the host's memory, by one read over the bus.
+// Both words of a pair in host memory, with one read over the bus.
 GLOOP_DEVICE u64 load_host(const u64* at) {
   u64 value;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
   return value;
 }
 
-// Publishes to the host what this block has written: other threads' writes by a barrier before.
+// Publishes to the host what this block has written; other threads' writes require a barrier
+// before.
 GLOOP_DEVICE void store_host(u32* at, u32 value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(at), "r"(value) : "memory");
 }
@@ -60,7 +61,7 @@ GLOOP_DEVICE u64 timer() {
 
 GLOOP_DEVICE void sleep(u32 ns) { asm volatile("nanosleep.u32 %0;" ::"r"(ns)); }
 
-// Where in the block's shared memory something is.
+// The offset of an object in the block's shared memory.
 GLOOP_DEVICE u32 shared_offset(const void* at) {
   u64 offset;
   asm("cvta.to.shared.u64 %0, %1;" : "=l"(offset) : "l"(at));
@@ -75,14 +76,14 @@ GLOOP_DEVICE void* shared_pointer(u32 offset) {
 
 }  // namespace ptx
 
-// The thread that keeps its block's loop.
+// The thread that maintains its block's loop.
 GLOOP_DEVICE bool leader() { return (threadIdx.x | threadIdx.y | threadIdx.z) == 0; }
 GLOOP_DEVICE u32 thread() {
   return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
 }
 GLOOP_DEVICE u32 threads() { return blockDim.x * blockDim.y * blockDim.z; }
 
-// Copied by all threads of the block, 16 bytes at a time where both ends allow.
+// Copied by all threads of the block, 16 bytes at a time if both addresses allow it.
 GLOOP_DEVICE void copy(void* to, const void* from, u64 bytes) {
   struct alignas(16) Line { u32 words[4]; };
   u64 done = 0;

@@ -6,7 +6,7 @@
 namespace gloop {
 struct Loop;
 
-// Says that an object is made where there is room already.
+// Selects the operator that constructs an object in existing memory.
 struct Place { void* at; };
 }  // namespace gloop
 
@@ -15,9 +15,9 @@ GLOOP_DEVICE void operator delete(void*, gloop::Place) {}
 
 namespace gloop {
 
-// What runs the closure of a cell: the loop, and which of its two cells. Says which cell is next, and
-// CHECKED if all threads have passed the point before it already. What its event has brought lies
-// before the closure.
+// What runs the closure of a cell: takes the loop, and which of its two cells. Returns which cell
+// is next, with CHECKED if all threads have already passed the point before it. The result of its
+// event is stored before the closure.
 using Code = u32 (*)(Loop&, u32);
 constexpr u32 CHECKED = 2;
 
@@ -28,7 +28,7 @@ struct Closure {
   static_assert(__is_trivially_copyable(F), "a closure is copied as bytes");
   static_assert(alignof(F) <= 16, "a closure is aligned to 16 bytes at most");
 
-  // A callback that posts itself again and again, as a loop's body does, runs on without a return: a
+  // A callback that repeatedly posts itself, as a loop's body does, continues without a return: a
   // call costs all threads their registers.
   static __device__ u32 run(Loop& loop, u32 p);
   static __device__ u32 run_with_result(Loop& loop, u32 p);
@@ -37,7 +37,8 @@ struct Closure {
 
 namespace ring {
 
-// Publishes a request. Its entry is free: there are as many as slots, and each has one at most.
+// Publishes a request. Its entry is free: there are as many as slots, and each slot uses at most
+// one.
 GLOOP_DEVICE void push(Rings* rings, u32& sent, const Request& request) {
   Request* entry = &rings->requests[sent % SLOTS];
   entry->opcode = request.opcode;
@@ -51,12 +52,12 @@ GLOOP_DEVICE void push(Rings* rings, u32& sent, const Request& request) {
   ptx::store_host(&entry->sequence, sent);
 }
 
-// The next answer, if it is there: one read over the bus.
+// The next answer, if there is one: one read over the bus.
 GLOOP_DEVICE bool take(Rings* rings, u32& taken, u32& tag, i64& result) {
   const Completion* entry = &rings->completions[taken % SLOTS];
   u32 low, high, who, sequence;
-  // One read of 16 bytes; if it brings the number, it need not bring the others' newest values, which
-  // are read again behind an acquire.
+  // One read of 16 bytes. Even if it returns the new sequence number, the other words need not be
+  // their newest values, so they are read again after an acquire.
   asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(low), "=r"(high), "=r"(who), "=r"(sequence)
                : "l"(entry)
