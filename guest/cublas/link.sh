@@ -1,9 +1,9 @@
 #!/bin/sh
-# Links libcublas.so.13 and libcublasLt.so.13 from the archive that Cargo makes.
+# Links libcublas.so.13 and libcublasLt.so.13 from the archive that Cargo has built.
 # usage: link.sh libgantry_cublas.a FOLDER
 #
-# As for the runtime library (guest/cudart/link.sh), a cdylib will not do. What one of the two does not
-# export goes from it.
+# As for the runtime library (guest/cudart/link.sh), a cdylib is not suitable. Each library is stripped of
+# what it does not export.
 set -eu
 here=$(dirname "$0")
 for name in libcublasLt libcublas; do

@@ -19,7 +19,7 @@ home=$work/opt/opencl-programs
 mkdir -p "$home/libraries"
 
 set -- /usr/bin/clblast_test_* /usr/bin/clFFT-client /usr/bin/clpeak /usr/bin/hashcat /usr/bin/x264
-# What the C library and the OpenCL loader are is the other machine's.
+# The C library and the OpenCL loader are those of the other machine.
 ldd "$@" "$piglit/bin/cl-program-tester" | awk '/=> \//{print $3}' | sort -u |
     grep -vE '/(ld-linux.*|lib(c|m|dl|rt|pthread|resolv|stdc\+\+|gcc_s|OpenCL))\.so' |
     xargs cp -L -t "$home/libraries"

@@ -1,5 +1,5 @@
-# Asks its device for what it is named, computes in groups of a size, which its driver looks up, waits for the end of its
-# input, and computes again: "ok" if the device says the same as before and the result is right.
+# Queries its device's name, computes in groups of a given size, which its driver looks up, waits for the end of its
+# input, and computes again. Prints "ok" if the device returns the same as before and the result is correct.
 import sys
 
 import numpy as np

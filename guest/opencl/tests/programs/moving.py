@@ -1,6 +1,6 @@
-# Computes with objects of most kinds until its first argument says (see until.py), and checks every result:
-# "ok" at the end, "error" if OpenCL failed, "wrong" if a result was not what it has to be. With a second
-# argument nothing is in memory that the host and the device share.
+# Computes with objects of most kinds until the end given by its first argument (see until.py), and checks every
+# result. Prints "ok" at the end, "error" if OpenCL failed, and "wrong" if a result was incorrect. With a second
+# argument, nothing is in memory that the host and the device share.
 import sys
 
 import numpy as np
@@ -21,7 +21,7 @@ kernel void total(global const uint *a, global uint *o, uint n) {
 }
 """
 COUNT = 1 << 14
-# What is moved of a buffer is chosen by blocks of so many bytes.
+# A move selects the parts of a buffer to copy in blocks of this many bytes.
 BLOCK = 1 << 16
 STEPS = 50
 
@@ -101,7 +101,7 @@ def compute(until, unmapped):
             cl.enqueue_copy(measured, got, image, origin=(0, 0), region=(64, 64))
             equal(got, pixels)
         if rounds % 5 == 0 and mapped is not None:
-            # What is written while a move may be under way.
+            # Written while a move may be in progress.
             mapped[:] = values
             mapped.base.release(measured)
             got = np.empty(COUNT, np.uint32)

@@ -116,7 +116,7 @@ def lists():
     for half in halves:
         unmap(half)
     kernel = cl.Kernel(program, "walk")
-    # The first node is inside of an allocation as well as any other.
+    # The first node may be inside an allocation, like any other.
     good(argument(kernel, 0, nodes[10]), "the first argument")
     good(argument(kernel, 1, total), "the second argument")
     others = (pointer * 1)(halves[1])
@@ -245,7 +245,7 @@ def frees():
         told.append((on == apart.int_ptr, count, pointers[:count] == addresses, data))
         for address in pointers[:count]:
             free(address)
-        # Long enough for whom the command's event does not keep waiting.
+        # Long enough to notice if the command's event does not wait for this callback.
         time.sleep(0.2)
         freed.set()
 
@@ -272,7 +272,7 @@ def elsewhere():
     size = 64 << 20
     address = alloc(size)
     free(address)
-    # An answer comes after what was sent before.
+    # The answer arrives after everything that was sent before.
     queue.finish()
     noreplace, anonymous, private = 0x100000, 0x20, 0x2
     taken = libc.mmap(
@@ -307,7 +307,7 @@ def early():
     enqueue_map(address, count, blocking=False)
     unmap(address)
     access = cl.map_flags.READ | cl.map_flags.WRITE
-    # pyopencl waits for what it is asked to forget.
+    # pyopencl waits for objects that it is asked to release.
     kept = []
     for buffer in buffers:
         kept.append(cl.enqueue_copy(queue, buffer, data, is_blocking=False))
@@ -334,14 +334,14 @@ def unheard():
     pixels = cl.ImageFormat(cl.channel_order.RGBA, cl.channel_type.UNSIGNED_INT8)
     image = cl.Image(context, cl.mem_flags.READ_WRITE, pixels, shape=(width, height))
     area = {"origin": (0, 0), "region": (width, height)}
-    # By the device: no memory of the application has held it before.
+    # Written by the device: no memory of the application has contained it before.
     cl.enqueue_fill_image(queue, image, np.array([7, 8, 9, 10], np.uint32), *area.values())
     access = cl.map_flags.READ | cl.map_flags.WRITE
     mapped, *_ = cl.enqueue_map_image(
         queue, image, access, *area.values(), (height, 4 * width), np.uint8, is_blocking=False
     )
     queue.flush()
-    # A worker behind a stream tells when somebody asks: the image is read, and not yet here.
+    # A worker behind a stream only reports when asked: the image was read, but has not arrived yet.
     time.sleep(0.5)
     mapped.base.release(queue)
     back = np.zeros((height, width, 4), np.uint8)
@@ -390,7 +390,7 @@ def refused():
     kernel = cl.Kernel(program, "twice")
     none = (uint(0), None, None)
     on = pointer(queue.int_ptr)
-    # What belongs to another context, or to nobody, is no argument.
+    # An object of another context, or of none, is not a valid argument.
     strangers = [argument(kernel, 0, stranger) for stranger in (foreign, address + 4096, 4096)]
     part = cl.Buffer(
         context,

@@ -1,4 +1,4 @@
-# When a program ends: after so many seconds, or, with `input`, when its input has ended.
+# Determines when a program ends: after this many seconds or, with `input`, when its input has ended.
 import select
 import sys
 import time

@@ -1,6 +1,6 @@
-# Carries out commands by chance until its first argument says (see until.py), each also on a copy of this
-# process's own, and compares all memory now and then: "ok" at the end, "error" if OpenCL failed, "wrong" if
-# memory was not what it has to be. The second argument is what chance begins with.
+# Executes random commands until the end given by its first argument (see until.py), each also on a copy in this
+# process, and compares all memory now and then. Prints "ok" at the end, "error" if OpenCL failed, and "wrong" if
+# memory was incorrect. The second argument is the seed of the random numbers.
 import sys
 import time
 
@@ -23,7 +23,7 @@ kernel void paint(read_only image2d_t from, write_only image2d_t to) {
     write_imageui(to, at, (read_imageui(from, at) + 1) & 255u);
 }
 """
-# Several blocks of what is looked at for changes, and a part of one.
+# Several of the blocks that are checked for changes, and a part of one.
 WORDS = 70000
 TABLE = 1024
 SIDE = 96
@@ -141,7 +141,7 @@ def main(until, seed):
         queue.finish()
         if rounds % 20 == 0:
             memory.compare(queue)
-        # Moves come while it computes and while it does not.
+        # Moves happen while it computes and while it does not.
         time.sleep(memory.number(4) / 1000)
         rounds += 1
     memory.compare(memory.queues[0])
