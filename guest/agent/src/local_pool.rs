@@ -1,5 +1,5 @@
-//! This guest's own pool, which serves applications on a device that was passed through: a process that
-//! the agent starts, and ends with all that it has started.
+//! This guest's own pool, which serves applications on a device that was passed through: a process that the agent
+//! starts, and ends together with everything that it has started.
 
 use std::{
     fs, io,
@@ -11,26 +11,26 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// The pool, whether it runs or not.
+/// The pool, whether or not it is running.
 pub struct LocalPool {
-    /// What starts it, without `--socket` and `--window`.
+    /// The command that starts it, without `--socket` and `--window`.
     command: Vec<String>,
-    /// Where it listens.
+    /// The path on which the pool listens.
     socket: PathBuf,
-    /// Where the agent does.
+    /// The path on which the agent listens.
     agent: PathBuf,
     child: Option<Child>,
     /// Its process group, until no child of this process is in it.
     group: Option<libc::pid_t>,
-    /// Whether those may connect with it that may connect with the agent.
+    /// Whether the pool's socket admits everyone who may connect to the agent.
     open: bool,
 }
 
 impl LocalPool {
-    /// One that is started so, beside an agent that listens there. All children of this process are taken
-    /// for the pool's.
+    /// A pool that is started by this command, beside an agent that listens at this path. All children of this process
+    /// are considered the pool's.
     pub fn new(command: &str, agent: &Path) -> Self {
-        // What its workers leave behind is this process's to wait for.
+        // Processes that its workers leave behind become children of this process, which waits for them.
         // SAFETY: a plain call.
         unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) };
         Self {
@@ -48,31 +48,31 @@ impl LocalPool {
         !self.command.is_empty()
     }
 
-    /// Where it listens.
+    /// The path on which the pool listens.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// Whether its process has not ended.
+    /// Whether its process is still running.
     pub fn is_running(&mut self) -> bool {
         self.reap();
         self.child.is_some()
     }
 
-    /// How many are connected with it, those that are waiting included, as far as the system says: it
-    /// says nothing of those in other network namespaces.
+    /// The number of connections to it, including those that wait to be accepted, as far as the system reports them.
+    /// Connections in other network namespaces are not reported.
     pub fn connections(&self) -> usize {
         in_table(&self.socket, is_connection)
     }
 
-    /// Its process, if one was started and is not known to have ended.
+    /// The ID of its process, if one was started and is not known to have ended.
     #[cfg(test)]
     pub fn id(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Starts it if it does not run. If it cannot be started, that is noted. Its windows are as large as the host's
-    /// (`window`, in bytes), so that applications can go there and back.
+    /// Starts the pool unless it is running, and reports a failure. Its windows have the same size as the
+    /// host's (`window`, in bytes), so that applications can move in both directions.
     pub fn start(&mut self, window: u64) {
         self.reap();
         if self.child.is_some() || self.command.is_empty() {
@@ -108,7 +108,7 @@ impl LocalPool {
         }
     }
 
-    /// Takes note of processes that have ended.
+    /// Records processes that have ended.
     fn reap(&mut self) {
         if let Some(child) = &mut self.child
             && !matches!(child.try_wait(), Ok(None))
@@ -116,7 +116,7 @@ impl LocalPool {
             base::note!("gantry-agent: this guest's own pool has ended");
             self.child = None;
             self.open = false;
-            // Nobody is sent there any more.
+            // Nobody is redirected there any more.
             let _ = fs::remove_file(&self.socket);
         }
         if self.child.is_none() {
@@ -124,10 +124,9 @@ impl LocalPool {
         }
     }
 
-    /// Ends it, at first and whenever this is asked again. Whether all that it has started has
-    /// ended, too.
+    /// Ends the pool. May be called repeatedly. Returns whether everything that it has started has ended, too.
     pub fn end(&mut self) -> bool {
-        // It is the first of its group.
+        // It is the leader of its group.
         self.child = None;
         self.open = false;
         let _ = fs::remove_file(&self.socket);
@@ -137,8 +136,8 @@ impl LocalPool {
                 state = ended_child(-group);
             }
             if state == 0 {
-                // SAFETY: a plain call. A child of this process is in the group, which is no other
-                // one's therefore.
+                // SAFETY: a plain call. A child of this process is in the group, so the number does not belong to
+                // another group.
                 unsafe { libc::killpg(group, libc::SIGKILL) };
             } else {
                 self.group = None;
@@ -153,14 +152,14 @@ impl LocalPool {
         }
     }
 
-    /// Whether it listens, and for whom the agent does.
+    /// Whether the pool listens, for everyone whom the agent listens for.
     pub fn listens(&mut self) -> bool {
         self.reap();
         if self.child.is_none() || !self.socket.exists() {
             return false;
         }
         if !self.open {
-            // Whoever connects in between is refused.
+            // Anyone who connects in between is refused.
             if in_table(&self.socket, is_about_to_listen) > 0 {
                 return false;
             }
@@ -174,7 +173,7 @@ impl LocalPool {
         true
     }
 
-    /// Has those connect with it who may connect with the agent.
+    /// Admits everyone to the pool who may connect to the agent.
     fn admit(&self) -> io::Result<()> {
         let (own, its) = (
             fs::metadata(&self.agent)?,
@@ -194,17 +193,17 @@ impl Drop for LocalPool {
     }
 }
 
-/// Waits for no child, but takes note of one that has ended, of those that are meant as waitpid(2) says;
-/// zero if none has, and less if there are none. Nobody else waits for children here.
+/// Reaps a child that has ended, without blocking. `which` selects children as in waitpid(2). Returns zero if none has
+/// ended, and a negative number if there are none. Nothing else waits for children here.
 fn ended_child(which: libc::pid_t) -> libc::pid_t {
     // SAFETY: a plain call. No status is asked for.
     unsafe { libc::waitpid(which, std::ptr::null_mut(), libc::WNOHANG) }
 }
 
-/// The state of a socket that is connected with nobody (SS_UNCONNECTED), in the system's table.
+/// The state of a socket that is not connected (SS_UNCONNECTED), in the system's table.
 const UNCONNECTED: &str = "01";
 
-/// How many sockets of a path the system's table has that are such.
+/// The number of sockets with this path in the system's table that satisfy a condition.
 fn in_table(path: &Path, is_such: fn(&str, &str) -> bool) -> usize {
     let Some(path) = path.to_str() else { return 0 };
     let table = fs::read("/proc/self/net/unix").unwrap_or_default();
@@ -212,8 +211,8 @@ fn in_table(path: &Path, is_such: fn(&str, &str) -> bool) -> usize {
     table.lines().filter(|line| is_such(line, path)).count()
 }
 
-/// Flags and state of a line of the system's table, if it is of this path: `address: count protocol flags
-/// type state inode path`.
+/// The flags and the state in a line of the system's table, if it is for this path: `address: count protocol flags type
+/// state inode path`.
 fn of_path<'a>(line: &'a str, path: &str) -> Option<(&'a str, &'a str)> {
     let mut rest = line;
     let mut fields = [""; 7];
@@ -223,12 +222,12 @@ fn of_path<'a>(line: &'a str, path: &str) -> Option<(&'a str, &'a str)> {
     (rest == path).then_some((fields[3], fields[5]))
 }
 
-/// Whether a line is about one that is connected. Of those that listen the flags say so.
+/// Whether a line is for a connected socket. The flags identify listening sockets.
 fn is_connection(line: &str, path: &str) -> bool {
     matches!(of_path(line, path), Some(("00000000", state)) if state != UNCONNECTED)
 }
 
-/// Whether a line is about one that has its path, and does not listen yet.
+/// Whether a line is for a socket that is bound to its path, but does not listen yet.
 fn is_about_to_listen(line: &str, path: &str) -> bool {
     of_path(line, path) == Some(("00000000", UNCONNECTED))
 }
