@@ -108,7 +108,7 @@ impl LocalPool {
         }
     }
 
-    /// Records processes that have ended.
+    /// Takes note of processes that have ended.
     fn reap(&mut self) {
         if let Some(child) = &mut self.child
             && !matches!(child.try_wait(), Ok(None))
