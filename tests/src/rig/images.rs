@@ -214,16 +214,19 @@ impl Images {
             .args(["create", "-q", "-f", "qcow2"])
             .arg(images.join("empty.qcow2"))
             .arg("16M"))?;
-        let l1 = work.join("l1.cpio.gz");
-        finish_l1(&root, &loaded, &l1)?;
-        let pocl = opencl::disk(work)?;
-        let nvrtc = match nvrtc::folder(cache) {
-            Ok(folder) => Some(nvrtc::disk(&folder, work)?),
+        let nvrtc = match nvrtc::folder(cache).and_then(|folder| nvrtc::disk(&folder, work)) {
+            Ok(disk) => Some(disk),
             Err(error) => {
-                eprintln!("what needs NVRTC is left out: {error:#}");
+                let why = format!("{error:#}");
+                eprintln!("what needs NVRTC is left out: {why}");
+                // The scenario tells: without this file, it has to find the disk.
+                fs::write(root.join(&nvrtc::MISSING[1..]), why)?;
                 None
             }
         };
+        let l1 = work.join("l1.cpio.gz");
+        finish_l1(&root, &loaded, &l1)?;
+        let pocl = opencl::disk(work)?;
         Ok(Self {
             kernel,
             l1,

@@ -12,7 +12,7 @@ use std::{
         unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
@@ -23,6 +23,7 @@ use anyhow::{Context, Result};
 use super::{
     images::{Images, OtherKernel},
     nvrtc::SERIAL,
+    packages::Kernel,
 };
 use crate::{
     beside::{LUN, NETWORKS, Number},
@@ -200,14 +201,7 @@ impl L1 {
 
     fn boot_one(images: &Images, board: Board, name: &str, joint: Option<Joint>) -> Result<Self> {
         let work = images.l1.parent().context("images are in no folder")?;
-        let (kernel, initrd) = match board.other_kernel() {
-            None => (&images.kernel, &images.l1),
-            Some(other) => {
-                let other = images.others.get(&other);
-                let other = other.context("there is no L1 with the board's kernel")?;
-                (&other.kernel, &other.l1)
-            }
-        };
+        let (kernel, initrd) = of_board(images, board)?;
         let console = work.join(format!("l1-{name}-console.log"));
         let disk = work.join(format!("l1-{name}-nvme.raw"));
         fs::File::create(&disk)?.set_len(NVME_SIZE)?;
@@ -273,28 +267,11 @@ impl L1 {
         let mut qemu = command.spawn().context("cannot start qemu-system-x86_64")?;
         let stdout = qemu.stdout.take().context("QEMU has no output")?;
         let orders = qemu.stdin.take().context("QEMU has no input")?;
-        let (sender, lines) = mpsc::channel();
-        thread::spawn(move || {
-            let mut reader = BufReader::new(stdout);
-            let mut line = Vec::new();
-            while reader
-                .read_until(b'\n', &mut line)
-                .is_ok_and(|read| read > 0)
-            {
-                if sender
-                    .send(String::from_utf8_lossy(&line).into_owned())
-                    .is_err()
-                {
-                    return;
-                }
-                line.clear();
-            }
-        });
         Ok(Self {
             board,
             qemu,
             orders,
-            lines,
+            lines: lines(stdout),
             console,
             beside: None,
         })
@@ -362,6 +339,36 @@ impl L1 {
         }
         tail
     }
+}
+
+/// Kernel and initial file system of a board's L1.
+fn of_board(images: &Images, board: Board) -> Result<(&Kernel, &Path)> {
+    let Some(other) = board.other_kernel() else {
+        return Ok((&images.kernel, &images.l1));
+    };
+    let other = images.others.get(&other);
+    let other = other.context("there is no L1 with the board's kernel")?;
+    Ok((&other.kernel, &other.l1))
+}
+
+/// The lines of an output as they come.
+fn lines(output: ChildStdout) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut reader = BufReader::new(output);
+        let mut line = Vec::new();
+        while reader
+            .read_until(b'\n', &mut line)
+            .is_ok_and(|read| read > 0)
+        {
+            let text = String::from_utf8_lossy(&line).into_owned();
+            if sender.send(text).is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    lines
 }
 
 /// A disk with NVIDIA's compiler, in a high slot: the other devices stay where they are.

@@ -26,6 +26,8 @@ const RUNTIME: &str = "libstdc++.so.6";
 
 /// The disk's serial number in L1.
 pub const SERIAL: &str = "nvrtc";
+/// In L1, why there is no such disk, if there is none.
+pub const MISSING: &str = "/images/nvrtc-missing";
 /// Bytes of the disk.
 const DISK: u64 = 160 << 20;
 

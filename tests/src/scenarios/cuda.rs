@@ -350,15 +350,15 @@ fn lose_vmm(host: &Host<'_>, mut first: Vm, second: &mut Vm) -> Result<()> {
 
 /// The vendor's library, unmodified, makes PTX of CUDA C++ in the guest, and the guest's driver takes it to the host's.
 fn compiled(context: &Context) -> Result<()> {
+    if let Ok(why) = fs::read_to_string(nvrtc::MISSING) {
+        return Err(Skipped(why).into());
+    }
     let _arbiter = Arbiter::start(&context.dir, "fair")?;
     let pool = Pool::start_for_both(&context.dir)?;
     let find = format!("grep -lx {} /sys/block/*/serial; true", nvrtc::SERIAL);
     let found = sh(&find)?;
     let disk = Path::new(found.trim()).parent().and_then(Path::file_name);
-    let Some(disk) = disk else {
-        let why = "NVRTC could not be fetched: pip says why when the images are built";
-        return Err(Skipped(why.to_owned()).into());
-    };
+    let disk = disk.context("the disk with NVRTC was built, and is not to be found")?;
     let disk = Path::new("/dev").join(disk);
     let more = json!({
         "memory": {"size": 512_u64 << 20},
