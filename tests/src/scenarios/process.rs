@@ -162,9 +162,25 @@ fn idle(context: &Context) -> Result<()> {
     });
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
     std::thread::sleep(Duration::from_secs(2));
-    let (before, start) = (threads(&gantry)?, gantry.cpu_time()?);
+    let mut last = rests(&gantry);
+    for _ in 1..RESTS {
+        if last.is_ok() {
+            break;
+        }
+        last = rests(&gantry);
+    }
+    last.with_context(|| format!("{RESTS} times, the last"))
+}
+
+/// How often an idle guest is watched until it rests: the guest's kernel may ask for entropy, and the host may send
+/// frames, on a busy host also long after the boot.
+const RESTS: usize = 5;
+
+/// Whether nothing goes on for four seconds.
+fn rests(gantry: &Gantry) -> Result<()> {
+    let (before, start) = (threads(gantry)?, gantry.cpu_time()?);
     std::thread::sleep(Duration::from_secs(4));
-    let (after, used) = (threads(&gantry)?, gantry.cpu_time()? - start);
+    let (after, used) = (threads(gantry)?, gantry.cpu_time()? - start);
     // A busy thread would have used four seconds; the guest's own ticks take some in the rig.
     ensure!(used < Duration::from_secs(1), "{used:?} of CPU time in 4 s");
     // Only a vCPU has reasons of its own to wake up.
@@ -175,12 +191,12 @@ fn idle(context: &Context) -> Result<()> {
         let earlier = before.iter().find(|earlier| earlier.id == thread.id);
         let earlier = earlier.with_context(|| format!("thread {} is new", thread.name))?;
         let woken = thread.sleeps()? - earlier.sleeps()?;
-        // The guest's kernel may ask for entropy, the host may send frames; but nothing wakes up
-        // every second, and a socket device that nobody uses never does.
+        // What wakes up every second does so three times at least, each time that this is measured. A socket device
+        // that nobody uses never does.
         let allowed = if thread.name.starts_with("_vsock") {
             0
         } else {
-            3
+            2
         };
         ensure!(
             woken <= allowed,
