@@ -37,7 +37,7 @@ const BOOTS: usize = 7;
 const STARTS: usize = 15;
 
 /// Guest of the boot measurements: no modules, no agent.
-const LEAN: &str = "/images/lean.cpio.gz";
+const LEAN: &str = "/images/lean.cpio.lz4";
 
 /// A measurement: its name, and what runs it.
 type Measurement = (&'static str, fn(&mut dyn FnMut(&str, String)) -> Result<()>);

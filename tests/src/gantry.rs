@@ -23,13 +23,13 @@ pub const BZIMAGE: &str = "/images/vmlinuz";
 /// The same kernel, unpacked.
 pub const VMLINUX: &str = "/images/vmlinux";
 /// L2's initial file system.
-pub const INITRAMFS: &str = "/images/l2.cpio.gz";
+pub const INITRAMFS: &str = "/images/l2.cpio.lz4";
 /// A kernel of Debian's that knows virtual IOMMUs, and an initial file system for it, on the board
 /// with iommufd.
-const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio.gz");
+const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio.lz4");
 /// A kernel of Debian's with drivers for GPUs, and an initial file system for it, on the board for
 /// them.
-const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio.gz");
+const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio.lz4");
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";

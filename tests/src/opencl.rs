@@ -23,9 +23,9 @@ pub const ROOT: &str = "/opencl";
 /// That disk.
 pub const DISK: &str = "/dev/vda";
 /// What a guest needs beside L2's other files.
-const GUEST: &str = "/images/l2-opencl.cpio.gz";
+const GUEST: &str = "/images/l2-opencl.cpio.lz4";
 /// What one with systemd needs besides.
-const SYSTEMD: &str = "/images/l2-systemd.cpio.gz";
+const SYSTEMD: &str = "/images/l2-systemd.cpio.lz4";
 
 /// Keys and certificates of a pool that other machines reach at [`HOST`].
 const KEYS: &str = "/images/keys";
@@ -376,7 +376,7 @@ pub fn start_agent(guest: &mut Guest, program: &str) -> Result<()> {
 }
 
 fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {
-    let path = dir.join("l2.cpio.gz");
+    let path = dir.join("l2.cpio.lz4");
     // The kernel unpacks one archive after the other.
     let mut bytes = fs::read(crate::gantry::INITRAMFS)?;
     for archive in more {
