@@ -110,7 +110,8 @@ impl Rig {
     ) -> Result<()> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut scenarios = chosen(words);
-        // Each board is booted once: those of one board follow each other.
+        // Those of one board follow each other, and the L1s take them from both ends: but for one, each board is
+        // booted once.
         scenarios.sort_by_key(|scenario| scenario.board);
         let queue = &Mutex::new(VecDeque::from(scenarios));
         let before = before.map(|work| -> Before<'_> {
@@ -155,7 +156,7 @@ impl Rig {
         }
     }
 
-    /// Takes scenarios from the queue and runs them in an L1. If L1 itself dies, the scenario that
+    /// Takes scenarios from the queue, from its end of it, and runs them in an L1. If L1 itself dies, the scenario that
     /// ran then is tried once more in a fresh L1.
     fn work(
         &self,
@@ -165,7 +166,10 @@ impl Rig {
     ) -> Result<()> {
         let next = || {
             let mut queue = queue.lock_unpoisoned();
-            queue.pop_front()
+            match number {
+                0 => queue.pop_front(),
+                _ => queue.pop_back(),
+            }
         };
         let mut l1 = None;
         while let Some(scenario) = next() {
