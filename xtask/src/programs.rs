@@ -82,6 +82,13 @@ fn apart() -> bool {
     ONLY_TESTED.load(Ordering::Relaxed) && std::env::var_os(LTO).is_none()
 }
 
+/// Without link-time optimization, and by as many threads as there are.
+fn quickly(build: &mut Command) {
+    build
+        .env(LTO, "off")
+        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+}
+
 /// Builds all release programs that need an operating system, except the guest's agent, and gantry where that is built
 /// apart ([`gantry`]); their folder. Everybody has the same selection: with another one, features of dependencies
 /// differ, and most crates are compiled and linked once more.
@@ -92,9 +99,7 @@ pub fn release() -> Result<PathBuf> {
         .args(["--lib", "--bins", "--examples"])
         .args(PACKAGES.iter().flat_map(|name| ["--package", name]));
     let step = if apart() {
-        build
-            .env(LTO, "off")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        quickly(&mut build);
         Step::new("building drivers and the programs of the tests (release)")
     } else {
         build.args(["--package", GANTRY]);
@@ -161,6 +166,9 @@ fn agent(driver: &Path) -> Result<PathBuf> {
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
             "-Ctarget-feature=+crt-static",
         );
+    if apart() {
+        quickly(&mut build);
+    }
     packages::run(&mut build)?;
     step.finish();
     Ok(target().join(TARGET).join("release/gantry-agent"))
