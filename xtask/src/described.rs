@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Programs that this needs, and the Debian packages that have them.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     (PYTHON, "python3"),
     ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
 ];
@@ -87,7 +87,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
 }
 
 /// The folder with Schemathesis and what it needs; fetched once.
-fn library() -> Result<PathBuf> {
+pub fn library() -> Result<PathBuf> {
     let name = SCHEMATHESIS.replace("==", "-");
     Cache::open()?.made(&name, |work| {
         let step = Step::new("fetching Schemathesis (once)");

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Programs and files that the scenarios need, and the Debian packages that have them.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",

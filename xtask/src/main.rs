@@ -14,11 +14,12 @@
 //! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates; [`changed`]: which
 //!   of them a change can affect.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
-//! - [`programs`]: building what the others run; [`progress`]: what they say meanwhile;
+//! - [`programs`]: building what the others run; [`built`]: what scenarios need; [`progress`]: what they say meanwhile;
 //!   [`release`]: building what users install.
 
 mod again;
 mod bench;
+mod built;
 mod changed;
 mod count;
 mod crane;

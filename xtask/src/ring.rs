@@ -24,7 +24,7 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 const FLAGS: &str = "-Crelocation-model=static";
 
 /// A host's OpenCL driver, and the Debian packages that have it.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",

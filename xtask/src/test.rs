@@ -1,8 +1,6 @@
 //! Every test, one line each, and a line that counts them.
 
 use std::{
-    collections::BTreeSet,
-    fs,
     path::Path,
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
@@ -13,11 +11,12 @@ use anyhow::{Context, Result};
 use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
-    rig::{self, Before, Cache, Images, Rig, ScenarioResult, images, packages, side_by_side},
+    rig::{Before, Cache, ScenarioResult, images, packages, side_by_side},
 };
 
 use crate::{
     again,
+    built::Built,
     changed::{self, Selection},
     count::Count,
     described, fuzz, gate, gloop, moved_guest, opencl,
@@ -37,6 +36,11 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     (images::DRM_DEVICE, "libdrm-tests"),
 ];
 
+/// What unit tests, the gate and images need.
+fn needed() -> Vec<(&'static str, &'static str)> {
+    [PROGRAMS, gate::PROGRAMS, release::PROGRAMS].concat()
+}
+
 /// Options of `cargo xtask test`.
 #[derive(Clone, clap::Args)]
 pub struct Options {
@@ -53,22 +57,19 @@ pub struct Options {
     changed: Option<String>,
 }
 
-/// The most bytes that gantry may have: 6 MiB.
-const MOST_BYTES: u64 = 6 << 20;
-
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
     let selection = options.changed.as_deref().map(changed::since).transpose()?;
-    packages::install(PROGRAMS)?;
-    packages::install(gate::PROGRAMS)?;
     packages::install(fuzz::PROGRAMS)?;
-    packages::install(release::PROGRAMS)?;
     programs::only_test();
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
+    // Unit tests leave a processor idle most of the time, and so do linking and the last crates of each build.
+    let ahead = is_whole.then(|| Built::ahead(needed()));
+    if !is_whole {
+        packages::install(&needed())?;
+    }
     if options.words.is_empty() {
-        // Unit tests leave a processor idle most of the time, and so do linking and the last crates of each build.
-        let build = is_whole.then(|| thread::spawn(programs::build));
         count.begin("checks");
         if let Err(error) = checks(&mut count) {
             count.lacks("check: the checks can be run", &error);
@@ -79,7 +80,8 @@ pub fn run(options: &Options) -> Result<()> {
                 count.lacks("check: the models can be run", &error);
             }
         }
-        count.begin("unit tests, and building what is shipped");
+        count.begin("unit tests, and building what scenarios need");
+        packages::install(&needed())?;
         let ran = unit_tests::run(
             |name| {
                 let crates = selection.as_ref().map(|selection| &selection.crates);
@@ -90,8 +92,6 @@ pub fn run(options: &Options) -> Result<()> {
         if let Err(error) = ran {
             count.lacks("check: the unit tests can be run", &error);
         }
-        // If that failed, it fails once more where its programs are needed, and says why there.
-        let _ = build.map(thread::JoinHandle::join);
     }
     let words = match selection {
         // Without words, everything would be chosen.
@@ -105,17 +105,11 @@ pub fn run(options: &Options) -> Result<()> {
         words,
         ..options.clone()
     };
-    count.begin("building the gate's hosts");
-    // Here and not beside others: it fills the cache.
-    let hosts = gate::prepare(&options.words, |name, outcome| {
-        count.add(name, outcome, None);
-    })
-    .unwrap_or_else(|error| {
-        count.lacks("check: the gate's hosts can be built", &error);
-        gate::Hosts::default()
-    });
+    count.begin("building the rest of what scenarios need");
+    let built = ahead.and_then(|ahead| ahead.join().ok());
+    let built = built.unwrap_or_else(|| Built::new(&options.words, !options.no_rig));
     let count = Mutex::new(count);
-    let ran = gate_and_scenarios(options, is_whole, hosts, &count);
+    let ran = gate_and_scenarios(options, is_whole, built, &count);
     let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     if is_whole {
         again::run(&mut count, |name, second| {
@@ -124,7 +118,8 @@ pub fn run(options: &Options) -> Result<()> {
                 no_rig: false,
                 changed: None,
             };
-            gate_and_scenarios(&options, false, gate::Hosts::default(), second)
+            let built = Built::nested(&options.words);
+            gate_and_scenarios(&options, false, built, second)
         });
     }
     // Also of what ended early: it names what has failed until then.
@@ -136,10 +131,14 @@ pub fn run(options: &Options) -> Result<()> {
 fn gate_and_scenarios(
     options: &Options,
     is_whole: bool,
-    hosts: gate::Hosts,
+    built: Built,
     count: &Mutex<Count>,
 ) -> Result<()> {
     let report = |name: &str, outcome: &Outcome| count.lock_unpoisoned().add(name, outcome, None);
+    let Built { checks, hosts, rig } = built;
+    for (name, outcome) in checks {
+        report(&name, &outcome);
+    }
     let nothing: Before<'_> = Box::new(|| Ok(()));
     let gate = match options.no_rig || options.words.iter().any(|word| gate::has(word)) {
         true => {
@@ -152,16 +151,6 @@ fn gate_and_scenarios(
     if options.no_rig {
         return Ok(());
     }
-    // Words may all name scenarios of this machine, which need no virtual one.
-    let rig = match rig::chosen(&options.words).is_empty() {
-        true => None,
-        false => nested(options, count)
-            .inspect_err(|error| {
-                let name = "check: what nested scenarios need can be built";
-                count.lock_unpoisoned().lacks(name, error);
-            })
-            .ok(),
-    };
     let before = [gate, Box::new(|| scenarios(&options.words, count))];
     thread::scope(|scope| {
         // All that comes now waits at times, and leaves processors idle.
@@ -383,54 +372,4 @@ fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
         report(name, &result);
     }
     Ok(())
-}
-
-/// Builds what nested scenarios need.
-fn nested(options: &Options, count: &Mutex<Count>) -> Result<Rig> {
-    count
-        .lock_unpoisoned()
-        .begin("images of the nested scenarios");
-    let binaries = programs::build()?;
-    if options.words.is_empty() {
-        count.lock_unpoisoned().add(
-            "size: gantry is at most 6 MiB",
-            &small_enough(&binaries.gantry)?,
-            None,
-        );
-        count.lock_unpoisoned().add(
-            "release: an address in gantry has a function and a line where the file beside it is",
-            &release::names_lines(&binaries.gantry)?,
-            None,
-        );
-    }
-    let step = Step::new("fetching Debian's kernel and building images");
-    let work = target().join("rig");
-    let cache = Cache::open()?;
-    let mut images = Images::build(&cache, &binaries, &work)?;
-    let chosen = rig::chosen(&options.words);
-    let others: BTreeSet<_> = chosen
-        .iter()
-        .filter_map(|one| one.board.other_kernel())
-        .collect();
-    for other in others {
-        images.add(other, &cache, &binaries)?;
-    }
-    step.finish();
-    Ok(Rig {
-        images,
-        logs: target().join("rig-logs"),
-    })
-}
-
-/// Whether a release program is no larger than gantry may be.
-fn small_enough(program: &Path) -> Result<Outcome> {
-    let bytes = fs::metadata(program)?.len();
-    if bytes <= MOST_BYTES {
-        return Ok(Outcome::Passed);
-    }
-    Ok(Outcome::Failed(vec![format!(
-        "{} has {bytes} bytes, {MOST_BYTES} are allowed: `nm --size-sort` of a build with \
-         CARGO_PROFILE_RELEASE_STRIP=none tells what they are",
-        program.display()
-    )]))
 }

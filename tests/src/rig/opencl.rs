@@ -16,7 +16,7 @@ use super::{
 use crate::net::HOST;
 
 /// What is copied from this machine, and the Debian packages that have it.
-const NEEDED: &[(&str, &str)] = &[
+pub const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/x86_64-linux-gnu/libpocl.so.2", "libpocl2"),
     (
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",

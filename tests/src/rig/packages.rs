@@ -4,9 +4,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::Mutex,
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use base::Unpoisoned;
 
 /// What is downloaded and built, kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
 #[derive(Clone, Debug)]
@@ -230,8 +232,12 @@ pub struct Kernel {
     pub modules: PathBuf,
 }
 
+/// Who installs has the package manager alone: what others want may come with it.
+static INSTALLING: Mutex<()> = Mutex::new(());
+
 /// Installs Debian packages of which a program is missing.
 pub fn install(programs: &[(&str, &str)]) -> Result<()> {
+    let _alone = INSTALLING.lock_unpoisoned();
     let missing = || -> Vec<_> {
         programs
             .iter()

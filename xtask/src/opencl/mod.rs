@@ -27,6 +27,8 @@ mod workers;
 use anyhow::Result;
 use gantry_tests::report::Outcome;
 
+pub use self::{pool::PROGRAMS, programs::moved::PROGRAMS as MOVED};
+
 use self::pool::Pool;
 use crate::selected;
 

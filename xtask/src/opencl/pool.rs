@@ -24,7 +24,7 @@ pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
 const VENDORS: &str = "/etc/OpenCL/vendors";
 
 /// Programs and files that the scenarios need, and the Debian packages that have them.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so.1",

@@ -19,7 +19,7 @@ use crate::opencl::{
 };
 
 /// What is run beside what all scenarios need.
-const PROGRAMS: &[(&str, &str)] = &[
+pub const PROGRAMS: &[(&str, &str)] = &[
     ("clblast_test_xaxpy", "clblast-tests"),
     ("clFFT-client", "clfft-client"),
 ];

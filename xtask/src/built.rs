@@ -1,0 +1,159 @@
+//! What a run's scenarios need: the gate's hosts, and programs and images of the nested rig. A whole run installs
+//! and builds it while its checks and unit tests leave a processor idle.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::Path,
+    thread::{self, JoinHandle},
+};
+
+use anyhow::Result;
+use gantry_tests::{
+    report::Outcome,
+    rig::{self, Cache, Images, Rig, packages},
+};
+
+use crate::{
+    described, gate, gloop, opencl,
+    programs::{self, target},
+    progress::Step,
+    release, ring,
+};
+
+/// The most bytes that gantry may have: 6 MiB.
+const MOST_BYTES: u64 = 6 << 20;
+
+/// What was built, and what building it has shown.
+#[derive(Default)]
+pub struct Built {
+    /// Names of checks, and how they ended.
+    pub checks: Vec<(String, Outcome)>,
+    /// Those of the gate that run.
+    pub hosts: gate::Hosts,
+    /// Where nested scenarios run, if there are any, and it could be built.
+    pub rig: Option<Rig>,
+}
+
+impl Built {
+    /// What the words choose, with nested scenarios or without. What cannot be built is a check that has failed.
+    pub fn new(words: &[String], is_nested: bool) -> Self {
+        let mut built = Self::default();
+        let checks = &mut built.checks;
+        let hosts = gate::prepare(words, |name, outcome| {
+            checks.push((name.to_owned(), outcome.clone()));
+        });
+        match hosts {
+            Ok(hosts) => built.hosts = hosts,
+            Err(error) => built.lacks("check: the gate's hosts can be built", &error),
+        }
+        if is_nested {
+            built.add_rig(words);
+        }
+        built
+    }
+
+    /// As [`Built::new`] for nested scenarios alone.
+    pub fn nested(words: &[String]) -> Self {
+        let mut built = Self::default();
+        built.add_rig(words);
+        built
+    }
+
+    /// Everything that a whole run needs, and packages, beside what else goes on.
+    pub fn ahead(needed: Packages) -> JoinHandle<Self> {
+        thread::spawn(|| {
+            let fetched = thread::spawn(|| fetch(needed));
+            // If it fails, it fails once more below, and says why there.
+            let _ = programs::build();
+            // Not beside what follows: both fill the cache.
+            let _ = fetched.join();
+            Self::new(&[], true)
+        })
+    }
+
+    fn add_rig(&mut self, words: &[String]) {
+        // Words may all name scenarios of this machine, which need no virtual one.
+        if rig::chosen(words).is_empty() {
+            return;
+        }
+        match self.nested_rig(words) {
+            Ok(rig) => self.rig = Some(rig),
+            Err(error) => self.lacks("check: what nested scenarios need can be built", &error),
+        }
+    }
+
+    fn nested_rig(&mut self, words: &[String]) -> Result<Rig> {
+        let binaries = programs::build()?;
+        if words.is_empty() {
+            let gantry = &binaries.gantry;
+            for (name, outcome) in [
+                ("size: gantry is at most 6 MiB", small_enough(gantry)?),
+                (
+                    "release: an address in gantry has a function and a line where the file beside it is",
+                    release::names_lines(gantry)?,
+                ),
+            ] {
+                self.checks.push((name.to_owned(), outcome));
+            }
+        }
+        let step = Step::new("fetching Debian's kernel and building images");
+        let work = target().join("rig");
+        let cache = Cache::open()?;
+        let mut images = Images::build(&cache, &binaries, &work)?;
+        let chosen = rig::chosen(words);
+        let others: BTreeSet<_> = chosen
+            .iter()
+            .filter_map(|one| one.board.other_kernel())
+            .collect();
+        for other in others {
+            images.add(other, &cache, &binaries)?;
+        }
+        step.finish();
+        Ok(Rig {
+            images,
+            logs: target().join("rig-logs"),
+        })
+    }
+
+    /// Adds something that could not be built.
+    fn lacks(&mut self, name: &str, error: &anyhow::Error) {
+        let chain = error.chain().map(ToString::to_string).collect();
+        self.checks.push((name.to_owned(), Outcome::Failed(chain)));
+    }
+}
+
+/// Programs, and the Debian packages that have them.
+type Packages = Vec<(&'static str, &'static str)>;
+
+/// Installs packages, and those that scenarios need, and fetches what they need beside: most of that is waiting. What
+/// fails fails once more where it is needed, and says why there.
+fn fetch(mut needed: Packages) {
+    for packages in [
+        opencl::PROGRAMS,
+        opencl::MOVED,
+        gloop::PROGRAMS,
+        ring::PROGRAMS,
+        described::PROGRAMS,
+        rig::opencl::NEEDED,
+        rig::packages::FOR_MODULES,
+    ] {
+        needed.extend(packages);
+    }
+    let _ = packages::install(&needed);
+    let _ = described::library();
+    let _ = Cache::open().and_then(|cache| rig::nvrtc::folder(&cache));
+}
+
+/// Whether a release program is no larger than gantry may be.
+fn small_enough(program: &Path) -> Result<Outcome> {
+    let bytes = fs::metadata(program)?.len();
+    if bytes <= MOST_BYTES {
+        return Ok(Outcome::Passed);
+    }
+    Ok(Outcome::Failed(vec![format!(
+        "{} has {bytes} bytes, {MOST_BYTES} are allowed: `nm --size-sort` of a build with \
+         CARGO_PROFILE_RELEASE_STRIP=none tells what they are",
+        program.display()
+    )]))
+}
