@@ -5,6 +5,7 @@
 //!   worker here           archive                         worker there
 //!   Precopy(0)     ──>    image, contents of the slice    attachment, Prepare    it serves here
 //!   Precopy(1)     ──>    what is new of both             Prepare
+//!   Examine               how much was made since: another round, if it is much
 //!   Quiesce
 //!   SaveRest(2)    ──>    what is new of both             Restore                it stands still
 //! ```
@@ -24,7 +25,7 @@ use std::{
 
 use base::{Chain, Patience};
 use gantry_remoting::{
-    link::control::{self, AFTER_DRAIN, Command, NotMoved, SOON},
+    link::control::{self, AFTER_DRAIN, Command, NotMoved, Reply, SOON},
     port::State,
 };
 use serde::{Deserialize, Serialize};
@@ -199,6 +200,19 @@ impl Copied {
         Ok(())
     }
 
+    /// How many bytes of memory objects applications have made since the last round, or ever if they have come since: all
+    /// of them would be copied while they stand still. Those that rounds have left out count for nothing, as another one
+    /// would leave them out again, and so does who has no time to say it.
+    pub fn made(&self, patience: &Patience) -> u64 {
+        let is_asked = |id: &str, slice| !self.left_out.contains(&(id.to_owned(), slice));
+        let answers = examine(&self.ports, is_asked, patience);
+        let made = answers.iter().map(|(_, answer)| match answer {
+            Ok(Reply::Made(bytes)) => *bytes,
+            _ => 0,
+        });
+        made.fold(0, u64::saturating_add)
+    }
+
     /// Has a worker that has stopped save what is new since the rounds; all, if it does not know them.
     pub(super) fn rest(
         &mut self,
@@ -239,25 +253,43 @@ impl Drop for Copied {
 /// Why applications of these ports cannot go elsewhere, as far as their workers know while they serve. Those that
 /// are not there, or do not answer, are found out later.
 pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
+    let answers = examine(ports, |_, _| true, patience);
+    let refused = answers.into_iter().filter_map(|(of, answer)| match answer {
+        Err(NotMoved::Refused(why)) => Some(format!("{of}: {why}")),
+        _ => None,
+    });
+    refused.collect()
+}
+
+/// Asks the workers of applications, by port and slice, all at the same time what they say of a move while they serve:
+/// of which application, and what.
+fn examine(
+    ports: &[(String, Handle)],
+    is_asked: impl Fn(&str, usize) -> bool,
+    patience: &Patience,
+) -> Vec<(String, Result<Reply, NotMoved>)> {
     let mut asked = Vec::new();
     for (id, port) in ports {
         for mut borrowed in port.desk.lend(None).unwrap_or_default() {
+            if !is_asked(id, borrowed.slice) {
+                borrowed.keep();
+                continue;
+            }
             let sent = borrowed.send(&Command::Examine(), &[]);
             asked.push((id, borrowed, sent));
         }
     }
     let patience = patience.at_most(SOON);
-    let mut reasons = Vec::new();
+    let mut answers = Vec::new();
     for (id, mut borrowed, sent) in asked {
         let answer = sent.and_then(|()| borrowed.answer(&patience));
-        if let Err(NotMoved::Refused(why)) = &answer {
-            reasons.push(format!("{}: {why}", named(id, borrowed.slice as u32)));
-        }
+        let of = named(id, borrowed.slice as u32);
         if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
             borrowed.keep();
         }
+        answers.push((of, answer.map(|(reply, _)| reply)));
     }
-    reasons
+    answers
 }
 
 impl Handle {

@@ -89,7 +89,8 @@ wire! { enum
         11 SaveRest(rounds: u32, postcopy: bool),
         /// Leave the window alone for good: another worker serves it from now on.
         12 Leave(),
-        /// Say whether the state can be saved, as far as that is known while it is served.
+        /// Say whether the state can be saved, as far as that is known while it is served, and how many bytes of memory
+        /// objects were made since the last round, or ever if there was none.
         13 Examine(),
         /// Save the contents of a memory object that were left out, to the file that comes along.
         14 Fetch(what: Fetch),
@@ -107,7 +108,7 @@ wire! { enum
         3 Serves(served: Served),
         /// It has yet to be done, and has had processor time in the last second.
         4 Works(),
-        /// It has not stopped: so many bytes of memory objects were made since the last round.
+        /// It goes on: so many bytes of memory objects were made since the last round.
         5 Made(bytes: u64),
     }
 }

@@ -206,8 +206,9 @@ pub trait Backend: Debug + Sized {
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
-    /// How many bytes of memory objects were made since the last round of pre-copy began, outside of the window.
-    fn made_since(session: &Session<Self>, known: &Self::Precopied) -> u64 {
+    /// How many bytes of memory objects were made since the last round of pre-copy began, or ever without one,
+    /// outside of the window.
+    fn made_since(session: &Session<Self>, known: Option<&Self::Precopied>) -> u64 {
         let _ = (session, known);
         0
     }

@@ -59,7 +59,8 @@ pub enum Order {
     Leave(mpsc::Receiver<Fetch>),
     /// Give up what is kept for that. Nobody waits for it.
     Forget(Asker),
-    /// Say whether the state can be saved, and go on.
+    /// Say whether the state can be saved, and how many bytes of memory objects were made since the last round, and go
+    /// on.
     Examine,
 }
 
@@ -77,7 +78,7 @@ pub struct Ordered {
 pub enum Outcome {
     /// It is carried out.
     Done,
-    /// It has not stopped: so many bytes of memory objects were made since the last round.
+    /// It goes on: so many bytes of memory objects were made since the last round.
     Made(u64),
 }
 
@@ -181,7 +182,10 @@ impl<B: Backend> Session<B> {
     pub(crate) fn obey(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {
         while let Some(Ordered { order, done }) = self.orders.pop_front() {
             match order {
-                Order::Examine => Ordered::answer(&done, said(B::check_movable(self))),
+                Order::Examine => {
+                    let movable = said(B::check_movable(self));
+                    let _ = done.send(movable.map(|()| Outcome::Made(self.made_since_rounds())));
+                }
                 Order::Quiesce(patience, most) if self.phase.serves() => {
                     // What nobody can save need not stop.
                     if let Err(why) = B::check_movable(self) {

@@ -132,11 +132,11 @@ impl<B: Backend> Session<B> {
         self.save(calls, known, Writer::new(file), postcopy)
     }
 
-    /// How many bytes of memory objects were made since the last round began: all of them would be copied while the
-    /// application stands still.
+    /// How many bytes of memory objects were made since the last round began, or ever if there was none: all of them
+    /// would be copied while the application stands still.
     pub(super) fn made_since_rounds(&self) -> u64 {
         let rounds = self.precopied.as_ref();
-        rounds.map_or(0, |of| B::made_since(self, &of.known))
+        B::made_since(self, rounds.map(|of| &of.known))
     }
 
     /// Gives up what is kept for a save.

@@ -56,7 +56,7 @@ use crate::{
         offer::{HostId, Moment},
         postcopy::Asked,
         progress::{Direction, LOOK, MigrationInfo, Phase, Progress},
-        source::{Outcome, Owner, Paused, Retaken},
+        source::{Outcome, Owner, Paused, Quiesced, Retaken},
     },
     seccomp::Spawner,
 };
@@ -389,16 +389,22 @@ impl Owner for Leaving {
         }
     }
 
-    fn quiesce(&mut self) -> Result<(), String> {
+    fn quiesce(&mut self, most_made: u64) -> Result<Quiesced, String> {
         if let Applications::Go(copied) = &self.applications {
             applications::wait_for_workers(copied, self.cancel.clone()).map_err(words)?;
+            if most_made < u64::MAX {
+                let made = applications::made(copied, self.cancel.clone());
+                if made > most_made {
+                    return Ok(Quiesced::Made(made));
+                }
+            }
             let ports = self.on_machine(|machine| Ok(machine.devices().ports()))?;
             let standing = applications::stop(ports, self.cancel.clone()).map_err(words)?;
             if let Applications::Go(copied) = self.applications.take() {
                 self.applications = Applications::Standing(standing, copied);
             }
         }
-        Ok(())
+        Ok(Quiesced::Still)
     }
 
     fn copy(&mut self) -> Result<Option<Copy>, String> {

@@ -55,6 +55,11 @@ pub fn wait_for_workers(copied: &Copied, cancel: Cancel) -> Result<(), MachineEr
     Ok(copied.wait_for_workers(&Patience::new(LONG, cancel))?)
 }
 
+/// How many bytes of memory applications that go on have made since they were copied.
+pub fn made(copied: &Copied, cancel: Cancel) -> u64 {
+    copied.made(&Patience::new(LONG, cancel))
+}
+
 /// An empty archive, and its file.
 fn archive() -> Result<(Archive, File), MachineError> {
     let make = || {

@@ -18,6 +18,9 @@ pub const MOST_TAKEN: u32 = 4 * MOST;
 const RECENT: Duration = Duration::from_secs(10);
 /// So few bytes are as soon sent while the machine stands still.
 const FEW: u64 = 1 << 20;
+/// So many bytes that were made since the last copy are worth another one, whatever the connection: workers need about
+/// half a second for them.
+const MUCH: u64 = 256 << 20;
 
 /// A copy of applications, or what is new since the last one.
 pub struct Copy {
@@ -91,6 +94,18 @@ impl Copies {
         })
     }
 
+    /// How many bytes of memory applications may have made since the last copy when they are to stop, in a migration
+    /// that has so much time left and can send so many in its stop: there is another copy if it is more. Any number
+    /// where there is none.
+    pub fn most_made(&self, left: Duration, in_stop: u64) -> u64 {
+        let last = self.last.as_ref();
+        let again = last.is_some_and(|last| (1..MOST).contains(&last.count) && last.took < left);
+        match again {
+            true => in_stop.clamp(FEW, MUCH),
+            false => u64::MAX,
+        }
+    }
+
     /// One has sent so many bytes, which began then.
     pub fn add(&mut self, bytes: u64, began: Instant) {
         if let Some(last) = &mut self.last {
@@ -156,8 +171,25 @@ mod tests {
     }
 
     #[test]
+    fn as_much_may_be_made_before_a_stop_as_fits_in_it_while_there_may_be_copies() {
+        let mut copies = Copies::new(true);
+        assert_eq!(copies.most_made(HOUR, 0), u64::MAX, "nothing was copied");
+        let took = Duration::from_secs(100);
+        for count in 1..=MOST {
+            copies.add(0, Instant::now() - took);
+            let most = [0, 2 * FEW, u64::MAX].map(|in_stop| copies.most_made(2 * took, in_stop));
+            match count < MOST {
+                true => assert_eq!(most, [FEW, 2 * FEW, MUCH]),
+                false => assert_eq!(most, [u64::MAX; 3]),
+            }
+            assert_eq!(copies.most_made(took, 0), u64::MAX, "no time is left");
+        }
+    }
+
+    #[test]
     fn what_is_not_wanted_is_never_due() {
         let mut copies = Copies::new(false);
+        assert_eq!(copies.most_made(HOUR, 0), u64::MAX);
         assert!(!copies.are_due(HOUR));
         copies.add(1, Instant::now());
         assert_eq!((copies.count(), copies.outstanding()), (0, 0));

@@ -60,8 +60,9 @@ pub trait Owner: Send {
         Departing::watch(self.ram(), pagemap)
     }
     /// Has what the guest waits for come to its end, while the machine runs; once or again. After an
-    /// error, or when the owner goes, it goes on.
-    fn quiesce(&mut self) -> std::result::Result<(), String>;
+    /// error, or when the owner goes, it goes on. It does not stop, either, where applications of accelerators have made
+    /// more bytes of memory than these since they were copied.
+    fn quiesce(&mut self, most_made: u64) -> std::result::Result<Quiesced, String>;
     /// Copies what is new of its accelerators' applications, which go on; None if there are none now.
     fn copy(&mut self) -> std::result::Result<Option<Copy>, String>;
     /// Takes so many percent of their time away from the vCPUs; 0: none.
@@ -103,6 +104,15 @@ pub struct Paused {
     pub saved_at: Moment,
     /// What applications of its accelerators have saved, if some go along.
     pub archive: Option<File>,
+}
+
+/// What came of having applications of accelerators stand still.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Quiesced {
+    /// They do, or there are none.
+    Still,
+    /// They go on: they have made so many bytes of memory since they were copied.
+    Made(u64),
 }
 
 /// What came of taking disk locks back.
@@ -510,6 +520,18 @@ impl<'a> Source<'a> {
         self.copies.are_due(left)
     }
 
+    /// How many bytes of memory applications may have made since they were copied when they are to stop: any number if
+    /// contents follow the machine, or if they are not copied again.
+    fn most_made(&self, rounds: Option<&Rounds>) -> u64 {
+        if self.offer.postcopy {
+            return u64::MAX;
+        }
+        let stop = milliseconds(self.wishes.downtime);
+        let in_stop = rounds.map_or(u64::MAX, |rounds| rounds.rate.saturating_mul(stop) / 1000);
+        let left = self.wishes.timeout.saturating_sub(self.began.elapsed());
+        self.copies.most_made(left, in_stop)
+    }
+
     /// A copy of applications; waits until workers at the destination have made it. A guest that is slowed
     /// down by so many percent is not meanwhile: no memory is sent.
     pub(super) fn copy(&mut self, slowed: u8) -> Result<()> {
@@ -549,7 +571,23 @@ impl<'a> Source<'a> {
     fn quiesce(&mut self, rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Quiesce, "waiting for what is outstanding");
         let began = Instant::now();
-        self.owner.quiesce().map_err(|why| self.stays(why))?;
+        let most_made = self.most_made(rounds.as_ref());
+        let quiesced = self
+            .owner
+            .quiesce(most_made)
+            .map_err(|why| self.stays(why))?;
+        if let Quiesced::Made(bytes) = quiesced {
+            let mib = bytes >> 20;
+            log::info!(
+                "applications have made {mib} MiB of memory since they were copied, which is copied while they go on"
+            );
+            self.copy(rounds.as_ref().map_or(0, |rounds| rounds.brake.percent))?;
+            return Ok(match rounds {
+                // What the guest has written meanwhile is sent while it runs.
+                Some(rounds) => Phase::Rounds(rounds),
+                None => Phase::Quiesce(None),
+            });
+        }
         match rounds {
             // What the guest has written meanwhile is sent while it runs.
             Some(rounds)

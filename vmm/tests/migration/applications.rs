@@ -20,6 +20,7 @@ use gantry_remoting::{
 
 use super::*;
 
+mod copies;
 mod postcopy;
 
 /// Slices of the port.
@@ -125,14 +126,31 @@ impl Worker {
 
     /// It is copied while it serves. So few bytes are copied once.
     fn is_copied(&self) {
+        self.is_copied_after(0, "a copy");
+    }
+
+    fn is_copied_after(&self, rounds: u32, what: &str) {
         let (command, file) = self.asked();
-        assert!(matches!(command, Ask::Precopy(0, _)), "{command:?}");
-        self.writes("a copy", file);
+        assert!(
+            matches!(command, Ask::Precopy(number, _) if number == rounds),
+            "{command:?}"
+        );
+        self.writes(what, file);
+    }
+
+    /// It is asked how many bytes it has made since it was copied.
+    fn has_made(&self, bytes: u64) {
+        assert_eq!(self.asked().0, Ask::Examine());
+        self.answers(&Reply::Made(bytes));
     }
 
     fn saves_rest(&self) {
+        self.saves_rest_of(1);
+    }
+
+    fn saves_rest_of(&self, rounds: u32) {
         let (command, file) = self.asked();
-        assert_eq!(command, Ask::SaveRest(1, false));
+        assert_eq!(command, Ask::SaveRest(rounds, false));
         self.writes("the rest", file);
     }
 
@@ -635,111 +653,6 @@ fn a_machine_whose_source_is_killed_is_given_up_before_its_workers_have_answered
             .until("it listens", |_| going.dir.path().join("again").exists());
         going.second.does(&["cancel-migration"]);
         assert!(!receiving.wait().unwrap().success());
-    }
-}
-
-#[test]
-fn an_application_that_is_busy_is_saved_as_a_whole_beside_one_that_was_copied() {
-    if !has_kvm() {
-        return;
-    }
-    let going = going_by_copies();
-    going.workers[0].is_not_copied();
-    going.workers[1].is_copied();
-    going.workers[0].goes_on();
-    let copied = going.there.next();
-    copied.prepares();
-    going.workers.iter().for_each(Worker::stops);
-    going.workers[0].saves();
-    going.workers[1].saves_rest();
-    let busy = going.there.next();
-    assert_eq!((busy.slice, copied.slice), (0, 1));
-    busy.is_ready();
-    busy.restores();
-    copied.is_given(&Ask::Restore(false), "the rest");
-    for worker in [&busy, &copied] {
-        worker.answers(&Reply::Done());
-    }
-    for worker in [&busy, &copied] {
-        worker.serves();
-    }
-    let (second, _dir) = going.arrives();
-    assert_eq!(second.counter("slices_in_use"), SLICES as u64);
-    assert_eq!(second.counter("workers_lost"), 0);
-}
-
-#[test]
-fn a_machine_that_moves_has_its_applications_copied_while_they_go_on() {
-    if !has_kvm() {
-        return;
-    }
-    let going = going_by_copies();
-    going.workers.iter().for_each(Worker::is_copied);
-    let new = going.there.both();
-    new.iter().for_each(Worker::prepares);
-    going.workers.iter().for_each(Worker::stops);
-    going.workers.iter().for_each(Worker::saves_rest);
-    for worker in &new {
-        worker.is_given(&Ask::Restore(false), "the rest");
-        worker.answers(&Reply::Done());
-    }
-    new.iter().for_each(Worker::serves);
-    let (second, _dir) = going.arrives();
-    let info = second.migration();
-    assert!(info["accel_bytes"].as_u64() > Some(0), "{info}");
-    assert!(info["accel_stop_bytes"].as_u64() > Some(0), "{info}");
-    assert_eq!(second.counter("slices_in_use"), SLICES as u64);
-    assert_eq!(second.counter("workers_lost"), 0);
-}
-
-#[test]
-fn a_machine_stays_if_something_dies_amid_copies_of_its_applications() {
-    if !has_kvm() {
-        return;
-    }
-    for step in ["ready", "refused", "machine", "later", "stopped", "rest"] {
-        let mut going = going_by_copies();
-        going.workers.iter().for_each(Worker::is_copied);
-        let mut new = Vec::from(going.there.both());
-        let mut why = "has ended";
-        if step == "ready" {
-            drop(new.remove(0));
-            new[0].prepares();
-        } else {
-            new[0].prepares();
-            new[1].is_ready();
-            new[1].is_given(&Ask::Prepare(false), "a copy");
-            if step == "refused" {
-                why = "no such device";
-                let refused = Blob(b"it has no such device".to_vec());
-                new[1].answers(&Reply::Refused(refused));
-            } else if step == "machine" {
-                why = "the connection broke";
-                going.second.kill();
-            } else {
-                new[1].answers(&Reply::Done());
-            }
-        }
-        if ["later", "stopped", "rest"].contains(&step) {
-            if step == "later" {
-                drop(new.remove(0));
-            }
-            going.workers.iter().for_each(Worker::stops);
-            if step == "stopped" {
-                drop(new.remove(0));
-            }
-            going.workers.iter().for_each(Worker::saves_rest);
-            if step == "rest" {
-                new[0].is_given(&Ask::Restore(false), "the rest");
-                drop(new.remove(0));
-            }
-            new[0].is_given(&Ask::Restore(false), "the rest");
-            new[0].answers(&Reply::Done());
-        }
-        // They are the first machine's alone, and give up what they keep of copies.
-        going.workers.iter().for_each(Worker::goes_on);
-        new.into_iter().for_each(Worker::ends);
-        going.stays(why, 0);
     }
 }
 

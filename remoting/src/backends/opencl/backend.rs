@@ -258,7 +258,7 @@ impl Backend for OpenClBackend {
         session.precopy_objects(known, image)
     }
 
-    fn made_since(session: &Server, known: &Precopied) -> u64 {
+    fn made_since(session: &Server, known: Option<&Precopied>) -> u64 {
         session.made_since(known)
     }
 

@@ -132,6 +132,56 @@ fn a_guest_that_is_slowed_down_for_its_memory_is_not_while_applications_are_copi
     assert_eq!((owner.copied, owner.throttled), (vec![0], 40));
 }
 
+/// A machine whose applications have made so many bytes of memory after so many copies: how many copies there were, and
+/// how many bytes they might have made whenever they were to stop.
+fn stopped(made: &[u64], change: fn(&mut Offer)) -> (usize, Vec<u64>) {
+    let (connection, other) = pair();
+    let mut owner = Here {
+        memory: Some(Departing::unwatched(vec![region(0), region(1 << 32)])),
+        files: shared_files(),
+        made: made.to_vec(),
+        ..here()
+    };
+    let mut offer = offer();
+    change(&mut offer);
+    let wishes = Wishes {
+        // They are asked once, however long that takes.
+        downtime: Duration::from_secs(60),
+        ..wishes()
+    };
+    let outcome = thread::scope(|scope| {
+        scope.spawn(|| Destination::new(other, &mut there(), progress()).run());
+        Source::new(connection, &mut owner, offer, wishes, progress(), None).run()
+    });
+    assert!(matches!(outcome, Outcome::Moved), "{outcome:?}");
+    (owner.copied.len(), owner.most_made)
+}
+
+#[test]
+fn memory_that_applications_make_after_a_copy_is_copied_before_they_stop() {
+    const MUCH: u64 = 256 << 20;
+    let all = u64::MAX;
+    for local in [false, true] {
+        let change: fn(&mut Offer) = match local {
+            false => |_| {},
+            true => |offer| offer.local = true,
+        };
+        // Once, and whatever comes then.
+        let (copies, most) = stopped(&[0, all], change);
+        assert_eq!((copies, most.len()), (2, 2));
+        assert!(most.iter().all(|most| (1 << 20..=MUCH).contains(most)));
+        // For ever: there is an end to that.
+        let (copies, most) = stopped(&[all; 20], change);
+        assert_eq!((copies, most.len()), (8, 8));
+        assert_eq!(most[7], all);
+    }
+    // As much as there may be, contents that follow, and what was never copied.
+    assert_eq!(stopped(&[0, 1 << 20], |_| {}).0, 1);
+    assert_eq!(stopped(&[0, all], |offer| offer.postcopy = true).0, 1);
+    let (copies, most) = stopped(&[all], |offer| offer.copies = false);
+    assert_eq!((copies, most), (0, vec![all]));
+}
+
 #[test]
 fn workers_may_take_longer_than_the_other_side_may_be_silent() {
     let moved = migrate(&Setup {

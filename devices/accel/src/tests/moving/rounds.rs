@@ -116,6 +116,39 @@ fn an_application_that_was_copied_while_it_went_on_leaves_little_to_save() {
 }
 
 #[test]
+fn what_was_made_since_the_last_copy_is_counted_of_those_that_can_be_copied() {
+    let rig = rig();
+    let (busy, copied_before) = (rig.open(0), rig.open(1));
+    let mut copies = Copied::new(rig.ports());
+    thread::scope(|scope| {
+        scope.spawn(|| does_not_precopy(&busy));
+        scope.spawn(|| self::copies(&copied_before, 0, b"first"));
+        scope.spawn(|| copied(&mut copies)).join().unwrap();
+    });
+    assert_eq!(next(&busy).0, Ask::Resume());
+    done(&busy);
+    rig.eventually(|| rig.lendable() == 2);
+    let come_since = [rig.open(2), rig.open(3)];
+    let examined = |stream: &UnixStream, reply: Reply| {
+        assert_eq!(next(stream).0, Ask::Examine());
+        control::send(stream, &reply, &[]).unwrap();
+    };
+    let made = thread::scope(|scope| {
+        scope.spawn(|| examined(&copied_before, Reply::Made(5)));
+        scope.spawn(|| examined(&come_since[0], Reply::Made(7)));
+        // It is in the middle of something.
+        scope.spawn(|| examined(&come_since[1], Reply::Done()));
+        copies.made(&Patience::within(LONG))
+    });
+    assert_eq!(made, 12);
+    assert_eq!(rig.lendable(), 4, "all are the port's own again");
+    // One that could not be copied is not asked: another copy would leave it out again.
+    busy.set_nonblocking(true).unwrap();
+    let nothing = (&busy).read(&mut [0]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+}
+
+#[test]
 fn copies_that_are_given_up_are_forgotten_here_and_their_workers_end_there() {
     let (rig, pool) = (rig(), other());
     let there = standing_by(&pool, &rig);

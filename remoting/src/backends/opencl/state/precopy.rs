@@ -207,9 +207,12 @@ impl Server {
         Ok((precopied, Box::new(copying)))
     }
 
-    /// Bytes of buffers and images that were made since a round began.
-    pub(in super::super) fn made_since(&self, known: &Precopied) -> u64 {
-        contents::made_since(self, &known.log)
+    /// Bytes of buffers and images that were made since a round began; of all without one.
+    pub(in super::super) fn made_since(&self, known: Option<&Precopied>) -> u64 {
+        match known {
+            Some(known) => contents::made_since(self, &known.log),
+            None => contents::made_since(self, &self.empty_log()),
+        }
     }
 
     pub(in super::super) fn prepare_objects(

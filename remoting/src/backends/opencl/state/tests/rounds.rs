@@ -46,6 +46,9 @@ fn much_that_is_made_after_a_round_comes_by_another_one_and_not_while_its_client
 #[test]
 fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     let mut served = with_objects();
+    for request in [call(2, 4, 0, 16), fill(4, 1)] {
+        carry_out(&mut served.server, request);
+    }
     let (done, outcome) = mpsc::channel();
     served.server.precopy(file(), Asker::Pool, 0, &done);
     assert_eq!(outcome.recv().unwrap(), Ok(Outcome::Done));
@@ -54,8 +57,7 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     }
     // One that stops is in the middle of something.
     served.server.carried = Carried::Due;
-    let stop = |served: &mut Served, most| {
-        let order = Order::Quiesce(Duration::ZERO, most);
+    let asked = |served: &mut Served, order| {
         let done = done.clone();
         served.server.notices().unwrap();
         served.server.orders.push_back(Ordered { order, done });
@@ -63,7 +65,13 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
         assert!(served.server.phase.serves());
         outcome.recv().unwrap()
     };
+    let stop = |served: &mut Served, most| asked(served, Order::Quiesce(Duration::ZERO, most));
     assert_eq!(stop(&mut served, 65535), Ok(Outcome::Made(65536)));
     let busy = stop(&mut served, 65536).unwrap_err();
     assert!(busy.contains("copies its state"), "{busy}");
+    // Who only asks hears it, too; without a round, of all that it has written ever.
+    assert_eq!(asked(&mut served, Order::Examine), Ok(Outcome::Made(65536)));
+    served.server.forget_rounds(Asker::Pool);
+    let all = asked(&mut served, Order::Examine);
+    assert_eq!(all, Ok(Outcome::Made(2 * 65536)));
 }
