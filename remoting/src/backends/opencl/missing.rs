@@ -87,8 +87,19 @@ struct State {
 pub struct Next {
     pub number: u32,
     pub object: Arc<Kept>,
+    record: Weak<MemRecord>,
     /// Bytes that are still to come, its own included.
     pub left: u64,
+}
+
+impl Next {
+    /// Contents of it have come that are so many bytes, from this one on, whatever these say.
+    pub fn touch(&self, start: u64, length: u64) {
+        // Of one that was released nothing is copied any more.
+        if let Some(record) = self.record.upgrade() {
+            record.touched.part(start, length);
+        }
+    }
 }
 
 impl State {
@@ -159,11 +170,13 @@ impl Numbers {
             state.unasked.remove(&number);
             if let Some(one) = state.awaited.get(&number) {
                 let object = Arc::clone(&one.kept);
+                let record = Weak::clone(&one.record);
                 let left = state.bytes;
                 state.coming = Some(number);
                 break Some(Next {
                     number,
                     object,
+                    record,
                     left,
                 });
             }

@@ -55,7 +55,8 @@ impl Touched {
 
     /// Anything may be written from now on.
     pub fn all(&self) {
-        // Relaxed: what is copied is chosen by the thread that carries out calls.
+        // Relaxed: what is copied is chosen by the thread that carries out calls, and after contents have come that another
+        // one writes.
         self.all.store(true, Ordering::Relaxed);
     }
 

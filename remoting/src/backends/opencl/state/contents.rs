@@ -194,6 +194,13 @@ impl Root {
         })
     }
 
+    /// The same with contents everywhere.
+    pub fn whole(self) -> Self {
+        let all = 0..self.length;
+        let parts = Some(all).into_iter().collect();
+        Self { parts, ..self }
+    }
+
     /// Whether it is a buffer.
     pub fn is_plain(&self) -> bool {
         matches!(self.shape, Shape::Plain(_))

@@ -23,7 +23,6 @@ use crate::{
         Server,
         driver::api::Api,
         missing::{Missing, Next, Numbers},
-        written::root,
     },
     link::control::{Command, Fetch, Peer},
     session::{
@@ -94,6 +93,10 @@ fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String>
         .map_err(|error| words(&error))?;
     let written = (|| {
         let (parts, contents) = Contents::open::<OpenCl, Vec<Bytes>>(image, super::SHAPE)?;
+        for part in parts.iter().filter(|part| part.mem == next.number) {
+            // It has contents here, too, and takes them along when it goes on from here.
+            next.touch(part.from, part.length);
+        }
         for root in &next.object.roots {
             let copier = Copier::new(api, root, None)?;
             root.write(api, copier.queue, &parts, &contents)?;
@@ -113,8 +116,8 @@ impl Server {
         for number in numbers {
             let mem = self.backend.mems.get(*number);
             let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
-            root(&mem.record).touched.all();
-            let root = Root::of(self, *number, mem, true)?;
+            // All of it may come, and the source says how much of it was ever written.
+            let root = Root::of(self, *number, mem, true)?.whole();
             let kept = Kept::new(&self.backend.api, vec![root]);
             objects.push((*number, Arc::clone(&mem.record), kept));
         }

@@ -42,6 +42,8 @@ const QUEUE: Order = Order {
 struct Application {
     server: Server,
     window: Arc<Window>,
+    /// Bytes of each of its buffers.
+    size: u64,
 }
 
 impl Application {
@@ -51,7 +53,12 @@ impl Application {
 
     fn before(api: Api) -> Self {
         let (server, _, window) = testing::server_before(api);
-        Self { server, window }
+        let size = LARGE;
+        Self {
+            server,
+            window,
+            size,
+        }
     }
 
     fn with_buffers() -> Self {
@@ -79,7 +86,7 @@ impl Application {
                 id: MemId(id),
                 context: ContextId(0),
                 flags: 0,
-                size: LARGE,
+                size: application.size,
                 contents: None,
                 lives: None,
                 svm: None,
@@ -333,6 +340,43 @@ fn what_nobody_has_written_does_not_move() {
     let (mut new, ..) = application.left_for(new, Some(known), true);
     // Another move has no more to bring, and no less.
     assert_eq!(missing(&mut new), parts);
+}
+
+/// Parts of buffers that a state has.
+fn parts(application: &mut Application) -> Vec<(u32, u64, u64)> {
+    application.server.notices().unwrap();
+    let writer = &mut Writer::new(image::create().unwrap());
+    let (objects, _) = application
+        .server
+        .save_objects(None, writer, false)
+        .unwrap();
+    let parts = objects.contents.iter();
+    parts
+        .map(|part| (part.mem, part.from, part.length))
+        .collect()
+}
+
+#[test]
+fn only_what_was_written_of_contents_that_have_followed_moves_again() {
+    let mut application = Application::before(without_kernels());
+    application.size = 8 * LARGE;
+    let mut application = application.and_buffers();
+    let writes = [(0, LARGE), (2 * LARGE, 1), (3 * LARGE, BLOCK)];
+    for (from, length) in writes {
+        application.write(0, from, length, 5).unwrap();
+    }
+    let mut moved = [(0, 0, LARGE), (0, 2 * LARGE, BLOCK), (0, 3 * LARGE, BLOCK)].to_vec();
+    assert_eq!(parts(&mut application), moved);
+    let (mut new, remaining, count) =
+        application.left_for(Application::before(without_kernels()), None, true);
+    assert_eq!(count, 1);
+    new.server.fetch_contents(remaining.map(serve)).unwrap();
+    new.await_all();
+    assert_eq!(parts(&mut new), moved);
+    // And what is written since.
+    new.write(0, 4 * LARGE, 1, 7).unwrap();
+    moved.push((0, 4 * LARGE, BLOCK));
+    assert_eq!(parts(&mut new), moved);
 }
 
 #[test]
