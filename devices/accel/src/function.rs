@@ -635,6 +635,10 @@ impl PciFunction for Accel {
                 self.slices.opened.load(Ordering::Relaxed),
             ),
             ("workers_lost", self.slices.lost.load(Ordering::Relaxed)),
+            (
+                "contents_followed",
+                self.slices.followed.load(Ordering::Relaxed),
+            ),
             ("device_memory_bytes", self.account.0.total()),
             ("line_interrupts", self.line.asserted()),
             ("sleepers_woken", self.line.rings()),

@@ -1,6 +1,12 @@
 //! Applications that have left for another host, where contents of their memory follow: the workers that they had.
 
-use std::{collections::BTreeMap, fmt, fs::File, io, os::fd::AsFd};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    fs::File,
+    io,
+    os::{fd::AsFd, unix::net::UnixStream},
+};
 
 use base::{Chain, Patience};
 pub use gantry_remoting::link::control::{Fetch, NotMoved, serve_fetches};
@@ -8,6 +14,7 @@ use gantry_remoting::link::control::{SOON, image};
 use serde::{Deserialize, Serialize};
 
 use super::lend::Replaced;
+pub use super::slices::Followed;
 
 /// An application of a machine.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -23,6 +30,17 @@ impl fmt::Display for Application {
         let Self { port, slice } = self;
         write!(f, "{port}: the application of slice {slice}")
     }
+}
+
+/// An application that goes on here before its contents have come.
+#[derive(Debug)]
+pub struct Asking {
+    /// Which.
+    pub of: Application,
+    /// Where its worker asks for them.
+    pub socket: UnixStream,
+    /// Counts what has come.
+    pub followed: Followed,
 }
 
 /// The workers that applications had. Each ends when it is dropped.

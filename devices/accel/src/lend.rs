@@ -267,16 +267,17 @@ fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
 pub struct Replaced(UnixStream);
 
 impl Replaced {
-    /// Has it save the contents that the other one asks for by this socket, as long as that asks.
+    /// Has it save the contents that the other one asks for by this socket, as long as that asks. `came` hears of what
+    /// has come.
     ///
     /// # Errors
     /// The first reason why some are lost.
-    pub fn bring(&self, to: &UnixStream) -> Result<(), NotMoved> {
+    pub fn bring(&self, to: &UnixStream, came: impl FnMut(&Fetch)) -> Result<(), NotMoved> {
         let old = Peer {
             channel: &self.0,
             who: LEFT,
         };
-        old.bring(to)
+        old.bring(to, came)
     }
 
     /// Has it save contents that were left out.

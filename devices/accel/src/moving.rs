@@ -53,7 +53,7 @@ use super::{
     attach::{Attach, Pool},
     lend::{Borrowed, Desk, OLD, Replaced},
     saved::SavedSlice,
-    slices::Slices,
+    slices::{Followed, Slices},
     standby::Standby,
     wish::Mailbox,
 };
@@ -384,7 +384,11 @@ impl Handle {
             has_left,
             asked,
         } = old;
-        let brought = asked.map_or(Ok(()), |asked| worker.bring(&asked));
+        let brought = asked.map_or(Ok(()), |asked| {
+            worker.bring(&asked, |_| {
+                self.slices.followed.fetch_add(1, Ordering::Relaxed);
+            })
+        });
         if has_left && let Err(error) = worker.end(&Patience::within(SOON)) {
             let name = &self.thread_name;
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
@@ -427,6 +431,11 @@ impl Handle {
 
     pub(super) fn coming(&self) -> MutexGuard<'_, Coming> {
         self.coming.lock_unpoisoned()
+    }
+
+    /// How many buffers and images have had their contents follow.
+    pub fn followed(&self) -> Followed {
+        Arc::clone(&self.slices.followed)
     }
 
     /// Where workers that have taken applications up will ask for contents that follow, when the port goes on: by

@@ -10,7 +10,7 @@
 //! so that neither waits for the other, and a guest that repeats commands changes nothing.
 
 use std::sync::{
-    Mutex,
+    Arc, Mutex,
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
@@ -52,7 +52,12 @@ pub struct Slices {
     pub opened: AtomicU64,
     /// Workers that ended or refused before their application did.
     pub lost: AtomicU64,
+    /// Buffers and images whose contents have followed their application.
+    pub followed: Followed,
 }
+
+/// How many buffers and images have had their contents follow their applications, which had gone on before.
+pub type Followed = Arc<AtomicU64>;
 
 impl Slices {
     /// So many slices, all free.
@@ -68,6 +73,7 @@ impl Slices {
             news: AtomicBool::new(false),
             opened: AtomicU64::new(0),
             lost: AtomicU64::new(0),
+            followed: Followed::default(),
         })
     }
 

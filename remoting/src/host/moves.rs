@@ -318,7 +318,7 @@ impl Moves {
             let (ours, theirs) = fetches.filter(|_| outcome.is_ok()).unzip();
             post.leave(Event::Over(number, outcome, theirs, asker.clone()));
             if let Some(ours) = ours {
-                let fetched = source.bring(&ours);
+                let fetched = source.bring(&ours, |_| {});
                 post.leave(Event::Fetched(number, fetched, asker));
             }
             if let Some(due) = busy {

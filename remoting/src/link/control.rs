@@ -373,15 +373,25 @@ impl Peer<'_> {
         }
     }
 
-    /// Has a worker that has left save what the one in its place asks for by this socket, as long as that asks.
+    /// Has a worker that has left save what the one in its place asks for by this socket, as long as that asks. `came`
+    /// hears of what has come.
     ///
     /// # Errors
     /// The first reason why some contents are lost.
-    pub fn bring(&self, destination: &UnixStream) -> Result<(), NotMoved> {
-        self.bring_within(destination, LONG)
+    pub fn bring(
+        &self,
+        destination: &UnixStream,
+        came: impl FnMut(&Fetch),
+    ) -> Result<(), NotMoved> {
+        self.bring_within(destination, LONG, came)
     }
 
-    fn bring_within(&self, destination: &UnixStream, each: Duration) -> Result<(), NotMoved> {
+    fn bring_within(
+        &self,
+        destination: &UnixStream,
+        each: Duration,
+        mut came: impl FnMut(&Fetch),
+    ) -> Result<(), NotMoved> {
         // A reply that comes too late would be taken for that to the next question.
         let mut gone: Option<String> = None;
         serve_fetches(destination, |what, file| {
@@ -395,7 +405,7 @@ impl Peer<'_> {
             {
                 gone = Some(base::Chain(why).to_string());
             }
-            saved.map(drop)
+            saved.map(|_| came(what))
         })
     }
 
@@ -630,7 +640,7 @@ mod tests {
                 channel: &here,
                 who: "the old worker",
             };
-            old.bring_within(&asked, Duration::ZERO)
+            old.bring_within(&asked, Duration::ZERO, |_| panic!("nothing has come"))
         });
         let source = Peer {
             channel: &asks,

@@ -7,14 +7,13 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    os::unix::net::UnixStream,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
 use ::devices::accel::{
     Accel,
-    left::Application,
+    left::{Application, Asking},
     moving::Handle,
     rounds::{Copied, CopiedPort, immovable},
     saved::{self, Archive, Standing, Stopped, check_pieces, image},
@@ -132,15 +131,19 @@ pub fn take_up(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), Machine
 }
 
 /// Where applications with which a machine has come will ask for contents that follow, when it runs.
-pub fn asking(ports: Vec<(String, Handle)>) -> Result<Vec<(Application, UnixStream)>, String> {
+pub fn asking(ports: Vec<(String, Handle)>) -> Result<Vec<Asking>, String> {
     let mut all = Vec::new();
     for (port, handle) in ports {
         let asking = handle
             .asking()
             .map_err(|error| format!("there is no socket for what follows: {error}"))?;
-        let of = |(slice, socket)| {
-            let port = port.clone();
-            (Application { port, slice }, socket)
+        let of = |(slice, socket)| Asking {
+            of: Application {
+                port: port.clone(),
+                slice,
+            },
+            socket,
+            followed: handle.followed(),
         };
         all.extend(asking.into_iter().map(of));
     }

@@ -2,13 +2,12 @@
 
 use std::{
     fs::File,
-    os::unix::net::UnixStream,
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
 use base::{Cancel, Unpoisoned};
-use devices::accel::{left::Application, rounds::CopiedPort};
+use devices::accel::{left::Asking, rounds::CopiedPort};
 
 use super::{
     Error, Result, archive,
@@ -82,7 +81,7 @@ pub trait Host: Send {
     /// Takes the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
     /// Where applications that it comes with will ask for contents that follow, when it runs.
-    fn asking(&mut self) -> std::result::Result<Vec<(Application, UnixStream)>, String> {
+    fn asking(&mut self) -> std::result::Result<Vec<Asking>, String> {
         Ok(Vec::new())
     }
     /// Lets the machine run. It has its locks; after an error it is gone, with them.
@@ -493,7 +492,7 @@ impl<'a> Destination<'a> {
 
 impl Destination<'_> {
     /// Contents of applications follow, by this connection. Without it they are lost.
-    fn follow(&mut self, asking: Vec<(Application, UnixStream)>) {
+    fn follow(&mut self, asking: Vec<Asking>) {
         let host = &mut *self.host;
         match self.connection.try_clone() {
             Ok(connection) => postcopy::relay(connection, asking, &mut |body| host.start(body)),

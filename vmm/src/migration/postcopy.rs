@@ -14,13 +14,13 @@
 
 use std::{
     fs::File,
-    os::{fd::BorrowedFd, unix::net::UnixStream},
-    sync::{Arc, Mutex},
+    os::fd::BorrowedFd,
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
 use base::{Chain, Unpoisoned};
-use devices::accel::left::{Application, Fetch, NotMoved, serve_fetches};
+use devices::accel::left::{Application, Asking, Fetch, NotMoved, serve_fetches};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -196,7 +196,7 @@ fn clean(text: &str) -> String {
 /// Brings workers what they ask for by these sockets, each in a thread of its own, until all have ended that.
 pub fn relay(
     mut connection: Connection,
-    asking: Vec<(Application, UnixStream)>,
+    asking: Vec<Asking>,
     start: &mut dyn FnMut(Body) -> std::result::Result<(), String>,
 ) {
     connection.doing = "waiting for contents of applications' memory";
@@ -207,10 +207,10 @@ pub fn relay(
         contents: Vec::new(),
         lost: None,
     }));
-    for (of, socket) in asking {
+    for one in asking {
         let source = Arc::clone(&source);
-        let name = of.to_string();
-        let body = move || serve(&source, &of, &socket);
+        let name = one.of.to_string();
+        let body = move || serve(&source, &one);
         if let Err(why) = start(Box::new(body)) {
             log::warn!("{name}: contents of its memory that follow are lost: {why}");
         }
@@ -218,7 +218,12 @@ pub fn relay(
 }
 
 /// Serves a worker.
-fn serve(source: &Mutex<Source>, of: &Application, socket: &UnixStream) {
+fn serve(source: &Mutex<Source>, asking: &Asking) {
+    let Asking {
+        of,
+        socket,
+        followed,
+    } = asking;
     let served = serve_fetches(socket, |what, file| {
         let asked = Asked {
             of: of.clone(),
@@ -227,7 +232,9 @@ fn serve(source: &Mutex<Source>, of: &Application, socket: &UnixStream) {
             left: what.left,
         };
         let came = source.lock_unpoisoned().fetch(&asked, file);
-        came.map_err(NotMoved::Refused)
+        came.map_err(NotMoved::Refused)?;
+        followed.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     });
     if let Err(error) = served {
         log::warn!("{of} has lost contents of its memory: {}", Chain(&error));

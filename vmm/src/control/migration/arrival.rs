@@ -1,9 +1,9 @@
 //! VMs that come from another host.
 
-use std::{fs::File, io, mem, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
 use base::{Cancel, Chain};
-use devices::accel::{left::Application, rounds::CopiedPort};
+use devices::accel::{left::Asking, rounds::CopiedPort};
 use serde_json::Value;
 
 use super::{
@@ -138,7 +138,7 @@ impl Receives for Coming {
         })
     }
 
-    fn asking(&mut self) -> Result<Vec<(Application, UnixStream)>, String> {
+    fn asking(&mut self) -> Result<Vec<Asking>, String> {
         self.on_machine(|incoming| applications::asking(incoming.machine.devices().ports()))
     }
 

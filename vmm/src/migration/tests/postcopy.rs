@@ -6,7 +6,7 @@ use std::{
 };
 
 use base::Patience;
-use devices::accel::left::{Application, Fetch, NotMoved};
+use devices::accel::left::{Application, Asking, Fetch, Followed, NotMoved};
 use gantry_remoting::link::control::{Command, LONG, Peer};
 
 use super::{
@@ -27,13 +27,22 @@ fn application(slice: u32) -> Application {
 
 /// Workers of so many applications that ask, and the source's end of the connection.
 fn asking(count: u32) -> (Vec<UnixStream>, Connection) {
+    asking_counted(count, &Followed::default())
+}
+
+/// The same, where it is counted what has come.
+fn asking_counted(count: u32, followed: &Followed) -> (Vec<UnixStream>, Connection) {
     let (here, there) = pair();
     let mut workers = Vec::new();
     let mut all = Vec::new();
     for slice in 0..count {
         let (asked, asks) = UnixStream::pair().unwrap();
         workers.push(asks);
-        all.push((application(slice), asked));
+        all.push(Asking {
+            of: application(slice),
+            socket: asked,
+            followed: Followed::clone(followed),
+        });
     }
     postcopy::relay(there, all, &mut |body| {
         thread::spawn(body);
@@ -85,7 +94,8 @@ fn long() -> File {
 
 #[test]
 fn workers_get_what_they_ask_for_and_the_source_hears_who_has_all() {
-    let (workers, mut source) = asking(2);
+    let followed = Followed::default();
+    let (workers, mut source) = asking_counted(2, &followed);
     for (slice, worker) in (0..).zip(&workers) {
         let file = image().unwrap();
         let said = thread::scope(|scope| {
@@ -103,6 +113,7 @@ fn workers_get_what_they_ask_for_and_the_source_hears_who_has_all() {
         file.read_exact_at(&mut came, 70 << 10).unwrap();
         assert_eq!(&came, b"what was there");
         assert_eq!(file.metadata().unwrap().len(), BYTES);
+        assert_eq!(followed.load(Ordering::Relaxed), u64::from(slice) + 1);
     }
     drop(workers);
     let mut drained = [0, 1].map(|_| match answer(&mut source, Err(String::new())) {

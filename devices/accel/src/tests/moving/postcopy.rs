@@ -66,6 +66,8 @@ fn an_application_goes_on_while_its_contents_follow_and_its_old_worker_ends_when
     // It is the port's own already.
     rig.eventually(|| rig.lendable() == 1);
     assert_eq!(fetch(&socket).unwrap(), b"second");
+    let counters = rig.function.lock().unwrap().counters();
+    assert!(counters.contains(&("contents_followed", 2)), "{counters:?}");
     drop(socket);
     let moved = moved.recv().unwrap();
     assert_eq!((moved.slices, moved.reasons), (vec![1], Vec::new()));
