@@ -7,6 +7,7 @@
 //! - [`poll`]: waiting for any number of descriptors
 //! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects
 //! - [`tcp`]: TCP connections that detect that the peer machine is gone
+//! - [`child`]: child processes that do not outlive their parent
 //! - [`limits`]: resource limits of the process; [`memory`]: the memory that is available to it
 //! - `confine` (a feature): denies files and system calls to a process that serves others
 //! - [`error_chain`]: an error with its causes
@@ -18,6 +19,7 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
+pub mod child;
 #[cfg(feature = "confine")]
 pub mod confine;
 pub mod error_chain;

@@ -80,23 +80,7 @@ impl LocalPool {
         }
         let _ = fs::remove_file(&self.socket);
         self.open = false;
-        let mut command = Command::new(&self.command[0]);
-        command
-            .args(&self.command[1..])
-            .arg("--socket")
-            .arg(&self.socket)
-            .args(["--window", &(window >> 20).to_string()])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .process_group(0);
-        // SAFETY: an async-signal-safe call between fork and exec.
-        unsafe {
-            command.pre_exec(|| {
-                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-                Ok(())
-            });
-        }
-        match command.spawn() {
+        match self.process(window, std::process::id()).spawn() {
             Ok(child) => {
                 self.group = Some(child.id() as libc::pid_t);
                 self.child = Some(child);
@@ -106,6 +90,22 @@ impl LocalPool {
                 self.command[0]
             ),
         }
+    }
+
+    /// What starts it, to end with the process that has this number: this one.
+    fn process(&self, window: u64, this: u32) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command
+            .args(&self.command[1..])
+            .arg("--socket")
+            .arg(&self.socket)
+            .args(["--window", &(window >> 20).to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0);
+        // SAFETY: async-signal-safe calls between fork and exec.
+        unsafe { command.pre_exec(move || base::child::end_with(this)) };
+        command
     }
 
     /// Takes note of processes that have ended.
@@ -234,7 +234,28 @@ fn is_about_to_listen(line: &str, path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::ManuallyDrop;
+
     use super::*;
+
+    #[test]
+    fn a_pool_whose_agent_is_killed_while_it_starts_does_not_outlive_it() {
+        // It takes no other test's processes for its own when it goes.
+        let pool = ManuallyDrop::new(LocalPool {
+            command: vec!["true".to_owned()],
+            socket: PathBuf::new(),
+            agent: PathBuf::new(),
+            child: None,
+            group: None,
+            open: false,
+        });
+        let this = std::process::id();
+        let started = |agent| pool.process(16 << 20, agent).status();
+        assert!(started(this).unwrap().success());
+        // Another process has taken it over by then.
+        let refused = started(this + 1).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::ESRCH));
+    }
 
     #[test]
     fn connections_are_told_from_listeners_and_other_paths() {

@@ -23,7 +23,7 @@ use super::{
     confine::{self, Confinement, Pieces},
     drivers,
     folders::{Cache, Folder},
-    pool, worker,
+    pool,
 };
 #[cfg(feature = "gate")]
 use crate::backends::opencl::handlers::{self, Surroundings};
@@ -158,7 +158,7 @@ fn process(
     let this = std::process::id();
     // SAFETY: async-signal-safe calls between fork and exec.
     unsafe {
-        command.pre_exec(move || worker::end_with(this));
+        command.pre_exec(move || base::child::end_with(this));
     }
     command
         .arg(role)

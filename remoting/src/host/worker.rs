@@ -208,7 +208,7 @@ pub(super) fn start(
             if let Some(entrance) = &entrance {
                 group::enter(entrance.as_fd())?;
             }
-            end_with(pool)?;
+            base::child::end_with(pool)?;
             // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
             let _ = files.set();
             // First out of each other's way, then to their places, where they stay open.
@@ -242,23 +242,6 @@ pub(super) fn start(
         end,
         remains,
     })
-}
-
-/// Has this process, which has just been forked, end with the one that has forked it.
-///
-/// # Errors
-/// That one has ended already.
-pub(super) fn end_with(parent: u32) -> io::Result<()> {
-    // SAFETY: plain calls, which are async-signal-safe.
-    let now = unsafe {
-        libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
-        libc::getppid()
-    };
-    // There is no signal of an end that was before this.
-    match now.unsigned_abs() == parent {
-        true => Ok(()),
-        false => Err(io::Error::from_raw_os_error(libc::ESRCH)),
-    }
 }
 
 /// Says by arguments and environment what a worker is to be.
@@ -340,21 +323,6 @@ mod tests {
             status
         };
         assert_eq!(status, 0);
-    }
-
-    #[test]
-    fn a_process_whose_pool_has_ended_before_it_could_be_told_does_not_start() {
-        let started = |pool: u32| {
-            let mut command = Command::new("true");
-            // SAFETY: as where workers are started.
-            unsafe { command.pre_exec(move || end_with(pool)) };
-            command.status()
-        };
-        let this = std::process::id();
-        assert!(started(this).unwrap().success());
-        // Another one has taken it over.
-        let refused = started(this + 1).unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(libc::ESRCH));
     }
 
     /// Whether a process that gets orphans has no children when a worker and its group have ended.
