@@ -167,6 +167,11 @@ impl Apis {
         }
     }
 
+    /// Those that this build knows.
+    pub fn known(self) -> impl Iterator<Item = ApiId> {
+        self.numbers().filter_map(ApiId::from_number)
+    }
+
     fn numbers(self) -> impl Iterator<Item = u32> {
         let bytes = self.0.to_le_bytes();
         bytes.into_iter().map(u32::from).filter(|one| *one != 0)

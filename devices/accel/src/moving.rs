@@ -29,6 +29,7 @@ use std::{
         fd::AsFd,
         unix::{fs::MetadataExt, net::UnixStream},
     },
+    path::Path,
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -38,9 +39,16 @@ use std::{
 };
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
-use gantry_remoting::link::{
-    control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
-    rounds, socket,
+use gantry_remoting::{
+    apis::{self, spoken},
+    link::{
+        control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
+        rounds, socket,
+    },
+    wire::{
+        api::ApiId,
+        hello::{Form, Hello},
+    },
 };
 
 use gantry_remoting::port::State;
@@ -197,6 +205,13 @@ impl Handle {
         };
         let Move { slice, to, .. } = moved.asked.clone();
         let before = self.attach.pool();
+        if slice.is_none()
+            && to.socket != before.socket
+            && let Err(why) = self.is_served_by(&to, &moved.asked.cancel)
+        {
+            moved.reasons.push(why);
+            return moved;
+        }
         if slice.is_none() {
             // What comes from now on has nothing to move.
             self.attach.set_pool(to.clone());
@@ -229,6 +244,28 @@ impl Handle {
             self.attach.set_pool(before);
         }
         moved
+    }
+
+    /// Whether a pool serves all APIs of the port, as far as it says so: those that come would be refused. The one of a
+    /// port that has one alone is known from the applications that move.
+    fn is_served_by(&self, to: &Pool, cancel: &Cancel) -> Result<(), String> {
+        let apis = self.attach.apis;
+        if !apis.has_several() {
+            return Ok(());
+        }
+        let patience = Patience::new(SOON, cancel.clone());
+        let is_refused = |api: &ApiId| is_served(&to.socket, *api, &patience) == Some(false);
+        let refused: Vec<_> = apis.known().filter(is_refused).map(ApiId::name).collect();
+        if refused.is_empty() {
+            return Ok(());
+        }
+        let (refused, pool) = (refused.join(" and "), to.socket.display());
+        let all: Vec<_> = apis.known().map(ApiId::name).collect();
+        Err(format!(
+            "the pool at {pool} does not serve {refused}, which programs of the port may call: start it with --api {}, or \
+             move applications one by one (--slice)",
+            all.join(",")
+        ))
     }
 
     /// Moves the applications of these slices, those that are still there.
@@ -611,6 +648,17 @@ pub(super) fn save_within(
             answer => return answer.map(|_| image),
         }
     }
+}
+
+/// Whether a pool serves an API; none if it does not say so.
+fn is_served(pool: &Path, api: ApiId, patience: &Patience) -> Option<bool> {
+    let stream = socket::connect(pool).ok()?;
+    socket::refuse_files(&stream);
+    socket::send_hello(&stream, Hello::asks(spoken(api)), &[]).ok()?;
+    patience.readable(stream.as_fd()).ok()?;
+    let (bytes, _) = socket::receive_hello(&stream).ok()?;
+    let heard = Hello::check(&bytes, &apis::ALL).ok()?;
+    (heard.form == Form::Asks).then_some(heard.api == api)
 }
 
 /// Whether somebody listens there.

@@ -269,6 +269,7 @@ impl Opened {
                 opened.orders = Some(orders);
                 Ok(opened)
             }
+            Form::Asks => Err("the worker answers what nobody has asked".into()),
             Form::Full => Err(format!(
                 "this user has as many workers as one may have (gantry-accel's --per-user): \
                  end an application that uses {}",

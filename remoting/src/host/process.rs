@@ -331,6 +331,9 @@ fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
     }
     let sizes = (options.window << 20, RING);
     let ours = match Hello::check(&bytes, &options.spoken()) {
+        Ok(theirs) if theirs.form == Form::Asks => {
+            return socket::send_hello(stream, theirs, &[]).map_err(Error::Connection);
+        }
         Ok(theirs) => Hello::answer(apis::spoken(theirs.api), Form::File, sizes),
         Err(refused) => {
             let theirs = Hello::api(&bytes).filter(|api| options.apis.contains(api));

@@ -91,6 +91,9 @@ pub enum Form {
     /// There is no window: the client's user has as many workers as one may have.
     /// It is about no API.
     Full,
+    /// The client wants no window: it asks whether an API is served here, in whatever version. The answer has this form,
+    /// too, and is about that API if it is, and about another one if not.
+    Asks,
 }
 
 impl Form {
@@ -101,6 +104,7 @@ impl Form {
             Self::Stream => 2,
             Self::Full => 3,
             Self::Elsewhere => 4,
+            Self::Asks => 5,
         }
     }
 
@@ -111,6 +115,7 @@ impl Form {
             Self::Stream,
             Self::Full,
             Self::Elsewhere,
+            Self::Asks,
         ]
         .into_iter()
         .find(|form| form.number() == number)
@@ -147,6 +152,11 @@ impl Hello {
     /// A client's hello, if another worker serves its window of so many bytes until this one does.
     pub fn from_another<A: Api>(window: u64) -> Self {
         Self::answer(Spoken::of::<A>(), Form::File, (window, 0))
+    }
+
+    /// A hello that asks whether an API is served.
+    pub fn asks(spoken: Spoken) -> Self {
+        Self::answer(spoken, Form::Asks, (0, 0))
     }
 
     /// Whether a client's hello says that another worker serves it. Nothing is checked.
@@ -224,7 +234,7 @@ impl Hello {
             return Err(other);
         }
         let form = Form::from_number(form).ok_or(Refused::Form(form))?;
-        if matches!(form, Form::Full | Form::Elsewhere) {
+        if matches!(form, Form::Full | Form::Elsewhere | Form::Asks) {
             return Ok(Self::answer(*first, form, sizes));
         }
         let Some(ours) = wanted else {
@@ -292,6 +302,17 @@ mod tests {
     }
 
     #[test]
+    fn who_asks_for_an_api_hears_of_it_in_whatever_version_or_of_another_one() {
+        let mut asks = Hello::asks(Spoken::of::<OpenCl>());
+        asks.version.fingerprint ^= 1;
+        let heard = check(&asks.to_bytes()).unwrap();
+        assert_eq!((heard.form, heard.api), (Form::Asks, ApiId::OpenCl));
+        let asks = Hello::asks(Spoken::of::<crate::apis::cuda::Cuda>());
+        let heard = check(&asks.to_bytes()).unwrap();
+        assert_eq!((heard.form, heard.api), (Form::Asks, ApiId::OpenCl));
+    }
+
+    #[test]
     fn a_form_that_is_not_known_is_refused() {
         let mut bytes = client().to_bytes();
         bytes[12] = 9;
@@ -301,7 +322,10 @@ mod tests {
     #[test]
     fn a_hello_survives_the_way_through_bytes() {
         let all = [Form::File, Form::Port, Form::Stream];
-        for form in all.into_iter().chain([Form::Full, Form::Elsewhere]) {
+        for form in all
+            .into_iter()
+            .chain([Form::Full, Form::Elsewhere, Form::Asks])
+        {
             let hello = Hello::answer(Spoken::of::<OpenCl>(), form, (1 << 28, 1 << 20));
             assert_eq!(check(&hello.to_bytes()), Ok(hello));
             assert_eq!(Hello::api(&hello.to_bytes()), Some(ApiId::OpenCl));

@@ -20,7 +20,7 @@ use gantry_remoting::{
     port::{Attachment, READY, REFUSED},
     wire::{
         api::{ApiId, Spoken},
-        hello::{self, Hello, Refused},
+        hello::{self, Form, Hello, Refused},
     },
 };
 
@@ -160,6 +160,30 @@ fn one_pool_serves_both_apis_also_a_build_that_disagrees_about_the_other() {
         let theirs = opencl.version;
         assert!(matches!(told, Err(Refused::Version { theirs: told, .. }) if told == theirs));
         assert!(none.is_empty());
+    }
+}
+
+#[test]
+fn a_pool_says_which_apis_it_serves_and_goes_on_to_serve() {
+    for (served, all) in [
+        ("opencl,cuda", &[ApiId::OpenCl, ApiId::Cuda][..]),
+        ("cuda", &[ApiId::Cuda]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let pool = Pool::of(folder.path(), served);
+        for api in [ApiId::OpenCl, ApiId::Cuda, ApiId::OpenCl] {
+            let stream = pool.connect();
+            let mut asks = Hello::asks(apis::spoken(api));
+            // What it does not know of it is not asked.
+            asks.version.fingerprint ^= 1;
+            socket::send_hello(&stream, asks, &[]).unwrap();
+            let (said, files) = socket::receive_hello(&stream).unwrap();
+            let said = Hello::check(&said, &apis::ALL).unwrap();
+            assert_eq!(said.form, Form::Asks);
+            assert_eq!(said.api == api, all.contains(&api), "{served}: {api:?}");
+            assert!(files.is_empty());
+            assert_eq!((&stream).read(&mut [0]).unwrap(), 0);
+        }
     }
 }
 

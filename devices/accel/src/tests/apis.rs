@@ -2,7 +2,7 @@
 
 use super::*;
 
-fn rig_of_both() -> Rig {
+pub(super) fn rig_of_both() -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
     let options = Options {

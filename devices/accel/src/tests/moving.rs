@@ -29,6 +29,7 @@ use super::{
 
 mod postcopy;
 mod rounds;
+mod served;
 
 /// A pool beside the port's own.
 struct Other {
