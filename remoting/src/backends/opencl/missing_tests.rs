@@ -4,12 +4,14 @@ use super::*;
 use crate::{
     apis::opencl::calls::{
         BufferRect, ContextId, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage,
-        CopyImageToBuffer, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue,
-        CreateSubBuffer, CreateUserEvent, DeviceId, EventId, FillBuffer, FillImage, Grid,
-        ImageRect, KernelId, Map, Marker, Migrate, NdRange, ProgramId, ProgramOrigin, QueueId,
-        ReadBuffer, ReleaseMem, SetArgument, Unmap, Value, WindowRange, WriteBuffer,
+        CopyImageToBuffer, CreateSubBuffer, CreateUserEvent, EventId, FillBuffer, FillImage, Grid,
+        ImageRect, KernelId, Map, Marker, Migrate, NdRange, ReadBuffer, ReleaseMem, SetArgument,
+        Unmap, Value, WindowRange, WriteBuffer,
     },
-    backends::opencl::testing::{self, carry_out, order},
+    backends::opencl::{
+        driver::Api,
+        testing::{self, buffer, carry_out, order},
+    },
     wire::Blob,
 };
 
@@ -21,51 +23,16 @@ const HERE: MemId = MemId(2);
 
 /// A server that has yet to fetch a buffer.
 fn server() -> Server {
-    let (mut server, ..) = testing::server();
-    let buffer = |id| CreateBuffer {
-        id,
-        context: ContextId(0),
+    let buffers = [GONE, HERE].map(|mem| buffer(mem.0, 0, SIZE));
+    let mut server = testing::server_with_kernel(Api::null(), buffers);
+    let part = CreateSubBuffer {
+        id: PART,
+        of: GONE,
         flags: 0,
-        size: SIZE,
-        contents: None,
-        lives: None,
-        svm: None,
+        origin: 0,
+        size: 8,
     };
-    for request in [
-        Request::CreateContext(CreateContext {
-            id: ContextId(0),
-            devices: vec![DeviceId(0)],
-            platform: None,
-        }),
-        Request::CreateQueue(CreateQueue {
-            id: QueueId(0),
-            context: ContextId(0),
-            device: DeviceId(0),
-            properties: 0,
-            further: Vec::new(),
-        }),
-        Request::CreateBuffer(buffer(GONE)),
-        Request::CreateBuffer(buffer(HERE)),
-        Request::CreateSubBuffer(CreateSubBuffer {
-            id: PART,
-            of: GONE,
-            flags: 0,
-            origin: 0,
-            size: 8,
-        }),
-        Request::CreateProgram(CreateProgram {
-            id: ProgramId(0),
-            context: ContextId(0),
-            origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
-        }),
-        Request::CreateKernel(CreateKernel {
-            id: KernelId(0),
-            program: ProgramId(0),
-            name: Blob(b"kernel".to_vec()),
-        }),
-    ] {
-        carry_out(&mut server, request);
-    }
+    carry_out(&mut server, Request::CreateSubBuffer(part));
     server.await_contents(&[GONE.0]).unwrap();
     server
 }

@@ -8,7 +8,10 @@ use crate::session::{
 };
 use crate::{
     apis::opencl::{
-        calls::{Order, QueueId, Request},
+        calls::{
+            ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue,
+            DeviceId, KernelId, MemId, Order, ProgramId, ProgramOrigin, QueueId, Request,
+        },
         codes,
     },
     backends::opencl::{
@@ -21,7 +24,7 @@ use crate::{
         port_bell::Waker,
         window::{self, Slice, Window},
     },
-    wire::{Flags, Header},
+    wire::{Blob, Flags, Header},
 };
 
 /// The size of its rings, in bytes.
@@ -49,6 +52,65 @@ pub(crate) fn carry_out(server: &mut Server, request: Request) {
         sequence: 0,
     };
     server.serve(header, request).unwrap();
+}
+
+/// The request that makes a buffer in the first context.
+pub(crate) fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
+    CreateBuffer {
+        id: MemId(id),
+        context: ContextId(0),
+        flags,
+        size,
+        contents: None,
+        lives: None,
+        svm: None,
+    }
+}
+
+/// Makes the first context, and the first queue in it.
+pub(crate) fn make_queue(server: &mut Server) {
+    let all = [
+        Request::CreateContext(CreateContext {
+            id: ContextId(0),
+            devices: vec![DeviceId(0)],
+            platform: None,
+        }),
+        Request::CreateQueue(CreateQueue {
+            id: QueueId(0),
+            context: ContextId(0),
+            device: DeviceId(0),
+            properties: 0,
+            further: Vec::new(),
+        }),
+    ];
+    for request in all {
+        carry_out(server, request);
+    }
+}
+
+/// A server whose application has a context, a queue, a kernel and these buffers.
+pub(crate) fn server_with_kernel(
+    api: Api,
+    buffers: impl IntoIterator<Item = CreateBuffer>,
+) -> Server {
+    let (mut server, ..) = server_before(api);
+    make_queue(&mut server);
+    let program = CreateProgram {
+        id: ProgramId(0),
+        context: ContextId(0),
+        origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
+    };
+    carry_out(&mut server, Request::CreateProgram(program));
+    let kernel = CreateKernel {
+        id: KernelId(0),
+        program: ProgramId(0),
+        name: Blob(b"kernel".to_vec()),
+    };
+    carry_out(&mut server, Request::CreateKernel(kernel));
+    for buffer in buffers {
+        carry_out(&mut server, Request::CreateBuffer(buffer));
+    }
+    server
 }
 
 /// A server before an OpenCL that does nothing, its window, and the calls that it gets.

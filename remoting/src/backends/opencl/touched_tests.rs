@@ -4,14 +4,16 @@ use super::*;
 use crate::{
     apis::opencl::{
         calls::{
-            BufferRect, ContextId, CopyBuffer, CopyBufferRect, CreateContext, CreateImage,
-            CreateKernel, CreateProgram, CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, Grid,
-            ImageShape, KernelId, Map, Marker, NdRange, ProgramId, ProgramOrigin, QueueId,
-            ReadBuffer, SetArgument, Value, WindowRange, WriteBuffer,
+            BufferRect, ContextId, CopyBuffer, CopyBufferRect, CreateImage, CreateSubBuffer,
+            FillBuffer, Grid, ImageShape, KernelId, Map, Marker, NdRange, ReadBuffer, SetArgument,
+            Value, WindowRange, WriteBuffer,
         },
         codes,
     },
-    backends::opencl::testing::{self, carry_out, order},
+    backends::opencl::{
+        driver::Api,
+        testing::{self, carry_out, order},
+    },
     wire::Blob,
 };
 
@@ -24,49 +26,11 @@ const PLACE: WindowRange = WindowRange {
 
 /// A server with a queue, a kernel, and two buffers that nobody has written.
 fn server() -> Server {
-    let (mut server, ..) = testing::server();
-    let all = [
-        Request::CreateContext(CreateContext {
-            id: ContextId(0),
-            devices: vec![DeviceId(0)],
-            platform: None,
-        }),
-        Request::CreateQueue(CreateQueue {
-            id: QueueId(0),
-            context: ContextId(0),
-            device: DeviceId(0),
-            properties: 0,
-            further: Vec::new(),
-        }),
-        Request::CreateProgram(CreateProgram {
-            id: ProgramId(0),
-            context: ContextId(0),
-            origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
-        }),
-        Request::CreateKernel(CreateKernel {
-            id: KernelId(0),
-            program: ProgramId(0),
-            name: Blob(b"kernel".to_vec()),
-        }),
-        Request::CreateBuffer(buffer(0)),
-        Request::CreateBuffer(buffer(1)),
-    ];
-    for request in all {
-        carry_out(&mut server, request);
-    }
-    server
+    testing::server_with_kernel(Api::null(), [buffer(0), buffer(1)])
 }
 
 fn buffer(id: u32) -> CreateBuffer {
-    CreateBuffer {
-        id: MemId(id),
-        context: ContextId(0),
-        flags: 0,
-        size: SIZE,
-        contents: None,
-        lives: None,
-        svm: None,
-    }
+    testing::buffer(id, 0, SIZE)
 }
 
 fn parts(server: &Server, id: u32) -> Vec<Range<u64>> {

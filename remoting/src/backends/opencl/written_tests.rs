@@ -3,14 +3,12 @@
 use super::*;
 use crate::{
     apis::opencl::calls::{
-        ContextId, CopyBuffer, CreateBuffer, CreateContext, CreateImage, CreateKernel,
-        CreateProgram, CreateQueue, CreateSubBuffer, DeviceId, FillBuffer, FillImage, Grid,
-        ImageShape, KernelId, Marker, NdRange, ProgramId, ProgramOrigin, QueueId, SetArgument,
-        Value,
+        ContextId, CopyBuffer, CreateImage, CreateSubBuffer, FillBuffer, FillImage, Grid,
+        ImageShape, KernelId, Marker, NdRange, SetArgument, Value,
     },
     backends::opencl::{
         driver::Api,
-        testing::{self, Parameter, Parameters, carry_out, order, with_parameters},
+        testing::{self, Parameter, Parameters, buffer, carry_out, order, with_parameters},
     },
     wire::Blob,
 };
@@ -26,61 +24,12 @@ fn server() -> Server {
 
 /// The same before a driver.
 fn server_before(api: Api) -> Server {
-    let (mut server, ..) = testing::server_before(api);
-    carry_out(
-        &mut server,
-        Request::CreateContext(CreateContext {
-            id: ContextId(0),
-            devices: vec![DeviceId(0)],
-            platform: None,
-        }),
-    );
-    carry_out(
-        &mut server,
-        Request::CreateQueue(CreateQueue {
-            id: QueueId(0),
-            context: ContextId(0),
-            device: DeviceId(0),
-            properties: 0,
-            further: Vec::new(),
-        }),
-    );
-    for id in 0..BUFFERS {
-        let flags = if id == READ_ONLY {
-            codes::MEM_READ_ONLY
-        } else {
-            0
-        };
-        carry_out(
-            &mut server,
-            Request::CreateBuffer(CreateBuffer {
-                id: MemId(id),
-                context: ContextId(0),
-                flags,
-                size: 64,
-                contents: None,
-                lives: None,
-                svm: None,
-            }),
-        );
-    }
-    carry_out(
-        &mut server,
-        Request::CreateProgram(CreateProgram {
-            id: ProgramId(0),
-            context: ContextId(0),
-            origin: ProgramOrigin::Source(Blob(b"source".to_vec())),
-        }),
-    );
-    carry_out(
-        &mut server,
-        Request::CreateKernel(CreateKernel {
-            id: KernelId(0),
-            program: ProgramId(0),
-            name: Blob(b"kernel".to_vec()),
-        }),
-    );
-    server
+    let flags = |id| match id {
+        READ_ONLY => codes::MEM_READ_ONLY,
+        _ => 0,
+    };
+    let buffers = (0..BUFFERS).map(|id| buffer(id, flags(id), 64));
+    testing::server_with_kernel(api, buffers)
 }
 
 fn part(server: &mut Server, id: u32, of: u32, flags: u64) {

@@ -67,30 +67,9 @@ impl Application {
 
     fn and_buffers(self) -> Self {
         let mut application = self;
-        let context = CreateContext {
-            id: ContextId(0),
-            devices: vec![DeviceId(0)],
-            platform: None,
-        };
-        carry_out(&mut application.server, Request::CreateContext(context));
-        let queue = CreateQueue {
-            id: QueueId(0),
-            context: ContextId(0),
-            device: DeviceId(0),
-            properties: 0,
-            further: Vec::new(),
-        };
-        carry_out(&mut application.server, Request::CreateQueue(queue));
+        testing::make_queue(&mut application.server);
         for id in 0..BUFFERS {
-            let buffer = CreateBuffer {
-                id: MemId(id),
-                context: ContextId(0),
-                flags: 0,
-                size: application.size,
-                contents: None,
-                lives: None,
-                svm: None,
-            };
+            let buffer = testing::buffer(id, 0, application.size);
             carry_out(&mut application.server, Request::CreateBuffer(buffer));
         }
         application
