@@ -4,8 +4,8 @@
 //!
 //! The state that is carried from round to round is in a buffer of the device, in one in the
 //! window, and in a kernel argument: the serving worker must have all three. With the further
-//! argument `device`, both buffers are the device's; with a number after it, each has this many
-//! MiB.
+//! argument `device`, both buffers are the device's; `window` is the default. With a number after
+//! it, each has this many MiB.
 //!
 //! `OPENCL_MOVING_BINARY` names a file for the compiled kernel. It is written after the first round
 //! if it does not exist; if it exists, nothing is compiled.
@@ -36,9 +36,9 @@ const TOLD: u32 = 10;
 fn main() -> Result<(), String> {
     let stop = env::args().nth(1).ok_or("name a file that ends it")?;
     let second = match env::args().nth(2).as_deref() {
-        None => codes::MEM_ALLOC_HOST_PTR,
+        None | Some("window") => codes::MEM_ALLOC_HOST_PTR,
         Some("device") => 0,
-        Some(other) => return Err(format!("{other:?} is neither nothing nor \"device\"")),
+        Some(other) => return Err(format!("{other:?} is neither \"window\" nor \"device\"")),
     };
     let items = match env::args().nth(3) {
         None => ITEMS,

@@ -72,6 +72,9 @@ fn between_pools(context: &Context) -> Result<()> {
     }
     ends(&mut guest)?;
     ensure!(counter(&gantry, "workers_lost")? == 0);
+    // Each time those of its two buffers that it has written since they were copied.
+    let followed = counter(&gantry, "contents_followed")?;
+    ensure!((1..=6).contains(&followed), "{followed} have followed");
     Ok(())
 }
 
@@ -83,6 +86,8 @@ fn between_machines(context: &Context) -> Result<()> {
     let how = json!({"accel": "Move", "accel_postcopy": true});
     let (mut gantry, mut guest) = migration::go(gantry, there, how)?;
     goes_on(&mut guest)?;
+    // It needs both to go on.
+    ensure!(counter(&gantry, "contents_followed")? == 2);
     drop(guest);
     // So slowly that the source can be killed before all has followed: memory is handed over.
     let dir = context.dir.join("third");

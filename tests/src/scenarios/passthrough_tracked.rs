@@ -129,10 +129,10 @@ impl Computing {
         Ok(())
     }
 
-    /// A guest whose program computes.
-    fn start(dir: &Path) -> Result<Self> {
+    /// A guest whose program computes, with these arguments.
+    fn start(dir: &Path, arguments: &str) -> Result<Self> {
         let mut computing = Self::boot(dir)?;
-        computing.begins("", "")?;
+        computing.begins("", arguments)?;
         Ok(computing)
     }
 
@@ -354,6 +354,7 @@ impl Computing {
     /// itself before.
     fn moves(mut self, dir: &Path, how: Value, returned: usize) -> Result<(Self, Timeline)> {
         let is_parked = how["passthrough"] == "Park";
+        let follows = how["accel_postcopy"] == true;
         let waiting = migration::wait_in(dir, &self.gantry.serial)?;
         let told = self.told()?;
         let mut timeline = Timeline::new();
@@ -380,6 +381,9 @@ impl Computing {
             away = self.longest_since(told)?;
             ensure!(counter(&self.gantry, "slices_in_use")? == 1);
         }
+        // All of what is not in the window: without it the program does not go on.
+        let followed = counter(&self.gantry, "contents_followed")?;
+        ensure!(followed == u64::from(follows), "{followed} have followed");
         let told = self.told()?;
         self.gantry.put("vm.add-device", self.device.clone())?;
         timeline.step("plugged in there");
@@ -504,11 +508,11 @@ impl Timeline {
 }
 
 fn moves(context: &Context) -> Result<()> {
-    let mut computing = Computing::start(&context.dir)?;
+    // Buffers that are large enough to follow it, one of which is in the window.
+    let mut computing = Computing::start(&context.dir, "window 1")?;
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
-    // It has come back when the destination had died. Its buffers are too small to follow it: what is looked at is that
-    // both may be asked for together.
+    // It has come back when the destination had died.
     let how = json!({"passthrough": "Remote", "accel_postcopy": true});
     let (computing, _) = computing.moves(&context.dir.join("again"), how, 1)?;
     let how = json!({"passthrough": "Park"});
@@ -523,7 +527,7 @@ fn moves(context: &Context) -> Result<()> {
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-seats");
     fs::create_dir_all(dir)?;
-    let mut computing = Computing::start(dir)?;
+    let mut computing = Computing::start(dir, "")?;
     let mut waiting = migration::wait_in(&dir.join("held"), &computing.gantry.serial)?;
     computing.stays_while_held(&waiting)?;
     waiting.gantry.kill()?;
