@@ -37,6 +37,8 @@ use super::{
     front::{Bar0, Front, Shown},
 };
 
+mod changes;
+
 const VRAM: u64 = 64 << 20;
 const RAM: u64 = 1 << 20;
 
