@@ -194,8 +194,8 @@ impl Device {
     }
 
     /// The device's free and total memory. If its primary context is not active and the current
-    /// context is another device's, all memory counts as free: a query would create a context,
-    /// which takes memory.
+    /// context, if there is one, is not this device's, all memory counts as free: a query would create
+    /// a context, which takes memory.
     ///
     /// # Errors
     /// The driver has failed.
