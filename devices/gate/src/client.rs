@@ -1,4 +1,4 @@
-//! A client's end: a connection to the server's machine, and a process that is paired.
+//! The client's end: a connection to the server's VM, and a paired process.
 
 use std::{
     io,
@@ -36,10 +36,10 @@ use super::{
     host_error, kick, process::Process, refusal, stand_in::StandIn, timespec,
 };
 
-/// How long the server's machine may take to answer.
+/// Timeout for a reply of the server's VM.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the guest has written, and reads.
+/// Registers that the guest writes and reads.
 struct Registers {
     state: State,
     reason: Reason,
@@ -50,41 +50,42 @@ struct Registers {
     kernel: bool,
 }
 
-/// A process that is paired. The guest's view of the pages goes first, then the pages, which hold
-/// the client, too.
+/// A paired process. The fields' order matters: the guest's mappings are removed first, then the
+/// pages, which keep the client alive, too.
 struct Pair {
     _placed: Vec<Box<dyn Mapping>>,
     _pages: [Pages; 3],
     client: host::Client,
-    /// If it can be watched.
+    /// Set if the process can be watched.
     process: Option<Process>,
 }
 
-/// What the port's thread has, and a pairing takes.
+/// State of the connection, used by the port's thread and by pairing.
 #[derive(Default)]
 struct Link {
-    /// Its thread may be waiting for it.
+    /// Shared, because the port's thread may be polling it.
     stream: Option<Arc<UnixStream>>,
     offer: Option<hello::Offer>,
-    /// The file for the next pair.
+    /// An open module device for the next pair.
     gate: Option<host::Gate>,
     pair: Option<Pair>,
 }
 
-/// Where BAR 2 is, and what is there without a pair. The guest's view goes first.
+/// The address of BAR 2, and the memory there while there is no pair. The guest's mapping is
+/// dropped before the memory.
 struct WindowMapping {
     address: Option<u64>,
     placed: Option<Box<dyn Mapping>>,
     stand_in: StandIn,
 }
 
-/// The server's wake-up at the doorbell.
+/// The doorbell that wakes the server.
 #[derive(Default)]
 struct Bell {
     wake: Option<EventFd>,
-    /// Where BAR 0 is.
+    /// Address of BAR 0.
     place: Option<u64>,
-    /// KVM listens there.
+    /// The doorbell is registered with KVM.
     listening: bool,
 }
 
@@ -108,7 +109,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Nobody is paired yet, and the server need not be there.
+    /// Creates a client without a pair. The server need not exist yet.
     pub(super) fn new(
         name: &str,
         server: PathBuf,
@@ -153,7 +154,7 @@ impl Client {
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
-    /// On the vCPU's thread: what the guest's process asks for.
+    /// Executes a command of the guest's process. Runs on the vCPU's thread.
     fn command(&self, number: u32) {
         match Command::from_number(number) {
             Some(Command::Connect) if self.lacks != 0 => {
@@ -166,7 +167,7 @@ impl Client {
             }
             Some(Command::Pair) => match self.pair() {
                 Ok(()) => self.set(State::Paired, (Reason::None, 0)),
-                // The connection stays, for another try.
+                // The connection stays open for another try.
                 Err(refusal) => {
                     self.stand_in();
                     let connected = self.link.lock_unpoisoned().offer.is_some();
@@ -190,16 +191,16 @@ impl Client {
         if let Some(pair) = &pair
             && let Err(error) = pair.client.unpair()
         {
-            // The server may have gone before.
+            // The server may have ended before.
             log::debug!("{}: {error}", self.name);
         }
-        // Its pages make room.
+        // Frees its pages before the stand-in is mapped.
         drop(pair);
         self.registers.lock_unpoisoned().kernel = false;
         self.stand_in();
     }
 
-    /// Puts memory where there is no pair.
+    /// Maps the stand-in memory while there is no pair.
     fn stand_in(&self) {
         let mut place = self.place.lock_unpoisoned();
         let (Some(address), None) = (place.address, &place.placed) else {
@@ -216,19 +217,19 @@ impl Client {
         }
     }
 
-    /// Nobody uses the port any more.
+    /// Ends any use of the port.
     fn end(&self) {
-        // First: a connection that is just being made sees it.
+        // First: a connection that is being established sees this.
         self.set(State::Idle, (Reason::None, 0));
         self.disconnect();
     }
 
-    /// Ends the pair and the connection. The server's machine hears of it.
+    /// Ends the pair and the connection. The server's VM notices it.
     fn disconnect(&self) {
         self.drop_pair();
         let mut link = self.link.lock_unpoisoned();
         link.offer = None;
-        // The port's thread may be waiting for it to be readable.
+        // The port's thread may be polling it.
         let stream = link.stream.take();
         drop(link);
         if let Some(stream) = stream {
@@ -280,7 +281,7 @@ impl Client {
             Some(Err(error)) => return Err(refusal(&error)),
             None => return Err((Reason::Invalid, 0)),
         };
-        // The file is a client from here on, and not for another one.
+        // The file is now a client, and cannot be used for another one.
         link.gate = None;
         kick(&self.kick);
         let done = self.place_and_pair(&link, client, place, needs_kernel);
@@ -292,7 +293,7 @@ impl Client {
         Ok(())
     }
 
-    /// As if the module had paired a process. Each call of the module fails.
+    /// Pretends that the module has paired a process. Each call of the module fails.
     #[cfg(test)]
     pub(super) fn pretend(&self, cr3: u64, window: u64) -> Result<(), Box<dyn std::error::Error>> {
         let place = self.place.lock_unpoisoned().address.unwrap_or_default();
@@ -352,7 +353,8 @@ impl Client {
                     .map_err(|error| host_error(&error))?,
             );
         }
-        // For slow work; a server that has just gone is noticed by the port's thread.
+        // Passes the memory for slow work. If the server has just ended, the port's thread notices
+        // it.
         hello::share(stream, self.pages, client.as_fd()).map_err(|_| (Reason::Gone, 0))?;
         let pair = Pair {
             _placed: placed,
@@ -363,7 +365,7 @@ impl Client {
         Ok((pair, kernel))
     }
 
-    /// On the port's thread: asks the server's machine for the server.
+    /// Requests the server from the server's VM. Runs on the port's thread.
     fn connect(&self) -> Result<(), Refusal> {
         let unreachable = |error: io::Error| {
             log::warn!(
@@ -382,12 +384,12 @@ impl Client {
             Answer::No(why) => return Err((why, 0)),
         };
         let wake = offer.wake.try_clone().map_err(unreachable)?;
-        // SAFETY: a descriptor that nobody else owns.
+        // SAFETY: a descriptor that has no other owner.
         self.ring_for(Some(unsafe { EventFd::from_raw_fd(wake.into_raw_fd()) }));
         let mut link = self.link.lock_unpoisoned();
         if self.registers.lock_unpoisoned().state != State::Connecting {
             drop(link);
-            // The guest, or the machine, has thought better of it.
+            // The guest, or the VM, has cancelled it.
             self.ring_for(None);
             return Err((Reason::None, 0));
         }
@@ -396,7 +398,7 @@ impl Client {
         Ok(())
     }
 
-    /// Has KVM signal the server at the doorbell, or nobody.
+    /// Registers `wake` as the doorbell with KVM, or removes the doorbell.
     fn ring_for(&self, wake: Option<EventFd>) {
         let mut bell = self.bell.lock_unpoisoned();
         self.listen(&mut bell, false);
@@ -411,11 +413,11 @@ impl Client {
         };
         let address = place + at::DOORBELL;
         if bell.listening && !listen {
-            // One that was not taken is not there.
+            // Fails if the doorbell was not registered.
             let _ = self.doorbells.unregister(wake, address);
         }
         if listen && let Err(error) = self.doorbells.register(wake, address) {
-            // Writes are trapped then.
+            // Writes are trapped instead.
             log::warn!("{}: KVM does not take the doorbell: {error}", self.name);
         }
         bell.listening = listen;
@@ -432,7 +434,7 @@ impl Client {
         }
     }
 
-    /// Waits for something to do, and does it. False to end.
+    /// Waits for an event and handles it. Returns false to stop the thread.
     fn step(&self) -> io::Result<bool> {
         let (stream, is_watched) = {
             let link = self.link.lock_unpoisoned();
@@ -462,7 +464,7 @@ impl Client {
         }
         self.look_after_process();
         if self.registers.lock_unpoisoned().state == State::Connecting {
-            // Of a server before.
+            // Ends a connection to an earlier server.
             self.disconnect();
             match self.connect() {
                 Ok(()) => {
@@ -476,10 +478,10 @@ impl Client {
         Ok(true)
     }
 
-    /// Says what came of it, if anybody waits for that.
+    /// Sets the outcome of connecting, if the guest still waits for it.
     pub(super) fn connected(&self, state: State, (reason, error): Refusal) {
         let link = self.link.lock_unpoisoned();
-        // Undone meanwhile, and perhaps asked for again: that is still to do.
+        // It was cancelled meanwhile, and perhaps requested again: that request is still pending.
         if state == State::Connected && link.offer.is_none() {
             return;
         }
@@ -489,7 +491,7 @@ impl Client {
         }
     }
 
-    /// The server's machine has closed the connection. Delegations end by themselves.
+    /// Handles the end of the connection by the server's VM. Delegations end by themselves.
     fn lost(&self) {
         let mut link = self.link.lock_unpoisoned();
         link.stream = None;
@@ -502,7 +504,7 @@ impl Client {
         }
     }
 
-    /// Takes the pair of a process apart that has ended without a word.
+    /// Ends the pair of a process that has died without unpairing.
     fn look_after_process(&self) {
         let has_ended = {
             let link = self.link.lock_unpoisoned();
@@ -513,7 +515,7 @@ impl Client {
             return;
         }
         let mut registers = self.registers.lock_unpoisoned();
-        // Another process asks already, which this thread is about to serve.
+        // Another process has already requested a connection, which this thread is about to serve.
         if registers.state == State::Connecting {
             return;
         }
@@ -575,7 +577,7 @@ impl BusDevice for Client {
             at::FEATURES => self.registers.lock_unpoisoned().features = value.into(),
             at::NEEDS_KERNEL => self.registers.lock_unpoisoned().needs_kernel = value & 1 != 0,
             at::COMMAND => self.command(value),
-            // KVM did not take it.
+            // KVM did not register it.
             at::DOORBELL => {
                 if let Some(wake) = &self.bell.lock_unpoisoned().wake {
                     shared_event::ring(wake);
@@ -627,7 +629,7 @@ impl End for Client {
     }
 
     fn in_use(&self) -> bool {
-        // A pair is placed for a while after its server has gone.
+        // A pair stays mapped for a while after its server has ended.
         let link = self.link.lock_unpoisoned();
         link.offer.is_some() || link.pair.is_some()
     }
@@ -648,7 +650,7 @@ impl End for Client {
     }
 }
 
-/// Waits until something can be read.
+/// Waits until the stream is readable.
 fn wait_for(stream: &UnixStream, limit: Duration) -> io::Result<()> {
     let until = Instant::now() + limit;
     loop {

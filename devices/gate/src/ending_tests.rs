@@ -1,4 +1,4 @@
-//! How servers and clients end, on a host that seems to have the module: each call of it fails.
+//! How servers and clients end, on a host that pretends to have the module: each call of it fails.
 
 use std::{
     fs::File,
@@ -33,7 +33,7 @@ use super::{
 const WINDOW: u64 = 0x40_0000_0000;
 const PLACE: u64 = 1 << 40;
 const CR3: u64 = 0x1000;
-/// Of the fake vCPU.
+/// Page table of the fake vCPU's process.
 const CALLER: u64 = 0;
 
 fn settings(cr3: u64) -> ServerSettings {
@@ -47,7 +47,7 @@ fn settings(cr3: u64) -> ServerSettings {
     }
 }
 
-/// Gives the process at [`CR3`] a page table with its window, or takes it away.
+/// Gives the process at [`CR3`] a page table with its window, or removes that.
 fn map_window(memory: &GuestMemory, mapped: bool) {
     for (table, index, entry) in [(0, 0, 0x2067), (1, 256, 0x3067), (2, 0, 0x4067)] {
         let at = CR3 + table * 0x1000 + index * 8;
@@ -86,7 +86,7 @@ fn state(end: &impl BusDevice) -> (State, Reason) {
     )
 }
 
-/// An end with its thread.
+/// An end with its running thread.
 struct Running<E: End + 'static> {
     end: Arc<E>,
     thread: Option<JoinHandle<()>>,
@@ -96,7 +96,7 @@ struct Running<E: End + 'static> {
     folder: tempfile::TempDir,
 }
 
-/// What an end was given that tests look at.
+/// The resources of an end that tests inspect.
 type Given = (
     GuestMemory,
     Arc<FakeVcpu>,
@@ -130,13 +130,13 @@ fn server() -> Running<Server> {
     let (resources, vcpu, events) = resources(3);
     let memory = resources.memory.clone();
     let server = Server::new("gate", &folder.path().join("server"), 0, resources).unwrap();
-    // As the process of `settings` has it.
+    // As the process of `settings` wrote it.
     server.write(at::WINDOW, &WINDOW.to_le_bytes());
     Running::start(server, (memory, vcpu, events), folder)
 }
 
 impl Running<Server> {
-    /// A client's machine, and what it is answered.
+    /// Connects as a client's VM, and returns the reply.
     fn client(&self) -> (UnixStream, Answer) {
         let stream = UnixStream::connect(self.folder.path().join("server")).unwrap();
         let answer = hello::receive_answer(&stream).unwrap();
@@ -158,17 +158,17 @@ fn a_client_that_has_gone_takes_neither_the_next_client_nor_the_next_server_alon
     assert!(matches!(answer, Answer::No(Reason::Taken)));
     drop(stream);
     until("it is over", || server.is_over());
-    // Nobody is let in while the machine has not acted yet.
+    // No client is admitted while the VMM has not acted yet.
     let (_, answer) = server.client();
     assert!(matches!(answer, Answer::No(Reason::NotServing)));
     assert!(server.end.is_frozen());
-    // Somebody else is faster, and the process serves again.
+    // Another thread gives the server up first, and the process serves again.
     let given_up = server.end.give_up(Reason::Resumed).unwrap();
     assert_eq!((given_up.standing, given_up.why), (true, Reason::Gone));
     server.end.pretend(&settings(CALLER), true).unwrap();
     let (_stream, answer) = server.client();
     assert!(matches!(answer, Answer::Server(_)));
-    // The machine comes to the event.
+    // The VMM now handles the event.
     assert_eq!(server.end.over(), None);
     assert!(server.end.is_frozen());
     assert_eq!(state(&*server.end).0, State::Frozen);
@@ -195,7 +195,7 @@ fn a_vcpu_that_asks_in_vain_does_not_stand_still_for_the_server_before() {
         ..settings(CALLER)
     };
     server.end.pretend(&before, true).unwrap();
-    // Another process with its page table, of which the module wants to know nothing.
+    // Another process with the same page table, which the module refuses.
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end).0, State::Failed);
     assert_eq!(server.end.give_up(Reason::Resumed), None);
@@ -211,10 +211,10 @@ fn a_process_at_slow_work_hears_of_its_clients_end_before_it_serves_the_next_one
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end), (State::Ended, Reason::Gone));
     assert!(!*server.vcpu.frozen.lock_unpoisoned());
-    // Once: then it is a new server, which there is no module for.
+    // Told once: after that it is a new server, for which there is no module.
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end).0, State::Failed);
-    // If there were, the machine, which comes late, would leave it alone.
+    // With a module, the VMM, which handles the event late, would leave the new server alone.
     server.end.pretend(&settings(CALLER), true).unwrap();
     assert_eq!(server.end.over(), None);
     assert!(server.end.is_frozen());
@@ -230,11 +230,11 @@ fn a_server_whose_process_ends_at_slow_work_is_over() {
     assert!(!server.is_over());
     map_window(&server.memory, false);
     until("it is over", || server.is_over());
-    // Its client hears of it.
+    // Its client notices it.
     until("the connection ends", || {
         hello::receive_answer(&stream).is_err()
     });
-    // The next process does not hear of an end that is not its own, whatever pages it has got.
+    // The next process is not told of an end that is not its own, whatever pages it received.
     server.vcpu.cr3.store(CR3, Ordering::Relaxed);
     command(&*server.end, Command::Freeze);
     assert_eq!(state(&*server.end).0, State::Failed);
@@ -252,12 +252,12 @@ fn a_process_that_has_the_page_table_of_one_that_served_is_another_one() {
         let server = server();
         server.end.pretend(&settings(CALLER), false).unwrap();
         let (stream, _) = server.client();
-        // The same process: the module, which there is not, is asked to let it sleep.
+        // The same process: the module, which is missing, is asked to let it sleep.
         command(&*server.end, Command::Freeze);
         assert_eq!(state(&*server.end).0, State::Failed);
         assert!(server.end.in_use());
         change(&server);
-        // The other one is over, and it is a new server, which there is no module for.
+        // The other server has ended, and this is a new one, for which there is no module.
         command(&*server.end, Command::Freeze);
         assert_eq!(state(&*server.end).0, State::Failed);
         assert!(!server.end.in_use());
@@ -283,7 +283,7 @@ fn a_port_that_can_accept_nobody_waits_before_it_tries_again() {
     let folder = tempfile::tempdir().unwrap();
     let (resources, ..) = resources(3);
     let server = Server::new("gate", &folder.path().join("server"), 0, resources).unwrap();
-    // As a process without descriptors has it: always ready, and never accepted.
+    // As for a VMM without free descriptors: the listener is always ready, and never accepted.
     let listener = server.socket.listener.as_raw_fd();
     // SAFETY: the listener is open.
     assert_eq!(unsafe { libc::shutdown(listener, libc::SHUT_RDWR) }, 0);
@@ -292,14 +292,14 @@ fn a_port_that_can_accept_nobody_waits_before_it_tries_again() {
     assert!(server.step(&mut door).unwrap());
     assert!(door.closed);
     assert_eq!(server.limit(&door), Some(BREATH));
-    // Then it does.
+    // After that it listens again.
     assert!(server.step(&mut door).unwrap());
     assert!(!door.closed);
     assert!(server.step(&mut door).unwrap());
     assert!(door.closed);
 }
 
-/// A client's end, and the machine of its server.
+/// A client's end, and the listening socket of its server's VM.
 fn client() -> (Running<Client>, UnixListener) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("server");
@@ -312,7 +312,7 @@ fn client() -> (Running<Client>, UnixListener) {
     (running, listener)
 }
 
-/// The machine of the server that a client's asks for.
+/// Requests a connection, and accepts it as the server's VM.
 fn connect(client: &impl BusDevice, listener: &UnixListener) -> UnixStream {
     command(client, Command::Connect);
     let (stream, _) = listener.accept().unwrap();
@@ -331,7 +331,7 @@ fn a_client_is_in_use_while_it_has_a_server_or_a_pair() {
     command(&*client.end, Command::Unpair);
     assert!(!client.end.in_use());
     drop(stream);
-    // The pages of a pair are there for longer than its server.
+    // The pages of a pair exist longer than its server.
     let stream = connect(&*client.end, &listener);
     client.end.pretend(CR3, WINDOW).unwrap();
     stream.shutdown(Shutdown::Both).unwrap();
@@ -359,10 +359,10 @@ fn a_guest_that_thinks_better_of_it_while_it_connects_has_no_server() {
 fn a_connection_that_was_undone_meanwhile_is_none() {
     let folder = tempfile::tempdir().unwrap();
     let (resources, ..) = resources(3);
-    // Nothing happens by itself: it has no thread.
+    // It has no thread, so nothing happens by itself.
     let client = Client::new("gate", folder.path().join("server"), 2, 0, resources).unwrap();
     command(&client, Command::Connect);
-    // Of a server that was taken away before this was said.
+    // The result of a connection that was ended before it was reported.
     client.connected(State::Connected, (Reason::None, 0));
     assert_eq!(state(&client), (State::Connecting, Reason::None));
     client.connected(State::Failed, (Reason::Unreachable, 0));
@@ -378,7 +378,7 @@ fn a_server_at_work_is_looked_after_whatever_the_guest_writes() {
     assert_eq!(server.limit(&door), None);
     server.pretend(&settings(CR3), false).unwrap();
     assert_eq!(server.limit(&door), Some(WATCH));
-    // Another process of the guest, which changes what the register says.
+    // Another process of the guest, which changes the state register.
     server.write(at::COMMAND, &u32::MAX.to_le_bytes());
     assert_ne!(state(&server).0, State::Awake);
     assert_eq!(server.limit(&door), Some(WATCH));

@@ -26,42 +26,42 @@ use super::{
 const REGISTERS: u8 = 0;
 const WINDOW: u8 = 2;
 
-/// What a port needs from the machine.
+/// What a port needs from the VM.
 #[derive(Clone)]
 pub struct Resources {
-    /// Doorbells without exits.
+    /// Delivers doorbells without exits to userspace.
     pub doorbells: Arc<dyn Doorbells>,
-    /// Guest RAM, where processes have their page tables.
+    /// Guest RAM, which contains the page tables of processes.
     pub memory: GuestMemory,
-    /// Places the window's pages at the address of its BAR.
+    /// Maps the window's pages at the address of its BAR.
     pub space: Arc<dyn AddressSpace>,
-    /// The vCPU that makes an access.
+    /// The vCPU that performs an access.
     pub vcpu: Arc<dyn CallingVcpu>,
-    /// Starts the thread.
+    /// Starts the port's thread.
     pub spawner: Arc<dyn ThreadSpawner>,
-    /// Hears of what happens to a server.
+    /// Receives the events of a server.
     pub report: Report,
 }
 
-/// One side of the gate, as its function sees it.
+/// One side of the gate, as its function uses it.
 pub trait End: BusDevice {
-    /// Where the registers are decoded from now on.
+    /// The registers are now decoded at this address, or nowhere.
     fn registers_at(&self, address: Option<u64>);
-    /// Where the window is decoded from now on.
+    /// The window is now decoded at this address, or nowhere.
     fn window_at(&self, address: Option<u64>);
     /// The body of its thread.
     fn run(&self);
-    /// Ends the thread.
+    /// Stops the thread.
     fn stop(&self);
-    /// As at first.
+    /// Returns to the initial state.
     fn reset(&self);
     /// Whether a process uses it.
     fn in_use(&self) -> bool;
-    /// Counters.
+    /// Counters, as (name, value) pairs.
     fn counters(&self) -> Vec<(&'static str, u64)>;
 }
 
-/// The saved state of a port that nobody uses.
+/// The saved state of an unused port.
 #[derive(Debug, Serialize, Deserialize)]
 struct PortState {
     config: ConfigSpaceState,
@@ -71,7 +71,7 @@ struct PortState {
 pub struct Gate {
     config: ConfigSpace,
     end: Arc<dyn End>,
-    /// Of a server.
+    /// Set if this is a server's port.
     server: Option<Arc<Server>>,
     name: String,
     spawner: Arc<dyn ThreadSpawner>,
@@ -79,12 +79,12 @@ pub struct Gate {
 }
 
 impl Gate {
-    /// A port that nobody uses yet. Where the host lacks something, the guest is told.
+    /// Creates an unused port. If the host lacks something that it needs, the guest can read what.
     pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
         Self::on(host::missing(Path::new("/")), options, resources)
     }
 
-    /// The same, on a host that lacks something or nothing.
+    /// Like [`Gate::new`], with an explicit list of what the host lacks.
     pub fn on(lacks: Vec<Lack>, options: Options, resources: Resources) -> Result<Self, Error> {
         let name = options.thread_name;
         if !lacks.is_empty() {
@@ -139,7 +139,7 @@ impl Gate {
         })
     }
 
-    /// The server that it is, if it is one.
+    /// The server, if this is a server's port.
     pub fn server(&self) -> Option<&Arc<Server>> {
         self.server.as_ref()
     }
@@ -154,12 +154,12 @@ impl Gate {
     }
 }
 
-/// A BAR of the two.
+/// Index of one of the two BARs.
 fn bar_index(bar: u8) -> BarIndex {
     BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
 }
 
-/// Registers as a bus sees them.
+/// The registers as a bus device.
 struct Trapped(Arc<dyn End>);
 
 impl BusDevice for Trapped {
@@ -208,7 +208,7 @@ impl PciFunction for Gate {
         self.end.reset();
     }
 
-    /// A pair stays as it is: a client's vCPU that stands still in a server has it for itself.
+    /// Pairs stay in place: the paused vCPU of a client inside a server keeps the server to itself.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }
@@ -217,7 +217,7 @@ impl PciFunction for Gate {
         Ok(())
     }
 
-    /// Takes the pair apart, and gives the server up.
+    /// Ends the pair, and gives up the server.
     fn detach(&mut self) -> Result<(), LifecycleError> {
         self.end.reset();
         Ok(())

@@ -1,6 +1,7 @@
-//! What the machines of a server and of a client say to each other, once each: the server's answer
-//! to a connection, with the server's descriptor and its wake-up; the client's, when it is paired,
-//! with the descriptor of the shared memory. Then the connection says that the other side is there.
+//! The messages between the VMs of a server and of a client. Each side sends one: the server
+//! replies to a connection with the server's descriptor and its wake-up eventfd; the client, when
+//! it is paired, sends the descriptor of the shared memory. After that, the open connection only
+//! indicates that the other side is alive.
 
 use std::{
     io,
@@ -18,12 +19,12 @@ use super::KERNEL;
 const SERVER: [u8; 8] = *b"GATESRV1";
 const CLIENT: [u8; 8] = *b"GATECLI1";
 
-/// What a server's machine answers.
+/// The reply of a server's VM.
 #[derive(Debug)]
 pub enum Answer {
     /// A server to pair with.
     Server(Offer),
-    /// There is none.
+    /// There is no server, for this reason.
     No(Reason),
 }
 
@@ -32,7 +33,7 @@ pub enum Answer {
 pub struct Offer {
     /// Address of its window.
     pub window: u64,
-    /// See [`super::Caller::kernel`].
+    /// As in [`super::Caller::kernel`].
     pub kernel: [u64; KERNEL],
     /// Its descriptor.
     pub server: OwnedFd,
@@ -40,12 +41,12 @@ pub struct Offer {
     pub wake: OwnedFd,
 }
 
-/// Bytes of an answer: magic, reason, window, kernel.
+/// Size of a reply in bytes: magic, reason, window, kernel.
 const ANSWER: usize = 8 + 8 + 8 + 8 * KERNEL;
-/// Bytes of what a client says: magic, pages.
+/// Size of a client's message in bytes: magic, pages.
 const SHARED: usize = 8 + 8;
 
-/// Sends the descriptor of a server.
+/// Sends the descriptors of a server.
 pub fn offer(
     stream: &UnixStream,
     window: u64,
@@ -60,7 +61,7 @@ pub fn offer(
     )
 }
 
-/// Sends that there is no server.
+/// Replies that there is no server.
 pub fn refuse(stream: &UnixStream, why: Reason) -> io::Result<()> {
     socket::send(stream, &answer(why, 0, &[0; KERNEL]), &[])
 }
@@ -73,7 +74,7 @@ fn answer(reason: Reason, window: u64, kernel: &[u64; KERNEL]) -> Vec<u8> {
     bytes
 }
 
-/// Receives a server's answer, which is there. Messages this short come whole.
+/// Receives a server's reply, which must already be readable. Messages this short arrive whole.
 pub fn receive_answer(stream: &UnixStream) -> io::Result<Answer> {
     let mut bytes = [0; ANSWER];
     let (got, files) = socket::receive(stream, &mut bytes)?;
@@ -95,14 +96,15 @@ pub fn receive_answer(stream: &UnixStream) -> io::Result<Answer> {
     }
 }
 
-/// Tells the server's machine of the shared memory.
+/// Sends the shared memory to the server's VM.
 pub fn share(stream: &UnixStream, pages: u32, memory: BorrowedFd<'_>) -> io::Result<()> {
     let mut bytes = CLIENT.to_vec();
     bytes.extend(u64::from(pages).to_le_bytes());
     socket::send(stream, &bytes, &[memory.as_fd()])
 }
 
-/// Receives a client's word, which is there; `None` at the end of the connection.
+/// Receives a client's message, which must already be readable; `None` at the end of the
+/// connection.
 pub fn receive_shared(stream: &UnixStream) -> io::Result<Option<(u32, OwnedFd)>> {
     let mut bytes = [0; SHARED];
     let (got, files) = socket::receive(stream, &mut bytes)?;
@@ -116,7 +118,7 @@ pub fn receive_shared(stream: &UnixStream) -> io::Result<Option<(u32, OwnedFd)>>
     }
 }
 
-/// The numbers after a magic.
+/// Parses the numbers after a magic; `None` if the magic differs.
 fn numbers<const N: usize>(bytes: &[u8], magic: [u8; 8]) -> Option<[u64; N]> {
     let rest = bytes.strip_prefix(&magic)?;
     let mut numbers = [0; N];
@@ -160,7 +162,7 @@ mod tests {
             socket::send(&here, bytes, &[]).unwrap();
             assert!(receive_answer(&there).is_err());
         }
-        // Without its file.
+        // Without its descriptor.
         socket::send(&here, &[&CLIENT[..], &[0; 8]].concat(), &[]).unwrap();
         assert!(receive_shared(&there).is_err());
         share(&here, 3, file().as_fd()).unwrap();

@@ -1,4 +1,4 @@
-//! The gate's port: how processes of a guest become server or client of exitless calls.
+//! The gate's port, through which processes of a guest become servers or clients of exitless calls.
 //!
 //! ```text
 //!   server's guest ── registers ──> Server ── server's descriptor, wake-up ──> Client <── registers ── client's guest
@@ -7,19 +7,19 @@
 //!                       module: register, wake, sleep, retire       module: register, pair, unpair
 //! ```
 //!
-//! - [`function`]: the PCI function with its two BARs, as [`vmfunc_gate::port`] lays them out.
-//! - [`server`]: a process that serves, and its VM that stands still; [`client`]: a process that is
-//!   paired. Each has a thread for its end of the connection between both machines.
-//! - [`hello`]: what the machines say to each other; [`stand_in`]: what a client finds without a pair;
-//!   [`process`]: whether a process of the guest is still there.
+//! - [`function`]: the PCI function with its two BARs, in the layout of [`vmfunc_gate::port`].
+//! - [`server`]: a process that serves, and its frozen VM; [`client`]: a paired process. Each has a
+//!   thread for its end of the connection between the two VMs.
+//! - [`hello`]: the messages between the VMs; [`stand_in`]: the memory in a client's window without
+//!   a pair; [`process`]: whether a process of the guest is still alive.
 //!
-//! Calls of the module that are about a vCPU are made on its thread, in the middle of the access by
-//! which the guest's process asks: its registers are those of that process then. They take time
-//! once: a server's memory is pinned.
+//! Calls of the module that concern a vCPU are made on its thread, during the access with which the
+//! guest's process issues the command: the vCPU's registers are those of that process then. Only
+//! registering takes time, because it pins a server's memory.
 //!
-//! A server's guest is trusted by its clients, a client's guest by nobody. It can wake the server as
-//! often as it likes, which costs the server's own vCPU; and all that it reaches is a server that
-//! has no other client.
+//! A server's guest is trusted by its clients; a client's guest is trusted by nobody. The
+//! client's guest can wake the server as often as it likes, which costs only the server's own vCPU,
+//! and it reaches only a server that has no other client.
 
 pub mod client;
 pub mod function;
@@ -44,39 +44,40 @@ pub use server::{GivenUp, Server};
 use vmfunc_gate::port::Reason;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Most bytes of shared memory, a page of which is the library's.
+/// Maximum size of shared memory in bytes; the library uses one page of it.
 pub const MOST_SHARED: u64 = vmfunc_gate::window::SHARED_PAGES * vmfunc_gate::window::PAGE;
 
-/// How often it is looked whether a process is still there.
+/// Interval of the checks whether a process is still alive.
 const WATCH: Duration = Duration::from_millis(100);
 
-/// What a port is for.
+/// The side of the gate that a port belongs to.
 #[derive(Clone, Debug)]
 pub enum Side {
     /// A process of this VM serves.
     Server {
-        /// Where clients' machines connect; it is made, and removed in the end.
+        /// Socket to which clients' VMs connect. It is created, and removed in the end.
         socket: PathBuf,
     },
-    /// A process of this VM delegates.
+    /// A process of this VM delegates calls.
     Client {
-        /// Where the server's machine listens.
+        /// Socket on which the server's VM listens.
         server: PathBuf,
-        /// Bytes of memory that both share: whole pages, two at least, [`MOST_SHARED`] at most.
+        /// Size in bytes of the memory that both share: whole pages, at least two, at most
+        /// [`MOST_SHARED`].
         shared: u64,
     },
 }
 
-/// How a port is made.
+/// Configuration of a port.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of its thread.
     pub thread_name: String,
-    /// What it is for.
+    /// Its side of the gate.
     pub side: Side,
 }
 
-/// What an access to the port is made by.
+/// The state of the vCPU that performs an access to the port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Caller {
     /// CR3.
@@ -85,66 +86,67 @@ pub struct Caller {
     pub fs_base: u64,
     /// GS base.
     pub gs_base: u64,
-    /// Privilege level: 0 is the kernel, 3 a process.
+    /// Privilege level: 0 for the kernel, 3 for a process.
     pub ring: u8,
-    /// Where the CPU leads a system call and an exception to: control registers, entry point,
-    /// per-CPU data, tables. Kernels for which all of it is the same can stand in for each other.
+    /// Determines where the CPU enters the kernel on a system call or an exception: control
+    /// registers, entry point, per-CPU data, tables. Kernels for which all of it is equal can
+    /// substitute for each other.
     pub kernel: [u64; KERNEL],
 }
 
-/// Numbers of [`Caller::kernel`].
+/// Number of values in [`Caller::kernel`].
 pub const KERNEL: usize = 10;
 
-/// The vCPU whose access is just handled, on whose thread all of this is called.
+/// The vCPU whose access is being handled. All methods are called on its thread.
 pub trait CallingVcpu: Send + Sync {
     /// Its registers.
     fn caller(&self) -> io::Result<Caller>;
 
-    /// Does something with its descriptor.
+    /// Calls `work` with its descriptor.
     fn with_fd(&self, work: &mut dyn FnMut(BorrowedFd<'_>)) -> io::Result<()>;
 
-    /// Keeps it from executing anything from now on, until the machine thaws it; or takes that back.
+    /// Stops it from executing anything from now on, until the VMM thaws it; or undoes that.
     fn freeze(&self, frozen: bool) -> io::Result<()>;
 }
 
-/// What happens to a server, for the machine to act on.
+/// An event of a server, on which the VMM acts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// Its vCPU has stopped, and clients may enter.
+    /// Its vCPU is frozen, and clients may enter.
     Frozen,
-    /// A client asks for slow work: the vCPU is to run.
+    /// A client requests slow work: the vCPU must run.
     Woken,
-    /// The port has given the server up: its client has gone, or the module says that it is lost.
-    /// [`Server::over`] has the rest, unless somebody was faster.
+    /// The port has given up the server: its client has gone, or the module reports that it is
+    /// lost. [`Server::over`] returns the details, unless another thread has already handled it.
     Over,
 }
 
-/// Where events go. Called on any thread.
+/// Receiver of events. Called on any thread.
 pub type Report = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// Why there is no port.
+/// Why a port cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The amount of shared memory.
+    /// Invalid amount of shared memory.
     #[error(
         "{0} bytes cannot be shared with a server: give whole pages, 8 KiB to {MOST_SHARED} bytes"
     )]
     Shared(u64),
-    /// The server's socket.
+    /// The server's socket cannot be created.
     #[error(transparent)]
     Socket(#[from] NameError),
-    /// Memory.
+    /// Memory cannot be allocated.
     #[error("cannot reserve memory for a gate port's window")]
     Memory(#[source] io::Error),
-    /// Eventfds.
+    /// An eventfd cannot be created.
     #[error("cannot create an eventfd for a gate port")]
     EventFd(#[source] io::Error),
-    /// The configuration space.
+    /// The configuration space cannot be laid out.
     #[error("cannot lay out a gate port's configuration space")]
     Config(#[from] ConfigError),
 }
 
-/// A register block's failure: why, and the error number.
+/// Why a command failed: the reason and the error number in the registers.
 type Refusal = (Reason, u32);
 
 fn refusal(error: &vmfunc_gate::host::Error) -> Refusal {
@@ -164,7 +166,7 @@ fn host_error(error: &io::Error) -> Refusal {
 
 /// Wakes a port's thread.
 fn kick(event: &EventFd) {
-    // Fails only if the counter is full: then the thread has been woken.
+    // Fails only if the counter is full, in which case the thread has already been woken.
     let _ = event.write(1);
 }
 

@@ -1,23 +1,23 @@
-//! Whether a process of the guest is still there.
+//! Detects whether a process of the guest is still alive.
 //!
-//! Nobody tells a machine that a process of its guest has ended: the kernel knows nothing of the
-//! gate, and a process that is killed says nothing. But its page table shows it. The kernel takes
-//! what a process has mapped, the window among it, out of its page table before it gives the
-//! table's pages to anybody else; so it does when the process starts another program.
+//! The VMM is not told when a process of its guest ends: the guest's kernel knows nothing of the
+//! gate, and a killed process sends no message. But its page table shows it. The kernel removes a
+//! process's mappings, including the window, from its page table before it reuses the pages of the
+//! table; it does the same when the process executes another program.
 
 use std::sync::atomic::Ordering;
 
 use device_model::memory::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
-// Entries of page tables (SDM volume 3, 4.5).
+// Page-table entries (SDM volume 3, 4.5).
 const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;
-/// Address bits below each level of four-level paging.
+/// Number of address bits below each level of four-level paging.
 const LEVELS: [u32; 4] = [39, 30, 21, 12];
 
-/// A process that has the window mapped.
+/// A process that has mapped the window.
 #[derive(Debug)]
 pub struct Process {
     cr3: u64,
@@ -26,25 +26,25 @@ pub struct Process {
 }
 
 impl Process {
-    /// The one with a page table (`cr3`), if the virtual address of its window leads to where the
-    /// guest sees the port's BAR. Others cannot be watched.
+    /// The process with page table `cr3`, if the virtual address of its window leads to the
+    /// guest-physical address of the port's BAR. Other processes cannot be watched.
     pub fn find(ram: &GuestRam, cr3: u64, window: u64, place: u64) -> Option<Self> {
         let process = Self { cr3, window, place };
         process.lives(ram).then_some(process)
     }
 
-    /// Whether it is still there. Four reads of guest memory. A guest that wants its process to
-    /// look alive, or dead, deceives itself only: it keeps its pair, or loses it.
+    /// Whether it is still alive. Costs four reads of guest memory. A guest that fakes a living or
+    /// dead process deceives only itself: it keeps its pair, or loses it.
     pub fn lives(&self, ram: &GuestRam) -> bool {
         translate(ram, self.cr3, self.window) == Some(self.place)
     }
 }
 
-/// Where a virtual address leads to.
+/// Translates a virtual address to a guest-physical one.
 fn translate(ram: &GuestRam, cr3: u64, address: u64) -> Option<u64> {
     let mut table = cr3 & ADDRESS;
     for shift in LEVELS {
-        // Cannot overflow: 52 bits and 12.
+        // Cannot overflow: 52 bits plus 12.
         let at = table + ((address >> shift) & 511) * 8;
         let entry: u64 = ram.load(GuestAddress(at), Ordering::Relaxed).ok()?;
         if entry & PRESENT == 0 {
@@ -88,10 +88,10 @@ mod tests {
         let ram = memory.memory();
         assert!(Process::find(&ram, CR3, WINDOW, PLACE).is_none());
         map(&ram, PLACE);
-        // With a tag of translations, as kernels use them.
+        // With a PCID, as kernels use it.
         let process = Process::find(&ram, CR3 | 5, WINDOW, PLACE).unwrap();
         assert!(process.lives(&ram));
-        // Something else is there, as in another process that got the page table's page.
+        // Another mapping is there, as in another process that received the page of the table.
         map(&ram, 0x9000);
         assert!(!process.lives(&ram));
         map(&ram, PLACE);
@@ -123,7 +123,7 @@ mod tests {
             let memory = guest_memory(1 << 16);
             let ram = memory.memory();
             for (at, word) in (0..).step_by(8).zip(words) {
-                // Mostly inside of the memory.
+                // Mostly inside the memory.
                 ram.write_obj(word & !0xf_ffff_ffff_0000, GuestAddress(at)).unwrap();
             }
             translate(&ram, cr3, address);

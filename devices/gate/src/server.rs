@@ -1,4 +1,4 @@
-//! A server's end: its handlers, its VM that stands still, and who may enter.
+//! The server's end: its handlers, its frozen VM, and the admission of clients.
 //!
 //! ```text
 //!            freeze (the vCPU's thread)         wake-up (the port's thread)
@@ -9,8 +9,8 @@
 //!               given up (the machine); the end of the client, or of the process at slow work
 //! ```
 //!
-//! The vCPU is let go by the machine only: [`Server::thaw`], [`Server::over`] and
-//! [`Server::give_up`] say whether it has to be.
+//! Only the VMM lets the vCPU run again: [`Server::thaw`], [`Server::over`] and [`Server::give_up`]
+//! return whether it has to.
 
 use std::{
     io,
@@ -50,20 +50,21 @@ use super::{
     hello, host_error, kick, process::Process, refusal, timespec,
 };
 
-/// How long nobody is let in after a connection could not be accepted.
+/// How long no client is admitted after a connection could not be accepted.
 pub(super) const BREATH: Duration = Duration::from_millis(20);
 
 /// A server that was given up.
 #[must_use]
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct GivenUp {
-    /// Its vCPU stands still: whoever has asked lets it go.
+    /// Its vCPU is frozen: the caller must let it run.
     pub standing: bool,
-    /// Why, as its process is told: [`Reason::Lost`] if a client was taken out of its kernel.
+    /// The reason that its process is told: [`Reason::Lost`] if a client was taken out of the
+    /// server's kernel.
     pub why: Reason,
 }
 
-/// What the guest has written, and reads.
+/// Registers that the guest writes and reads.
 struct Registers {
     state: State,
     reason: Reason,
@@ -72,12 +73,12 @@ struct Registers {
     window: u64,
     pkru: u32,
     handlers: Box<[u64; HANDLERS]>,
-    /// Where BAR 2 is.
+    /// Address of BAR 2.
     place: Option<u64>,
 }
 
-/// What tells a process that serves from one that comes after it: whose page table is where that of
-/// the other was is not the other for that.
+/// Distinguishes a process that serves from a later one: a later process may have its page table at
+/// the same address.
 #[derive(Clone, Eq, PartialEq)]
 struct Identity {
     cr3: u64,
@@ -89,7 +90,7 @@ struct Identity {
 }
 
 impl Identity {
-    /// With its window at a guest-physical address.
+    /// Settings for the module, with the window at a guest-physical address.
     fn settings(&self, window_gpa: u64) -> ServerSettings {
         ServerSettings {
             cr3: self.cr3,
@@ -102,25 +103,25 @@ impl Identity {
     }
 }
 
-/// A process whose handlers the module has.
+/// A process that is registered with the module.
 struct Registered {
     server: host::Server,
     identity: Identity,
     place: u64,
     kernel: [u64; KERNEL],
-    /// If it can be watched.
+    /// Set if the process can be watched.
     process: Option<Process>,
 }
 
 impl Registered {
-    /// Its process, which does not stand still, has ended.
+    /// Whether its process, which is not frozen, has ended.
     fn has_ended(&self, memory: &GuestMemory) -> bool {
         let process = self.process.as_ref();
         process.is_some_and(|process| !process.lives(&memory.memory()))
     }
 }
 
-/// The client's memory in this VM. The guest's view goes first.
+/// The client's memory in this VM. The guest's mapping is dropped first.
 struct Shared {
     _placed: Box<dyn Mapping>,
     _pages: Pages,
@@ -129,26 +130,26 @@ struct Shared {
 
 #[derive(Default)]
 struct Module {
-    /// The file for the next server. Opened by the port's thread.
+    /// An open module device for the next server, opened by the port's thread.
     gate: Option<host::Gate>,
     registered: Option<Registered>,
-    /// Counts servers, so that what was said about one is not taken for another.
+    /// Counts servers, so that a message about one is not attributed to a later one.
     generation: u64,
     shared: Option<Shared>,
-    /// The vCPU stands still.
+    /// The vCPU is frozen.
     standing: bool,
-    /// Why the port has given the server up by itself, until the machine asks.
+    /// Why the port has given up the server by itself, until the VMM asks.
     over: Option<Reason>,
-    /// The process that was at slow work when its server was given up, until it has heard of that.
+    /// The process that was doing slow work when its server was given up, until it has been told.
     untold: Option<Identity>,
 }
 
-/// What the port's thread looks after.
+/// State of the port's thread.
 #[derive(Default)]
 pub(super) struct Door {
-    /// A client's machine, and the generation of the server that it was given.
+    /// Connection to a client's VM, and the generation of the server that it was given.
     client: Option<(UnixStream, u64)>,
-    /// Nobody can be accepted just now.
+    /// No connection can be accepted at present.
     pub(super) closed: bool,
 }
 
@@ -165,15 +166,15 @@ pub struct Server {
     wake: EventFd,
     stopping: AtomicBool,
     module: Mutex<Module>,
-    /// Locked last, where both are.
+    /// Always locked after `module`, if both are.
     registers: Mutex<Registers>,
     freezes: AtomicU64,
     wakes: AtomicU64,
 }
 
 impl Server {
-    /// Listens for clients' machines; nobody serves yet. A socket that nobody listens on is
-    /// replaced.
+    /// Listens for clients' VMs; no process serves yet. A stale socket file, on which no process
+    /// listens, is replaced.
     pub(super) fn new(
         name: &str,
         socket: &Path,
@@ -209,20 +210,21 @@ impl Server {
         })
     }
 
-    /// Whether the vCPU stands still.
+    /// Whether the vCPU is frozen.
     pub fn is_frozen(&self) -> bool {
         self.module.lock_unpoisoned().standing
     }
 
-    /// After [`Event::Woken`]: whether the vCPU stands still for slow work, and is to be let go.
+    /// After [`Event::Woken`]: whether the vCPU is frozen but has slow work to do, so that the
+    /// caller must let it run.
     pub fn thaw(&self) -> bool {
         let mut module = self.module.lock_unpoisoned();
         let awake = self.registers.lock_unpoisoned().state == State::Awake;
         awake && std::mem::take(&mut module.standing)
     }
 
-    /// After [`Event::Over`]: the server that the port has given up, unless the machine has done so
-    /// since, or the process serves anew.
+    /// After [`Event::Over`]: the server that the port has given up, unless the VMM has given it up
+    /// since, or the process serves again.
     pub fn over(&self) -> Option<GivenUp> {
         let mut module = self.module.lock_unpoisoned();
         let why = module.over.take()?;
@@ -232,7 +234,7 @@ impl Server {
         })
     }
 
-    /// Gives the server up, if there is one: delegations end, and nobody enters any more.
+    /// Gives up the server, if there is one: delegations end, and no client enters any more.
     pub fn give_up(&self, why: Reason) -> Option<GivenUp> {
         let mut module = self.module.lock_unpoisoned();
         let retired = self.retire(&mut module, why);
@@ -244,7 +246,8 @@ impl Server {
         })
     }
 
-    /// On the port's thread: gives the server up, and says so. Not the one after it.
+    /// Gives up the server of this generation, but no later one, and reports it. Runs on the port's
+    /// thread.
     fn end(&self, generation: u64, why: Reason) {
         let mut module = self.module.lock_unpoisoned();
         if module.generation != generation {
@@ -257,7 +260,7 @@ impl Server {
         }
     }
 
-    /// Tells the module, and the process; why it was, in the end.
+    /// Tells the module and the process; returns the final reason.
     fn retire(&self, module: &mut Module, why: Reason) -> Option<Reason> {
         let registered = module.registered.take()?;
         let why = match registered.server.retire() {
@@ -268,7 +271,7 @@ impl Server {
                 why
             }
         };
-        // The client's memory stays until the next server: this one may be at work with it.
+        // The client's memory stays until the next server: this one may be using it for its work.
         module.gate = None;
         module.untold = (!module.standing).then_some(registered.identity);
         self.set(State::Ended, (why, 0));
@@ -281,7 +284,7 @@ impl Server {
         (registers.state, registers.reason, registers.error) = (state, reason, error);
     }
 
-    /// On the vCPU's thread: what the guest's process asks for.
+    /// Executes a command of the guest's process. Runs on the vCPU's thread.
     fn command(&self, number: u32) {
         match Command::from_number(number) {
             Some(Command::Freeze) => match self.freeze() {
@@ -294,7 +297,7 @@ impl Server {
                 Err(refusal) => self.set(State::Failed, refusal),
             },
             Some(Command::Stop) => {
-                // Its vCPU runs: this is its thread. And it knows.
+                // Its vCPU is running, because this is its thread. The process knows of the end.
                 let _ = self.give_up(Reason::Gone);
                 self.module.lock_unpoisoned().untold = None;
             }
@@ -302,8 +305,8 @@ impl Server {
         }
     }
 
-    /// Whether the vCPU stands still now; otherwise the process first hears what has happened while
-    /// it was at slow work.
+    /// Freezes the vCPU. Returns false if the process must first be told what happened during its
+    /// slow work.
     fn freeze(&self) -> Result<bool, Refusal> {
         let caller = self.vcpu.caller().map_err(|error| host_error(&error))?;
         if caller.ring != 3 {
@@ -316,14 +319,14 @@ impl Server {
         }
         let is_over = |before: &Registered| {
             let is_another = before.identity != asks;
-            // A process with the same page table has taken the other one's place.
+            // A process with the same page table has replaced the earlier one.
             is_another && (before.identity.cr3 == asks.cr3 || before.has_ended(&self.memory))
         };
         if module.registered.as_ref().is_some_and(is_over) {
             self.retire(&mut module, Reason::Gone);
             module.untold = None;
         }
-        // Before anybody else can be let in.
+        // Before any client can be admitted.
         self.vcpu.freeze(true).map_err(|error| host_error(&error))?;
         let done = match &module.registered {
             Some(registered) if registered.identity != asks => Err((Reason::Invalid, 0)),
@@ -341,7 +344,7 @@ impl Server {
         done.map(|()| true)
     }
 
-    /// Who asks to serve, by what it has written.
+    /// The identity of the calling process, from the registers that it has written.
     fn identity(&self, caller: &super::Caller) -> Result<Identity, Refusal> {
         let registers = self.registers.lock_unpoisoned();
         let handlers = registers.handlers.get(..registers.count as usize);
@@ -365,7 +368,7 @@ impl Server {
         let settings = identity.settings(place.ok_or((Reason::Invalid, 0))?);
         module.shared = None;
         let Some(gate) = &module.gate else {
-            // The port's thread opens it soon, if the host has it.
+            // The port's thread will open it soon, if the host has the module.
             kick(&self.kick);
             return Err(if self.lacks == 0 {
                 (Reason::Refused, libc::EAGAIN as u32)
@@ -393,7 +396,7 @@ impl Server {
         Ok(())
     }
 
-    /// From here on, clients are let in.
+    /// Admits clients from now on.
     fn serve(
         &self,
         module: &mut Module,
@@ -403,7 +406,7 @@ impl Server {
     ) {
         let (cr3, window) = (identity.cr3, identity.window);
         module.generation += 1;
-        // What the machine has not asked for was of the server before.
+        // An end that the VMM has not asked for belonged to the earlier server.
         module.over = None;
         module.registered = Some(Registered {
             server,
@@ -414,8 +417,8 @@ impl Server {
         });
     }
 
-    /// As if the module had taken a process as a server, with the handlers that it has written, which
-    /// stands still or is at slow work. Each call of the module fails.
+    /// Pretends that the module has registered a process as a server, with the handlers that it has
+    /// written; it is either frozen or doing slow work. Each call of the module fails.
     #[cfg(any(test, feature = "test-support"))]
     pub fn pretend(&self, settings: &ServerSettings, standing: bool) -> io::Result<()> {
         let server = host::Gate::without_module()?.pretend_server();
@@ -447,7 +450,7 @@ impl Server {
         Ok(())
     }
 
-    /// Gives a client's machine the server, or says why not. Which server it was.
+    /// Offers the server to a client's VM, or replies why not. Returns the server's generation.
     fn admit(&self, stream: &UnixStream, taken: bool) -> io::Result<Option<u64>> {
         let module = self.module.lock_unpoisoned();
         let why = match &module.registered {
@@ -470,7 +473,7 @@ impl Server {
         Ok(None)
     }
 
-    /// Puts the client's memory into this VM, for slow work.
+    /// Maps the client's memory into this VM, for slow work.
     fn share(&self, of: u64, (pages, memory): (u32, OwnedFd)) -> io::Result<()> {
         if u64::from(pages) > window::SHARED_PAGES {
             return Err(io::ErrorKind::InvalidData.into());
@@ -482,7 +485,7 @@ impl Server {
             return Ok(());
         };
         let place = registered.place + window::SHARED;
-        // What was there before is not there twice.
+        // Removes an earlier mapping first: the two must not overlap.
         module.shared = None;
         let bytes = pages.memory();
         let memory = HostMemory {
@@ -499,7 +502,7 @@ impl Server {
         Ok(())
     }
 
-    /// A client has rung.
+    /// Handles a client's doorbell.
     fn rung(&self) {
         let module = self.module.lock_unpoisoned();
         let Some(registered) = &module.registered else {
@@ -520,7 +523,7 @@ impl Server {
                 drop(module);
                 self.end(generation, Reason::Lost);
             }
-            // Another thread of the client is still there; the client rings again.
+            // Another thread of the client is still inside; the client will ring again.
             Err(error) => log::debug!("{}: {error}", self.name),
         }
     }
@@ -536,7 +539,7 @@ impl Server {
         }
     }
 
-    /// A process that ends at slow work says nothing; its client would wait for ever.
+    /// A process that ends during slow work sends no message, and its client would wait forever.
     fn look_after_process(&self) {
         let module = self.module.lock_unpoisoned();
         let at_work = module.registered.as_ref().filter(|_| !module.standing);
@@ -547,11 +550,11 @@ impl Server {
         drop(module);
         log::info!("{}: the process has ended at slow work", self.name);
         self.end(generation, Reason::Gone);
-        // Nobody is there to hear it.
+        // There is no process to tell.
         self.module.lock_unpoisoned().untold = None;
     }
 
-    /// How long the thread may wait.
+    /// Maximum time that the thread may sleep.
     pub(super) fn limit(&self, door: &Door) -> Option<Duration> {
         let module = self.module.lock_unpoisoned();
         let at_work = module.registered.is_some() && !module.standing;
@@ -562,7 +565,7 @@ impl Server {
         }
     }
 
-    /// Waits for something to do, and does it. False to end.
+    /// Waits for an event and handles it. Returns false to stop the thread.
     pub(super) fn step(&self, door: &mut Door) -> io::Result<bool> {
         let limit = self.limit(door).map(timespec);
         let [kicked, rung, heard, connecting] = {
@@ -590,7 +593,7 @@ impl Server {
         if heard {
             self.hear(door);
         }
-        // Whose server was given up has to ask again.
+        // A client whose server was given up has to ask again.
         let module = self.module.lock_unpoisoned();
         let current = module.registered.as_ref().map(|_| module.generation);
         drop(module);
@@ -602,7 +605,7 @@ impl Server {
             door.client = None;
         }
         if rung {
-            // The other machine holds it too.
+            // The other VM's process holds it, too.
             let _ = shared_event::take(&self.wake);
             if door.client.is_some() {
                 self.rung();
@@ -614,7 +617,7 @@ impl Server {
         Ok(true)
     }
 
-    /// A client's machine has said something, or has gone.
+    /// Handles a message of the client's VM, or the end of its connection.
     fn hear(&self, door: &mut Door) {
         let Some((stream, of)) = &door.client else {
             return;
@@ -638,7 +641,8 @@ impl Server {
         let stream = match accept_with(&self.socket.listener, flags) {
             Ok(stream) => UnixStream::from(stream),
             Err(error) => {
-                // No descriptors, say: the connection is still there, and would be at once again.
+                // For example, no descriptors are left: the connection is still pending, and would
+                // be reported again immediately.
                 log::debug!("{}: {error}", self.name);
                 door.closed = true;
                 return;
@@ -713,8 +717,8 @@ impl End for Server {
     fn registers_at(&self, _address: Option<u64>) {}
 
     fn window_at(&self, address: Option<u64>) {
-        // A process that serves stands still. One that moves the window runs, and is not served by
-        // the old one any more.
+        // A serving process is frozen. If the guest moves the window, it is running, and the old
+        // process can no longer be served.
         let _ = self.give_up(Reason::Invalid);
         self.module.lock_unpoisoned().shared = None;
         self.registers.lock_unpoisoned().place = address;

@@ -1,25 +1,26 @@
-//! What is at a client's window while nobody is paired.
+//! The memory in a client's window while there is no pair.
 //!
-//! A process that was paired may not know that it is not any more. Where nothing is, it would
-//! execute a device's registers, which ends its VM. So it finds memory there, and in place of the
-//! trampoline a function that says that the server is gone.
+//! A process may not know that its pair has ended. Without memory in the window, it would execute
+//! device registers, which ends its VM. So the window contains memory, with a function in place of
+//! the trampoline that returns that the server is gone.
 
 use std::io;
 
 use base::{Access, Mapping};
 use vmfunc_gate::trampoline::{ABORTED, SERVER_GONE};
 
-/// Memory of its own, with that function at its start. It costs what is touched.
+/// Memory that starts with a function which returns that the server is gone. It costs only the pages
+/// that are touched.
 ///
-/// The guest's view of it is removed before it is dropped.
+/// The guest's mapping of it must be removed before it is dropped.
 pub struct StandIn(Mapping);
 
 impl StandIn {
-    /// So many bytes, a page at least.
+    /// Creates a stand-in of this many bytes, at least a page.
     pub fn new(bytes: u64) -> io::Result<Self> {
         let memory = Mapping::anonymous(bytes as usize, Access::ReadWrite)?;
         let code = code();
-        // SAFETY: a page is longer.
+        // SAFETY: a page is longer than the code.
         unsafe {
             code.as_ptr()
                 .copy_to_nonoverlapping(memory.start(), code.len())
@@ -27,18 +28,19 @@ impl StandIn {
         Ok(Self(memory))
     }
 
-    /// Where it is in this process.
+    /// Its address in this process.
     pub fn base(&self) -> *mut u8 {
         self.0.start()
     }
 
-    /// How long it is.
+    /// Its length in bytes.
     pub fn bytes(&self) -> u64 {
         self.0.len() as u64
     }
 }
 
-/// ENDBR64; MOV EAX, why; MOV EDX, status; RET: a trampoline's reply, by its calling convention.
+/// ENDBR64; MOV EAX, failure; MOV EDX, status; RET: a trampoline's reply, by its calling
+/// convention.
 fn code() -> [u8; 15] {
     let mut code = [0; 15];
     code[..5].copy_from_slice(&[0xf3, 0x0f, 0x1e, 0xfa, 0xb8]);
@@ -70,7 +72,7 @@ mod tests {
         };
         assert_eq!(done, 0);
         let window = NonNull::new(stand_in.base()).unwrap();
-        // SAFETY: something like the gate is there.
+        // SAFETY: the window contains a valid stand-in for the gate.
         let client = unsafe { Client::at(window, 0) };
         assert_eq!(client.delegate(0, 1, 2), Err(Failure::ServerGone));
     }

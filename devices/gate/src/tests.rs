@@ -1,4 +1,4 @@
-//! The port as a guest sees it, on a host whose module is not there or refuses.
+//! The port from the guest's perspective, on a host without the module or with one that refuses.
 
 use std::{
     os::fd::{AsFd, BorrowedFd},
@@ -23,10 +23,10 @@ use vmfunc_gate::port::{Command, Reason, Role, State, registers as at};
 
 use super::*;
 
-/// A vCPU in a ring, which can be frozen.
+/// A fake vCPU at a privilege level, which can be frozen.
 pub struct FakeVcpu {
     ring: u8,
-    /// The page table of the process that it executes.
+    /// Page table of the process that it executes.
     pub cr3: AtomicU64,
     pub fs_base: AtomicU64,
     pub frozen: Mutex<bool>,
@@ -43,7 +43,7 @@ impl CallingVcpu for FakeVcpu {
     }
 
     fn with_fd(&self, work: &mut dyn FnMut(BorrowedFd<'_>)) -> io::Result<()> {
-        // No vCPU: a module that is there refuses it.
+        // Not a vCPU: the module, if present, refuses it.
         let file = std::fs::File::open("/dev/null")?;
         work(file.as_fd());
         Ok(())
@@ -63,7 +63,7 @@ struct Rig {
     function: Arc<Mutex<Gate>>,
 }
 
-/// What a machine gives a port whose guest is at a ring, and what it hears of it.
+/// The resources of a port whose guest runs at a privilege level, with the vCPU and the events.
 pub fn resources(ring: u8) -> (Resources, Arc<FakeVcpu>, Arc<Mutex<Vec<Event>>>) {
     let vcpu = Arc::new(FakeVcpu {
         ring,
@@ -232,7 +232,7 @@ fn a_machine_that_was_killed_does_not_keep_the_next_from_its_socket() {
     assert!(path.exists());
     let first = rig(server(&folder), 3);
     assert!(UnixStream::connect(&path).is_ok());
-    // The end of a machine whose name another one has by now leaves that one's alone.
+    // If a newer VM has taken over the socket's name, the end of the older one must not remove it.
     std::fs::rename(&path, folder.path().join("old")).unwrap();
     let second = rig(server(&folder), 3);
     drop(first);

@@ -1,20 +1,20 @@
 //! Address decoding for trapped accesses: port I/O and MMIO.
 //!
-//! Lookups happen on every exit that user space handles, so they take no lock: readers load the
-//! current map (one atomic load) and search it; a change publishes a new map. Old maps are kept
-//! while a reader may use them, so that no reader is ever the one that drops a device.
+//! Every exit that userspace handles performs a lookup, so lookups take no lock: a reader loads the
+//! current map (one atomic load) and searches it; a change publishes a new map. Old maps are kept
+//! while a reader may use them, so that a reader never drops the last reference to a device.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use arc_swap::ArcSwap;
 use base::Unpoisoned;
 
-/// A device that answers trapped accesses.
+/// A device that handles trapped accesses.
 ///
-/// Methods take `&self`: vCPUs call them concurrently, and each device protects only the state
-/// that they share. `data` is 1, 2, 4 or 8 bytes long on port I/O and MMIO.
+/// Methods take `&self`: vCPUs call them concurrently, and each device synchronizes only the state
+/// that they share. `data` is 1, 2, 4 or 8 bytes long for port I/O and MMIO.
 pub trait BusDevice: Send + Sync {
-    /// Fills `data` from the registers at `offset` within the range the device was inserted with.
+    /// Fills `data` from the registers at `offset` within the device's range.
     fn read(&self, offset: u64, data: &mut [u8]);
 
     /// Writes `data` to the registers at `offset`.
@@ -54,18 +54,18 @@ struct Entry {
 pub struct Bus {
     /// Sorted by base, without overlaps.
     entries: ArcSwap<Vec<Entry>>,
-    /// Maps of before, as long as somebody reads them or they hold a device that was removed.
-    /// Held locked while the map changes.
+    /// Earlier maps that are still being read, or that hold a removed device. Locked while the map
+    /// changes.
     retired: Mutex<Vec<Arc<Vec<Entry>>>>,
 }
 
 impl Bus {
-    /// An empty bus: reads return all ones, writes are dropped.
+    /// Creates an empty bus: reads return all ones, writes are dropped.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Lets `device` decode `len` bytes from `base`.
+    /// Registers `device` for `len` bytes from `base`.
     pub fn insert(&self, base: u64, len: u64, device: Arc<dyn BusDevice>) -> Result<(), BusError> {
         let Some(end) = len.checked_sub(1).and_then(|last| base.checked_add(last)) else {
             return Err(BusError::InvalidRange { base, len });
@@ -81,7 +81,7 @@ impl Bus {
         Ok(())
     }
 
-    /// Stops decoding the range that was inserted at `base`; false if there is none.
+    /// Removes the range that was inserted at `base`; false if there is none.
     pub fn remove(&self, base: u64) -> bool {
         let mut retired = self.lock();
         let mut entries = Vec::clone(&self.entries.load());
@@ -92,8 +92,8 @@ impl Bus {
         removed
     }
 
-    /// Makes a map the current one. Those that nobody reads any more go, unless a device would go
-    /// with them: this may be a vCPU's thread.
+    /// Makes a map the current one. Drops earlier maps that have no readers, except those that hold
+    /// the last reference to a device: this may be a vCPU thread.
     fn publish(&self, entries: Vec<Entry>, retired: &mut Vec<Arc<Vec<Entry>>>) {
         let current = Arc::new(entries);
         retired.push(self.entries.swap(Arc::clone(&current)));
@@ -104,8 +104,8 @@ impl Bus {
         retired.retain(|map| Arc::strong_count(map) > 1 || !map.iter().all(stays));
     }
 
-    /// Drops devices that were removed, as far as nobody reads their registers any more; false if
-    /// somebody still does. For the thread that may close what they have on the host.
+    /// Drops removed devices that are not being accessed any more; false if any still is. For the
+    /// thread that may close their host resources.
     pub fn reclaim(&self) -> bool {
         let mut retired = self.lock();
         retired.retain(|map| Arc::strong_count(map) > 1);
@@ -116,7 +116,7 @@ impl Bus {
         self.retired.lock_unpoisoned()
     }
 
-    /// Reads from whatever decodes `address`; false (and all ones) if nothing does.
+    /// Reads from the device at `address`; false (and all ones) if there is none.
     pub fn read(&self, address: u64, data: &mut [u8]) -> bool {
         match lookup(&self.entries.load(), address, data.len()) {
             Some((device, offset)) => {
@@ -130,7 +130,7 @@ impl Bus {
         }
     }
 
-    /// Writes to whatever decodes `address`; false if nothing does.
+    /// Writes to the device at `address`; false if there is none.
     pub fn write(&self, address: u64, data: &[u8]) -> bool {
         match lookup(&self.entries.load(), address, data.len()) {
             Some((device, offset)) => {
@@ -142,7 +142,7 @@ impl Bus {
     }
 }
 
-/// The device that decodes all `len` bytes at `address`, and the offset into its range.
+/// The device whose range contains all `len` bytes at `address`, and the offset in its range.
 fn lookup(entries: &[Entry], address: u64, len: usize) -> Option<(&dyn BusDevice, u64)> {
     let at = entries.partition_point(|entry| entry.end < address);
     let entry = entries.get(at)?;
@@ -197,7 +197,7 @@ mod tests {
         let bus = Bus::new();
         let device = Arc::<Register>::default();
         bus.insert(0x100, 4, Arc::clone(&device) as Arc<_>).unwrap();
-        // A reader that is still at it.
+        // A reader that is still active.
         let reader = bus.entries.load_full();
         bus.remove(0x100);
         assert!(!bus.reclaim());
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(Arc::strong_count(&device), 2, "the reader was not the last");
         assert!(bus.reclaim());
         assert_eq!(Arc::strong_count(&device), 1);
-        // Moves leave nothing behind.
+        // Moves leave nothing to reclaim.
         for base in [0x100, 0x200, 0x300] {
             bus.insert(base, 4, Arc::clone(&device) as Arc<_>).unwrap();
             bus.remove(base);

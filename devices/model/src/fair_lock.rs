@@ -1,10 +1,9 @@
-//! A lock that nobody who asks again and again can keep from others.
+//! A fair lock: a thread that locks it in a loop cannot starve the others.
 //!
-//! A mutex of the standard library goes to whoever comes first when it is free. That is mostly the
-//! thread which has just given it back: a worker that a guest keeps busy would have it for good,
-//! and the thread that owns the machine would wait for as long. Here whoever waits is next: the
-//! others wait behind it, in front of a second mutex.
-//!
+//! A mutex of the standard library goes to the first thread that tries when it is free. That is
+//! mostly the thread that has just released it: a worker that a guest keeps busy would hold it
+//! permanently, and the thread that owns the VM would wait as long. Here the waiting thread is
+//! next, and further threads queue behind it at a second mutex.
 //! ```text
 //!   lock():   next ──> inner ──> (next is given back) ──> the guard, which gives inner back
 //! ```
@@ -13,17 +12,17 @@ use std::sync::{Mutex, MutexGuard};
 
 use base::Unpoisoned;
 
-/// A mutex that a thread cannot have twice in a row while another one waits for it. Costs one more
-/// uncontended mutex. A panic while it is locked leaves the value as it is then.
+/// A mutex that a thread cannot acquire twice in a row while another one waits. Costs one more
+/// uncontended mutex. A panic while it is locked does not poison it: the value stays as it was.
 #[derive(Debug, Default)]
 pub struct FairLock<T> {
-    /// Belongs to the one thread that waits for `inner`.
+    /// Held by the one thread that waits for `inner`.
     next: Mutex<()>,
     inner: Mutex<T>,
 }
 
 impl<T> FairLock<T> {
-    /// Waits for those who have it, and for the one who is next.
+    /// Waits for the current holder, and for the thread that is next.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let next = self.next.lock_unpoisoned();
         let guard = self.inner.lock_unpoisoned();
@@ -31,7 +30,7 @@ impl<T> FairLock<T> {
         guard
     }
 
-    /// Whether somebody waits for it, or is about to have it.
+    /// Whether a thread waits for it, or is about to acquire it.
     #[cfg(any(test, feature = "test-support"))]
     pub fn is_awaited(&self) -> bool {
         self.next.try_lock().is_err()

@@ -1,5 +1,6 @@
-//! What a device asks of the machine, through small traits (an interrupt, a thread, a place in the
-//! guest's address space), and what devices of several kinds share. Nothing here knows a device.
+//! The interface between devices and the VM: small traits (an interrupt, a thread, a place in the
+//! guest's address space), and code that several kinds of devices share. Nothing here depends on a
+//! particular device.
 
 pub mod bus;
 pub mod doorbell;

@@ -1,8 +1,8 @@
-//! Unix sockets that clients find by a file.
+//! Unix sockets that clients find by a file name.
 //!
-//! The file outlives a process that is killed. So whoever wants the name looks whether somebody
-//! listens there, and takes the file away otherwise. A lock on the folder keeps another process
-//! from doing the same in between, and taking away a socket that is new.
+//! The file outlives a process that is killed. A process that wants the name therefore checks
+//! whether the socket is in use, and otherwise removes the file. A lock on the folder prevents
+//! another process from doing the same in between, and from removing a new socket.
 
 use std::{
     fs::{self, File, Metadata},
@@ -23,23 +23,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long another process may look at its own socket in the same folder. Any process that can
-/// read the folder can hold the lock, so nobody depends on getting it.
+/// Maximum time to wait for another process that checks a socket in the same folder. Any process
+/// that can read the folder can hold the lock, so nothing may depend on getting it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// There cannot be a socket of this name.
+/// Why a socket of this name is not possible.
 #[derive(Debug, thiserror::Error)]
 pub enum NameError {
-    /// Somebody listens there.
+    /// Another process listens on it.
     #[error("another process listens on {}: stop it, or use another socket", .0.display())]
     InUse(PathBuf),
-    /// A socket that came from another process is not that which clients find.
+    /// A socket received from another process is not the one that clients find.
     #[error("the socket that came for {} is another one", .0.display())]
     NotThatSocket(PathBuf),
-    /// Something else has that name.
+    /// The name belongs to a file that is not a socket.
     #[error("{} is no socket: move it away, or use another path", .0.display())]
     NotASocket(PathBuf),
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error(
         "cannot listen on {}: it needs a writable folder and a path of at most 107 bytes",
         path.display()
@@ -47,22 +47,22 @@ pub enum NameError {
     Bind {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A socket's file, removed when this is dropped if it is still the socket's own.
+/// The file of a socket. It is removed on drop, if it still belongs to the socket.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
-    /// File system and inode. Nobody else's as long as the listener is open.
+    /// File system and inode. They stay unique while the listener is open.
     identity: Option<(u64, u64)>,
-    /// Another process has the socket: the file stays.
+    /// Another process owns the socket, so the file stays.
     stays: Arc<AtomicBool>,
 }
 
-/// A socket as it is handed over to another process, which goes on listening.
+/// A socket that is handed over to another process, which continues to listen.
 #[derive(Clone, Debug)]
 pub struct SharedSocket {
     path: PathBuf,
@@ -80,15 +80,15 @@ impl SharedSocket {
     ///
     /// # Errors
     ///
-    /// If there are too many descriptors.
+    /// If there are too many open descriptors.
     pub fn descriptor(&self) -> io::Result<Option<OwnedFd>> {
         let listener = self.listener.upgrade();
         let copy = listener.map(|listener| listener.try_clone());
         Ok(copy.transpose()?.map(OwnedFd::from))
     }
 
-    /// Whether its file goes with it: not once another process has the socket, and not before this
-    /// process has it from another.
+    /// Sets whether its file is removed together with it. It must not be once another process has
+    /// the socket, and not before this process has taken it over from another.
     pub fn set_own(&self, own: bool) {
         self.stays.store(!own, Ordering::SeqCst);
     }
@@ -97,19 +97,19 @@ impl SharedSocket {
 /// A socket that clients can connect to.
 #[derive(Debug)]
 pub struct NamedSocket {
-    /// Its file: gone before the listener is closed, as somebody else's file can have its identity
-    /// afterwards.
+    /// Its file. It is dropped before the listener is closed, because afterwards another file may
+    /// have the same identity.
     pub file: SocketFile,
     /// Non-blocking.
     pub listener: Arc<UnixListener>,
 }
 
 impl NamedSocket {
-    /// Listens at `path`. The file of a socket that nobody listens on is replaced.
+    /// Listens at `path`. A stale socket file, on which no process listens, is replaced.
     ///
     /// # Errors
     ///
-    /// If somebody listens there, if the file is no socket, or if there can be none.
+    /// If another process listens there, if the file is not a socket, or if it cannot be created.
     pub fn listen(path: &Path) -> Result<Self, NameError> {
         let failed = |source| NameError::Bind {
             path: path.to_owned(),
@@ -130,12 +130,12 @@ impl NamedSocket {
         })
     }
 
-    /// Listens on a socket that another process has made at `path`, which may be anything. Its file
-    /// stays that process's, until [`SharedSocket::set_own`].
+    /// Listens on a socket that another process has created at `path`; the descriptor is untrusted.
+    /// The file belongs to that process until [`SharedSocket::set_own`].
     ///
     /// # Errors
     ///
-    /// If it is another socket, or none.
+    /// If it is another socket, or not a socket.
     pub fn adopt(path: &Path, descriptor: OwnedFd) -> Result<Self, NameError> {
         let listener = UnixListener::from(descriptor);
         let address = listener.local_addr().ok();
@@ -160,7 +160,7 @@ impl NamedSocket {
         })
     }
 
-    /// For another process that will go on listening.
+    /// A handle for another process that will continue to listen.
     pub fn share(&self) -> SharedSocket {
         SharedSocket {
             path: self.file.path.clone(),
@@ -169,11 +169,11 @@ impl NamedSocket {
         }
     }
 
-    /// A client that is waiting, non-blocking.
+    /// Accepts a waiting client, non-blocking.
     ///
     /// # Errors
     ///
-    /// As of accept(2); `WouldBlock` if none waits.
+    /// As accept(2); `WouldBlock` if there is none.
     pub fn accept(&self) -> io::Result<UnixStream> {
         let (stream, _) = self.listener.accept()?;
         stream.set_nonblocking(true)?;
@@ -184,7 +184,7 @@ impl NamedSocket {
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let found = fs::symlink_metadata(&self.path).ok();
-        // Somebody else may have removed it, or put another in its place.
+        // Another process may have removed it, or replaced it by another file.
         if !self.stays.load(Ordering::SeqCst)
             && self.identity.is_some()
             && found.map(|file| identity(&file)) == self.identity
@@ -199,8 +199,8 @@ fn identity(file: &Metadata) -> (u64, u64) {
     (file.dev(), file.ino())
 }
 
-/// Keeps others from taking a name in this folder until the returned file is closed. `None` if
-/// that cannot be had: the folder cannot be read, or somebody keeps the lock.
+/// Prevents other processes from taking a name in this folder until the returned file is closed.
+/// `None` if the lock is unavailable: the folder cannot be read, or another process keeps the lock.
 fn lock_folder(path: &Path) -> Option<File> {
     let folder = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -208,7 +208,7 @@ fn lock_folder(path: &Path) -> Option<File> {
     };
     let folder = File::open(folder).ok()?;
     let deadline = Instant::now() + PATIENCE;
-    // SAFETY: a call without pointers, on a descriptor that is open.
+    // SAFETY: a call without pointers, on an open descriptor.
     while unsafe { libc::flock(folder.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
         if Instant::now() >= deadline {
             log::debug!("the folder of {} stays locked", path.display());
@@ -219,7 +219,7 @@ fn lock_folder(path: &Path) -> Option<File> {
     Some(folder)
 }
 
-/// Removes a socket's file at `path` that nobody listens on.
+/// Removes a stale socket file at `path`, on which no process listens.
 fn make_way(path: &Path) -> Result<(), NameError> {
     let failed = |source| NameError::Bind {
         path: path.to_owned(),
@@ -231,8 +231,8 @@ fn make_way(path: &Path) -> Result<(), NameError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
     }
-    // Connecting with the wrong type tells a dead socket (refused) from a live one (wrong type)
-    // without becoming the live one's client.
+    // Connecting with the wrong socket type distinguishes a dead socket (refused) from a live one
+    // (wrong type) without becoming a client of the live one.
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     match connected.map_err(|error| error.kind()) {
         Err(io::ErrorKind::ConnectionRefused) => fs::remove_file(path).map_err(failed),
@@ -279,7 +279,7 @@ mod tests {
             NamedSocket::adopt(&elsewhere, copy()),
             Err(NameError::NotThatSocket(_))
         ));
-        // One that does not come to run leaves the file to the first.
+        // An adopted socket that is never used leaves the file to the first process.
         drop(NamedSocket::adopt(&path, copy()).unwrap());
         assert!(path.exists());
         let _client = UnixStream::connect(&path).unwrap();

@@ -1,9 +1,9 @@
 //! Rate limits: token buckets for bytes and operations.
 //!
-//! A device takes tokens before it carries out a request. When a bucket is empty the limiter is
-//! *blocked* until a timer (a timerfd for the device's event loop) says that it may go on.
-//! A request larger than the whole bucket passes when the bucket is full, and the debt delays
-//! what follows, so that no request waits for ever.
+//! A device takes tokens before it executes a request. When a bucket is empty, the limiter is
+//! *blocked* until a timer (a timerfd for the device's event loop) expires. A request that is
+//! larger than the whole bucket passes when the bucket is full, and the debt delays later requests,
+//! so that no request waits forever.
 
 use std::{
     io,
@@ -14,29 +14,29 @@ use std::{
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::timerfd::TimerFd;
 
-/// How long a blocked limiter waits before it looks again, at most: a bucket that fills up sooner
-/// would be full for the rest of the time.
+/// Maximum time before a blocked limiter checks again: a bucket that refills faster than that would
+/// be full for the rest of the time.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Limits of one kind, as in the REST API.
+/// Limits for one token type, as in the REST API.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct TokenBucketConfig {
-    /// Tokens that the bucket holds; 0 for no limit.
+    /// Capacity of the bucket in tokens; 0: no limit.
     pub size: u64,
-    /// Tokens beyond `size` that are there once, at the start.
+    /// Additional tokens beyond `size`, available once at the start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub one_time_burst: Option<u64>,
-    /// Milliseconds in which an empty bucket fills up; 0 for no limit.
+    /// Time in milliseconds to refill an empty bucket; 0: no limit.
     pub refill_time: u64,
 }
 
 /// Limits of a device, as in the REST API.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RateLimiterConfig {
-    /// Bytes.
+    /// Limit of bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<TokenBucketConfig>,
-    /// Operations.
+    /// Limit of operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ops: Option<TokenBucketConfig>,
 }
@@ -50,15 +50,15 @@ pub enum TokenType {
     Ops,
 }
 
-/// A bucket that fills up with time.
+/// A bucket that refills over time.
 #[derive(Clone, Debug)]
 struct TokenBucket {
     size: u64,
     refill: Duration,
     burst: u64,
-    /// Negative while a request that was larger than the bucket is paid off.
+    /// Negative while a request that was larger than the bucket is being paid off.
     budget: i128,
-    /// What has come back of the next token: nanoseconds times `size`, less than `refill`.
+    /// The refilled fraction of the next token: nanoseconds times `size`, less than `refill`.
     part: i128,
     updated: Instant,
 }
@@ -78,13 +78,13 @@ impl TokenBucket {
     fn replenish(&mut self, now: Instant) {
         let elapsed = now.saturating_duration_since(self.updated).as_nanos();
         let size = i128::from(self.size);
-        // Cannot overflow: years of nanoseconds times a u64 stay below 2^124, and what is left of
-        // a token below 2^84.
+        // Cannot overflow: years of nanoseconds times a u64 stay below 2^124, and the rest of a
+        // token below 2^84.
         let nanos = i128::try_from(elapsed.min(1 << 60)).unwrap_or(0);
         let refill = i128::try_from(self.refill.as_nanos())
             .unwrap_or(i128::MAX)
             .max(1);
-        // The part of a token that is left counts next time.
+        // The remaining fraction of a token is kept for the next time.
         let parts = nanos * size + self.part;
         self.part = parts % refill;
         self.budget = (self.budget + parts / refill).min(size);
@@ -109,18 +109,19 @@ impl TokenBucket {
         true
     }
 
-    /// Nothing is owed, and there is something to spend.
+    /// Whether there is no debt, and at least one token.
     fn is_solvent(&mut self, now: Instant) -> bool {
         self.replenish(now);
         self.burst > 0 || self.budget > 0
     }
 
-    /// Takes tokens whether they are there or not.
+    /// Takes tokens even if they are not available.
     fn charge(&mut self, tokens: u64, now: Instant) {
         self.replenish(now);
         let from_burst = self.burst.min(tokens);
         self.burst -= from_burst;
-        // Stays far above -2^127: each step takes less than 2^64, and there are no 2^63 steps.
+        // Stays far above -2^127: each step takes less than 2^64, and there are fewer than 2^63
+        // steps.
         self.budget -= i128::from(tokens - from_burst);
     }
 
@@ -129,7 +130,7 @@ impl TokenBucket {
     }
 }
 
-/// Limits of a device, or of several that share it behind a lock.
+/// Limits of a device, or of several devices that share it behind a lock.
 pub struct RateLimiter {
     bytes: Option<TokenBucket>,
     ops: Option<TokenBucket>,
@@ -139,7 +140,7 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// A limiter with full buckets.
+    /// Creates a limiter with full buckets.
     pub fn new(config: &RateLimiterConfig) -> io::Result<Self> {
         let now = Instant::now();
         let bucket = |config: Option<TokenBucketConfig>| {
@@ -157,7 +158,7 @@ impl RateLimiter {
         })
     }
 
-    /// Takes `tokens`, or takes nothing, blocks the limiter and returns false.
+    /// Takes `tokens`, or takes none, blocks the limiter and returns false.
     pub fn consume(&mut self, tokens: u64, kind: TokenType) -> bool {
         self.consume_at(tokens, kind, Instant::now())
     }
@@ -172,8 +173,8 @@ impl RateLimiter {
         bucket.take(tokens, now) || !self.block()
     }
 
-    /// Whether a request of unknown size may be carried out, which is charged when its size is
-    /// known: all earlier ones are paid for. Otherwise blocks the limiter and returns false.
+    /// Whether a request of unknown size, which is charged when its size is known, may be executed:
+    /// all earlier ones are paid for. Otherwise blocks the limiter and returns false.
     pub fn is_ready(&mut self) -> bool {
         self.is_ready_at(Instant::now())
     }
@@ -190,8 +191,8 @@ impl RateLimiter {
         solvent || !self.block()
     }
 
-    /// Takes `tokens` for a request that was carried out, whether they are there or not: a debt
-    /// delays what follows.
+    /// Takes `tokens` for a request that was executed, even if they are not available: a debt
+    /// delays later requests.
     pub fn charge(&mut self, tokens: u64, kind: TokenType) {
         self.charge_at(tokens, kind, Instant::now());
     }
@@ -206,7 +207,7 @@ impl RateLimiter {
     fn block(&mut self) -> bool {
         match self.timer.reset(self.retry, None) {
             Ok(()) => self.blocked = true,
-            // Without a timer nothing would ever go on.
+            // Without a timer the limiter would stay blocked forever.
             Err(error) => {
                 log::error!("rate limit not applied, its timer does not start: {error}");
             }
@@ -214,14 +215,14 @@ impl RateLimiter {
         self.blocked
     }
 
-    /// Puts tokens back that were taken for a request that was not carried out.
+    /// Returns tokens that were taken for a request that was not executed.
     pub fn refund(&mut self, tokens: u64, kind: TokenType) {
         if let Some(bucket) = self.bucket(kind) {
             bucket.give_back(tokens);
         }
     }
 
-    /// How long requests wait for the timer.
+    /// The timeout of the timer for which requests wait.
     pub fn retry(&self) -> Duration {
         self.retry
     }
@@ -231,7 +232,7 @@ impl RateLimiter {
         self.blocked
     }
 
-    /// To be called when the timer's descriptor is readable: the limiter may go on.
+    /// Unblocks the limiter. Call it when the timer's descriptor is readable.
     pub fn handle_event(&mut self) -> io::Result<()> {
         self.blocked = false;
         self.timer.wait().map_err(io::Error::from)?;
@@ -247,7 +248,7 @@ impl RateLimiter {
 }
 
 impl AsRawFd for RateLimiter {
-    /// The timer; readable when a blocked limiter may go on.
+    /// The timer's descriptor; readable when a blocked limiter may continue.
     fn as_raw_fd(&self) -> RawFd {
         self.timer.as_raw_fd()
     }
@@ -367,7 +368,7 @@ mod tests {
         assert!(limiter.is_blocked());
         assert!(!ready(&mut limiter, 500));
         assert!(ready(&mut limiter, 501));
-        // Operations are not limited here.
+        // There is no limit of operations here.
         limiter.charge_at(1 << 40, TokenType::Ops, start);
         assert!(ready(&mut limiter, 501));
     }

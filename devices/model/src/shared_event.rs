@@ -1,31 +1,32 @@
-//! Reads of eventfds that another process has as well.
+//! Non-blocking use of eventfds that another process also has.
 //!
-//! `O_NONBLOCK` belongs to the open file description, which everybody shares to whom a descriptor
-//! was sent (`unix(7)`, `SCM_RIGHTS`): a worker or a vfio-user server may clear it at any time, and
-//! a plain `read` would then wait for ever. Here the call itself says that it does not wait.
+//! `O_NONBLOCK` belongs to the open file description, which is shared with every process to which a
+//! descriptor was sent (`unix(7)`, `SCM_RIGHTS`): a worker or a vfio-user server may clear it at
+//! any time, and a plain `read` would then block forever. Here each call itself requests not to
+//! block.
 //!
-//! There is no such call for writes. Interrupts of devices whose eventfds others hold are raised
+//! There is no such call for writes. Interrupts of devices whose eventfds are shared are raised
 //! without them (`MsiVectors::raise`); doorbells are left to the kernel, and rung here by [`ring`]
-//! where it could not take them.
+//! where the kernel could not take them.
 
 use std::{io, os::fd::AsRawFd};
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// Takes the counter of `event`, and does not wait whatever the state of its file is.
+/// Reads and clears the counter of `event`, without blocking whatever its file's flags are.
 ///
 /// # Errors
-/// [`WouldBlock`](io::ErrorKind::WouldBlock) if the counter is zero. `EOPNOTSUPP` says that the
-/// kernel is older than Linux 5.8.
+/// [`WouldBlock`](io::ErrorKind::WouldBlock) if the counter is zero. `EOPNOTSUPP` if the kernel is
+/// older than Linux 5.8.
 pub fn take(event: &EventFd) -> io::Result<u64> {
-    /// The file's own position, of which an eventfd has none.
+    /// The file's own position, which an eventfd does not have.
     const CURRENT: i64 = -1;
     let mut count = 0u64;
     let piece = libc::iovec {
         iov_base: (&raw mut count).cast(),
         iov_len: size_of::<u64>(),
     };
-    // SAFETY: one piece, of eight bytes that outlive the call.
+    // SAFETY: one vector of eight bytes, which outlive the call.
     let read = unsafe {
         libc::syscall(
             libc::SYS_preadv2,
@@ -55,13 +56,13 @@ pub fn is_set(event: &EventFd) -> bool {
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
-/// Signals `event`, unless that was done and nobody has looked since.
+/// Signals `event`, unless it is already signalled.
 ///
-/// Another process can make this wait only if it fills the counter between the look and the write;
-/// so it is for threads whose waiting costs that process's user alone.
+/// Another process can make this block only if it fills the counter between the check and the
+/// write. Use it only on threads whose blocking harms that process's user alone.
 pub fn ring(event: &EventFd) {
     if !is_set(event) {
-        // Fails only if the counter is full: then it is signalled.
+        // Fails only if the counter is full, in which case it is signalled.
         let _ = event.write(1);
     }
 }

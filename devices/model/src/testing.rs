@@ -1,5 +1,5 @@
-//! A machine that does not exist, for tests and fuzz targets: [`FakeMsi`], [`FakeDoorbells`] and
-//! [`FakeSpace`] keep what happened for inspection.
+//! A fake VM for tests and fuzz targets: [`FakeMsi`], [`FakeDoorbells`] and [`FakeSpace`] record
+//! calls for inspection.
 
 mod platform;
 

@@ -1,11 +1,11 @@
-//! Threads that devices ask for. The machine decides how each kind is confined.
+//! Threads that devices request. The VM decides how each kind is confined.
 
 use std::{io, thread};
 
-/// What a thread is for; the machine has one seccomp filter per role.
+/// The purpose of a thread; the VM has one seccomp filter per role.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum ThreadRole {
-    /// The control loop that owns the machine.
+    /// The control loop that owns the VM.
     Vmm,
     /// Serves the REST API.
     Api,
@@ -19,36 +19,36 @@ pub enum ThreadRole {
     Net,
     /// Entropy.
     Rng,
-    /// Sockets between guest and host.
+    /// Sockets between guest and host (vsock).
     Vsock,
-    /// Balloon and virtio-mem: gives memory back to the host.
+    /// Balloon and virtio-mem: returns memory to the host.
     Memory,
     /// Persistent memory.
     Pmem,
-    /// Finds workers for a guest's accelerator calls.
+    /// Connects a guest's accelerator calls to workers.
     Accel,
-    /// Connects machines whose processes execute each other's code.
+    /// Connects VMs whose processes execute each other's code.
     Gate,
-    /// Takes what a mediator of a GPU says, and timers.
+    /// Handles messages of a GPU's mediator, and timers.
     Gpu,
     /// Fills guest memory during a lazy restore.
     PageFault,
-    /// Sees the server of a vfio-user device go.
+    /// Watches the server of a vfio-user device.
     UserDevice,
-    /// Maps memory for physical devices as the guest's IOMMU says.
+    /// Maps memory for passthrough devices as the guest's IOMMU requests.
     Iommu,
-    /// Resets physical devices for the guest.
+    /// Resets passthrough devices for the guest.
     Reset,
-    /// Moves the VM to another host, or from one.
+    /// Migrates the VM to or from another host.
     Migration,
-    /// Carries memory of a VM that moves, by one of many connections.
+    /// Transfers memory during a migration, over one of several connections.
     Lane,
 }
 
 /// Starts threads.
 pub trait ThreadSpawner: Send + Sync {
-    /// Starts a thread that runs `body`. `name` appears in `/proc` (15 bytes at most) and follows
-    /// the convention of Cloud Hypervisor that management tools rely on: `vcpuN`, `_disk0_q0`,
+    /// Starts a thread that runs `body`. `name` appears in `/proc` (at most 15 bytes), and follows
+    /// Cloud Hypervisor's convention, on which management tools rely: `vcpuN`, `_disk0_q0`,
     /// `_net1_qp0`, `_rng`.
     fn spawn(
         &self,
@@ -58,11 +58,11 @@ pub trait ThreadSpawner: Send + Sync {
     ) -> io::Result<thread::JoinHandle<()>>;
 }
 
-/// The most CPUs that a Linux host can have (x86's `CONFIG_NR_CPUS`); `cpu_set_t` has room for
-/// 1,024.
+/// Maximum number of CPUs that a Linux host can have (x86's `CONFIG_NR_CPUS`); `cpu_set_t` has room
+/// for only 1,024.
 const MAX_HOST_CPUS: usize = 8192;
 
-/// Keeps the calling thread on host CPUs `cpus`.
+/// Pins the calling thread to the host CPUs `cpus`.
 pub fn pin_current_thread(cpus: &[usize]) -> io::Result<()> {
     const BITS: usize = libc::c_ulong::BITS as usize;
     let mut mask = [0 as libc::c_ulong; MAX_HOST_CPUS / BITS];

@@ -1,8 +1,9 @@
-//! A queue's share in a rate limiter.
+//! A queue's share of a rate limiter.
 //!
-//! A limiter may serve all queues of a device, and several disks (`rate_limit_group`), each queue
-//! in a thread of its own. Its timer is one descriptor, whose event only one of them would see: so
-//! each waiting queue has a timer of its own and looks again when that is over.
+//! A limiter may serve all queues of a device, and several disks (`rate_limit_group`), with each
+//! queue on its own thread. The limiter's timer is one descriptor, whose event only one of the
+//! threads would see. Each waiting queue therefore has a timer of its own, and checks again when it
+//! expires.
 
 use std::{
     io,
@@ -18,7 +19,7 @@ use crate::rate_limiter::{RateLimiter, TokenType};
 /// A limiter that any number of queues and devices share.
 pub type SharedRateLimiter = Arc<Mutex<RateLimiter>>;
 
-/// Decides when a queue may go on.
+/// Decides whether a queue may continue.
 pub struct Throttle {
     limiter: SharedRateLimiter,
     timer: TimerFd,
@@ -26,7 +27,7 @@ pub struct Throttle {
 }
 
 impl Throttle {
-    /// A share in `limiter`.
+    /// Creates a share of `limiter`.
     pub fn new(limiter: SharedRateLimiter) -> io::Result<Self> {
         Ok(Self {
             limiter,
@@ -36,7 +37,7 @@ impl Throttle {
     }
 
     /// Takes tokens for an operation on `bytes`. If there are none, takes nothing, and the timer
-    /// says when to ask again.
+    /// expires when to ask again.
     pub fn admit(&mut self, bytes: u64) -> bool {
         if self.waiting {
             return false;
@@ -45,8 +46,8 @@ impl Throttle {
         admitted || !self.wait()
     }
 
-    /// Whether an operation of unknown size may go on, which is charged afterwards. If not, the
-    /// timer says when to ask again.
+    /// Whether an operation of unknown size, which is charged afterwards, may continue. If not, the
+    /// timer expires when to ask again.
     pub fn is_ready(&mut self) -> bool {
         if self.waiting {
             return false;
@@ -55,17 +56,17 @@ impl Throttle {
         ready || !self.wait()
     }
 
-    /// Takes tokens for an operation on `bytes` that was carried out.
+    /// Takes tokens for an operation on `bytes` that was executed.
     pub fn charge(&self, bytes: u64) {
         let mut limiter = self.limiter();
         limiter.charge(1, TokenType::Ops);
         limiter.charge(bytes, TokenType::Bytes);
     }
 
-    /// The limiter, ready to be asked if its time has come.
+    /// Locks the limiter, and unblocks it if its timer has expired.
     fn limiter(&self) -> MutexGuard<'_, RateLimiter> {
         let mut limiter = self.limiter.lock_unpoisoned();
-        // Reading the timer blocks until it has expired.
+        // Reading the timer would block before it has expired.
         if limiter.is_blocked()
             && is_readable(limiter.as_raw_fd())
             && let Err(error) = limiter.handle_event()
@@ -77,11 +78,11 @@ impl Throttle {
 
     /// Starts the timer; false if that fails.
     fn wait(&mut self) -> bool {
-        // Not less than the limiter's own timer, which was started before.
+        // Not shorter than the limiter's own timer, which was started before.
         let retry = self.limiter().retry();
         match self.timer.reset(retry, None) {
             Ok(()) => self.waiting = true,
-            // Without a timer nothing would ever go on.
+            // Without a timer the queue would wait forever.
             Err(error) => {
                 log::error!("rate limit not applied, its timer does not start: {error}");
             }
@@ -89,7 +90,7 @@ impl Throttle {
         self.waiting
     }
 
-    /// To be called when the timer is readable.
+    /// Ends the wait. Call it when the timer is readable.
     pub fn wake(&mut self) {
         if self.waiting && is_readable(self.timer.as_raw_fd()) {
             self.waiting = false;
@@ -100,7 +101,7 @@ impl Throttle {
         }
     }
 
-    /// Forgets that it waits: the worker has stopped.
+    /// Cancels a wait, because the worker has stopped.
     pub fn reset(&mut self) {
         self.waiting = false;
         if let Err(error) = self.timer.clear() {
@@ -132,6 +133,6 @@ fn is_readable(fd: RawFd) -> bool {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: one valid pollfd; a timeout of zero does not wait.
+    // SAFETY: one valid pollfd; a timeout of zero does not block.
     unsafe { libc::poll(&mut poll, 1, 0) == 1 }
 }

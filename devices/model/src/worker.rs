@@ -1,8 +1,9 @@
-//! The thread in which a device's queues are served.
+//! The thread that serves a device's queues.
 //!
 //! A worker is an event loop (crate `event-manager`) with a single subscriber, which owns the
-//! device's queues and backend. It sleeps in `epoll_wait` while nothing happens. Stopping it
-//! gives the subscriber back, so that ownership of the backend moves between the device and its
+//! device's queues and backend. It sleeps in `epoll_wait` while there are no events. Stopping it
+//! returns the subscriber, so that ownership of the backend moves between the device and its worker
+//! and is never shared.
 //! worker and is never shared.
 
 use std::{io, sync::mpsc, thread};
@@ -18,18 +19,19 @@ use crate::thread::{ThreadRole, ThreadSpawner};
 /// Token of the stop event. Subscribers use smaller ones for their own events.
 pub const STOP_TOKEN: u32 = u32::MAX;
 
-/// What runs in a [`Worker`]: registers its file descriptors in `init`, serves them in `process`.
+/// The subscriber of a [`Worker`]: registers its file descriptors in `init`, and serves them in
+/// `process`.
 pub trait DeviceWorker: MutEventSubscriber + Send + 'static {
-    /// Finishes what is in flight, in bounded time, before the worker stops.
+    /// Completes requests in flight, in bounded time, before the worker stops.
     fn drain(&mut self) {}
 }
 
-/// A worker that could not be started, and what it would have owned.
+/// A worker that could not be started, together with its subscriber.
 #[derive(Debug)]
 pub struct NotStarted<T> {
-    /// Why.
+    /// The cause.
     pub source: io::Error,
-    /// The subscriber, untouched.
+    /// The subscriber, unchanged.
     pub inner: T,
 }
 
@@ -75,7 +77,8 @@ impl<T: DeviceWorker> Worker<T> {
         Self::start(spawner, role, name, inner).map_err(|failed| failed.source)
     }
 
-    /// Starts a thread that serves `inner`, or gives it back: for what cannot be made again.
+    /// Starts a thread that serves `inner`, or returns it on failure: for subscribers that cannot
+    /// be created again.
     pub fn start(
         spawner: &dyn ThreadSpawner,
         role: ThreadRole,
@@ -94,7 +97,7 @@ impl<T: DeviceWorker> Worker<T> {
         }
     }
 
-    /// A thread that waits for what it is to serve.
+    /// Starts a thread that waits for its subscriber.
     fn prepare(
         spawner: &dyn ThreadSpawner,
         role: ThreadRole,
@@ -126,7 +129,7 @@ impl<T: DeviceWorker> Worker<T> {
             }
             if let Ok(mut subscriber) = manager.remove_subscriber(id) {
                 subscriber.inner.drain();
-                // A send fails only if the device was dropped; then nobody wants the state.
+                // A send fails only if the device was dropped; then the state is not needed.
                 let _ = sender.send(subscriber.inner);
             }
         };
@@ -139,12 +142,12 @@ impl<T: DeviceWorker> Worker<T> {
         Ok((worker, subscribers))
     }
 
-    /// Whether the thread has died.
+    /// Whether the thread has ended.
     pub fn is_dead(&self) -> bool {
         self.thread.is_finished()
     }
 
-    /// Stops the loop and gives its subscriber back; `None` if the thread died.
+    /// Stops the loop and returns its subscriber; `None` if the thread died.
     pub fn stop(self) -> Option<T> {
         if let Err(error) = self.stop.write(1) {
             log::error!("cannot stop a device worker: {error}");
@@ -200,7 +203,7 @@ mod tests {
         assert!(worker.stop().unwrap().drained);
     }
 
-    /// A host that has no thread left.
+    /// A host that cannot create any more threads.
     struct Exhausted;
 
     impl ThreadSpawner for Exhausted {

@@ -1,10 +1,10 @@
-//! Which pages of guest RAM this process has written.
+//! Logs the pages of guest RAM that this process writes.
 //!
-//! KVM logs the guest's writes; what devices write is noted here, as crate vm-memory's `Bitmap` of a
-//! region of RAM. While nobody asks, a write costs one relaxed load.
+//! KVM logs the guest's writes. Device writes are logged here, through the crate vm-memory's
+//! `Bitmap` of a region of RAM. While no log is active, a write costs one relaxed load.
 //!
-//! A page is marked after it was written, and taken before it is read: whoever takes a mark and then
-//! copies the page has what was written, or sees another mark.
+//! A page is marked after it was written, and its mark is taken before the page is read: a reader
+//! that takes a mark and then copies the page either gets what was written or sees another mark.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use std::{
 
 use vm_memory::bitmap::{Bitmap, BitmapSlice, NewBitmap, WithBitmapSlice};
 
-/// Bytes of a page of the log.
+/// Size of a page of the log in bytes.
 const PAGE: usize = 4096;
 
 /// The log of one region.
@@ -24,13 +24,13 @@ const PAGE: usize = 4096;
 pub struct WriteLog {
     on: AtomicBool,
     pages: usize,
-    /// A bit per page, made when the log is switched on for the first time.
+    /// One bit per page; allocated when the log is first started.
     words: OnceLock<Box<[AtomicU64]>>,
 }
 
 impl WriteLog {
-    /// Starts an empty log. Call [`order_writes`] when all regions' logs are on: from then on every
-    /// write is either visible to the caller or will be marked.
+    /// Starts an empty log. Call [`order_writes`] when the logs of all regions are started: from
+    /// then on, every write is either visible to the caller or will be marked.
     pub fn start(&self) {
         for word in self.words() {
             word.store(0, Ordering::Relaxed);
@@ -44,7 +44,7 @@ impl WriteLog {
     }
 
     /// Moves the marks into a bitmap of the region: bit `n % 64` of word `n / 64` is page `n`.
-    /// A bitmap that is too short gets those that fit.
+    /// Marks beyond the end of the bitmap stay in the log.
     pub fn take_into(&self, bitmap: &mut [u64]) {
         let Some(words) = self.words.get() else {
             return;
@@ -81,9 +81,9 @@ impl WriteLog {
     }
 }
 
-/// Makes all threads of this process order what they have written before against what they look at
-/// from now on (`membarrier`): a thread that has not seen a log switched on has finished the write
-/// that it did not mark.
+/// Orders the earlier writes of all threads of this process before their later checks of the log
+/// (`membarrier`): a thread that has not seen a log started has completed the write that it did not
+/// mark.
 pub fn order_writes() -> io::Result<()> {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     // SAFETY: the command takes no arguments and touches no memory.
@@ -142,7 +142,7 @@ impl BitmapSlice for WriteLogSlice<'_> {}
 impl<'a> Bitmap for WriteLogSlice<'a> {
     #[inline]
     fn mark_dirty(&self, offset: usize, len: usize) {
-        // Saturated, it is beyond any region.
+        // If it saturates, it is beyond any region.
         self.log.mark_dirty(self.offset.saturating_add(offset), len);
     }
 

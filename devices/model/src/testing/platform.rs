@@ -1,4 +1,4 @@
-//! Interrupts, doorbells and memory of a machine that does not exist.
+//! Interrupts, doorbells and memory of a fake VM.
 
 use std::{
     collections::BTreeMap,
@@ -17,10 +17,10 @@ use crate::{
     shared_event,
 };
 
-/// `len` bytes of guest RAM from address 0.
+/// Creates `len` bytes of guest RAM from address 0.
 ///
 /// # Panics
-/// If the host has no memory.
+/// If the host has not enough memory.
 #[allow(clippy::unwrap_used, reason = "a test without memory can only fail")]
 pub fn guest_memory(len: usize) -> GuestMemory {
     GuestMemory::new(GuestRam::from_ranges(&[(GuestAddress(0), len)]).unwrap())
@@ -29,18 +29,18 @@ pub fn guest_memory(len: usize) -> GuestMemory {
 struct FakeVector {
     irqfd: EventFd,
     route: Option<MsiMessage>,
-    /// Interrupts that did not come by the eventfd.
+    /// Interrupts that did not arrive through the eventfd.
     raised: u64,
 }
 
-/// An interrupt controller that counts. Clones share their vectors.
+/// An interrupt controller that counts interrupts. Clones share their vectors.
 #[derive(Clone, Default)]
 pub struct FakeMsi {
     vectors: Arc<Mutex<Vec<FakeVector>>>,
 }
 
 impl FakeMsi {
-    /// Interrupts on `vector` since the last call.
+    /// Number of interrupts on `vector` since the last call.
     pub fn take(&self, vector: u16) -> u64 {
         let mut vectors = self.vectors.lock_unpoisoned();
         let vector = vectors.get_mut(usize::from(vector));
@@ -50,7 +50,7 @@ impl FakeMsi {
         })
     }
 
-    /// Where `vector` goes.
+    /// The message to which `vector` is routed.
     pub fn route(&self, vector: u16) -> Option<MsiMessage> {
         self.vectors
             .lock_unpoisoned()
@@ -113,19 +113,19 @@ impl MsiVectors for FakeVectors {
     }
 }
 
-/// Doorbells that are registered, by address. Clones share them.
+/// Registered doorbells, by address. Clones share them.
 #[derive(Clone, Default)]
 pub struct FakeDoorbells {
     registered: Arc<Mutex<BTreeMap<u64, EventFd>>>,
 }
 
 impl FakeDoorbells {
-    /// The addresses, ascending.
+    /// The addresses, in ascending order.
     pub fn addresses(&self) -> Vec<u64> {
         self.registered.lock_unpoisoned().keys().copied().collect()
     }
 
-    /// What KVM does at a write: true if a doorbell was at `address`.
+    /// Does what KVM does on a write: true if there is a doorbell at `address`.
     pub fn ring(&self, address: u64) -> bool {
         self.registered
             .lock_unpoisoned()
@@ -149,7 +149,7 @@ impl Doorbells for FakeDoorbells {
     }
 }
 
-/// An address space that takes everything.
+/// An address space that accepts every mapping.
 pub struct FakeSpace;
 
 struct Placed(GuestAddress);
