@@ -1,4 +1,4 @@
-//! Sizes and alignments of the storage under an image.
+//! Sizes and alignments of the storage behind an image.
 
 use std::{
     fs::File,
@@ -11,14 +11,14 @@ use std::{
 
 use super::SECTOR;
 
-/// What the storage prefers and demands.
+/// Preferences and requirements of the storage.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Geometry {
-    /// Smallest unit of transfer in bytes, as the guest is told: a power of two from 512 on.
+    /// Logical block size in bytes, as the guest sees it: a power of two, at least 512.
     pub logical_block: u32,
-    /// Unit in which the storage works, in bytes; at least `logical_block`.
+    /// Block size with which the storage works internally, in bytes; at least `logical_block`.
     pub physical_block: u32,
-    /// Alignment of memory in bytes that transfers need; 1 without `O_DIRECT`.
+    /// Memory alignment in bytes that transfers require; 1 without `O_DIRECT`.
     pub memory_alignment: usize,
 }
 
@@ -31,7 +31,7 @@ pub fn size(file: &mut File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
-/// Asks for the geometry of `file`.
+/// Determines the geometry of `file`.
 pub fn probe(file: &File, direct: bool) -> io::Result<Geometry> {
     let metadata = file.metadata()?;
     let (mut logical, physical) = if metadata.file_type().is_block_device() {
@@ -51,7 +51,7 @@ pub fn probe(file: &File, direct: bool) -> io::Result<Geometry> {
     })
 }
 
-/// A block size that can be shown to a guest.
+/// A block size that is valid for a guest; replaces invalid ones by one sector.
 fn sane(size: Option<u32>) -> u32 {
     size.filter(|size| size.is_power_of_two() && (512..=65536).contains(size))
         .unwrap_or(SECTOR as u32)
@@ -59,20 +59,20 @@ fn sane(size: Option<u32>) -> u32 {
 
 fn ioctl(file: &File, request: libc::Ioctl) -> Option<u32> {
     let mut value: libc::c_int = 0;
-    // SAFETY: both requests write an int (or unsigned int) to the address given.
+    // SAFETY: both requests write an int (or unsigned int) to the given address.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), request, &mut value) };
     u32::try_from(value).ok().filter(|_| result == 0)
 }
 
-/// The smallest transfer that `O_DIRECT` allows, found by trying: this works on every kernel and
-/// file system, unlike asking.
+/// Minimum size of an `O_DIRECT` transfer, determined by trying: unlike a query, this works on
+/// every kernel and file system.
 fn direct_alignment(file: &File) -> io::Result<u32> {
     #[repr(align(4096))]
     struct Page([u8; 4096]);
     let mut page = Page([0; 4096]);
     let mut error = None;
     for size in [512, 1024, 2048, 4096] {
-        // Memory that is aligned to `size` and to nothing more, if it is less than a page.
+        // Memory that is aligned to exactly `size`, if that is less than a page.
         let memory = &mut page.0[size % 4096..];
         let len = size.min(memory.len());
         // SAFETY: `memory` holds `len` bytes.

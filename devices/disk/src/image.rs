@@ -1,4 +1,4 @@
-//! Opening disk images: formats, locks, sizes, and errors that say how to mend things.
+//! Opens disk images: formats, locks, sizes, and errors that suggest a remedy.
 
 use std::{
     fmt,
@@ -26,17 +26,17 @@ use super::{
 /// The format of an image.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum ImageType {
-    /// A VHD of fixed size.
+    /// A fixed-size VHD.
     FixedVhd,
     /// QEMU's copy-on-write format, version 2 or 3.
     Qcow2,
-    /// The bytes of the disk.
+    /// The plain content of the disk.
     Raw,
     /// VHDX.
     Vhdx,
-    /// To be found out from the content. A raw image opened like this refuses writes that would
-    /// make it look like another format at the next start: otherwise a guest could write a qcow2
-    /// header that names any file of the host as its backing file. State the type to lift this.
+    /// Detected from the content. A raw image opened like this refuses writes that would make it
+    /// look like another format at the next start: otherwise a guest could write a qcow2 header
+    /// that names any file of the host as its backing file. Specify the type to lift this.
     #[default]
     Unknown,
 }
@@ -58,48 +58,48 @@ impl fmt::Display for ImageType {
 pub struct DiskOptions {
     /// A file or block device.
     pub path: PathBuf,
-    /// The guest may not write.
+    /// The guest must not write.
     pub read_only: bool,
     /// Bypass the host's page cache (`O_DIRECT`).
     pub direct: bool,
     /// The image's format.
     pub image_type: ImageType,
-    /// A qcow2 image may name a backing file. Off by default: whoever supplies the image chooses
-    /// which of the host's files is opened.
+    /// Permits a qcow2 image to name a backing file. Off by default, because it lets the image's
+    /// author choose which file of the host is opened.
     pub backing_files: bool,
-    /// Discarding and zeroing may give storage back.
+    /// Discarding and zeroing may free storage.
     pub sparse: bool,
-    /// What the lock covers.
+    /// The range that the lock covers.
     pub lock_granularity: LockGranularity,
-    /// Somebody else has the lock still, and gives it up before [`Disk::lock`] takes it: the VM is
-    /// on its way here.
+    /// Another process still holds the lock, and releases it before [`Disk::lock`] takes it: the VM
+    /// is being migrated to this host.
     pub lock_later: bool,
-    /// Use io_uring where the host has it.
+    /// Use io_uring if the host supports it.
     pub io_uring: bool,
 }
 
-/// An image cannot be used.
+/// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// Not found, no permission and the like.
+    /// The image cannot be opened: not found, no permission and the like.
     #[error("cannot open the disk image {path}{}", hint(source, *direct))]
     Open {
         /// The image.
         path: PathBuf,
-        /// With `O_DIRECT`.
+        /// It was opened with `O_DIRECT`.
         direct: bool,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A directory, a socket ...
+    /// The path is a directory, a socket ...
     #[error("{path} is {kind}, not a disk image; give a file or a block device")]
     NotAnImage {
         /// The path.
         path: PathBuf,
-        /// What it is.
+        /// Kind of file.
         kind: &'static str,
     },
-    /// Another process (or disk) uses it.
+    /// Another process (or another disk) uses it.
     #[error(
         "the disk image {path} is in use elsewhere: its {} lock is taken; stop the other user, \
          or open it read-only in both", if *.read_only { "shared" } else { "exclusive" }
@@ -107,34 +107,34 @@ pub enum DiskError {
     Locked {
         /// The image.
         path: PathBuf,
-        /// The lock asked for was a shared one.
+        /// A shared lock was requested.
         read_only: bool,
     },
-    /// Another file appeared under the name while it was being opened.
+    /// Another file replaced it while it was being opened.
     #[error("the disk image {path} was replaced while it was opened; try again")]
     Replaced {
         /// The image.
         path: PathBuf,
     },
-    /// A file system without locks, for instance.
+    /// Locking failed, for example because the file system does not support it.
     #[error("cannot lock the disk image {path}")]
     Lock {
         /// The image.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A read or a query failed.
+    /// A read or query failed.
     #[error("cannot {action} the disk image {path}")]
     Inspect {
         /// The image.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A size that a disk cannot have.
+    /// The size is invalid for a disk.
     #[error(
         "the disk image {path} is {size} bytes long, which is not a multiple of {block}; \
          `{} {path}{}` rounds it up",
@@ -146,18 +146,18 @@ pub enum DiskError {
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
-        /// What it must be a multiple of.
+        /// The required multiple.
         block: u64,
-        /// It is a qcow2 image; then the size is the disk's.
+        /// It is a qcow2 image; `size` is that of its disk then.
         qcow2: bool,
     },
-    /// Nothing in it.
+    /// The image is empty.
     #[error("the disk image {path} is empty; give it a size with `truncate` or `qemu-img resize`")]
     Empty {
         /// The image.
         path: PathBuf,
     },
-    /// VHD, VHDX, VMDK.
+    /// An unsupported format: VHD, VHDX, VMDK.
     #[error(
         "the disk image {path} is {format}, which is not supported; `qemu-img convert -O raw` \
          makes a raw image of it{}", if *.detected { ", or state image_type=raw if it is one" } else { "" }
@@ -167,16 +167,16 @@ pub enum DiskError {
         path: PathBuf,
         /// Its format.
         format: &'static str,
-        /// From the content rather than by configuration.
+        /// The format was detected, not configured.
         detected: bool,
     },
-    /// It was stated to be qcow2, but is not.
+    /// It was configured as qcow2, but is not.
     #[error("the disk image {path} was stated to be qcow2, but has no qcow2 header")]
     NotQcow2 {
         /// The image.
         path: PathBuf,
     },
-    /// The end of a qcow2 image is missing.
+    /// A qcow2 image is cut off at the end.
     #[error(
         "the qcow2 image {path} is truncated: it needs at least {needed} bytes and has {size}; \
          copy it again"
@@ -184,22 +184,22 @@ pub enum DiskError {
     Truncated {
         /// The image.
         path: PathBuf,
-        /// Bytes that its tables refer to.
+        /// Minimum length in bytes that its tables imply.
         needed: u64,
-        /// Bytes that it has.
+        /// Its length in bytes.
         size: u64,
     },
-    /// A qcow2 image whose tables make no sense.
+    /// A qcow2 image with invalid tables.
     #[error(
         "the qcow2 image {path} is damaged: {what}; `qemu-img check -r all {path}` may mend it"
     )]
     Damaged {
         /// The image.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         what: &'static str,
     },
-    /// A backing file where none is allowed.
+    /// A backing file, which is not permitted.
     #[error(
         "the qcow2 image {path} has the backing file {backing:?}; allow it with backing_files=on \
          if the image comes from a trusted source"
@@ -207,10 +207,10 @@ pub enum DiskError {
     BackingFile {
         /// The image.
         path: PathBuf,
-        /// What it names.
+        /// The name of the backing file.
         backing: String,
     },
-    /// A backing file whose format would have to be guessed.
+    /// A backing file of unspecified format, which would have to be guessed.
     #[error(
         "the qcow2 image {path} does not state the format of its backing file {backing:?}; \
          `qemu-img rebase -u -b {backing} -F FORMAT {path}` does"
@@ -218,25 +218,25 @@ pub enum DiskError {
     BackingFormat {
         /// The image.
         path: PathBuf,
-        /// What it names.
+        /// The name of the backing file.
         backing: String,
     },
-    /// Data outside of the image.
+    /// The data is in another file.
     #[error("the qcow2 image {path} keeps its data in another file, which is not supported")]
     ExternalData {
         /// The image.
         path: PathBuf,
     },
-    /// A size that cannot be set.
+    /// The image cannot be resized to this size.
     #[error("the disk {path} cannot be resized from {from} to {to} bytes: {reason}")]
     Resize {
         /// The image.
         path: PathBuf,
         /// Its size in bytes.
         from: u64,
-        /// The size asked for.
+        /// The requested size in bytes.
         to: u64,
-        /// Why not.
+        /// The reason.
         reason: &'static str,
     },
 }
@@ -255,7 +255,7 @@ fn hint(source: &io::Error, direct: bool) -> &'static str {
     }
 }
 
-/// How a format is recognised at the start of an image.
+/// Signatures of formats at the start of an image.
 const SIGNATURES: [(&[u8], &str, ImageType); 4] = [
     (b"QFI\xfb", "qcow2", ImageType::Qcow2),
     (b"vhdxfile", "VHDX", ImageType::Vhdx),
@@ -263,7 +263,7 @@ const SIGNATURES: [(&[u8], &str, ImageType); 4] = [
     (b"KDMV", "VMDK", ImageType::Unknown),
 ];
 
-/// The format other than raw that an image starting with `head` would be taken for.
+/// The format other than raw that an image starting with `head` would be detected as.
 pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
     signature(head).map(|(name, _)| name)
 }
@@ -294,11 +294,11 @@ pub struct Disk {
     lock: Lock,
 }
 
-/// The lock of an image, held until it is closed or given up.
+/// The lock of an image, held until it is closed or unlocked.
 struct Lock {
-    /// Also reads what must not go past the page cache.
+    /// Also used for reads that must go through the page cache.
     file: File,
-    /// Bytes that it covers, unless it covers the whole file.
+    /// Number of bytes that it covers, unless it covers the whole file.
     size: u64,
     read_only: bool,
     granularity: LockGranularity,
@@ -332,9 +332,10 @@ impl Disk {
                 source,
             }
         };
-        // The lock has a descriptor of its own: the kernel closes what an io_uring holds only
-        // some time after the ring, and a lock that lingers would stop the next start.
-        // O_NONBLOCK: a FIFO must not block the VMM. Not for I/O, where io_uring would obey it.
+        // The lock has its own descriptor: when an io_uring holds a descriptor, the kernel closes
+        // it only some time after the ring, and a lock that lingers would block the next start.
+        // O_NONBLOCK: a FIFO must not block the VMM. It is not set for I/O, because io_uring would
+        // obey it.
         let mut lock_file = open_file(options, libc::O_NONBLOCK)?;
         let file_type = lock_file
             .metadata()
@@ -415,7 +416,7 @@ impl Disk {
         let image = Qcow2Image::open(file, &self.lock.file, self.size, options)?;
         self.size = image.size();
         self.backend = Backend::Qcow2(Arc::new(image));
-        // The library realigns what O_DIRECT demands, and always works in host memory.
+        // The library aligns transfers for O_DIRECT itself, and always uses host memory.
         self.geometry.logical_block = SECTOR as u32;
         self.check_size(SECTOR)
     }
@@ -434,21 +435,21 @@ impl Disk {
         }
     }
 
-    /// Takes the image's lock, if it is not held already; does not wait.
+    /// Takes the image's lock, if it is not already held; does not block.
     ///
     /// # Errors
     ///
-    /// [`DiskError::Locked`] if somebody else has it.
+    /// [`DiskError::Locked`] if another process holds it.
     pub fn lock(&self) -> Result<(), DiskError> {
         self.lock.take(&self.path)
     }
 
-    /// Who hears of the lock.
+    /// Where the lock is visible.
     pub fn lock_scope(&self) -> Scope {
         self.lock.scope
     }
 
-    /// Gives the lock up, for the host that the VM moves to. Nothing may be written from now on
+    /// Releases the lock, for the host to which the VM migrates. Nothing may be written from now on
     /// until [`Disk::lock`].
     pub fn unlock(&self) -> Result<(), DiskError> {
         let Lock {
@@ -463,8 +464,8 @@ impl Disk {
         })
     }
 
-    /// Puts all that was written on stable storage, where another host finds it, what an image
-    /// format keeps in memory included. Blocks.
+    /// Flushes all completed writes to stable storage, where another host finds them, including
+    /// metadata that an image format keeps in memory. Blocks.
     pub fn flush(&self) -> io::Result<()> {
         match &self.backend {
             Backend::Raw(_) if self.lock.read_only => Ok(()),
@@ -473,7 +474,7 @@ impl Disk {
         }
     }
 
-    /// Where the image is.
+    /// Path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -488,18 +489,18 @@ impl Disk {
         self.geometry
     }
 
-    /// [`Operation::Discard`](super::Operation::Discard) can be done.
+    /// Whether [`Operation::Discard`](super::Operation::Discard) is supported.
     pub fn can_discard(&self) -> bool {
         self.discard
     }
 
-    /// [`Operation::WriteZeroes`](super::Operation::WriteZeroes) can be done.
+    /// Whether [`Operation::WriteZeroes`](super::Operation::WriteZeroes) is supported.
     pub fn can_write_zeroes(&self) -> bool {
         self.write_zeroes
     }
 
-    /// An engine for one queue with up to `depth` requests at a time. Threads that it needs are
-    /// called `{name}_wN`.
+    /// Creates an engine for one queue with up to `depth` requests in flight. Its threads, if any,
+    /// are named `{name}_wN`.
     pub fn async_io(
         &self,
         depth: u16,
@@ -524,8 +525,8 @@ impl Disk {
         Ok(Box::new(Pool::new(image, spawner, name)?))
     }
 
-    /// Gives the disk another size, in bytes. It can only grow: cutting a disk that a guest uses
-    /// loses data. A block device must have grown already.
+    /// Resizes the disk, in bytes. It can only grow: shrinking a disk that a guest uses loses data.
+    /// A block device must already have grown.
     pub fn resize(&mut self, size: u64) -> Result<(), DiskError> {
         let refuse = |reason| DiskError::Resize {
             path: self.path.clone(),
@@ -592,7 +593,7 @@ fn is_same(one: &File, other: &File) -> io::Result<bool> {
     Ok((one.dev(), one.ino()) == (other.dev(), other.ino()))
 }
 
-/// The type as stated or, if it is not, as the content has it. Refuses what is not supported.
+/// The configured type or, if unknown, the detected one. Refuses unsupported types.
 fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskError> {
     let path = || options.path.clone();
     let unsupported = |format, detected| DiskError::Unsupported {

@@ -1,4 +1,4 @@
-//! One transfer between guest memory and a disk image, and the interface of what performs it.
+//! A transfer between guest memory and a disk image, and the interface of the I/O engines.
 
 use std::{
     alloc::{self, Layout},
@@ -14,46 +14,46 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::image::foreign_format;
 
-/// The most vectors that the kernel takes in one call (`UIO_MAXIOV`).
+/// Maximum number of vectors that the kernel accepts in one call (`UIO_MAXIOV`).
 pub const MAX_VECTORS: usize = 1024;
 
-/// The largest bounce buffer; longer transfers go through it in several steps, so that a guest
-/// cannot make the VMM allocate in proportion to what it asks for.
+/// Maximum size of a bounce buffer; longer transfers use it in several steps, so that a guest
+/// cannot make the VMM allocate memory in proportion to its requests.
 const MAX_BOUNCE: u64 = 256 << 10;
 
-/// How often in a row an interrupted step is tried again: a worker must not spin for ever.
+/// Maximum number of consecutive retries of an interrupted step: a worker must not spin forever.
 const MAX_RETRIES: u8 = 100;
 
-/// What is to be done with a range of the disk.
+/// An operation on a range of the disk.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Operation {
-    /// Disk to guest memory.
+    /// Reads from disk to guest memory.
     Read,
-    /// Guest memory to disk.
+    /// Writes from guest memory to disk.
     Write {
-        /// Complete only when the data is on stable storage.
+        /// Completes only when the data is on stable storage.
         durable: bool,
     },
-    /// Puts all that was written before on stable storage.
+    /// Flushes all completed writes to stable storage.
     Flush,
-    /// Gives the range's storage back; what it reads as afterwards is undefined.
+    /// Frees the range's storage; its content is undefined afterwards.
     Discard,
     /// Makes the range read as zeroes.
     WriteZeroes {
-        /// The range's storage may be given back.
+        /// The range's storage may be freed.
         may_unmap: bool,
-        /// Complete only when the zeroes are on stable storage.
+        /// Completes only when the zeroes are on stable storage.
         durable: bool,
     },
 }
 
-/// Page-aligned host memory that is zero at first.
+/// Page-aligned host memory, initially zero.
 struct AlignedBuffer {
     memory: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: it owns its memory, like a Box<[u8]>.
+// SAFETY: it owns its memory, like a `Box<[u8]>`.
 unsafe impl Send for AlignedBuffer {}
 
 impl AlignedBuffer {
@@ -66,12 +66,12 @@ impl AlignedBuffer {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: `memory` is an initialised allocation of this size, owned by self.
+        // SAFETY: `memory` is an initialised allocation of this size, owned by `self`.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.layout.size()) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and self is borrowed mutably.
+        // SAFETY: as in `bytes`, and `self` is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.layout.size()) }
     }
 }
@@ -85,29 +85,29 @@ impl Drop for AlignedBuffer {
 
 /// The guest memory that a transfer reads or fills.
 ///
-/// It holds the memory regions that its vectors point into, so they stay mapped even if the
-/// guest's RAM is replaced meanwhile.
+/// It holds the memory regions that its vectors point to, so they stay mapped even if the guest's
+/// RAM is replaced meanwhile.
 #[derive(Default)]
 pub struct Buffers {
     memory: Option<Arc<GuestRam>>,
     vectors: Vec<libc::iovec>,
-    /// Where the guest sees it all.
+    /// Guest addresses and lengths of the whole transfer.
     places: Vec<(GuestAddress, usize)>,
-    /// Vectors before this one were transferred already.
+    /// Index of the first vector that is not completely transferred.
     first: usize,
 }
 
-// SAFETY: the pointers go into guest RAM that `memory` keeps mapped; any thread may use them.
+// SAFETY: the pointers refer to guest RAM that `memory` keeps mapped; any thread may use them.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
-    /// Empties the buffers for another transfer, in `memory`. Keeps its allocation.
+    /// Empties the buffers for another transfer in `memory`. Keeps the allocations.
     pub fn reset(&mut self, memory: Arc<GuestRam>) {
         self.clear();
         self.memory = Some(memory);
     }
 
-    /// Empties the buffers and lets go of the memory. Keeps its allocation.
+    /// Empties the buffers and releases the memory. Keeps the allocations.
     pub fn clear(&mut self) {
         self.vectors.clear();
         self.places.clear();
@@ -134,7 +134,7 @@ impl Buffers {
         true
     }
 
-    /// Notes that all of it may have been written, by the kernel or by `copy_from`.
+    /// Marks everything as dirty, because the kernel or `copy_from` may have written it.
     fn mark_written(&self) {
         let Some(memory) = &self.memory else {
             return;
@@ -147,13 +147,13 @@ impl Buffers {
         }
     }
 
-    /// Bytes that remain to be transferred.
+    /// Number of bytes left to transfer.
     pub fn len(&self) -> u64 {
         // Cannot overflow: a descriptor chain holds less than 2^32 bytes.
         self.remaining().iter().map(|v| v.iov_len as u64).sum()
     }
 
-    /// Nothing remains to be transferred.
+    /// Whether nothing is left to transfer.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -162,7 +162,7 @@ impl Buffers {
         self.vectors.get(self.first..).unwrap_or_default()
     }
 
-    /// Drops `count` bytes from the front.
+    /// Removes `count` bytes from the front.
     fn advance(&mut self, mut count: usize) {
         while let Some(vector) = self.vectors.get_mut(self.first) {
             if count < vector.iov_len {
@@ -186,7 +186,7 @@ impl Buffers {
         for vector in self.remaining() {
             let count = vector.iov_len.min(host.len());
             let (head, tail) = host.split_at_mut(count);
-            // SAFETY: the vector lies in RAM that `memory` keeps mapped, and `head` is `count` bytes
+            // SAFETY: the vector is in RAM that `memory` keeps mapped, and `head` is `count` bytes
             // of another allocation. The guest may write at the same time: then the copy is a mix
             // of old and new bytes, any of which is valid, and only the copy is used from here on.
             unsafe {
@@ -208,45 +208,45 @@ impl Buffers {
     }
 }
 
-/// How the memory of a transfer reaches the image.
+/// Constraints on transfers between memory and the image.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Path {
-    /// Memory addresses and lengths must be multiples of this (`O_DIRECT`); 1 if any will do.
+    /// Required alignment of memory addresses and lengths (`O_DIRECT`); 1: none.
     pub alignment: usize,
-    /// A write may not turn the image into one of another format (see [`foreign_format`]).
+    /// Writes must not turn the image into another format (see [`foreign_format`]).
     pub guard_format: bool,
 }
 
-/// A request to the image, with all that the kernel needs until it is finished.
+/// A request to the image, with everything that the kernel needs until it completes.
 pub struct Io {
-    /// What to do.
+    /// The operation.
     pub operation: Operation,
-    /// Where on the disk, in bytes.
+    /// Offset on the disk in bytes.
     pub offset: u64,
-    /// How much in bytes; for transfers, what `buffers` holds.
+    /// Length in bytes; for transfers, the length of `buffers`.
     pub len: u64,
     /// Guest memory, for transfers.
     pub buffers: Buffers,
-    /// The caller's mark, to recognise the request when it comes back.
+    /// The caller's tag, to identify the request when it completes.
     pub tag: usize,
-    /// Steps in a row that came to nothing and may be tried again.
+    /// Number of consecutive interrupted steps.
     retries: u8,
     bounce: Option<AlignedBuffer>,
-    /// The vector that describes `bounce`, while it is in use.
+    /// The vector for `bounce`, while it is in use.
     bounce_vector: libc::iovec,
 }
 
-// SAFETY: `bounce_vector` points into `bounce`, which goes where the Io goes.
+// SAFETY: `bounce_vector` points into `bounce`, which moves together with the `Io`.
 unsafe impl Send for Io {}
 
 impl Io {
-    /// A transfer from or to `buffers`.
+    /// Creates a transfer from or to `buffers`.
     pub fn transfer(operation: Operation, offset: u64, buffers: Buffers, tag: usize) -> Self {
         let len = buffers.len();
         Self::new(operation, offset, len, buffers, tag)
     }
 
-    /// An operation on `len` bytes at `offset` without data.
+    /// Creates an operation without data, on `len` bytes at `offset`.
     pub fn range(operation: Operation, offset: u64, len: u64, tag: usize) -> Self {
         Self::new(operation, offset, len, Buffers::default(), tag)
     }
@@ -267,8 +267,8 @@ impl Io {
         }
     }
 
-    /// The next vectors to hand to the kernel, at `self.offset`. They and the memory that they
-    /// describe stay valid until `advance` is called, or the Io is moved or dropped.
+    /// The next vectors to pass to the kernel, at `self.offset`. They and the memory that they
+    /// describe stay valid until `advance` is called, or the `Io` is moved or dropped.
     pub(super) fn vectors(&mut self, path: Path) -> io::Result<&[libc::iovec]> {
         let guarded = path.guard_format
             && self.offset == 0
@@ -288,8 +288,8 @@ impl Io {
         Ok(std::slice::from_ref(&self.bounce_vector))
     }
 
-    /// Prepares a step through host memory of at most `limit` bytes. A write's data is copied
-    /// there, once.
+    /// Prepares a step of at most `limit` bytes through host memory. A write's data is copied
+    /// there, exactly once.
     fn fill_bounce(&mut self, limit: u64) -> io::Result<()> {
         // The limit keeps the result within usize.
         let len = self.buffers.len().min(limit) as usize;
@@ -310,7 +310,7 @@ impl Io {
         Ok(())
     }
 
-    /// The next step through host memory, for images that cannot work on guest memory.
+    /// The next step through host memory, for image formats that cannot use guest memory.
     pub(super) fn bounce(&mut self) -> io::Result<&mut [u8]> {
         self.fill_bounce(MAX_BOUNCE)?;
         let len = self.bounce_vector.iov_len;
@@ -320,7 +320,7 @@ impl Io {
         }
     }
 
-    /// Notes that the request may have written all of its memory.
+    /// Marks all of the request's memory as dirty.
     pub(super) fn mark_written(&self) {
         self.buffers.mark_written();
     }
@@ -332,7 +332,7 @@ impl Io {
         }
     }
 
-    /// Takes note that `count` bytes were transferred; true if that was all.
+    /// Records that `count` bytes were transferred; true if that was all.
     pub(super) fn advance(&mut self, count: usize) -> bool {
         if self.bounce_vector.iov_len > 0 && self.operation == Operation::Read {
             let bytes = self.bounced();
@@ -345,46 +345,46 @@ impl Io {
     }
 }
 
-/// A request that came back.
+/// A completed request.
 pub struct Finished {
-    /// The request; its buffers may be used again.
+    /// The request; its buffers may be reused.
     pub io: Io,
-    /// Whether all of it was done.
+    /// Success, or why it failed.
     pub result: io::Result<()>,
 }
 
-/// Performs requests on one image in any order. One queue's worker owns it.
+/// Performs requests on one image, in any order. Owned by one queue's worker.
 pub trait AsyncIo: Send {
-    /// Becomes readable when requests are finished.
+    /// Becomes readable when requests have completed.
     fn completion(&self) -> &EventFd;
 
-    /// Takes a request over; at most as many at a time as the engine was made for. A request
-    /// that cannot even be started comes back as finished.
+    /// Takes over a request; at most `depth` at a time, as given when the engine was created. A
+    /// request that cannot be started is returned as completed.
     fn start(&mut self, io: Io);
 
-    /// Hands all requests that were started to the kernel: one system call at most.
+    /// Passes all started requests to the kernel, with at most one system call.
     fn submit(&mut self);
 
-    /// The next finished request, without waiting.
+    /// The next completed request, without blocking.
     fn take_finished(&mut self) -> Option<Finished>;
 
-    /// Waits until a request is finished; returns at once if none is in flight.
+    /// Waits until a request completes; returns immediately if none is in flight.
     fn wait(&mut self);
 }
 
-/// What a transfer step ends in, from the result of a system call.
+/// What follows a step of a transfer.
 pub(super) enum Step {
-    /// The request is finished.
+    /// The request is complete.
     Done(io::Result<()>),
-    /// Go on with the rest of it.
+    /// Continue with the rest of it.
     Again,
 }
 
-/// Judges one step of `io`, of which the kernel transferred `count` bytes (or did all that was
-/// asked for, for requests without data).
+/// Evaluates one step of `io`, in which the kernel transferred `count` bytes (or, for requests
+/// without data, did everything).
 pub(super) fn step(io: &mut Io, outcome: io::Result<usize>) -> Step {
     let step = judge(io, outcome);
-    // Whatever came of it: a read that fails may have written some of it.
+    // In any case: even a failed read may have written a part.
     if matches!(step, Step::Done(_)) && io.operation == Operation::Read {
         io.mark_written();
     }
@@ -394,7 +394,7 @@ pub(super) fn step(io: &mut Io, outcome: io::Result<usize>) -> Step {
 fn judge(io: &mut Io, outcome: io::Result<usize>) -> Step {
     let transfer = matches!(io.operation, Operation::Read | Operation::Write { .. });
     match outcome {
-        // The kernel zeroes a range, and puts nothing on stable storage: that is asked for next.
+        // The kernel zeroes a range without a flush to stable storage, which is requested next.
         Ok(_) if matches!(io.operation, Operation::WriteZeroes { durable: true, .. }) => {
             io.operation = Operation::Flush;
             io.retries = 0;
@@ -413,7 +413,7 @@ fn judge(io: &mut Io, outcome: io::Result<usize>) -> Step {
     }
 }
 
-/// Requests that are finished and wait to be collected.
+/// Completed requests that wait to be collected.
 pub(super) type FinishedQueue = VecDeque<Finished>;
 
 #[cfg(test)]
@@ -508,7 +508,7 @@ mod tests {
             buffers.reset(ram.clone());
             assert!(buffers.push(GuestAddress(0x4e00), 0x400));
             let mut io = Io::transfer(operation, 0, buffers, 0);
-            // In two steps, of which the second fails.
+            // In two steps; the second one fails.
             assert!(matches!(step(&mut io, Ok(0x200)), Step::Again));
             let failed = Err(io::ErrorKind::StorageFull.into());
             assert!(matches!(step(&mut io, failed), Step::Done(Err(_))));

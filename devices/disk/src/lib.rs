@@ -1,4 +1,4 @@
-//! Disk images and asynchronous I/O on them, apart from any virtio.
+//! Disk images and asynchronous I/O on them, independent of virtio.
 //!
 //! ```text
 //!   Disk::open(path) ── locks, checks the format ──> Disk
@@ -7,8 +7,8 @@
 //!        start(Io) ... submit() ──> completion event ──> take_finished() -> the same Io
 //! ```
 //!
-//! Ownership of an [`Io`] passes to the engine and comes back when the kernel is done with its
-//! memory, so no buffer can vanish under a transfer.
+//! Ownership of an [`Io`] passes to the engine and returns when the kernel no longer uses its
+//! memory, so no buffer can disappear during a transfer.
 
 pub mod geometry;
 pub mod image;
@@ -23,5 +23,5 @@ pub use image::{Disk, DiskError, DiskOptions, ImageType};
 pub use io::{AsyncIo, Buffers, Finished, Io, Operation};
 pub use lock::{LockGranularity, Scope};
 
-/// Bytes in a sector, the unit of offsets and lengths in virtio-blk.
+/// Size of a sector in bytes, the unit of offsets and lengths in virtio-blk.
 pub const SECTOR: u64 = 512;

@@ -1,7 +1,7 @@
-//! Advisory locks that keep two VMMs from one image.
+//! Advisory locks that prevent two VMMs from using one image.
 //!
-//! They are open-file-description locks: the kernel drops them with the descriptor, however the
-//! process ends, and they work between two disks of one process.
+//! They are open-file-description locks: the kernel releases them with the descriptor, however the
+//! process ends, and they also work between two disks of one process.
 
 use std::{
     fs::{self, File},
@@ -11,29 +11,29 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// How much of the image a lock covers.
+/// The range of the image that a lock covers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum LockGranularity {
-    /// The bytes that the image has now. What CH and Gantry do by default: some network storage
-    /// grants it where it refuses a whole-file lock.
+    /// The bytes that the image currently has. The default of Cloud Hypervisor and Gantry: some
+    /// network storage grants it but refuses a whole-file lock.
     #[default]
     ByteRange,
-    /// The whole file, however it grows.
+    /// The whole file, including later growth.
     Full,
 }
 
-/// Who hears of a lock.
+/// Where a lock is visible.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Scope {
-    /// Processes of this kernel: the lock of a block device, and of a file whose file system keeps locks to
-    /// itself, whoever else writes to the same storage.
+    /// To processes of this kernel: the lock of a block device, or of a file on a file system that
+    /// keeps locks local, even if other hosts write to the same storage.
     Host,
-    /// Every host that reaches the file: its file system has the locks where all of them ask.
+    /// To every host that accesses the file, because its file system shares the locks.
     Hosts,
 }
 
 impl Scope {
-    /// That of locks of a file.
+    /// The scope of locks on a file.
     pub fn of(file: &File) -> Self {
         let device = match file.metadata() {
             Ok(metadata) if metadata.is_file() => metadata.dev(),
@@ -48,8 +48,9 @@ impl Scope {
     }
 }
 
-/// Whether a line of `mountinfo` (proc(5)) is about that device, and its file system is one whose hosts
-/// share locks. One that is not known here does not count: FUSE and 9p depend on a daemon's options.
+/// Whether a line of `mountinfo` (proc(5)) describes that device, and its file system shares locks
+/// between hosts. Unknown file systems do not count: with FUSE and 9p it depends on a daemon's
+/// options.
 fn shares(line: &str, major: u32, minor: u32) -> bool {
     let Some((mount, superblock)) = line.split_once(" - ") else {
         return false;
@@ -68,7 +69,7 @@ fn shares(line: &str, major: u32, minor: u32) -> bool {
         }
 }
 
-/// Takes an exclusive lock, or a shared one if `read_only`; does not wait.
+/// Takes an exclusive lock, or a shared one if `read_only`; does not block.
 pub fn lock(
     file: &File,
     size: u64,
@@ -83,17 +84,17 @@ pub fn lock(
     set(file, kind, size, granularity)
 }
 
-/// Gives a lock of [`lock`] up, whose arguments it gets again.
+/// Releases a lock taken by [`lock`] with the same arguments.
 pub fn unlock(file: &File, size: u64, granularity: LockGranularity) -> io::Result<()> {
     set(file, libc::F_UNLCK, size, granularity)
 }
 
 fn set(file: &File, kind: libc::c_int, size: u64, granularity: LockGranularity) -> io::Result<()> {
-    // SAFETY: flock is plain data, for which zeroes are valid.
+    // SAFETY: flock is plain data, for which all zeroes are valid.
     let mut request: libc::flock = unsafe { std::mem::zeroed() };
     request.l_type = kind as i16;
     request.l_whence = libc::SEEK_SET as i16;
-    // A length of zero means up to the end, wherever it is.
+    // A length of zero covers everything up to the end, wherever that is.
     request.l_len = match granularity {
         LockGranularity::ByteRange => i64::try_from(size).map_err(io::Error::other)?,
         LockGranularity::Full => 0,

@@ -1,5 +1,5 @@
-//! The same asynchronous interface on a few threads with ordinary system calls: for kernels and
-//! containers without io_uring, and for image formats that a library decodes.
+//! An I/O engine with a few threads that use ordinary system calls: for kernels and containers
+//! without io_uring, and for image formats that a library decodes.
 
 use std::{
     collections::VecDeque,
@@ -14,12 +14,12 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::io::{AsyncIo, Finished, FinishedQueue, Io};
 
-/// Threads of a queue: enough to keep a disk busy while one of them waits for a flush.
+/// Number of threads per queue: enough to keep a disk busy while one of them waits for a flush.
 const THREADS: usize = 3;
 
-/// An image whose requests block.
+/// An image with blocking operations.
 pub trait Blocking: Send + Sync {
-    /// Performs `io` to the end.
+    /// Performs `io` completely.
     fn perform(&self, io: &mut Io) -> io::Result<()>;
 }
 
@@ -27,7 +27,7 @@ pub trait Blocking: Send + Sync {
 struct State {
     jobs: VecDeque<Io>,
     finished: FinishedQueue,
-    /// Requests that are not finished, waiting ones included.
+    /// Number of incomplete requests, including waiting ones.
     in_flight: usize,
     closed: bool,
 }
@@ -60,7 +60,7 @@ impl Shared {
                 state.finished.push_back(Finished { io, result });
                 state.in_flight -= 1;
                 self.changed.notify_all();
-                // Fails only when the counter is full; then it is readable anyway.
+                // Fails only if the counter is full, in which case it is readable anyway.
                 let _ = self.completion.write(1);
             } else if state.closed {
                 return;
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// Threads that serve one queue.
+/// The threads that serve one queue.
 pub struct Pool {
     shared: Arc<Shared>,
     started: VecDeque<Io>,

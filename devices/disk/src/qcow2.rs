@@ -1,7 +1,7 @@
 //! qcow2 images, through the crate `imago`.
 //!
-//! The library works in host memory: guest memory may change while it is looked at, which Rust
-//! references do not allow. Requests go through the bounce buffer in bounded steps.
+//! The library uses host memory: guest memory may change during an access, which Rust references do
+//! not permit. Requests use the bounce buffer in bounded steps.
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::RwLock};
 
@@ -18,24 +18,24 @@ use super::{
     pool::Blocking,
 };
 
-/// What the library reads and writes.
+/// The storage type for the library.
 type ImageFile = imago::file::File;
 
-/// Backing files may have backing files; a loop of them must end.
+/// Maximum length of a chain of backing files, which might be a loop.
 const MAX_BACKING_DEPTH: u32 = 32;
 
-/// Longest L1 table that is read for the truncation check: what QEMU allows (32 MiB).
+/// Maximum length of an L1 table that the truncation check reads: QEMU's limit (32 MiB).
 const MAX_L1_ENTRIES: u64 = (32 << 20) / 8;
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
-    /// Reads and writes share it; discarding needs it alone.
+    /// Shared by reads and writes; discarding needs exclusive access.
     access: RwLock<FormatAccess<ImageFile>>,
     size: u64,
 }
 
 impl Qcow2Image {
-    /// Opens the image in `file`, which is `file_size` bytes long and locked. `buffered` is the
+    /// Opens the image in `file`, which is locked and `file_size` bytes long. `buffered` is the
     /// same file without `O_DIRECT`.
     pub fn open(
         file: File,
@@ -130,7 +130,7 @@ impl Qcow2Image {
         access.discard_to_zero(io.offset, io.len)
     }
 
-    /// Writes what is kept in memory, and puts all on stable storage.
+    /// Writes out cached metadata, and flushes everything to stable storage.
     pub fn flush(&self) -> io::Result<()> {
         let access = self.access.read_unpoisoned();
         access.flush()?;
@@ -161,8 +161,8 @@ impl Blocking for Qcow2Image {
     }
 }
 
-/// Opens backing files read-only through the page cache, with a shared lock, down to a depth;
-/// nothing else.
+/// Permits backing files, up to a depth: opened read-only through the page cache, with a shared
+/// lock. Permits nothing else.
 struct BackingGate {
     remaining: u32,
     granularity: LockGranularity,
@@ -182,7 +182,7 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
     }
 
     fn open_storage(&mut self, builder: StorageOpenOptions) -> io::Result<ImageFile> {
-        // Only the data file of an image is asked for as writable.
+        // Only the data file of an image is requested as writable.
         if builder.get_writable() {
             return Err(io::Error::other("it keeps its data in another file"));
         }
@@ -201,9 +201,9 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
     }
 }
 
-/// Checks that the tables which the header names lie within the file. (The library reads what is
-/// behind the end as zeroes, which would turn a half-copied image into silent loss, and relies on
-/// some of what is checked here.)
+/// Checks that the tables that the header names are within the file. (The library reads zeroes
+/// beyond the end, which would turn an incompletely copied image into silent data loss, and it
+/// relies on some of these checks.)
 fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskError> {
     let tables = Tables::read(file).map_err(|source| DiskError::Inspect {
         path: path.to_owned(),
@@ -226,11 +226,11 @@ fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskEr
     }
 }
 
-/// What a first look at the tables shows.
+/// Result of a first look at the tables.
 struct Tables {
-    /// The end of the last table in bytes, as far as the tables can be read.
+    /// Offset of the end of the last table in bytes, as far as the tables are readable.
     end: u64,
-    /// Something that cannot be.
+    /// An invalid value.
     fault: Option<&'static str>,
 }
 
@@ -282,7 +282,7 @@ impl Tables {
         if file.read_exact_at(&mut l1, l1_offset).is_ok() {
             let (entries, _) = l1.as_chunks::<8>();
             for entry in entries {
-                // Bits 9 to 55: where the L2 table is, 0 if there is none.
+                // Bits 9 to 55: offset of the L2 table, 0 if there is none.
                 let table = u64::from_be_bytes(*entry) & 0x00ff_ffff_ffff_fe00;
                 if table != 0 {
                     end = end.max(table + cluster);
@@ -293,20 +293,20 @@ impl Tables {
     }
 }
 
-/// Whether the table of feature names, if there is one, has whole entries: the library takes that
-/// for granted. Version 3 headers only.
+/// Whether the table of feature names, if present, has only whole entries: the library takes that
+/// for granted. For version 3 headers only.
 fn has_sound_extensions(file: &File, cluster: u64) -> io::Result<bool> {
-    /// Type of the extension and size of an entry (QEMU's docs/interop/qcow2.rst).
+    /// Type of the extension, and size of an entry (QEMU's docs/interop/qcow2.rst).
     const FEATURE_NAMES: u32 = 0x6803_f857;
     const FEATURE_NAME: u32 = 48;
-    /// Type, and length of the data.
+    /// Size of type and length in bytes.
     const HEAD: u64 = 8;
     let word = |at: u64| -> io::Result<u32> {
         let mut bytes = [0; 4];
         file.read_exact_at(&mut bytes, at)?;
         Ok(u32::from_be_bytes(bytes))
     };
-    // Where the header ends, and the extensions begin, in the first cluster.
+    // The end of the header, where the extensions begin, in the first cluster.
     let mut at = u64::from(word(100)?);
     while at + HEAD <= cluster {
         let (kind, len) = (word(at)?, word(at + 4)?);

@@ -1,4 +1,4 @@
-//! Raw images: files and block devices whose bytes are the disk's.
+//! Raw images: files and block devices with the plain content of the disk.
 
 use std::{fs::File, io, os::fd::AsRawFd, sync::Arc};
 
@@ -7,7 +7,7 @@ use super::{
     pool::Blocking,
 };
 
-/// `fallocate` mode that gives a range's storage back.
+/// `fallocate` mode that frees a range's storage.
 pub fn discard_mode() -> i32 {
     libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
 }
@@ -21,13 +21,13 @@ pub fn zero_mode(may_unmap: bool) -> i32 {
     }
 }
 
-/// Whether the file system of `file` can do `mode`; tried behind the end, where it changes
-/// nothing that anybody reads. Block devices can (or say so request by request).
+/// Whether the file system of `file` supports `mode`. Tested beyond the end of the file, where it
+/// has no visible effect. Block devices are assumed to support it (or report an error per request).
 pub fn can_fallocate(file: &File, size: u64, mode: i32, block_device: bool) -> bool {
     block_device || {
         let supported = fallocate(file, mode, size, 4096).is_ok();
         if supported && mode & libc::FALLOC_FL_ZERO_RANGE != 0 {
-            // Zeroing allocates: give that back. The same file system; failing harms nothing.
+            // Zeroing allocates storage: free it. If this fails, it does no harm.
             let _ = fallocate(file, discard_mode(), size, 4096);
         }
         supported
@@ -46,11 +46,11 @@ fn check(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A raw image whose requests block.
+/// A raw image with blocking operations.
 pub struct BlockingRaw {
     /// The image.
     pub file: Arc<File>,
-    /// How memory reaches it.
+    /// Constraints on transfers.
     pub path: Path,
 }
 

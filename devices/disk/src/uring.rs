@@ -1,8 +1,8 @@
 //! Asynchronous I/O on a raw image with io_uring.
 //!
-//! A ring escapes seccomp: what it does is not a system call of the thread. So it is limited to
-//! four operations on the one file it was made for before the guest's first request
-//! (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10).
+//! A ring bypasses seccomp: its operations are not system calls of the thread. Before the guest's
+//! first request, the ring is therefore restricted to four operations on the one file that it was
+//! created for (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10).
 
 use std::{fs::File, io, os::fd::AsRawFd, sync::Arc};
 
@@ -21,17 +21,17 @@ pub struct Uring {
     ring: IoUring,
     completion: EventFd,
     path: Path,
-    /// Requests in flight, by the user data of their entries.
+    /// Requests in flight, indexed by the user data of their entries.
     slots: Vec<Option<Io>>,
     free: Vec<usize>,
-    /// Finished without the kernel's help, or collected while waiting.
+    /// Completed without the kernel, or collected while waiting.
     finished: FinishedQueue,
-    /// The ring holds its own reference; ours keeps the descriptor number from being reused.
+    /// The ring holds its own reference; this one prevents reuse of the descriptor number.
     _file: Arc<File>,
 }
 
 impl Uring {
-    /// A ring for up to `depth` requests at a time.
+    /// Creates a ring for up to `depth` requests in flight.
     pub fn new(file: Arc<File>, path: Path, depth: u16) -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_clamp()
@@ -52,7 +52,7 @@ impl Uring {
             Restriction::sqe_flags_required(fixed_file),
         ])?;
         submitter.register_enable_rings()?;
-        // The ring may have been clamped to fewer entries; slots never exceed what it holds.
+        // The ring may have been clamped to fewer entries; the slots never exceed its capacity.
         let depth = (depth as usize).min(ring.params().sq_entries() as usize);
         Ok(Self {
             ring,
@@ -78,11 +78,11 @@ impl Uring {
             Ok(entry) => entry.user_data(slot as u64),
             Err(error) => return self.finish(slot, Err(error)),
         };
-        // SAFETY: the entry points to vectors and memory that the Io in `slots` owns; it stays
+        // SAFETY: the entry points to vectors and memory that the `Io` in `slots` owns; it stays
         // there, untouched, until the kernel has reported the entry's completion.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         if pushed.is_err() {
-            // There are as many entries as slots, and each slot has one entry at most.
+            // There are as many entries as slots, and each slot has at most one entry.
             self.finish(slot, Err(io::ErrorKind::ResourceBusy.into()));
         }
     }
@@ -94,11 +94,11 @@ impl Uring {
         }
     }
 
-    /// Collects what the kernel has finished.
+    /// Collects the requests that the kernel has completed.
     fn reap(&mut self) {
         let mut resubmit = false;
         loop {
-            // Bound apart from the `match`, so that the ring is not borrowed in its arms.
+            // Bound outside the `match`, so that the ring is not borrowed in its arms.
             let next = self.ring.completion().next();
             let Some(entry) = next else { break };
             let slot = entry.user_data() as usize;
@@ -108,7 +108,7 @@ impl Uring {
             let outcome = match usize::try_from(entry.result()) {
                 Ok(count) => Ok(count),
                 Err(_) => Err(match entry.result() {
-                    // The kernel could not wait in this context; the same request again may.
+                    // The kernel could not wait in this context; a retry of the same request may.
                     code if code == -libc::EAGAIN => io::ErrorKind::Interrupted.into(),
                     code => io::Error::from_raw_os_error(code.saturating_neg()),
                 }),
@@ -200,7 +200,7 @@ impl AsyncIo for Uring {
             if !is_transient(&error) {
                 log::error!("io_uring does not take requests: {error}");
             }
-            // The entries are still queued: come back soon.
+            // The entries are still queued: try again soon.
             let _ = self.completion.write(1);
         }
     }
