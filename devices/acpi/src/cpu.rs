@@ -9,8 +9,7 @@
 //! | 4 | 1 | write | bit 1, 2: acknowledge; bit 3: eject |
 //! | 8 | 4 | read | lowest vCPU with anything pending, or all ones |
 //!
-//! The last one makes a scan cost a few exits instead of several for each vCPU that the machine
-//! could have.
+//! The last register makes a scan cost a few exits, instead of several per possible vCPU.
 //!
 //! ```text
 //!            insert             acknowledge
@@ -20,8 +19,8 @@
 //!     └────────────────────────── eject ────────────────────── RemovalSeen ──────────┘
 //! ```
 //!
-//! The guest can eject only what it was asked to give up, so that the machine never loses a vCPU
-//! that it counts on.
+//! The guest can eject only vCPUs that it was asked to release, so that the VMM never loses a vCPU
+//! that it relies on.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -49,87 +48,87 @@ const FLAG_INSERTED: u8 = 1 << 1;
 const FLAG_REMOVAL: u8 = 1 << 2;
 const FLAG_EJECT: u8 = 1 << 3;
 
-/// First id that a local APIC structure cannot express, because 255 means "all".
+/// First ID that a local APIC structure cannot express, because 255 means "all".
 const FIRST_X2APIC_ID: u32 = 255;
 
-/// One vCPU's place in the machine.
+/// State of one vCPU slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum CpuSlot {
     /// There is no vCPU.
     Absent,
-    /// There is one, and the guest has not looked since it came.
+    /// There is a vCPU, and the guest has not looked since it was inserted.
     Inserted,
-    /// There is one, and the guest knows.
+    /// There is a vCPU, and the guest knows it.
     Present,
-    /// The guest is to give it up, and has not looked since.
+    /// The guest is to release the vCPU, and has not looked since it was asked.
     RemovalRequested,
-    /// The guest knows that it is to give it up. It may refuse by doing nothing.
+    /// The guest knows that it is to release the vCPU. It may refuse by doing nothing.
     RemovalSeen,
 }
 
-/// What survives a snapshot.
+/// Saved state of the controller.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuHotplugState {
-    /// The selected vCPU. May be any number.
+    /// Number of the selected vCPU. May be any number.
     pub selected: u32,
-    /// All places, by vCPU number.
+    /// All slots, by vCPU number.
     pub slots: Vec<CpuSlot>,
 }
 
-/// A change that the controller cannot make.
+/// Why the controller cannot make a change.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum CpuHotplugError {
-    /// The numbers contradict each other.
+    /// Invalid numbers of vCPUs.
     #[error("{boot} of {max} vCPUs cannot be: 1 to {MAX_VCPUS} vCPUs, at least one at boot")]
     Count {
-        /// vCPUs at boot.
+        /// Number of vCPUs at boot.
         boot: u32,
-        /// vCPUs that the machine has room for.
+        /// Maximum number of vCPUs.
         max: u32,
     },
-    /// The machine has no room for this vCPU.
+    /// The vCPU number exceeds the maximum.
     #[error("vCPU {vcpu} does not exist, the machine has room for {max}")]
     NoSuchVcpu {
         /// Its number.
         vcpu: u32,
-        /// vCPUs that the machine has room for.
+        /// Maximum number of vCPUs.
         max: u32,
     },
-    /// The vCPU is there already.
+    /// The vCPU is already present.
     #[error("vCPU {0} is present already")]
     Present(u32),
-    /// The vCPU is not there.
+    /// The vCPU is not present.
     #[error("vCPU {0} is not present")]
     Absent(u32),
-    /// The first vCPU stays: firmware and kernels start on it.
+    /// The first vCPU cannot be removed: firmware and kernels start on it.
     #[error("vCPU 0 cannot be removed")]
     BootVcpu,
-    /// The saved state is of another machine.
+    /// The saved state belongs to a different VM.
     #[error("the saved state has {saved} vCPU slots, the machine {max}, or lacks vCPU 0")]
     State {
-        /// Slots in the saved state.
+        /// Number of slots in the saved state.
         saved: usize,
-        /// vCPUs that the machine has room for.
+        /// Maximum number of vCPUs.
         max: u32,
     },
 }
 
-/// The controller. Decodes [`CPU_HOTPLUG_SIZE`] bytes of memory space.
+/// The CPU hot-plug controller. Decodes [`CPU_HOTPLUG_SIZE`] bytes of memory space.
 pub struct CpuHotplug {
     state: Mutex<CpuHotplugState>,
     address: u64,
     /// By vCPU number.
     apic_ids: Vec<u32>,
-    /// By vCPU number; empty in a machine without NUMA nodes.
+    /// By vCPU number; empty in a VM without NUMA nodes.
     nodes: Vec<Option<u32>>,
     events: GuestEventHandler,
 }
 
 impl CpuHotplug {
-    /// A controller with registers at `address` for a machine with room for `max` vCPUs (1 to
-    /// 255), the first `boot` of which are present. `apic_id` gives their (x2)APIC ids.
+    /// Creates a controller with registers at `address` for a VM with at most `max` vCPUs (1 to
+    /// 255), the first `boot` of which are present. `apic_id` returns their (x2)APIC IDs.
     ///
-    /// `events` gets [`GuestEvent::CpuEjected`].
+    /// `events` receives [`GuestEvent::CpuEjected`].
     pub fn new(
         address: u64,
         boot: u32,
@@ -159,34 +158,34 @@ impl CpuHotplug {
         })
     }
 
-    /// Names the NUMA node (proximity domain) of each vCPU to the guest, if it has one. The SRAT
-    /// does so too, but Linux forgets what it says about a vCPU that is unplugged.
+    /// Tells the guest the NUMA node (proximity domain) of each vCPU that has one. The SRAT does so
+    /// too, but Linux forgets its entry for a vCPU that is unplugged.
     #[must_use]
     pub fn with_nodes(mut self, node: impl Fn(u32) -> Option<u32>) -> Self {
         self.nodes = (0..self.max()).map(node).collect();
         self
     }
 
-    /// vCPUs that the machine has room for.
+    /// Maximum number of vCPUs.
     pub fn max(&self) -> u32 {
-        // `new` allows 255 at most.
+        // `new` permits at most 255.
         self.apic_ids.len() as u32
     }
 
-    /// Where vCPU `vcpu` is in its life; `None` if the machine has no room for it.
+    /// State of vCPU `vcpu`; `None` if its number exceeds the maximum.
     pub fn slot(&self, vcpu: u32) -> Option<CpuSlot> {
         self.lock().slots.get(vcpu as usize).copied()
     }
 
-    /// vCPUs that the guest has or is about to get, those being removed included.
+    /// Number of vCPUs that the guest has or is about to get, including those being removed.
     pub fn present(&self) -> u32 {
         let absent = |slot: &&CpuSlot| **slot != CpuSlot::Absent;
-        // 255 at most.
+        // At most 255.
         self.lock().slots.iter().filter(absent).count() as u32
     }
 
-    /// Announces vCPU `vcpu`, whose thread has to be ready to be started by the guest. Takes a
-    /// removal back that the guest has not carried out; then the vCPU never went.
+    /// Announces vCPU `vcpu`, whose thread must be ready to be started by the guest. Cancels a
+    /// removal that the guest has not executed; then the vCPU simply stays.
     ///
     /// Call [`GenericEventDevice::notify`](super::GenericEventDevice::notify) afterwards, once for
     /// any number of changes.
@@ -198,8 +197,8 @@ impl CpuHotplug {
         })
     }
 
-    /// Asks the guest to give vCPU `vcpu` up, or asks again. [`GuestEvent::CpuEjected`] says when
-    /// it has; a guest may take its time, or refuse.
+    /// Asks the guest to release vCPU `vcpu`, or asks again. [`GuestEvent::CpuEjected`] reports
+    /// when it has; a guest may take a long time, or refuse.
     ///
     /// Call [`GenericEventDevice::notify`](super::GenericEventDevice::notify) afterwards, once for
     /// any number of changes.
@@ -213,12 +212,12 @@ impl CpuHotplug {
         })
     }
 
-    /// The state to save.
+    /// Saves the state.
     pub fn save(&self) -> CpuHotplugState {
         self.lock().clone()
     }
 
-    /// Takes a saved state over.
+    /// Loads a saved state.
     pub fn restore(&self, state: CpuHotplugState) -> Result<(), CpuHotplugError> {
         if state.slots.len() != self.apic_ids.len()
             || !matches!(state.slots.first(), Some(CpuSlot::Present))
@@ -262,7 +261,7 @@ impl CpuSlot {
         }
     }
 
-    /// What the guest makes of the slot by writing `flags`.
+    /// State of the slot after the guest has written `flags`.
     fn written(self, flags: u8) -> Self {
         match self {
             Self::RemovalRequested | Self::RemovalSeen if flags & FLAG_EJECT != 0 => Self::Absent,
@@ -278,7 +277,7 @@ impl CpuHotplugState {
         let selected = self.slots.get(self.selected as usize);
         let pending = |slot: &CpuSlot| slot.flags() & (FLAG_INSERTED | FLAG_REMOVAL) != 0;
         let next = self.slots.iter().position(pending);
-        // There are 255 slots at most.
+        // There are at most 255 slots.
         let next = next.map_or(NO_EVENT, |vcpu| vcpu as u32);
         let mut image = [0; CPU_HOTPLUG_SIZE as usize];
         image[..4].copy_from_slice(&self.selected.to_le_bytes());
@@ -318,7 +317,7 @@ impl BusDevice for CpuHotplug {
     }
 }
 
-/// Name of a vCPU's device: four characters, as there are at most 255.
+/// Name of a vCPU's device: four characters, because there are at most 255.
 fn name(vcpu: u32) -> String {
     format!("C{vcpu:03X}")
 }
@@ -394,9 +393,9 @@ impl Aml for CpuHotplug {
                         &aml::Return::new(&result),
                     ],
                 ),
-                // Tells the operating system event Arg1 of vCPU Arg0.
+                // Notifies the operating system of event Arg1 of vCPU Arg0.
                 &aml::Method::new("CTFY".into(), 2, true, vec![&Raw(&notify)]),
-                // Gives vCPU Arg0 up.
+                // Ejects vCPU Arg0.
                 &aml::Method::new(
                     "CEJ0".into(),
                     1,
@@ -408,8 +407,8 @@ impl Aml for CpuHotplug {
                         &release,
                     ],
                 ),
-                // Looks for changes. An event is acknowledged before it is passed on, so that one
-                // that comes in between is not lost.
+                // Scans for changes. An event is acknowledged before it is passed on, so that one
+                // that arrives in between is not lost.
                 &aml::Method::new(
                     "CSCN".into(),
                     0,
@@ -510,7 +509,7 @@ impl CpuHotplug {
         }
         let eject = aml::MethodCall::new("CEJ0".into(), vec![&vcpu]);
         let eject = aml::Method::new("_EJ0".into(), 1, false, vec![&eject]);
-        // The first vCPU stays.
+        // The first vCPU cannot be removed.
         if vcpu != 0 {
             children.push(&eject);
         }

@@ -81,7 +81,7 @@ fn a_removal_can_be_taken_back_before_and_after_the_guest_saw_it() {
     device.write(4, &[0b100]);
     device.insert(1).unwrap();
     assert_eq!(device.slot(1), Some(CpuSlot::Inserted));
-    // The guest was already at it: too late, it finds the vCPU again.
+    // The guest was already ejecting it: too late, and it finds the vCPU again.
     device.write(4, &[0b1000]);
     assert!(events.try_recv().is_err());
     assert_eq!(select(&device, 1), 0b011);

@@ -1,8 +1,8 @@
-//! The generic event device (ACPI 6.5, 5.6.9): one interrupt for all that changes in the machine.
+//! The generic event device (ACPI 6.5, 5.6.9): one interrupt for all hot-plug and power events.
 //!
-//! The interrupt's handler `_EVT` reads a register that says what has changed, and asks the
-//! controllers concerned for the details. The register belongs to a device of its own, `GEC`:
-//! Linux's driver takes every entry in the resources of `GED` for an interrupt.
+//! The interrupt's handler `_EVT` reads a register that indicates what has changed, and asks the
+//! respective controllers for details. The register belongs to a separate device, `GEC`: Linux's
+//! driver treats every entry in the resources of `GED` as an interrupt.
 
 use std::{
     io,
@@ -23,7 +23,7 @@ pub const GED_SIZE: u64 = 1;
 const BUTTON_PRESSED: u8 = 0x80;
 
 bitflags::bitflags! {
-    /// What has changed.
+    /// Kinds of changes.
     #[derive(Clone, Copy, Debug, Eq, PartialEq)]
     pub struct Notification: u8 {
         /// CPUs: the guest calls `\_SB.CPUS.CSCN`.
@@ -37,7 +37,7 @@ bitflags::bitflags! {
     }
 }
 
-/// What survives a snapshot.
+/// Saved state of the device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct GedState {
     /// Notifications that the guest has not read: bits of [`Notification`].
@@ -54,11 +54,11 @@ pub struct GenericEventDevice {
 }
 
 impl GenericEventDevice {
-    /// A device that raises `irq`, an edge-triggered irqfd for `gsi`, and whose register is at
-    /// `address`.
+    /// Creates a device that raises `irq`, an edge-triggered irqfd for `gsi`, and whose register is
+    /// at `address`.
     ///
-    /// `kinds` are the notifications that will be used. The DSDT has to have the objects that they
-    /// refer to; the power button comes with this device.
+    /// `kinds` are the notifications that will be used. The DSDT must contain the objects that they
+    /// refer to; the power button is part of this device.
     pub fn new(irq: EventFd, gsi: u32, address: u64, kinds: Notification) -> Self {
         Self {
             pending: AtomicU8::new(0),
@@ -69,29 +69,30 @@ impl GenericEventDevice {
         }
     }
 
-    /// Tells the guest what has changed. Kinds that the device was not made for are left out.
+    /// Notifies the guest of changes. Kinds that were not passed to [`GenericEventDevice::new`] are
+    /// ignored.
     ///
     /// A guest without ACPI, or one that has not started its driver yet, misses the interrupt. The
-    /// notification stays pending, and reaches the guest with the next one.
+    /// notification stays pending, and reaches the guest with the next interrupt.
     pub fn notify(&self, what: Notification) -> io::Result<()> {
         let what = what & self.kinds;
         if what.is_empty() {
             return Ok(());
         }
-        // The interrupt may be served on another CPU before it is raised here a second time;
-        // release makes what the controllers know visible to whoever sees the bit.
+        // The guest may read the bit on another CPU before the interrupt is raised here; release
+        // makes the controllers' state visible to a reader that sees the bit.
         self.pending.fetch_or(what.bits(), Ordering::Release);
         self.irq.write(1)
     }
 
-    /// The state to save.
+    /// Saves the state.
     pub fn save(&self) -> GedState {
         GedState {
             pending: self.pending.load(Ordering::Acquire),
         }
     }
 
-    /// Takes a saved state over and raises the interrupt again if the guest has not seen all.
+    /// Loads a saved state, and raises the interrupt again if notifications are pending.
     pub fn restore(&self, state: GedState) -> io::Result<()> {
         self.notify(Notification::from_bits_truncate(state.pending))
     }

@@ -1,4 +1,4 @@
-//! Controllers through which an ACPI guest powers off, and learns that the machine has changed.
+//! Controllers through which an ACPI guest powers off, and is notified of hot-plug events.
 //!
 //! ```text
 //!  machine ── CpuHotplug::insert ──> slot "inserted"
@@ -6,8 +6,8 @@
 //!                 guest: _EVT ──> \_SB.CPUS.CSCN ──> Notify(C00n, device check)
 //! ```
 //!
-//! Each device answers for its registers ([`BusDevice`](device_model::bus::BusDevice)) and describes them
-//! to the guest ([`acpi_tables::Aml`], top-level terms for the DSDT). Names in the namespace:
+//! Each device handles its registers ([`BusDevice`](device_model::bus::BusDevice)) and describes
+//! them to the guest ([`acpi_tables::Aml`], top-level terms for the DSDT). Names in the namespace:
 //!
 //! | object | what | type |
 //! |---|---|---|
@@ -17,9 +17,9 @@
 //! | `\_SB.MHPC` | memory slots `M000` to `M007` and their registers | [`MemoryHotplug`] |
 //! | `\_SB.COM1` | serial port | `SerialAml` of crate `legacy` |
 //!
-//! The DSDT's revision has to be 2 or greater: its methods calculate with 64 bits. The fixed parts
-//! (`\_S5`, the FADT's registers) are described by crate `arch`; [`PowerRegisters`] and [`PmTimer`]
-//! answer for them.
+//! The DSDT's revision must be 2 or greater, because its methods compute with 64 bits. The crate
+//! `arch` describes the fixed parts (`\_S5`, the FADT's registers); [`PowerRegisters`] and
+//! [`PmTimer`] implement them.
 
 mod cpu;
 mod ged;

@@ -1,4 +1,4 @@
-//! Memory hot-plug: adding RAM in the form of memory devices (`hotplug_method=Acpi`).
+//! Memory hot-plug: adds RAM as ACPI memory devices (`hotplug_method=Acpi`).
 //!
 //! Registers (little endian, the rest reads 0):
 //!
@@ -12,8 +12,8 @@
 //! | 24 | 4 | read, write | number of the selected slot |
 //! | 28 | 4 | read | lowest slot with anything pending, or all ones |
 //!
-//! Memory that came this way stays: guests can seldom empty a whole device, and virtio-mem gives
-//! memory back in smaller pieces.
+//! Memory that was added this way cannot be removed: guests can seldom free a whole device, and
+//! virtio-mem removes memory in smaller blocks.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -27,7 +27,7 @@ use super::registers::{self, DEVICE_CHECK, FOREVER, NO_EVENT, Raw, STATUS_PRESEN
 /// Size of the registers in bytes.
 pub const MEMORY_HOTPLUG_SIZE: u64 = 32;
 
-/// How many memory devices can be added.
+/// Maximum number of memory devices that can be added.
 pub const MEMORY_SLOTS: u32 = 8;
 
 const FLAGS: u64 = 20;
@@ -50,23 +50,23 @@ pub struct MemorySlot {
     pub length: u64,
     /// NUMA node (proximity domain).
     pub node: u32,
-    /// The guest has not looked since the device came.
+    /// The guest has not looked since the device was inserted.
     pub inserted: bool,
 }
 
-/// What survives a snapshot.
+/// Saved state of the controller.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MemoryHotplugState {
-    /// The selected slot. May be any number.
+    /// Number of the selected slot. May be any number.
     pub selected: u32,
-    /// The slots that are filled, in order; at most [`MEMORY_SLOTS`].
+    /// The occupied slots, in order; at most [`MEMORY_SLOTS`].
     pub slots: Vec<MemorySlot>,
 }
 
-/// A memory device cannot be added.
+/// Why a memory device cannot be added.
 #[derive(Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MemoryHotplugError {
-    /// All slots are taken.
+    /// All slots are occupied.
     #[error(
         "all {MEMORY_SLOTS} memory slots are taken; add more memory at once, or use virtio-mem"
     )]
@@ -79,12 +79,12 @@ pub enum MemoryHotplugError {
         /// Length in bytes.
         length: u64,
     },
-    /// The saved state has more slots than there are.
+    /// The saved state has more slots than the controller.
     #[error("the saved state has {0} memory slots, there are {MEMORY_SLOTS}")]
     State(usize),
 }
 
-/// The controller. Decodes [`MEMORY_HOTPLUG_SIZE`] bytes of memory space.
+/// The memory hot-plug controller. Decodes [`MEMORY_HOTPLUG_SIZE`] bytes of memory space.
 #[derive(Debug)]
 pub struct MemoryHotplug {
     state: Mutex<MemoryHotplugState>,
@@ -92,7 +92,7 @@ pub struct MemoryHotplug {
 }
 
 impl MemoryHotplug {
-    /// A controller with registers at `address` and empty slots.
+    /// Creates a controller with registers at `address` and empty slots.
     pub fn new(address: u64) -> Self {
         Self {
             state: Mutex::default(),
@@ -100,8 +100,8 @@ impl MemoryHotplug {
         }
     }
 
-    /// Announces `length` bytes of RAM at `base`, which have to be mapped by now, and returns
-    /// their slot.
+    /// Announces `length` bytes of RAM at `base`, which must already be mapped, and returns their
+    /// slot.
     ///
     /// Call [`GenericEventDevice::notify`](super::GenericEventDevice::notify) afterwards.
     pub fn insert(&self, base: u64, length: u64, node: u32) -> Result<u32, MemoryHotplugError> {
@@ -122,17 +122,17 @@ impl MemoryHotplug {
         Ok(number)
     }
 
-    /// The memory devices that were added, by slot.
+    /// The added memory devices, by slot.
     pub fn slots(&self) -> Vec<MemorySlot> {
         self.lock().slots.clone()
     }
 
-    /// The state to save.
+    /// Saves the state.
     pub fn save(&self) -> MemoryHotplugState {
         self.lock().clone()
     }
 
-    /// Takes a saved state over. Mapping its memory is the caller's business.
+    /// Loads a saved state. The caller must map its memory.
     pub fn restore(&self, state: MemoryHotplugState) -> Result<(), MemoryHotplugError> {
         if state.slots.len() > MEMORY_SLOTS as usize {
             return Err(MemoryHotplugError::State(state.slots.len()));
@@ -242,7 +242,7 @@ impl Aml for MemoryHotplug {
                 &Raw(&questions),
                 // Resources of slot Arg0.
                 &aml::Method::new("MCRS".into(), 1, true, vec![&Raw(&resources)]),
-                // Tells the operating system event Arg1 of slot Arg0.
+                // Notifies the operating system of event Arg1 of slot Arg0.
                 &aml::Method::new("MTFY".into(), 2, true, vec![&Raw(&notify)]),
                 &Raw(&scan),
                 &Raw(&devices),
@@ -252,7 +252,7 @@ impl Aml for MemoryHotplug {
     }
 }
 
-/// The registers by name.
+/// Declares the registers by name.
 fn registers_aml(sink: &mut dyn AmlSink) {
     let field = |access, entries| {
         aml::Field::new(
@@ -288,7 +288,7 @@ fn registers_aml(sink: &mut dyn AmlSink) {
     .to_aml_bytes(sink);
 }
 
-/// The methods that ask the registers about one slot.
+/// The methods that query the registers of one slot.
 fn questions_aml(sink: &mut dyn AmlSink) {
     let acquire = aml::Acquire::new("MLCK".into(), FOREVER);
     let release = aml::Release::new("MLCK".into());
@@ -315,7 +315,7 @@ fn questions_aml(sink: &mut dyn AmlSink) {
         ],
     )
     .to_aml_bytes(sink);
-    // Node of slot Arg0.
+    // NUMA node of slot Arg0.
     aml::Method::new(
         "MPRX".into(),
         1,
@@ -331,7 +331,7 @@ fn questions_aml(sink: &mut dyn AmlSink) {
     .to_aml_bytes(sink);
 }
 
-/// The method that looks for changes, as the CPUs' scan does.
+/// The method that scans for changes, like that of the CPUs.
 fn scan_aml(sink: &mut dyn AmlSink) {
     let acquire = aml::Acquire::new("MLCK".into(), FOREVER);
     let release = aml::Release::new("MLCK".into());

@@ -1,4 +1,4 @@
-//! The fixed hardware of a hardware-reduced ACPI machine: reset, sleep and timer registers.
+//! The fixed hardware of a hardware-reduced ACPI platform: reset, sleep and timer registers.
 
 use std::{
     sync::{Mutex, MutexGuard},
@@ -18,7 +18,7 @@ use super::registers;
 const RESET: u64 = 0;
 const SLEEP_CONTROL: u64 = 1;
 
-/// Sleep control register (ACPI 6.5, 4.8.3.7): enter the state that the type field names.
+/// Sleep control register (ACPI 6.5, 4.8.3.7): enter the state given by the type field.
 const SLEEP_ENABLE: u8 = 1 << 5;
 const SLEEP_TYPE_SHIFT: u8 = 2;
 const SLEEP_TYPE_MASK: u8 = 0b111;
@@ -28,13 +28,14 @@ pub const PM_TIMER_HZ: u32 = 3_579_545;
 
 /// Reset register, sleep control and sleep status, one byte each in this order (3 bytes).
 ///
-/// It has no state: the status register always reads 0, because no sleep state is left again.
+/// They have no state: the status register always reads 0, because no sleep state is ever left.
 pub struct PowerRegisters {
     events: GuestEventHandler,
 }
 
 impl PowerRegisters {
-    /// Registers that report [`GuestEvent::Reset`] and [`GuestEvent::Shutdown`] to `events`.
+    /// Creates registers that report [`GuestEvent::Reset`] and [`GuestEvent::Shutdown`] to
+    /// `events`.
     pub fn new(events: GuestEventHandler) -> Self {
         Self { events }
     }
@@ -60,17 +61,17 @@ impl BusDevice for PowerRegisters {
     }
 }
 
-/// What survives a snapshot.
+/// Saved state of the timer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PmTimerState {
     /// The counter's value.
     pub ticks: u32,
 }
 
-/// The power management timer: 32 bits that count at [`PM_TIMER_HZ`] (4 bytes).
+/// The power management timer: a 32-bit counter that runs at [`PM_TIMER_HZ`] (4 bytes).
 #[derive(Debug)]
 pub struct PmTimer {
-    /// A moment, and the counter's value then.
+    /// A point in time, and the counter's value then.
     base: Mutex<(Instant, u32)>,
 }
 
@@ -81,21 +82,21 @@ impl Default for PmTimer {
 }
 
 impl PmTimer {
-    /// A timer that starts at 0 now.
+    /// Creates a timer that starts at 0 now.
     pub fn new() -> Self {
         Self {
             base: Mutex::new((Instant::now(), 0)),
         }
     }
 
-    /// The state to save.
+    /// Saves the state.
     pub fn save(&self) -> PmTimerState {
         PmTimerState {
             ticks: self.ticks(),
         }
     }
 
-    /// Counts on from a saved state.
+    /// Continues to count from a saved state.
     pub fn restore(&self, state: PmTimerState) {
         *self.lock() = (Instant::now(), state.ticks);
     }
@@ -110,9 +111,10 @@ impl PmTimer {
     }
 }
 
-/// How far the counter gets in `nanoseconds`; it wraps every 20 minutes.
+/// Number of ticks in `nanoseconds`; it wraps every 20 minutes.
 fn ticks_of(nanoseconds: u128) -> u32 {
-    // Cannot overflow: `Duration` holds less than 2^94 nanoseconds. Truncation is the wrap.
+    // Cannot overflow: `Duration` holds less than 2^94 nanoseconds. The truncation implements the
+    // wrap.
     (nanoseconds * u128::from(PM_TIMER_HZ) / 1_000_000_000) as u32
 }
 

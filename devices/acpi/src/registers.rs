@@ -1,8 +1,8 @@
-//! What the controllers' registers have in common.
+//! Common parts of the controllers' registers.
 
 use acpi_tables::{Aml, AmlSink, aml};
 
-/// Waits for a mutex as long as it takes (ACPI 6.5, 19.6.2).
+/// Timeout that waits for a mutex forever (ACPI 6.5, 19.6.2).
 pub const FOREVER: u16 = 0xffff;
 
 /// Device check notification (ACPI 6.5, 5.6.6).
@@ -13,10 +13,11 @@ pub const EJECT_REQUEST: u8 = 3;
 /// `_STA`: present, enabled, shown, functioning (ACPI 6.5, 6.3.7).
 pub const STATUS_PRESENT: u8 = 0xf;
 
-/// What a scan register says when nothing has changed.
+/// Value of a scan register when nothing has changed.
 pub const NO_EVENT: u32 = u32::MAX;
 
-/// Answers a read of any width at any offset from the registers' `image`; zero outside of it.
+/// Handles a read of any width at any offset of the registers' `image`; bytes beyond it read as
+/// zero.
 pub fn read(image: &[u8], offset: u64, data: &mut [u8]) {
     data.fill(0);
     let from = usize::try_from(offset).unwrap_or(usize::MAX);
@@ -35,7 +36,7 @@ impl Aml for Raw<'_> {
     }
 }
 
-/// A device that stands for a controller's registers, with `children` beside its resources.
+/// Writes a device for a controller's registers, with `children` beside its resources.
 pub fn controller(
     path: &str,
     uid: &'static str,
@@ -45,7 +46,7 @@ pub fn controller(
 ) {
     let hid = aml::Name::new("_HID".into(), &aml::EISAName::new("PNP0A06"));
     let uid = aml::Name::new("_UID".into(), &uid);
-    // A controller's size is at least one, and its address lies below the last page.
+    // A controller's size is at least one, and its address is below the last page.
     let range = aml::AddressSpace::<u64>::new_memory(
         aml::AddressSpaceCacheable::NotCacheable,
         true,

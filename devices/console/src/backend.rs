@@ -1,4 +1,4 @@
-//! Opening the host's end of a console.
+//! Opens the host end of a console.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,51 +17,51 @@ use super::{
     terminal::{Pty, RawTerminal, window_size},
 };
 
-/// Where a console leads.
+/// The host end of a console.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ConsoleMode {
-    /// The guest has no such device. Opened, it behaves like [`ConsoleMode::Null`].
+    /// The guest has no such device. If opened, it behaves like [`ConsoleMode::Null`].
     Off,
-    /// Output is thrown away, there is no input.
+    /// Output is discarded, and there is no input.
     Null,
-    /// Standard output and standard input; a terminal on standard input becomes raw.
+    /// Standard output and standard input; a terminal on standard input is set to raw mode.
     Tty,
     /// A new pseudo terminal; see [`ConsoleBackend::pty_path`].
     Pty,
     /// A file, created or appended to; there is no input.
     File(PathBuf),
-    /// A Unix socket that Gantry listens on. One client at a time is served, others are turned
-    /// away; who connects first sees up to [`OUTPUT_BACKLOG`](super::OUTPUT_BACKLOG) bytes of
-    /// earlier output.
+    /// A Unix socket on which Gantry listens. One client at a time is served, others are rejected;
+    /// the first client sees up to [`OUTPUT_BACKLOG`](super::OUTPUT_BACKLOG) bytes of earlier
+    /// output.
     Socket(PathBuf),
 }
 
-/// A console could not be opened.
+/// Why a console could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsoleError {
-    /// The output file could not be created.
+    /// The output file could not be opened.
     #[error("cannot create the console's output file {}", path.display())]
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// There is no socket for it.
+    /// The socket could not be created.
     #[error(transparent)]
     Socket(#[from] NameError),
-    /// No pseudo terminal could be had.
+    /// A pseudo terminal could not be created.
     #[error("cannot open a pseudo terminal for the console")]
     Pty(#[source] io::Error),
     /// Standard input or output could not be prepared.
     #[error("cannot use the terminal as console")]
     Tty(#[source] io::Error),
-    /// The kernel has no eventfd left.
+    /// An eventfd could not be created.
     #[error("cannot create the console's event")]
     Event(#[source] io::Error),
 }
 
-/// Where input comes from.
+/// Source of input.
 #[derive(Debug)]
 pub(super) enum Input {
     None,
@@ -69,19 +69,20 @@ pub(super) enum Input {
     Socket(NamedSocket),
 }
 
-/// An open console: its output goes to a device, the rest to a [`ConsoleLine`](super::ConsoleLine).
+/// An open console: its output is passed to a device, the rest to a
+/// [`ConsoleLine`](super::ConsoleLine).
 pub struct ConsoleBackend {
     pub(super) output: ConsoleOutput,
     pub(super) input: Input,
-    /// What has to stay open, or is undone when it is dropped.
+    /// Resources that must stay open, or whose drop undoes a change.
     pub(super) guards: Vec<Box<dyn Send>>,
     pty: Option<PathBuf>,
     terminal: Option<RawFd>,
 }
 
 impl ConsoleBackend {
-    /// Opens the host's end of a console. Wants to happen before the process is confined: it opens
-    /// files, among them `/dev/ptmx` and `/proc/self/fd`.
+    /// Opens the host end of a console. Call it before the process is confined, because it opens
+    /// files, including `/dev/ptmx` and `/proc/self/fd`.
     pub fn open(mode: &ConsoleMode) -> Result<Self, ConsoleError> {
         match mode {
             ConsoleMode::Off | ConsoleMode::Null => Self::new(Target::Discard, Input::None),
@@ -103,7 +104,7 @@ impl ConsoleBackend {
                 Ok(backend)
             }
             ConsoleMode::File(path) => {
-                // Non-blocking for the sake of FIFOs and devices; regular files ignore it.
+                // Non-blocking for FIFOs and devices; regular files ignore it.
                 let file = OpenOptions::new()
                     .append(true)
                     .create(true)
@@ -119,12 +120,12 @@ impl ConsoleBackend {
         }
     }
 
-    /// A console on a socket that listens already.
+    /// Creates a console on a socket that is already listening.
     pub fn on_socket(socket: NamedSocket) -> Result<Self, ConsoleError> {
         Self::new(Target::Absent, Input::Socket(socket))
     }
 
-    /// The socket that it listens on, for another process.
+    /// The socket on which it listens, for another process.
     pub fn shared_socket(&self) -> Option<SharedSocket> {
         match &self.input {
             Input::Socket(socket) => Some(socket.share()),
@@ -132,8 +133,8 @@ impl ConsoleBackend {
         }
     }
 
-    /// Like [`ConsoleBackend::open`] for a device without input (the debug console): leaves
-    /// standard input and its terminal alone.
+    /// Like [`ConsoleBackend::open`], for a device without input (the debug console): does not
+    /// touch standard input and its terminal.
     pub fn open_output(mode: &ConsoleMode) -> Result<Self, ConsoleError> {
         if *mode == ConsoleMode::Tty {
             let output = output_of(libc::STDOUT_FILENO).map_err(ConsoleError::Tty)?;
@@ -152,40 +153,40 @@ impl ConsoleBackend {
         })
     }
 
-    /// Where the device writes.
+    /// The output that the device writes to.
     pub fn output(&self) -> ConsoleOutput {
         self.output.clone()
     }
 
-    /// The path of the pseudo terminal that was opened, for `vm.info` (`/dev/pts/N`).
+    /// Path of the pseudo terminal that was opened, for `vm.info` (`/dev/pts/N`).
     pub fn pty_path(&self) -> Option<&Path> {
         self.pty.as_deref()
     }
 
-    /// The terminal behind the console, if there is one.
+    /// The terminal behind the console, if any.
     pub fn terminal(&self) -> Option<Terminal> {
         self.terminal.map(Terminal)
     }
 }
 
-/// The terminal behind a console. It is open as long as the console's backend, or what was made
-/// of it.
+/// The terminal behind a console. It is open as long as the console's backend, or the console line
+/// created from it.
 #[derive(Clone, Copy, Debug)]
 pub struct Terminal(RawFd);
 
 impl Terminal {
-    /// Columns and rows, if it knows them.
+    /// Columns and rows, if the terminal knows them.
     pub fn size(&self) -> Option<(u16, u16)> {
         window_size(self.0)
     }
 }
 
-/// A console on two descriptors of this process, which stay as they are.
+/// Creates a console on two descriptors of this process, which are not changed.
 fn stdio(input: RawFd, output: RawFd) -> Result<ConsoleBackend, ConsoleError> {
     let output = output_of(output).map_err(ConsoleError::Tty)?;
     let input = match reopen(input, OpenOptions::new().read(true)) {
         Ok((file, _)) => Input::Stream(file),
-        // Closed: there will be no input.
+        // Closed, so there is no input.
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Input::None,
         Err(error) => return Err(ConsoleError::Tty(error)),
     };
@@ -201,18 +202,18 @@ fn output_of(fd: RawFd) -> io::Result<Target> {
     }
 }
 
-/// Another descriptor for what `fd` refers to, and whether it is sure not to block.
+/// Another descriptor for the file of `fd`, and whether it certainly does not block.
 ///
-/// `O_NONBLOCK` belongs to the open file, which the parent shell and others may share, so
-/// terminals and pipes are opened anew. A regular file does not block, and its position has to
-/// stay shared.
+/// `O_NONBLOCK` belongs to the open file description, which the parent shell and other processes
+/// may share, so terminals and pipes are reopened. A regular file does not block, and its position
+/// must stay shared.
 fn reopen(fd: RawFd, how: &mut OpenOptions) -> io::Result<(File, bool)> {
-    // SAFETY: no memory is passed; a descriptor that is not open is an error like any other.
+    // SAFETY: no memory is passed; a descriptor that is not open causes an ordinary error.
     let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 3) };
     if copy < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor was just made, and nobody else owns it.
+    // SAFETY: the descriptor was just created and has no other owner.
     let file = unsafe { File::from_raw_fd(copy) };
     let kind = file.metadata()?.file_type();
     if kind.is_char_device() || kind.is_fifo() {
@@ -221,7 +222,7 @@ fn reopen(fd: RawFd, how: &mut OpenOptions) -> io::Result<(File, bool)> {
         if let Ok(file) = how.custom_flags(flags).open(path) {
             return Ok((file, true));
         }
-        // For instance after a change of user: use it as it is, carefully.
+        // For example after a change of user: use the descriptor as it is, cautiously.
     }
     Ok((file, kind.is_file()))
 }

@@ -1,4 +1,4 @@
-//! Where a guest's consoles come out on the host: terminal, pseudo terminal, file or socket.
+//! The host side of a guest's consoles: terminal, pseudo terminal, file or socket.
 //!
 //! Serial port, virtio console and debug console use the same backends:
 //!
@@ -9,13 +9,14 @@
 //!  guest reads <── device <── InputSink::enqueue <──┴───────── host
 //! ```
 //!
-//! - **A vCPU never waits for the host.** What the host does not take at once goes to a backlog of
-//!   at most [`OUTPUT_BACKLOG`] bytes; when that is full, its oldest bytes are dropped and counted
-//!   ([`ConsoleOutput::dropped`]). A socket that nobody is connected to and a pseudo terminal that
-//!   nobody reads keep their newest output that way for whoever comes.
-//! - **Input is never dropped.** What the device has no room for is held back, and nothing more is
-//!   read from the host until the device says that there is room.
-//! - **An idle console costs nothing.** End of input (a closed pipe, `/dev/null`) ends the watch.
+//! - **A vCPU never waits for the host.** Output that the host does not accept immediately goes to
+//!   a backlog of at most [`OUTPUT_BACKLOG`] bytes; when that is full, its oldest bytes are dropped
+//!   and counted ([`ConsoleOutput::dropped`]). A socket without a client, and a pseudo terminal
+//!   without a reader, thus keep their newest output for the next one.
+//! - **Input is never dropped.** Input for which the device has no room is held back, and nothing
+//!   more is read from the host until the device signals that there is room.
+//! - **An idle console costs nothing.** At the end of input (a closed pipe, `/dev/null`), it is no
+//!   longer watched.
 //!
 //! ```no_run
 //! # use std::sync::Arc;
@@ -42,14 +43,14 @@ pub use output::{ConsoleOutput, OUTPUT_BACKLOG};
 pub use service::{ConsoleLine, ConsoleService};
 pub use terminal::restore_terminal;
 
-/// A device that receives what is typed on a console.
+/// A device that receives the input of a console.
 pub trait InputSink: Send + Sync {
-    /// Takes a prefix of `data` and says how many bytes it took; 0 if there is no room.
+    /// Accepts a prefix of `data` and returns its length in bytes; 0 if there is no room.
     ///
-    /// A device that takes less than all of it writes [`InputSink::room_event`] once it has room
+    /// A device that does not accept everything writes [`InputSink::room_event`] when it has room
     /// again. Called on the console thread; must not block.
     fn enqueue(&self, data: &[u8]) -> usize;
 
-    /// Becomes readable when there is room for input that was turned away. Non-blocking.
+    /// Becomes readable when there is room for input that was rejected. Non-blocking.
     fn room_event(&self) -> &EventFd;
 }

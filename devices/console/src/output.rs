@@ -1,4 +1,4 @@
-//! The guest's side of a console's output.
+//! The guest side of a console's output.
 
 use std::{
     collections::VecDeque,
@@ -14,35 +14,36 @@ use std::{
 use base::Unpoisoned;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Bytes of output that wait for a slow or absent reader, per console. Allocated as needed.
+/// Maximum number of output bytes per console that wait for a slow or absent reader. Allocated as
+/// needed.
 pub const OUTPUT_BACKLOG: usize = 256 * 1024;
 
-/// The most that is written at once to something that may block: what POSIX lets a pipe take
-/// whole once it polls as writable, and a terminal takes in practice.
+/// Maximum size of one write to a target that may block: POSIX guarantees that a pipe accepts this
+/// much once it polls as writable, and in practice a terminal does, too.
 const CAUTIOUS_WRITE: usize = 256;
 
-/// Where the bytes go.
+/// Destination of the output.
 #[derive(Debug)]
 pub(super) enum Target {
     /// Output is dropped and not counted.
     Discard,
-    /// Nobody is there now; the backlog waits for somebody.
+    /// There is no reader at present; the backlog waits for one.
     Absent,
-    /// The reader went away. Its descriptor stays open until the console thread, which may be
+    /// The reader has closed. Its descriptor stays open until the console thread, which may be
     /// watching it, replaces it.
     Left { _file: File },
-    /// A file, or something that was made non-blocking.
+    /// A regular file, or a descriptor that was made non-blocking.
     Direct(File),
-    /// Something that could not be made non-blocking: asked each time whether it takes more.
+    /// A descriptor that could not be made non-blocking: it is polled before each write.
     Cautious(File),
 }
 
-/// How far a flush came.
+/// Result of a flush.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Flushed {
     /// Nothing is left.
     All,
-    /// The target takes no more now; its descriptor says when it does.
+    /// The target accepts no more at present; its descriptor indicates when it does.
     Blocked(RawFd),
     /// There is no target.
     Absent,
@@ -56,14 +57,14 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     dropped: AtomicU64,
-    /// Written when the backlog stops being empty.
+    /// Written when the backlog becomes non-empty.
     pending: EventFd,
 }
 
 /// Writes a console's output without ever blocking. Clones write to the same console.
 ///
-/// `write` takes all bytes and never fails: see the module's documentation for what happens to
-/// those that the host does not take. Cost per call: one lock and, as long as the host keeps up,
+/// `write` accepts all bytes and never fails; the crate's documentation describes what happens to
+/// bytes that the host does not accept. Cost per call: one lock and, as long as the host keeps up,
 /// one `write` system call.
 #[derive(Clone)]
 pub struct ConsoleOutput(Arc<Shared>);
@@ -80,12 +81,12 @@ impl ConsoleOutput {
         })))
     }
 
-    /// Bytes lost so far: pushed out of the backlog, or refused by the host (a full disk).
+    /// Number of bytes lost so far: evicted from the backlog, or refused by the host (a full disk).
     pub fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Relaxed)
     }
 
-    /// True if output may have to wait for the host, so that somebody has to call `flush`.
+    /// Whether output may have to wait for the host, so that `flush_backlog` must be called.
     pub(super) fn may_wait(&self) -> bool {
         !matches!(self.lock().target, Target::Discard)
     }
@@ -95,12 +96,12 @@ impl ConsoleOutput {
         &self.0.pending
     }
 
-    /// Sends the output elsewhere; the backlog goes there first.
+    /// Redirects the output; the backlog is written first.
     pub(super) fn set_target(&self, target: Target) {
         self.lock().target = target;
     }
 
-    /// Writes as much of the backlog as the host takes.
+    /// Writes as much of the backlog as the host accepts.
     pub(super) fn flush_backlog(&self) -> Flushed {
         let state = &mut *self.lock();
         while !state.backlog.is_empty() {
@@ -116,7 +117,7 @@ impl ConsoleOutput {
                 }
             }
         }
-        // A console that caught up gives the memory back.
+        // A console that has caught up frees the memory.
         state.backlog = VecDeque::new();
         Flushed::All
     }
@@ -134,7 +135,7 @@ impl Write for ConsoleOutput {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let state = &mut *self.lock();
         let mut rest = data;
-        // Bytes that already wait go first.
+        // Bytes in the backlog go first.
         while state.backlog.is_empty() && !rest.is_empty() {
             match state.target.write(rest) {
                 Outcome::Took(count) => rest = rest.get(count..).unwrap_or_default(),
@@ -149,7 +150,7 @@ impl Write for ConsoleOutput {
             return Ok(data.len());
         }
         if state.backlog.is_empty() {
-            // Fails only when the counter is at its maximum, and then it is readable anyway.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.0.pending.write(1);
         }
         let (skip, evict) = overflow(state.backlog.len(), rest.len());
@@ -164,7 +165,8 @@ impl Write for ConsoleOutput {
     }
 }
 
-/// How many bytes go so that a backlog of `len` takes `new` more: of the new ones and of the old.
+/// Number of bytes to drop so that a backlog of `len` bytes accepts `new` more, as (new bytes, old
+/// bytes).
 fn overflow(len: usize, new: usize) -> (usize, usize) {
     let skip = new.saturating_sub(OUTPUT_BACKLOG);
     let evict = (len + new - skip).saturating_sub(OUTPUT_BACKLOG);
@@ -218,8 +220,8 @@ impl Target {
     }
 }
 
-/// Waits for at most `timeout_ms` until `fd` takes output; true also if it is in error, which the
-/// next write will tell.
+/// Waits up to `timeout_ms` until `fd` accepts output. Also true if it has an error, which the next
+/// write will report.
 pub(super) fn writable(fd: RawFd, timeout_ms: i32) -> bool {
     let mut poll = libc::pollfd {
         fd,

@@ -1,4 +1,4 @@
-//! The console thread: carries input to the guest and waiting output to the host.
+//! The console thread: passes input to the guest and waiting output to the host.
 
 use std::{
     fs::File,
@@ -24,13 +24,13 @@ use super::{
     output::{ConsoleOutput, Flushed, Target, writable},
 };
 
-/// Read from the host at once; the most input that is held back per console.
+/// Maximum size of one read from the host, and of the input that is held back per console.
 const INPUT_CHUNK: usize = 4096;
 
-/// How long a stop waits for slow readers to take what is left, over all consoles.
+/// Maximum time that a stop waits for slow readers, for all consoles together.
 const DRAIN_TIME: Duration = Duration::from_millis(100);
 
-/// Event tokens: `line * TOKENS + kind`.
+/// Tokens in the event loop: `line * TOKENS + kind`.
 const TOKENS: u32 = 8;
 const ROOM: u32 = 0;
 const PENDING: u32 = 1;
@@ -42,7 +42,7 @@ const LISTENER: u32 = 4;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Watch {
     Nothing,
-    /// The peer's hang-up only: input is held back, or has ended while output goes on.
+    /// Only the peer's hang-up: input is held back, or has ended while output continues.
     HangUp,
     Input,
 }
@@ -50,9 +50,9 @@ enum Watch {
 struct Stream {
     file: File,
     watch: Watch,
-    /// Cannot be polled (a regular file, `/dev/zero`): reading never waits.
+    /// The file cannot be polled (a regular file, `/dev/zero`): reads never block.
     always_ready: bool,
-    /// The peer is gone; what it sent may still be unread.
+    /// The peer has closed; some of its input may still be unread.
     hung_up: bool,
 }
 
@@ -110,21 +110,21 @@ impl Source {
     }
 }
 
-/// A console and the device that gets its input.
+/// A console, and the device that receives its input.
 pub struct ConsoleLine {
     output: ConsoleOutput,
     source: Source,
     sink: Option<Arc<dyn InputSink>>,
-    /// Input that the device has no room for yet.
+    /// Input for which the device has no room yet.
     held: Vec<u8>,
-    /// The output's descriptor while it is watched.
+    /// The output's descriptor, while it is watched.
     blocked_on: Option<RawFd>,
     _guards: Vec<Box<dyn Send>>,
 }
 
 impl ConsoleLine {
-    /// Connects `backend` with the device `sink`; without one, input is not read (from a socket:
-    /// read and thrown away).
+    /// Connects `backend` with the device `sink`. Without a device, input is not read (a socket's
+    /// is read and discarded).
     pub fn new(backend: ConsoleBackend, sink: Option<Arc<dyn InputSink>>) -> Self {
         let source = match backend.input {
             Input::Stream(file) if sink.is_some() => Source::Stream(Stream::new(file)),
@@ -145,13 +145,13 @@ impl ConsoleLine {
         }
     }
 
-    /// True if the console thread has anything to do for this console.
+    /// Whether the console thread has any work for this console.
     fn needs_thread(&self) -> bool {
         !matches!(self.source, Source::None) || self.output.may_wait()
     }
 
     fn init(&mut self, line: u32, ops: &mut EventOps) {
-        // A new event loop watches nothing yet.
+        // A new event loop does not watch anything yet.
         self.blocked_on = None;
         if let Some(stream) = self.source.stream() {
             stream.watch = Watch::Nothing;
@@ -201,7 +201,7 @@ impl ConsoleLine {
         }
     }
 
-    /// Moves what waits on the host's side to the device: first what is held back, then one read.
+    /// Moves input from the host to the device: first what is held back, then one read.
     fn pump(&mut self, line: u32, ops: &mut EventOps) {
         self.offer();
         let held = !self.held.is_empty();
@@ -209,7 +209,7 @@ impl ConsoleLine {
             return;
         };
         if held {
-            // A hang-up would be reported for as long as it is watched: once is enough.
+            // A hang-up would be reported as long as it is watched: once is enough.
             let wanted = if stream.hung_up || !is_socket(&self.source) {
                 Watch::Nothing
             } else {
@@ -247,14 +247,15 @@ impl ConsoleLine {
         };
         stream.watch(line, wanted, ops);
         if !held && (stream.always_ready || stream.hung_up) {
-            // Nothing will wake the thread for the rest: come back after other events had a turn.
+            // Nothing else will wake the thread for the rest: continue after other events had a
+            // turn.
             let sink = self.sink.as_ref();
             let again = sink.map_or(self.output.pending(), |sink| sink.room_event());
             let _ = again.write(1);
         }
     }
 
-    /// Gives the device as much as it takes.
+    /// Passes as much input as the device accepts.
     fn offer(&mut self) {
         if self.held.is_empty() {
             return;
@@ -266,17 +267,17 @@ impl ConsoleLine {
         self.held.drain(..taken);
     }
 
-    /// The host sends no more.
+    /// Handles the end of the host's input.
     fn end_of_input(&mut self, line: u32, ops: &mut EventOps) {
         let socket = is_socket(&self.source);
         match self.source.stream() {
-            // A client that only closed its sending side still reads.
+            // A client that closed only its sending side may still read.
             Some(stream) if socket && !stream.hung_up => stream.watch(line, Watch::HangUp, ops),
             _ => self.hang_up(line, ops),
         }
     }
 
-    /// Forgets the input; a socket's client is disconnected and the next one may come.
+    /// Drops the input. A socket's client is disconnected, and the next one may connect.
     fn hang_up(&mut self, line: u32, ops: &mut EventOps) {
         if let Some(stream) = self.source.stream() {
             stream.watch(line, Watch::Nothing, ops);
@@ -326,7 +327,7 @@ impl ConsoleLine {
                     error.kind(),
                     ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
                 ) {
-                    // Out of descriptors or memory: watching on would spin.
+                    // Out of descriptors or memory: to keep watching would spin.
                     log::error!("console socket: cannot accept a client: {error}");
                     let events = Events::new(&socket.listener, EventSet::IN);
                     *listening = ops.remove(events).is_err();
@@ -339,7 +340,7 @@ impl ConsoleLine {
                 log::warn!("console socket: a second client was turned away");
                 return;
             }
-            // It left with input that the guest has not taken; that input stays held back.
+            // It has left with input that the guest has not read; that input stays held back.
             Some(_) => self.hang_up(line, ops),
             None => {}
         }
@@ -373,7 +374,7 @@ impl ConsoleLine {
         }
     }
 
-    /// Gives slow readers until `deadline` to take what is left.
+    /// Gives slow readers until `deadline` to accept the rest.
     fn drain(&mut self, deadline: Instant) {
         while let Flushed::Blocked(fd) = self.output.flush_backlog() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -385,7 +386,7 @@ impl ConsoleLine {
     }
 }
 
-/// True for a socket, whose client's two directions end one by one.
+/// Whether it is a socket, whose two directions end separately.
 fn is_socket(source: &Source) -> bool {
     matches!(source, Source::Socket { .. })
 }
@@ -396,7 +397,7 @@ fn add(events: Events, ops: &mut EventOps) {
     }
 }
 
-/// All consoles, as the console thread has them.
+/// All consoles, as the worker of the console thread.
 struct Lines(Vec<ConsoleLine>);
 
 impl MutEventSubscriber for Lines {
@@ -426,27 +427,27 @@ impl DeviceWorker for Lines {
 enum State {
     Stopped(Lines),
     Running(Worker<Lines>),
-    /// The thread died.
+    /// The thread has died.
     Failed,
 }
 
 /// Serves the consoles of a VM with one thread, `_console`.
 ///
-/// Stop it while devices are saved or restored: it feeds them input. Dropping it stops it, and
-/// puts the terminal back.
+/// Stop it while devices are saved or restored, because it passes input to them. Dropping it stops
+/// it and restores the terminal.
 pub struct ConsoleService {
     state: State,
 }
 
 impl ConsoleService {
-    /// A service for `lines`, stopped.
+    /// Creates a stopped service for `lines`.
     pub fn new(lines: Vec<ConsoleLine>) -> Self {
         Self {
             state: State::Stopped(Lines(lines)),
         }
     }
 
-    /// Starts the thread, unless no console needs one or it runs already.
+    /// Starts the thread, unless it is already running or no console needs one.
     pub fn start(&mut self, spawner: &dyn ThreadSpawner) -> io::Result<()> {
         let lines = match mem::replace(&mut self.state, State::Failed) {
             State::Stopped(lines) if lines.0.iter().any(ConsoleLine::needs_thread) => lines,
@@ -468,7 +469,7 @@ impl ConsoleService {
         }
     }
 
-    /// Stops the thread; waits at most 100 ms for slow readers to take waiting output, and keeps
+    /// Stops the thread. Waits at most 100 ms for slow readers to accept waiting output, and keeps
     /// the rest. The consoles stay open.
     pub fn stop(&mut self) {
         self.state = match mem::replace(&mut self.state, State::Failed) {

@@ -1,4 +1,4 @@
-//! Consoles served end to end, with a device whose room the test controls.
+//! End-to-end tests of consoles, with a device whose room the test controls.
 
 use std::{
     io::{Read, Write},
@@ -84,7 +84,7 @@ fn input_that_the_device_has_no_room_for_is_held_back_and_not_lost() {
     let mut client = UnixStream::connect(path).unwrap();
     let bytes: Vec<u8> = (0..20_000u32).map(|n| (n % 251) as u8).collect();
     client.write_all(&bytes).unwrap();
-    // The client leaves before its input is taken.
+    // The client disconnects before its input is accepted.
     drop(client);
     assert_eq!(device.wait_for(3), bytes[..3]);
     device.make_room(10);
@@ -118,7 +118,7 @@ fn after_a_client_left_the_next_one_is_served() {
     let device = Device::with_room(usize::MAX);
     let _service = serve(backend, &device);
     for round in 1..=3 {
-        // Until the departure of the previous client is seen, a new one is turned away.
+        // Until the previous client's disconnection is noticed, a new one is rejected.
         let mut client = loop {
             let mut client = UnixStream::connect(&path).unwrap();
             output.write_all(b"?").unwrap();

@@ -12,22 +12,22 @@ use std::{
     },
 };
 
-/// Settings of the terminal on standard input before it was made raw.
+/// Settings of the terminal on standard input before it was set to raw mode.
 static ORIGINAL: OnceLock<libc::termios> = OnceLock::new();
-/// Standard input is raw and has to be restored.
+/// Standard input is in raw mode and must be restored.
 static RAW: AtomicBool = AtomicBool::new(false);
 static ON_EXIT: Once = Once::new();
 
-/// Gives the terminal on standard input its settings back, if a console had made it raw.
+/// Restores the settings of the terminal on standard input, if a console had set it to raw mode.
 ///
-/// Happens by itself when the console's backend is dropped, at process exit and on a panic. A
-/// handler for fatal signals should call it too: it is async-signal-safe (one atomic swap and
-/// `tcsetattr`). After `SIGKILL` nobody can; `reset` in the shell does.
+/// This happens automatically when the console's backend is dropped, at process exit and on a
+/// panic. A handler for fatal signals should call it too: it is async-signal-safe (one atomic swap
+/// and `tcsetattr`). After `SIGKILL` only `reset` in the shell helps.
 pub fn restore_terminal() {
     if RAW.swap(false, Ordering::SeqCst)
         && let Some(original) = ORIGINAL.get()
     {
-        // SAFETY: `original` was filled by tcgetattr. Failure has nobody to be told to.
+        // SAFETY: `original` was filled by tcgetattr. There is nobody to report a failure to.
         unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, original) };
     }
 }
@@ -36,12 +36,12 @@ extern "C" fn restore_at_exit() {
     restore_terminal();
 }
 
-/// Standard input in raw mode: every key goes to the guest, none makes a signal.
+/// Standard input in raw mode: every key is passed to the guest, and none generates a signal.
 #[derive(Debug)]
 pub(super) struct RawTerminal(());
 
 impl RawTerminal {
-    /// Makes the terminal on standard input raw; `None` if there is no terminal.
+    /// Sets the terminal on standard input to raw mode; `None` if there is no terminal.
     pub(super) fn enter() -> io::Result<Option<Self>> {
         let Some(original) = settings(libc::STDIN_FILENO) else {
             return Ok(None);
@@ -53,7 +53,7 @@ impl RawTerminal {
                 restore_terminal();
                 previous(info);
             }));
-            // SAFETY: the function may be called at any time, it touches two statics only.
+            // SAFETY: the function may be called at any time, because it accesses only two statics.
             unsafe { libc::atexit(restore_at_exit) };
         });
         RAW.store(true, Ordering::SeqCst);
@@ -68,7 +68,7 @@ impl Drop for RawTerminal {
     }
 }
 
-/// The settings of a terminal; `None` if `fd` is none.
+/// The settings of a terminal; `None` if `fd` is not a terminal.
 fn settings(fd: RawFd) -> Option<libc::termios> {
     let mut termios = mem::MaybeUninit::uninit();
     // SAFETY: tcgetattr fills the structure when it returns 0.
@@ -84,7 +84,7 @@ fn make_raw(fd: RawFd, mut termios: libc::termios) -> io::Result<()> {
     check(result).map(drop)
 }
 
-/// Columns and rows of the terminal `fd`; `None` if it is none or does not know its size.
+/// Columns and rows of the terminal `fd`; `None` if it is not a terminal or does not know its size.
 pub(super) fn window_size(fd: RawFd) -> Option<(u16, u16)> {
     let mut size = libc::winsize {
         ws_row: 0,
@@ -100,19 +100,19 @@ pub(super) fn window_size(fd: RawFd) -> Option<(u16, u16)> {
 /// A pseudo terminal pair in raw mode.
 #[derive(Debug)]
 pub(super) struct Pty {
-    /// The VMM's end; non-blocking.
+    /// The VMM's end (the main end); non-blocking.
     pub(super) main: File,
-    /// The other end, held open so that readers may come and go: without it the main end would
-    /// report a hang-up, again and again, as long as nobody has it open.
+    /// The other end, held open so that readers may come and go: otherwise the main end would
+    /// report a hang-up continuously while no other process has it open.
     pub(super) sub: File,
-    /// The other end's path.
+    /// Path of the other end.
     pub(super) path: PathBuf,
 }
 
 impl Pty {
     pub(super) fn open() -> io::Result<Self> {
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: no memory is passed; the result is checked, and owned by nobody else.
+        // SAFETY: no memory is passed; the result is checked, and has no other owner.
         let main = unsafe { File::from_raw_fd(check(libc::posix_openpt(flags))?) };
         let fd = main.as_raw_fd();
         // SAFETY: `fd` is open; no memory is passed.
@@ -120,7 +120,7 @@ impl Pty {
         // SAFETY: as above.
         check(unsafe { libc::unlockpt(fd) })?;
         let mut name = [0; 64];
-        // SAFETY: the buffer's true length is passed; the name is terminated on success.
+        // SAFETY: the buffer's actual length is passed; the name is terminated on success.
         let error = unsafe { libc::ptsname_r(fd, name.as_mut_ptr(), name.len()) };
         if error != 0 {
             return Err(io::Error::from_raw_os_error(error));
@@ -129,7 +129,7 @@ impl Pty {
         let name = unsafe { CStr::from_ptr(name.as_ptr()) };
         let path = PathBuf::from(name.to_string_lossy().into_owned());
         let flags = libc::O_RDWR | libc::O_NOCTTY | libc::O_CLOEXEC;
-        // SAFETY: the argument is an integer; the result is checked, and owned by nobody else.
+        // SAFETY: the argument is an integer; the result is checked, and has no other owner.
         let sub = unsafe { File::from_raw_fd(check(libc::ioctl(fd, libc::TIOCGPTPEER, flags))?) };
         let termios = settings(sub.as_raw_fd()).ok_or_else(io::Error::last_os_error)?;
         make_raw(sub.as_raw_fd(), termios)?;
@@ -182,7 +182,7 @@ mod tests {
 
     const CHILD: &str = "GANTRY_TEST_TERMINAL";
 
-    /// Runs in a process of its own, with a terminal on standard input.
+    /// Runs in a separate process, with a terminal on standard input.
     #[test]
     fn child_with_a_raw_terminal() {
         let Ok(end) = std::env::var(CHILD) else {

@@ -1,4 +1,4 @@
-//! Two ports for looking into a guest that has no drivers yet.
+//! Two ports for debugging a guest before its drivers are running.
 
 use std::{
     io::Write,
@@ -12,10 +12,10 @@ use std::{
 use base::Unpoisoned;
 use device_model::bus::BusDevice;
 
-/// How many codes are logged. Some kernels write port 0x80 as a delay, without end.
+/// Maximum number of codes that are logged. Some kernels write to port 0x80 endlessly, as a delay.
 const LOGGED_CODES: u32 = 256;
 
-/// What bochs answers on its console port; guests read it to find out that the port is there.
+/// Value that reads return from the console port, as in Bochs; guests use it to detect the port.
 const CONSOLE_PRESENT: u8 = 0xe9;
 
 /// The POST code port (0x80): logs each code with the time since the VM started.
@@ -26,7 +26,7 @@ pub struct DebugPort {
 }
 
 impl DebugPort {
-    /// A port that counts time from `start`.
+    /// Creates a port that measures time from `start`.
     pub fn new(start: Instant) -> Self {
         Self {
             start,
@@ -34,13 +34,13 @@ impl DebugPort {
         }
     }
 
-    /// How many codes the guest wrote; stays at the maximum when it is reached.
+    /// Number of codes that the guest has written; saturates at the maximum.
     pub fn codes(&self) -> u32 {
         self.codes.load(Ordering::Relaxed)
     }
 }
 
-/// Who writes a code, by the convention that Cloud Hypervisor's test kernels and firmware follow.
+/// The stage that writes a code, by the convention of Cloud Hypervisor's test kernels and firmware.
 fn stage(code: u8) -> &'static str {
     match code {
         0x00..=0x1f => "firmware",
@@ -78,13 +78,13 @@ impl BusDevice for DebugPort {
     }
 }
 
-/// The debug console (port 0xe9): every byte written goes to the output as it is.
+/// The debug console (port 0xe9): every byte written is passed to the output unchanged.
 pub struct DebugConsole {
     out: Mutex<Box<dyn Write + Send>>,
 }
 
 impl DebugConsole {
-    /// A console that writes to `out`, which must not block.
+    /// Creates a console that writes to `out`, which must not block.
     pub fn new(out: Box<dyn Write + Send>) -> Self {
         Self {
             out: Mutex::new(out),

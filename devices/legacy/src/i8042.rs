@@ -1,9 +1,9 @@
-//! The keyboard controller (8042), of which a VM needs one thing: its line to the CPU's reset pin.
+//! The keyboard controller (8042), of which a VM needs only the line to the CPU's reset pin.
 //!
-//! Linux pulses that line when other ways to reboot fail, and with `acpi=off` it probes for a
-//! keyboard. The commands that the probe waits for (up to half a second each) are answered at
-//! once, and the answers say that nothing is connected to the auxiliary port. Bytes for the
-//! keyboard itself are acknowledged and forgotten.
+//! Linux pulses that line when other ways to reboot fail; with `acpi=off` it also probes for a
+//! keyboard. The commands for which the probe waits (up to half a second each) are completed
+//! immediately, and report that nothing is connected to the auxiliary port. Bytes for the keyboard
+//! itself are acknowledged and ignored.
 
 use std::sync::Mutex;
 
@@ -16,13 +16,13 @@ use serde::{Deserialize, Serialize};
 
 /// Offsets from port 0x60.
 const DATA: u64 = 0;
-/// Port 0x61: the timer's gate and output. KVM's timer answers it unless it was left out.
+/// Port 0x61: the timer's gate and output. KVM's timer handles it, unless that is disabled.
 const SYSTEM_CONTROL: u64 = 1;
 const COMMAND_STATUS: u64 = 4;
 
 const STATUS_OUTPUT_FULL: u8 = 1 << 0;
 const STATUS_SELF_TESTED: u8 = 1 << 2;
-/// The keyboard is not locked; Linux complains if it is.
+/// The keyboard is not locked; otherwise Linux logs a complaint.
 const STATUS_UNLOCKED: u8 = 1 << 4;
 
 const TIMER_2_OUTPUT: u8 = 1 << 5;
@@ -43,15 +43,15 @@ const SELF_TEST_PASSED: u8 = 0x55;
 /// "Clock line stuck low": nothing usable is connected.
 const TEST_FAILED: u8 = 0x01;
 const ACKNOWLEDGE: u8 = 0xfa;
-/// A20 enabled and reset not asserted (the line is active low).
+/// A20 is enabled, and reset is not asserted (the line is active-low).
 const OUTPUT_PORT: u8 = 0b11;
 
-/// What survives a snapshot.
+/// Saved state of the controller.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct I8042State {
-    /// Configuration byte.
+    /// The configuration byte.
     pub config: u8,
-    /// What the next read of the data port returns, if the guest was told to read.
+    /// The byte that the next read of the data port returns, if the output buffer is full.
     pub output: Option<u8>,
     /// A command that waits for its byte on the data port.
     pub command: Option<u8>,
@@ -64,7 +64,7 @@ pub struct I8042 {
 }
 
 impl I8042 {
-    /// A controller that reports [`GuestEvent::Reset`] to `events`.
+    /// Creates a controller that reports [`GuestEvent::Reset`] to `events`.
     pub fn new(events: GuestEventHandler) -> Self {
         Self {
             state: Mutex::default(),
@@ -72,12 +72,12 @@ impl I8042 {
         }
     }
 
-    /// The state to save.
+    /// Saves the state.
     pub fn save(&self) -> I8042State {
         *self.lock()
     }
 
-    /// Takes a saved state over. Any value is acceptable.
+    /// Loads a saved state. Any value is acceptable.
     pub fn restore(&self, state: I8042State) {
         *self.lock() = state;
     }
@@ -97,7 +97,7 @@ impl I8042State {
         STATUS_UNLOCKED | STATUS_SELF_TESTED | full
     }
 
-    /// True if the command asks for a reset.
+    /// Handles a command; true if it requests a reset.
     fn command(&mut self, command: u8) -> bool {
         self.command = None;
         match command {
@@ -118,11 +118,11 @@ impl I8042State {
         false
     }
 
-    /// True if the byte asks for a reset.
+    /// Handles a data byte; true if it requests a reset.
     fn data(&mut self, value: u8) -> bool {
         match self.command.take() {
             Some(WRITE_CONFIG) => self.config = value,
-            // The reset line is active low.
+            // The reset line is active-low.
             Some(WRITE_OUTPUT_PORT) => return value & 1 == 0,
             Some(WRITE_KEYBOARD_BUFFER | WRITE_AUX_BUFFER) => self.output = Some(value),
             Some(_) => {}
@@ -148,7 +148,7 @@ impl BusDevice for I8042 {
     }
 
     fn write(&self, offset: u64, data: &[u8]) {
-        // Byte registers: a wider access is no command.
+        // The registers are bytes: a wider access is not a command.
         let &[value] = data else {
             return;
         };

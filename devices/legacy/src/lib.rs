@@ -1,4 +1,4 @@
-//! Devices from the PC's past that kernels and firmware still expect at fixed ports.
+//! Legacy PC devices that kernels and firmware still expect at fixed ports.
 //!
 //! | ports | device |
 //! |---|---|
@@ -7,9 +7,9 @@
 //! | 0x80 | [`DebugPort`]: boot progress codes, logged with their time |
 //! | 0xe9 | [`DebugConsole`]: a console that works before any driver does |
 //!
-//! There is no CMOS clock. Linux takes the wall clock from kvm-clock; the FADT's "CMOS RTC not
-//! present" flag keeps it from probing ports 0x70 and 0x71, each of which would cost a few hundred
-//! exits at boot (the kernel reads the clock until the seconds turn).
+//! There is no CMOS clock. Linux gets the wall clock from kvm-clock. The FADT's "CMOS RTC not
+//! present" flag prevents it from probing ports 0x70 and 0x71, which would cost several hundred
+//! exits at boot (the kernel reads the clock until the seconds change).
 
 mod debug;
 mod i8042;

@@ -19,7 +19,7 @@ use vm_superio::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Receive FIFO of the model in bytes.
+/// Size of the emulated receive FIFO in bytes.
 const FIFO_SIZE: usize = 64;
 /// Interrupts that a 16550A can enable.
 const INTERRUPT_ENABLE_MASK: u8 = 0x0f;
@@ -45,14 +45,14 @@ pub struct SerialState {
     pub modem_status: u8,
     /// Scratch register.
     pub scratch: u8,
-    /// Received bytes that the guest has not read, 64 at most.
+    /// Received bytes that the guest has not read, at most 64.
     pub input: Vec<u8>,
 }
 
-/// A saved state was refused.
+/// Why a saved state was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SerialRestoreError {
-    /// More input than the FIFO holds.
+    /// The state has more input than the FIFO holds.
     #[error("the saved serial port holds {0} bytes of input, its FIFO has room for {FIFO_SIZE}")]
     TooMuchInput(usize),
     /// The pending interrupt could not be raised.
@@ -71,18 +71,18 @@ impl Trigger for Irq {
     }
 }
 
-/// What the model tells about itself; called with the port locked.
+/// Callbacks of the emulated UART; called with the port locked.
 struct Progress {
-    /// Written when the FIFO empties while input waits for it.
+    /// Written when the FIFO becomes empty while input waits for it.
     room: EventFd,
-    /// Input was turned away since `room` was last written.
+    /// Input was rejected since `room` was last written.
     starved: AtomicBool,
 }
 
 impl Progress {
     fn signal_room(&self) {
         if self.starved.swap(false, Ordering::Relaxed) {
-            // Fails only when the counter is at its maximum, and then it is readable anyway.
+            // Fails only if the counter is full, in which case it is readable anyway.
             let _ = self.room.write(1);
         }
     }
@@ -102,7 +102,7 @@ impl SerialEvents for Progress {
 
 type Uart = uart::Serial<Irq, Arc<Progress>, Box<dyn Write + Send>>;
 
-/// A 16550A. Decodes eight ports; input comes in through [`InputSink`].
+/// A 16550A. Decodes eight ports; input arrives through [`InputSink`].
 pub struct Serial {
     uart: Mutex<Uart>,
     irq: Irq,
@@ -110,7 +110,7 @@ pub struct Serial {
 }
 
 impl Serial {
-    /// A port that raises `irq` (an irqfd, edge triggered) and sends what the guest writes to
+    /// Creates a port that raises `irq` (an edge-triggered irqfd) and writes the guest's output to
     /// `out`. `out` is called on vCPU threads, so it must not block: see [`ConsoleOutput`].
     ///
     /// [`ConsoleOutput`]: console::ConsoleOutput
@@ -128,7 +128,7 @@ impl Serial {
         })
     }
 
-    /// The state to save, with the vCPUs paused.
+    /// Saves the state; the vCPUs must be paused.
     pub fn save(&self) -> SerialState {
         let state = self.lock().state();
         SerialState {
@@ -144,7 +144,7 @@ impl Serial {
         }
     }
 
-    /// Takes a saved state over and raises the interrupt again if one was pending.
+    /// Loads a saved state, and raises the interrupt again if one was pending.
     pub fn restore(&self, state: SerialState) -> Result<(), SerialRestoreError> {
         if state.input.len() > FIFO_SIZE {
             return Err(SerialRestoreError::TooMuchInput(state.input.len()));
@@ -190,7 +190,7 @@ impl Serial {
     }
 }
 
-/// The register at `offset` plus `index`: wide accesses fall apart into bytes, as on an ISA bus.
+/// The register at `offset` plus `index`: wide accesses are split into bytes, as on an ISA bus.
 fn register(offset: u64, index: usize) -> Option<u8> {
     let register = offset.checked_add(index as u64)?;
     u8::try_from(register).ok().filter(|&register| register < 8)
@@ -211,12 +211,12 @@ impl BusDevice for Serial {
                 return;
             };
             if let Err(error) = uart.write(register, byte) {
-                // Output that `out` refuses is lost, as on a line that nobody listens to. A lost
-                // interrupt is the irqfd's counter at its maximum: one is pending anyway.
+                // Output that `out` refuses is lost, as on an unconnected line. A lost interrupt
+                // means that the irqfd's counter is full: one is pending anyway.
                 log::debug!("serial port: {error}");
             }
             if register == MODEM_CONTROL {
-                // Input is turned away in loopback mode, which this may have ended.
+                // Input is rejected in loopback mode, which this write may have ended.
                 self.progress.signal_room();
             }
         }
@@ -227,7 +227,8 @@ impl InputSink for Serial {
     fn enqueue(&self, data: &[u8]) -> usize {
         let mut uart = self.lock();
         let before = uart.fifo_capacity();
-        // The number of bytes taken follows from the capacity: an error may come after them.
+        // The number of accepted bytes follows from the capacity, because an error may occur after
+        // they were accepted.
         if let Err(uart::Error::Trigger(error)) = uart.enqueue_raw_bytes(data) {
             log::debug!("serial port: cannot raise the interrupt: {error}");
         }
@@ -243,12 +244,12 @@ impl InputSink for Serial {
     }
 }
 
-/// The port's entry in the DSDT: device `COM1`, PNP0501.
+/// The port's device in the DSDT: `COM1`, PNP0501.
 #[derive(Clone, Copy, Debug)]
 pub struct SerialAml {
-    /// First of its eight I/O ports.
+    /// The first of its eight I/O ports.
     pub port: u16,
-    /// Its interrupt line.
+    /// GSI of its interrupt.
     pub gsi: u32,
 }
 
