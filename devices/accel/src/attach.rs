@@ -1,4 +1,4 @@
-//! Handing a slice to a worker.
+//! Passes a slice to a worker.
 
 use std::{
     io,
@@ -23,37 +23,37 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{slices::Slices, window::Window};
 
-/// Where workers come from.
+/// A source of workers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Pool {
-    /// Where the pool listens.
+    /// Socket of the pool.
     pub socket: PathBuf,
-    /// Part of the names of the devices that are offered; all if empty.
+    /// Substring of the names of the devices offered; empty: all devices.
     pub device: String,
 }
 
-/// What a worker is given, and who gives it.
+/// What a worker receives, and the pool that provides workers.
 pub struct Attach {
-    /// Whose application a slice is for.
+    /// The owner and API of each slice's application.
     pub slices: Arc<Slices>,
     /// Memory.
     pub window: Arc<Window>,
-    /// What workers have of the device's memory, and the account's file.
+    /// The device memory that workers use, and the account's file.
     pub account: Arc<(Account, OwnedFd)>,
-    /// Doorbells, one for each slice.
+    /// Doorbells, one per slice.
     pub doorbells: Arc<[EventFd]>,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
-    /// The APIs that applications may call.
+    /// The APIs that applications may use.
     pub apis: Apis,
-    /// What every worker is told.
+    /// The part of the attachment that is equal for every worker.
     pub attachment: Attachment,
-    /// Where workers of new applications come from.
+    /// The pool that provides the workers of new applications.
     pool: Mutex<Pool>,
 }
 
 impl Attach {
-    /// With workers of this pool.
+    /// Creates an instance that uses workers of this pool.
     pub fn new(
         (slices, window): (Arc<Slices>, Arc<Window>),
         account: Arc<(Account, OwnedFd)>,
@@ -73,27 +73,27 @@ impl Attach {
         }
     }
 
-    /// Where workers of new applications come from.
+    /// The pool that provides the workers of new applications.
     pub fn pool(&self) -> Pool {
         self.pool.lock_unpoisoned().clone()
     }
 
-    /// Has workers of new applications come from elsewhere.
+    /// Sets the pool that provides the workers of new applications.
     pub fn set_pool(&self, pool: Pool) {
         *self.pool.lock_unpoisoned() = pool;
     }
 
-    /// Hands a slice to a worker for a new application. Its API may be none of the port's
-    /// ([`Unsupported`](io::ErrorKind::Unsupported)).
+    /// Passes a slice to a worker for a new application. Fails with
+    /// [`Unsupported`](io::ErrorKind::Unsupported) if the port does not offer its API.
     pub fn open(&self, slice: usize) -> io::Result<UnixStream> {
-        // What was rung for an application before is not for this one.
+        // Discards doorbells of an earlier application.
         if let Some(doorbell) = self.doorbells.get(slice) {
             let _ = shared_event::take(doorbell);
         }
         self.hand_over(slice, &self.pool(), false)
     }
 
-    /// Hands a slice to another worker, which is to take up the application.
+    /// Passes a slice to another worker, which will take over the application.
     pub fn take_up(&self, slice: usize, pool: &Pool) -> io::Result<UnixStream> {
         self.hand_over(slice, pool, true)
     }

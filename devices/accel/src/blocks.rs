@@ -1,8 +1,9 @@
-//! Contents of a slice that another host has already, but for the blocks that have changed since.
+//! Transfers contents of a slice of which another host has an earlier copy: only blocks that have
+//! changed.
 //!
-//! Who sends remembers a hash of each block as it was sent, keyed, so that no guest finds two contents
-//! with the same one. What is not sent is named: what is zero and what has not changed are both holes in
-//! an archive.
+//! The sender keeps a hash of each block as it was sent. The hashes are keyed, so that no guest can
+//! find two contents with the same hash. Blocks that are not sent are listed, because both zeroes
+//! and unchanged blocks are holes in an archive.
 
 use std::{
     fs::File,
@@ -15,17 +16,17 @@ use base::Patience;
 
 use super::saved::{Archive, Piece, data_after};
 
-/// Bytes of a block.
+/// Size of a block in bytes.
 pub(super) const BLOCK: usize = 64 << 10;
 
-/// The most runs of blocks that are kept: the guest says how many there are, and all of them are one frame
-/// of a migration.
+/// Maximum number of runs of unchanged blocks: the guest determines how many there are, and all of
+/// them must fit one frame of a migration.
 const MOST_RUNS: usize = 4 << 10;
 
-/// Blocks that follow each other: the number of the first, and how many.
+/// Consecutive blocks: the number of the first, and the count.
 pub type Run = (u64, u64);
 
-/// The contents that were sent, as the hash of each block; that of zeroes is zero.
+/// The contents that were sent, as the hash of each block; 0 for a block of zeroes.
 #[derive(Debug, Default)]
 pub struct Sent {
     key: RandomState,
@@ -44,11 +45,12 @@ impl Sent {
         }
     }
 
-    /// Adds to an archive what has changed of a file since, which is always as long. The runs are of what
-    /// has not: at first of zeroes.
+    /// Adds the blocks of a file that have changed since the last call to an archive; the file's
+    /// length must stay the same. The returned runs are the unchanged blocks; initially all blocks
+    /// count as zeroes.
     ///
     /// # Errors
-    /// One of the two fails, or there is no more patience.
+    /// One of the two files fails, or the deadline has passed.
     pub fn add_changed(
         &mut self,
         from: &File,
@@ -95,7 +97,7 @@ impl Sent {
     }
 }
 
-/// Whether a block is kept: none that would begin a run too many.
+/// Records an unchanged block; false if it would begin a run too many.
 fn keep(kept: &mut Vec<Run>, number: u64) -> bool {
     let runs = kept.len();
     match kept.last_mut() {
@@ -107,10 +109,11 @@ fn keep(kept: &mut Vec<Run>, number: u64) -> bool {
 }
 
 impl Piece {
-    /// Makes a file what it was made of: all but the blocks that are kept is in the piece.
+    /// Updates an earlier copy of the file: all blocks but the unchanged ones (`kept`) are in the
+    /// piece.
     ///
     /// # Errors
-    /// It is not in the archive, or not what was written.
+    /// It is not within the archive, or does not match its checksum.
     pub fn read_changed(&self, archive: &File, to: &File, kept: &[Run]) -> io::Result<()> {
         let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
         self.is_in(archive)?;
@@ -144,7 +147,7 @@ impl Piece {
         sum: &mut crc32fast::Hasher,
         [new, old]: &mut [Vec<u8>; 2],
     ) -> io::Result<()> {
-        // Where the next bytes are that are not in a hole.
+        // Offsets of the next data that is not in a hole.
         let (mut data, mut there) = (0, 0);
         for number in numbers {
             let start = number * BLOCK as u64;
@@ -164,7 +167,7 @@ impl Piece {
                     continue;
                 }
             }
-            // No hole is made: a driver may have the pages that are there.
+            // Does not punch holes: a driver may have the existing pages pinned.
             if there < end {
                 there = data_after(to, start.max(there), self.length);
             }
@@ -256,7 +259,7 @@ mod tests {
             vec![(5, 0)],
             vec![(u64::MAX, 2)],
             vec![(2, 1), (1, 1)],
-            // What is not kept has to be there.
+            // Blocks that are not kept must be in the piece.
             vec![(0, 4)],
         ] {
             let read = piece.read_changed(&archive, &file(length), &wrong);

@@ -52,41 +52,41 @@ const REGISTERS: u8 = 0;
 const DOORBELLS: u8 = 1;
 const WINDOW: u8 = 2;
 const PAGE: u64 = 4096;
-/// How long workers may take to end.
+/// Timeout for workers to end.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How often they are looked at meanwhile.
+/// Interval of the checks meanwhile.
 const SOON: Duration = Duration::from_millis(2);
 
-/// What a port needs from the machine.
+/// What a port needs from the VM.
 #[derive(Clone)]
 pub struct Resources {
-    /// Interrupt vectors.
+    /// Allocates interrupt vectors.
     pub msi: Arc<dyn MsiController>,
-    /// Interrupt lines.
+    /// Provides interrupt lines.
     pub lines: Arc<dyn Lines>,
-    /// Doorbells without exits.
+    /// Delivers doorbells without exits to userspace.
     pub doorbells: Arc<dyn doorbell::Doorbells>,
-    /// Places the window at the address of its BAR.
+    /// Maps the window at the address of its BAR.
     pub space: Arc<dyn AddressSpace>,
-    /// Starts the thread.
+    /// Starts the port's threads.
     pub spawner: Arc<dyn ThreadSpawner>,
 }
 
-/// The saved state of a port. What ports did not have once is absent in old ones.
+/// The saved state of a port. Older states lack the fields that were added later.
 #[derive(Debug, Serialize, Deserialize)]
 struct PortState {
     config: ConfigSpaceState,
     msix: MsixState,
-    /// Whether the agent takes interrupts from the line.
+    /// Whether the agent uses interrupts from the line.
     #[serde(default)]
     line: bool,
-    /// What is noted for who takes them: a bit for each slice, and that a state has changed.
+    /// Pending notes for the agent: a bit per slice, and whether a state has changed.
     #[serde(default)]
     noted: (u64, bool),
-    /// How often the state of a slice has changed.
+    /// Number of changes of slice states.
     #[serde(default)]
     changes: u32,
-    /// Slices that are not free: their applications are in the archive beside the state.
+    /// Slices that are not free. Their applications are in the archive that accompanies the state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     slices: Vec<SavedSlice>,
 }
@@ -97,35 +97,35 @@ pub struct Accel {
     msix_capability: MsixCapability,
     msix: Arc<MsixTable>,
     line: Arc<PortLine>,
-    /// Its place on the bus, while it is plugged.
+    /// Its address on the bus, while it is plugged in.
     place: Option<Bdf>,
     registers: Arc<Registers>,
     doorbells: Arc<[EventFd]>,
     trapped_doorbells: Arc<Doorbells>,
-    /// Where KVM listens for doorbells.
+    /// Address at which the doorbells are registered with KVM.
     listening: Option<u64>,
-    /// The guest's view of the window; goes before the window does.
+    /// The guest's mapping of the window; dropped before the window.
     placed: Option<Box<dyn Mapping>>,
     slices: Arc<Slices>,
     window: Arc<Window>,
     account: Arc<(Account, OwnedFd)>,
-    /// Hands slices to workers.
+    /// Passes slices to workers.
     attach: Arc<Attach>,
-    /// Where workers are borrowed.
+    /// Lends workers to other threads.
     desk: Arc<Desk>,
-    /// The applications that a snapshot has, while it is written.
+    /// The saved applications, while a snapshot is being written.
     saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
-    /// The applications of a snapshot that is restored, until the guest runs.
+    /// The applications of a snapshot that is being restored, until the guest runs.
     coming: Arc<Mutex<Coming>>,
     options: Options,
     pub(super) resources: Resources,
     thread: Option<JoinHandle<()>>,
-    /// A failure that the guest can repeat at will is logged once.
+    /// A failure that the guest can trigger at will is logged once.
     warned: bool,
 }
 
 impl Accel {
-    /// A port that serves nobody yet.
+    /// Creates a port without applications.
     pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
         let Options {
             slices: count,
@@ -156,7 +156,7 @@ impl Accel {
             let index = bar_index(bar);
             config.add_bar(BarRequest { index, kind, size })?;
         }
-        // At most MOST_SLICES and one.
+        // At most MOST_SLICES + 1.
         let vectors = count as u16 + 1;
         let registers = bar_index(REGISTERS);
         let msix_capability = MsixCapability::add(
@@ -234,7 +234,7 @@ impl Accel {
         }
     }
 
-    /// By which its applications are moved.
+    /// A handle to move its applications.
     pub fn handle(&self) -> moving::Handle {
         moving::Handle {
             attach: Arc::clone(&self.attach),
@@ -248,27 +248,28 @@ impl Accel {
         }
     }
 
-    /// Has what workers need before the port is plugged in: they take applications up that go on elsewhere
-    /// ([`moving::Handle::prepare`]).
+    /// Allocates what workers need before the port is plugged in, so that they can take over
+    /// applications that still run elsewhere ([`moving::Handle::prepare`]).
     ///
     /// # Errors
-    /// The platform has no interrupts.
+    /// The platform has no interrupts left.
     pub fn stand_by(&self) -> io::Result<()> {
-        // Whose they are is known when it is plugged in; by then they have their messages.
+        // The requester ID is unknown until it is plugged in, but the messages are set by then.
         let vectors = self.resources.msi.allocate(self.msix.count(), 0)?;
         self.msix.attach(vectors);
         Ok(())
     }
 
-    /// What the snapshot or migration that it comes from has of its applications.
+    /// Sets the archive of its applications, from the snapshot or migration that it is restored
+    /// from.
     pub fn set_archive(&mut self, archive: Option<Arc<File>>) {
         self.options.archive = archive;
     }
 
-    /// Brings the applications of a snapshot back: their slices' contents, and what workers are to take
-    /// up before the guest runs ([`moving::Handle::take_up`]).
+    /// Restores the applications of a snapshot: the contents of their slices, and the images that
+    /// workers must take over before the guest runs ([`moving::Handle::take_up`]).
     fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
-        // It takes the host's memory, and is read once.
+        // The archive uses the host's memory, and is read once.
         let archive = self.options.archive.take();
         let archive = archive.filter(|_| !slices.is_empty());
         if archive.is_none() && !slices.is_empty() {
@@ -309,7 +310,8 @@ impl Accel {
         let (standby, unwanted): (_, BTreeMap<_, _>) =
             all.partition(|(slice, _)| wanted.contains(slice));
         for slice in unwanted.keys().filter(|slice| !seen.contains(slice)) {
-            // Its application has ended since it was copied, and the next one's rings are all zeroes.
+            // Its application has ended since it was copied; the next one needs rings of all
+            // zeroes.
             let renewed = self.window.renew(*slice);
             renewed.map_err(|error| host(io::Error::other(error)))?;
             self.slices.set_claim(*slice, Claim::default());
@@ -321,8 +323,8 @@ impl Accel {
         Ok(())
     }
 
-    /// Brings the contents of a slice back, of which a worker may have had so many rounds; what one is to
-    /// take up.
+    /// Restores the contents of a slice. `known` is the number of rounds that a standby worker has
+    /// received. Returns the image that a worker must take over, if any.
     fn restore_slice(
         &self,
         one: &SavedSlice,
@@ -341,7 +343,7 @@ impl Accel {
             ));
         }
         if known.is_some() && !is_rest {
-            // What another worker was given is nobody else's.
+            // Memory that another worker has received must not be used for anything else.
             let renewed = self.window.renew(slice);
             renewed.map_err(|error| host(io::Error::other(error)))?;
         }
@@ -373,14 +375,14 @@ impl Accel {
         }
     }
 
-    /// Has KVM signal the doorbells at an address, and no longer where it did before.
+    /// Registers the doorbells with KVM at a new address, and removes the earlier registrations.
     fn listen_at(&mut self, address: Option<u64>) {
         let mut failed = None;
         let before = self.listening.take();
         for (slice, bell) in self.doorbells.iter().enumerate() {
             let at = |base: u64| base.saturating_add(slice as u64 * DOORBELL);
             if let Some(base) = before {
-                // One that was not taken is not there.
+                // Fails if the doorbell was not registered.
                 let _ = self.resources.doorbells.unregister(bell, at(base));
             }
             if let Some(base) = address {
@@ -394,7 +396,7 @@ impl Accel {
         }
         self.listening = address;
         if let Some(error) = failed {
-            // Writes are trapped then.
+            // Writes are trapped instead.
             self.warn("have KVM take doorbells", &error);
         }
     }
@@ -417,7 +419,7 @@ impl Accel {
         }
     }
 
-    /// Makes interrupts what the guest's registers say.
+    /// Updates the interrupts from the guest's registers.
     fn update_interrupts(&self) {
         let before = self.msix.is_enabled();
         self.msix_capability.update(&self.config, &self.msix);
@@ -447,7 +449,7 @@ impl Accel {
     }
 }
 
-/// What workers are told of all slices; each has its own API.
+/// The part of the attachment that is equal for all slices; each slice has its own API.
 fn attachment(options: &Options) -> Attachment {
     let api = options.apis.first().unwrap_or_default();
     let mut attachment = Attachment::new(spoken(api), options.slice_size);
@@ -458,7 +460,7 @@ fn attachment(options: &Options) -> Attachment {
     attachment
 }
 
-/// How many bytes so many slices of so many bytes have, if a function can have them.
+/// Size of the window in bytes, if the number and size of slices are valid.
 fn window_size(slices: u32, slice: u64) -> Option<u64> {
     let fits = slices.is_power_of_two()
         && slices <= MOST_SLICES
@@ -468,7 +470,7 @@ fn window_size(slices: u32, slice: u64) -> Option<u64> {
     (fits && whole <= 1 << 46).then_some(whole)
 }
 
-/// A BAR of the three.
+/// Index of one of the three BARs.
 fn bar_index(bar: u8) -> BarIndex {
     BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
 }
@@ -530,7 +532,7 @@ impl PciFunction for Accel {
         Ok(())
     }
 
-    /// Ends the workers: their connections go with the thread.
+    /// Ends the workers: the thread closes their connections.
     fn unplugged(&mut self) {
         self.stop();
         self.line.leave();
@@ -538,10 +540,10 @@ impl PciFunction for Accel {
         self.msix.reset();
     }
 
-    /// Workers finish what they were given before, and wait: no application gives them more. They
-    /// reach no memory of the guest but their slices, which only its own applications look at; and
-    /// a worker that stood still in the middle of its turn would keep others from the device.
-    /// The line is left, so that no saved interrupt controller has it asserted for ever.
+    /// Workers complete the calls that they have received, and then idle, because no application
+    /// sends more. They reach no guest memory but their slices, which only the guest's applications
+    /// access. A worker that was stopped during its turn would keep other clients from the device.
+    /// The line is left, so that no saved interrupt controller has it asserted forever.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         self.line.leave();
         Ok(())
@@ -569,7 +571,7 @@ impl PciFunction for Accel {
         })
     }
 
-    /// Ends all workers: their applications see the device fail.
+    /// Ends all workers: to their applications, the device fails.
     fn detach(&mut self) -> Result<(), LifecycleError> {
         self.slices.close_all();
         let start = Instant::now();
@@ -612,7 +614,7 @@ impl PciFunction for Accel {
         let states = state.slices.iter();
         let states = states.map(|one| (one.slice as usize, one.state, one.claim));
         self.slices.restore(states, state.changes);
-        // The capability is what the guest reads: it wins.
+        // The capability is what the guest reads, so it takes precedence.
         self.update_interrupts();
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! Applications that have left for another host, where contents of their memory follow: the workers that they had.
+//! The workers of applications that have left for another host, where contents of their memory
+//! follow.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +17,10 @@ use serde::{Deserialize, Serialize};
 use super::lend::Replaced;
 pub use super::slices::Followed;
 
-/// An application of a machine.
+/// An application of a VM.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Application {
-    /// What its port is called.
+    /// ID of its port.
     pub port: String,
     /// Its slice.
     pub slice: u32,
@@ -32,18 +33,18 @@ impl fmt::Display for Application {
     }
 }
 
-/// An application that goes on here before its contents have come.
+/// An application that runs here before its contents have arrived.
 #[derive(Debug)]
 pub struct Asking {
-    /// Which.
+    /// The application.
     pub of: Application,
-    /// Where its worker asks for them.
+    /// Socket on which its worker requests them.
     pub socket: UnixStream,
-    /// Counts what has come.
+    /// Counts the contents that have arrived.
     pub followed: Followed,
 }
 
-/// The workers that applications had. Each ends when it is dropped.
+/// The workers that the applications have left. Each ends when this is dropped.
 #[derive(Debug, Default)]
 pub struct Left(BTreeMap<Application, Result<Replaced, String>>);
 
@@ -57,15 +58,15 @@ impl Left {
         self.0.insert(of, worker);
     }
 
-    /// Whether no application needs anything of them.
+    /// Whether no application needs these workers any more.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Has an application's worker save contents to a file.
+    /// Lets an application's worker save contents to a file.
     ///
     /// # Errors
-    /// They are lost.
+    /// The contents are lost.
     pub fn fetch(&mut self, of: &Application, what: &Fetch) -> Result<File, String> {
         let file = image().map_err(|error: io::Error| error.to_string())?;
         let Some(worker) = self.0.get_mut(of) else {

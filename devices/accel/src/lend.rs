@@ -1,9 +1,9 @@
-//! Workers that somebody else than the port's thread speaks to for a while: to save their application's
-//! state, or to replace them.
+//! Workers that another thread than the port's borrows: to save their application's state, or to
+//! replace them.
 //!
-//! Whoever has one gives it back, or another one in its place, whatever happens; the slice stays open
-//! meanwhile, and the guest notices nothing but calls that take longer. A worker that was stopped is
-//! given back when it has said that it goes on, for which nobody has to wait.
+//! The borrower gives back the worker, or another one in its place, whatever happens. The slice
+//! stays open meanwhile, and the guest notices only calls that take longer. A worker that was
+//! stopped is given back when it has confirmed that it continues, for which nobody has to wait.
 
 use std::{
     collections::VecDeque,
@@ -26,46 +26,46 @@ use gantry_remoting::link::control::{Command, Fetch, LONG, NotMoved, Peer, Reply
 
 use super::slices::Slices;
 
-/// How long the port's thread may take to answer.
+/// Timeout for a reply of the port's thread.
 const SOON: Duration = Duration::from_secs(5);
-/// What a worker is called that is borrowed.
+/// Name of a borrowed worker in messages.
 pub const OLD: &str = "the worker that serves it";
-/// The same when another one serves its application.
+/// Name of a worker in messages after another one has taken over its application.
 const LEFT: &str = "the worker that it has left";
 
-/// What the port's thread is asked for.
+/// A request to the port's thread.
 pub enum Order {
-    /// The workers of all open slices, or of one, that nobody has borrowed.
+    /// Lend the workers of all open slices, or of one, that are not borrowed.
     Lend(Option<u32>, SyncSender<Vec<Borrowed>>),
-    /// A slice's worker comes back, or another one comes in its place.
+    /// Take back a slice's worker, or another one in its place.
     Back(usize, UnixStream),
-    /// The worker of a slice, which is borrowed, is the port's no more: it stays when that ends. Answered once it is so.
+    /// Give up a slice's borrowed worker: it stays when the port ends. Confirmed when done.
     Forget(usize, SyncSender<()>),
 }
 
-/// Where orders are left.
+/// The queue of requests to the port's thread.
 pub struct Desk {
-    /// None once nobody carries them out.
+    /// `None` when no thread serves it any more.
     orders: Mutex<Option<VecDeque<Order>>>,
     slices: Arc<Slices>,
     spawner: Arc<dyn ThreadSpawner>,
     thread_name: String,
 }
 
-/// The connection to a slice's worker.
+/// The connection to a borrowed worker.
 pub struct Borrowed {
-    /// Which slice.
+    /// Its slice.
     pub slice: usize,
-    /// None if the worker has ended.
+    /// `None` if the worker was given back or replaced.
     stream: Option<UnixStream>,
     /// Whether it was asked to stop.
     stops: bool,
-    /// How many of its answers have not come.
+    /// Number of its replies that have not arrived.
     due: u32,
     desk: Arc<Desk>,
 }
 
-/// A worker's connection on its way back to the port's thread.
+/// A worker's connection that is being returned to the port's thread.
 struct Return {
     slice: usize,
     stream: Option<UnixStream>,
@@ -80,7 +80,7 @@ impl Drop for Return {
             return;
         };
         if !self.serves {
-            // It would stand still for ever.
+            // Otherwise it would stay stopped forever.
             let _ = stream.shutdown(Shutdown::Write);
         }
         self.desk.serve(self.slice, stream);
@@ -88,7 +88,7 @@ impl Drop for Return {
 }
 
 impl Desk {
-    /// Nobody carries out orders yet; they wait.
+    /// Creates a desk on which requests wait until a thread serves it.
     pub fn new(slices: Arc<Slices>, spawner: Arc<dyn ThreadSpawner>, thread_name: &str) -> Self {
         Self {
             orders: Mutex::new(Some(VecDeque::new())),
@@ -99,42 +99,44 @@ impl Desk {
     }
 
     fn leave(&self, order: Order) {
-        // The connections in an order that nobody takes close, and with that the workers end.
+        // If no thread takes the request, its connections close, and thereby the workers end.
         if let Some(orders) = &mut *self.orders.lock_unpoisoned() {
             orders.push_back(order);
         }
         self.slices.wake();
     }
 
-    /// All orders.
+    /// Takes all requests.
     pub fn orders(&self) -> VecDeque<Order> {
         let mut orders = self.orders.lock_unpoisoned();
         orders.as_mut().map(mem::take).unwrap_or_default()
     }
 
-    /// Somebody carries out orders from now on.
+    /// Requests are served from now on.
     pub fn open(&self) {
         self.orders.lock_unpoisoned().get_or_insert_default();
     }
 
-    /// Nobody carries out orders any more.
+    /// Requests are not served any more.
     pub fn close(&self) {
         *self.orders.lock_unpoisoned() = None;
     }
 
-    /// A slice is served by this worker from now on.
+    /// Lets this worker serve a slice from now on.
     pub fn serve(&self, slice: usize, stream: UnixStream) {
         self.leave(Order::Back(slice, stream));
     }
 
-    /// Has the port's thread leave a borrowed worker alone for good, and waits until it does. False if it does not.
+    /// Makes the port's thread give up a borrowed worker for good, and waits until it has. False if
+    /// it does not reply.
     fn forget(&self, slice: usize) -> bool {
         let (to, forgotten) = mpsc::sync_channel(1);
         self.leave(Order::Forget(slice, to));
         forgotten.recv_timeout(SOON).is_ok()
     }
 
-    /// The workers of all open slices, or of one. None if the port is not plugged in, or has no time.
+    /// Borrows the workers of all open slices, or of one. `None` if the port is not plugged in, or
+    /// does not reply in time.
     pub fn lend(&self, of: Option<u32>) -> Option<Vec<Borrowed>> {
         let (to, borrowed) = mpsc::sync_channel(1);
         self.leave(Order::Lend(of, to));
@@ -143,7 +145,7 @@ impl Desk {
 }
 
 impl Borrowed {
-    /// A slice's worker, which is given back to this desk.
+    /// A slice's worker, which is returned to this desk.
     pub fn new(slice: usize, stream: UnixStream, desk: Arc<Desk>) -> Self {
         Self {
             slice,
@@ -164,7 +166,7 @@ impl Borrowed {
         }
     }
 
-    /// Asks the worker to stop, or for what one that has stopped can do.
+    /// Sends a command: to stop, or one for a worker that has stopped.
     pub fn send(&mut self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), NotMoved> {
         self.stops = true;
         self.peer()?.send(command, files)?;
@@ -172,7 +174,7 @@ impl Borrowed {
         Ok(())
     }
 
-    /// Waits for its answer.
+    /// Waits for its reply.
     pub fn answer(&mut self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
         let answer = self.peer()?.answer(patience);
         if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
@@ -181,25 +183,25 @@ impl Borrowed {
         answer
     }
 
-    /// Ends a worker that stands still, and waits until its pool has seen it end: from then on nobody
-    /// else has the rings.
+    /// Ends a stopped worker, and waits until its pool has seen the process end: from then on no
+    /// other process has the rings.
     pub fn end(&mut self, patience: &Patience) -> Result<(), NotMoved> {
         end(self.peer()?.channel, patience)
     }
 
-    /// Gives back another worker's connection in place of this one, whose worker has left the application alone for
-    /// good, or has ended.
+    /// Returns another worker's connection in place of this one, whose worker has left the
+    /// application for good, or has ended.
     pub fn replace(mut self, stream: UnixStream) -> Option<Replaced> {
         let old = self.stream.take().map(Replaced);
         self.desk.serve(self.slice, stream);
         old
     }
 
-    /// A worker that was asked to leave its application alone for good, which goes on in another machine: its port may
-    /// end when it has.
+    /// Takes a worker that was asked to leave its application for good, because that continues on
+    /// another VM. The port may end before this worker does.
     ///
     /// # Errors
-    /// It has not: it ends.
+    /// It has not left: it ends.
     pub fn left_for_good(
         mut self,
         asked: Result<(), NotMoved>,
@@ -221,17 +223,17 @@ impl Borrowed {
         }
     }
 
-    /// Gives the worker back to end: its application goes on elsewhere.
+    /// Returns the worker in order to end it: its application continues elsewhere.
     pub fn leave(mut self) {
         self.give_back(false);
     }
 
-    /// Gives back a worker that serves and has answered all that it was asked.
+    /// Returns a worker that serves and has replied to all commands.
     pub fn keep(mut self) {
         self.give_back(true);
     }
 
-    /// Has a worker that serves give up what it keeps of rounds.
+    /// Makes a serving worker discard its state of the rounds.
     pub fn forget(mut self) {
         self.stops = true;
     }
@@ -246,7 +248,7 @@ impl Borrowed {
     }
 }
 
-/// Ends a worker, and waits until its pool has seen it end.
+/// Ends a worker, and waits until its pool has seen the process end.
 fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
     use std::io::Read;
 
@@ -256,19 +258,19 @@ fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
     match Patient(channel, patience).read(&mut [0; 1]) {
         Ok(0) => Ok(()),
         Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
-        // Killed with what it was sent unread.
+        // Killed while it had unread messages.
         Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
         Err(error) => Err(gone(error)),
     }
 }
 
-/// A worker that another one serves in the place of. It ends with this.
+/// A worker that has been replaced. It ends when this is dropped.
 #[derive(Debug)]
 pub struct Replaced(UnixStream);
 
 impl Replaced {
-    /// Has it save the contents that the other one asks for by this socket, as long as that asks. `came` hears of what
-    /// has come.
+    /// Lets it save the contents that the new worker requests on this socket, until the socket is
+    /// closed. Calls `came` for each that has arrived.
     ///
     /// # Errors
     /// The first reason why some are lost.
@@ -280,7 +282,7 @@ impl Replaced {
         old.bring(to, came)
     }
 
-    /// Has it save contents that were left out.
+    /// Lets it save contents that were omitted.
     ///
     /// # Errors
     /// They are lost.
@@ -310,7 +312,7 @@ impl Drop for Borrowed {
         if back.serves {
             return;
         }
-        // What it was asked last may take as long as it takes.
+        // The last command may take as long as it needs.
         let work = move || {
             if let Some(channel) = &back.stream {
                 let worker = Peer { channel, who: OLD };
@@ -319,7 +321,7 @@ impl Drop for Borrowed {
         };
         let desk = &self.desk;
         let name = format!("{}_go", desk.thread_name);
-        // Without a thread the worker ends, as it does when nobody hears it.
+        // Without a thread the worker ends, as it does when nobody reads its replies.
         if let Err(error) = desk.spawner.spawn(ThreadRole::Accel, &name, Box::new(work)) {
             let (name, slice) = (&desk.thread_name, self.slice);
             log::warn!("{name}: the application of slice {slice} cannot go on: {error}");

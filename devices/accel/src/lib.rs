@@ -1,4 +1,5 @@
-//! The accelerator port: a guest's way to the worker processes that serve its accelerator calls.
+//! The accelerator port, through which a guest reaches the worker processes that serve its
+//! accelerator calls.
 //!
 //! ```text
 //!   guest: agent ── registers ──> Registers ─ state ─> Service ── attachment ──> worker
@@ -8,24 +9,25 @@
 //!               └────────── slice of the window (shared memory) ────────────────── ┘
 //! ```
 //!
-//! - [`function`]: the PCI function with its three BARs, as [`gantry_remoting::port`] lays them out.
-//! - `registers`: what the agent reads and writes, trapped; a doorbell that KVM did not take.
-//! - `slices`: the state of each slice, which vCPUs and the service change by atomic steps.
-//! - `window`: the memory, a file of its own for each slice, so that a worker can be given one
-//!   slice and nothing else.
-//! - [`gantry_remoting::account`]: how much of the device's memory the workers of all slices have.
-//! - `service`: the thread that finds workers for slices and sees them end; `attach`: how it hands a
-//!   slice over; `lend`: who speaks to workers beside it.
-//! - [`saved`]: what a snapshot has of applications.
-//! - [`moving`]: applications that go on with another worker while the guest runs.
-//! - [`rounds`]: applications of a machine that leaves, copied while they go on; `standby`: workers that
-//!   make what was copied where it arrives; `blocks`: what of a slice's contents has changed.
-//! - `wish`: who serves the guest's applications, as the host wishes and the guest's agent does.
-//! - `line`: interrupts by the function's line, while MSI-X is off.
+//! - [`function`]: the PCI function with its three BARs, in the layout of
+//!   [`gantry_remoting::port`].
+//! - `registers`: the trapped registers for the agent, and doorbells that KVM did not register.
+//! - `slices`: the state of each slice, which vCPUs and the service change atomically.
+//! - `window`: the memory, with one file per slice, so that a worker can be given one slice and
+//!   nothing else.
+//! - [`gantry_remoting::account`]: how much device memory the workers of all slices use.
+//! - `service`: the thread that finds workers for slices and notices their end; `attach`: passes a
+//!   slice to a worker; `lend`: lends workers to other threads.
+//! - [`saved`]: the applications in a snapshot.
+//! - [`moving`]: moves applications to other workers while the guest runs.
+//! - [`rounds`]: copies the applications of a migrating VM while they run; `standby`: workers at
+//!   the destination that receive the copies; `blocks`: detects changed blocks of a slice.
+//! - `wish`: the host's requests to the guest's agent about who serves its applications.
+//! - `line`: interrupts through the function's INTx line, while MSI-X is disabled.
 //!
-//! This process never looks into the window and takes no part in a call. What it does for a guest
-//! is bounded: as many workers as there are slices, ends of old ones included, and a new one every
-//! [`PACE`] at most.
+//! This process never examines the window and takes no part in a call. The resources that a guest
+//! can use are bounded: at most one worker per slice, including workers that are ending, and at
+//! most one new worker per [`PACE`].
 //!
 //! [`PACE`]: service::PACE
 
@@ -57,65 +59,65 @@ pub use gantry_remoting::{
 use pci::ConfigError;
 pub use slices::Claim;
 
-/// How a port is made.
+/// Configuration of a port.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Name of its thread.
     pub thread_name: String,
-    /// The APIs that its applications may call.
+    /// The APIs that its applications may use.
     pub apis: Apis,
-    /// Where the worker pool listens.
+    /// Socket of the worker pool.
     pub socket: PathBuf,
-    /// Slices: a power of two up to [`MOST_SLICES`].
+    /// Number of slices: a power of two up to [`MOST_SLICES`].
     pub slices: u32,
-    /// Bytes of a slice: a power of two, [`SMALLEST_SLICE`] at least.
+    /// Size of a slice in bytes: a power of two, at least [`SMALLEST_SLICE`].
     pub slice_size: u64,
-    /// Part of the names of the devices that are offered; all if empty.
+    /// Substring of the names of the devices offered; empty: all devices.
     pub device: String,
-    /// Share of the device against other clients'.
+    /// Weight of this client in the sharing of the device.
     pub weight: u32,
-    /// Bytes of device memory for all applications together; all that there is if zero.
+    /// Limit of device memory in bytes for all applications together; 0: no limit.
     pub memory: u64,
-    /// Whose applications they are, to workers and arbiter.
+    /// Name of the client, for workers and arbiter.
     pub client: String,
-    /// What the snapshot that it comes from has of its applications.
+    /// Archive of its applications, if it is restored from a snapshot or migration.
     pub archive: Option<Arc<File>>,
-    /// What the machine's compiled programs are called: its applications find what they have
-    /// compiled before. Nothing is kept if empty.
+    /// Key under which the VM's compiled programs are cached, so that applications find earlier
+    /// results. Empty: nothing is cached.
     pub compiled: String,
 }
 
-/// Why there is no port.
+/// Why a port cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Numbers that make no port.
+    /// Invalid number or size of slices.
     #[error(
         "an accelerator port cannot have {slices} slices of {size} bytes: both are powers of two, \
          up to {MOST_SLICES} slices of at least {SMALLEST_SLICE} bytes"
     )]
     Sizes {
-        /// Slices.
+        /// Number of slices.
         slices: u32,
-        /// Bytes of each.
+        /// Size of each in bytes.
         size: u64,
     },
-    /// Memory.
+    /// Memory cannot be allocated or mapped.
     #[error("cannot {what} {size} bytes for an accelerator's window")]
     Memory {
-        /// What was tried.
+        /// The action that failed.
         what: &'static str,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A slice's file.
+    /// A slice's file cannot be created.
     #[error(transparent)]
     Slice(#[from] gantry_remoting::link::window::Error),
-    /// Eventfds.
+    /// An eventfd cannot be created.
     #[error("cannot create an eventfd for an accelerator port")]
     EventFd(#[source] io::Error),
-    /// The configuration space.
+    /// The configuration space cannot be laid out.
     #[error("cannot lay out an accelerator port's configuration space")]
     Config(#[from] ConfigError),
 }

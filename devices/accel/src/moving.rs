@@ -1,4 +1,4 @@
-//! Applications that change their workers while the guest runs: to another pool, or to another device.
+//! Moves applications to other workers while the guest runs: to another pool, or to another device.
 //!
 //! ```text
 //!   port to        | command                        | then
@@ -14,12 +14,14 @@
 //!   old worker     | (its connection is shut down)  | its pool has seen it end
 //! ```
 //!
-//! By postcopy `SaveRest` leaves large contents out. The old worker stays until these have come, then: `Go` goes with a
-//! socket on which the new one asks for them, and the old one writes each to the file that came with the question.
+//! With postcopy, `SaveRest` omits large contents. The old worker stays until they have been
+//! transferred: `Go` carries a socket on which the new worker requests them, and the old one writes
+//! each to the file that came with the request.
 //!
-//! Rings, doorbell and interrupt stay what they are. Whatever fails before the old worker leaves leaves
-//! the application with it. Applications move one after the other, so that each stands still for its own
-//! move only; each has its own deadline. Until its turn comes, and as soon as it has moved, it is the port's.
+//! Rings, doorbell and interrupt stay the same. If anything fails before the old worker has left,
+//! the application stays with it. Applications move one by one, so that each is stopped only for
+//! its own move; each has its own deadline. Before and after its own move, an application belongs
+//! to the port's thread.
 
 use std::{
     collections::BTreeMap,
@@ -66,49 +68,52 @@ use super::{
     wish::Mailbox,
 };
 
-/// How long the queue of a pool's socket may be full.
+/// Maximum time to wait while the backlog of a pool's socket is full.
 const FULL: Duration = Duration::from_secs(5);
-/// How often it is looked at meanwhile.
+/// Interval of the attempts meanwhile.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// Which applications move, and where to.
+/// A request to move applications.
 #[derive(Clone, Debug)]
 pub struct Move {
-    /// That of this slice; all of the port, and those that come, if it is none.
+    /// The slice whose application moves; if absent, all applications of the port and all future
+    /// ones.
     pub slice: Option<u32>,
     /// Their new pool.
     pub to: Pool,
-    /// How long each may go on with what its device is at.
+    /// How long each may continue the work that its device is executing.
     pub drain: Duration,
-    /// Whether they go on before large contents of their memory have come.
+    /// Whether they continue before large contents of their memory have been transferred
+    /// (postcopy).
     pub postcopy: bool,
-    /// Ends it: what has not moved by then stays.
+    /// Cancels the move: applications that have not moved by then stay.
     pub cancel: Cancel,
-    /// Set when the last one has moved, and contents may follow: there is nothing to end.
+    /// Set when the last application has moved, although contents may still follow: from then on
+    /// there is nothing to cancel.
     pub all_gone: Arc<AtomicBool>,
 }
 
-/// What became of a move.
+/// Result of a move.
 #[derive(Debug)]
 pub struct Moved {
-    /// What was asked for.
+    /// The request.
     pub asked: Move,
     /// The slices whose applications have moved.
     pub slices: Vec<u32>,
-    /// Why others stay, or are gone.
+    /// Why other applications stay, or are lost.
     pub reasons: Vec<String>,
 }
 
-/// What has become of a wish.
+/// Result of a request to the agent.
 #[derive(Debug)]
 pub struct Seated {
-    /// By whom applications were to be served.
+    /// The requested server of applications.
     pub by: Seat,
-    /// What the guest says, or why it has said nothing.
+    /// The agent's reply, or why there is none.
     pub outcome: Result<Answer, Unknown>,
 }
 
-/// Reaches a port to move its applications.
+/// A handle on a port to move its applications.
 #[derive(Clone)]
 pub struct Handle {
     pub(super) attach: Arc<Attach>,
@@ -117,30 +122,30 @@ pub struct Handle {
     pub(super) desk: Arc<Desk>,
     pub(super) spawner: Arc<dyn ThreadSpawner>,
     pub(super) thread_name: String,
-    /// The applications that a snapshot has, while it is written.
+    /// The saved applications, while a snapshot is being written.
     pub(super) saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
-    /// The applications of a snapshot that is restored, until the guest runs.
+    /// The applications of a snapshot that is being restored, until the guest runs.
     pub(super) coming: Arc<Mutex<Coming>>,
 }
 
-/// Saved applications on their way back.
+/// Saved applications that are being restored.
 #[derive(Debug, Default)]
 pub(super) struct Coming {
-    /// What was saved of them, by slice: no worker has it yet.
+    /// Saved state that no worker has received yet, by slice.
     pub images: Vec<(usize, File)>,
-    /// Workers that have it, and do not serve yet.
+    /// Workers that have received their state, and do not serve yet.
     pub workers: Vec<Waiting>,
-    /// Workers that have a part of it, by slice.
+    /// Workers that have received a part of it, by slice.
     pub standby: BTreeMap<usize, Standby>,
-    /// Workers that had, by slice, and are to end.
+    /// Workers with a part that is no longer needed, by slice; they must end.
     pub unwanted: BTreeMap<usize, Standby>,
 }
 
 impl Handle {
-    /// Moves applications in a thread of its own, which tells `done` what became of it.
+    /// Moves applications on a separate thread, which passes the result to `done`.
     ///
     /// # Errors
-    /// There is no thread.
+    /// No thread can be started.
     pub fn start(&self, asked: Move, done: impl FnOnce(Moved) + Send + 'static) -> io::Result<()> {
         let port = self.clone();
         let work = Box::new(move || done(port.carry_out(asked)));
@@ -148,10 +153,11 @@ impl Handle {
         self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
     }
 
-    /// Has the guest's agent see to it that applications are served by this one, in a thread of its own,
-    /// which tells `done` what became of it.
+    /// Asks the guest's agent to let this server serve its applications, on a separate thread,
+    /// which passes the result to `done`.
     ///
     /// # Errors
+    /// No thread can be started.
     /// There is no thread.
     pub fn start_seats(
         &self,
@@ -169,10 +175,10 @@ impl Handle {
         self.spawner.spawn(ThreadRole::Accel, &name, work).map(drop)
     }
 
-    /// As [`start_seats`](Self::start_seats), in this thread.
+    /// Like [`start_seats`](Self::start_seats), on the calling thread.
     ///
     /// # Errors
-    /// Nobody knows what has come of it.
+    /// The result is unknown.
     pub fn ask_seats(
         &self,
         by: &Seat,
@@ -182,13 +188,13 @@ impl Handle {
         self.mailbox.ask(&self.slices, by, patience, cancel)
     }
 
-    /// Takes back what was asked for last, whether it was carried out or not: an agent that starts later
-    /// does not do it.
+    /// Withdraws the last request, whether or not it was carried out: an agent that starts later
+    /// does not execute it.
     pub fn withdraw_seats(&self) {
         self.mailbox.withdraw();
     }
 
-    /// Where workers of new applications come from.
+    /// The pool that provides the workers of new applications.
     pub fn pool(&self) -> Pool {
         self.attach.pool()
     }
@@ -213,7 +219,7 @@ impl Handle {
             return moved;
         }
         if slice.is_none() {
-            // What comes from now on has nothing to move.
+            // Applications that start from now on need not move.
             self.attach.set_pool(to.clone());
         }
         let Some(borrowed) = self.desk.lend(slice) else {
@@ -233,7 +239,8 @@ impl Handle {
                 })),
             }
         }
-        // Until an application's turn comes the port notices the end of its worker, and closes its slice.
+        // Until an application's turn comes, the port must notice the end of its worker and close
+        // its slice.
         let slices = borrowed.into_iter().map(|borrowed| {
             let slice = borrowed.slice;
             borrowed.keep();
@@ -246,8 +253,8 @@ impl Handle {
         moved
     }
 
-    /// Whether a pool serves all APIs of the port, as far as it says so: those that come would be refused. The one of a
-    /// port that has one alone is known from the applications that move.
+    /// Checks that the pool serves all APIs of the port, as far as it tells: future applications
+    /// would be refused. For a port with a single API, the move of its applications shows this.
     fn is_served_by(&self, to: &Pool, cancel: &Cancel) -> Result<(), String> {
         let apis = self.attach.apis;
         if !apis.has_several() {
@@ -268,7 +275,7 @@ impl Handle {
         ))
     }
 
-    /// Moves the applications of these slices, those that are still there.
+    /// Moves the applications of these slices, as far as they still exist.
     fn carry_each(&self, slices: &[usize], moved: &mut Moved) {
         let Move {
             to,
@@ -288,7 +295,8 @@ impl Handle {
                 }
                 continue;
             };
-            // What one does not come to an end with costs the others nothing of theirs.
+            // Each application has its own deadline, so that one that times out costs the others
+            // nothing.
             let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
             match self.carry_over(borrowed, &to, (drain, postcopy), &patience) {
                 Ok(old) => {
@@ -307,7 +315,8 @@ impl Handle {
         }
     }
 
-    /// Moves an application: the worker that it has left, from where contents may follow. An error says why it stays.
+    /// Moves an application. Returns the worker that it has left, from which contents may follow.
+    /// An error is the reason why it stays.
     fn carry_over(
         &self,
         mut borrowed: Borrowed,
@@ -342,26 +351,26 @@ impl Handle {
         )?;
         new.make(&Command::Restore(true), image.as_fd(), patience)?;
         drop(image);
-        // From here on it does not stop half-way. Who has left need not have ended before another one
-        // serves; with any other answer its end is waited for.
+        // From here on the move must be completed. If the old worker confirms that it has left,
+        // another one may serve before it has ended; after any other reply, its end is awaited.
         let soon = Patience::within(SOON);
         let left = borrowed.send(&Command::Leave(), &[]);
         let left = left.and_then(|()| borrowed.answer(&soon));
         if postcopy && left.as_ref().is_err_and(NotMoved::is_refusal) {
-            // It has what would follow, and can go on.
+            // It still has all contents, and can continue.
             return left.map(|_| None);
         }
         let has_left = left.is_ok();
         if !has_left {
             borrowed.end(&Patience::within(SOON))?;
         }
-        // The answer is that it serves.
+        // A `Go` that was sent means that the new worker serves.
         let files: Vec<_> = asks.iter().map(AsFd::as_fd).collect();
         if let Err(error) = new.send(&Command::Go(), &files) {
             borrowed.leave();
             return Err(error);
         }
-        // The new one's end is the end of the questions.
+        // The end of the new worker is the end of the requests.
         drop(asks);
         let slice = borrowed.slice;
         let old = borrowed.replace(stream);
@@ -373,8 +382,9 @@ impl Handle {
         }))
     }
 
-    /// Waits until all contents of an application have come, and its old worker has ended, or until nobody waits for
-    /// that any more: they follow in a thread of their own. What is to be said of it, if anything is.
+    /// Waits until all contents of an application have been transferred and its old worker has
+    /// ended, or until `is_over`. In the latter case the transfer continues on a separate thread.
+    /// Returns a message for the result, if there is one.
     fn wait_for_contents(&self, old: OldWorker, is_over: impl Fn() -> bool) -> Option<String> {
         let slice = old.slice;
         if old.asked.is_none() {
@@ -393,7 +403,7 @@ impl Handle {
         let name = format!("{}_mv", self.thread_name);
         let thread = self.spawner.spawn(ThreadRole::Accel, &name, Box::new(work));
         if thread.is_err() {
-            // All that can wait for it is this one, then.
+            // Without a thread, wait for it here.
             let old = old.lock_unpoisoned().take();
             return old.and_then(|old| self.bring(old));
         }
@@ -412,8 +422,8 @@ impl Handle {
         }
     }
 
-    /// Brings contents of an application until all have come, and its old worker has ended. Why some are lost, if
-    /// some are.
+    /// Transfers contents of an application until all have arrived and its old worker has ended.
+    /// Returns why some are lost, if any are.
     fn bring(&self, old: OldWorker) -> Option<String> {
         let OldWorker {
             slice,
@@ -438,7 +448,7 @@ impl Handle {
         })
     }
 
-    /// Another worker for a slice, which waits for the state of its application.
+    /// Connects another worker to a slice. The worker waits for the state of its application.
     pub(super) fn connect(
         &self,
         slice: usize,
@@ -459,8 +469,8 @@ impl Handle {
         }
     }
 
-    /// Whether there are applications of a snapshot that workers have yet to take up, or workers that have
-    /// taken some up that are not wanted any more.
+    /// Whether workers have yet to take over applications of a snapshot, or workers that are no
+    /// longer needed have yet to end.
     pub fn has_images(&self) -> bool {
         let coming = self.coming();
         !coming.images.is_empty() || !coming.unwanted.is_empty()
@@ -470,16 +480,16 @@ impl Handle {
         self.coming.lock_unpoisoned()
     }
 
-    /// How many buffers and images have had their contents follow.
+    /// Counter of the buffers and images whose contents have followed their application.
     pub fn followed(&self) -> Followed {
         Arc::clone(&self.slices.followed)
     }
 
-    /// Where workers that have taken applications up will ask for contents that follow, when the port goes on: by
-    /// slice.
+    /// Sockets on which workers that have taken over applications will request the contents that
+    /// follow, when the port resumes; by slice.
     ///
     /// # Errors
-    /// The system has no more sockets.
+    /// No socket can be created.
     pub fn asking(&self) -> io::Result<Vec<(u32, UnixStream)>> {
         let mut coming = self.coming();
         let pair = |worker: &mut Waiting| {
@@ -490,12 +500,12 @@ impl Handle {
         coming.workers.iter_mut().map(pair).collect()
     }
 
-    /// Has workers of the port's pool take up the applications of a snapshot, all at the same time, those first
-    /// that have a part of them. None
-    /// of them serves before the port goes on.
+    /// Lets workers of the port's pool take over the applications of a snapshot, concurrently;
+    /// workers that already have a part of one are used first. None of them serves before the port
+    /// resumes.
     ///
     /// # Errors
-    /// All reasons why some cannot.
+    /// All reasons why some applications cannot be taken over.
     pub fn take_up(&self, patience: &Patience) -> Result<(), String> {
         let Coming {
             images,
@@ -571,28 +581,28 @@ impl Handle {
 struct OldWorker {
     slice: usize,
     worker: Replaced,
-    /// Whether it has said so: its end was not waited for.
+    /// It has confirmed that it left, so that its end was not awaited.
     has_left: bool,
-    /// Where the new one asks for contents.
+    /// Socket on which the new worker requests contents.
     asked: Option<UnixStream>,
 }
 
-/// A worker that has the state of a slice's application, and does not serve it yet.
+/// A worker that has received the state of a slice's application, and does not serve it yet.
 #[derive(Debug)]
 pub struct Waiting {
     slice: usize,
     stream: UnixStream,
-    /// Where it is to ask for contents that follow.
+    /// Socket on which it will request the contents that follow.
     asks: Option<UnixStream>,
 }
 
 impl Waiting {
-    /// Whose application it has.
+    /// The slice of its application.
     pub fn slice(&self) -> usize {
         self.slice
     }
 
-    /// Has it serve.
+    /// Starts to serve.
     ///
     /// # Errors
     /// It has ended.
@@ -606,14 +616,16 @@ impl Waiting {
 
 pub(super) const NEW: &str = "the worker that was to serve it";
 
-/// Asks a worker to stop, however much its application has made lately, and goes on without its answer.
+/// Asks a worker to stop, however much memory its application has created lately. Does not wait for
+/// the reply.
 pub(super) fn quiesce(worker: &mut Borrowed, drain: Duration) -> Result<(), NotMoved> {
     let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
     worker.send(&Command::Quiesce(drain, u64::MAX), &[])
 }
 
-/// Has a worker that has stopped save its application's state, or the rest of it, by this command. Its application
-/// stands still meanwhile, and perhaps its machine: it is waited for as long as it writes.
+/// Lets a stopped worker save its application's state, or the rest of it, with `command`. The
+/// application, and perhaps its VM, is stopped meanwhile. The wait lasts as long as the worker
+/// keeps writing.
 pub(super) fn save(
     worker: &mut Borrowed,
     command: &Command,
@@ -650,7 +662,7 @@ pub(super) fn save_within(
     }
 }
 
-/// Whether a pool serves an API; none if it does not say so.
+/// Whether a pool serves an API; `None` if it does not tell.
 fn is_served(pool: &Path, api: ApiId, patience: &Patience) -> Option<bool> {
     let stream = socket::connect(pool).ok()?;
     socket::refuse_files(&stream);
@@ -661,7 +673,7 @@ fn is_served(pool: &Path, api: ApiId, patience: &Patience) -> Option<bool> {
     (heard.form == Form::Asks).then_some(heard.api == api)
 }
 
-/// Whether somebody listens there.
+/// Checks that a process listens there.
 fn reachable(to: &Pool) -> io::Result<()> {
     match socket::connect(&to.socket) {
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),

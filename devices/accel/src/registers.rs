@@ -1,4 +1,4 @@
-//! Trapped accesses: the registers, the MSI-X table, and doorbells that KVM does not take.
+//! Trapped accesses: the registers, the MSI-X table, and doorbells that KVM did not register.
 
 use std::sync::Arc;
 
@@ -13,15 +13,15 @@ use super::{line::PortLine, slices::Slices, wish::Mailbox};
 pub struct Registers {
     /// Commands and states.
     pub slices: Arc<Slices>,
-    /// The APIs that the applications may call.
+    /// The APIs that applications may use.
     pub apis: Apis,
-    /// Bytes of a slice.
+    /// Size of a slice in bytes.
     pub slice_size: u64,
     /// Interrupts.
     pub msix: Arc<MsixTable>,
     /// Interrupts while MSI-X is off.
     pub line: Arc<PortLine>,
-    /// What the host wishes of the agent.
+    /// The host's requests to the agent.
     pub mailbox: Arc<Mailbox>,
 }
 
@@ -50,23 +50,23 @@ impl Registers {
     }
 }
 
-/// The slice whose register is there, of those that begin at `first` and end before `end`.
+/// The slice with a register at `offset`, in the register array from `first` up to `end`.
 fn slice_between(offset: u64, first: u64, end: u64) -> Option<usize> {
     let place = offset.checked_sub(first)?;
     (offset < end && place.is_multiple_of(4)).then_some((place / 4) as usize)
 }
 
-/// The slice whose state is there.
+/// The slice whose state is at `offset`.
 fn slice_at(offset: u64) -> Option<usize> {
     slice_between(offset, at::SLICE, at::OWNER)
 }
 
-/// The slice whose owner is there.
+/// The slice whose owner is at `offset`.
 fn owner_at(offset: u64) -> Option<usize> {
     slice_between(offset, at::OWNER, at::SLICE_API)
 }
 
-/// The slice whose API is there.
+/// The slice whose API is at `offset`.
 fn api_at(offset: u64) -> Option<usize> {
     slice_between(offset, at::SLICE_API, at::ADDRESS)
 }
@@ -115,7 +115,7 @@ impl BusDevice for Registers {
     }
 }
 
-/// BAR 1, where KVM did not take a doorbell.
+/// BAR 1, for doorbells that KVM did not register.
 pub struct Doorbells(pub Arc<[EventFd]>);
 
 impl BusDevice for Doorbells {

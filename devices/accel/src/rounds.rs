@@ -1,5 +1,5 @@
-//! Applications of a machine that leaves, copied in rounds while they go on: little is left to save when
-//! they stand still.
+//! Copies the applications of a migrating VM in rounds while they run, so that little is left to
+//! save when they are stopped.
 //!
 //! ```text
 //!   worker here           archive                         worker there
@@ -10,9 +10,9 @@
 //!   SaveRest(2)    ──>    what is new of both             Restore                it stands still
 //! ```
 //!
-//! A worker is borrowed for each round, so that its end, and that of its application, are noticed as ever.
-//! One that does not know the rounds has come in the place of another one: it begins anew, and so does
-//! the worker there.
+//! A worker is borrowed only for a round, so that its end, and that of its application, is noticed
+//! as usual. A worker that does not know the earlier rounds has replaced another one: its copy
+//! starts again, and so does the worker at the destination.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,39 +37,40 @@ use super::{
     saved::{Archive, Error, SavedSlice, named},
 };
 
-/// How long a round of an application may take. What its device is at holds up what copies, too, and
-/// the machine waits for it.
+/// Timeout for one round of an application. Work that the device is executing delays the copy, too,
+/// and the VM waits for it.
 const ROUND: Duration = Duration::from_secs(30);
-/// How often a worker that has yet to come back is looked for.
+/// Interval of the checks for a worker that has yet to return.
 const AGAIN: Duration = Duration::from_millis(10);
 
-/// What a round has of a port.
+/// The part of a round for one port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CopiedPort {
-    /// What it is called.
+    /// ID of the port.
     pub id: String,
     /// Its applications.
     pub slices: Vec<SavedSlice>,
 }
 
-/// What another host has of the applications of these ports. They forget it when this is dropped.
+/// What another host has received of the applications of these ports. The workers discard their
+/// state of the rounds when this is dropped.
 pub struct Copied {
     ports: Vec<(String, Handle)>,
-    /// By port and slice.
+    /// Keyed by port and slice.
     slices: BTreeMap<(String, usize), Known>,
-    /// Those that a round has left out: their workers may have to answer yet.
+    /// Applications that a round has skipped: their workers may still have to reply.
     left_out: BTreeSet<(String, usize)>,
-    /// How long a round of an application may take.
+    /// Timeout for one round of an application.
     pub(super) limit: Duration,
-    /// Whether large contents are left out when they are saved: they follow.
+    /// Whether the final save omits large contents, which follow later (postcopy).
     postcopy: bool,
 }
 
-/// A worker that was asked for a round, what has been copied of its application, and the image that it has
-/// written.
+/// A worker that was asked for a round, what has been copied of its application, and the image that
+/// it has written.
 type Answered = (Borrowed, Known, Result<File, NotMoved>);
 
-/// What another host has of an application.
+/// What another host has received of an application.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     rounds: u32,
@@ -77,8 +78,8 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Adds a slice to an archive: an image of what is new of its application, as the worker has written
-    /// it, and what is new of its contents.
+    /// Adds a slice to an archive: the worker's image of what is new of its application, and what
+    /// is new of the slice's contents.
     pub(super) fn add(
         mut self,
         (port, slice): (&Handle, usize),
@@ -103,7 +104,7 @@ impl Known {
 }
 
 impl Copied {
-    /// Nothing yet.
+    /// Creates an instance for ports of which nothing has been copied.
     pub fn new(ports: Vec<(String, Handle)>) -> Self {
         Self {
             ports,
@@ -114,17 +115,18 @@ impl Copied {
         }
     }
 
-    /// Has large contents left out when applications are saved at last: they follow, or do not.
+    /// Sets whether the final save omits large contents, which then follow later.
     #[must_use]
     pub fn with_postcopy(mut self, postcopy: bool) -> Self {
         self.postcopy = postcopy;
         self
     }
 
-    /// Copies what is new of all applications to an archive. One that cannot be copied now is left out.
+    /// Copies what is new of all applications to an archive. An application that cannot be copied
+    /// now is skipped.
     ///
     /// # Errors
-    /// Somebody has asked for the end.
+    /// The migration was cancelled.
     pub fn round(
         &mut self,
         archive: &mut Archive,
@@ -133,7 +135,7 @@ impl Copied {
         let mut all = Vec::new();
         for (id, port) in &self.ports {
             let mut slices = Vec::new();
-            // All copy at the same time.
+            // All applications are copied concurrently.
             let borrowed = port.desk.lend(None).unwrap_or_default().into_iter();
             let borrowed = borrowed.map(|borrowed| {
                 let known = self.slices.remove(&(id.clone(), borrowed.slice));
@@ -160,7 +162,7 @@ impl Copied {
                              the VM may stand still for longer: {why}"
                         );
                         self.left_out.insert((id.clone(), slice));
-                        // An order that came too late for an answer is carried out yet.
+                        // A worker that was too slow still executes the command.
                         borrowed.forget();
                     }
                 }
@@ -173,11 +175,11 @@ impl Copied {
         Ok(all)
     }
 
-    /// Waits until the workers that rounds have left out are their ports' again, so that they can be
-    /// stopped.
+    /// Waits until the workers that rounds have skipped have returned to their ports, so that they
+    /// can be stopped.
     ///
     /// # Errors
-    /// One still has to answer, or somebody has asked for the end.
+    /// One has not replied in time, or the migration was cancelled.
     pub fn wait_for_workers(&self, patience: &Patience) -> Result<(), Error> {
         let patience = patience.at_most(self.limit.saturating_add(AFTER_DRAIN));
         for (id, port) in &self.ports {
@@ -200,9 +202,10 @@ impl Copied {
         Ok(())
     }
 
-    /// How many bytes of memory objects applications have made since the last round, or ever if they have come since: all
-    /// of them would be copied while they stand still. Those that rounds have left out count for nothing, as another one
-    /// would leave them out again, and so does who has no time to say it.
+    /// Total size in bytes of the memory objects that applications have created since the last
+    /// round, or since their start if they are newer: all of it would be copied while they are
+    /// stopped. Applications that rounds have skipped do not count, because another round would
+    /// skip them again; nor do those that do not reply in time.
     pub fn made(&self, patience: &Patience) -> u64 {
         let is_asked = |id: &str, slice| !self.left_out.contains(&(id.to_owned(), slice));
         let answers = examine(&self.ports, is_asked, patience);
@@ -213,7 +216,8 @@ impl Copied {
         made.fold(0, u64::saturating_add)
     }
 
-    /// Has a worker that has stopped save what is new since the rounds; all, if it does not know them.
+    /// Lets a stopped worker save what is new since the rounds, or everything if it does not know
+    /// them.
     pub(super) fn rest(
         &mut self,
         id: &str,
@@ -250,8 +254,8 @@ impl Drop for Copied {
     }
 }
 
-/// Why applications of these ports cannot go elsewhere, as far as their workers know while they serve. Those that
-/// are not there, or do not answer, are found out later.
+/// Why applications of these ports cannot be moved, as far as their workers know while they serve.
+/// Workers that are missing or do not reply are found out later.
 pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
     let answers = examine(ports, |_, _| true, patience);
     let refused = answers.into_iter().filter_map(|(of, answer)| match answer {
@@ -261,8 +265,8 @@ pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String>
     refused.collect()
 }
 
-/// Asks the workers of applications, by port and slice, all at the same time what they say of a move while they serve:
-/// of which application, and what.
+/// Asks the workers of applications concurrently what they know about a move while they serve.
+/// Returns the application and the reply of each.
 fn examine(
     ports: &[(String, Handle)],
     is_asked: impl Fn(&str, usize) -> bool,
@@ -293,7 +297,7 @@ fn examine(
 }
 
 impl Handle {
-    /// Whether a slice has no application, or one whose worker is the port's own.
+    /// Whether a slice has no running application, or its worker has returned to the port.
     fn has_worker(&self, slice: usize) -> bool {
         if self.slices.get(slice) != State::Open {
             return true;
@@ -307,7 +311,7 @@ impl Handle {
     }
 }
 
-/// Asks a worker for a round, and goes on without the answer.
+/// Asks a worker for a round; does not wait for the reply.
 fn send(borrowed: &mut Borrowed, round: u32, limit: Duration) -> Result<File, NotMoved> {
     let image = control::image().map_err(NotMoved::File)?;
     let command = Command::Precopy(round, limit.as_millis() as u64);
@@ -315,8 +319,8 @@ fn send(borrowed: &mut Borrowed, round: u32, limit: Duration) -> Result<File, No
     Ok(image)
 }
 
-/// Asks workers for a round, all at the same time, and waits for the images. Applications that have none of
-/// the earlier ones begin anew, once.
+/// Asks workers for a round concurrently, and waits for the images. Applications whose worker does
+/// not know the earlier rounds start again, once.
 fn ask(
     mut borrowed: Vec<(Borrowed, Known)>,
     limit: Duration,
@@ -330,12 +334,12 @@ fn ask(
             (borrowed, known, image)
         });
         let asked: Vec<Answered> = asked.collect();
-        // The worker says itself that it takes too long.
+        // The worker itself reports that it takes too long.
         let patience = patience.at_most(limit.saturating_add(AFTER_DRAIN));
         borrowed = Vec::new();
         for (mut one, mut known, image) in asked {
             match image.and_then(|image| one.answer(&patience).map(|_| image)) {
-                // One that has taken too long is as busy for another question.
+                // A worker that has taken too long is too busy for a second request.
                 Err(NotMoved::Refused(_)) if known.rounds > 0 && began.elapsed() < limit => {
                     borrowed.push((one, Known::default()));
                 }

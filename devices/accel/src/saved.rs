@@ -1,9 +1,9 @@
-//! What a snapshot has of a port's applications: the contents of their slices, and the state that their
+//! The applications of a port in a snapshot: the contents of their slices, and the state that their
 //! workers have saved.
 //!
-//! All of it is in one file, the archive, in pieces; where they are, and their checksums, is in the
-//! port's state. Stretches of zeroes are holes in the archive. Whoever reads it trusts neither: a piece is
-//! within the file and has its checksum, or it is an error.
+//! Everything is in one file, the archive, in pieces; their offsets and checksums are in the port's
+//! state. Runs of zeroes are holes in the archive. A reader trusts neither: a piece that is not
+//! within the file, or does not match its checksum, is an error.
 
 use std::{
     fs::File,
@@ -29,21 +29,21 @@ use super::{
     slices::Claim,
 };
 
-/// What pieces begin at multiples of.
+/// Alignment of pieces in the archive.
 const ALIGNMENT: u64 = 4096;
-/// Bytes that are looked at at a time: of holes, too.
+/// Number of bytes examined at a time, including holes.
 const CHUNK: usize = 64 << 10;
-/// The longest state of one application: more than any host has memory.
+/// Maximum size of the state of one application: more than the memory of any host.
 const LONGEST: u64 = 1 << 46;
 
 /// A part of the archive.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Piece {
-    /// First byte.
+    /// Offset of the first byte.
     pub at: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
-    /// Of what is not zero, with its places.
+    /// Checksum of the data that is not zero, and its offsets.
     pub crc32: u32,
 }
 
@@ -52,20 +52,21 @@ pub struct Piece {
 pub struct SavedSlice {
     /// Its number.
     pub slice: u32,
-    /// Its state's number.
+    /// Number of its state.
     pub state: u32,
-    /// What the guest has said of its application.
+    /// What the guest has declared about its application.
     #[serde(flatten)]
     pub claim: Claim,
-    /// Its contents; after rounds, what has changed of them since the last one.
+    /// Its contents; after rounds, what has changed since the last one.
     pub window: Piece,
     /// Blocks of its contents that have not changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<Run>,
-    /// What its worker has saved, if it is open; after rounds, what is new since the last one.
+    /// The state saved by its worker, if the slice is open; after rounds, what is new since the
+    /// last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<Piece>,
-    /// After how many rounds, this one included; none in a snapshot.
+    /// Number of rounds, including this one; 0 in a snapshot.
     #[serde(default, skip_serializing_if = "is_none")]
     pub rounds: u32,
 }
@@ -78,13 +79,13 @@ pub(super) fn is_none(count: &u32) -> bool {
 /// Why a port's applications cannot be saved.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An application that cannot be saved, or several.
+    /// One or more applications cannot be saved; the reasons.
     #[error("{}", .0.join("; "))]
     Stays(Vec<String>),
-    /// Somebody has asked for the end.
+    /// The operation was cancelled.
     #[error("it was cancelled")]
     Cancelled,
-    /// The archive.
+    /// The archive cannot be written.
     #[error("cannot write the applications' state")]
     Archive(#[from] io::Error),
 }
@@ -97,20 +98,20 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// To an empty file.
+    /// Writes to an empty file.
     pub fn new(file: File) -> Self {
         Self { file, end: 0 }
     }
 
-    /// What it is written to.
+    /// The file that it is written to.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Adds all of a file, for as long as there is patience.
+    /// Adds all of a file, until the deadline of `patience`.
     ///
     /// # Errors
-    /// One of the two fails, or there is no more patience.
+    /// One of the two files fails, or the deadline has passed.
     pub fn add(&mut self, from: &File, patience: &Patience) -> io::Result<Piece> {
         let length = from.metadata()?.len();
         self.piece(length, |to, at| {
@@ -118,20 +119,21 @@ impl Archive {
         })
     }
 
-    /// Adds a piece of so many bytes, which is written to the file at some place; its checksum.
+    /// Adds a piece of `length` bytes. `write` writes it to the file at an offset, and returns its
+    /// checksum.
     pub(super) fn piece(
         &mut self,
         length: u64,
         write: impl FnOnce(&File, u64) -> io::Result<u32>,
     ) -> io::Result<Piece> {
-        // A worker says how long its image is.
+        // The worker determines the length of its image.
         if length > LONGEST {
             return Err(io::ErrorKind::FileTooLarge.into());
         }
         let at = self.end;
         let written = write(&self.file, at);
         if written.is_err() {
-            // What comes next has holes.
+            // The next piece needs holes there.
             self.file.set_len(at)?;
         }
         let crc32 = written?;
@@ -145,10 +147,10 @@ impl Archive {
 }
 
 impl Piece {
-    /// Copies the piece to the beginning of a file, which has zeroes there.
+    /// Copies the piece to the beginning of a file, which must contain zeroes.
     ///
     /// # Errors
-    /// It is not in the archive, or not what was written.
+    /// It is not within the archive, or does not match its checksum.
     pub fn read(&self, archive: &File, to: &File) -> io::Result<()> {
         self.is_in(archive)?;
         if copy((archive, self.at), (to, 0), self.length, || Ok(()))? != self.crc32 {
@@ -159,7 +161,7 @@ impl Piece {
         Ok(())
     }
 
-    /// Whether the archive is long enough.
+    /// Checks that the piece is within the archive.
     pub(super) fn is_in(&self, archive: &File) -> io::Result<()> {
         let end = self.at.checked_add(self.length);
         let size = archive.metadata()?.len();
@@ -170,11 +172,11 @@ impl Piece {
     }
 }
 
-/// Checks that no two pieces of these slices have bytes of the archive in common: what is made of it is not
-/// more than has come.
+/// Checks that no two pieces of these slices overlap in the archive: otherwise more memory could be
+/// filled than data was received.
 ///
 /// # Errors
-/// Two have.
+/// Two pieces overlap.
 pub fn check_pieces<'a>(slices: impl IntoIterator<Item = &'a SavedSlice>) -> io::Result<()> {
     let pieces = slices.into_iter();
     let pieces = pieces.flat_map(|one| [Some(one.window), one.image]);
@@ -195,23 +197,24 @@ fn invalid(text: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Where the next byte of a file is that is not in a hole; `end` if there is none before.
+/// Offset of the next byte that is not in a hole; `end` if there is none before it.
 pub fn data_after(file: &File, offset: u64, end: u64) -> u64 {
     let Ok(from) = libc::off_t::try_from(offset) else {
         return offset;
     };
-    // SAFETY: a plain call; the offset that it sets is used by nobody.
+    // SAFETY: a plain call; the file position that it sets is not used.
     let found = unsafe { libc::lseek(file.as_raw_fd(), from, libc::SEEK_DATA) };
     match u64::try_from(found) {
         Ok(found) => found.min(end),
         // Nothing follows.
         Err(_) if io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => end,
-        // This file has no holes.
+        // This file does not support holes.
         Err(_) => offset,
     }
 }
 
-/// Copies what is not zero, and looks before each part whether to go on. Its checksum.
+/// Copies the data that is not zero, calling `look` before each part to check whether to continue.
+/// Returns the checksum.
 fn copy(
     from: (&File, u64),
     to: (&File, u64),
@@ -222,7 +225,7 @@ fn copy(
     let mut chunk = vec![0; CHUNK];
     let mut done = 0;
     while done < length {
-        // Whole chunks, so that the sum does not depend on where holes are.
+        // Whole chunks, so that the checksum does not depend on where the holes are.
         let next = data_after(from.0, from.1 + done, from.1 + length) - from.1;
         done = next - next % CHUNK as u64;
         if done >= length || next >= length {
@@ -242,36 +245,36 @@ fn copy(
     Ok(hash.finalize())
 }
 
-/// A port whose applications are stopped and saved.
+/// A port whose applications are being stopped and saved.
 struct Port {
-    /// What it is called.
+    /// ID of the port.
     id: String,
     handle: Handle,
     /// Its workers that have stopped.
     stopped: Vec<Borrowed>,
-    /// Those that have not, so that they are not borrowed again.
+    /// Its workers that have not, kept so that they are not borrowed again.
     failed: Vec<Borrowed>,
 }
 
-/// Applications that stand still: of several ports, whose guest may run. They go on when this is dropped,
-/// for which nobody waits.
+/// Stopped applications of several ports, whose guest may run. They continue when this is dropped,
+/// which does not block.
 pub struct Standing {
     ports: Vec<Port>,
-    /// What another host has of them already.
+    /// What another host has already received.
     copied: Copied,
     drain: Duration,
     patience: Patience,
 }
 
-/// Applications that stand still, saved. They go on when this is dropped.
+/// Stopped and saved applications. They continue when this is dropped.
 pub struct Stopped(Standing);
 
 impl Standing {
-    /// Asks the workers of all applications of these ports to stop, each of which may finish what its
-    /// device is at for so long, and waits until all have.
+    /// Asks the workers of all applications of these ports to stop, and waits until all have. Each
+    /// may first complete what its device is executing, for up to `drain`.
     ///
     /// # Errors
-    /// All reasons why some do not stop. All go on.
+    /// All reasons why some do not stop. All continue.
     pub fn new(
         ports: Vec<(String, Handle)>,
         drain: Duration,
@@ -295,19 +298,19 @@ impl Standing {
         }
     }
 
-    /// Has what comes next wait for so long.
+    /// Sets the deadline for the following steps.
     #[must_use]
     pub fn wait(self, patience: Patience) -> Self {
         Self { patience, ..self }
     }
 
-    /// Has what is saved be what is new since these rounds.
+    /// Saves only what is new since these rounds.
     #[must_use]
     pub fn after(self, copied: Copied) -> Self {
         Self { copied, ..self }
     }
 
-    /// Stops all that serve: how many there were, and why some do not stop.
+    /// Stops all that serve. Returns how many there were, and why some do not stop.
     fn stop(&mut self) -> (usize, Vec<String>) {
         let mut reasons = Vec::new();
         let mut asked = Vec::new();
@@ -334,11 +337,11 @@ impl Standing {
         (count, reasons)
     }
 
-    /// Saves all applications, one after the other, when their guest stands still: also those that have
-    /// come meanwhile. The ports' own states have them until the result is dropped.
+    /// Saves all applications one by one while their guest is stopped, including those that started
+    /// meanwhile. The ports' own states contain them until the result is dropped.
     ///
     /// # Errors
-    /// Some cannot be saved. All go on.
+    /// Some cannot be saved. All continue.
     pub fn save(mut self, archive: &mut Archive) -> Result<Stopped, Error> {
         match self.save_all(archive) {
             Ok(()) => Ok(Stopped(self)),
@@ -349,7 +352,7 @@ impl Standing {
 
     fn save_all(&mut self, archive: &mut Archive) -> Result<(), Error> {
         let mut reasons = Vec::new();
-        // One that is being opened may be open by the next look.
+        // An application that is being opened may be open at the next look.
         loop {
             let (count, more) = self.stop();
             reasons.extend(more);
@@ -362,7 +365,7 @@ impl Standing {
             let mut saved = Vec::new();
             for borrowed in &mut port.stopped {
                 if !reasons.is_empty() {
-                    // To save takes long, and nobody would have it.
+                    // Saving takes long, and the result would not be used.
                     return Err(Error::Stays(reasons));
                 }
                 let one = self.copied.rest(&port.id, borrowed, &self.patience);
@@ -395,7 +398,7 @@ impl Standing {
 }
 
 impl Port {
-    /// Slices that are in use without a worker that was stopped.
+    /// Adds the slices that are in use without a worker that was stopped.
     fn rest(
         &self,
         saved: &mut Vec<SavedSlice>,
@@ -425,7 +428,8 @@ impl Port {
 }
 
 impl Stopped {
-    /// They go on elsewhere, where some of their contents follow: their workers stay, and belong to the result alone.
+    /// The applications continue elsewhere, and some of their contents follow: the workers stay,
+    /// and belong to the result alone.
     pub fn leave(mut self) -> Left {
         let mut asked = Vec::new();
         for port in &mut self.0.ports {
@@ -438,7 +442,7 @@ impl Stopped {
                 asked.push((of, borrowed, sent));
             }
         }
-        // One that hangs costs the others nothing: what they have said meanwhile is heard.
+        // One that hangs costs the others nothing: replies that arrived meanwhile are read.
         let patience = Patience::within(SOON);
         let mut left = Left::default();
         for (of, borrowed, sent) in asked {
@@ -447,7 +451,7 @@ impl Stopped {
         left
     }
 
-    /// They go on elsewhere: their workers end.
+    /// The applications continue elsewhere: their workers end.
     pub fn end(mut self) {
         for port in &mut self.0.ports {
             port.stopped.drain(..).for_each(Borrowed::leave);
@@ -464,7 +468,7 @@ impl Drop for Stopped {
 }
 
 impl Handle {
-    /// A slice in a state, with its contents.
+    /// Describes a slice in a state, with its contents.
     pub(super) fn described(&self, slice: usize, state: State, window: Piece) -> SavedSlice {
         SavedSlice {
             slice: slice as u32,
@@ -477,7 +481,7 @@ impl Handle {
         }
     }
 
-    /// The file of a slice's contents.
+    /// The file with a slice's contents.
     pub(super) fn window(&self, slice: usize) -> io::Result<File> {
         let file = self
             .attach
@@ -567,7 +571,7 @@ mod tests {
             rounds: 0,
         };
         let first = slice(piece(4096, 5), Some(piece(8192, 4096)));
-        // One of no bytes is nobody's.
+        // An empty piece overlaps with nothing.
         let empty = slice(piece(12288, 0), Some(piece(12288, 1)));
         check_pieces([&empty, &slice(piece(0, 4096), None), &first]).unwrap();
         for wrong in [

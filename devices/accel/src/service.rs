@@ -1,8 +1,8 @@
-//! The thread that finds workers for slices and sees them end.
+//! The thread that finds workers for slices and notices their end.
 //!
-//! The pool keeps a worker's connection open until it has seen the process end. So the end of a
-//! connection is the end of a worker, whatever runs in it, and a slice is free for the next one
-//! only then: a guest has at most as many workers as slices.
+//! The pool keeps a worker's connection open until it has seen the process end. The end of a
+//! connection therefore is the end of a worker, whatever runs in it. Only then is a slice free for
+//! the next one, so a guest has at most as many workers as slices.
 
 use std::{
     cell::RefCell,
@@ -33,13 +33,13 @@ use super::{
     window::Window,
 };
 
-/// The shortest time between two slices' openings: a guest that opens and closes them as fast as
-/// it can has the host start this many processes and not more.
+/// Minimum time between the openings of two slices. It limits the rate of process starts on the
+/// host, even if a guest opens and closes slices as fast as it can.
 pub const PACE: Duration = Duration::from_millis(20);
-/// How long a slice whose memory could not be replaced stays closed before that is tried again.
+/// Delay before another attempt to replace the memory of a closing slice.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// What the thread works with.
+/// State and resources of the thread.
 pub struct Service {
     /// States.
     pub slices: Arc<Slices>,
@@ -51,34 +51,35 @@ pub struct Service {
     pub line: Arc<PortLine>,
     /// Hands slices to workers.
     pub attach: Arc<Attach>,
-    /// Who takes care of workers for a while.
+    /// Lends workers to other threads.
     pub desk: Arc<Desk>,
-    /// Name in the log.
+    /// Name for log messages.
     pub name: String,
-    /// What a guest can cause at will is said seldom.
+    /// Limits the rate of warnings that a guest can cause at will.
     pub warnings: RefCell<Seldom>,
 }
 
-/// Whom a slice's memory was given to.
+/// Who has received a slice's memory.
 enum Link {
-    /// Nobody, since it was made.
+    /// Nobody since it was created.
     None,
-    /// A worker that has not answered yet.
+    /// A worker that has not replied yet.
     Asked(UnixStream),
     /// A worker that serves.
     Serving(UnixStream),
-    /// A worker that serves, whom somebody else speaks to for now: it is saved, or replaced.
+    /// A worker that serves, and with which another thread communicates at present: it is being
+    /// saved or replaced.
     Borrowed(UnixStream),
     /// A worker that was told to end.
     Ending(UnixStream),
-    /// A worker that has ended. Nobody else gets the same memory.
+    /// A worker that has ended. No other worker gets the same memory.
     Gone,
 }
 
 impl Link {
     fn stream(&self) -> Option<&UnixStream> {
         match self {
-            // What a worker that is borrowed says is not for this thread.
+            // The replies of a borrowed worker are not for this thread.
             Self::None | Self::Gone | Self::Borrowed(_) => None,
             Self::Asked(stream) | Self::Serving(stream) | Self::Ending(stream) => Some(stream),
         }
@@ -89,15 +90,15 @@ impl Link {
         !matches!(self, Self::None | Self::Gone)
     }
 
-    /// Has a worker end, and sees whether it has.
+    /// Asks a worker to end, and checks whether it has ended.
     fn finish(&mut self) {
         *self = match mem::replace(self, Self::Gone) {
             Self::Asked(stream) | Self::Serving(stream) => {
-                // What cannot be shut down has ended.
+                // Fails if it has already ended.
                 let _ = stream.shutdown(Shutdown::Write);
                 Self::Ending(stream)
             }
-            // Whoever has it gives it back when it notices.
+            // The borrower gives it back when it notices.
             Self::Borrowed(stream) => {
                 let _ = stream.shutdown(Shutdown::Write);
                 Self::Borrowed(stream)
@@ -116,7 +117,7 @@ impl Link {
 }
 
 impl Service {
-    /// Serves until it is told to stop. The end of its connections ends the workers.
+    /// Serves until it is told to stop. Closing the connections then ends the workers.
     pub fn run(self) {
         let mut links: Vec<Link> = (0..self.slices.count()).map(|_| Link::None).collect();
         let mut not_before = Instant::now();
@@ -130,25 +131,25 @@ impl Service {
             }
         }
         self.desk.close();
-        // Whoever has one of them hears that it is of no use any more.
+        // Borrowers notice that their workers are of no use any more.
         for link in &mut links {
             link.finish();
         }
     }
 
-    /// Lends workers, and takes back those that were borrowed.
+    /// Lends workers, and takes back borrowed ones.
     fn at_the_desk(&self, links: &mut [Link]) {
         for order in self.desk.orders() {
             match order {
                 Order::Lend(of, to) => {
                     let borrowed = self.lend(links, of);
-                    // Who has stopped to wait gives them back at once.
+                    // If the borrower no longer waits, they are given back immediately.
                     let _ = to.send(borrowed);
                 }
                 Order::Forget(slice, to) => {
                     if let Some(link @ Link::Borrowed(_)) = links.get_mut(slice) {
                         *link = Link::Gone;
-                        // Who has stopped to wait has it end.
+                        // If the borrower no longer waits, the worker ends.
                         let _ = to.send(());
                     }
                 }
@@ -156,7 +157,7 @@ impl Service {
                     let Some(link) = links.get_mut(slice) else {
                         continue;
                     };
-                    // A slice whose application was saved comes with a worker that nobody has borrowed.
+                    // The worker of a restored slice was never borrowed from this thread.
                     if matches!(link, Link::Borrowed(_) | Link::None) {
                         *link = Link::Serving(stream);
                     }
@@ -185,7 +186,7 @@ impl Service {
         borrowed
     }
 
-    /// Looks at every slice once. When to look again, if that is not up to an event.
+    /// Checks every slice once. Returns when to check again, if not upon an event.
     fn step(&self, links: &mut [Link], not_before: &mut Instant) -> Option<Duration> {
         let mut next: Option<Duration> = None;
         let before = self.slices.changes();
@@ -221,8 +222,9 @@ impl Service {
                             }
                         }
                     }
-                    // What no worker was given is as it was: a guest that opens and closes slices
-                    // faster than workers come costs the host no memory and no mappings.
+                    // Memory that no worker has received is unchanged: a guest that opens and
+                    // closes slices faster than workers arrive costs the host no memory and no
+                    // mappings.
                     if matches!(link, Link::None) {
                         self.slices.set_claim(slice, Claim::default());
                         self.slices.change(slice, State::Closing, State::Free);
@@ -243,7 +245,7 @@ impl Service {
         }
     }
 
-    /// Tells the agent that a state has changed.
+    /// Notifies the agent that a state has changed.
     fn raise(&self) {
         if self.line.is_wanted() && !self.msix.is_enabled() {
             return self.line.note_change();
@@ -253,11 +255,11 @@ impl Service {
         }
     }
 
-    /// Hands a slice to a worker.
+    /// Passes a slice to a worker.
     fn open(&self, slice: usize, link: &mut Link) {
         match self.attach.open(slice) {
             Ok(stream) => *link = Link::Asked(stream),
-            // The pool has many to serve, and this slice comes later.
+            // The pool is busy: this slice is retried later.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 self.warn(format_args!("no worker for slice {slice}: {error}"));
@@ -274,7 +276,7 @@ impl Service {
         }
     }
 
-    /// Hears what a worker has to say: that it serves, once, and its end.
+    /// Handles a worker's message that it serves, which it sends once, and its end.
     fn listen(&self, slice: usize, link: &mut Link) {
         let Some(stream) = link.stream() else { return };
         let mut said = [0; hello::SIZE];
@@ -311,14 +313,14 @@ impl Service {
         self.end(slice, from);
     }
 
-    /// A slice has no worker any more, unless the guest has closed it meanwhile.
+    /// Marks a slice as ended, unless the guest has closed it meanwhile.
     fn end(&self, slice: usize, from: State) {
         if self.slices.change(slice, from, State::Ended) {
             self.slices.lost.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// What the workers that there are signal, where neither KVM nor anybody else takes it.
+    /// The eventfds of the current workers, if neither KVM nor another thread handles them.
     fn interrupts(&self, links: &[Link]) -> Vec<(usize, &EventFd)> {
         if !self.line.is_wanted() || self.msix.is_enabled() {
             return Vec::new();
@@ -333,7 +335,7 @@ impl Service {
             .collect()
     }
 
-    /// Waits until a slice has something new, or for `limit`.
+    /// Waits until a slice has an event, or up to `limit`.
     fn wait(&self, links: &[Link], limit: Option<Duration>) -> io::Result<()> {
         let poll = |fd| libc::pollfd {
             fd,
@@ -342,7 +344,7 @@ impl Service {
         };
         let interrupts = self.interrupts(links);
         let served = self.line.served();
-        // A negative one is passed over.
+        // poll ignores negative descriptors.
         let end = served.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polled = vec![poll(self.slices.kick.as_raw_fd()), poll(end)];
         polled.extend(interrupts.iter().map(|(_, event)| poll(event.as_raw_fd())));
@@ -350,7 +352,7 @@ impl Service {
         polled.extend(streams.map(|stream| poll(stream.as_raw_fd())));
         // Rounded up, so that the time has passed when the wait ends.
         let limit = limit.map_or(-1, |limit| limit.as_millis() as libc::c_int + 1);
-        // SAFETY: the array is as long as is said.
+        // SAFETY: the array has the given length.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, limit) };
         if ready < 0 {
             let error = io::Error::last_os_error();
@@ -358,7 +360,7 @@ impl Service {
                 return Err(error);
             }
         }
-        // An event that is not signalled says so.
+        // Fails if the event is not signalled.
         let _ = self.slices.kick.read();
         for ((slice, event), polled) in interrupts.iter().zip(&polled[2..]) {
             if polled.revents != 0 && shared_event::take(event).is_ok() {
@@ -372,7 +374,7 @@ impl Service {
     }
 }
 
-/// What a worker has said that does not serve.
+/// Describes the message of a worker that refuses to serve.
 fn refusal(said: &[u8]) -> String {
     match said.try_into().map(|said| Hello::check(said, &apis::ALL)) {
         Ok(Err(Refused::Version { api, ours, theirs })) => format!(

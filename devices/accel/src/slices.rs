@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Commands come from vCPUs, everything else from the service. Each step is one compare-and-swap,
-//! so that neither waits for the other, and a guest that repeats commands changes nothing.
+//! so that neither waits for the other, and repeated commands of a guest have no effect.
 
 use std::sync::{
     Arc, Mutex,
@@ -21,46 +21,46 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::saved::is_none;
 
-/// What the guest says of the application that a slice is for, as registers and saved states have it:
-/// zero where it says nothing.
+/// What the guest declares about the application of a slice, as in registers and saved states; 0
+/// where it declares nothing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
-    /// Whose it is.
+    /// The owner of the application.
     pub owner: u32,
-    /// Which API it calls, where its port has several.
+    /// The API that it uses, if the port has several.
     #[serde(default, skip_serializing_if = "is_none")]
     pub api: u32,
 }
 
-/// States, and what wakes the service.
+/// The states of all slices, and the event that wakes the service.
 pub struct Slices {
     states: Box<[AtomicU32]>,
-    /// Whose the application of each slice is, as the guest says.
+    /// The guest's declared owner of each slice's application.
     owners: Box<[AtomicU32]>,
-    /// Which API the application of each slice calls, as the guest says.
+    /// The guest's declared API of each slice's application.
     apis: Box<[AtomicU32]>,
-    /// Held by vCPUs while one opens a slice or says which API is called there.
+    /// Held by vCPUs while they open a slice or declare its API.
     opening: Mutex<()>,
     changes: AtomicU32,
     /// Wakes the service.
     pub kick: EventFd,
-    /// The service is to end.
+    /// The service must end.
     stopping: AtomicU32,
-    /// Whether the agent is to hear of something else than a change of state.
+    /// Whether the agent must be notified of something other than a change of state.
     news: AtomicBool,
-    /// Workers that served, since the port was made.
+    /// Number of workers that have served since the port was created.
     pub opened: AtomicU64,
-    /// Workers that ended or refused before their application did.
+    /// Number of workers that ended or refused before their application ended.
     pub lost: AtomicU64,
-    /// Buffers and images whose contents have followed their application.
+    /// Number of buffers and images whose contents have followed their application.
     pub followed: Followed,
 }
 
-/// How many buffers and images have had their contents follow their applications, which had gone on before.
+/// Counts buffers and images whose contents have followed their application after it had continued.
 pub type Followed = Arc<AtomicU64>;
 
 impl Slices {
-    /// So many slices, all free.
+    /// Creates this number of slices, all free.
     pub fn new(count: u32) -> std::io::Result<Self> {
         Ok(Self {
             states: (0..count).map(|_| AtomicU32::default()).collect(),
@@ -77,13 +77,13 @@ impl Slices {
         })
     }
 
-    /// How many there are.
+    /// Number of slices.
     pub fn count(&self) -> u32 {
         // At most MOST_SLICES.
         self.states.len() as u32
     }
 
-    /// The state of a slice as a register's value; zero if there is no such slice.
+    /// The state of a slice as a register value; 0 if there is no such slice.
     pub fn number(&self, slice: usize) -> u32 {
         self.states
             .get(slice)
@@ -92,12 +92,12 @@ impl Slices {
 
     /// The state of a slice.
     pub fn get(&self, slice: usize) -> State {
-        // Nothing else is ever stored.
+        // No other value is ever stored.
         State::from_number(self.number(slice)).unwrap_or(State::Free)
     }
 
-    /// What the guest says of a slice's application. It may name another owner at any time: this is read
-    /// once for each worker.
+    /// What the guest declares about a slice's application. It may change the owner at any time, so
+    /// this is read once per worker.
     pub fn claim(&self, slice: usize) -> Claim {
         let of = |all: &[AtomicU32]| {
             let said = all.get(slice);
@@ -109,7 +109,7 @@ impl Slices {
         }
     }
 
-    /// Notes what is said of a slice's application.
+    /// Sets what is declared about a slice's application.
     pub fn set_claim(&self, slice: usize, claim: Claim) {
         self.set_owner(slice, claim.owner);
         if let Some(api) = self.apis.get(slice) {
@@ -117,8 +117,8 @@ impl Slices {
         }
     }
 
-    /// Notes what the guest says of which API the next application of a free slice calls. That of one which
-    /// has a worker is what workers that take it up are told.
+    /// Sets the guest's declared API for the next application of a free slice. The API of a slice
+    /// in use does not change: workers that take over the application are told that one.
     pub fn set_api(&self, slice: usize, number: u32) {
         let _not_opened_meanwhile = self.opening.lock_unpoisoned();
         if let Some(api) = self.apis.get(slice)
@@ -128,26 +128,26 @@ impl Slices {
         }
     }
 
-    /// Notes what the guest says of whose application a slice is for.
+    /// Sets the guest's declared owner of a slice's application.
     pub fn set_owner(&self, slice: usize, number: u32) {
         if let Some(owner) = self.owners.get(slice) {
             owner.store(number, Ordering::Release);
         }
     }
 
-    /// How often a state has changed.
+    /// Number of state changes.
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Slices that are not free.
+    /// Number of slices that are not free.
     pub fn in_use(&self) -> usize {
         (0..self.states.len())
             .filter(|&slice| self.get(slice) != State::Free)
             .count()
     }
 
-    /// Takes over what was saved, before the guest runs. What is no state is an ended one.
+    /// Loads saved states, before the guest runs. An invalid state is loaded as `Ended`.
     pub fn restore(&self, saved: impl IntoIterator<Item = (usize, u32, Claim)>, changes: u32) {
         for (slice, state, claim) in saved {
             let state = State::from_number(state).unwrap_or(State::Ended);
@@ -160,7 +160,7 @@ impl Slices {
         self.wake();
     }
 
-    /// A change of state, if the slice is still in the state `from`.
+    /// Changes the state, if the slice is still in the state `from`.
     pub fn change(&self, slice: usize, from: State, to: State) -> bool {
         let Some(state) = self.states.get(slice) else {
             return false;
@@ -174,8 +174,8 @@ impl Slices {
         changed
     }
 
-    /// A command of the guest. Numbers that are none, and commands that do not fit the state, do
-    /// nothing.
+    /// Executes a command of the guest. Unknown commands, and commands that are invalid in the
+    /// slice's state, have no effect.
     pub fn command(&self, slice: usize, command: u32) {
         let changed = if command == Command::Open as u32 {
             let _said = self.opening.lock_unpoisoned();
@@ -196,7 +196,7 @@ impl Slices {
             .any(|from| self.change(slice, from, State::Closing))
     }
 
-    /// The worker of an open slice is gone.
+    /// Records that the worker of an open slice is gone.
     pub fn lose(&self, slice: usize) {
         if self.change(slice, State::Open, State::Ended) {
             self.lost.fetch_add(1, Ordering::Relaxed);
@@ -207,39 +207,39 @@ impl Slices {
     /// Closes all slices.
     pub fn close_all(&self) {
         for slice in 0..self.states.len() {
-            // Between two looks the service may take a step that the first one missed; there are
-            // two such steps.
+            // Between two attempts the service may take a step that the first attempt missed; there
+            // are at most two such steps.
             let _ = self.close(slice) || self.close(slice) || self.close(slice);
         }
         self.wake();
     }
 
-    /// Has the agent look, as if a state had changed.
+    /// Notifies the agent, as if a state had changed.
     pub fn tell(&self) {
         self.changes.fetch_add(1, Ordering::AcqRel);
         self.news.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Whether the agent is to be told to look, once.
+    /// Whether the agent must be notified; resets this.
     pub fn take_news(&self) -> bool {
         self.news.swap(false, Ordering::AcqRel)
     }
 
-    /// Has the service end.
+    /// Asks the service to end.
     pub fn stop(&self) {
         self.stopping.store(1, Ordering::Release);
         self.wake();
     }
 
-    /// Whether the service is to end.
+    /// Whether the service must end.
     pub fn stopping(&self) -> bool {
         self.stopping.load(Ordering::Acquire) != 0
     }
 
-    /// Has the service look at what there is to wait for.
+    /// Wakes the service to check its work.
     pub fn wake(&self) {
-        // Fails only if the counter is full: then the service is awake.
+        // Fails only if the counter is full, in which case the service is awake.
         let _ = self.kick.write(1);
     }
 }

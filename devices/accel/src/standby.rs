@@ -1,8 +1,8 @@
-//! Workers that take applications up before their machine is here: each makes what rounds have of one
-//! that still goes on elsewhere, and the rest when the machine has come.
+//! Workers that take over applications before their VM has arrived: each receives the rounds of an
+//! application that still runs elsewhere, and the rest when the VM has arrived.
 //!
-//! Whatever comes from the other host is untrusted: there are as many workers as slices at most, and what
-//! they are given they take for what any application could have sent.
+//! Everything from the other host is untrusted: there are at most as many workers as slices, and
+//! workers treat what they receive like input from any application.
 
 use std::{
     collections::BTreeSet,
@@ -21,15 +21,15 @@ use super::{
     saved::SavedSlice,
 };
 
-/// A worker that has a part of an application.
+/// A worker that has received a part of an application.
 #[derive(Debug)]
 pub(super) struct Standby {
     pub stream: UnixStream,
-    /// How many rounds it has made.
+    /// Number of rounds that it has received.
     pub rounds: u32,
 }
 
-/// Why a worker does not have what a round has.
+/// Why a worker could not receive a round.
 #[derive(Debug, thiserror::Error)]
 enum Unprepared {
     #[error(transparent)]
@@ -43,7 +43,7 @@ enum Unprepared {
 }
 
 impl Handle {
-    /// Has workers of the port's pool make what a round has of applications, all at the same time.
+    /// Lets workers of the port's pool receive a round of applications, concurrently.
     ///
     /// # Errors
     /// All reasons why some cannot. Their workers end.
@@ -98,7 +98,7 @@ impl Handle {
         }
     }
 
-    /// The worker of a slice; a new one for a first round, which is not ready yet.
+    /// The worker of a slice; for a first round, a new one that is not ready yet.
     fn standby(
         &self,
         one: &SavedSlice,
@@ -113,14 +113,14 @@ impl Handle {
         if let Some(before) = known {
             self.end(slice, &before.stream, patience)?;
         }
-        // What an earlier worker was given is nobody else's.
+        // Memory that an earlier worker has received must not be used for anything else.
         self.attach.window.renew(slice)?;
         self.slices.set_claim(slice, one.claim);
         let stream = self.connect(slice, pool, patience)?;
         Ok(Standby { stream, rounds: 0 })
     }
 
-    /// Asks a worker to make what a round has, and goes on without the answer.
+    /// Passes a round to a worker; does not wait for the reply.
     fn give(
         &self,
         one: &SavedSlice,
@@ -152,8 +152,8 @@ impl Handle {
         Ok(standby)
     }
 
-    /// Ends a worker that takes no application up, and waits until its pool has seen that: what it had of
-    /// the device's memory is free.
+    /// Ends a worker that takes over no application, and waits until its pool has seen that: then
+    /// its device memory is free.
     pub(super) fn end(
         &self,
         slice: usize,
@@ -162,12 +162,12 @@ impl Handle {
     ) -> Result<(), NotMoved> {
         let gone = |source| NotMoved::Gone { who: NEW, source };
         let patience = patience.at_most(SOON);
-        // What cannot be shut down has ended.
+        // Fails if it has already ended.
         let _ = stream.shutdown(Shutdown::Write);
         loop {
             match Patient(stream, &patience).read(&mut [0; 64]) {
                 Ok(0) => break,
-                // An answer that nobody waits for any more.
+                // A reply that nobody waits for any more.
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
                 Err(_) if patience.is_cancelled() => return Err(NotMoved::Cancelled),

@@ -1,4 +1,4 @@
-//! The port as guest and worker see it, without either.
+//! The port from the perspectives of guest and worker, without either.
 
 use std::{
     io::{Read, Write},
@@ -35,7 +35,7 @@ use vm_memory::GuestAddress;
 
 use super::*;
 
-/// Where the window is placed.
+/// Records the mapping of the window.
 #[derive(Clone, Default)]
 struct Space(Arc<Mutex<Option<(u64, usize, u64)>>>);
 
@@ -107,7 +107,7 @@ fn rig() -> Rig {
     rig_of(folder, pool, options, None)
 }
 
-/// A rig whose port is made so, or comes from a saved state.
+/// A rig with a port that is new or restored from a saved state.
 fn rig_of(
     folder: tempfile::TempDir,
     pool: UnixListener,
@@ -197,7 +197,7 @@ impl Rig {
         }
     }
 
-    /// What a worker gets, and its connection.
+    /// What a worker receives, and its connection.
     fn attached(&self) -> (UnixStream, Attachment, Vec<std::os::fd::OwnedFd>) {
         let (stream, _) = self.pool.accept().unwrap();
         let mut bytes = [0; ATTACHMENT];
@@ -250,7 +250,7 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
         <[_; 4]>::try_from(files).unwrap().map(std::fs::File::from);
     assert_eq!(account.metadata().unwrap().len(), 4096);
     assert_eq!(memory.metadata().unwrap().len(), SMALLEST);
-    // SAFETY: within the window, which is as long as is said.
+    // SAFETY: within the window, which has the given length.
     unsafe {
         (base as *mut u8)
             .add(2 * SMALLEST as usize + 77)
@@ -267,14 +267,14 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(rig.msi.take(3), 1);
 }
 
-/// What a worker does to have its application woken.
+/// Does what a worker does to wake its application.
 fn ring(files: &[std::os::fd::OwnedFd]) {
     let mut interrupt = std::fs::File::from(files[2].try_clone().unwrap());
     interrupt.write_all(&1u64.to_le_bytes()).unwrap();
 }
 
 impl Rig {
-    /// A slice's worker, and what it was given.
+    /// Opens a slice; returns its worker, and the files that it received.
     fn served(&self, slice: u64) -> (UnixStream, Vec<std::os::fd::OwnedFd>) {
         self.command(slice, Command::Open);
         let (mut stream, _, files) = self.attached();
@@ -289,7 +289,7 @@ impl Rig {
         u16::from_le_bytes(data)
     }
 
-    /// Bit 10 of the command register, which `uio_pci_generic` sets at an interrupt.
+    /// Sets or clears bit 10 of the command register, which `uio_pci_generic` sets at an interrupt.
     fn forbid(&self, forbidden: bool) {
         let command = 6 | u16::from(forbidden) << 10;
         self.segment
@@ -309,7 +309,7 @@ impl Rig {
         }
     }
 
-    /// Until the service has seen all that there is.
+    /// Waits until the service has processed everything.
     fn wait_for_service(&self) {
         self.command(3, Command::Open);
         let _ = self.attached();
@@ -318,12 +318,12 @@ impl Rig {
         self.becomes(3, State::Free);
     }
 
-    /// Takes notes until these slices have been among them, and nothing is left.
+    /// Takes notes until all of these slices have been noted, and nothing is left.
     fn rung(&self, slices: u32) {
         let (start, mut rung) = (Instant::now(), 0);
         while rung != slices || self.wants_interrupt() {
             assert!(start.elapsed() < Duration::from_secs(20), "{rung:b}");
-            // Slices that have been opened are news, too.
+            // Slices that were opened are noted, too.
             self.read(registers::CHANGES);
             rung |= self.read(registers::RUNG_LOW);
             assert_eq!(self.read(registers::RUNG_HIGH), 0);
@@ -341,14 +341,14 @@ fn who_has_no_messages_is_interrupted_by_the_line_and_told_for_which_slices() {
     let (_second, second) = rig.served(2);
     rig.asserted();
     rig.rung(0);
-    // As the kernel's driver does at an interrupt; nothing more comes until the agent allows it.
+    // As the kernel's driver does at an interrupt; no more arrive until the agent permits them.
     rig.forbid(true);
     rig.lines.serve();
     rig.lines.take();
     ring(&first);
     ring(&second);
     rig.rung(0b101);
-    // Nor is what comes between the agent's look and that lost.
+    // A signal between the agent's check and that is not lost, either.
     ring(&first);
     while !rig.wants_interrupt() {
         std::thread::yield_now();
@@ -356,11 +356,11 @@ fn who_has_no_messages_is_interrupted_by_the_line_and_told_for_which_slices() {
     assert_eq!(rig.lines.take(), 0);
     rig.forbid(false);
     assert_ne!(rig.lines.take(), 0);
-    // Nor what a driver leaves that takes nothing.
+    // Nor are notes that a driver does not take.
     rig.lines.serve();
     rig.asserted();
     rig.rung(1);
-    // Slices that come and go are no sleepers.
+    // Slices that are opened and closed do not count as sleepers.
     let counters = rig.function.lock().unwrap().counters();
     assert!(counters.contains(&("sleepers_woken", 3)), "{counters:?}");
 }
@@ -387,7 +387,7 @@ fn the_line_is_for_who_wants_it_and_has_no_messages() {
     ring(&files);
     rig.wait_for_service();
     assert_eq!((rig.lines.take(), rig.wants_interrupt()), (0, false));
-    // Message control of the only capability: MSI-X is on.
+    // Message control of the only capability: MSI-X is enabled.
     let control = usize::from(rig.config(0x34) & 0xff) + 2;
     let turn = |on: u16| {
         rig.segment
@@ -402,7 +402,7 @@ fn the_line_is_for_who_wants_it_and_has_no_messages() {
     turn(0);
     ring(&files);
     rig.asserted();
-    // The agent begins anew.
+    // The agent starts again.
     rig.write(registers::RESET, 1);
     assert_eq!(rig.read(registers::LINE), 0);
     assert!(!rig.wants_interrupt());
@@ -421,7 +421,7 @@ fn a_paused_port_asserts_no_line_and_one_that_goes_on_what_it_kept() {
     assert!(rig.wants_interrupt());
     rig.function.lock().unwrap().resume().unwrap();
     rig.asserted();
-    // The guest of a snapshot takes interrupts as before.
+    // The guest of a snapshot receives interrupts as before.
     drop(stream);
     rig.function.lock().unwrap().detach().unwrap();
     let state = rig.function.lock().unwrap().save().unwrap();
@@ -437,7 +437,7 @@ fn a_worker_learns_whom_the_agent_has_named_for_its_slice_and_the_next_one_does_
     let rig = rig();
     let user = user_to_number(Some(1000));
     rig.write(registers::OWNER + 4 * 2, user);
-    // Of slices that there are not.
+    // Slices that do not exist.
     rig.write(registers::OWNER + 4 * u64::from(SLICES), user);
     rig.write(registers::TABLE - 4, user);
     rig.command(2, Command::Open);
@@ -481,7 +481,7 @@ fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
     unsafe { byte.write_volatile(9) };
     rig.command(0, Command::Close);
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
-    // It is told to end, and has not.
+    // It was told to end, and has not ended yet.
     rig.command(0, Command::Open);
     assert_eq!(rig.state(0), State::Closing);
     drop(stream);
@@ -531,7 +531,7 @@ fn device_memory_of_a_worker_that_has_ended_is_nobodys() {
 fn a_slice_that_no_worker_got_keeps_its_memory() {
     let rig = rig();
     let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
-    // Nobody can be reached, so that the slice is given to nobody.
+    // The pool is unreachable, so the slice is passed to nobody.
     std::fs::remove_file(rig._folder.path().join("pool")).unwrap();
     // SAFETY: within the window.
     unsafe { (base as *mut u8).write_volatile(9) };
@@ -551,7 +551,7 @@ fn a_refusal_and_a_missing_pool_end_the_slice() {
     let (mut stream, ..) = rig.attached();
     stream.write_all(&[REFUSED]).unwrap();
     rig.becomes(0, State::Ended);
-    // A worker of another build answers so.
+    // A worker of another release replies like this.
     rig.command(2, Command::Open);
     let (stream, ..) = rig.attached();
     socket::send_hello(&stream, Hello::client::<OpenCl>(), &[]).unwrap();
@@ -638,8 +638,8 @@ proptest! {
     }
 }
 
-/// What a hostile worker can do to what it was given: nothing of it says any more that calls do not
-/// wait. Reads of eventfds would, or writes, if their counters are `full`.
+/// What a hostile worker can do to its files: they no longer guarantee that calls do not block.
+/// Reads of eventfds would, or writes if their counters are `full`.
 fn misused(files: &[std::os::fd::OwnedFd], full: bool) {
     for event in files[1..3].iter().filter(|_| full) {
         let mut event = std::fs::File::from(event.try_clone().unwrap());
@@ -651,18 +651,19 @@ fn misused(files: &[std::os::fd::OwnedFd], full: bool) {
     }
 }
 
-/// Runs what must not wait for a worker on a thread of its own, as one that does would never end.
+/// Runs a call that must not wait for a worker on a thread of its own, because a failure would
+/// never end.
 fn finishes(rig: &Arc<Rig>, what: &str, call: impl FnOnce(&Rig) + Send + 'static) {
     let (done, is_done) = std::sync::mpsc::channel();
     let there = Arc::clone(rig);
     std::thread::spawn(move || {
         call(&there);
-        // The rig is dropped by the test alone.
+        // Only the test may drop the rig.
         drop(there);
         let _ = done.send(());
     });
     if is_done.recv_timeout(Duration::from_secs(20)).is_err() {
-        // Dropping it would wait as well.
+        // Dropping it would block as well.
         std::mem::forget(Arc::clone(rig));
         panic!("{what} waits for a worker that does not end");
     }

@@ -1,4 +1,4 @@
-//! The window's memory: one range of addresses, a file of its own behind each slice.
+//! The window's memory: one address range, with a separate file behind each slice.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -10,16 +10,16 @@ use gantry_remoting::link::window as slice_file;
 
 use super::Error;
 
-/// The memory. It costs the host what guest and workers touch.
+/// The window's memory. It costs the host only what guest and workers touch.
 pub struct Window {
-    /// The range. The guest's view of it is removed before it is dropped.
+    /// The address range. The guest's mapping of it must be removed before it is dropped.
     range: Mapping,
     slice_size: u64,
     files: Mutex<Vec<OwnedFd>>,
 }
 
 impl Window {
-    /// Memory for so many slices of so many bytes, both checked by the caller.
+    /// Creates memory for `slices` slices of `slice_size` bytes; the caller has checked both.
     pub fn new(slices: u32, slice_size: u64) -> Result<Self, Error> {
         let size = u64::from(slices) * slice_size;
         let range =
@@ -40,21 +40,22 @@ impl Window {
         Ok(window)
     }
 
-    /// First byte in this process.
+    /// Address of its first byte in this process.
     pub fn base(&self) -> *mut u8 {
         self.range.start()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.range.len() as u64
     }
 
-    /// Puts a new file in a slice's place. A guest that looks at the slice meanwhile sees either.
+    /// Maps a new file in place of a slice. A guest that accesses the slice meanwhile sees either
+    /// file.
     fn fill(&self, slice: u64) -> Result<OwnedFd, Error> {
         let file = slice_file::create(self.slice_size)?;
         let at = slice * self.slice_size;
-        // What was mapped there is only looked at by the guest, which gets zeroes from now on.
+        // Only the guest accesses what was mapped there; it reads zeroes from now on.
         self.range
             .replace(
                 at as usize,
@@ -70,7 +71,8 @@ impl Window {
         Ok(file)
     }
 
-    /// Takes a slice's contents away: whoever still has the old memory shares it with nobody.
+    /// Replaces a slice's contents by zeroes: processes that still have the old memory share it
+    /// with nobody.
     pub fn renew(&self, slice: usize) -> Result<(), Error> {
         let file = self.fill(slice as u64)?;
         if let Some(old) = self.lock().get_mut(slice) {
@@ -79,7 +81,7 @@ impl Window {
         Ok(())
     }
 
-    /// Does something with a slice's file.
+    /// Calls `work` with a slice's file.
     pub fn with_file<T>(&self, slice: usize, work: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
         self.lock().get(slice).map(|file| work(file.as_fd()))
     }

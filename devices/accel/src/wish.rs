@@ -1,11 +1,11 @@
-//! What the host wishes of the guest's agent: where its applications are to be served.
+//! The host's requests to the guest's agent about where its applications are to be served.
 //!
 //! ```text
 //!   whoever moves ── wish ──> register, interrupt ──> agent ── outcome ──> register ──> whoever moves
 //! ```
 //!
-//! An agent that does not hear, or answers another wish, is one that does nothing: who waits does so for
-//! a bounded time. What the guest writes is a number that means something or nothing.
+//! An agent that does not notice a request, or replies to another one, does nothing: the wait is
+//! bounded. The guest writes only a number, which is checked.
 
 use std::{
     fmt,
@@ -22,23 +22,23 @@ use gantry_remoting::port::{
 
 use super::slices::Slices;
 
-/// How long an agent may take to say that it has begun.
+/// Timeout for an agent to report that it has begun.
 const SOON: Duration = Duration::from_secs(30);
 
-/// The address of whoever is to serve: a text that has room in the registers.
+/// The address of a server: a text that fits the registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address(String);
 
-/// A text that is no address for a guest.
+/// Why a text is not an address for a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an address has 1 to {ADDRESS_SIZE} bytes, none of which is a control character")]
 pub struct NoAddress;
 
 impl Address {
-    /// The address that this text is.
+    /// Checks that a text is an address.
     ///
     /// # Errors
-    /// It is empty or too long, or has characters that end a line.
+    /// It is empty or too long, or contains control characters.
     pub fn new(text: String) -> Result<Self, NoAddress> {
         let fits = (1..=ADDRESS_SIZE).contains(&(text.len() as u64));
         match fits && !text.contains(char::is_control) {
@@ -48,20 +48,20 @@ impl Address {
     }
 }
 
-/// Who is to serve the guest's applications.
+/// The server that is to serve the guest's applications.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seat {
     /// The guest's own pool.
     Local,
-    /// The host's, by the port.
+    /// The host's pool, through the port.
     Host,
-    /// Whoever the guest's applications reach at this address.
+    /// The server that the guest's applications reach at this address.
     At(Address),
-    /// The host's, by the port, until these devices of the guest are back: their PCI addresses there, with
-    /// commas between them.
+    /// The host's pool, through the port, until these devices are back in the guest: their PCI
+    /// addresses in the guest, separated by commas.
     Away(Address),
-    /// Nobody: applications of the guest's own pool wait until these devices are back, or until another wish
-    /// if there are none.
+    /// None: applications of the guest's own pool wait until these devices are back, or, without
+    /// devices, until another request.
     Parked(Option<Address>),
 }
 
@@ -98,50 +98,51 @@ impl fmt::Display for Seat {
     }
 }
 
-/// What has come of a wish.
+/// The agent's reply to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What.
+    /// The outcome.
     pub outcome: Outcome,
-    /// Why, in the guest's words: one line, empty if it says nothing.
+    /// The reason in the guest's words: one line, empty if it gives none.
     pub reason: String,
 }
 
-/// Why nobody knows what has come of a wish.
+/// Why the outcome of a request is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
-    /// Nobody has heard it.
+    /// No agent has noticed it.
     #[error("the guest says nothing of it: is its gantry-agent running, and of this build?")]
     Unheard,
-    /// It is not carried out in time.
+    /// It was not carried out in time.
     #[error("the guest's agent has begun, and does not come to an end: its log may say why")]
     Unfinished,
-    /// There is another one.
+    /// It was replaced by another one.
     #[error("another request has replaced this one")]
     Replaced,
-    /// Who has asked does not wait for it.
+    /// The caller has cancelled the wait.
     #[error("it was cancelled: applications that were told to go may go on doing so")]
     Cancelled,
-    /// The port is gone, or the guest has been reset.
+    /// The port was removed, or the guest was reset.
     #[error("the guest was reset, or the port was taken from it")]
     Gone,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Of the last wish. The first is random: an agent may know one of a port before this one.
+    /// Number of the last request. The first is random, because an agent may know one of an earlier
+    /// port.
     number: u8,
     wish: Option<Wish>,
-    /// The address that goes with it; empty if none does.
+    /// The address that belongs to it; empty if there is none.
     address: String,
-    /// Whether the agent has heard it.
+    /// Whether the agent has begun.
     begun: bool,
-    /// The reason of an outcome that is yet to come.
+    /// The reason for an outcome that has yet to arrive.
     reason: [u8; REASON_SIZE as usize],
     answer: Option<Answer>,
 }
 
-/// Wish and outcome.
+/// The current request and its outcome.
 #[derive(Debug)]
 pub struct Mailbox {
     state: Mutex<State>,
@@ -166,12 +167,12 @@ impl Default for Mailbox {
 }
 
 impl Mailbox {
-    /// The wish, as the register has it.
+    /// The request, as the register's value.
     pub fn wish(&self) -> u32 {
         self.state.lock_unpoisoned().wish.map_or(0, Wish::to_number)
     }
 
-    /// Four bytes of the address that goes with it, from this one on, as the register has them.
+    /// Four bytes of the address that belongs to it, starting at `from`, as the register's value.
     pub fn address(&self, from: u64) -> u32 {
         let state = self.state.lock_unpoisoned();
         let bytes = state.address.as_bytes().iter().skip(from as usize);
@@ -182,14 +183,14 @@ impl Mailbox {
         u32::from_le_bytes(word)
     }
 
-    /// Takes the wish back: the guest is another one from now on.
+    /// Withdraws the request: from now on the guest is a different one.
     pub fn withdraw(&self) {
         self.state.lock_unpoisoned().wish = None;
         self.told.notify_all();
     }
 
-    /// Four bytes of what the guest gives as the reason of the outcome that follows, from this one on. Who
-    /// writes beside the words of the register is not heard.
+    /// Receives four bytes of the reason for the outcome that follows, starting at `from`. Writes
+    /// outside the register's words are ignored.
     pub fn explain(&self, from: u64, bytes: [u8; 4]) {
         let mut state = self.state.lock_unpoisoned();
         let (words, _) = state.reason.as_chunks_mut();
@@ -200,13 +201,13 @@ impl Mailbox {
         }
     }
 
-    /// What the guest says has come of a wish.
+    /// Receives the guest's outcome of a request.
     pub fn tell(&self, number: u32) {
         let Some(outcome) = Outcome::from_number(number) else {
             return;
         };
         let mut state = self.state.lock_unpoisoned();
-        // Of another one, or once more: nobody waits for it.
+        // For another request, or repeated: nobody waits for it.
         if state.answer.is_some() || state.wish.is_none_or(|wish| wish.number != outcome.number) {
             return;
         }
@@ -220,12 +221,12 @@ impl Mailbox {
         self.told.notify_all();
     }
 
-    /// Has the agent see to it that applications are served so, and waits for what has come of it. A
-    /// wish that is carried out stays, for an agent that starts later; another one is taken back.
+    /// Asks the agent to let `seat` serve applications, and waits for the outcome. A request that
+    /// is carried out stays in place for an agent that starts later; any other is withdrawn.
     ///
     /// # Errors
-    /// The agent has said nothing in this time, or not soon that it has begun, or somebody else does not
-    /// wait any more.
+    /// The agent has not replied in this time, has not reported soon that it has begun, or the wait
+    /// was cancelled.
     pub fn ask(
         &self,
         slices: &Slices,
@@ -247,7 +248,7 @@ impl Mailbox {
             state.address.clone_from(address);
         }
         (state.begun, state.reason, state.answer) = (false, [0; _], None);
-        // Who waits for an earlier one.
+        // Wakes callers that wait for an earlier request.
         self.told.notify_all();
         slices.tell();
         loop {
@@ -279,7 +280,7 @@ impl Mailbox {
                 state.wish = None;
                 return Err(failed);
             }
-            // It may be the port's end that is waited for.
+            // Wakes regularly to notice the end of the port or a cancellation.
             let left = left.min(Duration::from_millis(500));
             let waited = self.told.wait_timeout(state, left);
             (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -287,7 +288,7 @@ impl Mailbox {
     }
 }
 
-/// A line of text of what a guest has written, up to the first zero.
+/// Converts text that a guest has written to one line, up to the first zero.
 fn line(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = String::from_utf8_lossy(text);
@@ -345,7 +346,7 @@ mod tests {
             mailbox.tell(begun.to_number());
             assert!(!asking.is_finished());
             mailbox.tell(outcome(number).to_number());
-            // For an agent that comes later.
+            // For an agent that starts later.
             assert_eq!(Wish::from_number(mailbox.wish()), Some(wish));
             assert_eq!(asking.join().unwrap(), Ok(said(outcome(number), "")));
         }
@@ -383,7 +384,7 @@ mod tests {
             first.join().unwrap(),
             Ok(said(in_use(number), "a b\u{fffd}"))
         );
-        // All of the register, and nothing of it for the next one.
+        // Fill the whole register; none of it must appear in the next reason.
         let second = ask(&mut number);
         (0..u64::from(u16::MAX)).for_each(|at| mailbox.explain(at, *b"xxxx"));
         mailbox.tell(in_use(number).to_number());
@@ -411,7 +412,7 @@ mod tests {
         assert_eq!(mailbox.wish(), 0);
     }
 
-    /// Asks in a thread, until the guest has heard of it.
+    /// Asks on a thread, until the guest can see the request.
     fn asking(
         mailbox: &Arc<Mailbox>,
         slices: &Arc<Slices>,
@@ -476,7 +477,7 @@ mod tests {
         let (third, _) = asking(&mailbox, &slices, &cancel, Seat::Local);
         mailbox.withdraw();
         assert_eq!(third.join().unwrap(), Err(Unknown::Gone));
-        // An agent that has begun is waited for no longer than anybody likes.
+        // The wait for an agent that has begun can be cancelled at any time.
         let (fourth, number) = asking(&mailbox, &slices, &cancel, Seat::Local);
         let begun = Outcome {
             kind: OutcomeKind::Begun,

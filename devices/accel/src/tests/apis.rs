@@ -1,4 +1,4 @@
-//! A port whose applications may call one of several APIs.
+//! A port whose applications may use one of several APIs.
 
 use super::*;
 
@@ -13,7 +13,8 @@ pub(super) fn rig_of_both() -> Rig {
 }
 
 impl Rig {
-    /// What a worker is told of an application that calls the API of this number.
+    /// Opens a slice for an application with this API number; returns the worker and its
+    /// attachment.
     fn opened(&self, slice: u64, api: u32) -> (UnixStream, Attachment) {
         self.write(registers::SLICE_API + 4 * slice, api);
         self.command(slice, Command::Open);
@@ -37,13 +38,13 @@ fn each_application_gets_a_worker_for_the_api_that_it_calls() {
             attachment.version,
             gantry_remoting::apis::spoken(api).version
         );
-        // Too late: it stays what it was for workers that take it up.
+        // Too late: workers that take over the application are told the earlier API.
         rig.write(registers::SLICE_API + 4 * slice, 99);
         let port = rig.function.lock().unwrap().handle();
         assert_eq!(port.slices.claim(slice as usize).api, api.number());
         workers.push(stream);
     }
-    // The next application in the slice says for itself which one it calls.
+    // The next application in the slice declares its own API.
     rig.command(2, Command::Close);
     workers.pop();
     rig.becomes(2, State::Free);
@@ -64,7 +65,7 @@ fn an_api_that_the_port_does_not_have_ends_that_slice_alone() {
         rig.write(registers::SLICE_API + 4, absent);
         rig.command(1, Command::Open);
         rig.becomes(1, State::Ended);
-        // Nobody was asked for a worker: the next connection is that of the next application.
+        // No worker was requested: the next connection is for the next application.
         rig.command(1, Command::Close);
         rig.becomes(1, State::Free);
         let (_next, attachment) = rig.opened(1, ApiId::OpenCl.number());

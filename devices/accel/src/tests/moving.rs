@@ -1,4 +1,4 @@
-//! Applications that change their workers.
+//! Applications that are moved to other workers.
 
 use std::{
     fs::File,
@@ -31,7 +31,7 @@ mod postcopy;
 mod rounds;
 mod served;
 
-/// A pool beside the port's own.
+/// A pool in addition to the port's own.
 struct Other {
     pool: UnixListener,
     path: PathBuf,
@@ -49,7 +49,7 @@ fn other() -> Other {
 }
 
 impl Rig {
-    /// This port, as a snapshot or a migration has it.
+    /// This port, as a snapshot or migration sees it.
     fn ports(&self) -> Vec<(String, Handle)> {
         vec![("gpu".to_owned(), self.function.lock().unwrap().handle())]
     }
@@ -59,7 +59,7 @@ impl Rig {
         Standing::new(self.ports(), Duration::from_millis(250), patience)
     }
 
-    /// How many workers are the port's own.
+    /// Number of workers that belong to the port and can be borrowed.
     fn lendable(&self) -> usize {
         let port = self.function.lock().unwrap().handle();
         port.desk.lend(None).unwrap().len()
@@ -133,7 +133,7 @@ fn refuse(stream: &UnixStream, why: &str) {
     control::send(stream, &refused, &[]).unwrap();
 }
 
-/// What a worker does that stops, and saves this.
+/// Acts as a worker that stops and saves `state`.
 fn saves(stream: &UnixStream, state: &[u8]) {
     assert!(matches!(next(stream).0, Ask::Quiesce(250, _)));
     done(stream);
@@ -143,7 +143,7 @@ fn saves(stream: &UnixStream, state: &[u8]) {
     done(stream);
 }
 
-/// What a worker does that copies this while it serves.
+/// Acts as a worker that is copied while it serves.
 fn precopies(stream: &UnixStream, round: u32, state: &[u8]) {
     let (command, file) = next(stream);
     assert!(matches!(command, Ask::Precopy(number, 1..=120_000) if number == round));
@@ -151,13 +151,13 @@ fn precopies(stream: &UnixStream, round: u32, state: &[u8]) {
     done(stream);
 }
 
-/// What a worker does that copies nothing now.
+/// Acts as a worker that cannot be copied now.
 fn does_not_precopy(stream: &UnixStream) {
     assert!(matches!(next(stream).0, Ask::Precopy(0, _)));
     refuse(stream, "it is at something");
 }
 
-/// What a worker does that stops, and saves this after so many rounds.
+/// Acts as a worker that stops and saves `state` after a number of rounds.
 fn saves_rest(stream: &UnixStream, rounds: u32, state: &[u8]) {
     saves_rest_by(stream, rounds, false, state);
 }
@@ -171,7 +171,7 @@ fn saves_rest_by(stream: &UnixStream, rounds: u32, postcopy: bool, state: &[u8])
     done(stream);
 }
 
-/// What a worker is given in a file, by this command.
+/// Receives the file that accompanies this command, as a worker.
 fn is_given(stream: &UnixStream, by: &Ask) -> Vec<u8> {
     let (command, file) = next(stream);
     assert_eq!(command, *by);
@@ -182,7 +182,7 @@ fn is_given(stream: &UnixStream, by: &Ask) -> Vec<u8> {
     state
 }
 
-/// A worker that takes an application up, and what it is told.
+/// A worker that takes over an application, and its attachment.
 fn taken_up(pool: &UnixListener) -> (UnixStream, Attachment) {
     let (stream, _) = pool.accept().unwrap();
     let mut bytes = [0; ATTACHMENT];
@@ -191,7 +191,7 @@ fn taken_up(pool: &UnixListener) -> (UnixStream, Attachment) {
     (stream, Attachment::from_bytes(&bytes).unwrap())
 }
 
-/// The state that a worker is given, whose memory is in the account already or is not.
+/// The state that a worker receives; `charged`: its memory is already in the account.
 fn restores_as(stream: &UnixStream, charged: bool) -> Vec<u8> {
     is_given(stream, &Ask::Restore(charged))
 }
@@ -200,7 +200,7 @@ fn restores(stream: &UnixStream) -> Vec<u8> {
     restores_as(stream, true)
 }
 
-/// What a worker answers that is to go on, and has not stopped.
+/// Replies as a worker that is told to resume although it has not stopped.
 fn goes_on_though_it_serves(stream: &UnixStream) {
     assert_eq!(next(stream).0, Ask::Resume());
     refuse(stream, "somebody else moves it");
@@ -276,7 +276,7 @@ fn an_application_that_the_other_pool_refuses_stays_and_goes_on() {
     assert!(moved.reasons[0].contains("no such device"), "{moved:?}");
     assert_eq!(rig.state(2), State::Open);
     ends(&new);
-    // Those that come are served by the first pool.
+    // Future applications are served by the first pool.
     let _first = rig.open(0);
     rig.command(2, Command::Close);
     ends(&old);
@@ -371,7 +371,7 @@ fn a_port_that_is_taken_away_ends_a_move() {
     let _ = new.as_fd();
 }
 
-/// A byte of a slice, as the guest sees it.
+/// A byte of a slice, through the guest's mapping.
 fn byte(rig: &Rig, slice: u64, offset: usize) -> *mut u8 {
     let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
     (base as *mut u8).wrapping_add((slice * SMALLEST) as usize + offset)
@@ -399,7 +399,7 @@ fn a_saved_port_has_its_applications_which_go_on_in_another_machine() {
     let stopped = rig.save(&mut archive).ok().unwrap();
     let state = rig.function.lock().unwrap().save().unwrap();
     drop(stopped);
-    // The first machine goes on, and is not saved in passing.
+    // The first VM continues, and a further save must not include the applications.
     let old = worker.join().unwrap();
     assert_eq!(rig.state(1), State::Open);
     assert!(rig.function.lock().unwrap().save().is_err());
@@ -409,7 +409,7 @@ fn a_saved_port_has_its_applications_which_go_on_in_another_machine() {
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
     let workers = pool.try_clone().unwrap();
     let workers = thread::spawn(move || {
-        // The one that was being opened gets a worker like any other, before or after.
+        // The slice that was being opened gets a worker as usual, before or after the others.
         let (mut new, mut attachment) = taken_up(&workers);
         let mut early = None;
         if !attachment.takes_up {
@@ -508,7 +508,7 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
         match restore() {
             Err(refused) => base::Chain(&refused).to_string(),
             Ok(mut port) => {
-                // Nobody runs without them.
+                // The port does not run without its applications.
                 assert!(port.resume().is_err());
                 let port = restore().unwrap().handle();
                 port.take_up(&Patience::within(LONG)).unwrap_err()
@@ -522,7 +522,7 @@ fn a_state_with_applications_is_nothing_without_its_archive_or_with_a_damaged_on
     refused(None, "not there");
     let file = File::options().read(true).write(true).open(&path).unwrap();
     let file = Arc::new(file);
-    // Nobody listens, and the archive is good.
+    // Nobody listens, and the archive is valid.
     refused(Some(Arc::clone(&file)), "does not answer");
     file.write_all_at(b"x", 1).unwrap();
     refused(Some(Arc::clone(&file)), "damaged");
@@ -551,7 +551,7 @@ fn all_applications_are_asked_to_stop_before_the_first_has_answered() {
         assert_eq!(next(worker).0, Ask::Resume());
         done(worker);
     }
-    // All are the port's again, one after the other.
+    // All are returned to the port one after the other.
     rig.eventually(|| rig.lendable() == 3);
 }
 
@@ -576,7 +576,7 @@ fn a_wait_that_is_given_up_ends_at_once_and_its_applications_go_on() {
     });
     assert_eq!(next(&ready).0, Ask::Resume());
     done(&ready);
-    // Its late answer is taken for nothing else.
+    // Its late reply is not taken for another one.
     done(&slow);
     assert_eq!(next(&slow).0, Ask::Resume());
     done(&slow);
@@ -620,7 +620,7 @@ fn a_worker_that_hangs_while_it_saves_is_waited_for_as_long_as_it_writes() {
     let port = rig.function.lock().unwrap().handle();
     let mut borrowed = port.desk.lend(None).unwrap().pop().unwrap();
     let hangs = thread::scope(|scope| {
-        // It writes at its first look, and nothing any more.
+        // It writes at first, and then nothing more.
         let writes = scope.spawn(|| {
             let (command, file) = next(&old);
             assert_eq!(command, Ask::Save());
@@ -635,7 +635,7 @@ fn a_worker_that_hangs_while_it_saves_is_waited_for_as_long_as_it_writes() {
     });
     assert!(hangs.to_string().contains("written nothing"), "{hangs}");
     drop(borrowed);
-    // The driver comes back: the application goes on.
+    // The driver responds again: the application continues.
     done(&old);
     assert_eq!(next(&old).0, Ask::Resume());
     done(&old);
@@ -663,7 +663,7 @@ fn a_move_that_is_given_up_leaves_its_applications() {
     let cancel = Cancel::default();
     let moved = rig.start_move_until(None, &other.path, cancel.clone());
     let (new, _) = taken_up(&other.pool);
-    // Its driver takes its time.
+    // Its driver responds late.
     cancel.cancel();
     let moved = moved.recv().unwrap();
     assert!(moved.slices.is_empty());

@@ -1,4 +1,4 @@
-//! Applications that go on before their contents have come.
+//! Applications that continue before their contents have arrived.
 
 use std::sync::atomic::Ordering;
 
@@ -12,7 +12,7 @@ const WHAT: Fetch = Fetch {
     left: 3 << 20,
 };
 
-/// What a worker does that leaves, and keeps contents.
+/// Acts as a worker that leaves, and keeps contents.
 fn leaves(old: &UnixStream) {
     does_not_precopy(old);
     saves_rest_by(old, 0, true, b"state");
@@ -20,7 +20,7 @@ fn leaves(old: &UnixStream) {
     done(old);
 }
 
-/// What a worker does that goes on without contents: where it asks for them.
+/// Acts as a worker that continues without contents; returns the socket on which it requests them.
 fn goes_on(new: &UnixStream) -> UnixStream {
     done(new);
     assert_eq!(restores(new), b"state");
@@ -30,7 +30,7 @@ fn goes_on(new: &UnixStream) -> UnixStream {
     UnixStream::from(socket.unwrap())
 }
 
-/// Asks for contents, and what has come.
+/// Requests contents and returns them.
 fn fetch(socket: &UnixStream) -> Result<Vec<u8>, NotMoved> {
     let source = Peer {
         channel: socket,
@@ -63,7 +63,7 @@ fn an_application_goes_on_while_its_contents_follow_and_its_old_worker_ends_when
     let socket = goes_on(&new);
     assert_eq!(fetch(&socket).unwrap(), b"first");
     assert!(moved.try_recv().is_err());
-    // It is the port's own already.
+    // It already belongs to the port again.
     rig.eventually(|| rig.lendable() == 1);
     assert_eq!(fetch(&socket).unwrap(), b"second");
     let counters = rig.function.lock().unwrap().counters();
@@ -175,7 +175,7 @@ fn while_contents_of_one_follow_the_others_are_the_ports_and_a_move_ends_with_th
     let first = leaving(first);
     let (new, _) = taken_up(&other.pool);
     let socket = goes_on(&new);
-    // Its slice is noted at once, and not when the first one has all.
+    // Its end is noticed immediately, not only when the first one has received everything.
     drop(killed);
     rig.becomes(1, State::Ended);
     assert!(!all_gone.load(Ordering::SeqCst));
@@ -183,7 +183,7 @@ fn while_contents_of_one_follow_the_others_are_the_ports_and_a_move_ends_with_th
     let last = leaving(last);
     let (newest, _) = taken_up(&other.pool);
     let socket = goes_on(&newest);
-    // It is too late to end that.
+    // It is too late to cancel.
     rig.eventually(|| all_gone.load(Ordering::SeqCst));
     drop(socket);
     let moved = moved.recv().unwrap();
@@ -230,7 +230,7 @@ fn application(slice: u32) -> Application {
     }
 }
 
-/// What a worker does whose machine goes on elsewhere.
+/// Acts as a worker whose VM continues elsewhere.
 fn leaves_with_its_machine(old: &UnixStream) {
     saves(old, b"state");
     assert_eq!(next(old).0, Ask::Leave());
@@ -277,7 +277,7 @@ fn a_worker_of_a_machine_that_has_left_ends_when_it_answers_what_it_should_not()
         done(&old);
         assert_eq!(next(&old).0, Ask::Fetch(WHAT));
         (&old).write_all(&[0xff; 12]).unwrap();
-        // What would be taken for the answer to another question, if it is heard at all.
+        // This would be taken for the reply to another command, if it were read at all.
         let _ = control::send(&old, &Reply::Done(), &[]);
         let end = (&old).read(&mut [0]);
         assert!(matches!(end, Ok(0) | Err(_)), "{end:?}");

@@ -1,4 +1,4 @@
-//! Applications of a machine that leaves, copied in rounds while they go on.
+//! Applications of a migrating VM, copied in rounds while they run.
 
 use super::{
     super::super::{
@@ -15,7 +15,7 @@ fn copied(copies: &mut Copied) -> (Vec<CopiedPort>, File) {
     (ports.ok().unwrap(), archive.file().try_clone().unwrap())
 }
 
-/// A port for which workers take up applications that have yet to come.
+/// A port whose workers take over applications that have yet to arrive.
 fn standing_by(pool: &Other, rig: &Rig) -> Accel {
     let options = Options {
         socket: pool.path.clone(),
@@ -27,7 +27,7 @@ fn standing_by(pool: &Other, rig: &Rig) -> Accel {
     port
 }
 
-/// A worker there that has made the first round of an application.
+/// A worker at the destination that has received the first round of an application.
 fn first_round(
     there: &Accel,
     pool: &Other,
@@ -48,7 +48,7 @@ fn first_round(
     })
 }
 
-/// What a worker does that copies this while it serves, in a round of a machine that leaves.
+/// Acts as a worker that is copied in a round while it serves.
 fn copies(stream: &UnixStream, round: u32, state: &[u8]) {
     let (command, file) = next(stream);
     assert_eq!(command, Ask::Precopy(round, 30_000));
@@ -136,13 +136,13 @@ fn what_was_made_since_the_last_copy_is_counted_of_those_that_can_be_copied() {
     let made = thread::scope(|scope| {
         scope.spawn(|| examined(&copied_before, Reply::Made(5)));
         scope.spawn(|| examined(&come_since[0], Reply::Made(7)));
-        // It is in the middle of something.
+        // It is busy.
         scope.spawn(|| examined(&come_since[1], Reply::Done()));
         copies.made(&Patience::within(LONG))
     });
     assert_eq!(made, 12);
     assert_eq!(rig.lendable(), 4, "all are the port's own again");
-    // One that could not be copied is not asked: another copy would leave it out again.
+    // One that could not be copied is not asked, because another round would skip it again.
     busy.set_nonblocking(true).unwrap();
     let nothing = (&busy).read(&mut [0]).unwrap_err();
     assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
@@ -199,7 +199,7 @@ fn another_application_in_the_slice_of_one_that_was_copied_begins_anew() {
         copied(&mut copies)
     });
     assert_eq!(round.0[0].slices[0].rounds, 1);
-    // The worker that had the first one ends before another one is there.
+    // The worker with the first round ends before another one starts.
     let ended = thread::spawn(move || ends(&before));
     let new = first_round(&there, &pool, &round);
     ended.join().unwrap();
@@ -216,7 +216,8 @@ fn another_application_in_the_slice_of_one_that_was_copied_begins_anew() {
         api: ApiId::OpenCl.number(),
     };
     assert_eq!(has(&there), (9, claim));
-    // One that is not there any more when all is saved leaves nothing to the next one in its slice.
+    // An application that has ended when everything is saved leaves nothing to the next one in its
+    // slice.
     there.restore(without_applications(&rig)).unwrap();
     assert_eq!(has(&there), (0, Claim::default()));
     assert!(there.handle().has_images(), "its worker is to end");
@@ -235,7 +236,7 @@ fn an_application_that_is_busy_in_a_later_round_is_saved_as_a_whole() {
         assert_eq!(next(&old).0, Ask::Precopy(1, 100));
         thread::sleep(Duration::from_millis(150));
         refuse(&old, "its device is busy");
-        // Nobody asks for another round, which would take as long.
+        // No second round is requested, because it would take as long.
         goes_on_though_it_serves(&old);
         saves(&old, b"all");
         old
@@ -303,7 +304,7 @@ fn an_application_whose_worker_cuts_its_copy_short_is_left_out_alone() {
         let [cuts, other] = &workers;
         let (command, file) = next(cuts);
         assert_eq!(command, Ask::Precopy(0, 30_000));
-        // No archive has room for as much.
+        // No archive has room for this much.
         File::from(file.unwrap()).set_len(1 << 47).unwrap();
         done(cuts);
         copies(other, 0, b"first");

@@ -1,4 +1,4 @@
-//! A port of several APIs, and pools that serve one of them.
+//! A port with several APIs, and pools that serve one of them.
 
 use gantry_remoting::{
     apis,
