@@ -78,14 +78,14 @@ impl Left {
         };
         let why = Chain(&error).to_string();
         if !error.is_refusal() {
-            // What it says later would be taken for its answer to another question: it ends.
+            // A late reply would be taken for the reply to another command, so the worker ends.
             log::warn!("{of}: contents of its memory that have not come are lost: {why}");
             *worker = Err(why.clone());
         }
         Err(why)
     }
 
-    /// An application has all that it needs: its worker ends.
+    /// Ends the worker of an application that has received everything it needs.
     pub fn drained(&mut self, of: &Application) {
         if let Some(Ok(worker)) = self.0.remove(of)
             && let Err(why) = worker.end(&Patience::within(SOON))

@@ -1,8 +1,8 @@
-//! Ranges of BARs that show pages of VRAM: memory of the guest, without exits.
+//! Ranges of BARs that show pages of VRAM as memory of the guest, without exits.
 //!
-//! Each is one range of addresses in this process, in which pages of the partition are mapped over
-//! private zeroes. Pages that the guest's tables do not map show the zeroes. The guest's writes to
-//! pages that are watched are found in the log of the range ([`super::watch`]).
+//! Each is an address range in this process, in which pages of the partition are mapped over
+//! private zeroes. Pages that the guest's tables do not map show the zeroes. The log of the range
+//! detects the guest's writes to watched pages ([`super::watch`]).
 
 use std::{io, ops::Range, sync::Arc};
 
@@ -13,49 +13,50 @@ use vm_memory::GuestAddress;
 
 use super::memory::Vram;
 
-/// Pieces of VRAM that one range may show, at most: a process may have 65,530 mappings in all, and
-/// there is another one between two pieces.
+/// Maximum number of pieces of VRAM in one range: a process can have at most 65,530 mappings, and
+/// there is a further one between two pieces.
 const MOST_PIECES: usize = 20_000;
 
-/// Pages in a word of a log.
+/// Number of pages per word of a log.
 const WORD: usize = 64;
 
-/// A part of the range that the guest sees. The mapping goes before its log does.
+/// A part of the range that is mapped into the guest. The mapping is dropped before its log.
 struct Placed {
     _mapping: Box<dyn Mapping>,
-    /// None if the host keeps no log: its pages count as written always.
+    /// `None` if the host supports no log: then its pages always count as written.
     log: Option<Box<dyn GuestWrites>>,
-    /// Pages of the range.
+    /// The pages of the range that it covers.
     pages: Range<usize>,
-    /// A bit per page that shows a watched page.
+    /// One bit per page, set if it shows a watched page.
     watched: Vec<u64>,
 }
 
 /// A range of a BAR.
 pub struct Aperture {
-    /// The guest's view goes before the memory does.
+    /// The guest's mappings; dropped before the memory.
     placed: Vec<Placed>,
     memory: Memory,
-    /// Pages of VRAM by page.
+    /// The page of VRAM that each page shows.
     shown: Vec<Option<u32>>,
-    /// Runs of consecutive pages among them.
+    /// Number of runs of consecutive pages in `shown`.
     pieces: usize,
-    /// Pages that the guest cannot write without an exit.
+    /// Pages to which guest writes cause an exit.
     read_only: Range<usize>,
     address: Option<u64>,
     space: Arc<dyn AddressSpace>,
-    /// Of the watched pages that `placed` knows; 0 if it knows none.
+    /// Edition of the watched pages that `placed` reflects; 0 if none.
     edition: u64,
-    /// The guest's accesses are trapped, all of them.
+    /// All accesses of the guest are trapped.
     trapped: bool,
-    /// Pieces that were mapped, in all.
+    /// Total number of pieces that were mapped.
     pub mapped: u64,
-    /// Pages that were armed, in all.
+    /// Total number of pages that were armed.
     pub armed: u64,
 }
 
 impl Aperture {
-    /// A range of so many bytes, which shows nothing. A trapped one is no memory for the guest.
+    /// Creates a range of `len` bytes that shows nothing. With `trapped`, it is not mapped into the
+    /// guest.
     pub fn new(len: u64, space: Arc<dyn AddressSpace>, trapped: bool) -> io::Result<Self> {
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         Ok(Self {
@@ -73,16 +74,16 @@ impl Aperture {
         })
     }
 
-    /// Pages.
+    /// Number of pages.
     pub fn pages(&self) -> usize {
         self.shown.len()
     }
 
-    /// The guest sees the range at an address from now on, or nowhere.
+    /// Maps the range into the guest at an address, or nowhere.
     pub fn place(&mut self, address: Option<u64>, vram: &Vram) -> io::Result<()> {
         if !self.placed.is_empty() {
             self.placed.clear();
-            // Their logs are gone.
+            // Their logs are gone, so they count as written.
             self.shown
                 .iter()
                 .flatten()
@@ -112,7 +113,7 @@ impl Aperture {
             let guest = GuestAddress(address + at as u64);
             let mapping = self.space.map(memory, PAGE, Some(guest))?;
             if read_only {
-                // What is written there is written by this process.
+                // The guest's writes there are trapped, so this process performs them.
                 self.placed.push(Placed {
                     _mapping: mapping,
                     log: None,
@@ -131,7 +132,7 @@ impl Aperture {
         Ok(())
     }
 
-    /// The guest's writes to these pages come as exits from now on; reads do not.
+    /// Makes guest writes to these pages cause exits from now on; reads do not.
     pub fn trap_writes(&mut self, pages: Range<usize>, vram: &Vram) -> io::Result<()> {
         let end = pages.end.min(self.shown.len());
         let pages = pages.start.min(end)..end;
@@ -142,14 +143,14 @@ impl Aperture {
         self.place(self.address, vram)
     }
 
-    /// The page of VRAM that is shown at an offset.
+    /// The page of VRAM that is shown at `offset`.
     pub fn at(&self, offset: u64) -> Option<u32> {
         let page = usize::try_from(offset / PAGE).ok()?;
         self.shown.get(page).copied().flatten()
     }
 
-    /// Watched pages that the guest may have written since the last call, each of which is armed.
-    /// `edition` changes with the pages that are watched.
+    /// The watched pages that the guest may have written since the last call; arms each of them.
+    /// `edition` changes whenever the set of watched pages does.
     pub fn written(&mut self, edition: u64, is_watched: impl Fn(u32) -> bool) -> Vec<u32> {
         let is_known = self.edition == edition;
         self.edition = edition;
@@ -188,7 +189,7 @@ impl Aperture {
         found
     }
 
-    /// Shows these pages from page `first` of the range on; each is within VRAM.
+    /// Shows these pages in the range, from its page `first` on; each must be within VRAM.
     pub fn show(
         &mut self,
         first: usize,
@@ -209,7 +210,8 @@ impl Aperture {
         Ok(())
     }
 
-    /// Shows consecutive pages from `first`, or nothing. What is shown already is left as it is.
+    /// Shows consecutive pages from `first`, or nothing. Pages that are already shown are not
+    /// touched.
     fn show_piece(
         &mut self,
         pages: Range<usize>,
@@ -238,7 +240,8 @@ impl Aperture {
         let before = self.starts(changed.start..changed.end + 1);
         for index in changed.clone() {
             if let Some(page) = self.shown[index] {
-                // The guest may have written it up to now, and the log of this place is another's.
+                // The guest may have written it until now, and the log no longer belongs to this
+                // page.
                 vram.touch(page);
             }
             self.shown[index] = follower(first, index - pages.start);
@@ -249,7 +252,7 @@ impl Aperture {
         Ok(())
     }
 
-    /// Pieces that begin in a range of pages.
+    /// Number of pieces that begin in a range of pages.
     fn starts(&self, pages: Range<usize>) -> usize {
         let starts = |index: &usize| {
             let before = index.checked_sub(1).and_then(|before| self.shown[before]);
@@ -272,14 +275,14 @@ impl Aperture {
     }
 }
 
-/// The page of VRAM that is so many pages behind one.
+/// The page of VRAM that is `step` pages after `first`.
 fn follower(first: Option<u32>, step: usize) -> Option<u32> {
-    // Pages within VRAM have 28 bits, and ranges 2^15 pages.
+    // Pages within VRAM have 28 bits, and ranges have 2^15 pages.
     first.map(|first| first + step as u32)
 }
 
-/// Arms what is set in `written`; how many pages that are. If the host refuses, they count as written
-/// next time too.
+/// Arms the pages that are set in `written`, and returns their number. If the host refuses, they
+/// also count as written next time.
 fn arm(placed: &Placed, written: &mut [u64]) -> u64 {
     let Some(log) = &placed.log else { return 0 };
     let mut armed = 0;

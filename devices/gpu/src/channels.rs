@@ -1,4 +1,4 @@
-//! The guest's channels: what it submits, and what the mediator has of it.
+//! The guest's channels: what it submits, and what the mediator has received.
 
 use std::collections::VecDeque;
 
@@ -28,33 +28,33 @@ use super::{
     views::Views,
 };
 
-/// What happens to the guest's registers.
+/// An event for the guest's registers.
 #[derive(Clone, Copy, Debug)]
 pub enum Happening {
-    /// An address could not be used.
+    /// An address could not be accessed.
     Fault(Fault),
-    /// A command could not be carried out.
+    /// A command could not be executed.
     Command(CommandError),
-    /// A program's interrupt.
+    /// An interrupt requested by a program.
     NonStall,
-    /// A channel has had the GPU for too long.
+    /// A channel has used the GPU for too long.
     Timeout(u8),
 }
 
-/// A submission that the mediator has.
+/// A submission in flight at the mediator.
 struct Flight {
-    /// Ring entries fetched when it is done.
+    /// GP_GET value after it is done.
     get: u32,
     /// Address after its last command.
     end: u64,
 }
 
-/// A channel that the mediator knows.
+/// A channel that is bound at the mediator.
 struct Bound {
     block: InstanceBlock,
     ring: Ramfc,
     entries: u32,
-    /// Ring entries that the mediator has, and those that are done.
+    /// Index after the ring entries that were sent to the mediator, and after those that are done.
     sent: u32,
     done: u32,
     flights: VecDeque<Flight>,
@@ -65,33 +65,33 @@ struct Bound {
 pub struct Channel {
     entry: ChannelEntry,
     listed: bool,
-    /// What the guest has submitted up to.
+    /// The GP_PUT value that the guest has submitted.
     put: Option<u32>,
     bound: Option<Bound>,
-    /// It has ended, until the guest makes it anew.
+    /// It has ended, until the guest creates it again.
     ended: bool,
 }
 
-/// What channels work on.
+/// What channels operate on.
 pub struct World<'a> {
     /// The VM's VRAM.
     pub vram: &'a Vram,
     /// Its RAM.
     pub ram: &'a GuestMemory,
-    /// What the mediator knows of tables.
+    /// The page tables known to the mediator.
     pub tables: &'a mut Tables,
-    /// What the guest sees, and may have written.
+    /// The parts of VRAM that the guest sees and may have written.
     pub views: &'a mut Views,
-    /// The mediator.
+    /// Connection to the mediator.
     pub link: &'a mut Link,
-    /// What the guest does is recorded there.
+    /// Recorder of the guest's accesses, if any.
     pub recorder: &'a mut Option<Recorder>,
-    /// For the registers.
+    /// Events for the registers.
     pub happenings: &'a mut Vec<Happening>,
 }
 
 impl World<'_> {
-    /// Tells the mediator what has changed in a space.
+    /// Sends the changes in an address space to the mediator.
     fn sync(&mut self, directory: u32) {
         self.tables
             .sync(directory, self.views, self.vram, self.link);
@@ -119,7 +119,7 @@ impl World<'_> {
 }
 
 impl Bound {
-    /// Shows the guest how far the channel has come.
+    /// Shows the channel's progress to the guest.
     fn show(&self, get: u32, end: u64, vram: &Vram) {
         for (at, word) in [
             (userd::GET_HIGH, (end >> 32) as u32),
@@ -134,7 +134,7 @@ impl Bound {
         self.block.space.number
     }
 
-    /// The oldest submission of the channel with a number is done; whether there was one.
+    /// Completes the channel's oldest submission; false if there is none.
     fn complete(&mut self, number: u8, world: &mut World) -> bool {
         let Some(flight) = self.flights.pop_front() else {
             return false;
@@ -150,19 +150,19 @@ impl Bound {
 }
 
 impl Channel {
-    /// Whether the mediator has work of it in a space.
+    /// Whether the mediator has work of this channel in an address space.
     pub fn is_flying_in(&self, directory: u32) -> bool {
         let bound = self.bound.as_ref();
         bound.is_some_and(|bound| bound.directory() == directory && !bound.flights.is_empty())
     }
 
-    /// Whether it is bound in a space.
+    /// Whether it is bound in an address space.
     pub fn is_bound_in(&self, directory: u32) -> bool {
         let bound = self.bound.as_ref();
         bound.is_some_and(|bound| bound.directory() == directory)
     }
 
-    /// Its entry of the table was written.
+    /// Handles a write to its entry in the channel table.
     pub fn set(&mut self, number: u8, entry: ChannelEntry, world: &mut World) {
         let old = std::mem::replace(&mut self.entry, entry);
         if old.instance != entry.instance {
@@ -176,7 +176,7 @@ impl Channel {
         }
     }
 
-    /// Whether it is in the run list.
+    /// Sets whether it is in the run list.
     pub fn list(&mut self, number: u8, listed: bool, world: &mut World) {
         let before = std::mem::replace(&mut self.listed, listed);
         if before && !listed {
@@ -186,19 +186,19 @@ impl Channel {
         }
     }
 
-    /// It may not run: nothing of it runs when this returns.
+    /// Stops the channel: none of its work is running when this returns.
     fn stop(&mut self, number: u8, world: &mut World) {
         if self.is_flying() {
             self.unbind(number, self.entry.instance, world);
         }
     }
 
-    /// Leaves the mediator, and writes the ring's state for the next time.
+    /// Unbinds it at the mediator, and saves the ring's state for the next binding.
     fn unbind(&mut self, number: u8, instance: Option<Target>, world: &mut World) {
         let (Some(bound), Some(instance)) = (self.leave(number, instance, world), instance) else {
             return;
         };
-        // What was not done is submitted again if it is bound again.
+        // Submissions that were not done are submitted again when it is bound again.
         let mut head = [0; ramfc::BYTES];
         if world.read(instance, 0, &mut head) {
             let mut ring = Ramfc::parse(&head);
@@ -209,15 +209,16 @@ impl Channel {
         }
     }
 
-    /// Leaves the mediator, if that knows it: nothing of it runs when this returns, and what the mediator
-    /// has said of it by then has happened. What it was.
+    /// Unbinds it at the mediator, if it is bound there. When this returns, none of its work is
+    /// running, and all earlier events of the mediator about it have been handled. Returns its
+    /// former binding.
     fn leave(&mut self, number: u8, instance: Option<Target>, world: &mut World) -> Option<Bound> {
         let mut bound = self.bound.take()?;
         world.link.send(&Request::Unbind { channel: number });
         if !bound.flights.is_empty() {
-            // What it may still write to is the guest's again after this.
+            // After this, the guest may reuse the memory that its work could write to.
             world.link.sync();
-            // What has come by now is of this binding: the next one must not hear of it.
+            // Events that have arrived belong to this binding: the next one must not receive them.
             for event in world.link.inbox.take_of(number) {
                 match event {
                     Event::Done { .. } => {
@@ -230,20 +231,20 @@ impl Channel {
         Some(bound)
     }
 
-    /// It is to leave the engines.
+    /// Makes it leave the engines.
     pub fn kick(&mut self, number: u8, world: &mut World) {
         if !self.entry.enabled || self.ended {
             self.unbind(number, self.entry.instance, world);
         }
     }
 
-    /// The guest has submitted ring entries up to `put`.
+    /// Handles a submission of ring entries up to `put`.
     pub fn submit(&mut self, number: u8, put: u32, world: &mut World) {
         self.put = Some(put);
         self.pump(number, world);
     }
 
-    /// The mediator says something of it.
+    /// Handles an event of the mediator for this channel.
     pub fn event(&mut self, number: u8, event: Event, world: &mut World) {
         match event {
             Event::Done { .. } => {
@@ -256,7 +257,7 @@ impl Channel {
         }
     }
 
-    /// It has ended, as the mediator says.
+    /// Ends it, as the mediator reported.
     fn end(&mut self, number: u8, event: Event, instance: Option<Target>, world: &mut World) {
         match event {
             Event::Fault {
@@ -283,13 +284,13 @@ impl Channel {
         }
     }
 
-    /// It has faulted.
+    /// Ends it with a fault.
     fn fault(&mut self, mut fault: Fault, instance: Option<Target>, world: &mut World) {
         let Some(instance) = instance else {
             return;
         };
         self.ended = true;
-        // Its aperture is in bits 29:28; 0 is VRAM.
+        // Bits 29:28 contain its aperture; 0 is VRAM.
         let aperture = if matches!(instance, Target::Ram(_)) {
             2
         } else {
@@ -299,8 +300,8 @@ impl Channel {
         world.happenings.push(Happening::Fault(fault));
     }
 
-    /// The mediator is lost, and with it what engines had of the channel: it has ended. A channel that
-    /// has not submitted anything yet goes on when there is a mediator again.
+    /// Handles the loss of the mediator, and with it the engines' state of the channel: it ends. A
+    /// channel that has not submitted anything yet continues when the mediator is back.
     pub fn lose(&mut self, world: &mut World) {
         if self.bound.take().is_some() {
             let fault = Fault {
@@ -314,13 +315,13 @@ impl Channel {
         }
     }
 
-    /// Whether the mediator has work of it.
+    /// Whether the mediator has work of this channel.
     fn is_flying(&self) -> bool {
         let bound = self.bound.as_ref();
         bound.is_some_and(|bound| !bound.flights.is_empty())
     }
 
-    /// Tells the mediator what the guest has submitted, as far as there is room.
+    /// Sends the guest's submissions to the mediator, up to the limit of batches in flight.
     pub fn pump(&mut self, number: u8, world: &mut World) {
         if !self.entry.enabled || !self.listed || self.ended || world.link.is_lost() {
             return;
@@ -370,7 +371,7 @@ impl Channel {
         }
     }
 
-    /// Has the mediator know it as its instance block says it is; whether it does.
+    /// Binds it at the mediator as its instance block says; false if that is impossible.
     fn bind(&mut self, number: u8, instance: Target, world: &mut World) -> bool {
         let mut bytes = [0; instance::BYTES];
         if !world.read(instance, 0, &mut bytes) {
@@ -395,7 +396,7 @@ impl Channel {
             }
             return true;
         }
-        // The guest has written another ring's state.
+        // The guest has written the state of another ring.
         self.leave(number, Some(instance), world);
         if self.ended {
             return false;
@@ -414,7 +415,7 @@ impl Channel {
         let Some(space) = tables.space(directory, views, vram, link) else {
             return false;
         };
-        // The page may have been another directory before.
+        // The page may have been a different directory before.
         world.tables.touch(directory);
         world.sync(directory);
         world.link.send(&Request::Bind {
@@ -438,7 +439,7 @@ impl Channel {
     }
 }
 
-/// Records the ring entries that a channel submits now.
+/// Records the ring entries that a channel submits.
 fn record(number: u8, bound: &Bound, entries: &[u64], world: &mut World) {
     let Some(recorder) = world.recorder else {
         return;
@@ -457,12 +458,12 @@ fn record(number: u8, bound: &Bound, entries: &[u64], world: &mut World) {
     recorder.submit(number, ring, entries, &memory);
 }
 
-/// The next ring entries up to `put`; or an address that is not mapped.
+/// The next ring entries up to `put`; an error is an address that is not mapped.
 fn gather(bound: &Bound, put: u32, world: &World) -> Result<(Vec<u64>, Flight), u64> {
     let mut entries = Vec::new();
     let mut get = bound.sent;
     while get != put && entries.len() < MOST_ENTRIES {
-        // A ring has 2^20 entries at most, and addresses 40 bits.
+        // A ring has at most 2^20 entries, and addresses have 40 bits.
         let address = bound.ring.gp_base + u64::from(get) * ENTRY_BYTES;
         let found = tables::translate(bound.block.space, address, world.vram);
         let (target, offset, _) = found.ok_or(address)?;

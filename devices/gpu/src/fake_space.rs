@@ -1,4 +1,4 @@
-//! An address space as KVM's would be: memory that the guest reaches, and logs of what it writes.
+//! A fake of KVM's address space: memory that the guest accesses, and logs of its writes.
 
 use std::{
     io,
@@ -10,7 +10,7 @@ use device_model::memory::{AddressSpace, GuestWrites, HostMemory, Mapping};
 use gf100::format::PAGE;
 use vm_memory::GuestAddress;
 
-/// A log, once there is one.
+/// A log, if one was started.
 type Log = Arc<Mutex<Option<Vec<u64>>>>;
 
 struct Slot {
@@ -19,7 +19,7 @@ struct Slot {
     log: Log,
 }
 
-/// The space.
+/// The address space.
 #[derive(Default)]
 pub struct FakeSpace {
     slots: Arc<Mutex<Vec<Slot>>>,
@@ -91,7 +91,7 @@ impl AddressSpace for FakeSpace {
 }
 
 impl FakeSpace {
-    /// The guest writes a word; false if that is an exit.
+    /// Writes a word as the guest; false if that would be an exit.
     pub fn write(&self, address: u64, word: u32) -> bool {
         let slots = self.slots.lock_unpoisoned();
         let contains = |slot: &&Slot| (slot.at..slot.at + slot.memory.len).contains(&address);
@@ -107,7 +107,7 @@ impl FakeSpace {
         if let Some(log) = &mut *slot.log.lock_unpoisoned() {
             log[page / 64] |= 1 << (page % 64);
         }
-        // SAFETY: within the slot, whose memory is there as long as it is listed; tests write words
+        // SAFETY: within the slot, whose memory exists as long as it is listed; tests write words
         // at multiples of 4.
         unsafe {
             slot.memory
@@ -119,7 +119,7 @@ impl FakeSpace {
         true
     }
 
-    /// The guest reads a word; none if that is an exit.
+    /// Reads a word as the guest; `None` if that would be an exit.
     pub fn read(&self, address: u64) -> Option<u32> {
         let slots = self.slots.lock_unpoisoned();
         let contains = |slot: &&Slot| (slot.at..slot.at + slot.memory.len).contains(&address);

@@ -1,4 +1,4 @@
-//! The registers and BARs that the guest sees.
+//! The registers and BARs that the guest accesses.
 
 use std::{
     io,
@@ -40,9 +40,9 @@ use super::{
     views::Views,
 };
 
-/// Where the window in BAR 0 is.
+/// Offset of the window in BAR 0.
 const WINDOW_START: u64 = 0x70_0000;
-/// The mirror of PCI configuration's byte that asks for another message.
+/// Byte in the mirror of PCI configuration space that rearms the MSI.
 const REARM: u64 = 0x08_8704;
 
 /// Counters.
@@ -57,7 +57,7 @@ struct Counts {
     reconnections: u64,
 }
 
-/// What registers cause.
+/// State that register accesses change.
 struct Engines {
     vram: Vram,
     ram: GuestMemory,
@@ -67,7 +67,7 @@ struct Engines {
     views: Views,
     user: Option<Window>,
     happenings: Vec<Happening>,
-    /// Channels that were too late, of which the registers tell one at a time.
+    /// Channels with a timeout that is not reported yet: the registers report one at a time.
     late: std::collections::VecDeque<u8>,
     counts: Counts,
     recorder: Option<Recorder>,
@@ -82,7 +82,7 @@ struct State {
     lines: Lines,
 }
 
-/// The virtual GPU, as vCPUs and its threads share it.
+/// The virtual GPU, shared by vCPUs and its threads.
 pub struct Front {
     name: String,
     state: Mutex<State>,
@@ -90,7 +90,7 @@ pub struct Front {
 }
 
 impl Front {
-    /// Connects to the mediator.
+    /// Connects to the mediator and creates a virtual GPU.
     pub fn new(
         options: &Options,
         space: &Arc<dyn AddressSpace>,
@@ -148,12 +148,12 @@ impl Front {
         self.state.lock_unpoisoned()
     }
 
-    /// Nanoseconds since the start: centuries fit.
+    /// Nanoseconds since the start; a u64 holds centuries of them.
     fn now(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Does something, and raises interrupts that follow from it.
+    /// Runs `work` on the state, and raises the resulting interrupts.
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let now = self.now();
         let mut state = self.lock();
@@ -162,8 +162,8 @@ impl Front {
         done
     }
 
-    /// The body of the thread that takes what comes from the mediator, alarms and the line that
-    /// was served.
+    /// The body of the thread that handles the mediator's events, alarms, and the line when it was
+    /// served.
     pub fn work(&self, served: Option<&Arc<vmm_sys_util::eventfd::EventFd>>) {
         use std::os::fd::AsRawFd;
         let inbox = Arc::clone(&self.lock().engines.link.inbox);
@@ -199,7 +199,8 @@ impl Front {
             if inbox.has_ended() {
                 return;
             }
-            // Of the link that is there when the lock is held: the receiver may have found the mediator again.
+            // Checks the current link, with the lock held: the receiver may have reconnected to the
+            // mediator meanwhile.
             if inbox.is_lost()
                 && self.with(|state| state.engines.link.is_lost() && state.engines.lose())
             {
@@ -211,7 +212,7 @@ impl Front {
         }
     }
 
-    /// The body of the thread that receives, and finds the mediator again if it is lost.
+    /// The body of the thread that receives, and reconnects to the mediator if it is lost.
     pub fn receiver(self: &Arc<Self>) -> io::Result<impl FnOnce() + Send + use<>> {
         let (mut receiver, wanted, kept) = {
             let state = self.lock();
@@ -223,7 +224,7 @@ impl Front {
             while receiver.receive() {
                 receiver = loop {
                     let again = wanted.again(kept.as_fd());
-                    // What is wrong was said when it was lost; it may not be started yet.
+                    // The problem was logged when it was lost; it may not be running yet.
                     if let Some(found) = again.ok().and_then(|again| front.go_on(again)) {
                         break found;
                     }
@@ -235,14 +236,14 @@ impl Front {
         })
     }
 
-    /// There is a mediator again: it learns of RAM, and of channels as they submit.
+    /// Continues with a reconnected mediator: sends it RAM, and channels as they submit.
     fn go_on(&self, again: Again) -> Option<Receiver> {
         let done = self.with(|state| {
             let engines = &mut state.engines;
             if engines.link.inbox.has_ended() {
                 return None;
             }
-            // The worker may not have heard of it.
+            // The worker may not have handled the loss yet.
             engines.lose();
             let receiver = engines.link.go_on(again).ok()?;
             lend(&engines.ram, &mut engines.link).ok()?;
@@ -259,13 +260,13 @@ impl Front {
         done
     }
 
-    /// Loses the mediator.
+    /// Disconnects from the mediator.
     #[cfg(test)]
     pub fn cut(&self) {
         self.lock().engines.link.drop();
     }
 
-    /// Whether something has come from the mediator that nobody has taken yet.
+    /// Whether an event of the mediator has arrived that has not been handled yet.
     #[cfg(test)]
     pub fn has_heard(&self, is: impl Fn(&Event) -> bool) -> bool {
         self.lock().engines.link.inbox.has(is)
@@ -276,12 +277,12 @@ impl Front {
         self.lock().engines.link.end();
     }
 
-    /// Does something with the interrupts.
+    /// Runs `work` on the interrupts.
     pub fn with_lines<T>(&self, work: impl FnOnce(&mut Lines) -> T) -> T {
         work(&mut self.lock().lines)
     }
 
-    /// A BAR is at an address from now on, or nowhere.
+    /// A BAR is now decoded at an address, or nowhere.
     pub fn place(&self, bar: u8, address: Option<u64>) -> io::Result<()> {
         let mut state = self.lock();
         let State {
@@ -299,7 +300,7 @@ impl Front {
         }
     }
 
-    /// As after power-on, but for VRAM's contents.
+    /// Returns to the power-on state, except for VRAM's contents.
     pub fn reset(&self) {
         let now = self.now();
         let mut state = self.lock();
@@ -317,10 +318,10 @@ impl Front {
         state.raise_interrupts(now);
     }
 
-    /// Counters.
+    /// Counters, as (name, value) pairs.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
         let mut state = self.lock();
-        // What is counted is in the recording.
+        // Everything that is counted must be in the recording.
         if let Some(recorder) = &mut state.engines.recorder {
             recorder.flush();
         }
@@ -352,7 +353,7 @@ impl Front {
     }
 }
 
-/// Lends the GPU all of RAM.
+/// Shares all of RAM with the GPU.
 fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
     for region in ram.memory().iter() {
         let (guest, len) = (region.start_addr().raw_value(), region.len());
@@ -372,7 +373,7 @@ fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
 }
 
 impl State {
-    /// Turns what has happened into the registers of interrupts, and the line with them.
+    /// Updates the interrupt registers from the events, and then the line.
     fn raise_interrupts(&mut self, now: u64) {
         let interrupts = &mut self.registers.interrupts;
         for happening in self.engines.happenings.drain(..) {
@@ -413,7 +414,7 @@ impl Engines {
         }
     }
 
-    /// The guest has accessed a BAR, and what follows from that is done.
+    /// Records a guest access to a BAR, after its effects.
     fn record(&mut self, place: Place, offset: u64, access: Access<'_>) {
         if let Some(recorder) = &mut self.recorder {
             recorder.access(place, offset, access);
@@ -434,7 +435,7 @@ impl Engines {
                 method,
                 data,
             } => {
-                // As the register has them.
+                // In the register's format.
                 let method = ((method >> 16 & 7) as u8, (method & 0x3ffc) as u16);
                 let error = gf100::registers::interrupts::CommandError {
                     channel,
@@ -448,7 +449,7 @@ impl Engines {
         }
     }
 
-    /// The mediator is lost; whether that is news.
+    /// Handles the loss of the mediator; false if it was already known.
     fn lose(&mut self) -> bool {
         if std::mem::replace(&mut self.lost, true) {
             return false;
@@ -477,9 +478,9 @@ impl Engines {
         self.window_base(0);
     }
 
-    /// Takes a new run list: which channels are in it.
+    /// Applies a new run list: the channels for which `listed` is true.
     fn run(&mut self, listed: impl Fn(u8) -> bool) {
-        // Those that leave first.
+        // First those that leave it.
         for wanted in [false, true] {
             for number in (0..CHANNELS).filter(|number| listed(*number) == wanted) {
                 self.with_channel(number, |its, world| its.list(number, wanted, world));
@@ -493,7 +494,7 @@ impl Engines {
             .forget(directory, watch, &self.vram, &mut self.link);
     }
 
-    /// Where an offset in a BAR is in VRAM.
+    /// Address in VRAM of an offset in a BAR.
     fn in_bar(&self, index: usize, offset: u64) -> Option<u64> {
         let page = self.views.at(index, offset)?;
         Some(u64::from(page) * PAGE + offset % PAGE)
@@ -559,7 +560,7 @@ impl Effects for Engines {
             }
             let mut channels = self.channels.iter();
             if !channels.any(|channel| channel.is_bound_in(directory)) {
-                // Its memory may be something else by now.
+                // Its memory may have another use by now.
                 self.forget(directory);
                 continue;
             }
@@ -620,7 +621,7 @@ impl Effects for Engines {
     fn command_error_seen(&mut self) {}
 }
 
-/// BAR 0 as a bus sees it.
+/// BAR 0 as a bus device.
 pub struct Bar0(pub Arc<Front>);
 
 impl BusDevice for Bar0 {
@@ -640,7 +641,7 @@ impl BusDevice for Bar0 {
             while !rest.is_empty() {
                 let first = (at % 4) as usize;
                 let len = rest.len().min(4 - first);
-                // BAR 0 has 24 bits.
+                // Offsets in BAR 0 have 24 bits.
                 let word = match is_quiet(at as u32) {
                     true => mirror.get(at as u32),
                     false => registers.read(at as u32, now, engines),
@@ -703,7 +704,7 @@ impl BusDevice for Bar0 {
     }
 }
 
-/// BAR 1 or BAR 3, for what is not mapped.
+/// BAR 1 or BAR 3, for accesses that are not mapped.
 pub struct Shown(pub Arc<Front>, pub usize);
 
 impl Shown {

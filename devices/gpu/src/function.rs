@@ -27,20 +27,20 @@ use super::{
 };
 
 const BAR0_BYTES: u64 = gf100::registers::BAR0_BYTES as u64;
-/// Where the capability for messages is, and its control register: one message, 64-bit addresses.
+/// Offset of the MSI capability, and its control register: one message, 64-bit addresses.
 const MSI: usize = 0x68;
 const MSI_CONTROL: u16 = 0x80;
 
-/// What a virtual GPU needs from the machine.
+/// What a virtual GPU needs from the VM.
 #[derive(Clone)]
 pub struct Resources {
-    /// Interrupt vectors.
+    /// Allocates interrupt vectors.
     pub msi: Arc<dyn MsiController>,
-    /// Interrupt lines.
+    /// Provides interrupt lines.
     pub lines: Arc<dyn Lines>,
-    /// Places memory at the addresses of BARs.
+    /// Maps memory at the addresses of BARs.
     pub space: Arc<dyn AddressSpace>,
-    /// RAM, which the GPU reaches.
+    /// Guest RAM, which the GPU accesses.
     pub memory: GuestMemory,
     /// Starts its threads.
     pub spawner: Arc<dyn ThreadSpawner>,
@@ -54,12 +54,12 @@ pub struct Gpu {
     options: Options,
     resources: Resources,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// A failure that the guest can repeat at will is logged once.
+    /// A failure that the guest can trigger at will is logged once.
     warned: bool,
 }
 
 impl Gpu {
-    /// Connects to the mediator.
+    /// Connects to the mediator and creates a virtual GPU.
     pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
         let mut config = ConfigSpace::new(Identity {
             vendor: 0x10de,
@@ -157,7 +157,7 @@ impl PciFunction for Gpu {
 
     fn bar_mapped(&mut self, index: BarIndex, address: Option<u64>) {
         if let Err(error) = self.front.place(index.get(), address) {
-            // Accesses are trapped then.
+            // Accesses are trapped instead.
             self.warn("map a BAR into the guest", &error);
         }
     }
@@ -189,8 +189,8 @@ impl PciFunction for Gpu {
         Ok(())
     }
 
-    /// The GPU goes on with what it has been given, as a device of another process does: it reaches
-    /// this VM's memory only, and interrupts wait.
+    /// The GPU continues the work that it has been given, like a device that another process
+    /// serves: it accesses only this VM's memory, and interrupts wait.
     fn pause(&mut self) -> Result<(), LifecycleError> {
         Ok(())
     }

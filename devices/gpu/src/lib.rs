@@ -1,5 +1,5 @@
-//! A virtual GPU: what a guest's own driver, nouveau, sees of the part of a GPU that a mediator
-//! (`gantry-gpu`) gives its VM.
+//! A virtual GPU: the part of a GPU that a mediator (`gantry-gpu`) gives a VM, as the guest's own
+//! driver, nouveau, sees it.
 //!
 //! ```text
 //!   guest --BAR 0--------> front -- registers, page tables, channels -- link --> mediator
@@ -7,16 +7,16 @@
 //!         --submissions--> channels -------------------------------- link --> mediator
 //! ```
 //!
-//! - [`front`]: registers, BARs and what follows from them. [`function`]: the PCI function.
+//! - [`front`]: registers, BARs and their side effects. [`function`]: the PCI function.
 //! - [`views`], [`aperture`]: BARs that are memory. [`memory`]: the VM's part of VRAM. [`mirror`]:
 //!   registers that are read without an exit.
-//! - [`tables`]: the guest's page tables. [`watch`]: which pages of them were written. [`channels`]:
-//!   its channels.
-//! - [`recorder`]: what the guest does, as a file.
-//! - [`lines`]: interrupts. [`link`]: the conversation with the mediator.
+//! - [`tables`]: the guest's page tables. [`watch`]: detects which pages of them were written.
+//!   [`channels`]: the guest's channels.
+//! - [`recorder`]: records the guest's accesses to a file.
+//! - [`lines`]: interrupts. [`link`]: the connection to the mediator.
 //!
-//! The front holds the VM's own part of VRAM and nothing else: what it says to the mediator is
-//! validated there. A guest that writes nonsense gets a fault or nothing.
+//! The front has access only to the VM's own part of VRAM, and the mediator validates everything
+//! that the front sends. If the guest writes invalid data, it causes a fault or has no effect.
 
 mod aperture;
 mod channels;
@@ -42,71 +42,73 @@ use gpu_mediator::gpu::wire::{Event, Nonsense};
 pub use function::{Gpu, Resources};
 use pci::ConfigError;
 
-/// What is configured.
+/// Configuration of a virtual GPU.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The mediator's socket.
+    /// Path of the mediator's socket.
     pub socket: PathBuf,
-    /// Bytes of VRAM, whole MiB.
+    /// Size of VRAM in bytes, whole MiB.
     pub vram: u64,
-    /// Channels at a time, 1 to 128.
+    /// Maximum number of channels at a time, 1 to 128.
     pub channels: u8,
-    /// Share of the GPU against other VMs'.
+    /// Weight of this VM in the sharing of the GPU.
     pub weight: u32,
-    /// BARs are memory, and so are registers that are only read; otherwise each access is trapped.
+    /// BARs are mapped as memory, and so are registers without side effects of reads; otherwise
+    /// every access is trapped.
     pub remap: bool,
-    /// Changed page tables are told when they are used next, and not when the guest says that they
-    /// have changed.
+    /// Changed page tables are sent to the mediator when they are next used, not when the guest
+    /// flushes them.
     pub lazy: bool,
-    /// Only pages of tables that were written are compared, and not all of them.
+    /// Only pages of tables that were written are compared, instead of all pages.
     pub watch: bool,
-    /// A file in which all that the guest does with it is recorded, which needs all accesses to be trapped.
+    /// A file in which all accesses of the guest are recorded. Requires that all accesses are
+    /// trapped.
     pub record: Option<PathBuf>,
     /// Name of its threads.
     pub thread_name: String,
 }
 
-/// A virtual GPU cannot be had.
+/// Why a virtual GPU cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The mediator cannot be talked to.
+    /// The communication with the mediator failed.
     #[error("cannot talk to gantry-gpu at {}: is it started?", path.display())]
     Socket {
-        /// Its socket.
+        /// Path of its socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The mediator does not want it.
+    /// The mediator refuses the request.
     #[error(
         "gantry-gpu refuses: is there so much VRAM left, and do channels and weight fit? Its log \
          says why"
     )]
     Refused,
-    /// The mediator says something else.
+    /// The mediator sent another message than a welcome.
     #[error("gantry-gpu answers {0:?} instead of a partition of the size that was asked for")]
     Welcome(Event),
-    /// The mediator makes no sense.
+    /// The mediator sent an invalid message.
     #[error("gantry-gpu makes no sense")]
     Nonsense(#[from] Nonsense),
-    /// Memory is missing.
+    /// Memory cannot be allocated or mapped.
     #[error("cannot map the virtual GPU's memory")]
     Memory(#[source] io::Error),
-    /// The GPU cannot be given guest memory.
+    /// Guest memory cannot be shared with the GPU.
     #[error(
         "guest memory at {0:#x} is private to Gantry, and the GPU cannot reach it: start the VM \
          with --memory shared=on (or --memory-zone with shared=on)"
     )]
     Private(u64),
-    /// The recording cannot be made.
+    /// The recording cannot be created.
     #[error("cannot make {} to record what the guest does", path.display())]
     Record {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The configuration space has no room.
+    /// The configuration space cannot be laid out.
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

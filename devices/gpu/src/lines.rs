@@ -1,4 +1,4 @@
-//! Interrupts to the guest: a message, or the line.
+//! Interrupts to the guest, as MSI or through the line.
 
 use std::{io, sync::Arc};
 
@@ -6,29 +6,30 @@ use device_model::msi::{MsiMessage, MsiVectors};
 use pci::{Bdf, Line, Lines as Machine, line_of};
 use vmm_sys_util::eventfd::EventFd;
 
-/// The function's interrupts, and what they have been told.
+/// The interrupts of the function, and their state.
 #[derive(Default)]
 pub struct Lines {
     vectors: Option<Box<dyn MsiVectors>>,
     message: Option<MsiMessage>,
     line: Option<Box<dyn Line>>,
-    /// The guest's command register forbids the line.
+    /// The guest's command register disables the line.
     disabled: bool,
-    /// The line has been asserted, and not served since.
+    /// The line has been asserted, and has not been served since.
     asserted: bool,
     level: bool,
-    /// Interrupts raised.
+    /// Number of interrupts raised.
     pub raised: u64,
 }
 
 impl Lines {
-    /// The function has this vector from now on.
+    /// Sets the function's MSI vector.
     pub fn attach(&mut self, vectors: Option<Box<dyn MsiVectors>>) {
         self.vectors = vectors;
         self.message = None;
     }
 
-    /// Joins the machine's line of a slot; what becomes readable when the guest has served it.
+    /// Joins the VM's line for a slot. Returns an event that becomes readable when the guest has
+    /// served the line.
     pub fn join(&mut self, machine: &dyn Machine, slot: Bdf) -> io::Result<Arc<EventFd>> {
         let line = machine.join(line_of(slot))?;
         let served = Arc::new(line.served().try_clone()?);
@@ -36,12 +37,12 @@ impl Lines {
         Ok(served)
     }
 
-    /// Leaves the machine's line.
+    /// Leaves the VM's line.
     pub fn leave(&mut self) {
         self.line = None;
     }
 
-    /// What the guest's configuration space says.
+    /// Applies the guest's settings in configuration space.
     pub fn choose(&mut self, message: Option<MsiMessage>, disabled: bool) -> io::Result<()> {
         let changed = message != self.message;
         self.message = message;
@@ -55,7 +56,7 @@ impl Lines {
         Ok(())
     }
 
-    /// The level is this now.
+    /// Sets the interrupt level.
     pub fn set(&mut self, level: bool) {
         let rises = level && !self.level;
         self.level = level;
@@ -64,7 +65,7 @@ impl Lines {
         }
     }
 
-    /// The driver is ready for another message.
+    /// The driver is ready for another MSI.
     pub fn rearm(&mut self) {
         if self.level && self.message.is_some() {
             self.raise();
@@ -81,7 +82,7 @@ impl Lines {
         match (self.message, &self.vectors, &self.line) {
             (Some(_), Some(vectors), _) => {
                 if let Ok(irqfd) = vectors.irqfd(0) {
-                    // It fails if the counter is full: then the interrupt is pending.
+                    // Fails only if the counter is full, in which case the interrupt is pending.
                     let _ = irqfd.write(1);
                     self.raised += 1;
                 }

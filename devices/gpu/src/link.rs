@@ -1,4 +1,4 @@
-//! The conversation with the mediator.
+//! The connection to the mediator.
 
 use std::{
     collections::VecDeque,
@@ -18,21 +18,21 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{Error, memory::Vram};
 
-/// How long the mediator may take. A vCPU waits: less than the 20 s after which a Linux guest takes
-/// it for dead.
+/// Timeout for the mediator. A vCPU waits, so it must be less than the 20 s after which a Linux
+/// guest considers the vCPU dead.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How long a mediator that comes back may take to answer a handshake.
+/// Timeout for the handshake with a restarted mediator.
 const HANDSHAKE: Duration = Duration::from_secs(2);
-/// How long to wait before the mediator is tried again, once it is lost.
+/// Interval of the attempts to reconnect to a lost mediator.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What has come from the mediator, for whoever waits.
+/// Messages received from the mediator.
 pub struct Inbox {
     events: Mutex<VecDeque<Event>>,
     synced: Mutex<Synced>,
     changed: Condvar,
-    /// Readable when there is something to look at.
+    /// Readable when there is something to handle.
     pub wake: EventFd,
 }
 
@@ -40,7 +40,7 @@ pub struct Inbox {
 struct Synced {
     number: u32,
     lost: bool,
-    /// Nobody wants the mediator any more.
+    /// The connection has been ended for good.
     ended: bool,
 }
 
@@ -50,7 +50,7 @@ impl Inbox {
         self.events.lock_unpoisoned().pop_front()
     }
 
-    /// Takes what has come of a channel's work, in its order.
+    /// Takes the events of a channel, in order.
     pub fn take_of(&self, channel: u8) -> Vec<Event> {
         let mut events = self.events.lock_unpoisoned();
         let is_its = |event: &Event| match event {
@@ -64,7 +64,7 @@ impl Inbox {
         VecDeque::into(its)
     }
 
-    /// Whether something waits to be taken.
+    /// Whether a matching event has not been taken yet.
     #[cfg(test)]
     pub fn has(&self, is: impl Fn(&Event) -> bool) -> bool {
         self.events.lock_unpoisoned().iter().any(is)
@@ -75,12 +75,12 @@ impl Inbox {
         self.synced.lock_unpoisoned().lost
     }
 
-    /// Whether the conversation has ended for good.
+    /// Whether the connection has been ended for good.
     pub fn has_ended(&self) -> bool {
         self.synced.lock_unpoisoned().ended
     }
 
-    /// Waits a moment before the mediator is tried again; false if it is not wanted any more.
+    /// Waits before the next attempt to reconnect; false if the connection has been ended for good.
     fn pause(&self) -> bool {
         let end = Instant::now() + RETRY;
         let mut synced = self.synced.lock_unpoisoned();
@@ -95,15 +95,15 @@ impl Inbox {
         false
     }
 
-    /// There is a mediator again, which has said nothing yet.
+    /// Resets the state for a reconnected mediator, which has sent nothing yet.
     fn found(&self) {
         self.events.lock_unpoisoned().clear();
         self.synced.lock_unpoisoned().lost = false;
     }
 
-    /// Has the worker look.
+    /// Wakes the worker.
     pub fn look(&self) {
-        // It fails if the counter is full: then it looks.
+        // Fails only if the counter is full, in which case the worker is awake.
         let _ = self.wake.write(1);
     }
 
@@ -114,28 +114,28 @@ impl Inbox {
     }
 }
 
-/// What a front asks a mediator for.
+/// What a front requests from a mediator.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// The mediator's socket.
     pub socket: PathBuf,
-    /// Bytes of VRAM.
+    /// Size of VRAM in bytes.
     pub vram: u64,
-    /// Channels at a time.
+    /// Maximum number of channels at a time.
     pub channels: u8,
-    /// Share of the GPU.
+    /// Weight in the sharing of the GPU.
     pub weight: u32,
 }
 
 impl Wanted {
-    /// Connects to a mediator that may have come back, with the partition that was kept.
+    /// Connects to a mediator that may have been restarted, with the kept partition.
     pub fn again(&self, kept: BorrowedFd<'_>) -> Result<Again, Error> {
         self.handshake(Some(kept), HANDSHAKE)
             .map(|(packets, _)| Again(packets))
     }
 
-    /// The handshake with the mediator. With a partition that was kept, its contents stay; otherwise there is a
-    /// new one.
+    /// Performs the handshake with the mediator. With a kept partition, its contents stay;
+    /// otherwise a new one is created.
     fn handshake(
         &self,
         kept: Option<BorrowedFd<'_>>,
@@ -159,7 +159,7 @@ impl Wanted {
             events: libc::POLLIN,
             revents: 0,
         }];
-        // If there is none, what is received is an error.
+        // After a hang-up, receiving returns an error.
         base::poll::poll(&mut entry, Some(patience)).map_err(socket)?;
         if entry[0].revents == 0 {
             return Err(socket(io::ErrorKind::TimedOut.into()));
@@ -175,29 +175,29 @@ impl Wanted {
     }
 }
 
-/// The front's end.
+/// The front's end of the connection.
 pub struct Link {
     packets: Packets,
     wanted: Wanted,
-    /// What has come.
+    /// Received messages.
     pub inbox: Arc<Inbox>,
     number: u32,
-    /// Messages sent.
+    /// Number of messages sent.
     pub sent: u64,
 }
 
-/// A connection to a mediator that has come back.
+/// A connection to a restarted mediator.
 pub struct Again(Packets);
 
-/// What receives: the body of a thread.
+/// The receiving end: the body of a thread.
 pub struct Receiver {
     packets: Packets,
     inbox: Arc<Inbox>,
 }
 
 impl Receiver {
-    /// Receives until the mediator is lost, and has the worker hear of it. Whether to try again, which
-    /// is after a pause.
+    /// Receives until the mediator is lost, and then notifies the worker. After a pause, returns
+    /// whether to reconnect.
     pub fn receive(&self) -> bool {
         while let Ok(Some(packet)) = self.packets.receive() {
             match Event::parse(&packet.bytes) {
@@ -216,14 +216,14 @@ impl Receiver {
         self.inbox.pause()
     }
 
-    /// Waits before another try; whether to make it.
+    /// Waits before another attempt; returns whether to make it.
     pub fn pause(&self) -> bool {
         self.inbox.pause()
     }
 }
 
 impl Link {
-    /// Connects, and gets a partition.
+    /// Connects, and receives a partition.
     pub fn connect(wanted: Wanted) -> Result<(Self, Vram), Error> {
         let (packets, packet) = wanted.handshake(None, PATIENCE)?;
         let file = packet.files.into_iter().next().ok_or(Error::Refused)?;
@@ -244,12 +244,12 @@ impl Link {
         Ok((link, memory))
     }
 
-    /// What is to be asked of a mediator.
+    /// What is requested from a mediator.
     pub fn wanted(&self) -> Wanted {
         self.wanted.clone()
     }
 
-    /// What receives.
+    /// Creates the receiving end.
     pub fn receiver(&self) -> io::Result<Receiver> {
         Ok(Receiver {
             packets: self.packets.try_clone()?,
@@ -257,7 +257,7 @@ impl Link {
         })
     }
 
-    /// Goes on with a mediator that has come back, and knows nothing.
+    /// Continues with a restarted mediator, which has no state.
     pub fn go_on(&mut self, again: Again) -> io::Result<Receiver> {
         self.packets = again.0;
         self.inbox.found();
@@ -269,12 +269,12 @@ impl Link {
         self.inbox.is_lost()
     }
 
-    /// Says something. If the mediator is lost, the worker hears of it.
+    /// Sends a request. If the mediator is lost, the worker is notified.
     pub fn send(&mut self, request: &Request) {
         self.send_with(request, &[]);
     }
 
-    /// Says something, with descriptors.
+    /// Sends a request with descriptors.
     pub fn send_with(&mut self, request: &Request, files: &[BorrowedFd<'_>]) {
         if self.is_lost() {
             return;
@@ -285,7 +285,7 @@ impl Link {
         }
     }
 
-    /// Waits until the mediator has carried out all that was said; whether it has.
+    /// Waits until the mediator has executed all requests; false if it was lost or timed out.
     pub fn sync(&mut self) -> bool {
         self.number = self.number.wrapping_add(1);
         let number = self.number;
@@ -305,13 +305,13 @@ impl Link {
         !synced.lost
     }
 
-    /// Takes the mediator for lost.
+    /// Gives up the mediator as lost.
     pub fn drop(&self) {
         self.packets.shut_down();
         self.inbox.lose();
     }
 
-    /// Ends the conversation for good; the receiving thread ends too.
+    /// Ends the connection for good; the receiving thread ends, too.
     pub fn end(&self) {
         self.inbox.synced.lock_unpoisoned().ended = true;
         self.drop();

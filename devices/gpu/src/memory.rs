@@ -1,4 +1,4 @@
-//! The VM's part of VRAM, which front, guest and GPU share.
+//! The VM's part of VRAM, shared by front, guest and GPU.
 
 use std::{
     fs::File,
@@ -16,16 +16,16 @@ use vm_memory::VolatileSlice;
 pub struct Vram {
     file: File,
     mapping: Mapping,
-    /// Pages that were written here, or that somebody could write whose writes are not logged any
-    /// more: a bit each, until taken.
+    /// Pages that were written here, or that could be written by someone whose writes are no longer
+    /// logged: one bit each, until taken.
     touched: Vec<AtomicU64>,
 }
 
 impl Vram {
-    /// Maps the file that the mediator gave for so many bytes.
+    /// Maps the first `len` bytes of the file that the mediator provided.
     ///
     /// # Errors
-    /// It is shorter or can become so, or cannot be mapped.
+    /// The file is shorter or can shrink, or cannot be mapped.
     pub fn new(file: File, len: u64) -> io::Result<Self> {
         let seals = rustix::fs::fcntl_get_seals(&file)?;
         if !seals.contains(SealFlags::SHRINK) || file.metadata()?.len() < len {
@@ -44,12 +44,12 @@ impl Vram {
         })
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
     }
 
-    /// Another handle on the file.
+    /// Duplicates the file descriptor.
     pub fn keep(&self) -> io::Result<File> {
         self.file.try_clone()
     }
@@ -65,52 +65,52 @@ impl Vram {
             return None;
         }
         let start = self.mapping.start().wrapping_add(at as usize);
-        // SAFETY: within the mapping, which lives as long as the borrow; it is looked at by volatile
-        // accesses only.
+        // SAFETY: within the mapping, which lives as long as the borrow; it is accessed only by
+        // volatile accesses.
         Some(unsafe { VolatileSlice::new(start, len) })
     }
 
-    /// Copies bytes out, if all of them are there.
+    /// Copies bytes out; false if the range is not completely within VRAM.
     pub fn read(&self, at: u64, data: &mut [u8]) -> bool {
         self.slice(at, data.len())
             .is_some_and(|slice| slice.copy_to(data) == data.len())
     }
 
-    /// Copies bytes in, if there is room for all of them.
+    /// Copies bytes in; false if the range is not completely within VRAM.
     pub fn write(&self, at: u64, data: &[u8]) -> bool {
         let Some(slice) = self.slice(at, data.len()) else {
             return false;
         };
         slice.copy_from(data);
         if !data.is_empty() {
-            // Within the mapping: page numbers have 28 bits.
+            // Within the mapping, so page numbers have 28 bits.
             let (first, last) = (at / PAGE, (at + data.len() as u64 - 1) / PAGE);
             (first..=last).for_each(|page| self.touch(page as u32));
         }
         true
     }
 
-    /// A page may have been written.
+    /// Records that a page may have been written.
     pub fn touch(&self, page: u32) {
         if let Some(word) = self.touched.get(page as usize / 64) {
             word.fetch_or(1 << (page % 64), Ordering::Relaxed);
         }
     }
 
-    /// Which of the pages `nth * 64` and after, as `mask` has them, were touched since the last call
-    /// for them.
+    /// Which of the pages from `nth * 64` on that are set in `mask` were touched since the last
+    /// call for them.
     pub fn take_touched(&self, nth: usize, mask: u64) -> u64 {
         let word = self.touched.get(nth);
         word.map_or(0, |word| word.fetch_and(!mask, Ordering::Relaxed) & mask)
     }
 
-    /// Eight bytes, if they are there.
+    /// Reads eight bytes; `None` if they are not within VRAM.
     pub fn word(&self, at: u64) -> Option<u64> {
         let mut bytes = [0; 8];
         self.read(at, &mut bytes).then(|| u64::from_le_bytes(bytes))
     }
 
-    /// So many words of eight bytes, if all of them are there.
+    /// Reads `count` words of eight bytes; `None` if they are not completely within VRAM.
     pub fn words(&self, at: u64, count: usize) -> Option<Vec<u64>> {
         let len = count.checked_mul(8)?;
         self.slice(at, len)?;

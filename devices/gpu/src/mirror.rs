@@ -1,6 +1,6 @@
-//! Registers as memory of the guest. Those that are [quiet](is_quiet) are nothing else: neither reads nor
-//! writes are exits. Others that are [plain](is_plain) are read without an exit, and writes are
-//! exits.
+//! Registers as memory of the guest. [Quiet](is_quiet) registers are plain memory: neither reads
+//! nor writes cause exits. Other [plain](is_plain) registers are read without an exit, but writes
+//! cause exits.
 
 use std::{io, ops::Range, sync::Arc};
 
@@ -14,15 +14,15 @@ use vm_memory::GuestAddress;
 
 /// BAR 0 as memory.
 pub struct Mirror {
-    /// The guest's view goes before the memory does.
+    /// The guest's mappings; dropped before the memory.
     placed: Vec<Box<dyn Mapping>>,
     memory: Memory,
     space: Arc<dyn AddressSpace>,
     trapped: bool,
 }
 
-/// Ranges of addresses in BAR 0 whose registers are memory, in whole pages, and whether the guest can
-/// write them.
+/// The ranges of BAR 0 whose registers are memory, in whole pages, and whether the guest may write
+/// to them.
 fn ranges() -> Vec<(Range<u32>, bool)> {
     let mut ranges: Vec<(Range<u32>, bool)> = Vec::new();
     let pages = (0..BAR0_BYTES).step_by(PAGE as usize);
@@ -37,8 +37,8 @@ fn ranges() -> Vec<(Range<u32>, bool)> {
 }
 
 impl Mirror {
-    /// Registers with these values, by address, the others 0. If `trapped`, the guest does not see
-    /// it.
+    /// Creates registers with the given values, by address; all others are 0. With `trapped`, the
+    /// memory is not mapped into the guest.
     pub fn new(
         values: impl Iterator<Item = (u32, u32)>,
         space: Arc<dyn AddressSpace>,
@@ -54,28 +54,28 @@ impl Mirror {
         Ok(mirror)
     }
 
-    /// The registers have these values, by address, and the others 0.
+    /// Sets the registers to the given values, by address, and all others to 0.
     pub fn reset(&self, values: impl Iterator<Item = (u32, u32)>) -> io::Result<()> {
         self.memory.clear(0, self.memory.len(), Access::ReadWrite)?;
         values.for_each(|(at, value)| self.set(at, value));
         Ok(())
     }
 
-    /// What a register contains.
+    /// Value of a register.
     pub fn get(&self, at: u32) -> u32 {
         let at = (at & !3) as usize;
         if at + 4 > self.memory.len() {
             return 0;
         }
-        // SAFETY: within the mapping and aligned; it is looked at by volatile accesses only.
+        // SAFETY: within the mapping and aligned; it is accessed only by volatile accesses.
         u32::from_le(unsafe { self.memory.start().add(at).cast::<u32>().read_volatile() })
     }
 
-    /// A register, at a multiple of 4, contains this now.
+    /// Sets the value of the register at `at`, a multiple of 4.
     pub fn set(&self, at: u32, value: u32) {
         let at = (at & !3) as usize;
         if at + 4 <= self.memory.len() {
-            // SAFETY: within the mapping and aligned; others look at it from the guest only.
+            // SAFETY: within the mapping and aligned; apart from this, only the guest accesses it.
             unsafe {
                 let word = self.memory.start().add(at).cast::<u32>();
                 word.write_volatile(value.to_le());
@@ -83,7 +83,7 @@ impl Mirror {
         }
     }
 
-    /// BAR 0 is at an address from now on, or nowhere.
+    /// BAR 0 is now decoded at an address, or nowhere.
     pub fn place(&mut self, address: Option<u64>) -> io::Result<()> {
         self.placed.clear();
         let Some(address) = address.filter(|_| !self.trapped) else {

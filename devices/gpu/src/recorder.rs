@@ -1,8 +1,10 @@
-//! Records what the guest does, all of whose accesses are trapped for that: see [`gf100::recording`].
+//! Records the guest's accesses, all of which are trapped for this purpose: see
+//! [`gf100::recording`].
 //!
-//! Nobody traps what the guest writes to its RAM. What the GPU reads there for a submission, rings and
-//! push buffers, is recorded when the submission is told to the mediator; a word that a channel waits for, when
-//! the submission that waits is done. Data that is copied is not recorded.
+//! The guest's writes to its RAM are not trapped. What the GPU reads there for a submission (rings
+//! and push buffers) is recorded when the submission is sent to the mediator. A word for which a
+//! channel waits is recorded when the waiting submission is done. Data that is copied is not
+//! recorded.
 
 use std::{
     collections::VecDeque,
@@ -25,22 +27,23 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::{memory::Vram, tables};
 
-/// Bytes of a recording, at most.
+/// Maximum size of a recording in bytes.
 const MOST: u64 = 64 << 20;
-/// What is written to the file at a time.
+/// Amount of data that is written to the file at a time.
 const CHUNK: usize = 64 << 10;
-/// Bytes of a submission's push buffers that are looked at, at most: longer ones end the recording.
+/// Maximum total size of a submission's push buffers that are examined; longer ones end the
+/// recording.
 const MOST_PUSHED: u64 = 1 << 20;
-/// Methods of a channel's semaphore: its address and what is done with it.
+/// Methods of a channel's semaphore: its address and operation.
 const SEMAPHORE_HIGH: u16 = 0x10;
 const SEMAPHORE_LOW: u16 = 0x14;
 const SEMAPHORE_DO: u16 = 0x1c;
-/// Waits until it is that, is that or more, or has that bit.
+/// Operations that wait until the semaphore equals a value, is at least a value, or has a bit set.
 const ACQUIRES: [u32; 3] = [1, 4, 8];
 
-/// Memory as a channel's commands name it.
+/// Memory, as a channel's commands address it.
 pub struct Memory<'a> {
-    /// The channel's space.
+    /// The channel's address space.
     pub space: Space,
     /// The VM's VRAM.
     pub vram: &'a Vram,
@@ -49,7 +52,7 @@ pub struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Where an address is, and how many bytes follow there.
+    /// Translates an address, and returns how many bytes follow there.
     fn find(&self, address: u64) -> Option<(Target, u64, u64)> {
         let (target, offset, len) = tables::translate(self.space, address, self.vram)?;
         Some((target, target.address() + offset, len))
@@ -66,18 +69,18 @@ impl Memory<'_> {
     }
 }
 
-/// A recording that is being made.
+/// A recording in progress.
 pub struct Recorder {
     file: File,
     encoder: Encoder,
     written: u64,
-    /// Words of RAM that channels' submissions wait for, by channel, the oldest submission first.
+    /// Words of RAM for which channels' submissions wait, by channel, oldest submission first.
     waits: Vec<VecDeque<Vec<u64>>>,
     ended: bool,
 }
 
 impl Recorder {
-    /// A recording in a new file, of a GPU with so many bytes of VRAM.
+    /// Creates a recording in a new file, for a GPU with `vram` bytes of VRAM.
     pub fn create(path: &Path, vram: u64) -> io::Result<Self> {
         Ok(Self {
             file: File::create(path)?,
@@ -88,8 +91,8 @@ impl Recorder {
         })
     }
 
-    /// The guest has accessed a BAR. It comes after what follows from it: a submission's commands are in RAM
-    /// before its doorbell.
+    /// Records a guest access to a BAR. It is recorded after its effects: a submission's commands
+    /// are in RAM before its doorbell.
     pub fn access(&mut self, place: Place, offset: u64, access: Access<'_>) {
         if !self.ended {
             self.encoder.access(place, offset, access);
@@ -97,14 +100,14 @@ impl Recorder {
         }
     }
 
-    /// A channel begins.
+    /// Starts a new binding of a channel.
     pub fn begin(&mut self, channel: u8) {
         if let Some(waits) = self.waits.get_mut(usize::from(channel)) {
             waits.clear();
         }
     }
 
-    /// A channel submits ring entries, which are at these addresses.
+    /// Records ring entries that a channel submits, with their addresses.
     pub fn submit(
         &mut self,
         channel: u8,
@@ -123,11 +126,11 @@ impl Recorder {
         let mut commands = Commands::default();
         let mut pushed = 0;
         for entry in entries.iter().map(|raw| GpEntry::parse(*raw)) {
-            // 40 and 23 bits: no overflow.
+            // 40 and 23 bits, so there is no overflow.
             let end = entry.address + u64::from(entry.words) * 4;
             let mut address = entry.address;
             while address < end {
-                // What is not mapped is a fault, here as there.
+                // An unmapped address causes a fault, both here and on replay.
                 let Some((target, at, len)) = memory.find(address) else {
                     break;
                 };
@@ -158,7 +161,7 @@ impl Recorder {
         }
     }
 
-    /// A channel's oldest submission is done.
+    /// Records that a channel's oldest submission is done.
     pub fn done(&mut self, channel: u8, get: u32, entries: u32, ram: &GuestMemory) {
         if self.ended {
             return;
@@ -173,12 +176,12 @@ impl Recorder {
         self.encoder.done(channel, get, entries);
     }
 
-    /// Has the file contain all that was recorded.
+    /// Writes everything that was recorded to the file.
     pub fn flush(&mut self) {
         self.save(0);
     }
 
-    /// Writes what there is, if it is more than so many bytes; all of it if that is 0.
+    /// Writes pending data if it has at least `least` bytes; 0: writes all of it.
     fn save(&mut self, least: usize) {
         if self.ended || self.encoder.len() < least {
             return;
@@ -198,12 +201,12 @@ impl Recorder {
     }
 }
 
-/// Looks for semaphores that a submission waits for.
+/// Finds the semaphores for which a submission waits.
 #[derive(Default)]
 struct Commands {
     decoder: Decoder,
     semaphore: u64,
-    /// Their addresses.
+    /// Addresses of these semaphores.
     waits: Vec<u64>,
 }
 

@@ -1,8 +1,8 @@
-//! The guest's page tables: walked once, and then compared with what the mediator was told where they
-//! were written ([`super::watch`]).
+//! The guest's page tables. They are walked once; after that, pages that were written
+//! ([`super::watch`]) are compared with what was sent to the mediator.
 //!
-//! Nothing here isolates anybody: the mediator validates what it is told. A guest that changes its
-//! tables while they are read gets what it deserves.
+//! Isolation does not depend on this: the mediator validates everything. A guest that changes its
+//! tables while they are read gets an undefined mapping.
 
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 
@@ -21,34 +21,34 @@ use super::{
     watch::{Moment, Watch},
 };
 
-/// 4 KiB pages of a large page.
+/// Number of 4 KiB pages per large page.
 pub const PER_LARGE: u32 = (LARGE / PAGE) as u32;
-/// Entries in a page of a table.
+/// Number of entries per page of a table.
 const PER_PAGE: usize = PAGE as usize / 8;
 
-/// A table by its page of VRAM.
+/// Identifies a table by its first page of VRAM and its page size.
 type Key = (u32, Size);
 
-/// A table that the mediator knows.
+/// A table known to the mediator.
 struct Known {
     id: u32,
-    /// Its entries as they were told.
+    /// Its entries as they were last sent.
     told: Vec<u64>,
-    /// Those that there are: the rest of a table of large pages may be something else.
+    /// Number of entries in use: the rest of a table of large pages may contain other data.
     count: usize,
-    /// Entries of directories that name it.
+    /// Number of directory entries that refer to it.
     users: u32,
-    /// When its pages were last compared; none if they are yet to be.
+    /// When its pages were last compared; `None` if never.
     seen: Option<Moment>,
 }
 
-/// An address space that the mediator knows.
+/// An address space known to the mediator.
 struct Told {
     id: u32,
-    /// Its directory as it was read last.
+    /// Its directory as it was last read.
     raw: Vec<u64>,
     entries: HashMap<u16, Pde>,
-    /// Tables may have changed since they were compared.
+    /// Its tables may have changed since they were compared.
     stale: bool,
     seen: Option<Moment>,
 }
@@ -56,17 +56,18 @@ struct Told {
 /// Counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Spaces that were compared with what was told.
+    /// Number of comparisons of an address space with what was sent.
     pub syncs: u64,
-    /// Directories and tables that were read as a whole, and not only where they were written.
+    /// Number of directories and tables that were read completely, instead of only where they were
+    /// written.
     pub walks: u64,
-    /// Entries of tables that were compared.
+    /// Number of table entries that were compared.
     pub compared: u64,
-    /// Entries that were told.
+    /// Number of entries that were sent.
     pub told: u64,
 }
 
-/// All tables and spaces that the mediator knows, by their pages of VRAM.
+/// All tables and address spaces known to the mediator, by their pages of VRAM.
 #[derive(Default)]
 pub struct Tables {
     tables: HashMap<Key, Known>,
@@ -77,7 +78,7 @@ pub struct Tables {
     pub counts: Counts,
 }
 
-/// Numbers that are free.
+/// An allocator of numbers.
 #[derive(Default)]
 struct Ids {
     free: Vec<u32>,
@@ -97,14 +98,14 @@ impl Ids {
     }
 }
 
-/// Where a table of so many entries is, if it lies wholly in VRAM.
+/// First page of a table with `entries` entries, if it is completely within VRAM.
 fn place(table: Option<Table>, entries: usize, vram: &Vram) -> Option<u32> {
     let table = table.filter(|table| table.aperture == Aperture::Vram)?;
     let end = u64::from(table.number) * PAGE + entries as u64 * 8;
     (end <= vram.len()).then_some(table.number)
 }
 
-/// The entry of a directory without tables that cannot be shadowed.
+/// A directory entry without those tables that cannot be shadowed.
 pub fn usable(entry: Pde, vram: &Vram) -> Pde {
     let large = place(entry.large, entry.large_entries(), vram).and(entry.large);
     Pde {
@@ -114,7 +115,7 @@ pub fn usable(entry: Pde, vram: &Vram) -> Pde {
     }
 }
 
-/// The tables of an entry of a directory, and their entries.
+/// The tables of a directory entry, and their numbers of entries.
 fn tables_of(entry: Pde) -> impl Iterator<Item = (Key, usize)> {
     let small = entry
         .small
@@ -126,8 +127,8 @@ fn tables_of(entry: Pde) -> impl Iterator<Item = (Key, usize)> {
 }
 
 impl Tables {
-    /// The number of the space with a directory at a page of VRAM, which is told first if need be;
-    /// none if there are too many, or the directory is outside.
+    /// The number of the address space with a directory at a page of VRAM. If it is new, the
+    /// mediator is told first. `None` if there are too many, or the directory is outside VRAM.
     pub fn space(
         &mut self,
         directory: u32,
@@ -156,20 +157,20 @@ impl Tables {
         Some(id)
     }
 
-    /// Directories of the spaces that there are.
+    /// Directories of all known address spaces.
     pub fn directories(&self) -> Vec<u32> {
         self.spaces.keys().copied().collect()
     }
 
-    /// The tables of a space may have changed.
+    /// Marks an address space as possibly changed.
     pub fn touch(&mut self, directory: u32) {
         if let Some(space) = self.spaces.get_mut(&directory) {
             space.stale = true;
         }
     }
 
-    /// Tells what has changed in a space since it was last compared, if it may have: pages of its
-    /// tables that were written since then are read, and no others.
+    /// If an address space may have changed since the last comparison, sends its changes: only
+    /// those pages of its tables are read that were written since then.
     pub fn sync(&mut self, directory: u32, views: &mut Views, vram: &Vram, link: &mut Link) {
         let Some(space) = self.spaces.get_mut(&directory) else {
             return;
@@ -216,7 +217,7 @@ impl Tables {
         }
     }
 
-    /// The entries of a directory that are others now.
+    /// The entries of a directory that have changed.
     fn read_directory(&mut self, directory: u32, watch: &Watch, vram: &Vram) -> Vec<(u16, Pde)> {
         let Some(space) = self.spaces.get_mut(&directory) else {
             return Vec::new();
@@ -244,8 +245,8 @@ impl Tables {
         changed
     }
 
-    /// Has the mediator know a table with so many entries, which a space names, if there is a number
-    /// left; whether pages were added to those that are watched.
+    /// Makes a table with `count` entries, which an address space refers to, known to the mediator,
+    /// if a number is left. Returns whether pages were added to the watched ones.
     fn know(
         &mut self,
         space: u32,
@@ -368,7 +369,7 @@ impl Tables {
                 self.counts.told += 1;
                 let page = Pte::parse(raw).ok().flatten();
                 let new = Run {
-                    // Tables have 2^15 entries at most.
+                    // Tables have at most 2^15 entries.
                     index: index as u16,
                     count: 1,
                     first: page.map(Pte::target),
@@ -404,7 +405,7 @@ impl Tables {
         }
     }
 
-    /// A space is not needed any more: no channel is bound to it.
+    /// Discards an address space to which no channel is bound.
     pub fn forget(&mut self, directory: u32, watch: &mut Watch, vram: &Vram, link: &mut Link) {
         let Some(space) = self.spaces.remove(&directory) else {
             return;
@@ -443,7 +444,8 @@ fn goes_on(last: &Run, new: &Run, step: u32) -> bool {
     same && follows && last.index + last.count == new.index && last.count < u16::MAX
 }
 
-/// Where an address of a guest's space is, as its tables say now, and how far that goes on.
+/// Translates an address of a guest's address space with its current tables: target page, offset in
+/// it, and number of bytes up to its end.
 pub fn translate(root: Root, address: u64, vram: &Vram) -> Option<(Target, u64, u64)> {
     if address > root.limit || address >> VA_BITS != 0 || root.aperture != Aperture::Vram {
         return None;

@@ -1,5 +1,5 @@
-//! What a guest's driver does with a virtual GPU, against the mediator and the model of the GPU: registers,
-//! tables and instance blocks as nouveau writes them, and as it would never write them.
+//! What a guest's driver does with a virtual GPU, against the mediator and the model of the GPU:
+//! registers, tables and instance blocks as nouveau writes them, and as it would never write them.
 
 use std::{
     path::{Path, PathBuf},
@@ -42,7 +42,7 @@ mod changes;
 const VRAM: u64 = 64 << 20;
 const RAM: u64 = 1 << 20;
 
-/// Where things are in VRAM, by page. Tables are where the GPU does not reach them.
+/// Pages of VRAM that the guest uses. Its tables are where the GPU cannot access them.
 const DIRECTORY: u32 = 0x1100;
 const SMALL: u32 = 0x1200;
 const INSTANCE: u32 = 0x300;
@@ -54,11 +54,11 @@ const BAR_SMALL: u32 = 0x500;
 const BAR_INSTANCE: u32 = 0x600;
 const USERD: u32 = 0x700;
 
-/// GPU addresses of VRAM's and RAM's first pages.
+/// GPU addresses of the first pages of VRAM and RAM.
 const VRAM_VA: u64 = 0x10_0000;
 const RAM_VA: u64 = 0x400_0000;
 
-/// A GPU and a mediator, until the test's process ends.
+/// Starts a GPU and a mediator, until the test's process ends.
 fn mediator(folder: &Path) -> PathBuf {
     let (model, socket) = (folder.join("model"), folder.join("gpu"));
     let path = model.clone();
@@ -73,7 +73,7 @@ fn mediator(folder: &Path) -> PathBuf {
     wait("the model", || model.exists());
     let settings = server::Settings {
         policy: Name::Fair,
-        // Nothing here runs for ever.
+        // Nothing here runs forever.
         limit: Duration::from_secs(60),
     };
     let mut server = server::Server::new(&model, &socket, settings).unwrap();
@@ -92,7 +92,7 @@ fn wait(what: &str, is: impl Fn() -> bool) {
     }
 }
 
-/// A guest with channel 5, whose addresses are the first 8 MiB of VRAM and all of RAM.
+/// A guest with channel 5, whose address space contains the first 8 MiB of VRAM and all of RAM.
 struct Guest {
     front: Arc<Front>,
     space: Arc<FakeSpace>,
@@ -104,7 +104,7 @@ struct Guest {
 
 const CHANNEL: u32 = 5;
 
-/// Where the guest has BARs, and where in BAR 1 the table of small pages is shown.
+/// Addresses of the guest's BARs, and the page of BAR 1 where the table of small pages is shown.
 const BAR0: u64 = 0xf000_0000;
 const BAR1: u64 = 0xe000_0000;
 const SHOWN: u64 = 1000;
@@ -120,13 +120,13 @@ impl Guest {
         guest
     }
 
-    /// Takes what comes from the mediator from now on.
+    /// Starts to handle messages of the mediator.
     fn listen(&self) {
         let worker = Arc::clone(&self.front);
         std::thread::spawn(move || worker.work(None));
     }
 
-    /// One whose front receives, and looks at nothing of that until it [listens](Self::listen).
+    /// A guest whose front receives messages, but handles none before it [listens](Self::listen).
     fn deaf(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
         let file = sealed(RAM);
         let ram = Memory::shared(&file, 0, RAM as usize, Access::ReadWrite).unwrap();
@@ -190,7 +190,7 @@ impl Guest {
         }
     }
 
-    /// Entries of a small table.
+    /// Writes entries of a small table.
     fn map(&self, table: u32, first: u64, targets: impl Iterator<Item = Target>) {
         let at = u64::from(table) * PAGE;
         for (index, target) in (first..).zip(targets) {
@@ -255,7 +255,7 @@ impl Guest {
         self.poke_all(page, &bytes);
     }
 
-    /// Makes the channel (anew).
+    /// Creates the channel (again).
     fn channel(&self) {
         let at = 0x00_3000 + CHANNEL * 8;
         self.set(at + 4, 0x001f_0000);
@@ -270,14 +270,14 @@ impl Guest {
         self.set(0x00_2274, 0x01f0_0001);
     }
 
-    /// Writes a word through BAR 1 as the guest does.
+    /// Writes a word through BAR 1, as the guest does.
     fn write_bar1(&self, offset: u64, word: u32) {
         if !self.space.write(BAR1 + offset, word) {
             self.bar1.write(offset, &word.to_le_bytes());
         }
     }
 
-    /// Shows the table of small pages in BAR 1, from a page of it on.
+    /// Shows the table of small pages in BAR 1, from page `page` of the BAR on.
     fn show_table(&self, page: u64) {
         self.map(
             BAR_SMALL,
@@ -292,8 +292,8 @@ impl Guest {
         self.set(0x10_0cbc, 1 << 31 | 5);
     }
 
-    /// Has the first page of RAM's addresses be another page, by an entry that is written through
-    /// BAR 1, where the table is shown from `page` on.
+    /// Remaps the first page of RAM's addresses to another page, by an entry that is written
+    /// through BAR 1, where the table is shown from `page` on.
     fn remap_by_bar1(&self, page: u64, to: u32) {
         let entry = Pte::linear(Target::Ram(Gfn(to))).encode();
         let at = page * PAGE + RAM_VA / PAGE * 8;
@@ -318,13 +318,13 @@ impl Guest {
         self.bar1.write(at, &put.to_le_bytes());
     }
 
-    /// Submits a release of a word to an address.
+    /// Submits a semaphore release of a word to an address.
     fn release(&self, to: u64, word: u32) {
         self.prepare(to, word);
         self.doorbell(self.put.get());
     }
 
-    /// Writes such a release into the ring, and rings no doorbell.
+    /// Writes such a release to the ring, without ringing the doorbell.
     fn prepare(&self, to: u64, word: u32) {
         let run = Header::Increasing(Run {
             subchannel: 0,
@@ -375,7 +375,7 @@ impl Guest {
         self.release(RAM_VA, word);
         let put = self.put.get();
         wait("the ring's end", || self.fetched() == put);
-        // Fetched is not executed yet.
+        // Fetched does not mean executed.
         wait("the semaphore", || self.ram(0) == word);
     }
 
@@ -383,7 +383,7 @@ impl Guest {
         self.get(0x00_259c)
     }
 
-    /// The fault, and a channel as new.
+    /// Returns the fault, and creates the channel again.
     fn take_fault(&self) -> [u32; 4] {
         wait("a fault", || self.faults() != 0);
         let unit = self.faults().trailing_zeros();
@@ -425,7 +425,8 @@ fn what_a_guest_does_is_recorded_with_what_the_gpu_reads_of_its_ram() {
         options.remap = false;
         options.record = Some(path.clone());
     });
-    // A ring entry in VRAM, for a push buffer in RAM that waits for a word there before it writes another.
+    // A ring entry in VRAM, for a push buffer in RAM that waits for a word there before it writes
+    // another one.
     let command = |to: u64, word: u32, how: u32| {
         let run = Header::Increasing(Run {
             subchannel: 0,
@@ -478,7 +479,7 @@ fn what_a_guest_does_is_recorded_with_what_the_gpu_reads_of_its_ram() {
     let order = [pushed, rung, released, done];
     assert!(order.iter().all(Option::is_some), "{order:?}");
     assert!(order.is_sorted(), "{order:?}");
-    // All of it is there: the first access, and as many as there were exits.
+    // The recording is complete: the first access, and as many as there were exits.
     let accesses = recording.records.iter().filter_map(|record| match record {
         Record::Access(run) => Some(run.count),
         _ => None,
@@ -528,7 +529,7 @@ fn a_fault_that_is_heard_when_the_ring_is_changed_ends_the_channel() {
     guest.release(RAM_VA, 1);
     let is_fault = |event: &Event| matches!(event, Event::Fault { .. });
     wait("a fault", || guest.front.has_heard(is_fault));
-    // Another submission page: the channel is to be bound anew.
+    // Another submission page, so the channel must be bound again.
     guest.instance(INSTANCE, CHANNEL + 1);
     let messages = guest.counter("messages");
     guest.doorbell(1);
@@ -599,7 +600,7 @@ fn pointers_to_nowhere_cost_the_channel_at_most() {
     assert_ne!(guest.get(0x04_0108), 0, "an error of the ring's pointers");
     guest.works(1);
     let instance = u64::from(INSTANCE) * PAGE;
-    // Directory, tables and ring outside of VRAM, or partly.
+    // Directory, tables and ring that are completely or partly outside VRAM.
     for (at, word) in [
         (instance + 0x200, 0xffff_f000_u64),
         (instance + 0x200, VRAM - PAGE),
@@ -624,7 +625,7 @@ fn pointers_to_nowhere_cost_the_channel_at_most() {
         guest.flush();
         guest.works(word as u32);
     }
-    // BARs, run lists and windows of anything.
+    // BARs, run lists and windows with arbitrary values.
     for value in [
         0x8fff_ffff,
         0xffff_ffff,
@@ -671,7 +672,7 @@ fn a_written_entry_costs_no_exit_and_only_its_page_is_compared() {
     guest.front.place(1, Some(BAR1)).unwrap();
     guest.show_table(SHOWN);
     guest.lands(1, 0);
-    // The log begins with everything written.
+    // Initially the log has all pages written.
     guest.flush();
     guest.lands(2, 0);
     let (walks, compared) = (guest.counter("walks"), guest.counter("entries_compared"));
@@ -712,7 +713,7 @@ fn every_way_to_write_a_table_is_seen() {
         let mut at = SHOWN;
         for page in 1..40 {
             match page % 8 {
-                // Elsewhere in the BAR, after it was written there; and the BAR elsewhere.
+                // Show it elsewhere in the BAR after a write there, and move the BAR.
                 0 => {
                     guest.remap_by_bar1(at, page);
                     let gone = (0..64).map(|page| Target::Vram(VramPage(0x2000 + page)));
@@ -725,7 +726,7 @@ fn every_way_to_write_a_table_is_seen() {
                     guest.front.place(1, None).unwrap();
                     guest.front.place(1, Some(BAR1)).unwrap();
                 }
-                // Where submissions are seen, which changes what is memory.
+                // Move the submission window, which changes which pages are memory.
                 2 => {
                     guest.remap_by_bar1(at, page);
                     guest.set(0x00_2254, 0);
@@ -736,7 +737,7 @@ fn every_way_to_write_a_table_is_seen() {
                     let target = Target::Ram(Gfn(page));
                     guest.map(SMALL, RAM_VA / PAGE, std::iter::once(target));
                 }
-                // By the GPU, whose table is mapped for it.
+                // By the GPU, into whose address space the table is mapped.
                 5 => {
                     let index = (VRAM_VA >> 12) + 1;
                     let table = Target::Vram(VramPage(SMALL + (RAM_VA / PAGE / 512) as u32));
@@ -791,7 +792,7 @@ fn what_is_shown_of_registers_is_what_they_contain() {
     }
     guest.set(0x10_0cb8, 0x77);
     assert_eq!(guest.space.read(BAR0 + 0x10_0cb8), Some(0x77));
-    // What does nothing is written without an exit, what does something is not.
+    // Registers without side effects are written without an exit, others are not.
     assert!(guest.space.write(BAR0 + 0x41_8800, 0x1234));
     assert_eq!(guest.get(0x41_8800), 0x1234);
     for loud in [
@@ -812,12 +813,12 @@ fn what_is_shown_of_registers_is_what_they_contain() {
 fn a_mediator_that_comes_back_is_told_all_that_it_needs() {
     let folder = tempfile::tempdir().unwrap();
     let guest = Guest::new(&mediator(folder.path()));
-    // The channel has submitted nothing: it goes on, and VRAM has its contents.
+    // The channel has submitted nothing, so it continues, and VRAM keeps its contents.
     guest.front.cut();
     wait("the mediator", || guest.counter("reconnections") == 1);
     guest.works(1);
     assert_eq!(guest.faults(), 0);
-    // What engines had of it is lost now: it ends.
+    // This time the engines' state of the channel is lost, so it ends.
     guest.front.cut();
     let [instance, ..] = guest.take_fault();
     assert_eq!(instance, INSTANCE);

@@ -1,4 +1,5 @@
-//! What the guest sees of VRAM: the spaces that BAR 1 and BAR 3 show, and the window in BAR 0.
+//! The parts of VRAM that the guest sees: the address spaces that BAR 1 and BAR 3 show, and the
+//! window in BAR 0.
 
 use std::{io, ops::Range, sync::Arc};
 
@@ -17,29 +18,29 @@ use super::{
     watch::{Moment, Watch},
 };
 
-/// Bytes of BAR 1 and BAR 3.
+/// Size of BAR 1 in bytes.
 pub const BAR1_BYTES: u64 = 128 << 20;
-/// Bytes of BAR 3.
+/// Size of BAR 3 in bytes.
 pub const BAR3_BYTES: u64 = 64 << 20;
-/// Bytes of the window in BAR 0.
+/// Size of the window in BAR 0 in bytes.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// Entries in a page of a table.
+/// Number of entries per page of a table.
 const PER_PAGE: usize = PAGE as usize / 8;
-/// The first entry of a directory covers more than a BAR has.
+/// The first entry of a directory covers more than the size of a BAR.
 const _: () = assert!(BAR1_BYTES <= 1 << gf100::format::directory::SHIFT);
 
-/// A BAR that shows a space.
+/// A BAR that shows an address space.
 struct Bar {
     root: Option<Space>,
-    /// The only entry of its directory that counts, as it was last time.
+    /// The only relevant entry of its directory, as last read.
     entry: Pde,
     seen: Moment,
     aperture: Aperture,
 }
 
-/// All that the guest sees, and which pages of it are watched.
+/// Everything that the guest sees, and the watched pages.
 pub struct Views {
-    /// Pages that hold tables.
+    /// The pages that contain tables.
     pub watch: Watch,
     bars: [Bar; 2],
     /// The window in BAR 0.
@@ -56,7 +57,7 @@ impl Bar {
         })
     }
 
-    /// Where its tables are, and as many of their bytes as count.
+    /// Its tables, with the number of relevant bytes.
     fn tables(&self) -> [Option<(Table, usize)>; 2] {
         let pages = self.aperture.pages();
         let large = self.entry.large_entries().min(pages / PER_LARGE as usize);
@@ -66,7 +67,7 @@ impl Bar {
         ]
     }
 
-    /// Takes the directory's entry again; whether it is another.
+    /// Reads the directory's entry again; true if it has changed.
     fn take_entry(&mut self, watch: &mut Watch, vram: &Vram) -> bool {
         let root = self.root.filter(|root| root.aperture == Where::Vram);
         let raw = root.and_then(|root| vram.word(u64::from(root.number) * PAGE));
@@ -99,7 +100,7 @@ impl Bar {
         ranges
     }
 
-    /// Pages of VRAM to be shown in a range of pages.
+    /// The pages of VRAM to be shown in a range of pages.
     fn wanted(&self, range: Range<usize>, vram: &Vram) -> Vec<Option<u32>> {
         let mut all = vec![None; range.len()];
         let Some(root) = self.root else { return all };
@@ -146,8 +147,8 @@ impl Bar {
 }
 
 impl Views {
-    /// BARs and a window that show nothing. With `trapped`, every access is one of the process; with
-    /// `scans`, tables are compared without asking what was written.
+    /// Creates BARs and a window that show nothing. With `trapped`, every access is trapped; with
+    /// `scans`, tables are compared regardless of what was written.
     pub fn new(
         vram: u64,
         space: &Arc<dyn AddressSpace>,
@@ -162,48 +163,48 @@ impl Views {
         })
     }
 
-    /// BAR 1's range (0), or BAR 3's.
+    /// The aperture of BAR 1 (index 0) or BAR 3 (index 1).
     pub fn bar(&mut self, index: usize) -> &mut Aperture {
         &mut self.bars[index].aperture
     }
 
-    /// The page of VRAM at an offset of a BAR.
+    /// The page of VRAM at an offset in a BAR.
     pub fn at(&self, index: usize, offset: u64) -> Option<u32> {
         self.bars[index].aperture.at(offset)
     }
 
-    /// The directory of the space that a BAR shows.
+    /// The directory of the address space that a BAR shows.
     pub fn directory(&self, index: usize) -> Option<Target> {
         Some(self.bars[index].root?.directory())
     }
 
-    /// Ranges of BARs, for what is counted.
+    /// All apertures, for the counters.
     pub fn apertures(&self) -> impl Iterator<Item = &Aperture> {
         let bars = self.bars.iter().map(|bar| &bar.aperture);
         bars.chain(std::iter::once(&self.window))
     }
 
-    /// Finds out which pages that hold tables may have been written.
+    /// Determines which pages with tables may have been written.
     pub fn refresh(&mut self, vram: &Vram) {
         let bars = self.bars.iter_mut().map(|bar| &mut bar.aperture);
         let all = bars.chain(std::iter::once(&mut self.window));
         self.watch.refresh(all, vram);
     }
 
-    /// A BAR shows another space, or nothing.
+    /// Sets the address space that a BAR shows, if any.
     pub fn set_root(&mut self, index: usize, root: Option<Space>, vram: &Vram) {
         self.bars[index].root = root;
         self.show(index, true, vram);
     }
 
-    /// Shows in a BAR what its tables say now.
+    /// Updates what a BAR shows from its tables.
     pub fn show_bar(&mut self, index: usize, vram: &Vram) {
         self.show(index, false, vram);
     }
 
     fn show(&mut self, index: usize, anew: bool, vram: &Vram) {
         let is_other = self.bars[index].take_entry(&mut self.watch, vram);
-        // What was added is armed before it is read.
+        // New pages must be armed before they are read.
         self.refresh(vram);
         let Self { watch, bars, .. } = self;
         let bar = &mut bars[index];

@@ -1,16 +1,17 @@
-//! Which pages of VRAM with page tables may have changed.
+//! Detects which pages of VRAM with page tables may have changed.
 //!
-//! Whoever keeps a copy of such a page adds it here. Before the copy is compared, [`Watch::refresh`]
-//! finds out what may have been written, by
+//! Code that keeps a copy of such a page adds it here. Before the copy is compared,
+//! [`Watch::refresh`] determines what may have been written, by
+//! - the guest, through BARs: KVM's log of their pages, in which the pages that show a watched page
+//!   are armed; a write to an armed page causes no exit to this process;
+//! - this process, which performs trapped accesses and reports channels' progress
+//!   ([`Vram::touch`]);
+//! - the GPU: a page that it may write through any table that was sent to the mediator always
+//!   counts as written.
 //!
-//! - the guest, through BARs: KVM's log of their pages, in which those that show a watched page are
-//!   armed; a write to an armed page costs no exit of the process;
-//! - this process, which does trapped accesses and tells channels' progress ([`Vram::touch`]);
-//! - the GPU: a page that it may write by any table that it was told of counts as written always.
-//!
-//! A page is armed before it is read: what is written meanwhile is found next time. No isolation
-//! relies on this: the mediator validates what it is told. What relies on it is that a guest's own
-//! channels see the guest's own changes.
+//! A page is armed before it is read, so that writes meanwhile are found next time. Isolation does
+//! not depend on this, because the mediator validates everything. Only the visibility of a guest's
+//! own changes to its own channels depends on it.
 
 use gf100::format::{PAGE, pte::Pte};
 use gpu_mediator::gpu::wire::Size;
@@ -20,41 +21,42 @@ use super::{aperture::Aperture, memory::Vram, tables::PER_LARGE};
 /// Counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// Looks at the logs.
+    /// Number of reads of the logs.
     pub refreshes: u64,
-    /// Watched pages that were found written.
+    /// Number of times that a watched page was found written.
     pub written: u64,
 }
 
-/// A moment: see [`Watch::changed_since`].
+/// A point in time: see [`Watch::changed_since`].
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Moment(u64);
 
 /// The watched pages of a partition.
 pub struct Watch {
-    /// How many tables a page is part of.
+    /// Number of tables that each page is part of.
     users: Vec<u32>,
-    /// A bit per page with users.
+    /// One bit per page with users.
     watched: Vec<u64>,
-    /// How many entries let the GPU write a page.
+    /// Number of entries through which the GPU may write each page.
     writers: Vec<u32>,
-    /// A bit per page with writers.
+    /// One bit per page with writers.
     writable: Vec<u64>,
-    /// When a page was last found written.
+    /// When each page was last found written.
     written: Vec<Moment>,
     now: Moment,
-    /// Changes when other pages are watched.
+    /// Changes whenever the set of watched pages does.
     edition: u64,
-    /// Without logs: every page counts as written always.
+    /// Without logs: every page always counts as written.
     scans: bool,
     /// Counters.
     pub counts: Counts,
 }
 
 impl Watch {
-    /// No page of a partition of so many bytes. Whoever `scans` takes all for written.
+    /// Watches no page of a partition of `vram` bytes yet. With `scans`, all pages count as
+    /// written.
     pub fn new(vram: u64, scans: bool) -> Self {
-        // It is mapped.
+        // The partition is mapped, so this fits a usize.
         let pages = (vram / PAGE) as usize;
         let words = pages.div_ceil(64);
         Self {
@@ -70,7 +72,7 @@ impl Watch {
         }
     }
 
-    /// A table begins at page `first` and has `bytes`; both are within VRAM.
+    /// Adds a table that begins at page `first` and has `bytes` bytes; both are within VRAM.
     pub fn add(&mut self, first: u32, bytes: usize) {
         for page in pages(first, bytes) {
             if let Some(users) = self.users.get_mut(page) {
@@ -83,7 +85,7 @@ impl Watch {
         }
     }
 
-    /// It is no table any more.
+    /// Removes a table.
     pub fn remove(&mut self, first: u32, bytes: usize) {
         for page in pages(first, bytes) {
             if let Some(users) = self.users.get_mut(page) {
@@ -96,7 +98,7 @@ impl Watch {
         }
     }
 
-    /// An entry of a table was told to the mediator in the place of another.
+    /// Records that a table entry sent to the mediator has replaced another one.
     pub fn told(&mut self, old: u64, new: u64, size: Size, vram: &Vram) {
         for page in self.reaches(new, size) {
             self.writers[page] += 1;
@@ -106,13 +108,13 @@ impl Watch {
             self.writers[page] = self.writers[page].saturating_sub(1);
             if self.writers[page] == 0 {
                 self.writable[page / 64] &= !(1 << (page % 64));
-                // It may have been written up to now.
+                // It may have been written until now.
                 vram.touch(page as u32);
             }
         }
     }
 
-    /// Pages of VRAM that an entry lets the GPU write.
+    /// The pages of VRAM that the GPU may write through an entry.
     fn reaches(&self, raw: u64, size: Size) -> std::ops::Range<usize> {
         let entry = Pte::parse(raw).ok().flatten();
         let entry = entry.filter(|entry| !entry.read_only);
@@ -128,8 +130,8 @@ impl Watch {
         first.min(end)..(first + count).min(end)
     }
 
-    /// Looks at the logs of everything through which the guest can write, and at what was touched;
-    /// arms what was written.
+    /// Reads the logs of all apertures through which the guest can write, and the touched pages;
+    /// arms the pages that were written.
     pub fn refresh<'a>(&mut self, shown: impl Iterator<Item = &'a mut Aperture>, vram: &Vram) {
         self.counts.refreshes += 1;
         self.now.0 += 1;
@@ -173,12 +175,12 @@ impl Watch {
         word.is_some_and(|word| word & 1 << (page % 64) != 0)
     }
 
-    /// The last refresh.
+    /// The time of the last refresh.
     pub fn now(&self) -> Moment {
         self.now
     }
 
-    /// The pages of a table, counted from its first, that were found written after a moment.
+    /// The pages of a table, counted from its first, that were found written after `moment`.
     pub fn changed_since(&self, moment: Moment, first: u32, bytes: usize) -> Vec<usize> {
         let is_written = |page: usize| self.written.get(page).is_some_and(|at| *at > moment);
         let all = pages(first, bytes).enumerate();
@@ -187,7 +189,7 @@ impl Watch {
     }
 }
 
-/// Pages of bytes from a page on. Page numbers have 28 bits.
+/// The pages of `bytes` bytes from a page on. Page numbers have 28 bits.
 fn pages(first: u32, bytes: usize) -> std::ops::Range<usize> {
     let first = first as usize;
     first..first + bytes.div_ceil(PAGE as usize)

@@ -1,8 +1,8 @@
-//! What changes below a GPU that works: RAM that the guest gives back to the host, and BARs that move.
+//! Changes below an active GPU: RAM that the guest returns to the host, and BARs that move.
 
 use super::*;
 
-/// A command of the channel's own: its semaphore waits until a word is the one (1), or becomes it (2).
+/// A command of the channel: its semaphore waits until a word has a value (1), or sets it (2).
 fn semaphore(at: u64, word: u32, operation: u32) -> [u32; 5] {
     let run = Header::Increasing(Run {
         subchannel: 0,
@@ -14,11 +14,11 @@ fn semaphore(at: u64, word: u32, operation: u32) -> [u32; 5] {
 }
 
 impl Guest {
-    /// As a balloon does it: the file behind RAM has holes there.
+    /// Like a balloon: punches holes in the file behind RAM.
     fn give_back(&self, page: usize, count: usize) {
         let (at, len) = (page * PAGE as usize, count * PAGE as usize);
         assert!(at + len <= self.ram.len());
-        // SAFETY: within the mapping, of whose bytes nobody relies on any.
+        // SAFETY: within the mapping; nothing relies on any of its bytes.
         let given =
             unsafe { libc::madvise(self.ram.start().add(at).cast(), len, libc::MADV_REMOVE) };
         assert_eq!(given, 0);
@@ -54,14 +54,14 @@ fn ram_that_is_given_back_is_zero_for_the_gpu_and_the_guests_again_once_either_w
     guest.give_back(0, 1);
     assert_eq!(guest.ram(0), 0);
     guest.works(2);
-    // It waits for a zero, and there is none until the page is given back.
+    // It waits for a zero, which is not there until the page is returned.
     guest.set_ram(PAGE as usize, 9);
     let wait_for_zero = semaphore(RAM_VA + PAGE, 0, 1);
     let words = [wait_for_zero, semaphore(RAM_VA, 3, 2)].concat();
     guest.submit_from_ram(2, &words);
     guest.give_back(1, 1);
     wait("the word", || guest.ram(0) == 3);
-    // What the GPU writes there, the guest sees, and the other way around.
+    // Writes of the GPU to the page are visible to the guest, and vice versa.
     guest.release(RAM_VA + PAGE, 4);
     wait("the word", || guest.ram(PAGE as usize) == 4);
     guest.give_back(1, 1);
@@ -84,7 +84,7 @@ fn commands_that_are_given_back_and_pages_that_go_during_a_copy_cost_the_channel
     bad.submit_page(2, 1024);
     bad.channel();
     bad.works(8);
-    // Lines of 4 KiB from and to RAM, over and over, while it goes.
+    // Copies lines of 4 KiB from and to RAM repeatedly, as long as it runs.
     let run = |address, words: &[u32]| {
         let count = words.len() as u16;
         let header = Header::Increasing(Run {
@@ -123,7 +123,7 @@ fn a_bar_that_moves_is_memory_where_it_is_only_and_what_is_written_there_is_seen
     guest.show_table(SHOWN);
     guest.works(1);
     for (page, nth) in (1_u32..13).zip([1, 2, 0].into_iter().cycle()) {
-        // Work is under way meanwhile: it waits for a word.
+        // Work is in progress meanwhile: it waits for a word.
         let hold = semaphore(RAM_VA + 200 * PAGE, page, 1);
         guest.submit_from_ram(250, &hold);
         guest.front.place(1, None).unwrap();
@@ -136,7 +136,7 @@ fn a_bar_that_moves_is_memory_where_it_is_only_and_what_is_written_there_is_seen
                 assert_eq!(guest.space.write(place + at, word), its == nth);
             }
         }
-        // Submissions are seen, at the new place too.
+        // Submissions are also noticed at the new address.
         let bell = u64::from(CHANNEL) * userd::STRIDE + userd::GP_PUT;
         assert!(!guest.space.write(places[nth] + bell, 1));
         guest.set_ram(200 * PAGE as usize, page);
@@ -152,7 +152,7 @@ fn a_reset_amid_work_ends_the_work_and_whoever_starts_then_has_a_gpu() {
     let guest = Guest::new(&mediator(folder.path()));
     for word in 1..5 {
         guest.works(word);
-        // It would write a word once it finds another.
+        // It would write a word when it finds another one.
         let stopped = [
             semaphore(RAM_VA + PAGE, 7, 1),
             semaphore(RAM_VA + 3 * PAGE, 0xbad, 2),
