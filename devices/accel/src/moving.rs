@@ -3,14 +3,14 @@
 //! ```text
 //!   port to        | command                        | then
 //!   ---------------|--------------------------------|------------------------------------------
-//!   new worker     | attachment, which takes it up  | its driver is open
-//!   old worker     | Precopy                        | what is new is in a file; it serves meanwhile
-//!   new worker     | Prepare                        | that is made; further rounds follow
+//!   new worker     | attachment, to take it over    | its driver is open
+//!   old worker     | Precopy                        | new state is in a file; it serves meanwhile
+//!   new worker     | Prepare                        | that state is loaded; further rounds follow
 //!   old worker     | Quiesce                        | calls wait in the ring, or further rounds follow
-//!   old worker     | SaveRest                       | what is new since is in a file
-//!   new worker     | Restore                        | all is made again
-//!   old worker     | Leave                          | it does not look at the ring any more
-//!   new worker     | Go                             | it serves the ring where it was left
+//!   old worker     | SaveRest                       | state that is new since then is in a file
+//!   new worker     | Restore                        | the whole state is loaded
+//!   old worker     | Leave                          | it does not access the ring any more
+//!   new worker     | Go                             | it continues to serve the ring
 //!   old worker     | (its connection is shut down)  | its pool has seen it end
 //! ```
 //!

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //!   worker here           archive                         worker there
-//!   Precopy(0)     ──>    image, contents of the slice    attachment, Prepare    it serves here
+//!   Precopy(0)     ──>    image, contents of the slice    attachment, Prepare    it still serves here
 //!   Precopy(1)     ──>    what is new of both             Prepare
-//!   Examine               how much was made since: another round, if it is much
+//!   Examine               how much was created since: another round, if it is much
 //!   Quiesce
-//!   SaveRest(2)    ──>    what is new of both             Restore                it stands still
+//!   SaveRest(2)    ──>    what is new of both             Restore                it is stopped
 //! ```
 //!
 //! A worker is borrowed only for a round, so that its end, and that of its application, is noticed

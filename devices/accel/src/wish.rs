@@ -1,7 +1,7 @@
 //! The host's requests to the guest's agent about where its applications are to be served.
 //!
 //! ```text
-//!   whoever moves ── wish ──> register, interrupt ──> agent ── outcome ──> register ──> whoever moves
+//!   caller ── request ──> register, interrupt ──> agent ── outcome ──> register ──> caller
 //! ```
 //!
 //! An agent that does not notice a request, or replies to another one, does nothing: the wait is

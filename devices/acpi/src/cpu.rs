@@ -4,7 +4,7 @@
 //!
 //! | offset | width | access | meaning |
 //! |---|---|---|---|
-//! | 0 | 4 | read, write | number of the vCPU that the flags are about |
+//! | 0 | 4 | read, write | number of the vCPU to which the flags apply |
 //! | 4 | 1 | read | bit 0: present; bit 1: insertion pending; bit 2: removal pending |
 //! | 4 | 1 | write | bit 1, 2: acknowledge; bit 3: eject |
 //! | 8 | 4 | read | lowest vCPU with anything pending, or all ones |
@@ -13,7 +13,7 @@
 //!
 //! ```text
 //!            insert             acknowledge
-//!   Absent ─────────> Inserted ─────────────> Present <────── insert (never mind) ───┐
+//!   Absent ─────────> Inserted ─────────────> Present <────── insert (cancels) ──────┐
 //!     ^                  └───── remove ──────────┴── remove ──> RemovalRequested ────┤
 //!     │                                                                 │ acknowledge│
 //!     └────────────────────────── eject ────────────────────── RemovalSeen ──────────┘

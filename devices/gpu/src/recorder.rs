@@ -130,7 +130,7 @@ impl Recorder {
             let end = entry.address + u64::from(entry.words) * 4;
             let mut address = entry.address;
             while address < end {
-                // An unmapped address causes a fault, both here and on replay.
+                // What is not mapped is not recorded: to fetch it causes a fault.
                 let Some((target, at, len)) = memory.find(address) else {
                     break;
                 };

@@ -3,13 +3,13 @@
 //! ```text
 //!   \_SB.PHPR          registers of the hot-plug controller, mutex BLCK
 //!       PCEJ(slots, bus)      ejects the slots in a bit mask
-//!       POST(slot, bus, event, status)  answers to an event
-//!       PSCN()                asks every bus for news; for the event handler (GED _EVT)
+//!       POST(slot, bus, event, status)  reports the outcome of an event
+//!       PSCN()                scans every bus; called by the event handler (GED _EVT)
 //!   \_SB.PCI0 ...      a host bridge per segment
 //!       PCNT()                reads the announcements of its bus
 //!       DVNT(mask, what)      notifies the slots in the mask
 //!       S001 ... S031         slots: _ADR, _SUN, _EJ0, _OST
-//!           S000, PCNT, DVNT      of a root port instead: the slot behind it
+//!           S000, PCNT, DVNT      for a root port instead: the slot behind it
 //! ```
 
 use acpi::registers::{DEVICE_CHECK, EJECT_REQUEST, FOREVER, Raw, controller};

@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!   offset 0   up       slots with a new device; reading clears it
-//!          4   down     slots that the guest is asked to give up; reading clears it
+//!          4   down     slots that the guest is asked to release; reading clears it
 //!          8   eject    write: bit n ejects slot n of the selected bus
-//!         12   bus      which bus the other registers are about: bus 0 of each segment, then those
-//!                       of root ports
-//!         16   event    what the guest answers to: an argument of _OST
-//!         20   status   its answer: an argument of _OST (ACPI 6.5, table 6.27)
-//!         24   slot     write: that was the answer for this slot
+//!         12   bus      selects the bus of the other registers: bus 0 of each segment, then the
+//!                       buses of root ports
+//!         16   event    event that the guest reports on: an argument of _OST
+//!         20   status   outcome of the event: an argument of _OST (ACPI 6.5, table 6.27)
+//!         24   slot     write: completes the report, which is for this slot
 //! ```
 //!
 //! The VM announces a device or requests its removal, then raises the ACPI event whose handler

@@ -3,7 +3,7 @@
 //! The server listens on a Unix socket and speaks VFIO as messages:
 //!
 //! ```text
-//!   Function ── Device ──> UserDevice ── one question, one answer ──> server
+//!   Function ── Device ──> UserDevice ── one request, one reply ────> server
 //!   guest driver ── BAR, if the server gave its memory ────────────> (no exit, no message)
 //!   guest RAM, shared <──────────────────── mapped by the server ──── DMA
 //!   guest <── interrupt <── KVM irqfd <── eventfd <────────────────── interrupt

@@ -70,7 +70,7 @@ fn close(rig: &mut Rig) {
         .wait_until("bypass is closed", || !reads_open(rig));
 }
 
-/// Whether the configuration says that bypass is open.
+/// Whether bypass reads as open in the configuration.
 fn reads_open(rig: &Rig) -> bool {
     let mut bypass = [0];
     rig.iommu.read_config(36, &mut bypass);

@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-/// What a machine copies of its applications in a round.
+/// Copies a round of a VM's applications.
 fn copied(copies: &mut Copied) -> (Vec<CopiedPort>, File) {
     let mut archive = Archive::new(tempfile::tempfile().unwrap());
     let ports = copies.round(&mut archive, &Patience::within(LONG));

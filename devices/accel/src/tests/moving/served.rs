@@ -10,7 +10,7 @@ use gantry_remoting::{
 
 use super::{super::apis::rig_of_both, *};
 
-/// What a pool answers that serves these and is asked for each of so many.
+/// Acts as a pool that serves these APIs, and replies to a number of questions about APIs.
 fn answers(pool: &UnixListener, served: &[Spoken], questions: usize) {
     for _ in 0..questions {
         let (stream, _) = pool.accept().unwrap();
@@ -22,8 +22,8 @@ fn answers(pool: &UnixListener, served: &[Spoken], questions: usize) {
     }
 }
 
-/// A port of both APIs after a move to a pool that serves these: why nothing has moved, if that is so, and whether those
-/// that come are served there.
+/// Moves a port with both APIs to a pool that serves these: returns why nothing has moved, if so, and
+/// whether future applications are served there.
 fn moved_to(served: &[Spoken]) -> (Vec<String>, bool) {
     let (rig, other) = (rig_of_both(), other());
     let moved = rig.start_move(None, &other.path);
