@@ -1,5 +1,6 @@
-//! What Gantry's own code adds to a port-I/O exit: a guest that writes to a port for ever, once
-//! with a handler that does nothing and once through the machine's buses to a device.
+//! Measures the overhead of Gantry's own code per port-I/O exit: a guest writes to a port in an
+//! endless loop, once with a handler that does nothing and once through the machine's buses to a
+//! device.
 
 use std::{process::ExitCode, sync::Arc, time::Instant};
 
@@ -9,7 +10,7 @@ use vmm::machine::buses::Buses;
 
 const CODE: u64 = 0x1000;
 const PORT: u64 = 0x80;
-/// Exits of a batch; batches of both kinds alternate and the fastest of each counts.
+/// Number of exits per batch. Batches of both kinds alternate, and the fastest of each kind counts.
 const EXITS: u32 = 20_000;
 const BATCHES: usize = 15;
 
@@ -69,7 +70,7 @@ fn guest() -> hypervisor::Result<(Vm, Vcpu)> {
     Ok((vm, vcpu))
 }
 
-/// Nanoseconds of one exit in a batch.
+/// Nanoseconds per exit in one batch.
 fn batch(vcpu: &mut Vcpu, exits: &impl Exits) -> hypervisor::Result<f64> {
     let start = Instant::now();
     for _ in 0..EXITS {
@@ -81,7 +82,7 @@ fn batch(vcpu: &mut Vcpu, exits: &impl Exits) -> hypervisor::Result<f64> {
 fn measure() -> hypervisor::Result<(f64, f64)> {
     let (_vm, mut vcpu) = guest()?;
     let buses = Buses::default();
-    // As many neighbours as a machine has.
+    // As many neighboring devices on the bus as a machine has.
     for port in [0x60, 0x70, PORT, 0xcf8, 0x3f8, 0x600, 0x608] {
         buses
             .pio
@@ -96,7 +97,7 @@ fn measure() -> hypervisor::Result<(f64, f64)> {
     Ok((empty, whole))
 }
 
-/// The same dispatch without the kernel in between, where noise of a microsecond does not hide
+/// The same dispatch without the kernel in between, where microseconds of noise do not hide
 /// nanoseconds.
 fn dispatch() -> f64 {
     const CALLS: u32 = 2_000_000;

@@ -1,6 +1,6 @@
-//! What a host needs, and what it lacks: `gantry doctor`.
+//! `gantry doctor`: checks whether the host has everything that Gantry needs.
 //!
-//! Each check looks at files under a root, so that hosts of all kinds can be had in a test.
+//! Each check reads files under a root directory, so that tests can provide any kind of host.
 
 use std::{
     fmt, fs,
@@ -15,27 +15,27 @@ use vmfunc_gate::{host::DEVICE, port::Lack};
 
 use crate::landlock;
 
-/// How a check ended.
+/// Outcome of a check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
-    /// All is there.
+    /// Everything needed is present.
     Ready,
-    /// It is only needed for some guests.
+    /// Missing, but only some guests need it.
     Optional,
-    /// No guest can run without.
+    /// Missing, and no guest can run without it.
     Missing,
 }
 
-/// What a check found.
+/// Result of a check.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Finding {
-    /// What was looked at.
+    /// What was checked.
     pub subject: String,
-    /// How it is.
+    /// The outcome.
     pub verdict: Verdict,
     /// What was found.
     pub state: String,
-    /// How to mend it; empty if there is nothing to mend.
+    /// How to fix it; empty if nothing needs fixing.
     pub cure: String,
 }
 
@@ -63,12 +63,12 @@ fn finding(subject: &str, verdict: Verdict, state: impl Into<String>, cure: &str
     }
 }
 
-/// A host, by the root of its file system.
+/// A host, identified by the root of its file system.
 pub struct Host {
     root: PathBuf,
-    /// Bytes that this process may lock in memory; `None` without a limit.
+    /// Maximum number of bytes that this process may lock in memory; `None` if unlimited.
     memlock: Option<u64>,
-    /// The version of Landlock that its kernel has.
+    /// The Landlock version of the host's kernel.
     landlock: Option<u32>,
 }
 
@@ -79,7 +79,7 @@ impl Host {
         let is_root = unsafe { libc::geteuid() } == 0;
         Self {
             root: PathBuf::from("/"),
-            // A limit that cannot be read is one of 0, which is told of.
+            // A limit that cannot be read counts as 0 and is reported.
             memlock: limits::locked_memory()
                 .unwrap_or(Some(0))
                 .filter(|_| !is_root),
@@ -102,7 +102,7 @@ impl Host {
         options.open(self.path(path)).is_ok()
     }
 
-    /// All checks.
+    /// Runs all checks.
     pub fn examine(&self) -> Vec<Finding> {
         let mut findings = vec![
             self.kvm(),
@@ -191,7 +191,7 @@ impl Host {
         }
     }
 
-    /// The other way to physical devices, which is taken where it is there.
+    /// The alternative way to access physical devices, preferred where it is available.
     fn iommufd(&self) -> Finding {
         const FILE: &str = devices::vfio::IOMMUFD;
         let subject = "iommufd";
@@ -238,7 +238,7 @@ impl Host {
         }
     }
 
-    /// For guests whose memory comes as they touch it: lazy restores.
+    /// For guests whose memory is loaded on first access: lazy restores.
     fn userfaultfd(&self) -> Finding {
         const FILE: &str = "/dev/userfaultfd";
         const SETTING: &str = "/proc/sys/vm/unprivileged_userfaultfd";
@@ -254,7 +254,7 @@ impl Host {
         finding(subject, Verdict::Optional, "this user may not use it", cure)
     }
 
-    /// What confines a VMM to its files, and an accelerator's workers.
+    /// Confines a VMM, and the workers of accelerators, to their files.
     fn landlock(&self) -> Finding {
         let subject = "Landlock";
         if let Some(version) = self.landlock {
@@ -267,7 +267,7 @@ impl Host {
         finding(subject, Verdict::Optional, state, cure)
     }
 
-    /// The first folder of the dynamic loader's that has a library.
+    /// The first of the dynamic loader's directories that contains a library.
     fn library(&self, name: &str) -> Option<PathBuf> {
         const FOLDERS: [&str; 6] = [
             "/usr/lib/x86_64-linux-gnu",
@@ -318,7 +318,7 @@ impl Host {
         }
     }
 
-    /// Whether somebody listens at the socket of a unit of this package.
+    /// Whether a process listens on the socket of one of this package's units.
     fn service(&self, subject: &str, sockets: &[&str], cure: &str) -> Finding {
         let path = |socket: &str| self.path(socket);
         let served = sockets
@@ -349,7 +349,7 @@ impl Host {
         self.service("arbiter", &[ARBITER_SOCKET], cure)
     }
 
-    /// What divides memory and processes among a pool's workers.
+    /// Control groups divide memory and processes among a pool's workers.
     fn control_groups(&self) -> Finding {
         const ROOT: &str = "/sys/fs/cgroup";
         const UNIT: &str = "/sys/fs/cgroup/system.slice/gantry-accel.service";
@@ -373,7 +373,7 @@ impl Host {
             let state = format!("version 2, without {}", missing.join(", "));
             return finding(subject, Verdict::Optional, state, cure);
         }
-        // A pool that was given its group divides it before it takes anybody.
+        // A pool that was given its own group divides it before it accepts any client.
         match self.read(&format!("{UNIT}/cgroup.subtree_control")) {
             None => {
                 let state = "version 2, with memory and pids; gantry-accel.service has them \
@@ -395,7 +395,7 @@ impl Host {
         }
     }
 
-    /// The transport of accelerators that needs a kernel module and an Intel CPU.
+    /// The accelerator transport that needs a kernel module and an Intel CPU.
     fn gate(&self) -> Finding {
         let subject = "exitless calls between VMs";
         let missing = vmfunc_gate::host::missing(&self.root);
@@ -418,8 +418,8 @@ impl Host {
         }
     }
 
-    /// Display controllers and accelerators (PCI classes 03 and 12), and whether each can be given
-    /// to a VM.
+    /// Display controllers and accelerators (PCI classes 03 and 12), and whether each can be
+    /// assigned to a VM.
     fn accelerators(&self) -> Vec<Finding> {
         let devices = self.path("/sys/bus/pci/devices");
         let mut paths: Vec<_> = fs::read_dir(devices)
@@ -447,7 +447,7 @@ impl Host {
     }
 }
 
-/// A part of a device that the host's driver shares out.
+/// A mediated device: a part of a device that the host's driver shares out.
 fn mediated_device(path: &Path) -> Finding {
     let uuid = path.file_name().unwrap_or_default().to_string_lossy();
     let kind = link(&path.join("mdev_type")).unwrap_or_else(|| "unknown".to_owned());
@@ -552,7 +552,7 @@ mod tests {
             ("dev/gantry-gate", ""),
         ]);
         assert_eq!(able.gate().verdict, Verdict::Ready);
-        // Also root cannot open a folder for writing.
+        // Even root cannot open a directory for writing.
         fs::remove_file(able.path(DEVICE)).unwrap();
         fs::create_dir(able.path(DEVICE)).unwrap();
         let finding = able.gate();
@@ -671,7 +671,7 @@ mod tests {
         fs::create_dir_all(device.join("vfio-dev/vfio0")).unwrap();
         let expected = "bound to vfio-pci, IOMMU group 7, /dev/vfio/devices/vfio0";
         assert_eq!(found().state, expected);
-        // A vendor's own driver.
+        // A vendor-specific driver.
         fs::remove_file(device.join("driver")).unwrap();
         symlink("../../drivers/nvgrace-gpu-vfio-pci", device.join("driver")).unwrap();
         let vendors = found();

@@ -1,9 +1,9 @@
-//! The event monitor: what happens in the machine, as a stream of JSON objects.
+//! The event monitor: reports what happens in the machine as a stream of JSON objects.
 //!
 //! Format and names follow Cloud Hypervisor's `--event-monitor`: each object stands on its own,
 //! followed by an empty line, with `timestamp` (seconds and nanoseconds since Gantry started),
-//! `source`, `event` and `properties`. The stream never holds up the machine: an object that the
-//! reader has no room for is dropped, and how many were is said with the next that fits.
+//! `source`, `event` and `properties`. The stream never blocks the machine: an object that does not
+//! fit into the reader's buffer is dropped, and the next one that fits reports how many were lost.
 
 use std::{
     collections::BTreeMap,
@@ -38,18 +38,18 @@ struct Event<'a> {
     properties: Option<BTreeMap<&'a str, &'a str>>,
 }
 
-/// Where events go; nowhere unless opened.
+/// Destination of events; discards them unless opened.
 #[derive(Debug)]
 pub struct EventMonitor {
     out: Option<File>,
     start: Instant,
     dropped: u64,
-    /// Rest of an object of which only a part fitted.
+    /// Remainder of an object of which only a part could be written.
     pending: Vec<u8>,
 }
 
 impl EventMonitor {
-    /// No monitor.
+    /// A monitor that discards all events.
     pub fn disabled(start: Instant) -> Self {
         Self {
             out: None,
@@ -59,17 +59,17 @@ impl EventMonitor {
         }
     }
 
-    /// Writes to a file (appended to, created) or a FIFO. A FIFO keeps what it has room for until
-    /// its reader comes.
+    /// Writes to a file (appended to, created if needed) or a FIFO. A FIFO buffers as much as it
+    /// has room for until a reader opens it.
     pub fn open(path: &Path, start: Instant) -> Result<Self, OpenError> {
         let open = || {
             let fifo = fs::metadata(path).is_ok_and(|file| file.file_type().is_fifo());
             OpenOptions::new()
-                // Linux opens a FIFO for both directions even if nobody reads it.
+                // Linux can open a FIFO for both directions even if there is no reader.
                 .read(fifo)
                 .append(true)
                 .create(!fifo)
-                // Writes to a FIFO that is full do not block.
+                // Writes to a full FIFO do not block.
                 .custom_flags(libc::O_NONBLOCK)
                 .open(path)
         };
@@ -125,7 +125,7 @@ impl EventMonitor {
     }
 }
 
-/// Writes as much as there is room for and leaves the rest.
+/// Writes as much as fits and leaves the rest in `bytes`.
 fn write_some(out: &mut File, bytes: &mut Vec<u8>) {
     while !bytes.is_empty() {
         match out.write(bytes) {
@@ -136,7 +136,7 @@ fn write_some(out: &mut File, bytes: &mut Vec<u8>) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
-                // The reader of a FIFO is gone: there is nobody to tell.
+                // The reader of the FIFO is gone, so the error cannot be reported there.
                 log::debug!("event monitor: {error}");
                 bytes.clear();
             }
@@ -186,7 +186,7 @@ mod tests {
     fn a_reader_that_does_not_read_holds_nobody_up_and_learns_what_it_missed() {
         let (reader, writer) = io::pipe().unwrap();
         let writer = File::from(std::os::fd::OwnedFd::from(writer));
-        // SAFETY: plain descriptor flags of a descriptor that is ours.
+        // SAFETY: sets plain flags of a descriptor that this test owns.
         unsafe {
             libc::fcntl(
                 std::os::fd::AsRawFd::as_raw_fd(&writer),

@@ -1,4 +1,4 @@
-//! Landlock: the process may use only the files of its configuration.
+//! Landlock: restricts the process to the files that its configuration names.
 
 use std::path::{Path, PathBuf};
 
@@ -9,42 +9,42 @@ use landlock::{
 
 use crate::config::{FileAccess, VmConfig};
 
-/// Linux 6.2 and newer. Older kernels enforce what they know.
+/// Available since Linux 6.2. Older kernels enforce what they support.
 const VERSION: ABI = ABI::V3;
 
 /// The process could not be restricted.
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
-    /// The kernel does not do it.
+    /// The kernel does not support Landlock.
     #[error("this kernel has no Landlock: start without --landlock, or add landlock to lsm=")]
     Unsupported,
-    /// A rule cannot be made.
+    /// A rule cannot be created.
     #[error("cannot allow access to {}", path.display())]
     Path {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: landlock::PathFdError,
     },
-    /// The kernel refused.
+    /// The kernel rejected the ruleset.
     #[error("cannot restrict access to files")]
     Ruleset(#[from] landlock::RulesetError),
-    /// A rule of the configuration does not make sense.
+    /// A rule of the configuration is invalid.
     #[error("{0:?} is no access of a Landlock rule: use r, w or rw")]
     Access(String),
 }
 
-/// The version of Landlock that this kernel has and uses.
+/// The Landlock version that this kernel supports and has enabled.
 pub fn version() -> Option<u32> {
     /// `LANDLOCK_CREATE_RULESET_VERSION`
     const ASK: libc::c_uint = 1;
     let nothing = std::ptr::null::<libc::c_void>();
-    // SAFETY: asked for the version, it takes no attributes.
+    // SAFETY: when asked for the version, the call reads no attributes.
     let version = unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, nothing, 0usize, ASK) };
     u32::try_from(version).ok().filter(|version| *version > 0)
 }
 
-/// Restricts the calling thread, and those that it starts from now on, to the files that the
+/// Restricts the calling thread, and all threads that it starts from now on, to the files that the
 /// configuration names.
 pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
     let all = AccessFs::from_all(VERSION);
@@ -66,7 +66,7 @@ pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
 
 pub(crate) type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
 
-/// Every path that the machine will open, and how.
+/// Every path that the machine will open, with the access that it needs.
 pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let write = read | AccessFs::WriteFile | AccessFs::Truncate;
@@ -74,12 +74,12 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         (PathBuf::from("/dev/kvm"), write),
         (PathBuf::from("/proc/meminfo"), read),
     ];
-    // What the limits of its control groups leave of the host's memory.
+    // For finding out how much of the host's memory the limits of the control groups leave.
     let groups = ["/proc/self/cgroup", "/sys/fs/cgroup"].map(PathBuf::from);
     let groups = groups.into_iter().filter(|path| path.exists());
     rules.extend(groups.map(|path| (path, read)));
-    // What is created has to be allowed in its directory. The file of a memory zone may be a
-    // directory itself.
+    // To create a file, access to its directory is needed. The file of a memory zone may itself be
+    // a directory.
     let created = |path: &Path| {
         let directory = match path.parent() {
             _ if path.is_dir() => path,
@@ -107,7 +107,7 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
             rules.push(rule);
         }
     }
-    // Physical devices can come later. Without the driver there are none, now or then.
+    // Physical devices can be plugged in later. Without the driver there are none, now or later.
     if Path::new("/dev/vfio").exists() {
         rules.push((PathBuf::from("/dev/vfio"), write));
         rules.push((PathBuf::from("/sys/devices"), read));
@@ -125,7 +125,7 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     for zone in config.memory.zones.iter().flatten() {
         rules.extend(zone.file.iter().map(|path| created(path)));
     }
-    // A port of the gate can come later.
+    // A gate port can be plugged in later.
     let gate = Path::new(vmfunc_gate::host::DEVICE);
     if gate.exists() {
         rules.push((gate.to_owned(), write));

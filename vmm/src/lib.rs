@@ -1,4 +1,4 @@
-//! The virtual machine monitor: what stands behind the `gantry` binary.
+//! The virtual machine monitor: the library behind the `gantry` binary.
 //!
 //! ```text
 //!   cli ──VmConfig──┐
@@ -7,14 +7,14 @@
 //!                           └──> events, metrics
 //! ```
 //!
-//! - [`cli`]: the command line; [`config`]: what a VM consists of, and what of it can be done.
-//! - [`api`]: the REST API; [`control`]: the one thread that owns the machine.
-//! - [`machine`]: puts a machine together and changes it; [`cpu`]: vCPU threads; [`memory`]: guest
-//!   RAM; [`snapshot`]: its state on disk.
-//! - [`migration`]: VMs that move to another host while they run.
-//! - [`events`], [`metrics`], [`logging`]: what others see of it.
-//! - [`seccomp`], [`landlock`]: what the process may do; [`open_files`]: how many descriptors it
-//!   may have; [`doctor`]: what a host lacks.
+//! - [`cli`]: the command line; [`config`]: the configuration of a VM and its validation.
+//! - [`api`]: the REST API; [`control`]: the control thread, which owns the machine.
+//! - [`machine`]: assembles a machine and changes it at run time; [`cpu`]: vCPU threads;
+//!   [`memory`]: guest RAM; [`snapshot`]: saved machines on disk.
+//! - [`migration`]: live migration of VMs to another host.
+//! - [`events`], [`metrics`], [`logging`]: what a VM reports to the outside.
+//! - [`seccomp`], [`landlock`]: confinement of the process; [`open_files`]: its limit of open file
+//!   descriptors; [`doctor`]: checks for what a host lacks.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 

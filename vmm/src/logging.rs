@@ -1,6 +1,6 @@
 //! The log: one line per record, to standard error or a file.
 //!
-//! `gantry: 1.234567s <vcpu0> WARN message`: seconds since the process started, and the thread.
+//! Example: `gantry: 1.234567s <vcpu0> WARN message`, with the seconds since the process started and the thread's name.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use std::{
 use base::Unpoisoned;
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-/// The log cannot be written.
+/// The log cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be opened.
@@ -23,24 +23,24 @@ pub enum Error {
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// There is a log already.
+    /// The log was already started.
     #[error("cannot start the log")]
     Twice(#[from] log::SetLoggerError),
 }
 
-/// How many lines a thread may log at once from one place in the code, and after what time one more: a guest can
-/// cause some as often as it likes, and must not fill the host's disk with them, nor keep another device from being
-/// heard. Guests cannot choose how many threads there are, or their names.
+/// How many lines a thread may log in a burst from one place in the code, and after how much time one more is allowed:
+/// a guest can trigger some messages as often as it likes, and must neither fill the host's disk with them nor suppress
+/// those of another device. Guests can choose neither the number of threads nor their names.
 const BURST: u32 = 100;
 const REFILL: Duration = Duration::from_secs(1);
 
-/// What names of vCPUs' threads begin with.
+/// Prefix of the names of vCPU threads.
 const VCPU: &str = "vcpu";
 
-/// What a thread may log from a place in the code.
+/// The rate-limit state of one thread at one place in the code.
 #[derive(Debug)]
 struct Allowance {
     lines: u32,
@@ -57,7 +57,7 @@ impl Allowance {
         }
     }
 
-    /// How many lines were not logged before this one; `None` if it is not either.
+    /// Returns how many lines were suppressed before this one, or `None` if this one is to be suppressed too.
     fn take(&mut self, now: Instant) -> Option<u64> {
         let passed = now.saturating_duration_since(self.refilled).as_nanos() / REFILL.as_nanos();
         let more = u32::try_from(passed).unwrap_or(u32::MAX);
@@ -78,25 +78,26 @@ impl Allowance {
 }
 
 struct Logger {
-    /// Standard error if there is none.
+    /// Standard error if `None`.
     file: Option<File>,
     started: Instant,
     places: Mutex<BTreeMap<Place, Allowance>>,
 }
 
-/// File and line of the code, and the thread's name: one that is started anew, which a guest can have done, has
-/// what its predecessor left.
+/// File and line of the code, and the thread's name: a restarted thread, which a guest can cause, inherits what remains
+/// of its predecessor's allowance.
 type Place = (&'static str, u32, String);
 
 impl Logger {
-    /// Whether a record is to be logged: how many of its thread and place were not before it.
+    /// Decides whether to log a record: returns how many records of its thread and place were suppressed before it, or
+    /// `None` to suppress it.
     fn admit(&self, record: &Record, thread: &str) -> Option<u64> {
-        // Who asks for more than information wants all of it.
+        // A user who asks for more than informational messages wants all of them.
         let limited = record.level() <= Level::Info;
         let Some((file, line)) = record.file_static().zip(record.line()).filter(|_| limited) else {
             return Some(0);
         };
-        // A guest can have as many of them as it likes do the same.
+        // A guest can make as many vCPUs as it likes do the same.
         let thread = match thread.starts_with(VCPU) {
             true => VCPU,
             false => thread,
@@ -111,7 +112,7 @@ impl Logger {
 
 impl Log for Logger {
     fn enabled(&self, metadata: &Metadata) -> bool {
-        // A guest can have that crate warn of each of its accesses to a physical device.
+        // A guest can make that crate log a warning for each of its accesses to a physical device.
         metadata.level() == Level::Error || !metadata.target().starts_with("vfio_ioctls")
     }
 
@@ -128,8 +129,8 @@ impl Log for Logger {
         if unsaid > 0 {
             line.insert_str(line.len() - 1, &format!(" (and {unsaid} others before)"));
         }
-        // One write for the whole line, so that lines of threads do not mix. If it fails, there
-        // is nobody left to tell.
+        // Writes the whole line at once, so that lines of different threads do not mix. A failure cannot be reported
+        // anywhere.
         let _ = match &self.file {
             Some(file) => (&*file).write_all(line.as_bytes()),
             None => io::stderr().write_all(line.as_bytes()),
@@ -149,7 +150,7 @@ fn line(record: &Record, thread: &str, elapsed: std::time::Duration) -> String {
     )
 }
 
-/// Warnings and errors, and with each `-v` more: information, debugging, traces.
+/// Warnings and errors; each `-v` adds a level: information, debugging, traces.
 pub fn level(verbosity: u8) -> LevelFilter {
     match verbosity {
         0 => LevelFilter::Warn,
@@ -159,7 +160,7 @@ pub fn level(verbosity: u8) -> LevelFilter {
     }
 }
 
-/// Starts the log of the process. A file is appended to.
+/// Starts the process's log. If it is a file, lines are appended to it.
 pub fn start(file: Option<&Path>, verbosity: u8, started: Instant) -> Result<(), Error> {
     let open = |path: &Path| {
         let file = OpenOptions::new().create(true).append(true).open(path);
@@ -229,7 +230,7 @@ mod tests {
         let floods = |thread| while logger.admit(&record, thread).is_some() {};
         floods("_disk0");
         assert_eq!(logger.admit(&record, "_disk1"), Some(0));
-        // vCPUs speak for any device, and there may be hundreds.
+        // vCPUs act for any device, and there may be hundreds of them.
         floods("vcpu0");
         assert_ne!(logger.admit(&record, "vcpu1"), Some(0));
         assert_eq!(logger.admit(&record, "_net0"), Some(0));
@@ -251,7 +252,7 @@ mod tests {
         };
         (0..10 * BURST).for_each(|_| say(Level::Warn, 1));
         let logged = || std::fs::read_to_string(&path).unwrap().lines().count();
-        // One or two may have been regained meanwhile.
+        // One or two may have been refilled meanwhile.
         assert!(
             (BURST as usize..2 * BURST as usize).contains(&logged()),
             "{}",

@@ -1,4 +1,4 @@
-//! The `gantry` binary: reads the command line and starts what it asks for.
+//! The `gantry` binary: parses the command line and runs what it asks for.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -24,13 +24,13 @@ use vmm::{
     seccomp::{self, Filters, Spawner},
 };
 
-/// The command line is wrong.
+/// Exit status: the command line is invalid.
 const USAGE: u8 = 2;
 
-/// The guest was lost.
+/// Exit status: the guest failed and was lost.
 const LOST: u8 = 3;
 
-/// Gantry cannot do what it is asked for.
+/// Gantry cannot do what was requested.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
@@ -61,14 +61,15 @@ enum Error {
     Output(#[source] io::Error),
 }
 
-/// Gives malloc two arenas. Without a limit it makes one for each thread that finds others busy,
-/// which costs memory, and reads the number of processors from a file, which a confined thread
-/// must not.
+/// Limits malloc to two arenas. Without a limit it creates one for each thread that finds the
+/// others busy, which costs memory, and it reads the number of processors from a file, which a
+/// confined thread must not do.
 fn limit_arenas() {
-    // SAFETY: sets a number, before other threads exist.
+    // SAFETY: sets a parameter before other threads exist.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 2) };
-    // Before an arena other than the first shrinks, malloc opens a file of /proc, for which threads
-    // are killed by their filters. So large pieces have mappings of their own, and arenas stay.
+    // Before malloc shrinks an arena other than the first, it opens a file in /proc, and the
+    // seccomp filters would kill the thread for that. So large allocations get mappings of their
+    // own, and arenas never shrink.
     // SAFETY: as above.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10);
@@ -91,7 +92,7 @@ fn main() -> ExitCode {
     ended(run(cli, started))
 }
 
-/// How the process ends.
+/// Reports an error, if any, and returns the exit status of the process.
 fn ended(outcome: Result<ExitCode, Error>) -> ExitCode {
     match outcome {
         Ok(code) => code,
@@ -111,7 +112,7 @@ fn print(text: &str) -> Result<(), Error> {
         .map_err(Error::Output)
 }
 
-/// Does what a command asks for.
+/// Runs a subcommand.
 fn answer(asked: Command) -> Result<ExitCode, Error> {
     match asked {
         Command::Ctl(Deferred(ctl)) => ctl.run(&mut io::stdout().lock())?,
@@ -167,7 +168,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     let filters = Filters::new(cli.seccomp);
     let (sender, receiver) = api::channel().map_err(Error::Api)?;
     let listener = cli.api_socket.as_ref().map(Listener::open).transpose()?;
-    // Once: threads that are started from now on inherit it.
+    // Once, here: threads that are started from now on inherit the restriction.
     filters.confine()?;
     let server = match listener {
         None => None,
@@ -182,7 +183,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         started,
     };
     let result = control::run(options, receiver, monitor);
-    // Also after an error: responses leave, and the socket's file goes.
+    // After an error too: pending responses are sent, and the socket's file is removed.
     if let Some(server) = server {
         server.stop();
     }
@@ -192,9 +193,9 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     })
 }
 
-/// An inherited descriptor for events. Writing to it must not block.
+/// Takes an inherited descriptor for events and makes it non-blocking.
 fn event_file(fd: RawFd) -> Result<File, Error> {
-    // SAFETY: asks for and sets flags of whatever the number stands for; failures are checked.
+    // SAFETY: reads and sets the flags of whatever the number refers to; failures are checked.
     let result = unsafe {
         match libc::fcntl(fd, libc::F_GETFL) {
             -1 => -1,
@@ -205,6 +206,6 @@ fn event_file(fd: RawFd) -> Result<File, Error> {
         let source = io::Error::last_os_error();
         return Err(Error::EventFd { fd, source });
     }
-    // SAFETY: the descriptor is open, and whoever started this process gave it away for events.
+    // SAFETY: the descriptor is open, and whoever started this process handed it over for events.
     Ok(unsafe { File::from_raw_fd(fd) })
 }

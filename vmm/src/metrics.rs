@@ -1,4 +1,4 @@
-//! Counters as Prometheus' text exposition format, version 0.0.4.
+//! Counters in Prometheus' text exposition format, version 0.0.4.
 
 use std::fmt::Write;
 
@@ -7,19 +7,19 @@ use crate::api::{VmCounters, VmState};
 /// Content type of [`Metrics::render`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// What there is to measure.
+/// The values to export.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metrics {
     /// The VM, if there is one.
     pub vm: Option<VmMetrics>,
 }
 
-/// What there is to measure of a VM.
+/// The values to export for a VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VmMetrics {
-    /// What it is doing.
+    /// Its state.
     pub state: VmState,
-    /// vCPUs that are plugged in.
+    /// Number of vCPUs that are plugged in.
     pub vcpus: u32,
     /// Bytes of memory that the guest has.
     pub memory_bytes: u64,
@@ -28,7 +28,7 @@ pub struct VmMetrics {
 }
 
 impl Metrics {
-    /// The text: `gantry_up`, then what there is of a VM.
+    /// Renders the text: `gantry_up`, then the values of the VM if there is one.
     pub fn render(&self) -> String {
         let mut text = String::new();
         header(&mut text, "gantry_info", "gauge", "Version of the VMM.");
@@ -86,7 +86,8 @@ impl VmMetrics {
         {
             return;
         }
-        // Devices may count gauges too (an average latency), so nothing is said of the type.
+        // Some of the devices' values are gauges (such as an average latency), so no type is
+        // declared.
         let help = "What devices and vCPUs count, as in vm.counters.";
         header(text, "gantry_device_counter", "untyped", help);
         for (device, counters) in &self.counters {
@@ -99,7 +100,7 @@ impl VmMetrics {
 }
 
 fn header(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 

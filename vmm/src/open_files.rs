@@ -1,19 +1,19 @@
-//! How many files the process may have open.
+//! The process's limit of open files.
 //!
-//! Sockets to the guest, API clients and queues take a descriptor or several each. The usual soft
-//! limit of 1,024 exists for programs that use `select`; Gantry does not, and takes what the hard
+//! Each guest socket, API client and queue takes one or more descriptors. The usual soft limit of
+//! 1,024 exists for programs that use `select`; Gantry does not, and raises it as far as the hard
 //! limit allows.
 
 use std::io;
 
 use base::limits::Limit;
 
-/// What suffices for whatever one VM can ask for: 1,023 streams of a socket device, 64 API
-/// clients, 129 connections of a migration, and some 60 devices with a few queues each.
+/// Enough for anything that one VM can ask for: 1,023 streams of a socket device, 64 API clients,
+/// 129 connections of a migration, and about 60 devices with a few queues each.
 const ENOUGH: u64 = 4096;
 
-/// Raises the soft limit of open files up to the hard one and returns it. Says in the log if that
-/// is little. Before the process is confined.
+/// Raises the soft limit of open files to the hard limit and returns it. Logs a warning if that is
+/// low. To be called before the process is confined.
 pub fn raise_limit() -> io::Result<u64> {
     let limit = Limit::raise()?.hard;
     if let Some(warning) = shortage(limit) {
