@@ -1,9 +1,10 @@
-//! How fairly policies share a virtual GPU among fronts, and what that costs: figures, not a test.
+//! Measures how fairly policies share a virtual GPU among fronts, and the cost of that. It prints figures and is not a
+//! test.
 //!
-//! Fronts are processes, which speak to a mediator as `gantry` does; the mediator, its policies and the model
-//! of the GPU are the real ones. Only the engine's clock is virtual: a command is a wait for a semaphore, which
-//! this program releases when the command has had the engine for its length. So each run gives the same
-//! figures on any machine.
+//! Fronts are processes that talk to a mediator like `gantry` does. The mediator, its policies and the model of the GPU
+//! are the real ones. Only the engine's clock is virtual: a command is a wait for a semaphore, which this program
+//! releases when the command has had the engine for its length. Each run therefore gives the same figures on any
+//! machine.
 //!
 //!     cargo run --release -p gpu-mediator --example gpu_turns
 
@@ -40,17 +41,18 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 const VRAM: u64 = 64 << 20;
 const VRAM_VA: u64 = 0x1000_0000;
-/// Where a front's semaphore and commands are in its VRAM.
+/// Offsets of a front's semaphore and commands in its VRAM.
 const SEMAPHORE: u64 = 0;
 const PUSH: u64 = 0x1000;
 const CHANNEL: u8 = 1;
-/// Commands that a front has submitted and that are not done.
+/// Number of commands of a front in flight.
 const DEPTH: u32 = 2;
-/// Before anything is counted.
+/// Warm-up time before anything is counted.
 const WARM: Duration = Duration::from_millis(200);
-/// A front's time from a command's end to its next submission: an interrupt, and an exit.
+/// Time of a front from the end of a command to its next submission: an interrupt and an exit.
 const THINK: Duration = Duration::from_micros(20);
-/// What a register of the GPU costs the mediator, those of an interrupt, and what the engine a change to another VM's channels.
+/// Cost of a GPU register access for the mediator, number of accesses per interrupt, and cost for the engine of
+/// switching to another VM's channels.
 const REGISTER: Duration = Duration::from_micros(1);
 const INTERRUPT: u32 = 5;
 const SWITCH: Duration = Duration::from_micros(25);
@@ -79,7 +81,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// A front: one channel, which always has a command more than the one that is carried out.
+/// A front with one channel, which always has another command queued behind the current one.
 fn front(socket: &Path) -> Result<()> {
     let packets = Packets::connect(socket)?;
     let say = |request: Request| packets.send(&request.encode(), &[]);
@@ -125,7 +127,7 @@ fn front(socket: &Path) -> Result<()> {
             count: 4,
         });
         let at = VRAM_VA + SEMAPHORE;
-        // Until the semaphore has this number, or a later one.
+        // Waits until the semaphore has this number or a later one.
         let words = [header.encode(), (at >> 32) as u32, at as u32, number, 4];
         for (at, word) in (push..).step_by(4).zip(words) {
             write(&memory, at, word);
@@ -158,7 +160,7 @@ fn front(socket: &Path) -> Result<()> {
 
 fn write(memory: &Mapping, at: u64, word: u32) {
     assert!(at + 4 <= memory.len() as u64);
-    // SAFETY: within the mapping, and aligned.
+    // SAFETY: within the mapping and aligned.
     unsafe {
         memory
             .start()
@@ -168,15 +170,15 @@ fn write(memory: &Mapping, at: u64, word: u32) {
     };
 }
 
-/// A front, as it is seen from here.
+/// A front, as seen by this process.
 struct Front {
     packets: Packets,
     memory: Mapping,
     length: Duration,
-    /// Commands that are done, as the front has heard, and what is left of the one after these.
+    /// Number of completed commands that the front has been told of, and the remaining time of the next one.
     done: u32,
     left: Duration,
-    /// What has come of it, and when the mediator gets that.
+    /// Its submissions, and when the mediator receives them.
     submitted: VecDeque<(Moment, Request)>,
     /// Engine time in each tenth of a second.
     used: Vec<Duration>,
@@ -197,14 +199,14 @@ struct Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // They end by themselves as well, once nobody answers.
+            // They also end by themselves once nobody replies.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 }
 
-/// What comes from a front next.
+/// Receives the next message of a front.
 fn next(packets: &Packets) -> Result<Request> {
     let mut entry = [libc::pollfd {
         fd: packets.as_fd().as_raw_fd(),
@@ -280,7 +282,7 @@ impl Bench {
                 submitted: VecDeque::new(),
                 used: Vec::new(),
             };
-            // All but what it submits.
+            // Everything before its first submission.
             let submitted = loop {
                 match next(&its.packets)? {
                     submit @ Request::Submit { .. } => break submit,
@@ -307,8 +309,8 @@ impl Bench {
         })
     }
 
-    /// The mediator takes what has come until now, and its own turns. When it wants to be asked again.
-    /// Time passes for the registers that it uses, unless it is asked only because the model is slow.
+    /// The mediator handles what has arrived until now, and its own turns. Returns when it wants to be called again.
+    /// Time advances for the registers that it accesses, unless it is called only because the model is slow.
     fn mediate(&mut self, passes: bool) -> Result<Moment> {
         for (id, front) in &mut self.fronts {
             let is_due = |(at, _): &(Moment, Request)| *at <= self.now;
@@ -322,7 +324,7 @@ impl Bench {
         let again = self.mediator.tick(self.now)?;
         let asked = self.mediator.gpu().questions;
         if passes {
-            // At most some dozens.
+            // At most a few dozen.
             self.now += REGISTER * (asked - self.questions) as u32;
         }
         self.questions = asked;
@@ -376,13 +378,13 @@ impl Bench {
         Ok(self.figures())
     }
 
-    /// Waits, in real time, until the model has seen that a command is over.
+    /// Waits, in real time, until the model has noticed that a command is over.
     fn finish(&mut self, id: u32, number: u32) -> Result<()> {
         let start = Instant::now();
         self.now += REGISTER * INTERRUPT;
         while self.fronts[&id].done < number {
             self.mediate(false)?;
-            // Its turn has ended in this moment: the end is seen in its next one.
+            // Its turn has just ended: the end of the command is noticed in its next turn.
             if !self.mediator.running().any(|(vm, _)| vm == id) {
                 break;
             }

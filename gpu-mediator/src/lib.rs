@@ -1,4 +1,4 @@
-//! Who may use an accelerator, and when.
+//! Decides who may use an accelerator, and when.
 //!
 //! ```text
 //!   who wants the device ---> Scheduler ---> who gets it, for how long
@@ -7,13 +7,13 @@
 //! ```
 //!
 //! - [`arbiter`]: the process that shares a real device among workers.
-//! - [`gpu`]: one GPU as many, for guests with their own drivers.
-//! - [`policy`]: in what order turns are given. Pure state machines over a clock that they are
-//!   told: no thread, no input or output.
-//! - [`scheduler`]: a policy, and the account of each client, whatever the policy.
-//! - [`simulator`]: the same code in virtual time against clients whose kernels have any length;
-//!   measures fairness and what it costs, and draws it.
-//! - [`top`]: the arbiter's figures in a terminal; [`metrics`]: for Prometheus.
+//! - [`gpu`]: shares one GPU among guests that use their own drivers.
+//! - [`policy`]: the order of turns. Pure state machines on a clock that they are given: no
+//!   threads, no I/O.
+//! - [`scheduler`]: a policy, and the accounts of the clients, which do not depend on the policy.
+//! - [`simulator`]: runs the same code in virtual time against clients with kernels of any length;
+//!   measures fairness and its cost, and draws it.
+//! - [`top`]: shows the arbiter's figures in a terminal; [`metrics`]: exports them to Prometheus.
 
 pub mod arbiter;
 pub mod gpu;

@@ -1,20 +1,20 @@
-//! The arbiter's figures as Prometheus' text exposition format, version 0.0.4.
+//! The arbiter's figures in Prometheus' text exposition format, version 0.0.4.
 //!
-//! Printed by `gantry-top --metrics`, and not served: the arbiter has one socket for one document,
-//! and whoever collects figures of a machine (node_exporter) takes such a text from a file.
+//! `gantry-top --metrics` prints them; nothing serves them. The arbiter has one socket for one
+//! document, and a machine's metrics collector (node_exporter) reads such text from a file.
 
 use std::fmt::{Display, Write};
 
 use crate::status::{Client, Status};
 
-/// A metric's name and help, and its value for a client.
+/// A metric's name and help text, and a function of its value for a client.
 type Metric<'a> = (&'a str, &'a str, &'a dyn Fn(&Client) -> f64);
 
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// The text.
+/// Renders the text.
 pub fn render(status: &Status) -> String {
     let mut text = String::new();
     let weights: u64 = present(status).map(|client| u64::from(client.weight)).sum();
@@ -108,14 +108,14 @@ fn present(status: &Status) -> impl Iterator<Item = &Client> {
 }
 
 fn header(text: &mut String, name: &str, kind: &str, help: &str) {
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
 fn line(text: &mut String, name: &str, labels: &[(&str, &str)], value: impl Display) {
     text.push_str(name);
     for (label, value) in labels {
-        // Names have no control characters: see `Join::from_bytes`.
+        // Names contain no control characters: see `Join::from_bytes`.
         let value = value.replace('\\', "\\\\").replace('"', "\\\"");
         let _ = write!(text, "{{{label}=\"{value}\"}}");
     }

@@ -1,12 +1,11 @@
-//! A device, who has it, who waits for it, and what each client has had of it.
+//! Schedules a device: who has it, who waits for it, and how much each client has had.
 //!
-//! Whatever the policy, a client that is between two batches is anticipated: for as long as it is
-//! expected to stay away ([`Expected`]) it keeps its turn, or the free device is kept for it, and what
-//! that costs is charged to it. That is for who would be next anyway, if it is back in a moment or has
-//! fallen behind its part; and only if it uses a fair part of what is kept for it. For others' pauses
-//! somebody else has the device, if possible for no longer than they last. Who is back within
-//! the longest pause that is waited for has lost nothing of what it is owed; who stays away for longer than was expected is not
-//! waited for.
+//! Whatever the policy, a client that is between two batches is anticipated. For as long as it is expected to be away
+//! ([`Expected`]), it keeps its turn, or the free device is kept for it, and it is charged for that. This applies to a
+//! client that would be next anyway, and that is back in a moment or has fallen behind its share; and only if it uses a
+//! fair part of the time that is kept for it. In the pauses of other clients, somebody else gets the device, if
+//! possible for no longer than the pause. A client that is back within the longest pause that is waited for keeps
+//! everything that it is owed. A client that stays away for longer than expected is not waited for.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -15,29 +14,29 @@ use crate::{
     policy::{ClientId, Comes, Next, Policy, Rank, Weight},
 };
 
-/// More synchronous calls than this in [`INTERACTIVE_TIME`] of its turns make a client one whose
-/// CPU must run while it has the device (FairGV, section 3.2.3).
+/// More synchronous calls than this in [`INTERACTIVE_TIME`] of its turns make a client interactive: its vCPU must run
+/// while it has the device (FairGV, section 3.2.3).
 const INTERACTIVE_CALLS: u128 = 10;
 const INTERACTIVE_TIME: Duration = Duration::from_millis(10);
 
-/// The longest pause that is waited for, if nothing else is said.
+/// The default for the longest pause that is waited for.
 pub const LONGEST_PAUSE: Duration = Duration::from_millis(10);
-/// A pause up to this is waited for rather than passing the turn on and back, which takes a GPU as
-/// long: 150 us for its change to another process and 200 us for the way to the worker, twice.
+/// The device is kept for a pause up to this length instead of passing the turn on and back, which takes a GPU about as
+/// long: 150 us for switching to another process and 200 us for the way to the worker, twice.
 const SHORT: Duration = Duration::from_micros(500);
-/// Who uses less of what is kept for it than one in so many parts is not waited for.
+/// A client that uses less than one in this many parts of the time that is kept for it is not waited for.
 const LEAST_PART: u32 = 3;
-/// A turn in another client's pause is not shorter.
+/// Minimum length of a turn in another client's pause.
 const SHORTEST_FILL: Duration = Duration::from_millis(1);
 
 /// What a client has had so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Figures {
-    /// How long it had the device.
+    /// Time for which it had the device.
     pub device_time: Duration,
-    /// How long it waited for it.
+    /// Time for which it waited for the device.
     pub queueing_time: Duration,
-    /// How often it got it.
+    /// Number of turns that it got.
     pub turns: u64,
     /// Synchronous calls during its turns.
     pub synchronous_calls: u64,
@@ -46,41 +45,41 @@ pub struct Figures {
 /// A turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// Whose it is.
+    /// The client.
     pub client: ClientId,
-    /// For how long.
+    /// The length of the turn.
     pub slice: Slice,
-    /// Whether the client's processor should be woken now: it made so many synchronous calls in
-    /// its last turns that the device would wait for it.
+    /// Whether the client's vCPU should be woken now: it made so many synchronous calls in its recent turns that the
+    /// device would have to wait for it.
     pub coschedule: bool,
 }
 
-/// What to do now.
+/// What the caller must do now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dispatch {
-    /// Give the device away.
+    /// Give the device to a client.
     Grant(Grant),
-    /// Ask again then, or when something happens.
+    /// Call again at this time, or when something happens.
     At(Moment),
-    /// Ask again when something happens.
+    /// Call again when something happens.
     Nothing,
 }
 
 /// A client that is between two batches.
 #[derive(Clone, Copy, Debug)]
 struct Away {
-    /// When it is usually back, and when at the latest if it is trusted: until then it is waited for.
+    /// When it is usually back, and the latest time at which it is expected back. The device is kept for it until then.
     usual: Moment,
     until: Moment,
-    /// Until when it keeps what it is owed. That costs nobody anything.
+    /// Until when it keeps what it is owed. This costs nobody anything.
     owed: Moment,
-    /// Whether it uses enough of what is kept for it.
+    /// Whether it uses enough of the time that is kept for it.
     pays: bool,
 }
 
 impl Away {
-    /// What is expected may come from a hostile client. Nobody is waited for who may stay away for
-    /// longer than the `longest` pause.
+    /// The expectation may come from a hostile client. A client that may stay away for longer than the `longest` pause
+    /// is not waited for.
     fn new(expected: Expected, since: Moment, longest: Duration) -> Self {
         let within = match expected.within {
             within if within > longest => Duration::ZERO,
@@ -94,8 +93,8 @@ impl Away {
         }
     }
 
-    /// Whether the device is kept for it, if that is its `rank` among those who wait; `holds` says
-    /// that it has a turn that is not over.
+    /// Whether the device is kept for the client, given its `rank` among those that wait; `holds` says that it has a
+    /// turn that is not over.
     fn is_waited_for(self, rank: Rank, holds: bool, now: Moment) -> bool {
         let soon = self.usual.since(now) <= SHORT;
         self.pays
@@ -111,12 +110,12 @@ impl Away {
 #[derive(Debug)]
 struct Client {
     waits_since: Option<Moment>,
-    /// It does not wait, and is expected back.
+    /// Set if it does not wait and is expected back.
     away: Option<Away>,
-    /// Calls and time of the last turns; halved as they grow, so that old ones fade.
+    /// Calls and device time of the recent turns; both are halved as they grow, so that old turns fade.
     calls: u128,
     held: Duration,
-    /// When it was charged for what it has used after its turns.
+    /// When it was last charged for use after its turns.
     late: Moment,
     figures: Figures,
 }
@@ -130,7 +129,7 @@ impl Client {
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     client: ClientId,
-    /// Up to when it has been charged.
+    /// The time until which it has been charged.
     charged: Moment,
 }
 
@@ -144,14 +143,14 @@ pub struct Scheduler {
     holder: Option<Holder>,
     /// Since when the device has been free although somebody waits.
     wasted_since: Option<Moment>,
-    /// For whom a free device is kept, and up to when that has been charged.
+    /// The client for which the free device is kept, and until when that has been charged.
     kept: Option<Holder>,
-    /// Whose turn is just over: if it wants the device before somebody gets it, it goes on.
+    /// The client whose turn has just ended: if it wants the device before somebody else gets it, it continues.
     last: Option<ClientId>,
 }
 
 impl Scheduler {
-    /// A free device.
+    /// Creates a scheduler of a free device.
     pub fn new(policy: Box<dyn Policy>) -> Self {
         Self {
             policy,
@@ -165,12 +164,13 @@ impl Scheduler {
         }
     }
 
-    /// Has nobody waited for who may stay away for longer than this between two batches.
+    /// Sets the longest pause between two batches that is waited for. Clients that may be away for longer are not
+    /// waited for.
     pub fn set_longest_pause(&mut self, longest: Duration) {
         self.longest_pause = longest;
     }
 
-    /// A client that does not want the device yet. Its number must be new.
+    /// Adds a client that does not want the device yet. Its number must be new.
     pub fn join(&mut self, id: ClientId, weight: Weight, now: Moment) {
         self.policy.join(id, weight, now);
         let client = Client {
@@ -184,7 +184,7 @@ impl Scheduler {
         self.clients.insert(id, client);
     }
 
-    /// The client is gone. If it had the device, that is free now.
+    /// Removes a client. If it had the device, the device is free now.
     pub fn leave(&mut self, id: ClientId, now: Moment) {
         self.give_up(id, now);
         if self.holder.is_some_and(|holder| holder.client == id) {
@@ -195,7 +195,7 @@ impl Scheduler {
         self.clients.remove(&id);
     }
 
-    /// The client wants the device. Wanting it twice, or while having it, changes nothing.
+    /// The client wants the device. This has no effect if it already wants or has it.
     pub fn want(&mut self, id: ClientId, now: Moment) {
         let held = self.holder.is_some_and(|holder| holder.client == id);
         let Some(client) = self.clients.get_mut(&id) else {
@@ -218,8 +218,8 @@ impl Scheduler {
         self.policy.want(id, comes, now);
     }
 
-    /// Until when the holder keeps the device, which has been charged until now and is between two
-    /// batches `since` then; none if others shall have it. `in_turn` says that its turn is not over.
+    /// Returns until when the holder keeps the device, or `None` if others shall have it. The holder has been charged
+    /// until now and has been between two batches since `since`. `in_turn` says that its turn is not over.
     pub fn keeps(
         &self,
         expected: Expected,
@@ -233,18 +233,19 @@ impl Scheduler {
         keeps.then_some(away.until)
     }
 
-    /// The holder's turn is over, and it has been charged until now: whether it goes on, as its next turn
+    /// The holder's turn is over, and it has been charged until now. Returns whether it continues, since its next turn
     /// would come before all others'.
     pub fn goes_on(&mut self, now: Moment) -> bool {
         let Some(holder) = self.holder else {
             return false;
         };
-        // For one that is away the device may be kept, or it comes back in a shorter turn.
+        // The device may have to be kept for a client that is away, or that client needs a shorter turn before it comes
+        // back.
         self.anticipate(now) == Err(None) && self.policy.goes_on(holder.client)
     }
 
-    /// A client that has given the device back is between two batches `since` then. One that waits
-    /// is not.
+    /// Notes that a client that has given the device back has been between two batches since `since`. This has no
+    /// effect on a client that waits.
     pub fn away(&mut self, id: ClientId, expected: Expected, since: Moment, now: Moment) {
         let away = Away::new(expected, since, self.longest_pause);
         if let Some(client) = self.clients.get_mut(&id)
@@ -255,7 +256,7 @@ impl Scheduler {
         }
     }
 
-    /// Charges who a free device has been kept for.
+    /// Charges the client for which a free device has been kept.
     fn charge_kept(&mut self, now: Moment) {
         let Some(kept) = self.kept.take() else {
             return;
@@ -265,12 +266,12 @@ impl Scheduler {
         if let Some(client) = self.clients.get_mut(&kept.client) {
             client.figures.device_time += time;
         }
-        // That was no work of the scheduler's.
+        // This was not overhead of the scheduler.
         self.wasted_since = Some(now);
     }
 
-    /// Who of those that are away the device is kept for, and until when to look again; or how long
-    /// a turn may be that is given in the pause of one that would be next.
+    /// Returns the absent client for which the device is kept, and when to check again. Otherwise returns the maximum
+    /// length of a turn that is given in the pause of a client that would be next.
     fn anticipate(&mut self, now: Moment) -> Result<(ClientId, Moment), Option<Duration>> {
         let mut best: Option<(Rank, ClientId)> = None;
         let mut first: Option<Moment> = None;
@@ -298,7 +299,7 @@ impl Scheduler {
         }
     }
 
-    /// The client does not want the device any longer.
+    /// The client no longer wants the device.
     pub fn give_up(&mut self, id: ClientId, now: Moment) {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -310,7 +311,7 @@ impl Scheduler {
         }
     }
 
-    /// Who has the device.
+    /// The client that has the device.
     pub fn holder(&self) -> Option<ClientId> {
         self.holder.map(|holder| holder.client)
     }
@@ -320,9 +321,8 @@ impl Scheduler {
         self.waiting > 0
     }
 
-    /// Charges the holder for `used` since it was charged last, at most the time since then.
-    /// To be done before another client wants a device that its holder has had alone: so that
-    /// both start from what has been used by then.
+    /// Charges the holder for `used` since it was last charged, at most the time since then. This must be called before
+    /// another client wants a device that its holder has had alone, so that both start from the use until then.
     pub fn charge(&mut self, used: Duration, synchronous_calls: u64, now: Moment) {
         let Some(holder) = &mut self.holder else {
             return;
@@ -343,13 +343,13 @@ impl Scheduler {
         }
     }
 
-    /// How long the holder has had the device since it was charged last.
+    /// Time for which the holder has had the device since it was last charged.
     pub fn held(&self, now: Moment) -> Duration {
         self.holder
             .map_or(Duration::ZERO, |holder| now.since(holder.charged))
     }
 
-    /// How long a client has had the device since it was charged last.
+    /// Time for which a client has had the device since it was last charged.
     pub fn held_by(&self, id: ClientId, now: Moment) -> Duration {
         match self.holder() == Some(id) {
             true => self.held(now),
@@ -357,8 +357,8 @@ impl Scheduler {
         }
     }
 
-    /// Charges a client for what it has used after its turn, of others' turns, as its worker says:
-    /// no more than the time since the last such charge. How much that is.
+    /// Charges a client for the use of others' turns after its own, as reported by its worker, but at most for the time
+    /// since the last such charge. Returns the charged time.
     pub fn charge_late(&mut self, id: ClientId, used: Duration, now: Moment) -> Duration {
         let Some(client) = self.clients.get_mut(&id) else {
             return Duration::ZERO;
@@ -378,7 +378,7 @@ impl Scheduler {
         }
     }
 
-    /// What to do with the device now.
+    /// Decides what to do with the device now.
     pub fn dispatch(&mut self, now: Moment) -> Dispatch {
         if self.holder.is_some() {
             return Dispatch::Nothing;
@@ -431,7 +431,7 @@ impl Scheduler {
         }
     }
 
-    /// What a client has had so far, a wait that goes on included.
+    /// What a client has had so far, including a wait in progress.
     pub fn figures(&self, id: ClientId, now: Moment) -> Option<Figures> {
         let client = self.clients.get(&id)?;
         let mut figures = client.figures;

@@ -1,5 +1,5 @@
-//! What a process that shares a device shows of itself, the arbiter or `gantry-gpu`: one JSON document to
-//! whoever connects.
+//! The status of a process that shares a device, the arbiter or `gantry-gpu`: one JSON document for
+//! each client that connects.
 
 use std::{
     fs,
@@ -16,12 +16,12 @@ use gantry_remoting::link::socket;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 
-/// A device that is shared, at one moment.
+/// The state of a shared device at one point in time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     /// The policy's name.
     pub policy: String,
-    /// Nanoseconds since the process was started.
+    /// Nanoseconds since the start of the process.
     pub uptime: u64,
     /// The clients, by name.
     pub clients: Vec<Client>,
@@ -34,34 +34,35 @@ pub struct Client {
     pub name: String,
     /// Its weight.
     pub weight: u32,
-    /// How many workers it has, one for each application; channels of a virtual GPU.
+    /// Number of its workers, one per application; for a virtual GPU, number of its channels.
     pub workers: usize,
-    /// Nanoseconds for which it has had the device.
+    /// Nanoseconds of device time that it had.
     pub device_time: u64,
-    /// Nanoseconds for which it has waited for the device.
+    /// Nanoseconds for which it waited for the device.
     pub queueing_time: u64,
-    /// How often it has been given the device.
+    /// Number of turns that it got.
     pub turns: u64,
-    /// Requests that it has submitted.
+    /// Number of requests that it submitted.
     pub calls: u64,
-    /// Calls whose answers it has waited for.
+    /// Number of calls whose replies it waited for.
     pub synchronous_calls: u64,
-    /// Bytes of device memory that it has.
+    /// Device memory in bytes that it has.
     pub memory: u64,
-    /// Workers that were ended because a request took too long; channels that have ended by an error.
+    /// Workers that were killed because a request took too long; for a virtual GPU, channels that
+    /// ended by an error.
     pub killed: u64,
     /// Whether it has the device now.
     pub holds: bool,
 }
 
-/// Where the status of the process that serves at `socket` is.
+/// Path of the status socket of the process that serves at `socket`.
 pub fn path(socket: &Path) -> PathBuf {
     let mut path = socket.as_os_str().to_owned();
     path.push(".status");
     path.into()
 }
 
-/// Opens a socket that only this user reaches, and that does not block.
+/// Opens a non-blocking socket that only this user can reach.
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = socket::listen(path)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
@@ -69,7 +70,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// The status of the process that serves at `socket`.
+/// Reads the status of the process that serves at `socket`.
 pub fn read(socket: &Path) -> io::Result<Status> {
     let mut stream = UnixStream::connect(path(socket))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -79,7 +80,7 @@ pub fn read(socket: &Path) -> io::Result<Status> {
 }
 
 impl Status {
-    /// Sends it to one reader, who must not hold the process up: what does not fit into the
+    /// Sends the status to one reader, which must not delay the process: what does not fit into the
     /// socket's buffer at once (hundreds of clients do) is cut off.
     pub(crate) fn send(&self, stream: &UnixStream) -> io::Result<()> {
         let text = serde_json::to_vec(self)?;

@@ -1,7 +1,7 @@
-//! Watching an arbiter: a table of its clients, once a second.
+//! Watches an arbiter: shows a table of its clients, updated once a second.
 //!
-//! A binary of its own, `gantry-top`, which `gantry top` becomes: `gantry` is close to the size that it
-//! may have, and a virtual machine's process has no use for a terminal's code.
+//! This is a separate binary, `gantry-top`, which `gantry top` executes: `gantry` is close to its
+//! size limit, and a virtual machine's process has no use for terminal code.
 
 use std::{
     io, mem,
@@ -23,26 +23,27 @@ use ratatui::{
 
 use crate::status::{self, Client, Status};
 
-/// How often the figures are fetched.
+/// Interval at which the figures are fetched.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// One client's figures over the time between two looks.
+/// One client's figures over the time between two samples.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Figures {
-    /// The client, at the later look.
+    /// The client at the later sample.
     pub client: Client,
-    /// Its part of the device, of all that was used.
+    /// Its share of the device time that was used.
     pub share: f64,
-    /// The part that its weight stands for, among those who used or wanted the device.
+    /// The share that its weight entitles it to, among those that used or wanted the device.
     pub due: f64,
-    /// Part of the time for which it waited for the device; more than one with several workers.
+    /// Fraction of the time for which it waited for the device; can exceed one with several
+    /// workers.
     pub queueing: f64,
     /// Requests per second.
     pub calls: f64,
 }
 
-/// What has happened between two looks. A client that the first look did not know began from
-/// nothing; so did all of them if the arbiter was started since.
+/// Computes what happened between two samples. A client that is not in the first sample started
+/// from zero; so did all clients if the arbiter was restarted in between.
 pub fn figures(before: &Status, after: &Status) -> Vec<Figures> {
     let restarted = after.uptime < before.uptime;
     let elapsed = if restarted {
@@ -90,7 +91,7 @@ pub fn figures(before: &Status, after: &Status) -> Vec<Figures> {
         .collect()
 }
 
-/// Bytes, to three digits.
+/// Formats bytes with three digits.
 fn bytes(number: u64) -> String {
     let mut value = number as f64;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -120,7 +121,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
     let percent = |part: f64| format!("{:5.1} %", part * 100.0);
     let table = rows.iter().map(|row| {
         let client = &row.client;
-        // Who gets less than nine tenths of what it is due, and waits, is to be seen.
+        // Highlights clients that wait and get less than nine tenths of their due share.
         let short = row.share < row.due * 0.9 && row.queueing > 0.1;
         let style = if short {
             Style::new().fg(Color::Red)
@@ -152,7 +153,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
     frame.render_widget(Line::from(text.to_owned()), foot);
 }
 
-/// Whether a key ends it.
+/// Whether a key ends the program.
 fn ends(event: &Event) -> bool {
     let Event::Key(key) = event else {
         return false;
@@ -161,14 +162,15 @@ fn ends(event: &Event) -> bool {
     matches!(key.code, KeyCode::Char('q') | KeyCode::Esc) || control_c
 }
 
-/// Shows the clients of the arbiter at `socket` until a key ends it, or nobody reads what is drawn any more.
+/// Shows the clients of the arbiter at `socket` until a key ends it, or nobody reads the output any
+/// more.
 pub fn run(socket: &Path) -> io::Result<()> {
     let first = status::read(socket)?;
     let mut terminal = match ratatui::try_init() {
         Ok(terminal) => terminal,
         Err(error) => {
             if is_raw_mode_enabled().unwrap_or(false) {
-                // There is one, and it has been made ready in part.
+                // There is a terminal, and it has been set up in part.
                 let _ = ratatui::try_restore();
             }
             return match error.kind() {
@@ -180,7 +182,7 @@ pub fn run(socket: &Path) -> io::Result<()> {
     let shown = show(&mut terminal, socket, first);
     match shown.and(ratatui::try_restore()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            // It would show the cursor where nobody reads, and complain that it cannot.
+            // Its destructor would show the cursor where nobody reads, and report that this fails.
             mem::forget(terminal);
             Ok(())
         }
@@ -202,7 +204,7 @@ fn show(terminal: &mut DefaultTerminal, socket: &Path, first: Status) -> io::Res
         terminal.draw(|frame| draw(frame, &after, &rows, complaint.as_deref()))?;
         let next = Instant::now() + PERIOD;
         let mut ended = false;
-        // Other keys and a changed size do not bring the next look forward.
+        // Other keys and size changes do not trigger an early sample.
         while let Ok(true) = event::poll(next.saturating_duration_since(Instant::now())) {
             match event::read() {
                 Ok(event) if ends(&event) => ended = true,
@@ -219,7 +221,7 @@ fn show(terminal: &mut DefaultTerminal, socket: &Path, first: Status) -> io::Res
                 before = mem::replace(&mut after, now);
                 complaint = None;
             }
-            // It may be started again.
+            // The arbiter may be restarted.
             Err(error) => complaint = Some(format!("the arbiter does not answer: {error}")),
         }
     }

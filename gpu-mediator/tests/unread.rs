@@ -1,4 +1,4 @@
-//! The programs while nobody reads their output.
+//! Runs the programs while nobody reads their output.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -33,7 +33,7 @@ fn figures_on_a_terminal_need_not_be_read() {
     let mut line = String::new();
     let mut begun = BufReader::new(arbiter.stderr.take().unwrap());
     begun.read_line(&mut line).unwrap();
-    // Whoever reads ends before anything is drawn, and after some of it.
+    // The reader ends before anything is drawn, and then after some of it.
     for reader in ["true", "head -c 64"] {
         let line = format!(
             "set -o pipefail; exec 2> '{}'; timeout --foreground 300 '{}' --socket '{}' | {reader} > /dev/null",
@@ -41,7 +41,7 @@ fn figures_on_a_terminal_need_not_be_read() {
             env!("CARGO_BIN_EXE_gantry-top"),
             socket.display()
         );
-        // On a terminal of its own, which is where it reads keys.
+        // On a terminal of its own, from which it reads keys.
         let shown = Command::new("script")
             .args(["--quiet", "--return", "--command"])
             .arg(format!("bash -c \"{line}\""))

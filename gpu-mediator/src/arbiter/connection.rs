@@ -1,4 +1,4 @@
-//! A connection of a worker: from the pool that introduces it to its last word.
+//! A worker's connection, from its introduction by the pool to its last word.
 
 use std::{
     fs::{self, File},
@@ -25,31 +25,31 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::{Expected, Moment, Slice, scheduler};
 
-/// Why a connection ends.
+/// Why a connection is closed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The other side has ended.
+    /// The peer has closed the connection.
     #[error("the worker has ended")]
     Ended,
-    /// The first message is none.
+    /// The first message is invalid.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No process came with it.
+    /// No process handle came with it.
     #[error("the pool sent no handle of the worker's process")]
     Process,
-    /// A byte that means nothing.
+    /// An unknown byte.
     #[error("the worker said {0:#04x}, which means nothing")]
     Word(u8),
-    /// The system.
+    /// A system call failed.
     #[error("the connection failed")]
     System(#[from] io::Error),
 }
 
-/// A worker's process: the pool's word, and not the worker's.
+/// A worker's process, as introduced by the pool and not by the worker.
 #[derive(Debug)]
 pub struct Process {
     handle: OwnedFd,
-    /// Its number when it was introduced; 0 for one of a namespace that is not seen from here.
+    /// Its PID when it was introduced; 0 if it is in a namespace that is not visible here.
     pid: u32,
 }
 
@@ -59,7 +59,8 @@ impl Process {
         Ok(Self { handle, pid })
     }
 
-    /// The number of the process, as long as it has one; only a process's handle does.
+    /// The PID of the process while it exists; `None` also if the descriptor is not a process
+    /// handle.
     fn pid(handle: &OwnedFd) -> Option<u32> {
         let path = format!("/proc/self/fdinfo/{}", handle.as_raw_fd());
         let info = fs::read_to_string(path).ok()?;
@@ -67,14 +68,14 @@ impl Process {
         pid.trim().parse().ok()
     }
 
-    /// Whether both are one process. The number of one that has ended may be another's by now,
-    /// which is why it is looked up again.
+    /// Whether both are the same process. The PID of a process that has ended may have been reused,
+    /// so it is looked up again.
     pub fn is(&self, other: &Self) -> bool {
         self.pid != 0 && self.pid == other.pid && Self::pid(&self.handle) == Some(self.pid)
     }
 }
 
-/// A connection whose first message is not complete.
+/// A connection whose first message is incomplete.
 #[derive(Debug)]
 pub struct Newcomer {
     stream: Connection,
@@ -84,7 +85,8 @@ pub struct Newcomer {
 }
 
 impl Newcomer {
-    /// A fresh connection. What a worker has sent to it may hang as it closes.
+    /// Creates a new connection. Closing descriptors that a worker has sent may hang, so `closer`
+    /// closes the connection.
     pub fn new(stream: UnixStream, closer: &Closer) -> io::Result<Self> {
         stream.set_nonblocking(true)?;
         Ok(Self {
@@ -95,22 +97,23 @@ impl Newcomer {
         })
     }
 
-    /// What to poll for input.
+    /// The descriptor to poll for input.
     pub fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }
 
-    /// When it was accepted.
+    /// When the connection was accepted.
     pub fn since(&self) -> Moment {
         self.since
     }
 
-    /// Its process, once the pool has introduced it.
+    /// The worker's process, once the pool has introduced it.
     pub fn process(&self) -> Option<&Process> {
         self.process.as_ref()
     }
 
-    /// Whose it is, for people: a pool's user, before it has said a client's name.
+    /// Describes whose connection this is, for log messages: the pool's user until it has sent a
+    /// client name.
     pub fn whose(&self) -> String {
         let name = self.bytes.as_slice().try_into().ok();
         let name = name.and_then(|bytes| Join::from_bytes(bytes).ok());
@@ -121,7 +124,7 @@ impl Newcomer {
         }
     }
 
-    /// Takes what has come; whether the message is complete.
+    /// Reads what has arrived. Returns whether the message is complete.
     pub fn read(&mut self) -> Result<bool, Error> {
         if self.process.is_none() {
             let (got, file) = self
@@ -131,7 +134,7 @@ impl Newcomer {
             if got == 0 {
                 return Err(Error::Ended);
             }
-            // From here on a worker speaks.
+            // From here on, the worker is the sender.
             socket::refuse_files(&*self.stream);
             self.process = Some(Process::new(file.ok_or(Error::Process)?.into())?);
             return Ok(false);
@@ -143,8 +146,8 @@ impl Newcomer {
             got => {
                 self.bytes.extend_from_slice(&bytes[..got]);
                 Join::check(&self.bytes).inspect_err(|_| {
-                    // So that it can name both versions, too. There is room for all of it, since
-                    // nothing was written before.
+                    // This lets it report both versions. There is room for all of it, since nothing
+                    // has been written before.
                     let _ = (&*self.stream).write_all(&message::hello());
                 })?;
                 Ok(got == room)
@@ -152,13 +155,13 @@ impl Newcomer {
         }
     }
 
-    /// The worker and what it has said, once the message is complete.
+    /// Returns the worker and its message, once that is complete.
     pub fn join(self) -> Result<(Worker, Join), Error> {
         let bytes: [u8; JOIN] = self.bytes.try_into().map_err(|_| Error::Ended)?;
         let join = Join::from_bytes(&bytes)?;
         let (grant, grant_file) = Page::<Grant>::create()?;
         let (account, account_file) = Page::<Account>::create()?;
-        // The worker gets its grants to read only.
+        // The worker may only read its grants.
         let readable = File::open(format!("/proc/self/fd/{}", grant_file.as_raw_fd()))?;
         for file in [&readable, &account_file] {
             self.stream
@@ -185,7 +188,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// What to poll for words.
+    /// The descriptor to poll for words.
     pub fn fd(&self) -> RawFd {
         self.stream.as_raw_fd()
     }
@@ -195,12 +198,12 @@ impl Worker {
         &self.process
     }
 
-    /// What to poll for the process's end.
+    /// The descriptor to poll for the end of the process.
     pub fn end(&self) -> RawFd {
         self.process.handle.as_raw_fd()
     }
 
-    /// The next word, if one has come.
+    /// Returns the next word, if one has arrived.
     pub fn word(&self) -> Result<Option<Word>, Error> {
         let mut byte = [0];
         match self.stream.receive(&mut byte) {
@@ -214,7 +217,7 @@ impl Worker {
         }
     }
 
-    /// Gives the worker the device.
+    /// Gives the device to the worker.
     pub fn give(&self, turn: scheduler::Grant, contended: bool) {
         let slice = match turn.slice {
             Slice::Request => 0,
@@ -228,43 +231,44 @@ impl Worker {
         grant.contended.store(contended.into(), Ordering::Relaxed);
         self.account.claim.store(claim::BUSY, Ordering::Relaxed);
         grant.turn.fetch_add(1, Ordering::Release);
-        // A worker that reads nothing has a full buffer, and need not be woken.
+        // If a worker does not read, its buffer is full, and it need not be woken.
         let _ = Word::say(Word::Want, &*self.stream);
     }
 
-    /// Makes the worker's turn longer.
+    /// Extends the worker's turn.
     pub fn prolong(&self, by: Duration) {
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.grant.slice.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Tells the worker that its turn is over: a word that a GPU may read by itself, and a byte that
-    /// wakes the worker.
+    /// Tells the worker that its turn is over: by a word that a GPU may read by itself, and by a
+    /// byte that wakes the worker.
     pub fn stop(&self) {
         let turn = self.grant.turn.load(Ordering::Relaxed);
-        // The lower half.
+        // The lower half of the turn number.
         self.grant.stop.store(turn as u32, Ordering::Release);
         // As in `give`.
         let _ = Word::say(Word::Again, &*self.stream);
     }
 
-    /// Tells the worker whether somebody else waits.
+    /// Tells the worker whether others wait.
     pub fn set_contended(&self, contended: bool) {
         self.grant
             .contended
             .store(contended.into(), Ordering::SeqCst);
     }
 
-    /// Whether the worker has the device and does not use it.
+    /// Whether the worker has the device but does not use it.
     pub fn is_idle(&self) -> bool {
-        // As in `take`. What was written before the claim is seen, too.
+        // As in `take`. What was written before the claim is visible, too.
         std::sync::atomic::fence(Ordering::SeqCst);
         self.account.claim.load(Ordering::Acquire) == claim::IDLE
     }
 
     /// Takes the device away if the worker does not use it.
     pub fn take(&self) -> bool {
-        // See `Turns::idle`: of both sides' writes, each side sees the other's or is seen.
+        // See `Turns::idle`: either this side sees the other's write, or the other side sees this
+        // one's.
         std::sync::atomic::fence(Ordering::SeqCst);
         self.account
             .claim
@@ -277,20 +281,21 @@ impl Worker {
             .is_ok()
     }
 
-    /// What the worker says of itself.
+    /// The account that the worker reports.
     pub fn account(&self) -> &Account {
         &self.account
     }
 
-    /// Since when its oldest request has been with the driver, as it says; none if it has none.
+    /// Since when its oldest request has been with the driver, as reported by the worker; `None` if
+    /// it has none.
     pub fn running_since(&self) -> Option<Moment> {
         let nanos = self.account.running_since.load(Ordering::Relaxed);
         (nanos != 0).then(|| Moment::from_nanos(nanos))
     }
 
-    /// When the last batch of a worker that does not use the device has ended, and when its client is
-    /// expected back, as it says: not at all if the batch is to end in the future, by which a pause
-    /// would never be over.
+    /// When the last batch of a worker that does not use the device ended, and when its client is
+    /// expected back, as reported by the worker. If the batch claims to end in the future, the
+    /// client is not expected at all; otherwise such a pause would never end.
     pub fn expected(&self, now: Moment) -> (Moment, Expected) {
         let nanos = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let account = &self.account;
@@ -306,9 +311,9 @@ impl Worker {
         }
     }
 
-    /// Ends the process.
+    /// Kills the process.
     pub fn kill(&self) {
-        // SAFETY: no pointers but the empty `siginfo_t`.
+        // SAFETY: the only pointer is that to the `siginfo_t`, which is null.
         unsafe {
             libc::syscall(libc::SYS_pidfd_send_signal, self.end(), libc::SIGKILL, 0, 0);
         }

@@ -1,16 +1,16 @@
 //! The arbiter: one process that shares one device among the workers of several virtual machines.
 //!
-//! It holds the state of scheduling and nothing else: killed and started again, it knows its
-//! workers by their next connections. A worker's end frees what it had.
+//! It holds only scheduling state: if it is killed and restarted, it learns about its workers when they reconnect. When
+//! a worker ends, what it held becomes free.
 //!
-//! Workers may lie. What they say of their use of the device decides nothing where another one could
-//! be harmed: a turn that others wait for is charged by the clock, less what other clients are charged
-//! for it. A process has one connection, by the handle with which its pool introduces it, and a
-//! moment to say who it is. Its name and weight are its pool's word, too, which has heard them before
-//! anything of an application ran in the worker: one that has been taken over changes neither.
+//! Workers may lie. What they report about their use of the device decides nothing that could harm another worker: a
+//! turn that others wait for is charged by the clock, less what other clients are charged for in it. A process has one
+//! connection, identified by the process handle with which its pool introduces it, and a limited time to identify
+//! itself. Its name and weight also come from its pool, which received them before any application code ran in the
+//! worker, so a compromised worker cannot change them.
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
-//! - [`show`]: what there is to see.
+//! - [`show`]: the status for readers.
 
 pub mod connection;
 mod show;
@@ -41,30 +41,30 @@ use crate::{
     status,
 };
 
-/// How often the limit of run time is looked after.
+/// Interval at which the run time limit is checked.
 const TICK: Duration = Duration::from_millis(20);
-/// Who has the device and does not use it for so long loses it, whoever else waits, so that nothing is
-/// left to be looked after. It costs a wait for the next turn.
+/// A holder that does not use the device for this long loses it, whoever else waits, so that nothing is left to check.
+/// It then has to wait for its next turn.
 const UNUSED: Duration = Duration::from_secs(1);
-/// How long nobody is accepted after that has failed.
+/// How long no connection is accepted after accepting one has failed.
 const PAUSE: Duration = Duration::from_millis(100);
-/// So often a turn is prolonged at most, whoever would be next: a worker that does not give the device
-/// back is looked after from the turn's end on.
+/// Maximum number of times that a turn is extended, whoever would be next. A worker that does not give the device back
+/// is subject to the limit from the end of the turn on.
 const PROLONGED: u32 = 8;
-/// Words of one worker that are taken in one go.
+/// Maximum number of words of one worker that are read in one go.
 const WORDS: usize = 16;
-/// Connections that are not workers yet: more are not accepted before one of them is none any more.
+/// Maximum number of connections that are not workers yet. No more are accepted until one of them is resolved.
 const NEWCOMERS: usize = 64;
-/// How long a connection may take to become a worker.
+/// Maximum time for a connection to become a worker.
 const INTRODUCTION: Duration = Duration::from_secs(1);
-/// The most workers, and the most machines that are remembered: beyond, newcomers are refused, and
-/// machines without workers are forgotten.
+/// Maximum number of workers, and of remembered machines. Beyond it, newcomers are refused, and machines without
+/// workers are forgotten.
 const MOST: usize = 1024;
 
 /// Why an arbiter ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket.
+    /// It cannot listen.
     #[error(
         "cannot listen on {path}: is another arbiter running, or may this user not write to its \
          folder?"
@@ -75,7 +75,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// Waiting.
+    /// It cannot wait.
     #[error("cannot wait for workers")]
     Wait(#[source] io::Error),
 }
@@ -99,65 +99,64 @@ struct Vm {
     name: String,
     weight: Weight,
     workers: usize,
-    /// Workers that want the device, in the order in which they asked.
+    /// Workers that want the device, in the order of their requests.
     waiting: VecDeque<u64>,
-    /// Of workers that have ended.
+    /// The sums of workers that have ended.
     calls: u64,
     synchronous_calls: u64,
     killed: u64,
 }
 
-/// A worker, and whose it is.
+/// A worker, and its client.
 #[derive(Debug)]
 struct Member {
     worker: Worker,
     vm: ClientId,
-    /// What of its account the client was charged for.
+    /// The part of its account that the client was already charged for.
     busy: u64,
     synchronous: u64,
     overrun: u64,
-    /// When its requests were last seen to wait for those of another worker, or it came.
+    /// When its requests were last seen behind those of another worker, or when it joined.
     behind: Moment,
-    /// Its last turn, as long as requests of that can be with the device.
+    /// Its last turn, as long as requests of that turn may be on the device.
     over: Option<Over>,
-    /// It was killed and has not ended yet.
+    /// Whether it was killed but has not ended yet.
     dying: bool,
 }
 
 /// A turn that is over.
 #[derive(Clone, Copy, Debug)]
 struct Over {
-    /// Since when.
+    /// When it ended.
     ended: Moment,
-    /// Until when its requests have been taken off the time of those whose turn it was then.
+    /// Until when its requests have been deducted from the time of the later holders.
     counted: Moment,
 }
 
-/// Whether who has the device is told that its turn is over.
+/// Whether the holder is told that its turn is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// The turn is for one request, which ends by itself.
+    /// Never: the turn is for one request, which ends by itself.
     Never,
-    /// As soon as it is due and others wait.
+    /// As soon as the turn is due and others wait.
     WhenDue,
-    /// It was told.
+    /// It has been told.
     Told,
 }
 
-/// Who has the device.
+/// The current holder of the device.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     member: u64,
-    /// By when it should be over if others wait.
+    /// When it should end if others wait.
     due: Moment,
-    /// How long it was to be, and how often it may still be prolonged by that.
+    /// Its original length, and how often it may still be extended by that length.
     length: Duration,
     prolongable: u32,
     stop: Stop,
-    /// Since when every look has found it unused.
+    /// Since when every check has found it unused.
     unused: Option<Moment>,
-    /// Others wait, and it was between two batches when that was looked at: until when it keeps the
-    /// device.
+    /// If others wait and it was between two batches at the last check: until when it keeps the device.
     paused: Option<Moment>,
 }
 
@@ -174,16 +173,16 @@ pub struct Arbiter {
     members: BTreeMap<u64, Member>,
     newcomers: Vec<Newcomer>,
     turn: Option<Turn>,
-    /// The next number of a virtual machine, and of a worker.
+    /// The next numbers of a virtual machine and of a worker.
     next: (u32, u64),
-    /// When the policy wants to be asked again.
+    /// When to ask the policy again.
     ask: Option<Moment>,
-    /// Until when nobody is accepted: that has just failed, for want of descriptors.
+    /// Until when no connection is accepted, since accepting has just failed for lack of descriptors.
     deaf: Option<Moment>,
     closer: Closer,
 }
 
-/// Opens a socket that only this user reaches.
+/// Opens a socket that only this user can reach.
 fn listen(path: &Path) -> Result<UnixListener, Error> {
     status::listen(path).map_err(|source| Error::Listen {
         path: path.to_owned(),
@@ -191,7 +190,7 @@ fn listen(path: &Path) -> Result<UnixListener, Error> {
     })
 }
 
-/// What helps when nobody can be accepted, if that is known.
+/// Advice for the case that no connection can be accepted, if there is any.
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EMFILE) => {
@@ -202,8 +201,8 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 impl Arbiter {
-    /// An arbiter that workers reach at `path`. A request that has the device for longer than
-    /// `limit` costs its worker.
+    /// Creates an arbiter that workers reach at `path`. If a request has the device for longer than `limit`, its worker
+    /// is killed.
     pub fn new(path: &Path, policy: Name, limit: Option<Duration>) -> Result<Self, Error> {
         Ok(Self {
             listener: listen(path)?,
@@ -223,13 +222,14 @@ impl Arbiter {
         })
     }
 
-    /// Has nobody waited for who may stay away for longer than this between two batches
-    /// ([`LONGEST_PAUSE`](crate::scheduler::LONGEST_PAUSE) otherwise); zero: nobody at all.
+    /// Sets the longest pause between two batches for which the device is kept (default:
+    /// [`LONGEST_PAUSE`](crate::scheduler::LONGEST_PAUSE)). It is not kept for clients that may be away for longer;
+    /// with zero, it is never kept.
     pub fn set_longest_pause(&mut self, longest: Duration) {
         self.scheduler.set_longest_pause(longest);
     }
 
-    /// Shares the device, for ever.
+    /// Shares the device, forever.
     pub fn run(mut self) -> Result<(), Error> {
         // There may be more workers than the usual soft limit allows.
         if let Err(error) = Limit::raise() {
@@ -240,10 +240,10 @@ impl Arbiter {
         }
     }
 
-    /// Sleeps until something has happened, or for some time if that is bounded, and deals with it.
+    /// Sleeps until something happens, or until the timeout if there is one, and handles it.
     ///
     /// # Errors
-    /// As of poll(2).
+    /// Those of poll(2).
     pub fn step(&mut self, patience: Option<Duration>) -> io::Result<()> {
         let ready = self.wait(patience)?;
         self.deaf = self.deaf.filter(|until| Moment::now() < *until);
@@ -265,10 +265,10 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Sleeps until something has happened, or for some time; the descriptors that are ready.
+    /// Sleeps until something happens, or until the timeout. Returns the descriptors that are ready.
     fn wait(&self, patience: Option<Duration>) -> io::Result<Vec<i32>> {
         let members = self.members.values();
-        // Nothing is polled for at the number -1.
+        // poll(2) ignores descriptor -1.
         let polled_if =
             |hears, listener: &UnixListener| if hears { listener.as_raw_fd() } else { -1 };
         let hears = self.deaf.is_none();
@@ -280,7 +280,7 @@ impl Arbiter {
             .into_iter()
             .chain(self.newcomers.iter().map(Newcomer::fd))
             .chain(members.flat_map(|member| {
-                // Of one that is about to end, only the end matters.
+                // For a worker that is about to end, only the end matters.
                 let words = (!member.dying).then(|| member.worker.fd());
                 [words.unwrap_or(-1), member.worker.end()]
             }))
@@ -305,8 +305,8 @@ impl Arbiter {
         Ok(ready.map(|entry| entry.fd).collect())
     }
 
-    /// Accepts one connection, if there is one. Without a descriptor for it, nobody is accepted for
-    /// a while: whoever waits is there again at once.
+    /// Accepts one connection, if there is one. If there is no descriptor for it, nothing is accepted for a while,
+    /// since the waiting connection would wake the arbiter again at once.
     fn accept_at(&mut self, listener: fn(&Self) -> &UnixListener) -> Option<UnixStream> {
         match listener(self).accept() {
             Ok((stream, _)) => Some(stream),
@@ -334,7 +334,7 @@ impl Arbiter {
         }
     }
 
-    /// Reads newcomers' first messages.
+    /// Reads the first messages of newcomers.
     fn handshake(&mut self, ready: &[i32]) {
         for mut newcomer in std::mem::take(&mut self.newcomers) {
             if !ready.contains(&newcomer.fd()) {
@@ -355,9 +355,9 @@ impl Arbiter {
         }
     }
 
-    /// Lets a newcomer go on whose process has no other connection; an older newcomer of it goes.
-    /// A worker comes back when its arbiter has ended, and one whose connection has ended is killed:
-    /// no honest one comes twice.
+    /// Admits a newcomer whose process has no other connection; an older newcomer of the same process is dropped. A
+    /// worker reconnects when its arbiter has ended, and a worker whose connection has ended is killed, so an honest
+    /// worker never connects twice.
     fn admit(&mut self, newcomer: Newcomer) -> Result<(), Refused> {
         if let Some(process) = newcomer.process() {
             let mut members = self.members.values();
@@ -371,7 +371,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Hangs up on newcomers that have not said who they are in time.
+    /// Disconnects newcomers that have not identified themselves in time.
     fn give_up(&mut self, now: Moment) {
         self.newcomers.retain(|newcomer| {
             let keep = now.since(newcomer.since()) < INTRODUCTION;
@@ -392,7 +392,7 @@ impl Arbiter {
         }
         let (worker, join) = newcomer.join()?;
         let weight = Weight::try_from(join.weight)?;
-        // Who has no workers may come back with another weight.
+        // A client without workers may come back with a different weight.
         self.forget(|vm| vm.name == join.name && vm.weight != weight);
         let known = self.vms.iter().find(|(_, vm)| vm.name == join.name);
         let vm = match known {
@@ -427,7 +427,7 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Forgets machines that have no workers.
+    /// Forgets machines without workers.
     fn forget(&mut self, which: impl Fn(&Vm) -> bool) {
         let scheduler = &mut self.scheduler;
         self.vms.retain(|id, vm| {
@@ -459,7 +459,7 @@ impl Arbiter {
         id
     }
 
-    /// Takes a worker's words, or its end.
+    /// Handles a worker's words, or its end.
     fn hear(&mut self, id: u64, ready: &[i32]) {
         let Some(member) = self.members.get(&id) else {
             return;
@@ -482,8 +482,7 @@ impl Arbiter {
                     if !matches!(error, connection::Error::Ended) {
                         log::warn!("a worker of {} is ended: {error}", self.name_of(id));
                     }
-                    // A process that has closed its connection may still use the device. It is
-                    // over when the process is.
+                    // A process that has closed its connection may still use the device, until the process ends.
                     if let Some(member) = self.members.get_mut(&id) {
                         member.dying = true;
                         member.worker.kill();
@@ -517,7 +516,7 @@ impl Arbiter {
                 self.end_turn(true);
                 self.want(id);
             }
-            // A turn that was taken away meanwhile, or nonsense that harms nobody.
+            // The turn was taken away meanwhile, or this is nonsense that harms nobody.
             Word::Again => self.want(id),
             Word::Pause if has => self.review(Moment::now()),
             Word::Want | Word::Done | Word::Pause => {}
@@ -533,13 +532,13 @@ impl Arbiter {
         if let Some(turn) = self.turn
             && !self.scheduler.contended()
         {
-            // Who has been alone pays for what it has used until now.
+            // A client that was alone pays for what it has used until now.
             self.charge(turn.member, false, now);
         }
         if !self.waited_for()
             && let Some(turn) = &mut self.turn
         {
-            // Until now it could have gone on for ever.
+            // Until now, it could have continued forever.
             turn.due = turn.due.max(now);
         }
         if let Some(vm) = self.vms.get_mut(&vm)
@@ -556,8 +555,8 @@ impl Arbiter {
         }
     }
 
-    /// Looks whether who has the device and does not use it keeps it although others wait: if it is
-    /// expected to go on in time.
+    /// Checks whether a holder that does not use the device keeps it although others wait. It does if it is expected to
+    /// continue in time.
     fn review(&mut self, now: Moment) {
         let Some(turn) = self.turn else {
             return;
@@ -575,7 +574,7 @@ impl Arbiter {
             return;
         };
         let (since, expected) = member.worker.expected(now);
-        // Its client's other applications come first.
+        // Other applications of its client come first.
         let others = |vm: &Vm| !vm.waiting.is_empty();
         let keeps = match self.vms.get(&member.vm).is_some_and(others) {
             true => None,
@@ -592,7 +591,7 @@ impl Arbiter {
         }
     }
 
-    /// Takes the device from who has not come back in time.
+    /// Takes the device from a holder that has not come back in time.
     fn end_pause(&mut self, now: Moment) {
         if self
             .turn
@@ -603,8 +602,8 @@ impl Arbiter {
         }
     }
 
-    /// Charges the holder: all the time, if others wait, and else what it says that it has used;
-    /// less what requests of others, whose turns were over, have taken of it.
+    /// Charges the holder for all the time if others wait, otherwise for the use that it reports. Time that others'
+    /// requests took after their turns is deducted.
     fn charge(&mut self, id: u64, all: bool, now: Moment) {
         let Some(vm) = self.members.get(&id).map(|member| member.vm) else {
             return;
@@ -614,7 +613,7 @@ impl Arbiter {
             return;
         };
         let account = member.worker.account();
-        // With what is under way.
+        // Including the request in progress.
         let running = member.worker.running_since();
         let running = running.map_or(Duration::ZERO, |since| now.since(since));
         let busy = account.busy.load(Ordering::Relaxed);
@@ -631,9 +630,9 @@ impl Arbiter {
             .charge(used.saturating_sub(taken), calls, now);
     }
 
-    /// Charges clients for what their requests have taken after their turns; how much of that was
-    /// this one's time. Only requests of a turn that has been take others' time, and not for longer
-    /// than it has been over: who says more of himself spares nobody else.
+    /// Charges clients for the time that their requests took after their turns. Returns how much of that was time of
+    /// the client `but`. Only requests of a turn that has taken place count against others' time, and for no longer
+    /// than that turn has been over: reporting more does not relieve anybody else.
     fn charge_late(&mut self, but: ClientId, now: Moment) -> Duration {
         let mut taken = Duration::ZERO;
         for member in self.members.values_mut() {
@@ -661,13 +660,13 @@ impl Arbiter {
         taken
     }
 
-    /// Whether somebody has the device, or uses it although its turn is over.
+    /// Whether somebody has the device, or uses it after the end of its turn.
     fn is_used(&self) -> bool {
         let mut workers = self.members.values().map(|member| &member.worker);
         self.turn.is_some() || workers.any(|worker| worker.running_since().is_some())
     }
 
-    /// The holder's turn is over; `used` says whether it was using the device.
+    /// Ends the holder's turn; `used` says whether it was using the device.
     fn end_turn(&mut self, used: bool) {
         let Some(turn) = self.turn.take() else {
             return;
@@ -690,7 +689,7 @@ impl Arbiter {
         }
     }
 
-    /// Gives a free device to who is next.
+    /// Gives a free device to the next client.
     fn dispatch(&mut self) {
         self.ask = None;
         loop {
@@ -708,7 +707,7 @@ impl Arbiter {
             let Some((id, member)) =
                 next.and_then(|id| self.members.get(&id).map(|member| (id, member)))
             else {
-                // Its workers have ended since.
+                // Its workers have ended meanwhile.
                 self.scheduler.done(now);
                 continue;
             };
@@ -736,20 +735,20 @@ impl Arbiter {
         }
     }
 
-    /// Ends workers that have exceeded the limit of run time: by what they say themselves, and, if
-    /// others wait for the one that has the device, by the clock.
+    /// Kills workers that have exceeded the run time limit: by what they report, and, if others wait for the holder, by
+    /// the clock.
     ///
-    /// A turn is given back before its last request has ended. What the next one submits waits in
-    /// the device for that, however long it takes: the time of all but the first begins when they
-    /// are no longer behind it. What that depends on is the workers' own word. So nobody keeps the
-    /// device from others for longer than all of them could be waited for, one after the other.
+    /// A turn is given back before its last request has ended. Requests of the next holder wait in the device for that,
+    /// however long it takes. So the time of every request but the first starts when no other request is ahead of it.
+    /// This relies on the workers' own reports. Therefore nobody may keep the device from others for longer than the
+    /// limits of all of them together, one after the other.
     fn enforce(&mut self, now: Moment) {
         let Some(limit) = self.limit else {
             return;
         };
         let waited_for = self.waited_for();
         let longest = limit * (2 + u32::try_from(self.members.len()).unwrap_or(u32::MAX - 2));
-        // Read once: workers change it.
+        // Read once, since workers change it.
         let since: Vec<_> = self
             .members
             .values()
@@ -785,13 +784,13 @@ impl Arbiter {
         }
     }
 
-    /// Whether who has this turn is to be told when it is due: kernels that can be stopped end then,
-    /// and others have given the device back a little earlier, mostly.
+    /// Whether the holder must be told when this turn is due. Kernels that can be stopped end then; other holders have
+    /// usually given the device back a little earlier.
     fn is_to_stop(&self, turn: &Turn) -> bool {
         turn.stop == Stop::WhenDue && self.waited_for()
     }
 
-    /// Tells who has had the device for its turn, while others wait, that this is over.
+    /// Tells a holder that has used up its turn, while others wait, that the turn is over.
     fn stop_overdue(&mut self, now: Moment) {
         let Some(turn) = self.turn.filter(|turn| self.is_to_stop(turn)) else {
             return;
@@ -808,13 +807,13 @@ impl Arbiter {
         });
     }
 
-    /// Whether who has had the device for its turn has it for another one at once: if it would be next.
-    /// To stop it and to give the device back to it would be time of the device that nobody has.
+    /// Extends the holder's turn if it would be next anyway. Returns whether it did. Stopping it and giving the device
+    /// back to it would waste device time.
     fn prolong(&mut self, turn: Turn, now: Moment) -> bool {
         let Some(member) = self.members.get(&turn.member) else {
             return false;
         };
-        // Its client's other applications come first.
+        // Other applications of its client come first.
         let others = |vm: &Vm| !vm.waiting.is_empty();
         let (siblings, idle) = (
             self.vms.get(&member.vm).is_some_and(others),
@@ -838,7 +837,7 @@ impl Arbiter {
         true
     }
 
-    /// Takes the device from who has not used it for long, as far as has been seen.
+    /// Takes the device from a holder that has not used it for long, as far as can be seen.
     fn let_go(&mut self, now: Moment) {
         let Some(turn) = &mut self.turn else {
             return;
@@ -861,7 +860,7 @@ impl Arbiter {
         self.vms.values().any(|vm| !vm.waiting.is_empty())
     }
 
-    /// A worker's process has ended.
+    /// Handles the end of a worker's process.
     fn leave(&mut self, id: u64) {
         if self.turn.is_some_and(|turn| turn.member == id) {
             self.end_turn(true);

@@ -1,4 +1,4 @@
-//! What the arbiter shows of itself.
+//! Reports the status of the arbiter.
 
 use std::sync::atomic::Ordering;
 
@@ -9,10 +9,10 @@ use crate::{
 };
 
 impl Arbiter {
-    /// Shows the status to one reader.
+    /// Sends the status to one reader.
     pub(super) fn show(&mut self) {
         if let Some(stream) = self.accept_at(|arbiter| &arbiter.readers) {
-            // Who has gone does not want to know.
+            // A reader that has disconnected does not need it.
             let _ = self.status(Moment::now()).send(&stream);
         }
     }
@@ -25,7 +25,7 @@ impl Arbiter {
                 let values = workers().map(|member| value(&member.worker));
                 values.fold(0, u64::saturating_add)
             };
-            // Of who has the device, what it has used in this turn is added.
+            // For the holder, this includes what it has used in the current turn.
             let holds = self.scheduler.holder() == Some(id);
             let running = self
                 .turn

@@ -1,5 +1,5 @@
-//! What the arbiter makes of what workers say, with times that nobody waits for. The workers are
-//! connections of this process, each with a process that does nothing.
+//! Tests how the arbiter handles what workers report, with times that nobody waits for. The workers
+//! are connections of this process, each with a process that does nothing.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 struct Arranged {
     arbiter: Arbiter,
-    /// Kept open; and the processes, which are ended.
+    /// Kept open, together with the processes, which are killed.
     workers: Vec<(UnixStream, Child)>,
     folder: PathBuf,
 }
@@ -35,20 +35,21 @@ impl Drop for Arranged {
     }
 }
 
-/// A connection that a pool has made for this process.
+/// A connection that a pool has introduced for this process.
 fn introduced(path: &Path, process: &Child) -> UnixStream {
-    // SAFETY: no pointers; the child has not been waited for.
+    // SAFETY: no pointers; the child has not been reaped.
     let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process.id(), 0) };
     let stream = UnixStream::connect(path).unwrap();
     stream
         .send_with_fd([0u8].as_slice(), handle as i32)
         .unwrap();
-    // SAFETY: opened above, and the arbiter has a copy on its way.
+    // SAFETY: opened above; a copy is on its way to the arbiter.
     unsafe { libc::close(handle as i32) };
     stream
 }
 
-/// An arbiter with a limit of a second, and a worker for each name; their numbers are 1, 2 ...
+/// Creates an arbiter with a limit of one second, and a worker for each name; their numbers are 1,
+/// 2 ...
 fn arrange(test: &str, names: &[&str]) -> Arranged {
     let folder = std::env::temp_dir().join(format!("gantry-{test}-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
@@ -74,7 +75,7 @@ impl Arranged {
         self.connect(path, &join.to_bytes());
     }
 
-    /// A worker with this first message.
+    /// Connects a worker that sends this first message.
     fn connect(&mut self, path: &Path, message: &[u8]) {
         let process = Command::new("sleep").arg("1000").spawn().unwrap();
         let mut stream = introduced(path, &process);
@@ -83,10 +84,10 @@ impl Arranged {
         self.take();
     }
 
-    /// Accepts one connection, and reads what has come over all of them.
+    /// Accepts one connection, and reads what has arrived on all of them.
     fn take(&mut self) {
         self.arbiter.accept(true);
-        // The process's handle, then the message.
+        // First the process handle, then the message.
         for _ in 0..2 {
             let mut polled: Vec<_> = self.arbiter.newcomers.iter().map(Newcomer::fd).collect();
             polled.retain(|fd| {
@@ -101,21 +102,21 @@ impl Arranged {
         }
     }
 
-    /// A worker says since when its oldest request has been with the driver.
+    /// Makes a worker report since when its oldest request has been with the driver.
     fn runs_since(&self, worker: u64, since: Option<Moment>) {
         let account = self.arbiter.members[&worker].worker.account();
         let nanos = since.map_or(0, Moment::nanos);
         account.running_since.store(nanos, Ordering::Relaxed);
     }
 
-    /// A worker says for how long its requests have had the device after its turns.
+    /// Makes a worker report for how long its requests have used the device after its turns.
     fn overruns(&self, worker: u64, time: Duration) {
         let account = self.arbiter.members[&worker].worker.account();
         let nanos = time.as_nanos() as u64;
         account.overrun.store(nanos, Ordering::Relaxed);
     }
 
-    /// The page of grants that a worker has got.
+    /// The page of grants that a worker received.
     fn pages(&mut self, worker: usize) -> fs::File {
         let stream = &self.workers[worker - 1].0;
         let (_, file) = stream.recv_with_fd(&mut [0]).unwrap();
@@ -144,7 +145,7 @@ fn who_waits_for_a_request_without_end_of_another_client_is_not_killed_for_it() 
     arranged.turn(1);
     arranged.runs_since(1, Some(start));
     arranged.arbiter.want(2);
-    // It gives its turn back early, as if the request were to end in a moment.
+    // It gives its turn back early, as if the request would end in a moment.
     arranged.arbiter.obey(1, Word::Again);
     arranged.arbiter.dispatch();
     assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(2));
@@ -153,7 +154,7 @@ fn who_waits_for_a_request_without_end_of_another_client_is_not_killed_for_it() 
         arranged.arbiter.enforce(start + TICK * tick);
     }
     assert_eq!(arranged.killed(), [1]);
-    // A process may take its time to end. Then the victim has its own second, and no more.
+    // A process may take its time to end. After that, the victim has its own second, and no more.
     let free = start + TICK * 150;
     arranged.arbiter.leave(1);
     arranged.arbiter.enforce(free + SECOND * 9 / 10);
@@ -176,7 +177,7 @@ fn what_one_client_has_taken_of_anothers_turn_is_charged_to_one_of_them() {
         figures.unwrap().device_time
     };
     assert_eq!(time(0), SECOND * 75);
-    // With what this test itself has taken since the turn began.
+    // Including the time that this test itself has taken since the turn began.
     assert!(
         (SECOND * 25..SECOND * 50).contains(&time(1)),
         "{:?}",
@@ -204,7 +205,7 @@ fn workers_that_blame_each_other_by_turns_do_not_keep_the_device() {
     let longest = 2 + arranged.workers.len() as u32;
     for tick in 0..longest * 100 {
         let now = start + SECOND / 100 * tick;
-        // Before its own second is over each says that the other's request is older.
+        // Before its own second is over, each reports that the other's request is older.
         let (older, younger) = if tick / 50 % 2 == 0 { (1, 2) } else { (2, 1) };
         arranged.runs_since(older, Some(now));
         arranged.runs_since(younger, Some(now + SECOND / 1000));
@@ -223,7 +224,7 @@ fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
     let _waits = UnixStream::connect(arranged.folder.join("socket")).unwrap();
     let arbiter = &mut arranged.arbiter;
     assert_eq!(arbiter.wait(None).unwrap(), [arbiter.listener.as_raw_fd()]);
-    // What cannot be accepted from, whatever the reason.
+    // A descriptor that cannot be accepted from, for whatever reason.
     let file = fs::File::open("/dev/null").unwrap();
     arbiter.readers = std::os::fd::OwnedFd::from(file).into();
     arbiter.show();
@@ -233,7 +234,7 @@ fn who_cannot_be_accepted_does_not_keep_the_arbiter_busy() {
 
 #[test]
 fn a_worker_of_another_build_is_told_of_which_one_the_arbiter_is() {
-    // Its first message may be shorter than this build's.
+    // Its first message may be shorter than that of this build.
     for length in [16, 88, 200] {
         let mut arranged = arrange(&format!("version{length}"), &[]);
         let mut message = vec![1; length];
@@ -274,7 +275,7 @@ fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
         let account = arranged.arbiter.members[&1].worker.account();
         account.claim.store(word, Ordering::SeqCst);
     };
-    // In use, not used for a while, and in use again: it is looked after.
+    // In use, unused for a while, and in use again: it is still being checked.
     for (word, from) in [
         (claim::BUSY, 0),
         (claim::IDLE, 100),
@@ -295,8 +296,8 @@ fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
     assert_eq!(arranged.arbiter.turn.map(|turn| turn.member), Some(1));
 }
 
-/// A worker says that its client is between two batches since `since`, of a millisecond each, and
-/// expected back.
+/// Makes a worker report that its client is between two batches of a millisecond each since
+/// `since`, and is expected back.
 fn pauses(arranged: &mut Arranged, worker: u64, since: Moment, expected: Duration) {
     let account = arranged.arbiter.members[&worker].worker.account();
     let nanos = expected.as_nanos() as u64;
@@ -376,7 +377,7 @@ fn silent_newcomers_keep_others_out_for_no_longer_than_a_second() {
         })
         .collect();
     assert_eq!(arranged.arbiter.newcomers.len(), silent.len());
-    // It is neither accepted nor dropped; and the arbiter sleeps until there is room.
+    // It is neither accepted nor dropped, and the arbiter sleeps until there is room.
     arranged.join(&path, "waits");
     assert!(arranged.arbiter.members.is_empty());
     assert!(arranged.arbiter.wait(None).unwrap().is_empty());
@@ -398,7 +399,7 @@ fn who_has_had_the_device_alone_for_long_has_a_moment_to_give_it_back() {
     arranged.arbiter.want(2);
     arranged.arbiter.enforce(Moment::now());
     assert!(arranged.killed().is_empty());
-    // It says that its requests end, and does not give the device back.
+    // It reports that its requests end, but does not give the device back.
     let late = Moment::now() + SECOND * 3;
     arranged.runs_since(1, Some(late));
     arranged.arbiter.enforce(late);
@@ -430,7 +431,7 @@ fn a_flood_of_connections_of_one_process_is_one_newcomer() {
         arranged.take();
         assert_eq!(arranged.arbiter.newcomers.len(), 1);
     }
-    // The last one is the one that counts.
+    // The last one counts.
     let mut last = streams.pop().unwrap();
     let join = Join {
         name: "client".to_owned(),
@@ -451,7 +452,7 @@ fn a_turn_that_is_over_while_others_wait_is_ended_by_one_word() {
     let stop = || grant.stop.load(Ordering::Acquire);
     arranged.turn(1);
     let due = arranged.arbiter.turn.unwrap().due;
-    // Alone, it goes on for as long as it likes.
+    // Alone, it continues for as long as it likes.
     arranged.arbiter.stop_overdue(due + SECOND);
     assert_eq!(stop(), 0);
     arranged.arbiter.want(2);
@@ -459,7 +460,7 @@ fn a_turn_that_is_over_while_others_wait_is_ended_by_one_word() {
     arranged.arbiter.stop_overdue(due);
     assert_eq!(stop(), 1, "the turn has the number 1");
     assert!(!arranged.arbiter.is_to_stop(&arranged.arbiter.turn.unwrap()));
-    // Its next turn has another number.
+    // Its next turn has a different number.
     arranged.arbiter.obey(1, Word::Again);
     arranged.arbiter.dispatch();
     arranged.arbiter.obey(2, Word::Done);

@@ -21,18 +21,18 @@ use manual::Manual;
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// The socket at which workers' pools find it; its figures are at PATH.status.
+    /// Path of the socket for the workers' pools; its status is at PATH.status.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Who gets the device: fifo, credit, band, fair or fair-preemptive.
+    /// Policy by which clients get the device: fifo, credit, band, fair or fair-preemptive.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
-    /// Milliseconds for which one request may have the device; whoever takes longer loses its
-    /// worker. 0: no limit, so that a single client can keep the device for ever.
+    /// Maximum time in milliseconds for which one request may have the device; a worker that
+    /// exceeds it is killed. 0 means no limit, so a single client can keep the device forever.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     limit: u64,
-    /// Milliseconds for which the device is kept for a client between two batches, if it is usually
-    /// back by then and its share is due, at most 200. 0: for nobody.
+    /// Maximum time in milliseconds, up to 200, for which the device is kept for a client between
+    /// two batches, if the client is usually back by then and its share is due. 0 disables this.
     #[arg(
         long,
         value_name = "MS",
@@ -42,7 +42,7 @@ struct Arguments {
     longest_pause: u64,
 }
 
-/// A line each to the error output.
+/// Logs each record as a line on standard error.
 struct Lines;
 
 impl log::Log for Lines {

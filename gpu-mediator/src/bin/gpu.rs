@@ -1,4 +1,4 @@
-//! `gantry-gpu`: one GPU as many, each with its guest's own driver.
+//! `gantry-gpu`: shares one GPU among virtual machines, each with its guest's own driver.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -15,10 +15,10 @@ use gpu_mediator::{
 };
 use manual::Manual;
 
-/// Shares a GPU among virtual machines, whose guests use it with their own drivers.
+/// Shares a GPU among virtual machines whose guests use it with their own drivers.
 ///
-/// Each virtual machine started with --gpu has a part of the GPU's memory and channels of its own;
-/// none reaches another's, and turns are given by weight.
+/// Each virtual machine started with --gpu has its own part of the GPU's memory and its own
+/// channels. None can access another's, and turns are given by weight.
 #[derive(Parser)]
 #[command(
     name = "gantry-gpu",
@@ -33,7 +33,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum What {
-    /// Serves virtual machines until the GPU is lost.
+    /// Serves virtual machines until the connection to the GPU is lost.
     Serve(Serve),
     #[command(flatten)]
     Manual(Manual),
@@ -41,23 +41,23 @@ enum What {
 
 #[derive(clap::Args)]
 struct Serve {
-    /// The socket of the GPU's server: gantry-gf100 --trap.
+    /// Path of the socket of the GPU's server: gantry-gf100 --trap.
     #[arg(long, value_name = "PATH")]
     model: PathBuf,
-    /// The socket at which virtual machines find it.
+    /// Path of the socket on which to serve virtual machines.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// Who gets the GPU: fifo, credit, band, fair or fair-preemptive.
+    /// Policy by which virtual machines get the GPU: fifo, credit, band, fair or fair-preemptive.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
-    /// Milliseconds for which a channel may have the GPU without completing anything; its driver
-    /// gets an error after that.
+    /// Maximum time in milliseconds for which a channel may have the GPU without completing
+    /// anything; after that, its driver gets an error.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     limit: u64,
     /// Do not confine the process (Landlock, seccomp).
     #[arg(long)]
     no_sandbox: bool,
-    /// Log more: -v errors of guests' channels.
+    /// Log more: -v logs errors of guests' channels.
     #[arg(short, action = clap::ArgAction::Count)]
     verbose: u8,
 }
@@ -67,10 +67,10 @@ const EXAMPLES: &str = "Examples:
   gantry-gpu serve --model /run/gf100.sock --socket /run/gpu.sock
   gantry --kernel vmlinuz --memory size=1G,shared=on --gpu socket=/run/gpu.sock,vram=256M";
 
-/// What serving takes: fronts' files are looked at besides.
+/// System calls for serving; the fronts' files are also checked.
 const CALLS: &[&[libc::c_long]] = &[ONE_THREAD, &[libc::SYS_fstatfs]];
 
-/// A line each to the error output.
+/// Logs each record as a line on standard error.
 struct Lines;
 
 impl log::Log for Lines {

@@ -1,4 +1,4 @@
-//! `gantry-top`: watches who uses a shared accelerator.
+//! `gantry-top`: shows who uses a shared accelerator.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -13,7 +13,8 @@ use clap::{CommandFactory, Parser};
 use gpu_mediator::{metrics, status, top};
 use manual::Manual;
 
-/// Shows the clients of gantry-arbiter or gantry-gpu, their parts of the device and how long they wait for it.
+/// Shows the clients of gantry-arbiter or gantry-gpu, their shares of the device, and how long they
+/// wait for it.
 #[derive(Parser)]
 #[command(
     name = "gantry-top",
@@ -25,10 +26,10 @@ use manual::Manual;
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// Its socket; without it, that of the arbiter's installed unit.
+    /// Path of its socket; the default is that of the arbiter's installed unit.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Print the figures once, as Prometheus' text, and end.
+    /// Print the figures once, in Prometheus' text format, and exit.
     #[arg(long)]
     metrics: bool,
 }

@@ -1,8 +1,8 @@
 //! A guest's channel on the physical GPU, with a ring of its own.
 //!
-//! The guest's ring is not given to the GPU: its entries are copied into the shadow ring, each
-//! submission followed by an entry of the mediator's, which writes a completion word and interrupts.
-//! So the mediator says when a channel begins, and knows when it has ended.
+//! The guest's ring is not given to the GPU. Its entries are copied into a shadow ring, and each
+//! submission is followed by an entry of the mediator that writes a completion word and raises an
+//! interrupt. The mediator therefore decides when a channel starts, and knows when it is done.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -20,55 +20,56 @@ use super::{
     wire::{MOST_BATCHES, MOST_ENTRIES},
 };
 
-/// log2 of the entries of a shadow ring: a page.
+/// log2 of the number of entries of a shadow ring, which has one page.
 const LOG2: u32 = 9;
 const ENTRIES: u32 = 1 << LOG2;
-/// All submissions that may be under way fit, each with the mediator's entry.
+/// All submissions that may be in flight fit, each with the mediator's entry.
 const _: () = assert!(MOST_BATCHES * (MOST_ENTRIES + 1) < ENTRIES as usize);
-/// Bytes of the mediator's push buffer for a submission.
+/// Size in bytes of the mediator's push buffer for a submission.
 const TRAILER: u64 = 64;
 
-/// What has been given to the GPU.
+/// A submission that has been given to the GPU.
 #[derive(Clone, Copy, Debug)]
 struct Flying {
-    /// Entries fetched when it has been.
+    /// Total number of entries fetched when it is done.
     end: u64,
-    /// What the completion word is then.
+    /// Value of the completion word when it is done.
     number: u32,
 }
 
 /// A channel.
 pub struct Channel {
-    /// Its number on the GPU; none until something of it is to run, and while others need its place.
+    /// Its number on the GPU; `None` until something is to run, and while other channels need its
+    /// place.
     pub physical: Option<u8>,
-    /// When it was last given something to do, counted in such events.
+    /// When it last got something to do, counted in such events.
     pub used: u64,
-    /// Its instance block; its submission page is the next.
+    /// Its instance block; the submission page is the next page.
     pub instance: PhysPage,
     /// Its control memory.
     pub slot: Slot,
     queued: VecDeque<Vec<u64>>,
     flying: VecDeque<Flying>,
-    /// Entries given to the GPU, and fetched by it, in all.
+    /// Total number of entries given to the GPU, and fetched by it.
     put: u64,
     got: u64,
     number: u32,
-    /// It may not run until its VM's next turn.
+    /// Whether it must not run until its VM's next turn.
     pub frozen: bool,
-    /// It has ended: nothing more is carried out.
+    /// Whether it has ended: nothing more is executed.
     pub ended: bool,
-    /// Its space has ended, and has taken its control memory back.
+    /// Whether its space has ended and has taken its control memory back.
     pub detached: bool,
-    /// GPU time since something of it completed.
+    /// GPU time since something of it last completed.
     pub busy: Duration,
-    /// And since it has its place.
+    /// GPU time since it got its place.
     pub held: Duration,
-    /// Commands that could not be carried out.
+    /// Number of failed commands.
     pub errors: u32,
 }
 
 impl Channel {
-    /// A channel whose instance block is written.
+    /// Creates a channel and writes its instance block.
     pub fn new(
         instance: PhysPage,
         slot: Slot,
@@ -116,7 +117,7 @@ impl Channel {
         }
     }
 
-    /// Engines keep its state elsewhere in its space.
+    /// Sets new addresses of the engines' state in its space.
     pub fn set_engines(&self, engines: [Option<u64>; instance::ENGINE_COUNT], reserve: &Reserve) {
         let first = self.instance.address() + instance::ENGINES as u64;
         for (at, engine) in (first..).step_by(0x10).zip(engines) {
@@ -124,7 +125,7 @@ impl Channel {
         }
     }
 
-    /// Adds a submission; whether there was room.
+    /// Adds a submission. Returns whether there was room.
     pub fn queue(&mut self, entries: Vec<u64>) -> bool {
         if self.queued.len() + self.flying.len() >= MOST_BATCHES {
             return false;
@@ -133,38 +134,38 @@ impl Channel {
         true
     }
 
-    /// Whether something waits to be given to the GPU.
+    /// Whether a submission waits to be given to the GPU.
     pub fn has_queued(&self) -> bool {
         !self.ended && !self.queued.is_empty()
     }
 
-    /// Whether the GPU has something of it.
+    /// Whether a submission is in flight on the GPU.
     pub fn is_flying(&self) -> bool {
         !self.ended && !self.flying.is_empty()
     }
 
-    /// Whether it has something to do, and no place on the GPU.
+    /// Whether it has something to do but no place on the GPU.
     pub fn needs_place(&self) -> bool {
         self.physical.is_none() && (self.has_queued() || self.is_flying())
     }
 
-    /// Whether the GPU works for it now.
+    /// Whether the GPU is working for it now.
     pub fn runs(&self) -> bool {
         self.physical.is_some() && !self.frozen && self.is_flying()
     }
 
-    /// Forgets all that has not completed.
+    /// Ends the channel and drops everything that has not completed.
     pub fn end(&mut self) {
         self.ended = true;
         self.queued.clear();
         self.flying.clear();
     }
 
-    /// Writes the oldest submission into the ring: what the doorbell is to say.
+    /// Writes the oldest submission into the ring. Returns the value for the doorbell.
     pub fn launch(&mut self, reserve: &Reserve) -> Option<u32> {
         let entries = self.queued.pop_front()?;
         for raw in entries {
-            // What it points to is in the guest's own space, or faults there.
+            // It points into the guest's own space, or faults there.
             self.push(GpEntry::parse(raw), reserve);
         }
         self.number = self.number.wrapping_add(1);
@@ -192,7 +193,7 @@ impl Channel {
         self.put += 1;
     }
 
-    /// Writes the completion word once all engines are idle, and interrupts.
+    /// Commands that write the completion word once all engines are idle, and raise an interrupt.
     fn trailer(&self) -> [u32; 7] {
         let run = |address, count| {
             Header::Increasing(Run {
@@ -208,16 +209,16 @@ impl Channel {
             (at >> 32) as u32,
             at as u32,
             self.number,
-            // Release, four bytes.
+            // Release of four bytes.
             1 << 24 | 2,
             run(0x20, 1),
             0,
         ]
     }
 
-    /// How many submissions have completed since the last call. The guest's engines can write the
-    /// word, and so say too early that they are done; they cannot write how far the ring was
-    /// fetched, which is behind all but the last submission's end.
+    /// Returns how many submissions have completed since the last call. The guest's engines can
+    /// write the completion word and thus report completion too early. They cannot write how much
+    /// of the ring was fetched, which is past the end of all submissions but the last.
     pub fn completed(&mut self, reserve: &Reserve) -> usize {
         let userd = self.instance.address() + PAGE;
         let get = u64::from(reserve.get32(userd + userd::GP_GET) % ENTRIES);

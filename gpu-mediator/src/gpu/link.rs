@@ -1,4 +1,4 @@
-//! Packets between a front and the mediator: one message each, with the descriptors that belong to it.
+//! Packets between a front and the mediator: each is one message, with its descriptors.
 
 use std::{
     io,
@@ -29,11 +29,11 @@ fn socket(flags: SocketFlags) -> io::Result<OwnedFd> {
     )?)
 }
 
-/// Where fronts connect.
+/// The socket to which fronts connect.
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Listens at a path. A socket that nobody listens on any more is replaced.
+    /// Listens at a path. A stale socket that nobody listens on is replaced.
     pub fn bind(path: &Path) -> io::Result<Self> {
         let address = SocketAddrUnix::new(path)?;
         let refused = rustix::net::connect(socket(SocketFlags::NONBLOCK)?, &address);
@@ -46,7 +46,7 @@ impl Listener {
         Ok(Self(fd))
     }
 
-    /// The next front, if one waits.
+    /// Accepts the next front, if one is waiting.
     pub fn accept(&self) -> io::Result<Packets> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         Ok(Packets(accept_with(&self.0, flags)?.into()))
@@ -63,28 +63,28 @@ impl AsFd for Listener {
 #[derive(Debug)]
 pub struct Packets(UnixStream);
 
-/// A message as it came.
+/// A received message.
 pub struct Packet {
     /// Its bytes.
     pub bytes: Vec<u8>,
-    /// Descriptors that came along.
+    /// Descriptors that came with it.
     pub files: Vec<OwnedFd>,
 }
 
 impl Packets {
-    /// Connects to the mediator; the result blocks.
+    /// Connects to the mediator. The connection is blocking.
     pub fn connect(path: &Path) -> io::Result<Self> {
-        // A mediator that accepts nobody is an error, and nothing to wait for.
+        // If the mediator does not accept connections, this is an error and does not wait.
         let fd = socket(SocketFlags::NONBLOCK)?;
         rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         let stream = UnixStream::from(fd);
         base::socket::set_blocking(&stream, true)?;
-        // One that stands still loses the connection: whoever sends has a lock.
+        // A stalled mediator loses the connection, since the sender holds a lock.
         stream.set_write_timeout(Some(PATIENCE))?;
         Ok(Self(stream))
     }
 
-    /// Two ends, the first of which does not block.
+    /// Creates a connected pair; only the first end is non-blocking.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (here, there) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -106,8 +106,8 @@ impl Packets {
         }
     }
 
-    /// Receives a message; none if the other end has gone. `WouldBlock` if it does not block and
-    /// there is none.
+    /// Receives a message; `None` if the peer has disconnected. `WouldBlock` if the connection is
+    /// non-blocking and there is no message.
     pub fn receive(&self) -> io::Result<Option<Packet>> {
         let mut bytes = vec![0; MOST + 1];
         let (count, files) = loop {
@@ -123,13 +123,13 @@ impl Packets {
         Ok((count > 0).then_some(Packet { bytes, files }))
     }
 
-    /// Ends the conversation: whoever receives hears of it.
+    /// Shuts the connection down; a receiver notices this.
     pub fn shut_down(&self) {
-        // It may have ended already.
+        // It may be shut down already.
         let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 
-    /// Another handle on it.
+    /// Returns another handle of the connection.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self(self.0.try_clone()?))
     }

@@ -1,7 +1,7 @@
-//! Who has which part of the GPU, and when.
+//! Divides up the GPU: who has which part of it, and when.
 //!
-//! One VM's channels run at a time. A turn ends when the VM has nothing left, or when it is over and
-//! somebody waits: what still runs then is stopped, and goes on in the VM's next turn.
+//! The channels of one VM run at a time. A turn ends when the VM has nothing left to do, or when its time is over and
+//! others wait. What still runs then is stopped, and continues in the VM's next turn.
 
 mod places;
 
@@ -36,74 +36,74 @@ use crate::{
     status::Client,
 };
 
-/// Smallest partition: what nouveau starts with.
+/// Minimum size of a partition: the least that nouveau starts with.
 pub const SMALLEST: u64 = 64 << 20;
-/// Part of VRAM that is the mediator's, and its bounds.
+/// Fraction of VRAM that the mediator reserves, and the bounds of that size.
 const RESERVE_PART: u64 = 8;
 const RESERVE: std::ops::RangeInclusive<u64> = 16 << 20..=1 << 30;
-/// A partition begins at a multiple of so many pages.
+/// Alignment of a partition in pages.
 const ALIGN: u32 = 256;
-/// A turn of one submission is over after so long, and what runs at a turn's end has so long left.
+/// Length of a turn of one submission, and extra time for what runs at the end of a turn.
 const REQUEST: Duration = Duration::from_millis(30);
 const GRACE: Duration = Duration::from_millis(2);
-/// Turns by bandwidth, and what is left then: credit makes up for what a turn is too long by only when the
-/// next one is given, and eight machines have 12 ms each of 100.
+/// Length and extra time of turns by bandwidth. Credit only makes up for an overlong turn when it is next given out,
+/// and eight machines get 12 ms each out of 100.
 const QUANTUM: Duration = Duration::from_micros(1600);
 const QUANTUM_GRACE: Duration = Duration::from_micros(200);
-/// How often completion words are looked at although no interrupt has come.
+/// Interval at which completion words are checked without an interrupt.
 const LOOK: Duration = Duration::from_millis(10);
-/// Commands that cannot be carried out, after which a channel ends: each costs this process time.
+/// Number of failed commands after which a channel ends, since each one costs this process time.
 const MOST_ERRORS: u32 = 1000;
-/// Pages of a channel's instance block and submission page.
+/// Number of pages for a channel's instance block and submission page.
 const INSTANCE_PAGES: u32 = 2;
 const INSTANCE: Wanted = Wanted {
     count: INSTANCE_PAGES,
     align: 1,
 };
-/// Pages of RAM's addresses on the GPU: all but the first large one.
+/// GPU bus pages for RAM: all but the first large page.
 const ADDRESSES: Range<u32> = PER_LARGE..1 << PAGE_NUMBER_BITS;
-/// Channels of all VMs, as the run list has room.
+/// Size of the run list, which has room for the channels of all VMs.
 const RUN_LIST_PAGES: u32 = 1;
 
-/// A front's request cannot be carried out.
+/// Why a front's request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The GPU is lost.
+    /// The connection to the GPU's server is lost.
     #[error(transparent)]
     Server(#[from] Failure),
-    /// The front breaks the rules.
+    /// The front violates the protocol.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Another version.
+    /// The front has a different version.
     #[error("it speaks version {0} and this is {VERSION}")]
     Version(u32),
-    /// A weight that there is not.
+    /// The weight is invalid.
     #[error(transparent)]
     Weight(#[from] NoWeight),
-    /// There is not so much memory.
+    /// There is not enough memory.
     #[error("{wanted} MiB of VRAM are wanted: give at least 64, and no more than are free")]
     Vram {
-        /// What is wanted, in MiB.
+        /// Requested size in MiB.
         wanted: u64,
     },
-    /// RAM that overlaps, or whose file can become shorter or has huge pages.
+    /// RAM overlaps, or its file can shrink or uses huge pages.
     #[error("RAM at page {0:#x} overlaps other RAM, or its file may shrink or has huge pages")]
     Ram(u32),
-    /// More RAM than the GPU can address of one VM.
+    /// The VM has more RAM than the GPU can address for it.
     #[error(
         "it has more RAM than the {most} MiB that the GPU can address for so much VRAM: give it more"
     )]
     Window {
-        /// What it may have, in MiB.
+        /// Maximum size in MiB.
         most: u64,
     },
-    /// A second handshake.
+    /// The front has sent a second handshake.
     #[error("it sends a second handshake")]
     Handshake,
-    /// A submission too many.
+    /// There are too many submissions in flight.
     #[error("channel {0} has too many submissions under way")]
     Full(u8),
-    /// A resource of the host.
+    /// A resource of the host is exhausted.
     #[error("cannot make a partition's memory")]
     Memory(#[source] io::Error),
 }
@@ -114,34 +114,34 @@ struct Vm {
     partition: Partition,
     spaces: Spaces,
     channels: BTreeMap<u8, Channel>,
-    /// Channels that are bound to a space that has ended: they do nothing.
+    /// Channels that are bound to a space that has ended. They do nothing.
     dead: BTreeSet<u8>,
-    /// Channels that may have a place on the GPU at a time.
+    /// Maximum number of its channels that may have a place on the GPU at a time.
     most: u8,
     events: VecDeque<Event>,
-    /// Tables have changed since translations were forgotten.
+    /// Whether tables have changed since the last TLB flush.
     dirty: bool,
     figures: Figures,
 }
 
-/// What a VM has done so far.
+/// Counters of a VM.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Figures {
-    /// Submissions carried out.
+    /// Completed submissions.
     pub submissions: u64,
-    /// Messages from its front.
+    /// Messages received from its front.
     pub messages: u64,
-    /// Entries of page tables that were written.
+    /// Page table entries written.
     pub entries: u64,
-    /// Those that were refused.
+    /// Page table entries refused.
     pub refused: u64,
-    /// Channels that have faulted, or were too late.
+    /// Channels that have faulted or exceeded the time limit.
     pub ended: u64,
-    /// How often its channels were stopped for others'.
+    /// How often its channels were stopped in favour of other VMs.
     pub stopped: u64,
     /// How often its channels have lost their places on the GPU to others.
     pub displaced: u64,
-    /// Address spaces that were ended because its quota was used up.
+    /// Address spaces that ended because the quota was used up.
     pub spaces_ended: u64,
 }
 
@@ -156,12 +156,12 @@ impl Vm {
     }
 }
 
-/// How long turns are.
+/// Lengths of turns.
 #[derive(Clone, Copy)]
 struct Lengths {
-    /// Of all turns, whatever the policy says: the GPU stops where others' do not.
+    /// For all turns, whatever the policy says: this GPU can be stopped where others cannot.
     quantum: Option<Duration>,
-    /// For what runs at a turn's end.
+    /// Extra time for what runs at the end of a turn.
     grace: Duration,
 }
 
@@ -201,12 +201,12 @@ impl Turn {
         }
     }
 
-    /// For how long it has been over.
+    /// How long the turn has been over.
     fn overtime(&self, now: Moment) -> Duration {
         now.since(self.since).saturating_sub(self.length())
     }
 
-    /// When to look at it again.
+    /// When to check it again.
     fn again(&self, grace: Duration, now: Moment) -> Duration {
         match self.length().saturating_sub(now.since(self.since)) {
             Duration::ZERO => grace,
@@ -215,16 +215,16 @@ impl Turn {
     }
 }
 
-/// What is shared out.
+/// The shared GPU.
 pub struct Mediator {
     gpu: Physical,
     reserve: Reserve,
     vram: Pages,
     vms: BTreeMap<u32, Vm>,
-    /// Owner and virtual number by physical channel.
+    /// Owner and virtual channel number, by physical channel.
     owners: Vec<Option<(u32, u8)>>,
     list: PhysPage,
-    /// Pages for all VMs' shadows.
+    /// Number of pages for the shadows of all VMs.
     reserved: u32,
     /// Pages of all partitions.
     shared: Range<u32>,
@@ -234,19 +234,18 @@ pub struct Mediator {
     looked: Moment,
     limit: Duration,
     next: u32,
-    /// How often channels were given something to do.
+    /// How often channels got something to do.
     uses: u64,
 }
 
 impl Mediator {
-    /// Shares a GPU by a policy. A channel that has it for longer than `limit` without completing
-    /// anything is ended.
+    /// Shares a GPU by a policy. A channel that has it for longer than `limit` without completing anything is ended.
     pub fn new(mut gpu: Physical, policy: Name, limit: Duration) -> Result<Self, Error> {
         let all = gpu.vram();
         let part = (all / RESERVE_PART).clamp(*RESERVE.start(), *RESERVE.end());
         let part = part.next_multiple_of(1 << 20).min(all / 2);
         let mut reserve = Reserve::new(part).map_err(Error::Memory)?;
-        // What an earlier mediator may have left is nobody's.
+        // What an earlier mediator may have left belongs to nobody.
         gpu.unback(0..all)?;
         gpu.back(0..part, reserve.file())?;
         let list = reserve.take(RUN_LIST_PAGES, 1);
@@ -255,7 +254,7 @@ impl Mediator {
         let shared = first..(all / PAGE) as u32;
         Ok(Self {
             vram: Pages::new(first, shared.end - first),
-            // All but page 0 and the list, in whole large pages.
+            // All pages but page 0 and the list, in whole large pages.
             reserved: first.saturating_sub(PER_LARGE),
             shared,
             gpu,
@@ -278,8 +277,7 @@ impl Mediator {
         &self.gpu
     }
 
-    /// Takes a VM in; its number. [`Self::partition`] is what its front gets, if it has not `kept`
-    /// one.
+    /// Adds a VM and returns its number. Its front gets [`Self::partition`], unless it has `kept` one.
     pub fn join(
         &mut self,
         vram: u64,
@@ -305,7 +303,7 @@ impl Mediator {
                 return Err(Error::Memory(error));
             }
         };
-        // As large a part as of VRAM.
+        // The same fraction as of VRAM.
         let limit = self.shadows(count);
         let Some(shadows) = self.reserve.take(limit, PER_LARGE) else {
             self.vram.give(first, count);
@@ -316,7 +314,7 @@ impl Mediator {
             self.vram.give(first, count);
             self.reserve.give(shadows, limit);
             return Err(match failure.is_refusal() {
-                // A file that a front has kept may be any.
+                // A file that a front has kept may be anything.
                 true => Error::Memory(io::ErrorKind::InvalidInput.into()),
                 false => failure.into(),
             });
@@ -340,21 +338,21 @@ impl Mediator {
         Ok(id)
     }
 
-    /// Pages that a VM may have of the mediator's memory, for shadows and channels: as large a part as
-    /// of VRAM, so that no VM takes another's.
+    /// Number of pages of the mediator's memory that a VM may use for shadows and channels. It is the same fraction as
+    /// the VM's part of VRAM, so that no VM can exhaust another's.
     fn shadows(&self, count: u32) -> u32 {
-        // The partition is a part of what is shared, which is not empty.
+        // The partition is part of what is shared, so that is not empty.
         let part = u64::from(self.reserved) * u64::from(count) / self.shared.len() as u64;
         part as u32 / PER_LARGE * PER_LARGE
     }
 
-    /// The addresses that the GPU has for a VM's RAM, whole large pages: as large a part of all addresses as
-    /// the partition is of VRAM, and at the same place, so that no VM takes another's.
+    /// The GPU bus pages for a VM's RAM, in whole large pages. They are the same fraction of all bus pages as the
+    /// partition is of VRAM, and at the same relative place, so that no VM can exhaust another's.
     fn window(&self, partition: &Partition) -> Range<u32> {
         let (first, count) = partition.pages();
         let all = (ADDRESSES.end - ADDRESSES.start) / PER_LARGE;
         let at = |page: u32| {
-            // The partition is a part of what is shared, which is not empty.
+            // The partition is part of what is shared, so that is not empty.
             let before = u64::from(page - self.shared.start);
             let large = u64::from(all) * before / self.shared.len() as u64;
             ADDRESSES.start + large as u32 * PER_LARGE
@@ -362,12 +360,12 @@ impl Mediator {
         at(first.0)..at(first.0 + count)
     }
 
-    /// A VM's memory.
+    /// The file with a VM's memory.
     pub fn partition(&self, vm: u32) -> Option<&File> {
         Some(self.vms.get(&vm)?.partition.file())
     }
 
-    /// What a VM has done.
+    /// Counters of a VM.
     pub fn figures(&self, vm: u32) -> Option<Figures> {
         let vm = self.vms.get(&vm)?;
         let refused = vm.spaces.refused;
@@ -377,7 +375,7 @@ impl Mediator {
         })
     }
 
-    /// All VMs, and their use of the GPU.
+    /// All VMs and their use of the GPU.
     pub fn clients(&self, now: Moment) -> Vec<Client> {
         let client = |(id, vm): (&u32, &Vm)| {
             let used = self
@@ -388,7 +386,7 @@ impl Mediator {
                 name: format!("virtual machine {id}"),
                 weight: vm.weight.get(),
                 workers: vm.channels.len(),
-                // A turn is charged for when it is over.
+                // A turn is charged when it is over.
                 device_time: (used.device_time + self.scheduler.held_by(ClientId(*id), now))
                     .as_nanos() as u64,
                 queueing_time: used.queueing_time.as_nanos() as u64,
@@ -403,7 +401,7 @@ impl Mediator {
         self.vms.iter().map(client).collect()
     }
 
-    /// A VM's front is gone: all that it had is free.
+    /// A VM's front has disconnected: frees everything that the VM had.
     pub fn leave(&mut self, id: u32, now: Moment) -> Result<(), Failure> {
         let Some(mut vm) = self.vms.remove(&id) else {
             return Ok(());
@@ -428,7 +426,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// A channel's numbers and memory are free again.
+    /// Frees a channel's number and memory.
     fn release(&mut self, vm: &mut Vm, channel: &Channel) -> Result<(), Failure> {
         if let Some(physical) = channel.physical {
             self.gpu.stop(physical)?;
@@ -447,7 +445,7 @@ impl Mediator {
         for (physical, owner) in (0_u64..).zip(&self.owners) {
             if owner.is_some() {
                 let at = self.list.address() + u64::from(count) * 8;
-                // The channel, then what kind it is.
+                // The channel, then its type.
                 self.reserve.set64(at, physical | 4 << 32);
                 count += 1;
             }
@@ -455,8 +453,8 @@ impl Mediator {
         self.gpu.run_list(self.list, count)
     }
 
-    /// Carries a request of a VM's front out. After an error other than the GPU's loss, the front is
-    /// to be left.
+    /// Executes a request of a VM's front. After any error other than the loss of the GPU, the front must be
+    /// disconnected.
     pub fn request(
         &mut self,
         id: u32,
@@ -538,7 +536,7 @@ impl Mediator {
                     if let Some(physical) = bound.physical {
                         self.gpu.stop(physical)?;
                     }
-                    // What has been carried out is not to be submitted again.
+                    // Completed submissions must not be submitted again.
                     for _ in 0..bound.completed(&self.reserve) {
                         vm.figures.submissions += 1;
                         vm.events.push_back(Event::Done { channel });
@@ -555,7 +553,7 @@ impl Mediator {
                 let number = channel.into();
                 let bound = vm.channels.get_mut(&channel);
                 let bound = bound.ok_or(Refused::Unknown { what, number })?;
-                // One that has ended swallows all until it is bound again.
+                // A channel that has ended drops all submissions until it is bound again.
                 if !bound.ended && !bound.queue(entries) {
                     return Err(Error::Full(channel));
                 }
@@ -583,7 +581,7 @@ impl Mediator {
         files: Vec<OwnedFd>,
     ) -> Result<(), Error> {
         let window = self.window(&vm.partition);
-        // One range follows the other: none is taken back before all are.
+        // Ranges are consecutive: none is taken back before all are.
         let dma = DmaPage(window.start + vm.partition.dma_pages());
         if dma_pages(count) > window.end - dma.0 {
             let most = (window.len() as u64 * PAGE) >> 20;
@@ -595,7 +593,7 @@ impl Mediator {
         let Some(file) = file else {
             return Err(Error::Ram(first.0));
         };
-        // The server says no if the file is too short.
+        // The server refuses a file that is too short.
         if let Err(failure) = self.gpu.lend(dma, count, &file, offset) {
             return Err(match failure.is_refusal() {
                 true => Error::Ram(first.0),
@@ -646,14 +644,14 @@ impl Mediator {
         Ok(())
     }
 
-    /// What a VM's front is to hear.
+    /// Returns the next event for a VM's front.
     pub fn event(&mut self, vm: u32) -> Option<Event> {
         self.vms.get_mut(&vm)?.events.pop_front()
     }
 
-    /// Takes the GPU's interrupt.
+    /// Handles an interrupt of the GPU.
     pub fn interrupt(&mut self) -> Result<(), Failure> {
-        // Errors: it was another's, and there is none left.
+        // On an error, the interrupt was read by others and none is pending.
         let _ = self.gpu.interrupt().read();
         let pending = self.gpu.register(0x00_2100)?;
         if pending & 1 << 28 != 0 {
@@ -701,7 +699,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// Whose an instance block is.
+    /// Finds the owner of an instance block.
     fn find(&self, instance: u32) -> Option<(u32, u8)> {
         self.vms.iter().find_map(|(id, vm)| {
             let mut channels = vm.channels.iter();
@@ -723,7 +721,7 @@ impl Mediator {
         }
     }
 
-    /// Tells owners of channels about their commands that could not be carried out.
+    /// Reports failed commands to the owners of their channels.
     fn command_errors(&mut self) -> Result<(), Failure> {
         let units = self.gpu.register(0x00_25a0)?;
         for unit in (0..3_u32).filter(|unit| units & 1 << unit != 0) {
@@ -732,7 +730,8 @@ impl Mediator {
             let method = self.gpu.register(base + 0xc0)?;
             let data = self.gpu.register(base + 0xc4)?;
             let physical = self.gpu.register(base + 0x120)? & 0x7f;
-            // All that have stopped for one go on: their drivers hear of it, and need not.
+            // This lets all channels that stopped for an error continue. Their drivers are told, but need not do
+            // anything.
             self.gpu.set(base + 0x108, status)?;
             let owner = self.owners.get(physical as usize).copied().flatten();
             let Some((id, number)) = owner else {
@@ -764,8 +763,8 @@ impl Mediator {
         Ok(())
     }
 
-    /// Takes what has completed, ends who is too late, and gives turns. When to call it again,
-    /// at the latest.
+    /// Collects completions, ends channels that exceed the limit, and gives turns. Returns the maximum time until it
+    /// must be called again.
     pub fn tick(&mut self, now: Moment) -> Result<Option<Duration>, Failure> {
         self.collect(now)?;
         let mut again = None;
@@ -802,7 +801,7 @@ impl Mediator {
         Ok(again)
     }
 
-    /// Goes on with a turn; whether it has ended.
+    /// Advances a turn. Returns whether it has ended.
     fn advance(&mut self, mut turn: Turn, now: Moment) -> Result<bool, Failure> {
         let contended = self.scheduler.contended();
         let id = ClientId(turn.vm);
@@ -845,7 +844,7 @@ impl Mediator {
         Ok(true)
     }
 
-    /// Whether who has the GPU would get the next turn, too.
+    /// Whether the holder of the GPU would also get the next turn.
     fn goes_on(&mut self, now: Moment) -> bool {
         let held = self.scheduler.held(now);
         self.scheduler.charge(held, 0, now);

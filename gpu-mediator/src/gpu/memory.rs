@@ -1,4 +1,4 @@
-//! Pages of the physical GPU: who has which, and the mediator's own.
+//! Pages of the physical GPU: their owners, and the mediator's own pages.
 
 use std::{collections::BTreeMap, fs::File, io};
 
@@ -6,17 +6,17 @@ use base::{Access, Mapping, memfd};
 use gf100::format::{PAGE, VramPage};
 use rustix::fs::SealFlags;
 
-/// A page of the physical GPU's memory. Only this crate makes them, of pages that it has taken.
+/// A page of the physical GPU's memory. Only this crate creates them, from pages that it has allocated.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PhysPage(pub(super) u32);
 
 impl PhysPage {
-    /// Its address. Page numbers have 28 bits: no overflow.
+    /// Address in bytes. Page numbers have 28 bits, so this cannot overflow.
     pub fn address(self) -> u64 {
         u64::from(self.0) * PAGE
     }
 
-    /// As formats name it.
+    /// In the form that the formats use.
     pub fn vram(self) -> VramPage {
         VramPage(self.0)
     }
@@ -26,22 +26,22 @@ impl PhysPage {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct DmaPage(pub(super) u32);
 
-/// Free pages, by number.
+/// Allocator of pages, by number.
 #[derive(Debug)]
 pub struct Pages {
-    /// Length by first page, with a page that is taken between any two.
+    /// Lengths of free ranges by first page. There is an allocated page between any two ranges.
     free: BTreeMap<u32, u32>,
 }
 
 impl Pages {
-    /// All of a range are free.
+    /// Creates an allocator in which a whole range is free.
     pub fn new(first: u32, count: u32) -> Self {
         Self {
             free: BTreeMap::from([(first, count)]),
         }
     }
 
-    /// Takes consecutive pages, the first of which is a multiple of `align`, a power of two.
+    /// Allocates consecutive pages. The first one is a multiple of `align`, a power of two.
     pub fn take(&mut self, count: u32, align: u32) -> Option<u32> {
         let (&start, &len, first) = self.free.iter().find_map(|(start, len)| {
             let first = start.checked_next_multiple_of(align)?;
@@ -59,7 +59,7 @@ impl Pages {
         Some(first)
     }
 
-    /// Gives pages back that [`Self::take`] has given.
+    /// Frees pages that [`Self::take`] returned.
     pub fn give(&mut self, first: u32, count: u32) {
         let (mut start, mut len) = (first, count);
         if let Some((&before, &its)) = self.free.range(..first).next_back()
@@ -76,19 +76,19 @@ impl Pages {
     }
 }
 
-/// `f_type` of files in memory that are not made of huge pages: `TMPFS_MAGIC` of linux/magic.h.
+/// `f_type` of in-memory files that do not use huge pages: `TMPFS_MAGIC` of linux/magic.h.
 const TMPFS: u64 = 0x0102_1994;
 
-/// Whether the GPU's server can map a file that a front has, and never get SIGBUS: the file cannot become
-/// shorter, and is not made of huge pages. A seal against shrinking does not forbid to punch holes, and
-/// a huge page that was punched may be missing at the next access.
+/// Whether the GPU's server can map a front's file without ever getting SIGBUS: the file cannot shrink, and does not
+/// use huge pages. A seal against shrinking does not prevent punching holes, and a huge page that was punched out may
+/// be unavailable at the next access.
 pub fn is_safe_to_map(file: &File) -> bool {
     let is_sealed =
         rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
     is_sealed && rustix::fs::fstatfs(file).is_ok_and(|system| system.f_type as u64 == TMPFS)
 }
 
-/// The mediator's own memory on the GPU: its first pages, which no partition has.
+/// The mediator's own memory on the GPU: its first pages, which belong to no partition.
 pub struct Reserve {
     file: File,
     mapping: Mapping,
@@ -96,12 +96,12 @@ pub struct Reserve {
 }
 
 impl Reserve {
-    /// So many bytes, whole pages, all zero.
+    /// Creates a zeroed reserve of this size in bytes, whole pages.
     pub fn new(len: u64) -> io::Result<Self> {
         let file = memfd::sealed(c"gantry-gpu-shadows", len)?;
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         let mapping = Mapping::shared(&file, 0, bytes, Access::ReadWrite)?;
-        // Page 0 is nobody's: registers that were never written name it.
+        // Page 0 is never allocated, since registers that were never written refer to it.
         let count = u32::try_from(len / PAGE).map_err(io::Error::other)? - 1;
         Ok(Self {
             file,
@@ -110,27 +110,27 @@ impl Reserve {
         })
     }
 
-    /// The file, for the GPU.
+    /// The file to pass to the GPU.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Takes consecutive pages, all zero.
+    /// Allocates consecutive zeroed pages.
     pub fn take(&mut self, count: u32, align: u32) -> Option<PhysPage> {
         let first = PhysPage(self.pages.take(count, align)?);
         self.clear(first, count);
         Some(first)
     }
 
-    /// Pages are zero from now on.
+    /// Zeroes pages.
     pub fn clear(&mut self, first: PhysPage, count: u32) {
         if let Some(at) = self.at(first.address(), u64::from(count) * PAGE) {
-            // SAFETY: within the mapping, checked by `at`; others look at it by volatile accesses only.
+            // SAFETY: within the mapping, as checked by `at`; others only use volatile accesses.
             unsafe { at.write_bytes(0, count as usize * PAGE as usize) };
         }
     }
 
-    /// Gives pages back.
+    /// Frees pages.
     pub fn give(&mut self, first: PhysPage, count: u32) {
         self.pages.give(first.0, count);
     }
@@ -141,8 +141,7 @@ impl Reserve {
         is_there.then(|| self.mapping.start().wrapping_add(address as usize))
     }
 
-    /// Writes a word at an address that is a multiple of 8, in pages of this memory; elsewhere
-    /// nothing is written.
+    /// Writes a word at a multiple of 8 within this memory; writes elsewhere are dropped.
     pub fn set64(&self, address: u64, value: u64) {
         if let Some(at) = self.at(address & !7, 8) {
             // SAFETY: within the mapping and aligned.
@@ -158,7 +157,7 @@ impl Reserve {
         }
     }
 
-    /// Reads a word at a multiple of 4; 0 elsewhere.
+    /// Reads a word at a multiple of 4; returns 0 elsewhere.
     pub fn get32(&self, address: u64) -> u32 {
         self.at(address & !3, 4).map_or(0, |at| {
             // SAFETY: within the mapping and aligned.
@@ -166,7 +165,7 @@ impl Reserve {
         })
     }
 
-    /// Reads a word at a multiple of 8; 0 elsewhere.
+    /// Reads a word at a multiple of 8; returns 0 elsewhere.
     pub fn get64(&self, address: u64) -> u64 {
         self.at(address & !7, 8).map_or(0, |at| {
             // SAFETY: within the mapping and aligned.
@@ -189,7 +188,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A file of so many bytes in huge pages, none of which is taken, that cannot shrink.
+    /// A file of this size in bytes in huge pages, none of which is allocated, that cannot shrink.
     pub fn huge(len: u64) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
         let file = memfd_create("huge", flags).expect("this kernel has huge pages");

@@ -1,4 +1,4 @@
-//! One GPU for many virtual machines, each with its own unmodified driver.
+//! Shares one GPU among many virtual machines, each with its own unmodified driver.
 //!
 //! ```text
 //!   guest's nouveau                                   gantry, one per VM
@@ -11,17 +11,17 @@
 //!                       the GPU (gantry-gf100)
 //! ```
 //!
-//! - [`wire`], [`link`]: what a front says, and how. A front is not trusted.
-//! - [`memory`]: pages of the GPU. [`partition`]: those of a VM, and its RAM.
-//! - [`space`]: page tables that the GPU walks, made of mappings that have been validated.
-//! - [`channel`]: a guest's channel on the GPU, with a ring that the guest does not write.
-//! - [`mediator`]: all of it, and who has the GPU when; [`server`]: the process.
+//! - [`wire`], [`link`]: the protocol with the fronts, and its transport. A front is not trusted.
+//! - [`memory`]: pages of the GPU. [`partition`]: the pages of a VM, and its RAM.
+//! - [`space`]: page tables that the GPU walks, built from validated mappings.
+//! - [`channel`]: a guest's channel on the GPU, with a ring that the guest cannot write.
+//! - [`mediator`]: everything together, and who has the GPU when; [`server`]: the process.
 //! - [`physical`]: the GPU.
 //!
-//! What isolates VMs from each other is checked here, and nothing of it relies on a front: a VM's
-//! part of VRAM is a file of its own, which is all that its front holds; the GPU walks tables that
-//! only this process writes, in which every page lies wholly in the VM's own memory; its instance
-//! blocks are made of constants and these tables.
+//! Everything that isolates VMs from each other is checked here, and none of it relies on a front.
+//! A VM's partition of VRAM is a file of its own, and its front holds nothing else. The GPU walks
+//! tables that only this process writes, in which every page lies completely within the VM's own
+//! memory. Its instance blocks consist of constants and these tables.
 
 pub mod channel;
 pub mod link;

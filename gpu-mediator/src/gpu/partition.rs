@@ -1,4 +1,4 @@
-//! A VM's part of the GPU's memory, and its RAM: what its pages are, physically.
+//! A VM's partition of the GPU's memory, and its RAM: translates its pages to physical ones.
 
 use std::{fs::File, io};
 
@@ -10,30 +10,30 @@ use super::{
     wire::Size,
 };
 
-/// Pages of 4 KiB in a large page.
+/// Number of 4 KiB pages in a large page.
 pub const PER_LARGE: u32 = (LARGE / PAGE) as u32;
-/// Ranges of RAM of a VM, at most.
+/// Maximum number of RAM ranges of a VM.
 pub const MOST_RANGES: usize = 64;
-/// The kind of storage that tiles without compressing.
+/// The storage kind that is tiled but not compressed.
 const TILED: u8 = 0xfe;
 
-/// RAM of the VM that the GPU can reach.
+/// A range of the VM's RAM that the GPU can access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RamRange {
-    /// The first page, as the guest numbers it.
+    /// The first page, as numbered by the guest.
     pub first: Gfn,
-    /// Pages.
+    /// Number of pages.
     pub count: u32,
-    /// The first page, as the GPU addresses it.
+    /// The first page, as addressed by the GPU.
     pub dma: DmaPage,
 }
 
-/// Pages of the GPU's addresses for so much RAM: whole large pages.
+/// Number of GPU bus pages that a RAM range occupies: whole large pages.
 pub fn dma_pages(count: u32) -> u32 {
     count.next_multiple_of(PER_LARGE)
 }
 
-/// What a VM's pages are.
+/// The physical memory of a VM.
 pub struct Partition {
     first: PhysPage,
     count: u32,
@@ -42,8 +42,8 @@ pub struct Partition {
 }
 
 impl Partition {
-    /// A partition of these pages, whose contents are those of a new file; or of the one that its
-    /// front has kept from another mediator, which must be safe to map.
+    /// Creates a partition of these pages. Its contents are those of a new file, or of the file
+    /// that its front has kept from an earlier mediator, which must be safe to map.
     pub fn new(first: PhysPage, count: u32, kept: Option<File>) -> io::Result<Self> {
         let len = u64::from(count) * PAGE;
         let file = match kept {
@@ -59,32 +59,32 @@ impl Partition {
         })
     }
 
-    /// The memory, of which the front gets a descriptor.
+    /// The file with the memory; the front gets a descriptor of it.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// First page and pages.
+    /// The first page, and the number of pages.
     pub fn pages(&self) -> (PhysPage, u32) {
         (self.first, self.count)
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         u64::from(self.count) * PAGE
     }
 
-    /// The RAM that the GPU can reach.
+    /// The RAM that the GPU can access.
     pub fn ram(&self) -> &[RamRange] {
         &self.ram
     }
 
-    /// Pages of the GPU's addresses that its RAM has.
+    /// Number of GPU bus pages that the RAM occupies.
     pub fn dma_pages(&self) -> u32 {
         self.ram.iter().map(|range| dma_pages(range.count)).sum()
     }
 
-    /// Whether a range can be added: it overlaps no other.
+    /// Whether a range can be added: it must not overlap another one.
     pub fn has_room_for(&self, first: Gfn, count: u32) -> bool {
         let Some(end) = first.0.checked_add(count) else {
             return false;
@@ -94,12 +94,12 @@ impl Partition {
         self.ram.len() < MOST_RANGES && self.ram.iter().all(apart)
     }
 
-    /// Adds RAM; see [`Self::has_room_for`].
+    /// Adds a RAM range; see [`Self::has_room_for`].
     pub fn add(&mut self, range: RamRange) {
         self.ram.push(range);
     }
 
-    /// The physical page for one of the guest's, of which `count` consecutive ones are used.
+    /// The physical page for a page of the guest, of which `count` consecutive ones are used.
     fn vram(&self, page: u32, count: u32) -> Option<u32> {
         let end = page.checked_add(count)?;
         (end <= self.count).then(|| self.first.0 + page)
@@ -114,8 +114,8 @@ impl Partition {
         Some(range.dma.0 + (page - range.first.0))
     }
 
-    /// The physical entry for a page of the guest's. None unless the whole page is the VM's own, and
-    /// it starts where a page of its size can.
+    /// The physical page table entry for a page of the guest. `None` unless the whole page belongs
+    /// to the VM and its start is aligned to its size.
     pub fn entry(&self, target: Target, size: Size, read_only: bool, kind: u8) -> Option<Pte> {
         let count = match size {
             Size::Small => 1,
@@ -137,7 +137,7 @@ impl Partition {
         }
         Some(Pte {
             read_only,
-            // Tags of compression are a resource that is not shared out.
+            // Compression tags are a resource that is not shared.
             kind: if kind == 0 { 0 } else { TILED },
             ..Pte::linear(physical)
         })

@@ -1,4 +1,4 @@
-//! The physical GPU, of whose server this is the only client.
+//! The physical GPU. The mediator is the only client of its server.
 
 use std::{
     fs::File,
@@ -24,34 +24,34 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::memory::{DmaPage, PhysPage};
 
-/// Memory that is lent at this address and above backs VRAM from 0: part of the non-hardware
-/// interface of `gantry-gf100`.
+/// Memory that is lent at or above this address backs VRAM from offset 0 on. This is part of the
+/// interface of `gantry-gf100` that does not exist in hardware.
 const VRAM_ADDRESS: u64 = 1 << 63;
-/// Longest answer without data.
+/// Maximum size of a reply without data.
 const SHORT: usize = 256;
-/// How long the server may take for an answer.
+/// Time limit for a reply of the server.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;
-/// Where the capability for messages is in configuration space.
+/// Offset of the MSI capability's control field in configuration space.
 const MSI_CONTROL: u64 = 0x6a;
-/// Of GF100.
+/// Vendor and device ID of the GF100.
 const IDENTITY: u32 = 0x06d8_10de;
 
-/// The GPU cannot be used.
+/// Why the GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its server.
+    /// Its server failed.
     #[error(transparent)]
     Server(#[from] Failure),
-    /// It is another device.
+    /// It is a different device.
     #[error("it is device {0:#010x}, and only GF100 (0x06d810de) is known")]
     Device(u32),
-    /// It maps BARs.
+    /// Its server lets clients map BARs.
     #[error("its server shows VRAM in files of its own: start gantry-gf100 with --trap")]
     Mapped,
-    /// A resource of the host.
+    /// A resource of the host is exhausted.
     #[error("cannot make an eventfd")]
     Eventfd(#[source] io::Error),
 }
@@ -65,12 +65,12 @@ pub struct Physical {
     connection: Connection,
     interrupt: EventFd,
     vram: u64,
-    /// Questions asked so far.
+    /// Number of requests sent so far.
     pub questions: u64,
 }
 
 impl Physical {
-    /// Connects to its server and prepares the GPU for messages and interrupts.
+    /// Connects to the GPU's server and sets up bus mastering and interrupts.
     pub fn connect(path: &Path) -> Result<Self, Error> {
         let stream = connect(path).map_err(Failure::Connect)?;
         let connection = Connection::new(stream, Deadline::after(PATIENCE))?;
@@ -111,29 +111,29 @@ impl Physical {
         self.connection
             .ask(Command::SetIrqs, &[&body], &[fd], SHORT, deadline)?;
         let config = VFIO_PCI_CONFIG_REGION_INDEX;
-        // Memory and DMA; then messages.
+        // Enable memory space and bus mastering; then MSI.
         self.write(config, 4, &[6, 0])?;
         self.write(config, MSI_CONTROL, &[1, 0])?;
-        // All of PFIFO's and the command units' interrupts, and the summary.
+        // Enable all interrupts of PFIFO and the command units, and the summary.
         for at in [0x00_2140, 0x00_2628, 0x04_010c, 0x04_210c, 0x04_410c] {
             self.set(at, u32::MAX)?;
         }
         self.set(0x00_0140, 1)?;
-        // Submission pages are at BAR 1's start.
+        // The submission pages are at the start of BAR 1.
         self.set(0x00_2254, userd::Window { start: 0 }.encode())
     }
 
-    /// Bytes of VRAM.
+    /// Size of VRAM in bytes.
     pub fn vram(&self) -> u64 {
         self.vram
     }
 
-    /// Becomes readable at an interrupt.
+    /// Becomes readable on an interrupt.
     pub fn interrupt(&self) -> &EventFd {
         &self.interrupt
     }
 
-    /// The socket, to see when the server goes.
+    /// The socket, to notice when the server disconnects.
     pub fn stream(&self) -> BorrowedFd<'_> {
         self.connection.stream().as_fd()
     }
@@ -176,7 +176,7 @@ impl Physical {
         self.write(BAR0, at.into(), &value.to_le_bytes())
     }
 
-    /// Writes without waiting until it is carried out, which it is before any later access.
+    /// Writes without waiting until the write is done. It is done before any later access.
     fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), Failure> {
         let body = wire::access(region, offset, data.len() as u32);
         let deadline = Deadline::after(PATIENCE);
@@ -186,12 +186,12 @@ impl Physical {
             .post(command, &[&body, data], wire::ACCESS + 8, deadline)
     }
 
-    /// Takes reasons for a message away, without waiting.
+    /// Clears interrupt reasons, without waiting.
     pub fn acknowledge(&mut self, at: u32) -> Result<(), Failure> {
         self.post(BAR0, at.into(), &u32::MAX.to_le_bytes())
     }
 
-    /// Asks for another message if there is still a reason for one, without waiting.
+    /// Re-arms the MSI, so that another message is sent if there is still a reason. Does not wait.
     pub fn rearm(&mut self) -> Result<(), Failure> {
         self.post(BAR0, 0x08_8704, &[0xff])
     }
@@ -202,12 +202,12 @@ impl Physical {
         self.post(BAR1, at, &put.to_le_bytes())
     }
 
-    /// Has all spaces' translations forgotten.
+    /// Invalidates the translations of all spaces.
     pub fn flush(&mut self) -> Result<(), Failure> {
         self.set(0x10_0cbc, 1 << 31 | 3)
     }
 
-    /// An entry of the channel table: its instance block, and whether it may run.
+    /// Sets an entry of the channel table: the instance block, and whether the channel may run.
     pub fn channel(
         &mut self,
         channel: u8,
@@ -226,13 +226,13 @@ impl Physical {
         Ok(())
     }
 
-    /// A channel leaves the engines, or stops, and keeps its work.
+    /// Makes a channel stop and leave the engines. Its work is kept.
     pub fn stop(&mut self, channel: u8) -> Result<(), Failure> {
         self.set(0x00_3004 + u32::from(channel) * 8, 0x001f_0000)?;
         self.set(0x00_2634, channel.into())
     }
 
-    /// There is a new list of channels.
+    /// Sets a new run list.
     pub fn run_list(&mut self, at: PhysPage, count: u32) -> Result<(), Failure> {
         self.set(0x00_2270, at.0)?;
         self.set(0x00_2274, 0x01f0_0000 | count & 0xfff)
@@ -257,17 +257,17 @@ impl Physical {
             .map(drop)
     }
 
-    /// Has a range of VRAM be a file's first bytes.
+    /// Backs a range of VRAM by the first bytes of a file.
     pub fn back(&mut self, range: Range<u64>, file: &File) -> Result<(), Failure> {
         self.map(file, 0, VRAM_ADDRESS + range.start, range.end - range.start)
     }
 
-    /// Has a range of VRAM be new memory of nobody's.
+    /// Backs a range of VRAM by new memory that belongs to nobody.
     pub fn unback(&mut self, range: Range<u64>) -> Result<(), Failure> {
         self.unmap(VRAM_ADDRESS + range.start, range.end - range.start)
     }
 
-    /// Lends the GPU pages of RAM.
+    /// Lends pages of RAM to the GPU.
     pub fn lend(
         &mut self,
         first: DmaPage,
@@ -279,7 +279,7 @@ impl Physical {
         self.map(file, offset, address, u64::from(count) * PAGE)
     }
 
-    /// Takes them back.
+    /// Takes lent pages back.
     pub fn take_back(&mut self, first: DmaPage, count: u32) -> Result<(), Failure> {
         self.unmap(u64::from(first.0) * PAGE, u64::from(count) * PAGE)
     }

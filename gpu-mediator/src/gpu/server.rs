@@ -1,4 +1,4 @@
-//! The process: fronts' connections, the GPU's interrupt and the clock, in one thread.
+//! The process: serves the fronts' connections, the GPU's interrupt and the clock in one thread.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,28 +28,28 @@ use crate::{
     status::{self, Status},
 };
 
-/// Fronts at a time, at most.
+/// Maximum number of fronts.
 pub const MOST_FRONTS: usize = 256;
-/// Messages that a front has not taken, at most: it takes none any more then.
+/// Maximum number of messages that a front has not received; beyond that, it is disconnected.
 const MOST_UNTAKEN: usize = 4096;
-/// How long a front may take to say Hello: until then it has a place for nothing.
+/// Maximum time for a front to send Hello; until then, it occupies a place for nothing.
 const HELLO: Duration = Duration::from_secs(5);
-/// Messages of one front that are taken before another's.
+/// Number of messages of one front that are handled before those of another.
 const BURST: usize = 32;
 
-/// The mediator cannot go on.
+/// Why the mediator cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The GPU cannot be used.
     #[error("cannot use the GPU at {0}")]
     Gpu(String, #[source] physical::Error),
-    /// It cannot be shared.
+    /// The GPU cannot be shared.
     #[error("cannot share the GPU")]
     Start(#[source] mediator::Error),
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen at {0}: does its folder exist, and is nobody else there?")]
     Listen(String, #[source] io::Error),
-    /// The GPU's server is lost.
+    /// The connection to the GPU's server is lost.
     #[error("the GPU is lost")]
     Lost(#[source] Failure),
     /// Waiting fails.
@@ -57,7 +57,7 @@ pub enum Error {
     Wait(#[source] io::Error),
 }
 
-/// Why a front is left.
+/// Why a front is disconnected.
 #[derive(Debug, thiserror::Error)]
 enum Ending {
     #[error("it has gone")]
@@ -81,12 +81,12 @@ struct Front {
     outbox: VecDeque<Vec<u8>>,
 }
 
-/// What is served.
+/// Settings of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Who gets the GPU.
+    /// The policy by which VMs get the GPU.
     pub policy: Name,
-    /// For how long a channel may have it without completing anything.
+    /// Maximum time for which a channel may have the GPU without completing anything.
     pub limit: Duration,
 }
 
@@ -121,14 +121,15 @@ impl Server {
         })
     }
 
-    /// Serves until the GPU is lost.
+    /// Serves until the connection to the GPU is lost.
     pub fn run(&mut self) -> Result<(), Error> {
         loop {
             self.step(None)?;
         }
     }
 
-    /// Gives turns, sends what is to be sent, and serves what comes within `patience`, or at all.
+    /// Gives turns, sends pending messages, and handles what arrives within `patience`, or without
+    /// a time limit.
     pub fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
         let again = self.mediator.tick(Moment::now()).map_err(Error::Lost)?;
         self.send_events();
@@ -184,10 +185,10 @@ impl Server {
         Ok(())
     }
 
-    /// Shows the status to one reader.
+    /// Sends the status to one reader.
     fn show(&self) {
         match self.readers.accept() {
-            // Who has gone does not want to know.
+            // A reader that has disconnected does not need it.
             Ok((stream, _)) => drop(self.status(Moment::now()).send(&stream)),
             Err(error) => self.could_not_accept("a reader", &error),
         }
@@ -224,7 +225,7 @@ impl Server {
         }
     }
 
-    /// Leaves those that have not said Hello in time: their places are others'.
+    /// Disconnects fronts that have not sent Hello in time, to free their places.
     fn leave_silent(&mut self, now: Moment) {
         self.fronts.retain(|_, front| {
             let stays = front.vm.is_some() || now.since(front.since) < HELLO;
@@ -341,7 +342,7 @@ impl Server {
         }
         for fd in deaf {
             if let Some(front) = self.fronts.get(&fd) {
-                // Its end is seen when it is served.
+                // Its disconnect is noticed when it is served.
                 front.packets.shut_down();
             }
         }
@@ -349,7 +350,7 @@ impl Server {
 }
 
 impl Front {
-    /// Sends what is to be sent, as far as there is room.
+    /// Sends pending messages as far as there is room.
     fn flush(&mut self) -> Result<(), Ending> {
         while let Some(message) = self.outbox.front() {
             match self.packets.send(message, &[]) {

@@ -1,9 +1,9 @@
-//! Shadows of a VM's page tables: what the physical GPU walks.
+//! Shadows of a VM's page tables, which the physical GPU walks.
 //!
-//! A shadow belongs to a table of the guest, not to an entry of a directory: a thousand entries that
-//! name one table share one shadow. When a VM's quota is used up, the space that uses most of it ends,
-//! with its channels, and the others go on. The last entry of every directory is the mediator's own
-//! ([`CONTROL`]): rings and completion words of the space's channels.
+//! A shadow belongs to a table of the guest, not to a directory entry: a thousand entries that refer to one table share
+//! one shadow. When a VM's quota is used up, the space that uses most of it ends together with its channels, and the
+//! others continue. The last entry of every directory belongs to the mediator ([`CONTROL`]): it maps the rings and
+//! completion words of the space's channels.
 
 use std::collections::HashMap;
 
@@ -21,79 +21,79 @@ use super::{
 
 /// The directory entry that no guest gets.
 pub const CONTROL: u16 = (ENTRIES - 1) as u16;
-/// Channels that share a pair of control pages.
+/// Number of channels that share a pair of control pages.
 pub const GROUP: usize = 16;
-/// log2 of the part of a full table that the control table has: 128 entries.
+/// log2 of the divisor of a full table for the size of the control table: 128 entries.
 const CONTROL_SHIFT: u8 = 3;
-/// Pairs that a space can have: for more channels than there are.
+/// Maximum number of pairs per space: enough for more channels than exist.
 const GROUPS: usize = (LARGE_ENTRIES >> CONTROL_SHIFT) / 2;
 
 const DIRECTORY_PAGES: u32 = (directory::BYTES / PAGE) as u32;
-/// Pages of a space without tables and channels.
+/// Number of pages of a space without tables and channels.
 const SPACE_PAGES: u32 = DIRECTORY_PAGES + 1;
-/// What a new space needs.
+/// What a new space requires.
 pub const SPACE: &[Wanted] = &[Wanted::pages(DIRECTORY_PAGES), Wanted::pages(1)];
 
-/// A front has broken the rules, or has used what it may.
+/// The front has violated the protocol, or has exhausted its quota.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Refused {
-    /// A number that is taken.
+    /// The number is already in use.
     #[error("{what} {number} exists already")]
     Taken {
-        /// What it is.
+        /// The type of the object.
         what: &'static str,
         /// Its number.
         number: u32,
     },
-    /// A number of nothing.
+    /// There is no such object.
     #[error("there is no {what} {number}")]
     Unknown {
-        /// What it would be.
+        /// The type of the object.
         what: &'static str,
         /// Its number.
         number: u32,
     },
-    /// Somebody needs it.
+    /// The object is still in use.
     #[error("{what} {number} is in use")]
     InUse {
-        /// What it is.
+        /// The type of the object.
         what: &'static str,
         /// Its number.
         number: u32,
     },
-    /// Entries beyond a table's end.
+    /// The entries are beyond the end of the table.
     #[error("entries {index} to {end} of a table that has {entries}")]
     Entries {
-        /// The first.
+        /// The first entry.
         index: u32,
-        /// Behind the last.
+        /// The entry after the last.
         end: u32,
-        /// Entries of the table.
+        /// Number of entries of the table.
         entries: u32,
     },
-    /// A table of the other size.
+    /// The table has a different page size.
     #[error("table {0} has pages of another size")]
     Size(u32),
-    /// Too many entries in one message.
+    /// A message has too many entries.
     #[error("more than {MOST_MAPPED} entries in one message")]
     Long,
     /// No memory is left for its shadows.
     #[error("its page tables need more than its {limit} pages of the GPU's memory")]
     Quota {
-        /// Its quota, in pages.
+        /// The quota in pages.
         limit: u32,
     },
 }
 
-/// Entries that a message may write, at most: two tables.
+/// Maximum number of entries that a message may write: two tables.
 const MOST_MAPPED: u32 = 2 * SMALL_ENTRIES as u32;
 
-/// Consecutive pages that somebody needs.
+/// A request for consecutive pages.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// How many.
+    /// Number of pages.
     pub count: u32,
-    /// The first one's number is a multiple of this.
+    /// Alignment of the first page number.
     pub align: u32,
 }
 
@@ -103,7 +103,7 @@ impl Wanted {
     }
 }
 
-/// Pages of the mediator's memory that are a VM's: no other VM has any between them.
+/// The pages of the mediator's memory that belong to a VM. They form one range, so no other VM has any between them.
 #[derive(Debug)]
 pub struct Quota {
     first: PhysPage,
@@ -113,7 +113,7 @@ pub struct Quota {
 }
 
 impl Quota {
-    /// These pages, which were taken.
+    /// Creates a quota of these pages, which have been allocated.
     pub fn new(first: PhysPage, limit: u32) -> Self {
         Self {
             first,
@@ -123,7 +123,7 @@ impl Quota {
         }
     }
 
-    /// Takes pages, all zero.
+    /// Allocates zeroed pages.
     pub fn take(
         &mut self,
         reserve: &mut Reserve,
@@ -137,8 +137,8 @@ impl Quota {
         Ok(page)
     }
 
-    /// Whether all of these can be taken: so many consecutive pages each, aligned so. Free pages may lie
-    /// apart from one another.
+    /// Whether all of these requests can be satisfied, each with consecutive, aligned pages. Free pages may be
+    /// fragmented.
     pub fn fits(&mut self, wanted: &[Wanted]) -> bool {
         let mut taken = Vec::with_capacity(wanted.len());
         for one in wanted {
@@ -154,24 +154,24 @@ impl Quota {
         fits
     }
 
-    /// All of its pages.
+    /// The whole range: first page and number of pages.
     pub fn all(&self) -> (PhysPage, u32) {
         (self.first, self.limit)
     }
 
-    /// Gives pages back.
+    /// Frees pages.
     pub fn give(&mut self, first: PhysPage, count: u32) {
         self.pages.give(first.0, count);
         self.used -= count;
     }
 }
 
-/// What a table's shadow needs.
+/// What the shadow of a table requires.
 pub fn table(size: Size) -> Wanted {
     Wanted::pages(pages(size))
 }
 
-/// Pages of a table's shadow.
+/// Number of pages of a table's shadow.
 fn pages(size: Size) -> u32 {
     let entries = match size {
         Size::Small => SMALL_ENTRIES,
@@ -183,16 +183,16 @@ fn pages(size: Size) -> u32 {
 
 struct Shadow {
     size: Size,
-    /// None if there was no memory for it, or it was taken away: it maps nothing, for good.
+    /// `None` if there was no memory for it, or it was taken away: the table maps nothing, for good.
     at: Option<PhysPage>,
-    /// Entries of directories that name it.
+    /// Number of directory entries that refer to it.
     users: u32,
-    /// The space that it counts for: the one that named it first.
+    /// The space whose quota it counts towards: the first one that referred to it.
     space: u32,
 }
 
-/// A pair of large pages: rings, which the channels' engines cannot write, and completion words,
-/// which they can.
+/// A pair of large pages: one for rings, which the channels' engines cannot write, and one for completion words, which
+/// they can.
 #[derive(Clone, Copy)]
 struct Group {
     rings: PhysPage,
@@ -200,7 +200,7 @@ struct Group {
     used: u16,
 }
 
-/// What the GPU walks of a space, and what its channels have there.
+/// The memory of a space: what the GPU walks, and the control memory of its channels.
 struct Memory {
     directory: PhysPage,
     control: PhysPage,
@@ -208,13 +208,13 @@ struct Memory {
 }
 
 struct Space {
-    /// None if it has ended, or there was no memory for it: no channel of it runs any more.
+    /// `None` if it has ended, or there was no memory for it: no channel of it runs any more.
     memory: Option<Memory>,
     links: HashMap<u16, Directory>,
 }
 
 impl Memory {
-    /// Pages that it has.
+    /// Number of pages that it has.
     fn pages(&self) -> u32 {
         // At most 64 groups.
         SPACE_PAGES + self.groups.len() as u32 * 2 * PER_LARGE
@@ -230,20 +230,20 @@ impl Memory {
     }
 }
 
-/// Where a channel's control memory is.
+/// Location of a channel's control memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Slot {
     /// The space.
     pub space: u32,
     group: usize,
     index: usize,
-    /// Two pages for the ring and what it points to, by physical address and by virtual one.
+    /// Physical address of two pages for the ring and what it points to.
     pub ring: u64,
-    /// Its virtual address.
+    /// Virtual address of the ring.
     pub ring_va: u64,
-    /// The completion word.
+    /// Physical address of the completion word.
     pub word: u64,
-    /// Its virtual address.
+    /// Virtual address of the completion word.
     pub word_va: u64,
 }
 
@@ -251,9 +251,9 @@ pub struct Slot {
 pub struct Spaces {
     tables: HashMap<u32, Shadow>,
     spaces: HashMap<u32, Space>,
-    /// Pages of the mediator's memory.
+    /// The VM's pages of the mediator's memory.
     pub quota: Quota,
-    /// Entries that were refused: they map nothing.
+    /// Number of refused entries. They map nothing.
     pub refused: u64,
 }
 
@@ -263,7 +263,7 @@ fn virtual_address(group: usize, words: bool) -> u64 {
 }
 
 impl Spaces {
-    /// Of a VM that has these pages for them.
+    /// Creates an empty set with these pages.
     pub fn new(quota: Quota) -> Self {
         Self {
             tables: HashMap::new(),
@@ -273,7 +273,7 @@ impl Spaces {
         }
     }
 
-    /// Adds a table that maps nothing, and counts for a space. If there is no memory for it, it never
+    /// Adds a table that maps nothing and counts towards the quota of a space. If there is no memory for it, it never
     /// maps anything.
     pub fn add_table(
         &mut self,
@@ -286,7 +286,7 @@ impl Spaces {
             let what = "table";
             return Err(Refused::Taken { what, number });
         }
-        // One that has ended gets no more memory.
+        // A space that has ended gets no more memory.
         let lives = self.directory(space)?.is_some();
         let at = lives.then(|| self.quota.take(reserve, pages(size), 1));
         let shadow = Shadow {
@@ -299,8 +299,8 @@ impl Spaces {
         Ok(())
     }
 
-    /// Who gives way if `asker` wants more memory than is left: itself, if it would have more than its even
-    /// part of all; otherwise the space that has most. None if all have ended.
+    /// Chooses the space that must give way if `asker` wants more memory than is left: `asker` itself if it would
+    /// exceed an equal share of all pages, otherwise the space that has the most. `None` if all have ended.
     pub fn victim(&self, asker: Option<u32>, wanted: &[Wanted]) -> Option<u32> {
         let used = self.used();
         let part = self.quota.limit / u32::try_from(used.len().max(1)).unwrap_or(u32::MAX);
@@ -309,13 +309,13 @@ impl Spaces {
         if let Some(asker) = asker.filter(exceeds) {
             return Some(asker);
         }
-        // The one with the lowest number, if several use as much.
+        // The one with the lowest number, if several use the same amount.
         let used = used.into_iter();
         let most = used.max_by_key(|(number, used)| (*used, !*number));
         most.map(|(number, _)| number)
     }
 
-    /// Pages of each space that has not ended.
+    /// Number of pages of each space that has not ended.
     fn used(&self) -> HashMap<u32, u32> {
         let spaces = self.spaces.iter();
         let spaces =
@@ -329,8 +329,8 @@ impl Spaces {
         used
     }
 
-    /// Ends a space, of which no channel runs and which the GPU is to forget: its memory, and that of
-    /// its tables that no other space names, is free.
+    /// Ends a space and frees its memory, and that of its tables that no other space refers to. No channel of it may be
+    /// running, and the GPU must flush its translations.
     pub fn end(&mut self, number: u32) {
         let Some(space) = self.spaces.get_mut(&number) else {
             return;
@@ -345,7 +345,7 @@ impl Spaces {
             let space = self.spaces.get(&space);
             space.is_none_or(|space| space.memory.is_none())
         };
-        // Also of spaces that have ended before, while this one still named them.
+        // Also tables of spaces that ended earlier, while this space still referred to them.
         let unused = |table: &&mut Shadow| table.users == 0 && ended(table.space);
         for table in self.tables.values_mut().filter(unused) {
             if let Some(at) = table.at.take() {
@@ -354,14 +354,14 @@ impl Spaces {
         }
     }
 
-    /// Whether an entry of a directory names a table that never maps anything.
+    /// Whether a directory entry refers to a table that never maps anything.
     pub fn is_poor(&self, entry: Directory) -> bool {
         let tables = [entry.small, entry.large].into_iter().flatten();
         let mut tables = tables.filter_map(|number| self.tables.get(&number));
         tables.any(|table| table.at.is_none())
     }
 
-    /// Removes a table that no directory names.
+    /// Removes a table that no directory refers to.
     pub fn remove_table(&mut self, number: u32) -> Result<(), Refused> {
         let what = "table";
         let table = self.tables.get(&number);
@@ -377,7 +377,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Writes entries of a table. Pages that are not wholly the VM's own are not mapped.
+    /// Writes entries of a table. Pages that do not belong completely to the VM are not mapped.
     pub fn map(
         &mut self,
         reserve: &Reserve,
@@ -408,7 +408,7 @@ impl Spaces {
             }
             for (nth, index) in (index..end).enumerate() {
                 let entry = run.first.and_then(|first| {
-                    // Below 2^28 and 2^16 times 32.
+                    // Less than 2^28 plus 2^16 times 32.
                     let number = match first {
                         Target::Vram(page) => page.0,
                         Target::Ram(page) => page.0,
@@ -430,7 +430,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Adds a space that maps nothing of the guest's. Without memory for it, it has ended at once.
+    /// Adds a space that maps nothing of the guest. If there is no memory for it, it has ended immediately.
     pub fn add_space(&mut self, reserve: &mut Reserve, number: u32) -> Result<(), Refused> {
         if self.spaces.contains_key(&number) {
             let what = "space";
@@ -488,7 +488,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// Counts a directory's entry among its tables' users, or no longer.
+    /// Updates the user counts of the tables in a directory entry.
     fn count(&mut self, entry: Directory, is_new: bool) {
         for number in [entry.small, entry.large].into_iter().flatten() {
             if let Some(table) = self.tables.get_mut(&number) {
@@ -516,7 +516,7 @@ impl Spaces {
         }))
     }
 
-    /// Writes an entry of a directory.
+    /// Writes a directory entry.
     pub fn link(
         &mut self,
         reserve: &Reserve,
@@ -549,7 +549,7 @@ impl Spaces {
         Ok(())
     }
 
-    /// The directory of a space; none if it has ended.
+    /// The directory of a space; `None` if it has ended.
     pub fn directory(&self, number: u32) -> Result<Option<PhysPage>, Refused> {
         let what = "space";
         let space = self.spaces.get(&number);
@@ -557,7 +557,7 @@ impl Spaces {
         Ok(space.memory.as_ref().map(|memory| memory.directory))
     }
 
-    /// What control memory for another channel of a space needs.
+    /// What the control memory for another channel of a space requires.
     pub fn slot(&self, number: u32) -> &'static [Wanted] {
         const LARGE_PAGE: Wanted = Wanted {
             count: PER_LARGE,
@@ -571,7 +571,7 @@ impl Spaces {
         }
     }
 
-    /// Control memory for a channel of a space.
+    /// Allocates control memory for a channel of a space.
     pub fn take_slot(&mut self, reserve: &mut Reserve, number: u32) -> Result<Slot, Refused> {
         let what = "space";
         let space = self.spaces.get_mut(&number);
@@ -610,7 +610,7 @@ impl Spaces {
             }
         };
         let group = &mut space.groups[at];
-        // Below 16: not all are used.
+        // Less than 16, since not all are used.
         let index = group.used.trailing_ones() as usize;
         group.used |= 1 << index;
         let (ring, word) = (index as u64 * 2 * PAGE, index as u64 * 16);
@@ -631,7 +631,7 @@ impl Spaces {
         Ok(slot)
     }
 
-    /// The channel does not need it any more.
+    /// Frees a channel's control memory.
     pub fn give_slot(&mut self, slot: Slot) {
         if let Some(space) = self.spaces.get_mut(&slot.space)
             && let Some(memory) = &mut space.memory

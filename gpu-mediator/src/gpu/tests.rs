@@ -1,4 +1,4 @@
-//! Guests' fronts, as hostile as they like, against the mediator on the model of the GPU.
+//! Tests arbitrarily hostile fronts of guests against the mediator on the model of the GPU.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -31,11 +31,11 @@ mod ram;
 
 const MIB: u64 = 1 << 20;
 const VRAM: u64 = 64 * MIB;
-/// The GPU addresses at which guests have their VRAM and RAM.
+/// The GPU virtual addresses of guests' VRAM and RAM.
 const VRAM_VA: u64 = 0x1000_0000;
 const RAM_VA: u64 = 0x2000_0000;
 
-/// The folder with the socket of a GPU's server, `gpu.sock`: one for each test.
+/// The directory with the socket of a GPU's server, `gpu.sock`: one for each test.
 fn model(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gantry-gpu-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -51,7 +51,7 @@ fn model(name: &str) -> PathBuf {
     folder
 }
 
-/// Connects to a server that starts: its socket may be there before anybody listens.
+/// Connects to a server that is starting: its socket may exist before anybody listens.
 fn connect<T, E: std::fmt::Debug>(mut to: impl FnMut() -> Result<T, E>) -> T {
     let start = Instant::now();
     loop {
@@ -63,7 +63,7 @@ fn connect<T, E: std::fmt::Debug>(mut to: impl FnMut() -> Result<T, E>) -> T {
     }
 }
 
-/// A GPU of its own for a test.
+/// A separate GPU for a test.
 fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
     let folder = model(name);
     let physical = connect(|| Physical::connect(&folder.join("gpu.sock")));
@@ -71,7 +71,7 @@ fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
     Mediator::new(physical, policy, limit).expect("it can be shared")
 }
 
-/// A VM: what a front would do.
+/// A VM; does what a front would do.
 struct Guest {
     id: u32,
     vram: Mapping,
@@ -79,13 +79,13 @@ struct Guest {
 }
 
 impl Guest {
-    /// With 1 MiB of RAM from page 0x100, a space 1 that shows the first 128 KiB of VRAM in small
-    /// pages and RAM in small pages, and channel 1.
+    /// Creates a VM with 1 MiB of RAM from page 0x100, space 1, which maps the first 128 KiB of
+    /// VRAM and the RAM in small pages, and channel 1.
     fn new(mediator: &mut Mediator) -> Self {
         Self::with(mediator, 128)
     }
 
-    /// As [`Self::new`], with so many places on the GPU.
+    /// Like [`Self::new`], with this number of places on the GPU.
     fn with(mediator: &mut Mediator, channels: u8) -> Self {
         let guest = Self::bare_with(mediator, channels);
         for (table, index, first) in [
@@ -135,7 +135,7 @@ impl Guest {
         reason = "a request is made for one call"
     )]
     fn ask(&self, mediator: &mut Mediator, request: Request) -> Result<(), Error> {
-        // As it would arrive.
+        // Encoded and parsed, as it would arrive.
         let request = Request::parse(&request.encode()).expect("it can be said");
         mediator.request(self.id, request, Vec::new(), Moment::now())
     }
@@ -185,7 +185,7 @@ impl Guest {
         self.ask(mediator, bind)
     }
 
-    /// Writes words to an offset of VRAM, and submits them.
+    /// Writes words at an offset in VRAM, and submits them.
     fn submit(&self, mediator: &mut Mediator, channel: u8, at: u64, words: &[u32]) {
         for (at, word) in (at as usize..).step_by(4).zip(words) {
             write(&self.vram, at, *word);
@@ -250,7 +250,7 @@ fn copy(from: u64, to: u64, len: u32) -> Vec<u32> {
     words
 }
 
-/// Lets the GPU work until a VM hears of something that `wanted` is after.
+/// Lets the GPU work until a VM gets an event that `wanted` accepts.
 fn until(mediator: &mut Mediator, guest: &Guest, wanted: impl Fn(&Event) -> bool) -> Event {
     let start = Instant::now();
     loop {
@@ -306,7 +306,8 @@ fn pages_that_are_not_the_guests_own_are_not_mapped_and_using_them_ends_the_chan
     let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
     let pages = (VRAM / PAGE) as u32;
     for (table, first) in [
-        // Behind its partition, where the other's is; the last of all; RAM that it does not have.
+        // Beyond its partition, where the other one's is; the very last page; RAM that it does not
+        // have.
         (10, Target::Vram(VramPage(pages))),
         (11, Target::Vram(VramPage((1 << 28) - 1))),
         (12, Target::Ram(Gfn(0x200))),
@@ -442,7 +443,8 @@ fn more_channels_than_the_gpu_has_take_turns_and_keep_what_engines_have_of_them(
         }
         write(&guest.ram, 0, 0x5eed);
     }
-    // Each binds its object and says where to copy to; and copies when all others have done so.
+    // Each channel binds its object and sets the destination. It copies when all others have done
+    // so.
     let place = |channel: u8| 0x100 + u64::from(channel) * 8;
     for step in 0..2 {
         for channel in 0..128 {
@@ -517,7 +519,7 @@ fn a_space_that_uses_its_vms_memory_up_ends_and_others_of_the_vm_go_on() {
     );
     let figures = mediator.figures(guest.id).expect("it is there");
     assert_eq!((figures.spaces_ended, figures.ended), (1, 1));
-    // What it submits is swallowed, and a channel that is bound to it now ends at once.
+    // Its submissions are dropped, and a channel that is bound to it now ends at once.
     guest
         .ask(&mut mediator, bind(3))
         .expect("the space is there");
@@ -528,7 +530,7 @@ fn a_space_that_uses_its_vms_memory_up_ends_and_others_of_the_vm_go_on() {
     guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 1));
     done(&mut mediator, &guest, 1);
     assert_eq!(read(&guest.ram, 0), 1);
-    // Its numbers and its memory are free when its process has gone.
+    // Its numbers and memory are freed when its process disconnects.
     let mut ask = |request| guest.ask(&mut mediator, request);
     for channel in [2, 3] {
         ask(Request::Unbind { channel }).expect("it is bound");
@@ -561,7 +563,7 @@ fn who_has_more_than_its_part_gives_way_to_itself_and_not_the_one_that_has_most(
             engines: Default::default(),
         });
     }
-    // More than half is the one's before the other begins.
+    // The first one has more than half before the other begins.
     let mut table = 100;
     for (space, count) in [(2, 18), (3, 20)] {
         for _ in 0..count {
@@ -596,7 +598,7 @@ fn memory_of_which_only_small_pieces_are_left_costs_a_space_and_not_the_front() 
     }
     let figures = mediator.figures(guest.id).expect("it is there");
     assert_eq!(figures.spaces_ended, 0);
-    // A channel needs runs of a large page's length.
+    // A channel needs a contiguous range of a large page's size.
     guest.bind(&mut mediator, 1).expect("there is room");
     let figures = mediator.figures(guest.id).expect("it is there");
     assert_eq!((figures.spaces_ended, figures.ended), (1, 0));
@@ -617,7 +619,7 @@ fn a_command_that_fails_is_its_channels_though_another_has_its_place_when_that_i
         assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
     }
     guest.submit(&mut mediator, 2, 64, &release(RAM_VA, 2));
-    // It has its place for long enough to lose it.
+    // It keeps its place long enough to lose it.
     let later = Moment::now() + Duration::from_secs(1);
     mediator.tick(later).expect("the GPU is there");
     let figures = mediator.figures(guest.id).expect("it is there");
@@ -677,7 +679,7 @@ fn turns_by_bandwidth_are_short_however_long_commands_are() {
     }
     let start = Moment::now();
     let mut runs = Vec::new();
-    // The first one may have come a period before the other.
+    // The first one may have arrived a period before the other.
     for millis in 0..200 {
         let now = start + Duration::from_millis(millis);
         mediator.tick(now).expect("the GPU is there");
@@ -774,7 +776,7 @@ fn what_a_channel_has_done_when_it_is_unbound_is_said() {
     let guest = Guest::new(&mut mediator);
     guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
     mediator.tick(Moment::now()).expect("the GPU is there");
-    // Its interrupt is the last that a submission does.
+    // The interrupt is the last effect of a submission.
     let start = Instant::now();
     while mediator.gpu().interrupt().read().is_err() {
         assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
@@ -798,7 +800,7 @@ fn whoever_uses_all_of_its_memory_for_tables_takes_nobody_elses() {
         let figures = mediator.figures(guest.id).expect("it is there");
         assert_eq!(figures.spaces_ended, 1, "they have a quota");
     }
-    // As many pages are left as before.
+    // The number of free pages is the same as before.
     let good = Guest::new(&mut mediator);
     for table in 10..20 {
         good.table(&mut mediator, table, 0, 1, Target::Vram(VramPage(0)));

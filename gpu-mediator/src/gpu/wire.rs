@@ -1,35 +1,35 @@
-//! What a virtual GPU's front and the mediator say to each other.
+//! The protocol between a virtual GPU's front and the mediator.
 //!
-//! A message is one packet of a `SOCK_SEQPACKET` socket, at most [`MOST`] bytes: eight bytes of
-//! opcode and number, then fields of fixed width, little-endian. Descriptors go with [`Request::Hello`]
-//! and [`Request::Ram`] only. A front is hostile: every count is bounded before anything is
-//! allocated, and a message that is too short, too long or unknown ends the connection.
+//! A message is one packet of a `SOCK_SEQPACKET` socket with at most [`MOST`] bytes: eight bytes with opcode and
+//! number, then fixed-width little-endian fields. Only [`Request::Hello`] and [`Request::Ram`] carry descriptors. A
+//! front is hostile: every count is checked before anything is allocated, and a message that is too short, too long or
+//! unknown ends the connection.
 //!
-//! Numbers of pages, tables, spaces and channels are the guest's own. None of them is a physical one.
+//! Numbers of pages, tables, spaces and channels are the guest's own. None of them is physical.
 
 use std::time::Duration;
 
 use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 
-/// Bytes of the longest message.
+/// Maximum size of a message in bytes.
 pub const MOST: usize = 32 << 10;
-/// Version of this language.
+/// Version of this protocol.
 pub const VERSION: u32 = 3;
-/// Runs in a message, at most.
+/// Maximum number of runs in a message.
 pub const MOST_RUNS: usize = 1024;
-/// Ring entries of a submission, at most.
+/// Maximum number of ring entries in a submission.
 pub const MOST_ENTRIES: usize = 120;
-/// Submissions of a channel that have not completed, at most.
+/// Maximum number of incomplete submissions per channel.
 pub const MOST_BATCHES: usize = 4;
-/// Tables of a VM, at most.
+/// Maximum number of tables per VM.
 pub const MOST_TABLES: u32 = 1 << 14;
-/// Address spaces of a VM, at most.
+/// Maximum number of address spaces per VM.
 pub const MOST_SPACES: u32 = 1 << 10;
 
 const HEAD: usize = 8;
 const RUN: usize = 16;
 
-/// Size of the pages of a table.
+/// Page size of a table.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Size {
     /// 4 KiB.
@@ -38,211 +38,211 @@ pub enum Size {
     Large,
 }
 
-/// Consecutive entries of a table, for consecutive pages; or entries that are not present.
+/// Consecutive entries of a table that map consecutive pages, or that are not present.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Run {
     /// First entry.
     pub index: u16,
-    /// Entries, from 1.
+    /// Number of entries, at least 1.
     pub count: u16,
-    /// The first 4 KiB of the first page; nothing is mapped without.
+    /// The first 4 KiB of the first page; `None` if nothing is mapped.
     pub first: Option<Target>,
-    /// Nobody may write.
+    /// Whether the pages are read-only.
     pub read_only: bool,
-    /// How it is stored, as page table entries say it.
+    /// Storage kind, as in page table entries.
     pub kind: u8,
 }
 
-/// An entry of a page directory: tables by their numbers.
+/// A page directory entry; it refers to tables by number.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Directory {
     /// The table of small pages.
     pub small: Option<u32>,
     /// The table of large pages.
     pub large: Option<u32>,
-    /// log2 of the part of a full table of large pages that it has, 0 to 3.
+    /// log2 of the divisor of a full table of large pages for its size, 0 to 3.
     pub large_shift: u8,
 }
 
-/// What a front asks for.
+/// A request of a front.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Request {
-    /// The first message. A front that has had a partition of another mediator sends its file along,
-    /// whose contents the partition has then.
+    /// The first message. A front that has had a partition of an earlier mediator sends its file with it; the new
+    /// partition then has that file's contents.
     Hello {
         /// [`VERSION`].
         version: u32,
         /// Bytes of VRAM, whole MiB.
         vram: u64,
-        /// Channels at a time, 1 to 128.
+        /// Maximum number of channels at a time, 1 to 128.
         channels: u8,
-        /// Share of the GPU against other VMs'.
+        /// Weight relative to other VMs.
         weight: u32,
     },
-    /// The guest has RAM at these pages: those of the file that comes along.
+    /// The guest has RAM at these pages; the message carries the file.
     Ram {
         /// The first page.
         first: Gfn,
-        /// Pages, from 1.
+        /// Number of pages, at least 1.
         count: u32,
         /// Offset in the file.
         offset: u64,
     },
     /// A table that maps nothing yet.
     Table {
-        /// Its number, which is free.
+        /// Its number, which must be free.
         table: u32,
-        /// Of its pages.
+        /// Size of its pages.
         size: Size,
-        /// The space that is to name it first: it counts for that one.
+        /// The space that will refer to it first, whose quota it counts towards.
         space: u32,
     },
-    /// A table is gone; no directory names it.
+    /// A table is removed; no directory refers to it.
     TableGone {
         /// Its number.
         table: u32,
     },
-    /// Entries of a table.
+    /// Sets entries of a table.
     Map {
-        /// Its number.
+        /// The table.
         table: u32,
         /// The entries.
         runs: Vec<Run>,
     },
     /// An address space that maps nothing yet.
     Space {
-        /// Its number, which is free.
+        /// Its number, which must be free.
         space: u32,
     },
-    /// An address space is gone; no channel is bound to it.
+    /// An address space is removed; no channel is bound to it.
     SpaceGone {
         /// Its number.
         space: u32,
     },
-    /// An entry of a directory.
+    /// Sets a directory entry.
     Link {
         /// The space.
         space: u32,
-        /// Which entry.
+        /// Index of the entry.
         index: u16,
-        /// What it says.
+        /// Its value.
         entry: Directory,
     },
-    /// A channel, which is not bound, gets an address space.
+    /// Binds an unbound channel to an address space.
     Bind {
         /// The channel.
         channel: u8,
         /// The space.
         space: u32,
-        /// Virtual addresses of engines' state, as in an instance block.
+        /// Virtual addresses of the engines' state, as in an instance block.
         engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
     },
-    /// Engines keep a bound channel's state elsewhere.
+    /// Sets new addresses of the engines' state of a bound channel.
     Engines {
         /// The channel.
         channel: u8,
         /// Virtual addresses, as in an instance block.
         engines: [Option<u64>; gf100::format::instance::ENGINE_COUNT],
     },
-    /// A channel's work ends where it is, and it is bound no longer.
+    /// Stops a channel's work where it is, and unbinds the channel.
     Unbind {
         /// The channel.
         channel: u8,
     },
-    /// A channel's ring entries, to be carried out after those before.
+    /// Submits ring entries of a channel, to be executed after the earlier ones.
     Submit {
         /// The channel.
         channel: u8,
-        /// Ring entries as the guest wrote them.
+        /// The ring entries as the guest wrote them.
         entries: Vec<u64>,
     },
-    /// An answer when all messages before this have been carried out.
+    /// Requests a reply when all earlier messages have been handled.
     Sync {
-        /// Comes back in [`Event::Synced`].
+        /// Returned in [`Event::Synced`].
         number: u32,
     },
 }
 
-/// What the mediator says.
+/// A message of the mediator.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Event {
-    /// The answer to [`Request::Hello`]; the partition's file comes along.
+    /// The reply to [`Request::Hello`]; it carries the file of the partition.
     Welcome {
         /// [`VERSION`].
         version: u32,
-        /// Bytes of VRAM, as asked for.
+        /// Size of VRAM in bytes, as requested.
         vram: u64,
     },
-    /// The answer to [`Request::Sync`].
+    /// The reply to [`Request::Sync`].
     Synced {
         /// Its number.
         number: u32,
     },
-    /// The oldest submission of a channel has been carried out.
+    /// The oldest submission of a channel has completed.
     Done {
         /// The channel.
         channel: u8,
     },
-    /// A program's interrupt, of some channel.
+    /// A non-stall interrupt of some channel.
     NonStall,
     /// An address could not be used. The channel has ended.
     Fault {
         /// The channel.
         channel: u8,
-        /// Who used it, as fault registers count.
+        /// The unit that accessed it, as numbered in fault registers.
         unit: u8,
-        /// As fault registers say it.
+        /// The reason, as encoded in fault registers.
         reason: u8,
-        /// It was to be written.
+        /// Whether it was a write.
         write: bool,
         /// The address.
         address: u64,
     },
-    /// A command could not be carried out, and was skipped.
+    /// A command failed and was skipped.
     Command {
         /// The channel.
         channel: u8,
-        /// As the command unit's register says it.
+        /// The status, as in the command unit's register.
         status: u32,
-        /// Subchannel and address.
+        /// Subchannel and address of the method.
         method: u32,
         /// Its word.
         data: u32,
     },
-    /// A channel has had the GPU for too long, and has ended.
+    /// A channel has kept the GPU for too long, and has ended.
     Late {
         /// The channel.
         channel: u8,
-        /// For how long.
+        /// The time that it took.
         after: Duration,
     },
 }
 
-/// A message that makes no sense.
+/// An invalid message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Nonsense {
-    /// Its length is not that of such a message.
+    /// It has the wrong length.
     #[error("a message with opcode {opcode} has {len} bytes")]
     Length {
-        /// The message's kind.
+        /// Its opcode.
         opcode: u32,
-        /// Its bytes.
+        /// Its size in bytes.
         len: usize,
     },
-    /// Nobody knows it.
+    /// The opcode is unknown.
     #[error("there is no message with opcode {0}")]
     Opcode(u32),
-    /// A field is not within its bounds.
+    /// A field is out of range.
     #[error("{what} cannot be {value:#x}")]
     Value {
         /// The field.
         what: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
     },
 }
 
-/// Reads fields one after the other.
+/// Reads consecutive fields.
 struct Reader<'a> {
     opcode: u32,
     len: usize,
@@ -292,7 +292,7 @@ impl<'a> Reader<'a> {
         self.bytes().map(|[byte]| byte)
     }
 
-    /// As many records as the rest has, `most` at most, from 1.
+    /// Number of records in the rest, 1 to `most`.
     fn count(&self, record: usize, most: usize) -> Result<usize, Nonsense> {
         let count = self.rest.len() / record;
         if !self.rest.len().is_multiple_of(record) || !(1..=most).contains(&count) {
@@ -410,7 +410,7 @@ fn start(opcode: u32, number: u32) -> Vec<u8> {
 const NO_TABLE: u32 = u32::MAX;
 
 impl Request {
-    /// Reads a message.
+    /// Parses a message.
     pub fn parse(message: &[u8]) -> Result<Self, Nonsense> {
         let (mut reader, number) = Reader::new(message)?;
         let table = || below("a table", number, MOST_TABLES);
@@ -518,7 +518,7 @@ impl Request {
         })
     }
 
-    /// The message.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         match self {
             Self::Hello {
@@ -598,7 +598,7 @@ impl Request {
 }
 
 impl Event {
-    /// Reads a message. The mediator is trusted no more than a front is.
+    /// Parses a message. The mediator is trusted no more than a front.
     pub fn parse(message: &[u8]) -> Result<Self, Nonsense> {
         let (mut reader, number) = Reader::new(message)?;
         let event = match reader.opcode {
@@ -633,7 +633,7 @@ impl Event {
         reader.end(event)
     }
 
-    /// The message.
+    /// Encodes the message.
     pub fn encode(&self) -> Vec<u8> {
         match *self {
             Self::Welcome { version, vram } => {

@@ -1,14 +1,14 @@
 //! Gdev's bandwidth-aware scheduler for devices that cannot be interrupted, as GPUvm uses it.
 //!
-//! Each client has a bandwidth reserved by its weight. Every 30 ms it gets the credit of its
-//! reservation; a request costs what it used. Who has most credit goes first. GPUvm adds that the time
-//! in which the scheduler leaves the device free is charged to all in equal parts: otherwise credit
-//! that cannot be used piles up until it decides nothing.
+//! Each client reserves bandwidth in proportion to its weight. Every 30 ms it gets the credit of its reservation, and a
+//! request costs the time that it used. The client with the most credit is next. GPUvm adds that the time in which the
+//! scheduler leaves the device unused is charged to all clients in equal parts; otherwise, credit that cannot be used
+//! accumulates until it decides nothing.
 //!
-//! Two departures. Both keep the device free for 500 us if only clients wait that have used up their
-//! credit, so that one with credit, whose requests come one by one, can ask: that leaves up to a third
-//! of a device unused, and the scheduler's own anticipation is in its place. And who goes first has the
-//! device for as long as it would go first request by request, without giving it back in between.
+//! There are two departures. Gdev and GPUvm both keep the device free for 500 us if only clients without credit wait,
+//! so that a client with credit that submits requests one at a time can ask. That leaves up to a third of a device
+//! unused; the scheduler's own anticipation replaces it. And the client that is next keeps the device for as long as it
+//! would be next at each request, without giving it back in between.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -18,16 +18,16 @@ use std::{
 use super::{ClientId, Comes, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
-/// How often credit is given out, and the most that a client can save.
+/// Interval at which credit is given out, and the maximum that a client can save.
 const PERIOD: Duration = Duration::from_millis(30);
 const LIMIT: i64 = PERIOD.as_nanos() as i64;
-/// The most periods that are made up for at once: they pay for ten seconds of debt.
+/// Maximum number of periods that are made up for at once: they pay for ten seconds of debt.
 const PERIODS: u128 = 1 << 20;
 
 #[derive(Debug)]
 struct Client {
     weight: Weight,
-    /// Nanoseconds of the device.
+    /// Nanoseconds of device time.
     credit: i64,
 }
 
@@ -122,7 +122,7 @@ impl Policy for Band {
             .waiting
             .iter()
             .enumerate()
-            // Of equals who came first: `max_by_key` takes the last one.
+            // Among equals, the one that came first: `max_by_key` returns the last one.
             .rev()
             .max_by_key(|(_, id)| credit(id))
             .map(|(index, _)| index);
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::scheduler::{Dispatch, Scheduler};
 
-    /// A policy that a scheduler has and a test looks at.
+    /// Shares a policy between a scheduler and the test.
     #[derive(Clone, Debug, Default)]
     struct Seen(Arc<Mutex<Band>>);
 
@@ -204,10 +204,10 @@ mod tests {
         scheduler.charge(Duration::from_millis(4), 0, millis(34));
         scheduler.done(millis(34));
         assert_eq!(seen.credits(), [5 * MILLI, 6 * MILLI, 15 * MILLI]);
-        // One waits, and gets the device 3 ms later.
+        // One client waits, and gets the device 3 ms later.
         assert!(matches!(scheduler.dispatch(millis(37)), Dispatch::Grant(_)));
         assert_eq!(seen.credits(), [4 * MILLI, 5 * MILLI, 14 * MILLI]);
-        // While nobody waits, the time is nobody's.
+        // While nobody waits, the time is charged to nobody.
         scheduler.charge(Duration::from_millis(1), 0, millis(38));
         scheduler.done(millis(38));
         scheduler.want(ClientId(2), millis(50));

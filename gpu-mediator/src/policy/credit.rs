@@ -1,10 +1,10 @@
 //! Xen's credit scheduler for one device.
 //!
-//! Every 30 ms, 30 ms of credit are given out by weight to the clients that are active; using the
-//! device burns it. Who has credit goes before who has none, and who wakes up with credit before
-//! both; within a priority they take turns. Credit and debt are limited to 30 ms: who uses more in
-//! one go, as a kernel that cannot be interrupted does, is forgiven the rest. That is where its
-//! unfairness between short and long kernels comes from.
+//! Every 30 ms, 30 ms of credit are distributed by weight to the active clients; using the device
+//! consumes it. Clients with credit go before those without, and clients that wake up with credit
+//! go before both. Within a priority, clients are served round-robin. Credit and debt are limited
+//! to 30 ms: a client that uses more at once, as with a kernel that cannot be interrupted, is
+//! forgiven the rest. This is the cause of its unfairness between short and long kernels.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,10 +14,11 @@ use std::{
 use super::{ClientId, Comes, Next, Policy, Rank, Weight, periods_over};
 use crate::{Moment, Slice};
 
-/// How often credit is given out, the most that a client can have or owe, and a turn.
+/// Interval at which credit is given out, limit of a client's credit and debt, and length of a
+/// turn.
 const PERIOD: Duration = Duration::from_millis(30);
 const LIMIT: i64 = PERIOD.as_nanos() as i64;
-/// Less than this of a turn is not gone on with.
+/// A remainder of a turn that is shorter than this is not continued.
 const SHORTEST: Duration = Duration::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,24 +27,24 @@ enum Priority {
     Boost,
     /// Has credit.
     Under,
-    /// Has none.
+    /// Has no credit.
     Over,
 }
 
 #[derive(Debug)]
 struct Client {
     weight: Weight,
-    /// Nanoseconds of the device.
+    /// Nanoseconds of device time.
     credit: i64,
     boost: bool,
-    /// What it has not used of its last turn.
+    /// The unused rest of its last turn.
     left: Duration,
-    /// Whether it takes part: it does from its first want on, until it has saved up too much.
+    /// Whether it participates: from its first want on, until it has saved too much.
     active: bool,
 }
 
 impl Client {
-    /// Whether enough is left of its turn for another one.
+    /// Whether enough of its turn is left to continue it.
     fn goes_on(&self) -> bool {
         self.left >= SHORTEST
     }
@@ -62,14 +63,14 @@ impl Client {
 pub struct Credit {
     clients: BTreeMap<ClientId, Client>,
     waiting: VecDeque<ClientId>,
-    /// Whose turn was the last: it does not wake up, but goes on.
+    /// The client that had the last turn: it does not wake up, but continues.
     last: Option<ClientId>,
-    /// When credit was given out last.
+    /// When credit was last given out.
     given: Moment,
 }
 
 impl Credit {
-    /// Gives out the credit of the periods that are over.
+    /// Gives out credit for the periods that have passed.
     fn give(&mut self, now: Moment) {
         let periods = periods_over(&mut self.given, PERIOD, now);
         if periods == 0 {
@@ -83,7 +84,7 @@ impl Credit {
             let periods = periods.min(u128::from(Weight::LARGEST) * 1000) as i64;
             client.credit = client.credit.saturating_add(part.saturating_mul(periods));
             if client.credit > LIMIT {
-                // It does not use what it gets: others shall have it.
+                // It does not use what it gets, so others get it.
                 client.credit = LIMIT / 2;
                 client.active = false;
             }
@@ -125,8 +126,8 @@ impl Policy for Credit {
         }
     }
 
-    /// Within a priority clients take turns: who is away before its turn is over goes on with it, and
-    /// otherwise is the last.
+    /// Within a priority, clients take turns. A client that is away before its turn is over
+    /// continues that turn; otherwise it is last.
     fn rank(&self, id: ClientId) -> Rank {
         let priority = |id| self.clients.get(id).map(Client::priority);
         let Some(first) = self.waiting.iter().filter_map(priority).min() else {
@@ -159,7 +160,7 @@ impl Policy for Credit {
             .waiting
             .iter()
             .enumerate()
-            // Stable: among equals who came first.
+            // Stable: among equals, the one that came first.
             .min_by_key(|(_, id)| clients.get(id).map(Client::priority))
             .map(|(index, _)| index);
         let Some(client) = first.and_then(|index| self.waiting.remove(index)) else {

@@ -1,14 +1,15 @@
 //! FairGV's fair queueing (section 3.2.1), which is start-time fair queueing.
 //!
-//! Each client has a start tag S. A turn of length L moves it to the finish tag F = S + L / w.
-//! Who has the smallest tag is next. A client that wakes up starts at the virtual time, so that it
-//! cannot claim what it has left unused.
+//! Each client has a start tag S. A turn of length L moves it to the finish tag F = S + L / w. The client with the
+//! smallest tag is next. A client that wakes up starts at the virtual time, so that it cannot claim what it has left
+//! unused.
 //!
-//! Three departures. A client that has been away between two batches for a moment only keeps its own
-//! tag, though no more than some turns before the virtual time: so much of what others had meanwhile it
-//! is owed, and who uses little for long cannot keep others from the device for long afterwards. A
-//! client that wakes up keeps its own tag if that is later than the virtual time: otherwise sleeping for a moment after a long kernel would wipe its debt out. And once the
-//! device has been idle for a turn, all start equal: a debt is owed to those who waited.
+//! There are three departures from this. First, a client that was only away for a moment between two batches keeps its
+//! own tag, though at most a fixed number of turns (`OWED`) before the virtual time. It is owed what others had
+//! meanwhile, but a client that uses little for a long time cannot lock others out of the device for long afterwards.
+//! Second, a client that wakes up keeps its own tag if that is later than the virtual time. Otherwise, sleeping for a
+//! moment after a long kernel would wipe out its debt. Third, once the device has been idle for a turn, all clients
+//! start equal, since a debt is owed to those who waited.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,16 +19,16 @@ use std::{
 use super::{ClientId, Comes, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
-/// A turn on devices that cannot be interrupted: short, since its end is late anyway.
+/// Length of a turn on devices that cannot be interrupted: short, since it ends late anyway.
 pub const WHOLE: Duration = Duration::from_millis(6);
-/// A turn on devices that can: long, since interrupting costs.
+/// Length of a turn on devices that can be interrupted: long, since interrupting costs time.
 pub const PREEMPTIVE: Duration = Duration::from_millis(30);
 
-/// Turns of the device that a client is owed at most, which has been away for moments only.
+/// Maximum number of turns that a client is owed if it has only been away for moments.
 const OWED: u32 = 20;
 
-/// Device time divided by weight, in nanoseconds / 2^20. Weights have at most 14 bits, so that
-/// rounding loses less than a nanosecond in 2^6; 128 bits hold any time.
+/// Device time divided by weight, in nanoseconds / 2^20. Weights have at most 14 bits, so rounding loses less than 2^-6
+/// ns. 128 bits hold any time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct VirtualTime(u128);
 
@@ -41,7 +42,7 @@ impl VirtualTime {
         Self(self.0.saturating_sub(time))
     }
 
-    /// What a client of this weight uses of the device from `earlier` to this; none if that is later.
+    /// How much device time a client of this weight uses between `earlier` and this; `None` if `earlier` is later.
     fn since(self, earlier: Self, weight: Weight) -> Option<Duration> {
         let time = self.0.checked_sub(earlier.0)?;
         let nanos = (time >> 20).saturating_mul(u128::from(weight.get()));
@@ -53,7 +54,7 @@ impl VirtualTime {
 struct Client {
     weight: Weight,
     tag: VirtualTime,
-    /// Its place among those who wait with the same tag: who has come first.
+    /// Its position among the waiting clients with the same tag, in order of arrival.
     waits: Option<u64>,
 }
 
@@ -62,18 +63,18 @@ struct Client {
 pub struct Fair {
     turn: Duration,
     clients: BTreeMap<ClientId, Client>,
-    /// Who waits, by start tag and place.
+    /// The waiting clients, by start tag and position.
     waiting: BTreeSet<(VirtualTime, u64, ClientId)>,
-    /// The next place.
+    /// The next position.
     place: u64,
-    /// The start tag of the last turn.
+    /// The start tag of the latest turn.
     now: VirtualTime,
     /// Since when nobody has had or wanted the device.
     idle_since: Option<Moment>,
 }
 
 impl Fair {
-    /// Fair queueing with turns of this length.
+    /// Creates fair queueing with turns of this length.
     pub fn new(turn: Duration) -> Self {
         Self {
             turn,
@@ -170,7 +171,7 @@ impl Policy for Fair {
         if let Some(place) = client.waits {
             self.waiting.insert((client.tag, place, id));
         }
-        // Who is alone takes the virtual time along, so that who comes then starts beside it.
+        // A client that is alone advances the virtual time, so that a client that arrives later starts next to it.
         if self.waiting.is_empty() {
             self.now = self.now.max(client.tag);
         }

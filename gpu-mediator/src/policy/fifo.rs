@@ -1,11 +1,11 @@
-//! Each request in the order in which it came: what a device does by itself.
+//! Serves requests in the order of their arrival, as a device does by itself.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::{ClientId, Comes, Next, Policy, Rank, Weight};
 use crate::{Moment, Slice};
 
-/// First come, first served; weights mean nothing.
+/// First come, first served. Weights are ignored.
 #[derive(Debug, Default)]
 pub struct Fifo {
     waiting: VecDeque<ClientId>,
@@ -22,7 +22,7 @@ impl Policy for Fifo {
         self.waiting.push_back(client);
     }
 
-    /// Who is not there has not come.
+    /// A client that is not waiting has not arrived.
     fn rank(&self, _: ClientId) -> Rank {
         Rank::Behind
     }

@@ -1,14 +1,14 @@
-//! In what order clients get the device.
+//! The order in which clients get the device.
 //!
 //! | policy | order | after | turn |
 //! |---|---|---|---|
-//! | [`Fifo`] | as they came | | one request |
-//! | [`Credit`] | who has credit first, in turn | Xen's credit scheduler | 30 ms |
-//! | [`Band`] | by what is left of a reserved bandwidth | Gdev, GPUvm | one request |
-//! | [`Fair`] | by start tags | FairGV | 6 ms or 30 ms |
+//! | [`Fifo`] | order of arrival | | one request |
+//! | [`Credit`] | clients with credit first, round-robin | Xen's credit scheduler | 30 ms |
+//! | [`Band`] | remaining reserved bandwidth | Gdev, GPUvm | one request |
+//! | [`Fair`] | start tags | FairGV | 6 ms or 30 ms |
 //!
-//! A policy gives a device to one client at a time. It learns what the client used when the turn
-//! is over: on a device that cannot be interrupted, that may be any multiple of the turn.
+//! A policy gives a device to one client at a time. It learns how much the client used when the
+//! turn is over. On a device that cannot be interrupted, that may be any multiple of the turn.
 
 mod band;
 mod credit;
@@ -26,7 +26,7 @@ pub use fifo::Fifo;
 
 use crate::{Moment, Slice};
 
-/// A client's number: a virtual machine, not one of its applications.
+/// Number of a client. A client is a virtual machine, not one of its applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u32);
 
@@ -36,11 +36,11 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// A client's part of the device, in proportion to the weights of the others: 1 to 10,000.
+/// Weight of a client: its share of the device relative to the weights of the others, 1 to 10,000.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Weight(NonZeroU32);
 
-/// A number that is no weight.
+/// A number that is not a valid weight.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is no weight: give a whole number from 1 to {max}", max = Weight::LARGEST)]
 pub struct NoWeight(String);
@@ -48,7 +48,7 @@ pub struct NoWeight(String);
 impl Weight {
     /// The largest weight.
     pub const LARGEST: u32 = 10_000;
-    /// The weight of who has not been given any.
+    /// The weight of a client that was not given any.
     pub const ONE: Self = Self(NonZeroU32::MIN);
 
     /// The weight as a number.
@@ -84,68 +84,69 @@ impl FromStr for Weight {
 pub enum Next {
     /// Give it to this client.
     Turn(ClientId, Slice),
-    /// Ask again then, or when somebody comes: waiting for a light client pays.
+    /// Ask again at this time, or when another client comes: it pays to wait for a light client.
     At(Moment),
     /// Nobody wants it.
     Nobody,
 }
 
-/// How a client comes to wait.
+/// How a client starts to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Comes {
-    /// It has wanted nothing.
+    /// It did not want the device before.
     Anew,
-    /// It was away between two batches for a moment only: it is owed what it was owed before.
+    /// It was only away for a moment between two batches: it is still owed what it was owed before.
     Back,
-    /// Its turn is just over, and it has more to do.
+    /// Its turn has just ended, and it has more work.
     Again,
 }
 
-/// Where a client that does not wait would be among those who do.
+/// The rank that a client which does not wait would have among those that do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rank {
-    /// Another one would go first.
+    /// Another client would be next.
     Behind,
-    /// It would be named next.
+    /// It would be next.
     First,
-    /// It would be, and has fallen behind its part by more than a turn.
+    /// It would be next, and is more than a turn behind its share.
     Owed,
 }
 
-/// The order of turns. The caller keeps to the protocol: a client joins, then wants the device,
-/// is named by `next`, is charged, and wants it again, or not.
+/// The order of turns. The caller must follow the protocol: a client joins, wants the device, is
+/// chosen by `next`, is charged, and may want the device again.
 pub trait Policy: fmt::Debug + Send {
-    /// A client that does not want the device yet.
+    /// Adds a client that does not want the device yet.
     fn join(&mut self, client: ClientId, weight: Weight, now: Moment);
-    /// The client is gone, whether it waits or not.
+    /// Removes a client, whether it waits or not.
     fn leave(&mut self, client: ClientId, now: Moment);
     /// The client waits for the device from now on.
     fn want(&mut self, client: ClientId, comes: Comes, now: Moment);
-    /// Where a client that does not wait would be if it did. While nobody waits, that is nowhere
-    /// behind.
+    /// The rank that a client which does not wait would have. If nobody waits, it is never
+    /// [`Rank::Behind`].
     fn rank(&self, client: ClientId) -> Rank;
-    /// The turn of the client is over, and others wait: whether it would be named next if it waited too,
-    /// so that it may as well go on. What it has used has been charged.
+    /// The client's turn is over, and others wait. Returns whether it would be next if it waited,
+    /// too, so that it may as well continue. What it has used has been charged.
     fn goes_on(&mut self, client: ClientId) -> bool {
         let _ = client;
         false
     }
-    /// The client does not wait any longer.
+    /// The client no longer waits.
     fn unwant(&mut self, client: ClientId);
-    /// The client has used the device for so long.
+    /// The client has used the device for this time.
     fn charge(&mut self, client: ClientId, used: Duration, now: Moment);
-    /// The device was free for so long while somebody waited, because scheduling takes time.
+    /// The device was free for this time while somebody waited, because scheduling takes time.
     fn overhead(&mut self, time: Duration) {
         let _ = time;
     }
-    /// The device is free. Who is named does not wait any longer.
+    /// The device is free. The chosen client no longer waits.
     fn next(&mut self, now: Moment) -> Next;
 }
 
-/// How many whole periods are over since `last`, which then is the end of the latest of them.
+/// Returns how many whole periods have passed since `last`, and advances `last` to the end of the
+/// latest one.
 fn periods_over(last: &mut Moment, period: Duration, now: Moment) -> u128 {
     let periods = now.since(*last).as_nanos() / period.as_nanos();
-    // Lossless: at most 2^64 ns.
+    // Lossless, since it is at most 2^64 ns.
     *last += Duration::from_nanos((periods * period.as_nanos()) as u64);
     periods
 }
@@ -159,9 +160,9 @@ pub enum Name {
     Credit,
     /// [`Band`].
     Band,
-    /// [`Fair`], with the turn for devices that cannot be interrupted.
+    /// [`Fair`], with turns for devices that cannot be interrupted.
     Fair,
-    /// [`Fair`], with the turn for devices that can.
+    /// [`Fair`], with turns for devices that can be interrupted.
     FairPreemptive,
 }
 
@@ -175,7 +176,7 @@ impl Name {
         Self::FairPreemptive,
     ];
 
-    /// The policy, with its published settings.
+    /// Creates the policy with its published settings.
     pub fn make(self) -> Box<dyn Policy> {
         match self {
             Self::Fifo => Box::new(Fifo::default()),
@@ -199,7 +200,7 @@ impl fmt::Display for Name {
     }
 }
 
-/// A name that no policy has.
+/// A name of no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no policy {0}: use fifo, credit, band, fair or fair-preemptive")]
 pub struct Unknown(String);

@@ -1,4 +1,5 @@
-//! What each policy promises, against clients that come, use and go at random.
+//! Tests the guarantees of each policy against clients that come, use the device and leave at
+//! random.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,7 +19,7 @@ fn millis(number: u64) -> Duration {
     Duration::from_millis(number)
 }
 
-/// A scheduler with clients that all want the device, and the time.
+/// A scheduler with clients that all want the device, and the current time.
 struct Play {
     scheduler: Scheduler,
     weights: Vec<u32>,
@@ -42,7 +43,8 @@ impl Play {
         }
     }
 
-    /// Gives one turn, in which the client uses what `lengths` say for it. Who it was.
+    /// Gives one turn, in which the client uses what `lengths` says for it. Returns the client's
+    /// index.
     fn turn(&mut self, lengths: &[Duration]) -> usize {
         let grant = loop {
             match self.scheduler.dispatch(self.now) {
@@ -63,7 +65,7 @@ impl Play {
         index
     }
 
-    /// What each client used for each unit of its weight.
+    /// What each client used per unit of its weight.
     fn normal(&self) -> Vec<Duration> {
         let both = self.used.iter().zip(&self.weights);
         both.map(|(&used, &weight)| used / weight).collect()
@@ -133,8 +135,8 @@ proptest! {
         let end = Moment::START + Duration::from_secs(3);
         while play.now < end {
             let index = play.turn(&lengths);
-            // The lightest has a twentieth. Nobody waits for more than what it and the others owe
-            // at most: twenty times 30 ms of credit, or twenty turns of 20 ms.
+            // The lightest client has a twentieth. Nobody waits longer than for the maximum debt of
+            // itself and the others: twenty times 30 ms of credit, or twenty turns of 20 ms.
             prop_assert!(play.now.since(last[index]) < Duration::from_secs(1));
             last[index] = play.now;
         }
@@ -148,7 +150,7 @@ proptest! {
         let weights: Vec<u32> = clients.iter().map(|client| client.0).collect();
         let mut play = Play::new(Name::Fair, &weights);
         let mut turns = vec![0; weights.len()];
-        // The most that one turn of a client moves it on by.
+        // The maximum by which one turn advances each client.
         let steps: Vec<Duration> = clients
             .iter()
             .map(|(weight, lengths)| {
@@ -165,7 +167,7 @@ proptest! {
             let normal = play.normal();
             for (i, one) in normal.iter().enumerate() {
                 for (j, other) in normal.iter().enumerate() {
-                    // The theorem of start-time fair queueing; division rounds below 1 us.
+                    // The theorem of start-time fair queueing; division rounds by less than 1 us.
                     let bound = steps[i] + steps[j] + Duration::from_micros(1);
                     prop_assert!(one.saturating_sub(*other) <= bound);
                 }
@@ -326,7 +328,7 @@ fn who_has_used_little_for_long_does_not_keep_others_from_the_device_for_long() 
         scheduler.done(now);
         (holder, now)
     };
-    // A millisecond of eight, for eight seconds: always back in a moment.
+    // One millisecond out of eight, for eight seconds: the client is always back in a moment.
     scheduler.want(much, Moment::START);
     for _ in 0..1000 {
         let (mut holder, mut at) = turn(&mut scheduler, millis(6));
@@ -343,7 +345,7 @@ fn who_has_used_little_for_long_does_not_keep_others_from_the_device_for_long() 
             false => scheduler.want(much, at),
         }
     }
-    // Now it wants all that it gets.
+    // From now on, it wants all that it can get.
     let mut in_a_row = 0;
     loop {
         let (holder, at) = turn(&mut scheduler, millis(6));
@@ -369,7 +371,7 @@ fn nobody_is_waited_for_who_may_stay_away_for_longer_than_the_longest_pause() {
             scheduler.join(id, weight(1), now);
             scheduler.want(id, now);
         }
-        // The one that goes away has had less by then, and so is owed the device.
+        // The client that leaves has had less by then, so it is owed the device.
         for used in [millis(1), millis(30)] {
             assert!(matches!(scheduler.dispatch(now), Dispatch::Grant(_)));
             let holder = scheduler.holder().unwrap();

@@ -1,19 +1,19 @@
-//! Applications that wait for their results, and think in between: whether weights hold for them.
+//! Applications that wait for their results and think in between: do weights hold for them?
 //!
-//! Two things are asked of each row. What clients are charged for, which is their kernels and what the
-//! device is kept for them, is by weight. And the kernels that they get done are what [`Outcome::ideal`]
-//! says, parts by weight and nobody more than it uses alone, or at least what each does alone in its part of
-//! the time: which of both depends on whether others' kernels fit into its pauses.
+//! Each row has two requirements. First, what clients are charged for (their kernels, and the time for which the device
+//! is kept for them) must match the weights. Second, the kernels that they complete must match [`Outcome::ideal`]
+//! (shares by weight, and nobody gets more than it uses alone), or at least what each client does alone in its share of
+//! the time. Which of the two applies depends on whether the kernels of others fit into its pauses.
 
 use super::*;
 
 const TIME: Duration = Duration::from_secs(5);
-/// What an application needs to begin its next batch: it wakes up, looks and enqueues.
+/// Time in which an application begins its next batch: it wakes up, looks and enqueues.
 const AT_ONCE: Duration = Duration::from_micros(80);
-/// The policies that know weights.
+/// The policies that use weights.
 const WEIGHTED: [Name; 4] = [Name::Fair, Name::FairPreemptive, Name::Credit, Name::Band];
 
-/// Kernels of so many microseconds, and how many of them are waited for together.
+/// Number of kernels that are waited for together, and their length in microseconds.
 type Batch = (u32, u64);
 const FOUR_LONG: Batch = (4, 5_000);
 const MANY_SHORT: Batch = (64, 100);
@@ -24,7 +24,7 @@ fn sync((kernels, micros): Batch, think: Duration) -> Program {
     Program::closed(kernels, Duration::from_micros(micros), think)
 }
 
-/// The next batch is enqueued before the last one is waited for.
+/// The next batch is enqueued before the previous one is waited for.
 fn ahead((kernels, micros): Batch) -> Program {
     Program {
         in_flight: kernels * 2,
@@ -43,24 +43,24 @@ fn experiment(clients: &[(u32, Program)]) -> Experiment {
     }
 }
 
-/// A name, weights and programs, and how far from the weights what clients are charged for may be.
+/// A name, weights and programs, and the tolerated deviation of the charged time from the weights.
 type Clients = (String, Vec<(u32, Program)>, f64);
 
-/// What came out, and what it is compared with.
+/// A result, and what it is compared with.
 struct Row {
-    /// Parts by weight.
+    /// Shares by weight.
     parts: Vec<f64>,
-    /// Parts of what all were charged for.
+    /// Shares of the total charged time.
     charged: Vec<f64>,
     got: Vec<f64>,
     wanted: Vec<f64>,
-    /// What each would use of its part of the time, alone.
+    /// What each client would use alone in its share of the time.
     least: Vec<f64>,
     outcome: Outcome,
 }
 
 impl Row {
-    /// What all used, by what they would use alone, one after the other.
+    /// Total use, relative to what all would use alone, one after another.
     fn used(&self) -> f64 {
         self.got.iter().sum::<f64>() / self.least.iter().sum::<f64>()
     }
@@ -68,7 +68,7 @@ impl Row {
 
 fn row(clients: &[(u32, Program)], arbiter: impl Into<Arbiter>) -> Row {
     let experiment = experiment(clients);
-    // As real ones: none stops in the middle of a kernel.
+    // As on real devices, no kernel is interrupted.
     let costs = Costs {
         interrupts: false,
         ..Costs::default()
@@ -94,13 +94,13 @@ fn row(clients: &[(u32, Program)], arbiter: impl Into<Arbiter>) -> Row {
     }
 }
 
-/// What is wrong with a row.
+/// Describes what is wrong with a row.
 fn wrong(what: &str, policy: Name, clients: &[(u32, Program)], tolerance: f64) -> Option<String> {
     let row = row(clients, policy);
     let off = (0..clients.len()).any(|client| {
         let (least, wanted) = (row.least[client], row.wanted[client]);
         let work = least.min(wanted) - tolerance..=least.max(wanted) + tolerance;
-        // One request at a time, as Band gives the device to equals, costs those with short ones.
+        // Band gives the device to equals one request at a time. This costs those with short requests.
         let little = policy == Name::Band && clients.len() > 2;
         (row.charged[client] - row.parts[client]).abs() > tolerance
             || !(work.contains(&row.got[client]) || little && row.got[client] < least)
@@ -125,8 +125,8 @@ fn wrong(what: &str, policy: Name, clients: &[(u32, Program)], tolerance: f64) -
     })
 }
 
-/// The rows of two applications that were measured on an H100, with what is tolerated of each: a
-/// switch costs more of a batch that is shorter than a millisecond.
+/// The rows of two applications that were measured on an H100, with the tolerance of each: a switch costs a batch that
+/// is shorter than a millisecond relatively more.
 fn measured() -> Vec<Clients> {
     let sync = |batch| sync(batch, AT_ONCE);
     let row = |what: &str, one, other, tolerance| {
@@ -178,9 +178,9 @@ fn measured() -> Vec<Clients> {
     ]
 }
 
-/// What is wrong with rows under all policies that know weights. By [`Name::Credit`] weights hold less
-/// well, since it forgives what goes beyond 30 ms of credit or debt, and halves the credit of who lets it
-/// pile up, as one does in whose pauses others have the device: `credit` is tolerated of it.
+/// Describes what is wrong with rows under all policies that use weights. Under [`Name::Credit`], weights hold less
+/// well. It forgives what exceeds 30 ms of credit or debt, and halves the credit of a client that lets it accumulate,
+/// as a client does in whose pauses others have the device. `credit` is the tolerance for it.
 fn all_wrong(rows: &[Clients], credit: f64) -> Vec<String> {
     let all = WEIGHTED
         .iter()
@@ -217,8 +217,8 @@ fn weights_hold_among_three_and_six_applications() {
 fn without_anticipation_the_length_of_batches_decides_and_not_the_weights() {
     let long = || sync(FOUR_LONG, AT_ONCE);
     let short = || sync(MANY_SHORT, AT_ONCE);
-    // What is got with weights 1 and 3. An H100 gave 0.48 and 0.53, 0.51 and 0.51, 0.33 and 0.66 for the
-    // first three; 0.72 and 0.28, 0.75 and 0.25 for the next two.
+    // Results with weights 1 and 3. An H100 gave 0.48 and 0.53, 0.51 and 0.51, 0.33 and 0.66 for the first three; 0.72
+    // and 0.28, 0.75 and 0.25 for the next two.
     for (policy, one, other, expected) in [
         (Name::FairPreemptive, long(), long(), [0.5, 0.5]),
         (Name::Credit, long(), long(), [0.5, 0.5]),
@@ -242,13 +242,13 @@ fn without_anticipation_the_length_of_batches_decides_and_not_the_weights() {
     }
 }
 
-/// Two applications that think for so long between two batches.
+/// Two applications that think for this long between two batches.
 fn with_pauses() -> Vec<Clients> {
     let mut rows = Vec::new();
     for micros in [100, 500, 1_000, 2_000, 5_000] {
         let think = Duration::from_micros(micros);
         if micros < 1_000 {
-            // With longer pauses it uses less than a third of what would be kept for it.
+            // With longer pauses, it uses less than a third of what would be kept for it.
             let few = sync(FEW_SHORT, think);
             let what = format!("{think:?}: 4 x 5ms sync; 4 x 100us sync");
             rows.push((what, vec![(1, sync(FOUR_LONG, think)), (3, few)], 0.05));

@@ -1,7 +1,9 @@
-//! What is fair, and how far from it a measurement is (FairGV, section 5.4.1).
+//! Fairness metrics: the ideal shares, and how far a measurement is from them (FairGV, section
+//! 5.4.1).
 
-/// What each client should get of a device whose capacity is one: by weight, but nobody more than
-/// it wants; what that leaves goes to the others by weight.
+/// The share that each client should get of a device with a capacity of one: in proportion to its
+/// weight, but nobody gets more than it wants. What that leaves is distributed to the others by
+/// weight.
 pub fn ideal(weights: &[u32], wants: &[f64]) -> Vec<f64> {
     let mut given: Vec<Option<f64>> = vec![None; weights.len()];
     let mut capacity = 1.0;
@@ -30,8 +32,8 @@ pub fn ideal(weights: &[u32], wants: &[f64]) -> Vec<f64> {
     }
 }
 
-/// The Min-Max Ratio: the throughput of who got least of its ideal by that of who got most. One
-/// is fair.
+/// The Min-Max Ratio: the throughput of the client that got the least of its ideal, divided by that
+/// of the client that got the most. One is fair.
 pub fn min_max_ratio(measured: &[f64], ideal: &[f64]) -> f64 {
     let normal = || measured.iter().zip(ideal).map(|(got, should)| got / should);
     let least = normal().fold(f64::INFINITY, f64::min);
@@ -39,7 +41,7 @@ pub fn min_max_ratio(measured: &[f64], ideal: &[f64]) -> f64 {
     if most > 0.0 { least / most } else { 1.0 }
 }
 
-/// The aggregated overhead: ideal throughput of all by the measured one.
+/// The aggregated overhead: the total ideal throughput divided by the total measured throughput.
 pub fn overhead(measured: &[f64], ideal: &[f64]) -> f64 {
     ideal.iter().sum::<f64>() / measured.iter().sum::<f64>()
 }

@@ -1,4 +1,4 @@
-//! The simulated machine: a device, workers that submit to it, and clients that call them.
+//! The simulated machine: a device, workers that submit to it, and the clients that call them.
 
 use std::{
     cmp::Reverse,
@@ -21,7 +21,7 @@ use crate::{
     scheduler::{Dispatch, Scheduler},
 };
 
-/// How long a worker keeps the device when its client asks for nothing.
+/// How long a worker keeps the device if its client makes no calls.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -30,31 +30,31 @@ enum Event {
     Call(usize),
     /// A worker has submitted its next request.
     Submitted(usize),
-    /// The device is done with a kernel, unless it was interrupted since.
+    /// The device has finished a kernel, unless it was interrupted since.
     Done(u64),
-    /// A worker sees that its oldest request has completed.
+    /// A worker notices that its oldest request has completed.
     Noticed(usize),
     /// A worker learns that it has the device.
     Granted(usize),
     /// A worker has waited long enough for calls, unless there was one since.
     Patience(usize, u64),
-    /// A worker whose client stays away is to be back, unless it has been.
+    /// A worker whose client is away is due back, unless it has come back.
     Late(usize, u64),
-    /// A turn on a device that can be interrupted is over, unless it was before.
+    /// A turn on a device that can be interrupted is over, unless it ended before.
     Interrupt(usize, u64),
-    /// The policy wanted to be asked again.
+    /// The policy asked to be called again.
     Ask,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// The worker has no calls to carry out.
+    /// The worker has no calls to execute.
     None,
     /// It waits for the device.
     Waits,
     /// It has been given the device.
     Has,
-    /// It has it, nothing to do, and is not waiting for calls actively.
+    /// It has the device but nothing to do, and does not actively wait for calls.
     Parked,
     /// The same while others wait: its client is expected back.
     Paused,
@@ -63,32 +63,32 @@ enum Turn {
 struct Worker {
     program: Program,
     random: fastrand::Rng,
-    /// Calls that were not carried out.
+    /// Calls that have not been executed.
     calls: VecDeque<Request>,
-    /// The next one is on its way to the device.
+    /// The next request is on its way to the device.
     submitting: Option<Request>,
-    /// What the device was interrupted in.
+    /// The interrupted kernels.
     interrupted: VecDeque<Job>,
     meter: Meter,
     pauses: Pauses,
     turn: Turn,
     slice: Slice,
-    /// When its turn is to be over.
+    /// When its turn should end.
     due: Moment,
-    /// Counts turns and calls, so that timers know whether they are still meant.
+    /// Counts turns and calls, so that timers can tell whether they are still valid.
     epoch: u64,
     turns: u64,
-    /// The client's processor sleeps.
+    /// Whether the client's vCPU sleeps.
     asleep: bool,
     synchronous: u64,
     charged: Duration,
-    /// Kernels of the batch that have not completed, and when its first call came.
+    /// Number of kernels of the batch that have not completed, and when its first call came.
     batch: (u32, Moment),
-    /// What all of its kernels take.
+    /// Total length of its kernels.
     length: Duration,
-    /// What batches took beyond their kernels.
+    /// Time that batches took in addition to their kernels.
     delays: Vec<Duration>,
-    /// Kernel time done in each of the outcome's windows.
+    /// Kernel time completed in each window of the outcome.
     done: Vec<Duration>,
 }
 
@@ -101,19 +101,19 @@ struct Job {
 #[derive(Default)]
 struct Device {
     queue: VecDeque<Job>,
-    /// The kernel that runs, and since when.
+    /// The running kernel, and since when.
     running: Option<(Job, Moment)>,
     started: u64,
     last: Option<usize>,
 }
 
-/// What a client has had.
+/// What a client has received.
 pub(super) struct Had {
-    /// Kernel time done in each window.
+    /// Kernel time completed in each window.
     pub done: Vec<Duration>,
-    /// The time of the device that it was charged for.
+    /// Device time that it was charged for.
     pub charged: Duration,
-    /// What its batches took beyond their kernels.
+    /// Time that its batches took in addition to their kernels.
     pub delays: Vec<Duration>,
 }
 
@@ -181,7 +181,7 @@ impl Machine {
         }
     }
 
-    /// Runs to `end`.
+    /// Runs until `end`.
     pub(super) fn run(mut self, end: Moment) -> Vec<Had> {
         for index in 0..self.workers.len() {
             for _ in 0..self.workers[index].program.in_flight {
@@ -208,7 +208,7 @@ impl Machine {
     }
 
     fn at(&mut self, after: Duration, event: Event) {
-        // Events of one moment happen in the order in which they were made.
+        // Events at the same time happen in the order of their creation.
         self.sequence += 1;
         self.events
             .push(Reverse((self.now + after, self.sequence, event)));
@@ -245,7 +245,7 @@ impl Machine {
         }
     }
 
-    /// A call has come.
+    /// Handles a call that has arrived.
     fn call(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         let request = worker.program.request(&mut worker.random);
@@ -277,10 +277,11 @@ impl Machine {
             && !self.scheduler.contended()
         {
             let holder = holder as usize;
-            // Who was alone pays for what it has used, and not for what nobody else wanted.
+            // A client that was alone pays for what it has used, not for time that nobody else
+            // wanted.
             let busy = self.workers[holder].meter.busy_until(self.now);
             self.charge(holder, busy.saturating_sub(self.workers[holder].charged));
-            // Until now it could have gone on for ever.
+            // Until now, it could have continued forever.
             let due = &mut self.workers[holder].due;
             *due = (*due).max(self.now);
         }
@@ -334,7 +335,7 @@ impl Machine {
         self.pump(index);
     }
 
-    /// Carries on with a worker that may have something to do.
+    /// Continues with a worker that may have something to do.
     fn pump(&mut self, index: usize) {
         let alone = !self.scheduler.contended();
         let worker = &mut self.workers[index];
@@ -369,7 +370,7 @@ impl Machine {
         }
     }
 
-    /// Looks whether a holder whose client is away keeps the device.
+    /// Checks whether a holder whose client is away keeps the device.
     fn review(&mut self, index: usize) {
         let worker = &self.workers[index];
         if !matches!(worker.turn, Turn::Parked | Turn::Paused) || !self.scheduler.contended() {
@@ -395,9 +396,9 @@ impl Machine {
         let worker = &mut self.workers[index];
         worker.turn = Turn::None;
         worker.turns += 1;
-        // Its client's processor has found nothing to poll for, for a long time.
+        // Its client's vCPU has had nothing to poll for, for a long time.
         worker.asleep = worker.program.in_flight == 1;
-        // All of the turn: the device was nobody else's.
+        // The whole turn: nobody else had the device.
         self.charge(index, Duration::MAX);
         self.scheduler.done(self.now);
         if more {
@@ -407,7 +408,7 @@ impl Machine {
         }
     }
 
-    /// Starts the device's next kernel.
+    /// Starts the next kernel on the device.
     fn start(&mut self) {
         if self.device.running.is_some() {
             return;
@@ -427,12 +428,12 @@ impl Machine {
         self.at(begin.since(self.now) + job.left, Event::Done(number));
     }
 
-    /// The device is done with a kernel.
+    /// The device has finished a kernel.
     fn done(&mut self) {
         if let Some((job, since)) = self.device.running.take() {
             self.note(job.worker, since);
             self.at(self.costs.notice, Event::Noticed(job.worker));
-            // What the driver has queued follows at once.
+            // The kernels that the driver has queued follow immediately.
             if let Some(next) = self.device.queue.pop_front() {
                 self.device.running = Some((next, self.now));
                 self.device.last = Some(next.worker);
@@ -443,7 +444,7 @@ impl Machine {
         }
     }
 
-    /// Writes down that a client's kernel ran from `since` to now.
+    /// Records that a client's kernel ran from `since` until now.
     fn note(&mut self, index: usize, mut since: Moment) {
         let window = self.window.as_nanos() as u64;
         let done = &mut self.workers[index].done;
@@ -487,7 +488,7 @@ impl Machine {
         self.pump(index);
     }
 
-    /// The device is taken from a worker in the middle of its kernel.
+    /// Takes the device from a worker in the middle of its kernel.
     fn interrupt(&mut self, index: usize) {
         let worker = &mut self.workers[index];
         if worker.turn != Turn::Has {

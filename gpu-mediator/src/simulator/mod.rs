@@ -1,11 +1,11 @@
-//! Policies in virtual time.
+//! Simulates policies in virtual time.
 //!
-//! The scheduler, the policies and the workers' meter are the real ones; the device, the clients
-//! and the clock are simulated. Ten minutes of six virtual machines take seconds, and the same
-//! seed gives the same figures.
+//! The scheduler, the policies and the workers' meter are the real ones. The device, the clients
+//! and the clock are simulated. Simulating six virtual machines for ten minutes takes seconds, and
+//! the same seed gives the same figures.
 //!
 //! - [`Program`]: what a client does; [`fairness`]: what it should have got.
-//! - [`picture`]: shares over time, drawn.
+//! - [`picture`]: draws shares over time.
 
 pub mod fairness;
 mod machine;
@@ -19,29 +19,30 @@ pub use program::{Lengths, Program};
 
 use crate::{Moment, policy::Name, scheduler::LONGEST_PAUSE};
 
-/// What things cost besides the kernels themselves.
+/// Costs in addition to the kernels themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Costs {
-    /// A worker's time to submit a request.
+    /// Time for a worker to submit a request.
     pub submit: Duration,
-    /// From there to the begin of a kernel, if the device is idle.
+    /// Time from the submission to the start of a kernel, if the device is idle.
     pub start: Duration,
-    /// From the end of a kernel to when the worker sees it.
+    /// Time from the end of a kernel until the worker notices it.
     pub notice: Duration,
-    /// From the end of a turn to when the next worker has learnt that it is its turn.
+    /// Time from the end of a turn until the next worker knows that it has the device.
     pub grant: Duration,
-    /// What the device takes to change from one process to another.
+    /// Time for the device to switch from one process to another.
     pub switch: Duration,
-    /// Waking a client's sleeping processor.
+    /// Time to wake up a client's sleeping vCPU.
     pub wake: Duration,
-    /// Whether [`Name::FairPreemptive`] has a device that stops a turn in the middle of a kernel; with
-    /// the others none does.
+    /// Whether the device of [`Name::FairPreemptive`] can be interrupted in the middle of a kernel.
+    /// With the other policies, it never is.
     pub interrupts: bool,
 }
 
 impl Default for Costs {
-    /// An enqueue of 3 us and an enqueue with finish of 8 us, as on an H200 (measurements/opencl-figures.md);
-    /// the wake-up of a process, twice, for a grant; the rest is assumed.
+    /// An enqueue takes 3 us, and an enqueue with a finish 8 us, as on an H200
+    /// (measurements/opencl-figures.md). A grant takes two process wake-ups. The other values are
+    /// assumptions.
     fn default() -> Self {
         Self {
             submit: Duration::from_micros(3),
@@ -55,12 +56,12 @@ impl Default for Costs {
     }
 }
 
-/// Who gives turns.
+/// Settings of the arbiter.
 #[derive(Clone, Copy, Debug)]
 pub struct Arbiter {
-    /// In which order.
+    /// The policy.
     pub policy: Name,
-    /// The longest pause between two batches that is waited for
+    /// The longest pause between two batches for which the device is kept
     /// ([`Scheduler::set_longest_pause`](crate::scheduler::Scheduler::set_longest_pause)).
     pub longest_pause: Duration,
 }
@@ -86,33 +87,33 @@ pub struct Vm {
 /// Virtual machines that share a device.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// What is looked at.
+    /// The name of the experiment.
     pub name: &'static str,
-    /// Who takes part.
+    /// The participants.
     pub vms: Vec<Vm>,
 }
 
-/// The width of an outcome's windows.
+/// Width of the windows of an outcome.
 pub const WINDOW: Duration = Duration::from_millis(500);
 
-/// What came out; what is not known is empty.
+/// The results; unknown ones are empty.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// What each client should have got of the device.
+    /// The share of the device that each client should have got.
     pub ideal: Vec<f64>,
-    /// What each client got of it in each [`WINDOW`].
+    /// The share that each client got in each [`WINDOW`].
     pub shares: Vec<Vec<f64>>,
-    /// What each client uses of the device when nobody else wants it.
+    /// The share that each client uses if nobody else wants the device.
     pub alone: Vec<f64>,
-    /// What part of the time each client was charged for: its kernels, what was kept for it in its
-    /// pauses, and the ways to it and back.
+    /// The fraction of the time that each client was charged for: its kernels, the pauses in which
+    /// the device was kept for it, and the ways to it and back.
     pub charged: Vec<f64>,
-    /// What each batch of each client took beyond its kernels, the shortest first.
+    /// The time that each batch of each client took in addition to its kernels, in ascending order.
     pub delays: Vec<Vec<Duration>>,
 }
 
 impl Outcome {
-    /// What each client got in the first `windows` windows.
+    /// The share that each client got in the first `windows` windows.
     fn got(&self, windows: usize) -> Vec<f64> {
         let windows = windows.max(1);
         self.shares
@@ -126,8 +127,8 @@ impl Outcome {
         fairness::min_max_ratio(&self.got(windows(time)), &self.ideal)
     }
 
-    /// The time beyond its kernels that 99 % of a client's batches do not exceed; none if it has no
-    /// batches.
+    /// The 99th percentile of the time that a client's batches took in addition to their kernels;
+    /// `None` if it has no batches.
     pub fn delay(&self, client: usize) -> Option<Duration> {
         let delays = self.delays.get(client)?;
         delays
@@ -146,9 +147,9 @@ fn windows(time: Duration) -> usize {
 }
 
 impl Experiment {
-    /// The three virtual machines and the six of FairGV's evaluation (sections 5.4.3 and 5.4.4),
-    /// with kernels of 20 us to 100 ms: each machine its own length, the lightest the longest; and
-    /// all lengths on each machine.
+    /// The three and the six virtual machines of FairGV's evaluation (sections 5.4.3 and 5.4.4),
+    /// with kernels of 20 us to 100 ms: first each machine with its own length, where the lightest
+    /// has the longest kernels; then all lengths on each machine.
     pub fn published() -> Vec<Self> {
         let three = [1, 2, 3];
         let six = [1, 2, 2, 3, 3, 4];
@@ -191,7 +192,7 @@ impl Experiment {
         ]
     }
 
-    /// Runs it for `time` of the simulated clock.
+    /// Runs the experiment for `time` on the simulated clock.
     pub fn run(
         &self,
         arbiter: impl Into<Arbiter>,
@@ -204,7 +205,8 @@ impl Experiment {
             .vms
             .iter()
             .map(|vm| {
-                // What it would use if it had the device to itself, arbiter and all taken away.
+                // What it would use if it had the device to itself, without the costs of an
+                // arbiter.
                 let free = Costs {
                     grant: Duration::ZERO,
                     switch: Duration::ZERO,
@@ -237,7 +239,7 @@ fn share(part: Duration, whole: Duration) -> f64 {
     part.as_secs_f64() / whole.as_secs_f64()
 }
 
-/// What each client has had in whole windows.
+/// Simulates the machines. The results cover whole windows.
 fn simulate(vms: &[Vm], arbiter: Arbiter, costs: Costs, time: Duration, seed: u64) -> Vec<Had> {
     let machine = machine::Machine::new(vms, arbiter, costs, WINDOW, seed);
     let mut had = machine.run(Moment::START + time);
@@ -255,7 +257,7 @@ mod closed_loop_tests;
 mod tests {
     use super::*;
 
-    /// Long enough for what is looked at, and short enough for every test run.
+    /// Long enough for what is tested, and short enough for every test run.
     const TIME: Duration = Duration::from_secs(5);
 
     fn run(experiment: &Experiment, policy: Name) -> Outcome {
@@ -323,7 +325,8 @@ mod tests {
             wake: Duration::from_millis(1),
             ..Costs::default()
         };
-        // With the hint the wake-up is over when the turn begins: it costs nothing, however slow.
+        // With the hint, the wake-up is over when the turn begins: it costs nothing, however slow
+        // it is.
         let (quick, slow) = (
             experiment.run(Name::Fair, Costs::default(), TIME, 1),
             experiment.run(Name::Fair, slow, TIME, 1),

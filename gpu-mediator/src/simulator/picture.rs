@@ -1,5 +1,5 @@
-//! Shares over time as a picture (SVG): a panel per policy, a line per client, and what each
-//! should get, dotted.
+//! Draws shares over time as a picture (SVG): one panel per policy, one line per client, and a
+//! dotted line for the share that each should get.
 
 use std::fmt::Write;
 
@@ -10,12 +10,12 @@ const HEIGHT: f64 = 150.0;
 const LEFT: f64 = 50.0;
 const TOP: f64 = 44.0;
 const GAP: f64 = 40.0;
-/// Colours that can be told apart by those who see few (Okabe and Ito).
+/// Colours that people with colour blindness can distinguish (Okabe and Ito).
 const COLOURS: [&str; 6] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
 ];
 
-/// Draws panels, each with its title, of clients with these names.
+/// Draws panels, each with its title, for clients with these names.
 pub fn draw(title: &str, clients: &[String], panels: &[(String, &Outcome)]) -> String {
     let height = TOP + panels.len() as f64 * (HEIGHT + GAP) + 10.0;
     let width = LEFT + WIDTH + 20.0;
@@ -81,7 +81,7 @@ fn panel(svg: &mut String, name: &str, outcome: &Outcome, top: f64) {
         let mut path = String::new();
         for (window, &share) in shares.iter().enumerate() {
             let step = if window == 0 { 'M' } else { 'L' };
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(path, "{step}{:.1} {:.1}", x(window), y(share));
         }
         line(

@@ -1,47 +1,48 @@
-//! What a simulated client does.
+//! The behaviour of a simulated client.
 
 use std::time::Duration;
 
 use gantry_remoting::turns::meter::RequestClass;
 
-/// How long a client's kernels take.
+/// Lengths of a client's kernels.
 #[derive(Clone, Debug)]
 pub enum Lengths {
     /// All the same.
     Always(Duration),
-    /// Each of these in turn at random; they are told apart, as different kernels are.
+    /// Chosen at random from these; they can be distinguished, like different kernels.
     AnyOf(Vec<Duration>),
-    /// Anything between, as likely in each octave; they look all the same from outside.
+    /// Any length in between, each octave equally likely; they all look the same from outside.
     Between(Duration, Duration),
 }
 
 /// A kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// How long it takes.
+    /// Its length.
     pub length: Duration,
-    /// What can be told of it before.
+    /// What is known about it in advance.
     pub kind: RequestClass,
 }
 
-/// What a client does.
+/// The behaviour of a client.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// Its kernels.
     pub lengths: Lengths,
-    /// How many it has submitted and not seen the end of, at most: one makes each call synchronous.
+    /// Maximum number of kernels in flight; one makes each call synchronous.
     pub in_flight: u32,
-    /// How long it computes itself between the end of a kernel and the next one.
+    /// How long it computes between the end of a kernel and the next one.
     pub think: Duration,
-    /// A closed loop: it submits `in_flight` kernels at once, waits for all of them and then thinks,
-    /// as training steps and solvers do. Otherwise each kernel's end lets it submit another one.
+    /// Whether it is a closed loop: it submits `in_flight` kernels at once, waits for all of them
+    /// and then thinks, like training steps and solvers. Otherwise, the end of each kernel lets it
+    /// submit another one.
     pub batches: bool,
-    /// Up to so much longer it thinks at random, any time as likely.
+    /// Maximum additional think time, chosen uniformly at random.
     pub varies: Duration,
 }
 
 impl Program {
-    /// One that always has kernels ready.
+    /// A client that always has kernels ready.
     pub fn busy(lengths: Lengths) -> Self {
         Self {
             lengths,
@@ -52,7 +53,7 @@ impl Program {
         }
     }
 
-    /// One that waits for each kernel.
+    /// A client that waits for each kernel.
     pub fn interactive(length: Duration, think: Duration) -> Self {
         Self {
             lengths: Lengths::Always(length),
@@ -63,7 +64,7 @@ impl Program {
         }
     }
 
-    /// One that submits so many kernels, waits for all of them, thinks, and begins again.
+    /// A client that submits this many kernels, waits for all of them, thinks, and starts again.
     pub fn closed(kernels: u32, length: Duration, think: Duration) -> Self {
         Self {
             lengths: Lengths::Always(length),
@@ -74,7 +75,7 @@ impl Program {
         }
     }
 
-    /// How long it thinks this time.
+    /// Returns the think time of this iteration.
     pub(super) fn pause(&self, random: &mut fastrand::Rng) -> Duration {
         if self.varies.is_zero() {
             self.think
@@ -83,7 +84,7 @@ impl Program {
         }
     }
 
-    /// The next kernel.
+    /// Returns the next kernel.
     pub(super) fn request(&self, random: &mut fastrand::Rng) -> Request {
         match &self.lengths {
             Lengths::Always(length) => Request {

@@ -1,6 +1,6 @@
-//! Places on the GPU: VMs' channels are more than the physical ones. A channel gets a place when
-//! something of it is to run, and loses it when another needs one. And memory: whose channels end when
-//! a VM has used what it may.
+//! Assigns places on the GPU: VMs have more channels than there are physical ones. A channel gets a place when
+//! something of it is to run, and loses it when another one needs a place. This module also handles memory: which
+//! channels end when a VM has used up its quota.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use vfio_client::Failure;
 use super::{Mediator, REQUEST, Turn, Vm, Wanted, warn};
 use crate::gpu::wire::Event;
 
-/// A channel ends, for its space has no memory for tables.
+/// The event of a channel that ends because its space has no memory for page tables.
 pub fn without_memory(channel: u8) -> Event {
     Event::Fault {
         channel,
@@ -21,18 +21,18 @@ pub fn without_memory(channel: u8) -> Event {
     }
 }
 
-/// How willingly a channel's place is given to another: first those that have nothing to do.
+/// Order in which channels lose their places, starting with those that have nothing to do.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Rank {
     Idle,
-    /// Its VM has no turn.
+    /// Its VM does not have the turn.
     Stopped,
-    /// It runs, and completes nothing: maybe it waits for the channel that needs the place.
+    /// It runs but completes nothing: it may be waiting for the channel that needs the place.
     Stuck,
 }
 
 impl Mediator {
-    /// VMs and their channels that the GPU works for now.
+    /// The VMs and channels that the GPU works for now.
     pub fn running(&self) -> impl Iterator<Item = (u32, u8)> {
         self.vms.iter().flat_map(|(id, vm)| {
             let channels = vm.channels.iter().filter(|(_, channel)| channel.runs());
@@ -40,8 +40,7 @@ impl Mediator {
         })
     }
 
-    /// Gives the channels of a turn's VM places and work. Of what is queued only one submission if
-    /// `one`.
+    /// Gives places and work to the channels of the turn's VM. With `one`, only one queued submission is started.
     pub(super) fn launch(&mut self, turn: &mut Turn, one: bool) -> Result<(), Failure> {
         let Some(vm) = self.vms.get_mut(&turn.vm) else {
             return Ok(());
@@ -85,7 +84,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// Gives a channel a place; whether there was one.
+    /// Gives a channel a place. Returns whether there was one.
     fn place(&mut self, id: u32, number: u8) -> Result<bool, Failure> {
         let Some(vm) = self.vms.get(&id) else {
             return Ok(false);
@@ -101,12 +100,12 @@ impl Mediator {
                 None => return Ok(false),
             },
         };
-        // Below 128.
+        // Less than 128.
         let physical = at as u8;
         if self.owners[at].is_some() {
             self.gpu.stop(physical)?;
         }
-        // Errors are told by this number alone: what is there now is of who had it, or of nobody.
+        // Command errors only identify this number, so those present now belong to the previous owner, or to nobody.
         self.command_errors()?;
         self.displace(at)?;
         let channel = self
@@ -127,8 +126,8 @@ impl Mediator {
         Ok(true)
     }
 
-    /// Whose place a channel of a VM gets: the one that was used the longest time ago, of those that
-    /// need theirs the least. Of its own VM if that may have no more.
+    /// Chooses the place that a channel of a VM gets: among the places whose channels need them the least, the one that
+    /// was used the longest time ago. With `own`, only places of the VM itself, since it may not have any more.
     fn displaceable(&self, id: u32, own: bool) -> Option<usize> {
         let owners = self.owners.iter().enumerate();
         let ranked = owners.filter_map(|(at, owner)| {
@@ -148,13 +147,13 @@ impl Mediator {
         ranked.min().map(|(_, _, at)| at)
     }
 
-    /// A channel, if there is one, leaves its place, where it was stopped; what engines have of it, its
-    /// instance block names.
+    /// Removes the channel, if there is one, from its place, where it has been stopped. Its instance block identifies
+    /// what the engines keep of it.
     fn displace(&mut self, at: usize) -> Result<(), Failure> {
         let Some((id, number)) = self.owners[at].take() else {
             return Ok(());
         };
-        // Below 128.
+        // Less than 128.
         let physical = at as u8;
         self.gpu.channel(physical, None, false)?;
         let Some(vm) = self.vms.get_mut(&id) else {
@@ -168,7 +167,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// Ends spaces of a VM until it has all of these pages, or `asker`, for which they are, has ended, or
+    /// Ends spaces of a VM until it can allocate all of these pages, or until `asker`, which needs them, has ended, or
     /// nothing is left to end.
     pub(super) fn make_room(
         &mut self,
@@ -189,7 +188,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// Ends a space and its channels: it needs more memory than its VM has left.
+    /// Ends a space and its channels, because it needs more memory than its VM has left.
     pub(super) fn end_space(&mut self, vm: &mut Vm, id: u32, space: u32) -> Result<(), Failure> {
         if matches!(vm.spaces.directory(space), Ok(None) | Err(_)) {
             return Ok(());
@@ -210,7 +209,7 @@ impl Mediator {
         }
         self.write_list()?;
         vm.spaces.end(space);
-        // Nothing of it runs any more, and its memory is not used before this.
+        // Nothing of it runs any more. Its memory is not reused before this.
         self.gpu.flush()?;
         vm.figures.spaces_ended += 1;
         warn!(

@@ -1,8 +1,8 @@
-//! The RAM that guests lend to the GPU.
+//! Tests the RAM that guests lend to the GPU.
 
 use super::*;
 
-// As many fronts as there may be can each lend as many ranges as they may.
+// The maximum number of fronts can each lend the maximum number of ranges.
 const _: () =
     assert!(server::MOST_FRONTS * partition::MOST_RANGES <= gf100::device::ram::MAX_RANGES);
 
@@ -55,7 +55,7 @@ fn memory_of_huge_pages_is_refused_and_harms_nobody() {
 fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
     let mut mediator = gpu("window", Name::Fair, LONG);
     let greedy = Guest::bare(&mut mediator);
-    // Nothing of it takes memory.
+    // This allocates no memory.
     let file = memfd::sealed(c"ram", 1 << 40).expect("there is room");
     let mut give = |first, count| {
         let request = Request::Ram {
@@ -69,7 +69,7 @@ fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
     let all = 1 << 28;
     let refused = give(0x1000, all - 0x1000);
     assert!(matches!(refused, Err(Error::Window { .. })), "{refused:?}");
-    // In pieces, for as long as there is room.
+    // In pieces, as long as there is room.
     let given = (1..32).map(|nth| give(nth << 23, 1 << 23).is_ok());
     let given = given.filter(|is_given| *is_given).count();
     assert!(
@@ -84,7 +84,7 @@ fn who_has_as_much_ram_as_the_gpu_addresses_takes_nobody_elses() {
 #[test]
 fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
     let mut mediator = gpu("gaps", Name::Fair, LONG);
-    // Nothing of it takes memory.
+    // This allocates no memory.
     let file = memfd::sealed(c"ram", 1 << 40).expect("there is room");
     let give = |mediator: &mut Mediator, guest: &Guest, first, count| {
         let request = Request::Ram {
@@ -97,7 +97,7 @@ fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
         given.expect("it is within its part");
     };
     let (gone, stays) = (Guest::bare(&mut mediator), Guest::bare(&mut mediator));
-    // Half of all addresses, by turns.
+    // Half of all addresses, alternating between both guests.
     for nth in 1..33 {
         for guest in [&gone, &stays] {
             give(&mut mediator, guest, nth << 21, 1 << 21);
@@ -106,7 +106,7 @@ fn ranges_of_those_who_have_gone_leave_no_gaps_that_are_too_short_for_others() {
     mediator
         .leave(gone.id, Moment::now())
         .expect("the GPU is there");
-    // The part of each is more than 36 of 128.
+    // The share of each guest is more than 36 of 128.
     for _ in 0..2 {
         let guest = Guest::bare(&mut mediator);
         give(&mut mediator, &guest, 1 << 21, 36 << 21);
