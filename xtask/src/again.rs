@@ -1,6 +1,5 @@
-//! A second attempt at the few tests of a whole run that have failed, one by one: what passes then has failed by
-//! chance, which is a defect as well. It does not end the run with an error, but is named at its end, with why it
-//! failed.
+//! Retries the few failed tests of a whole run one by one. A test that passes then has failed by chance, which is also
+//! a defect. It does not make the run fail, but is listed at its end, with the reason of its failure.
 
 use std::sync::Mutex;
 
@@ -9,11 +8,11 @@ use base::Unpoisoned;
 
 use crate::{count::Count, unit_tests};
 
-/// If more than so many tests have failed, it was not by chance.
+/// If more tests than this have failed, it was not by chance.
 const MOST: usize = 5;
 
-/// Runs the tests again that have failed, a scenario by its name with `scenario`, and counts those among the passed
-/// ones that pass now.
+/// Reruns the failed tests (a scenario by its name with `scenario`), and counts those that pass now among the passed
+/// ones.
 pub fn run(count: &mut Count, scenario: impl Fn(String, &Mutex<Count>) -> Result<()>) {
     if count.failed.is_empty() || count.failed.len() > MOST {
         return;
@@ -24,7 +23,7 @@ pub fn run(count: &mut Count, scenario: impl Fn(String, &Mutex<Count>) -> Result
     let tried = unit_tests::again(&names, |name, outcome| {
         second.lock_unpoisoned().add(name, outcome, None);
     });
-    // What a name chooses is what contains it, which here is one scenario, or none where it is no scenario's.
+    // A name selects everything that contains it. Here, that is one scenario, or none if the name is not a scenario's.
     let ran = names
         .into_iter()
         .fold(tried, |before, name| before.and(scenario(name, &second)));

@@ -1,4 +1,4 @@
-//! Figures, as a table with the machine's description.
+//! Prints figures as a table with a description of the machine.
 
 use std::path::{Path, PathBuf};
 
@@ -27,22 +27,20 @@ use crate::{
 /// Options of `cargo xtask bench`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Only these measurements of the nested rig: boot, process, snapshot, net, migration,
-    /// passthrough, idle; and `start`, on this machine itself: what `gantry` and programs beside it have used up when
-    /// their API answers, by turns.
-    /// Or one of these, alone: `fairness`: how fairly schedulers share an accelerator, in virtual
-    /// time (writes measurements/); `ring`: what a call over an accelerator's rings costs, from ring 3 of a
-    /// guest on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared, for real;
-    /// `programs`: which OpenCL programs pass their tests natively and through the driver (writes
-    /// measurements/); `gloop`: what it costs kernels to give an NVIDIA GPU back by themselves; `cuda`: CUDA natively
-    /// and through Gantry; `crane`: what it costs that applications can be moved, and to be moved, beside Crane's
-    /// figures; `gpu`: all of these but `fairness`, `gloop`, `cuda` and `crane`, for a machine with a GPU, its output kept;
-    /// `seats`: a guest's program leaves its own device and comes back 25 times, and moves with its VM, in the
-    /// nested rig;
-    /// `gpuvm`: exits and looks at page tables of a guest with a virtual GPU, in the nested rig.
+    /// Run only these measurements of the nested rig: boot, process, snapshot, net, migration, passthrough, idle; or
+    /// `start`, on this machine itself: the resources that `gantry` and programs next to it have used when their API
+    /// replies, alternating. Or run one of these alone: `fairness`: how fairly schedulers share an accelerator, in
+    /// virtual time (writes measurements/); `ring`: cost of a call over an accelerator's rings, from ring 3 of a guest
+    /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared in practice; `programs`: which OpenCL
+    /// programs pass their tests natively and through the driver (writes measurements/); `gloop`: cost for kernels of
+    /// giving back an NVIDIA GPU by themselves; `cuda`: CUDA natively and through Gantry; `crane`: cost of movability
+    /// and of moves for applications, next to Crane's figures; `gpu`: all of these except `fairness`, `gloop`, `cuda`
+    /// and `crane`, for a machine with a GPU, with its output kept; `seats`: a guest's program leaves its own device
+    /// and comes back 25 times, and moves with its VM, in the nested rig; `gpuvm`: exits and page table scans of a
+    /// guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
-    /// boot, start: another VMM that boots the same guest by turns: an older gantry, or any that takes its options, such as
-    /// Cloud Hypervisor. Can be given more than once.
+    /// boot, start: another VMM that boots the same guest, alternating: an older gantry, or any VMM that accepts its
+    /// options, such as Cloud Hypervisor. Can be repeated.
     #[arg(long, value_name = "NAME=PROGRAM", value_parser = beside)]
     beside: Vec<Beside>,
     #[command(flatten)]
@@ -135,7 +133,7 @@ pub fn run(options: &Options) -> Result<()> {
     rig.show_on(board, &order, |row| println!("{row}"))
 }
 
-/// Reads what a VMM beside this one is called, and where its program is.
+/// Parses the name and the program of another VMM.
 fn beside(text: &str) -> Result<Beside, String> {
     let (name, program) = text
         .split_once('=')
@@ -148,10 +146,10 @@ fn beside(text: &str) -> Result<Beside, String> {
     })
 }
 
-/// Starts of each that are measured.
+/// Number of measured starts of each VMM.
 const STARTS: usize = 31;
 
-/// This gantry, and others.
+/// This gantry, and the others.
 fn vmms(gantry: &Path, beside: &[Beside]) -> Vec<(String, PathBuf)> {
     let others = beside
         .iter()
@@ -161,21 +159,21 @@ fn vmms(gantry: &Path, beside: &[Beside]) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// What they have used up when their API answers.
+/// Measures the resources that they have used when their API replies.
 fn starts(gantry: &Path, beside: &[Beside]) -> Result<()> {
     let folder = tempfile::tempdir()?;
     let mut row = |what: &str, figure: String| println!("| {what} | {figure} |");
     starts::measure(&vmms(gantry, beside), folder.path(), STARTS, &mut row)
 }
 
-/// What is measured without the rig.
+/// Runs the measurements that do not need the rig.
 fn here(gantry: &Path, beside: &[Beside]) -> Result<()> {
     for (name, program) in vmms(gantry, beside) {
         let size = std::fs::metadata(program)?.len();
         println!("| {name}: release binary (KiB) | {} |", size >> 10);
     }
     starts(gantry, beside)?;
-    // Prints its own row, or says why it cannot.
+    // Prints its own row, or why it cannot.
     packages::output(cargo().args([
         "bench",
         "--quiet",
@@ -187,7 +185,7 @@ fn here(gantry: &Path, beside: &[Beside]) -> Result<()> {
     .map(|row| print!("{row}"))
 }
 
-/// What the figures were measured on.
+/// Describes the machine of the measurements.
 fn machine() -> String {
     format!(
         "Host: {}. Boot, memory and snapshots: in the nested rig (QEMU TCG with AMD-V, Debian's \

@@ -1,4 +1,4 @@
-//! What a change can affect: the crates whose unit tests are run, and the scenarios.
+//! Determines what a change can affect: the crates whose unit tests must run, and the scenarios.
 
 use std::{
     collections::BTreeSet,
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::programs::{cargo, root};
 
-/// Scenarios that a file can affect: the first row whose prefix the file's path has. An empty list
-/// means none; a file in no row can affect all.
+/// Scenarios that a file can affect: the first row whose prefix matches the file's path. An empty
+/// list means none; a file that matches no row can affect all scenarios.
 const SCENARIOS: &[(&str, &[&str])] = &[
     ("docs/", &[]),
     ("measurements/", &[]),
@@ -43,10 +43,10 @@ const SCENARIOS: &[(&str, &[&str])] = &[
     ("devices/disk/src/", &["disk:", "hot-plug:", "snapshot:"]),
 ];
 
-/// A document whose commands a scenario runs, and what chooses that.
+/// A document whose commands a scenario runs, and the word that selects that scenario.
 const GUIDE: (&str, &str) = ("docs/user/ten-minutes.md", "commands of the guide");
 
-/// What everything between an application's call and the host's device affects.
+/// Scenarios affected by everything between an application's call and the host's device.
 const REMOTING: &[&str] = &[
     "opencl:",
     "cuda:",
@@ -58,16 +58,16 @@ const REMOTING: &[&str] = &[
     "gate:seats",
 ];
 
-/// What is to be run.
+/// The selected tests.
 #[derive(Debug, Eq, PartialEq)]
 pub struct Selection {
-    /// Crates whose unit tests are run.
+    /// Crates whose unit tests must run.
     pub crates: BTreeSet<String>,
-    /// Words that choose scenarios; `None` for all scenarios.
+    /// Words that select scenarios; `None` for all scenarios.
     pub words: Option<Vec<String>>,
 }
 
-/// What the difference between a commit and the working tree can affect.
+/// Returns what the difference between a commit and the working tree can affect.
 pub fn since(base: &str) -> Result<Selection> {
     let files = files(base)?;
     let metadata = cargo()
@@ -80,7 +80,7 @@ pub fn since(base: &str) -> Result<Selection> {
     })
 }
 
-/// Files that differ from a commit, new ones included, relative to the root.
+/// Files that differ from a commit, including new files, relative to the root.
 fn files(base: &str) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for arguments in [
@@ -104,7 +104,7 @@ fn files(base: &str) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// Words that choose what the files can affect; `None` if that is everything.
+/// Words that select what the files can affect; `None` if that is everything.
 fn words(files: &[String]) -> Option<Vec<String>> {
     let mut words = BTreeSet::new();
     if files.iter().any(|file| file == GUIDE.0) {
@@ -125,7 +125,7 @@ struct Package {
     name: String,
     /// Relative to the root.
     folder: PathBuf,
-    /// Crates of the workspace that it or its tests use.
+    /// Workspace crates that it or its tests use.
     uses: Vec<String>,
 }
 
@@ -148,8 +148,8 @@ fn packages(metadata: &Value, root: &Path) -> Vec<Package> {
         .collect()
 }
 
-/// The crates that the files are in, and those that use them, directly or not. A file of no crate
-/// (a manifest, a lock file) affects all.
+/// The crates that contain the files, and their direct and indirect users. A file of no crate (a
+/// manifest, a lock file) affects all crates.
 fn dependents(packages: &[Package], files: &[String]) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for file in files.iter().filter(|file| !file.ends_with(".md")) {

@@ -1,37 +1,37 @@
-//! What has been tested, and how it ended: a line each, and a line that counts them.
+//! Test results: one line for each test, and a line with the counts.
 
 use std::time::Instant;
 
 use anyhow::{Result, bail};
 use gantry_tests::report::Outcome;
 
-/// So many last lines of a failure's reason are said again at the end.
+/// Number of last lines of a failure's reason that are repeated at the end.
 const REASON: usize = 20;
 
-/// So many of the slowest tests are listed at the end of a whole run.
+/// Number of slowest tests that are listed at the end of a whole run.
 const SLOWEST: usize = 10;
 
-/// What has been run, and how it ended.
+/// The tests that have run, and their outcomes.
 #[derive(Default)]
 pub struct Count {
-    /// By name.
+    /// Names of the passed tests.
     pub passed: Vec<String>,
-    /// But for those that passed at a second attempt.
+    /// Failed tests, except those that passed at a second attempt.
     pub failed: Vec<Failure>,
-    /// Passed ones that failed at first.
+    /// Tests that failed at first and then passed.
     by_chance: Vec<Failure>,
     skipped: usize,
-    /// Seconds and name of each test whose time is known.
+    /// Seconds and name of each test whose duration is known.
     times: Vec<(f64, String)>,
-    /// When each part of the run began, in their order.
+    /// Start of each part of the run, in order.
     parts: Vec<(Instant, &'static str)>,
 }
 
-/// A test that has failed.
+/// A failed test.
 pub struct Failure {
-    /// The test's.
+    /// Name of the test.
     pub name: String,
-    /// The last lines of why.
+    /// Last lines of the reason.
     reason: Vec<String>,
 }
 
@@ -45,7 +45,7 @@ impl Failure {
 }
 
 impl Count {
-    /// Adds something that could not be begun, which does not keep the rest from running.
+    /// Adds something that could not be started. The rest still runs.
     pub fn lacks(&mut self, name: &str, error: &anyhow::Error) {
         let chain = error.chain().map(ToString::to_string).collect();
         self.add(name, &Outcome::Failed(chain), None);
@@ -56,7 +56,7 @@ impl Count {
         self.parts.push((Instant::now(), part));
     }
 
-    /// Those of the failed tests that have passed since.
+    /// Moves the failed tests that have passed since to the passed ones.
     pub fn passed_at_second(&mut self, passed: &[String]) {
         let has_passed = |failure: &mut Failure| passed.contains(&failure.name);
         for failure in self.failed.extract_if(.., has_passed) {
@@ -65,7 +65,7 @@ impl Count {
         }
     }
 
-    /// Counts a test and tells how it ended, and after how many seconds where that is known.
+    /// Counts a test and prints its outcome, and its duration in seconds if known.
     pub fn add(&mut self, name: &str, outcome: &Outcome, seconds: Option<f64>) {
         let time = seconds
             .map(|seconds| format!(" ({seconds:.1} s)"))
@@ -96,7 +96,8 @@ impl Count {
         }
     }
 
-    /// Says how the tests ended that words have chosen, or all of them without words.
+    /// Prints a summary of the tests that the words selected, or of all tests if there are no
+    /// words.
     ///
     /// # Errors
     /// A test has failed, or there was none.
@@ -112,7 +113,7 @@ impl Count {
                 println!("    {seconds:6.1} s  {name}");
             }
         }
-        // Said again where it is seen also by who keeps only the end of what was printed.
+        // Repeated here for those who see only the end of the output.
         for failure in &self.by_chance {
             failure.tell("passed only at the second attempt");
         }
@@ -135,7 +136,7 @@ impl Count {
     }
 }
 
-/// The longest of some times, longest first.
+/// Returns the longest of these durations, longest first.
 fn slowest(times: &mut Vec<(f64, String)>) -> &[(f64, String)] {
     times.sort_by(|a, b| b.0.total_cmp(&a.0));
     times.truncate(SLOWEST);

@@ -1,9 +1,9 @@
-//! Links between the repository's documents lead somewhere.
+//! Checks that links between the repository's documents lead somewhere.
 
 use std::path::{Path, PathBuf};
 
-/// Targets of the links in a Markdown text, without their anchors; links to other sites left out.
-/// Code has none: a C++ lambda looks like one.
+/// Targets of the links in a Markdown text, without anchors and without links to other sites. Code
+/// is skipped, since a C++ lambda looks like a link.
 fn targets(text: &str) -> Vec<&str> {
     let mut code = false;
     let lines = text.lines().filter(|line| {
@@ -11,7 +11,7 @@ fn targets(text: &str) -> Vec<&str> {
         code ^= fence;
         !code && !fence
     });
-    // Between two backquotes is code, too.
+    // Text between backquotes is code, too.
     let prose = lines.flat_map(|line| line.split('`').step_by(2));
     prose
         .flat_map(|prose| prose.split("](").skip(1))
@@ -23,7 +23,7 @@ fn targets(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// All Markdown files below a folder, but for what is built or fetched.
+/// Finds all Markdown files below a directory, except built or fetched ones.
 fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

@@ -1,4 +1,5 @@
-//! Measuring on a machine where nothing can be built or installed, with what was built elsewhere.
+//! Measures on a machine where nothing can be built or installed, with programs that were built
+//! elsewhere.
 
 use std::{
     fs::File,
@@ -13,25 +14,25 @@ use crate::shared_device::Programs;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Elsewhere {
-    /// sharing, programs, gpu, crane: a folder with what was built elsewhere, such as `gpu --pack` makes;
-    /// nothing is built or installed then.
+    /// sharing, programs, gpu, crane: use the programs in this directory, as created by `gpu
+    /// --pack`; nothing is built or installed.
     #[arg(long, value_name = "FOLDER", requires = "vendors")]
     built: Option<PathBuf>,
-    /// sharing, programs, gpu, crane: the folder with the .icd file of this machine's driver.
+    /// sharing, programs, gpu, crane: directory with the .icd file of this machine's driver.
     #[arg(long, value_name = "FOLDER", requires = "built")]
     vendors: Option<PathBuf>,
 }
 
 impl Elsewhere {
-    /// What was built elsewhere, if that is to be used.
+    /// Returns the programs that were built elsewhere, if they are to be used.
     pub fn programs(&self) -> Option<Programs<'_>> {
         let (built, vendors) = (self.built.as_deref()?, self.vendors.as_deref()?);
         Some(Programs { built, vendors })
     }
 }
 
-/// Whether a folder takes what is measured, before that takes long: the checkout, whose folders are
-/// the usual places, need not be on this machine.
+/// Checks that results can be written to a directory before a long measurement starts. The default
+/// directories are in the checkout, which need not exist on this machine.
 pub fn takes_results(folder: &Path, option: &str) -> Result<()> {
     let name = || format!("name another place by {option}");
     ensure!(
@@ -56,7 +57,7 @@ mod tests {
         takes_results(&here, "--pictures").unwrap();
         let error = takes_results(&here.join("nowhere"), "--pictures").unwrap_err();
         assert!(error.to_string().contains("--pictures"), "{error}");
-        // Nothing can be made there, by root neither.
+        // Not even root can create files there.
         let error = takes_results(Path::new("/proc/self"), "--table").unwrap_err();
         assert!(error.to_string().contains("--table"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! How fairly the policies share an accelerator, and what that costs: in virtual time.
+//! Measures in virtual time how fairly the policies share an accelerator, and the cost of that.
 
 use std::{fmt::Write, fs, time::Duration};
 
@@ -35,7 +35,7 @@ pub fn run() -> Result<()> {
         });
         step.finish();
         for (name, outcome) in &outcomes {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(
                 table,
                 "| {} | {name}{} | {:.3} | {:.3} | {:.3} |",
@@ -62,14 +62,14 @@ pub fn run() -> Result<()> {
     fs::write(&path, table + &pictures).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A name as part of a file's name.
+/// Converts a name to a part of a file name.
 fn slug(name: &str) -> String {
     let word = |c: char| if c.is_alphanumeric() { c } else { '-' };
     let text: String = name.to_lowercase().chars().map(word).collect();
     text.replace("--", "-")
 }
 
-/// The first minute of each policy.
+/// Draws the first minute of each policy.
 fn draw(experiment: &Experiment, outcomes: Vec<(Name, Outcome)>) -> String {
     let windows = (MINUTE.as_nanos() / WINDOW.as_nanos()) as usize;
     let panels: Vec<(String, Outcome)> = outcomes

@@ -1,4 +1,4 @@
-//! Trying at random what guests, clients and files may do.
+//! Fuzzes what guests, clients and files may do.
 
 use std::{path::PathBuf, process::Command};
 
@@ -10,27 +10,27 @@ use crate::{
     progress::Step,
 };
 
-/// Programs that the targets are built with, and the Debian packages that have them: libFuzzer is
-/// C++.
+/// Programs that are needed to build the targets, and their Debian packages: libFuzzer is written
+/// in C++.
 pub const PROGRAMS: &[(&str, &str)] = &[("c++", "g++")];
 
-/// Longest input in bytes: a few dozen steps of a driver, or a configuration.
+/// Maximum input size in bytes: a few dozen steps of a driver, or a configuration.
 const MAX_LEN: u32 = 4096;
-/// Seconds after which one input counts as a hang.
+/// Time in seconds after which an input counts as a hang.
 const HANG: u32 = 20;
 
 /// Options of `cargo xtask fuzz`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Seconds for each target.
+    /// Seconds per target.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
-    /// The targets; all of them by default.
+    /// The targets to run; all by default.
     targets: Vec<String>,
 }
 
-/// Runs the targets one after the other. What they find stays in `fuzz/artifacts`, the inputs
-/// that led further in `fuzz/corpus`.
+/// Runs the targets one after another. Findings are kept in `fuzz/artifacts`, inputs with new
+/// coverage in `fuzz/corpus`.
 pub fn run(options: &Options) -> Result<()> {
     let known = targets()?;
     if let Some(unknown) = options.targets.iter().find(|name| !known.contains(name)) {
@@ -47,7 +47,7 @@ pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
     let fuzz = fuzzer()?;
     let step = Step::new("building the fuzz targets, with sanitizers");
-    // Linking a target with the sanitizers takes a while: only those that will run.
+    // Linking a target with the sanitizers takes a while, so only those that will run are built.
     let builds = match &options.targets[..] {
         [] => vec![command(&fuzz, "build")],
         some => some.iter().map(|name| build_of(&fuzz, name)).collect(),
@@ -104,7 +104,7 @@ pub fn run(options: &Options) -> Result<()> {
     )
 }
 
-/// The targets by name: the files in `fuzz/targets`.
+/// Names of the targets, which are the files in `fuzz/targets`.
 fn targets() -> Result<Vec<String>> {
     let dir = root().join("fuzz/targets");
     let entries =
@@ -128,14 +128,15 @@ fn command(fuzz: &PathBuf, action: &str) -> Command {
     command
         .args(["fuzz", action, "--fuzz-dir", "fuzz"])
         .current_dir(root())
-        // Sanitizers are unstable; this way they come with the compiler that builds the rest.
+        // Sanitizers are unstable; this enables them in the compiler that builds everything else.
         .env("RUSTC_BOOTSTRAP", "1")
-        // A third of the time of a target with threads, for what the compiler rules out anyway.
+        // This check takes a third of the time of a target with threads, and the compiler rules
+        // these bugs out anyway.
         .env("ASAN_OPTIONS", "detect_stack_use_after_return=0");
     command
 }
 
-/// `cargo-fuzz`, built once and kept in the cache.
+/// Path of `cargo-fuzz`, built once and kept in the cache.
 fn fuzzer() -> Result<PathBuf> {
     let tools = Cache::open()?.dir.join("tools");
     let fuzz = tools.join("bin/cargo-fuzz");
@@ -153,12 +154,13 @@ fn fuzzer() -> Result<PathBuf> {
                 "--root",
             ])
             .arg(&tools)
-            // It is no part of this workspace, and its profile is about build time.
+            // It is not part of this workspace, and this workspace's profile is tuned for build
+            // time.
             .current_dir(tools.parent().unwrap_or(&tools))
             .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .env("CARGO_TARGET_DIR", tools.join("fuzz-target"));
         packages::run(&mut install).context("cannot build cargo-fuzz: check the network")?;
-        // Only what was installed is needed.
+        // Only the installed program is needed.
         let _ = std::fs::remove_dir_all(tools.join("fuzz-target"));
         step.finish();
     }

@@ -1,5 +1,5 @@
-//! Jobs that take turns of a real arbiter, as processes of this machine: their kernels are threads, so
-//! that no GPU is needed. What is asserted is counted in the arbiter's account.
+//! Jobs that take turns of a real arbiter, as processes of this machine. Their kernels are threads, so no GPU is
+//! needed. Assertions only use counts from the arbiter's account.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,14 +17,14 @@ use crate::{
     shared_device::Process,
 };
 
-/// A request without end loses its process after so many milliseconds, twice.
+/// Run time limit in milliseconds: an endless request loses its process after twice this time.
 const LIMIT: &str = "300";
-/// How long is waited for what has to come.
+/// Maximum wait for expected events.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Stretches that are looked at, until one is fair: a job that waits for a processor of a busy machine is late
-/// with its next steps.
+/// Maximum number of observed periods until one is fair: a job that waits for a CPU of a busy machine is late with its
+/// next steps.
 const STRETCHES: usize = 3;
-/// Steps that take longer than any scenario.
+/// Number of steps that takes longer than any scenario.
 const ENDLESS: &str = "1000000000";
 
 struct Machine {
@@ -65,14 +65,14 @@ impl Machine {
         spawn(&mut command)
     }
 
-    /// A process with an endless job, which uses the interface for C.
+    /// Starts a process with an endless job that uses the C interface.
     fn job_in_c(&self, name: &str, weight: u32) -> Result<Process> {
         let mut command = Command::new(self.folder.join("turns"));
         command.arg(&self.socket).arg(name);
         spawn(command.args([&weight.to_string(), ENDLESS]))
     }
 
-    /// A process with an endless job.
+    /// Starts a process with an endless job.
     fn job(&self, name: &str, weight: u32, how: &[&str]) -> Result<Process> {
         let mut command = Command::new(target().join("debug/examples/host_kernel"));
         command.arg(&self.socket).arg(name);
@@ -84,13 +84,13 @@ impl Machine {
         status.map(|status| status.clients).unwrap_or_default()
     }
 
-    /// What the arbiter knows of a client; nothing is known of one that has not come.
+    /// What the arbiter knows about a client; empty if it has not connected.
     fn client(&self, name: &str) -> Client {
         let [client] = self.at_once([name]);
         client
     }
 
-    /// The same of several, at one moment.
+    /// The same for several clients at one point in time.
     fn at_once<const N: usize>(&self, names: [&str; N]) -> [Client; N] {
         let clients = self.clients();
         names.map(|name| {
@@ -100,7 +100,7 @@ impl Machine {
         })
     }
 
-    /// Waits until the client has computed for so long, beyond what it has now.
+    /// Waits until the client has computed for this time beyond what it has now.
     fn computes(&self, name: &str, time: Duration) -> Result<()> {
         let until = self.client(name).device_time + time.as_nanos() as u64;
         wait_for(&format!("{name} does not compute"), || {
@@ -126,7 +126,7 @@ fn wait_for(failure: &str, mut reached: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Compiles the program in C, with the library of a profile.
+/// Builds the command that compiles the C program with the library of a profile.
 pub fn in_c(profile: &str, to: &Path) -> Command {
     let (gloop, libraries) = (root().join("gloop"), target().join(profile));
     let mut cc = Command::new("cc");
@@ -145,14 +145,14 @@ pub fn in_c(profile: &str, to: &Path) -> Command {
     .arg("-L")
     .arg(&libraries)
     .arg("-lgloop")
-    // Beside the program, or where it was built.
+    // The library is next to the program, or where it was built.
     .arg(format!("-Wl,-rpath,$ORIGIN:{}", libraries.display()))
     .arg("-o")
     .arg(to);
     cc
 }
 
-/// Weights 1 and 3, the latter of a program in C; then processes are killed.
+/// Tests weights 1 and 3, where the latter is a C program; then kills processes.
 pub fn shared() -> Result<()> {
     let mut machine = Machine::start()?;
     let mut small = machine.job("small", 1, &[])?;
@@ -180,11 +180,11 @@ pub fn shared() -> Result<()> {
         let used = [small_time - before[0], large_time - before[1]];
         shares.push(used[1] as f64 / (used[0] + used[1]) as f64);
     }
-    // SIGKILL, of one that computes or waits.
+    // Kills a process that computes or waits.
     small.0.kill()?;
     machine.computes("large", Duration::from_millis(500))?;
     wait_for("it still belongs", || machine.client("small").workers == 0)?;
-    // And of the arbiter: the job stops, and goes on with the next one.
+    // Kills the arbiter: the job stops, and continues with the next arbiter.
     machine.arbiter.0.kill()?;
     machine.arbiter.0.wait()?;
     machine.arbiter = Machine::arbiter(&machine.socket)?;
@@ -193,7 +193,7 @@ pub fn shared() -> Result<()> {
     Ok(())
 }
 
-/// A kernel without points beside one that has some.
+/// Tests a kernel without yield points next to one that has some.
 pub fn stubborn() -> Result<()> {
     let machine = Machine::start()?;
     let mut eater = machine.job("eater", 1, &["stubborn"])?;

@@ -1,4 +1,4 @@
-//! Everything that is measured on a machine with a GPU, in one command; what it prints is kept.
+//! Runs all measurements for a machine with a GPU in one command, and keeps their output.
 
 use std::{
     fs::{self, File},
@@ -20,7 +20,7 @@ use crate::{
     ring, sharing_figures, sharing_hashcat,
 };
 
-/// What is built for the part that is no guest, and what measures.
+/// What is built for the part that is not a guest, and for the measurements.
 const BUILT: &[&str] = &[
     "gantry-arbiter",
     "libgantry_malloc.so",
@@ -42,28 +42,28 @@ const SCRIPTS: &[&str] = &[
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// gpu: where everything that is printed goes; pictures of shares go to FOLDER/pictures (target/gpu)
-    /// [default: measurements/gpu-machine.txt]
+    /// gpu: file for the output; pictures of shares go to FOLDER/pictures (target/gpu) [default:
+    /// measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// gpu, gloop, cuda, crane: only build, into target/gpu, target/gloop, target/cuda-run or target/crane, for a machine where nothing can
-    /// be built: bring the folder there, and run `FOLDER/xtask bench gpu --built FOLDER --vendors VENDORS --output FILE`.
+    /// gpu, gloop, cuda, crane: only build, into target/gpu, target/gloop, target/cuda-run or target/crane, for a
+    /// machine where nothing can be built: copy the directory there, and run `FOLDER/xtask bench gpu --built FOLDER
+    /// --vendors VENDORS --output FILE`.
     #[arg(long, conflicts_with_all = ["built", "output"])]
     pack: bool,
-    /// cuda: a checkout of NVIDIA's cuda-samples, of which those that
-    /// remoting/cuda-machine/samples.txt names are packed
+    /// cuda: a checkout of NVIDIA's cuda-samples; the samples listed in remoting/cuda-machine/samples.txt are packed
     #[arg(long, value_name = "FOLDER")]
     samples: Option<PathBuf>,
 }
 
 impl Options {
-    /// Whether only to build.
+    /// Whether to build only.
     pub fn pack(&self) -> bool {
         self.pack
     }
 }
 
-/// CUDA natively and through Gantry: on this machine, or packed for another one.
+/// Measures CUDA natively and through Gantry on this machine, or packs this for another one.
 pub fn cuda(options: &Options) -> Result<()> {
     let (folder, results) = (target().join("cuda-run"), target().join("cuda-results"));
     let mut pack = Command::new(root().join("remoting/cuda-machine/pack.sh"));
@@ -84,14 +84,14 @@ pub fn cuda(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// A part of what is measured.
+/// A part of the measurements.
 struct Part {
     command: Command,
     /// Why it is left out here.
     left_out: Option<String>,
 }
 
-/// Measures everything, and keeps what is printed; or only builds what that needs.
+/// Runs all measurements and keeps the output, or only builds what is needed.
 pub fn run(
     options: &Options,
     elsewhere: &Elsewhere,
@@ -119,7 +119,7 @@ pub fn run(
             .chain(part.command.get_args())
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        // Where they are does not matter to who reads it.
+        // Readers do not need to know where they are.
         let words = (words.join(" "))
             .replace(&*built.to_string_lossy(), "FOLDER")
             .replace(&*vendors.to_string_lossy(), "VENDORS");
@@ -140,7 +140,7 @@ pub fn run(
     Ok(())
 }
 
-/// What is run, in order.
+/// The commands to run, in order.
 fn parts(built: &Path, vendors: &Path, shared: &sharing_figures::Options) -> Result<Vec<Part>> {
     let xtask = |what: &[&str]| {
         let mut command = Command::new(built.join("xtask"));
@@ -190,7 +190,7 @@ fn parts(built: &Path, vendors: &Path, shared: &sharing_figures::Options) -> Res
     ])
 }
 
-/// Runs a command; what it prints goes to the terminal and to the file.
+/// Runs a command and writes its output to the terminal and to the file.
 fn tee(command: &mut Command, kept: &mut File) -> Result<()> {
     let mut child = command
         .stdin(Stdio::null())
@@ -216,7 +216,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
     fs::canonicalize(path).with_context(|| format!("there is no {}", path.display()))
 }
 
-/// Builds everything into one folder.
+/// Builds everything into one directory.
 fn pack() -> Result<PathBuf> {
     let folder = target().join("gpu");
     fs::create_dir_all(folder.join("examples"))?;

@@ -1,5 +1,5 @@
-//! What a virtual GPU costs, by what a guest's driver does with it: recorded in the nested rig, and done again
-//! on this machine's own KVM.
+//! Measures the cost of a virtual GPU by what a guest's driver does with it: recorded in the nested
+//! rig, and replayed on this machine's own KVM.
 
 use std::{fs, path::PathBuf};
 
@@ -19,25 +19,25 @@ use crate::{
     ring::guests,
 };
 
-/// Where the recording is kept that everybody has, and its parts.
+/// Path of the committed recording, and of its parts.
 const RECORDING: &str = "tests/recordings/nouveau.bin";
 const PARTS: &str = "tests/recordings/nouveau.parts";
 
-/// What is done of `cargo xtask bench gpuvm`.
+/// The parts of `cargo xtask bench gpuvm`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Part {
-    /// Counts, in the nested rig, and how two guests share.
+    /// Counts in the nested rig, and how two guests share.
     Counts,
-    /// How two guests share alone.
+    /// Only how two guests share.
     Shares,
     /// Records what a guest with nouveau does, in the nested rig.
     Record,
-    /// Does it again on this machine's /dev/kvm.
+    /// Replays it on this machine's /dev/kvm.
     Replay,
 }
 
 impl Part {
-    /// By the words after `--part`.
+    /// Parses the words after `--part`.
     pub fn of(words: &[String]) -> Result<Self> {
         match words {
             [] => Ok(Self::Counts),
@@ -53,7 +53,7 @@ fn path(file: &str) -> PathBuf {
     root().join(file)
 }
 
-/// Makes the recording.
+/// Creates the recording.
 pub fn record(rig: &Rig) -> Result<()> {
     let mut recorded = Recorded::default();
     let mut garbled = None;
@@ -86,7 +86,7 @@ pub fn record(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Does what was recorded again, and prints what it costs.
+/// Replays the recording, and prints its cost.
 pub fn replay() -> Result<()> {
     fs::File::options()
         .read(true)

@@ -1,7 +1,7 @@
-//! A whole VM with an application goes from one gantry to another, on this machine's own KVM.
+//! Migrates a whole VM with an application from one gantry to another, on this machine's own KVM.
 //!
-//! The guest has no operating system. It has written to much of its memory, and computes round after round on
-//! its accelerator's memory, from ring 3: before the move, meanwhile, and after it, until it is told to look whether
+//! The guest has no operating system. It has written to much of its memory, and computes round after round in its
+//! accelerator's memory, from ring 3: before, during and after the migration, until it is told to check whether
 //! everything is right.
 
 use std::{
@@ -29,15 +29,15 @@ use crate::{
     shared_device::Process,
 };
 
-/// For how long the application is looked at before it is moved.
+/// How long the application is observed before it is moved.
 const ALONE: Duration = Duration::from_secs(3);
-/// How long any step may take.
+/// Maximum duration of any step.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// The programs.
+/// Names of the programs.
 pub const GANTRY: &str = "gantry";
 pub const GUEST: &str = "gantry-ring-guest";
 
-/// A gantry.
+/// A running gantry.
 struct Host {
     process: Process,
     program: PathBuf,
@@ -101,52 +101,52 @@ fn until(view: &View, what: &str, mut is: impl FnMut(&View) -> bool) -> Result<(
     Ok(())
 }
 
-/// Has the guest begin to count its rounds anew.
+/// Makes the guest restart its count of rounds.
 fn anew(view: &View) -> Result<()> {
     view.desk().go();
     let since = view.desk().gone();
     until(view, "go on", |view| view.desk().rounds().since == since)
 }
 
-/// What a move has taken.
+/// The cost of a move.
 pub struct Moved {
-    /// What `vm.migration` says.
+    /// The reply of `vm.migration`.
     info: serde_json::Value,
     /// The application's rounds before the move.
     pub alone: Rounds,
-    /// Until the VM stood still.
+    /// The rounds until the VM stopped.
     pub amid: Rounds,
-    /// The same, the stop, and what followed.
+    /// The same plus the stop and what followed.
     pub all: Rounds,
 }
 
 impl Moved {
-    /// A number of `vm.migration`.
+    /// Returns a number of `vm.migration`.
     pub fn number(&self, name: &str) -> f64 {
         self.info[name].as_u64().unwrap_or(0) as f64
     }
 
-    /// Everything that went over the link, the application's state included.
+    /// Number of bytes sent over the link, including the application's state.
     pub fn bytes(&self) -> f64 {
         self.number("sent_bytes")
     }
 }
 
-/// From where a guest goes to where.
+/// Source and destination of a migration.
 pub struct Route<'a> {
-    /// What serves it before, and then.
+    /// The pools that serve the guest, before and after.
     pub pools: [&'a Pool; 2],
-    /// By TCP between two hosts; none: by a socket of this one.
+    /// The TCP network between two hosts; `None` uses a Unix socket of this host.
     pub network: Option<&'a Network>,
-    /// MiB of its memory that the guest has written to.
+    /// Amount of memory in MiB that the guest has written to.
     pub filled: u32,
-    /// The programs of gantry and of the guest.
+    /// Paths of gantry and of the guest.
     pub gantry: &'a Path,
     pub guest: &'a Path,
 }
 
 impl Route<'_> {
-    /// A program on one of the two hosts.
+    /// Runs a program on one of the two hosts.
     fn command(&self, host: usize) -> Command {
         match self.network {
             Some(network) => network.command(host, self.gantry),
@@ -155,7 +155,7 @@ impl Route<'_> {
     }
 }
 
-/// Moves a guest whose application has so many MiB of state, with these options of `gantry ctl send-migration`.
+/// Migrates a guest whose application has `size` MiB of state, with these options of `gantry ctl send-migration`.
 pub fn go(route: &Route<'_>, size: u32, how: &[&str]) -> Result<Moved> {
     let work = tempfile::tempdir()?;
     let (program, guest, [from, to]) = (route.gantry, route.guest, route.pools);
@@ -204,7 +204,7 @@ pub fn go(route: &Route<'_>, size: u32, how: &[&str]) -> Result<Moved> {
     received.with_context(both)?;
     let info = packages::output(source.ctl().arg("migration"))?;
 
-    // The source's guest stands still.
+    // The source's guest is stopped.
     let amid = view.desk().rounds();
     let view = destination.view()?;
     until(&view, "go on at the destination", |view| {
@@ -221,9 +221,9 @@ pub fn go(route: &Route<'_>, size: u32, how: &[&str]) -> Result<Moved> {
     })
 }
 
-/// MiB of the application's state in the scenarios.
+/// Size of the application's state in the scenarios, in MiB.
 const STATE: u32 = 32;
-/// MiB of its memory that the guest has written to.
+/// Amount of memory in MiB that the guest has written to.
 const FILLED: u32 = 64;
 
 type Scenario = fn(&Pair) -> Result<()>;
@@ -277,7 +277,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     )
 }
 
-/// Two pools of this machine, before its OpenCL driver.
+/// Two pools of this machine that use its OpenCL driver.
 struct Pair {
     pools: Option<[Pool; 2]>,
     gantry: PathBuf,

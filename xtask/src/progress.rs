@@ -1,4 +1,4 @@
-//! Saying what goes on: nothing is silent for longer than two seconds.
+//! Shows progress: nothing is silent for more than two seconds.
 
 use std::{
     io::{IsTerminal, Write},
@@ -7,10 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often a step that takes long says so where there is no terminal.
+/// Interval at which a long step reports progress if there is no terminal.
 const REMIND: Duration = Duration::from_secs(20);
 
-/// A step with a name, shown until it is dropped.
+/// A named step, shown until it is dropped.
 pub struct Step {
     done: mpsc::Sender<()>,
     display: Option<JoinHandle<()>>,
@@ -38,7 +38,7 @@ impl Step {
             for mark in ["|", "/", "-", "\\"].into_iter().cycle() {
                 if terminal {
                     eprint!("\r\x1b[K{mark} {shown} ({} s)", start.elapsed().as_secs());
-                    // Only decoration.
+                    // This is only decoration.
                     let _ = std::io::stderr().flush();
                 }
                 match ended.recv_timeout(every) {
@@ -61,7 +61,7 @@ impl Step {
         }
     }
 
-    /// Ends the step and says how long it took.
+    /// Ends the step and prints how long it took.
     pub fn finish(self) {
         let (name, took) = (self.name.clone(), self.start.elapsed());
         drop(self);
@@ -71,7 +71,7 @@ impl Step {
 
 impl Drop for Step {
     fn drop(&mut self) {
-        // The display may have ended by itself.
+        // The display may already have ended.
         let _ = self.done.send(());
         if let Some(display) = self.display.take() {
             let _ = display.join();

@@ -1,5 +1,5 @@
-//! Release programs whose backtraces can be read: what names the lines of a program's source is in a
-//! file beside it, which nobody needs to install.
+//! Release programs with readable backtraces: the line tables of a program are in a separate file next to it, which
+//! nobody needs to install.
 
 use std::{
     fs,
@@ -15,17 +15,17 @@ use crate::{
     progress::Step,
 };
 
-/// What this needs, and the Debian package that has it.
+/// Programs that this needs, and their Debian packages.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("objcopy", "binutils"),
     ("nm", "binutils"),
     ("addr2line", "binutils"),
 ];
 
-/// Functions of a program that are looked for.
+/// Number of functions of a program that are looked up.
 const SAMPLE: usize = 20;
 
-/// The packages that users install, but for the guest's agent, and their programs.
+/// The packages that users install, except the guest's agent, and their programs.
 const RELEASED: &[(&str, &[&str])] = &[
     ("vmm", &["gantry"]),
     ("gantry-remoting", &["gantry-accel"]),
@@ -35,7 +35,7 @@ const RELEASED: &[(&str, &[&str])] = &[
         &["gantry-arbiter", "gantry-gpu", "gantry-top"],
     ),
     ("gantry-tunnel", &["gantry-tunnel"]),
-    // Of guests, and of hosts whose programs are served by a pool.
+    // For guests, and for hosts whose programs are served by a pool.
     ("gantry-smi", &["gantry-smi"]),
     ("gantry-cuda-run", &["gantry-cuda"]),
 ];
@@ -43,11 +43,11 @@ const RELEASED: &[(&str, &[&str])] = &[
 /// Options of `cargo xtask release`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// Where the programs go.
+    /// Destination directory of the programs.
     folder: PathBuf,
 }
 
-/// Builds them, and splits each.
+/// Builds the programs, and splits each one.
 pub fn run(options: &Options) -> Result<()> {
     for stripped in build(RELEASED, &options.folder)? {
         let size = fs::metadata(&stripped)?.len();
@@ -56,10 +56,10 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds programs of packages, and splits each into a folder.
+/// Builds programs of packages, and splits each one into a directory.
 pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> {
     packages::install(PROGRAMS)?;
-    // With what names lines there are other fingerprints: a folder of its own keeps both builds.
+    // Line tables change the fingerprints, so a separate directory keeps both builds.
     let target = target().join("with-lines");
     let step = Step::new("building programs as they are shipped, with their lines");
     let mut build = cargo();
@@ -79,7 +79,7 @@ pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> 
         .collect()
 }
 
-/// Whether functions of a program that was split have names and lines where the file is beside it, and none elsewhere.
+/// Checks that functions of a split program have names and lines if the debug file is next to it, and not elsewhere.
 pub fn names_lines(program: &Path) -> Result<Outcome> {
     let mut debug = program.as_os_str().to_owned();
     debug.push(".debug");
@@ -88,14 +88,14 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
         return Ok(Outcome::Skipped(why.to_owned()));
     }
     let symbols = packages::output(Command::new("nm").arg(&debug))?;
-    // Mangled names have those of their crates.
+    // Mangled names contain the names of their crates.
     let functions = symbols.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
         (matches!(kind, "t" | "T") && name.contains("3vmm")).then_some(address)
     });
     let functions: Vec<_> = functions.take(SAMPLE).collect();
-    // The program's name for the file leads to it, for debuggers as for Rust's runtime.
+    // The program's link to the debug file works for debuggers and for Rust's runtime.
     let told = |program: &Path| {
         let mut tell = Command::new("addr2line");
         tell.args(["--functions", "--demangle", "--exe"]);
@@ -122,8 +122,8 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
     })
 }
 
-/// Copies a program without what a debugger reads, and that as `NAME.debug`, where Rust's runtime and
-/// debuggers find it: the program names the file.
+/// Copies a program without its debug information, and the latter as `NAME.debug`. The program links to that file, so
+/// Rust's runtime and debuggers find it.
 fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
     let name = program.file_name().context("a folder is no program")?;
     let stripped = folder.join(name);
@@ -148,7 +148,7 @@ fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    /// What a program prints that ends by a panic.
+    /// Returns the output of a program that panics.
     fn backtrace(program: &Path) -> String {
         let output = Command::new(program)
             .env("RUST_BACKTRACE", "1")

@@ -1,12 +1,12 @@
-//! Scenarios of this machine, selected by words in their names.
+//! Runs scenarios on this machine, selected by words in their names.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use gantry_tests::report::Outcome;
 
-/// Runs those that the words select, all if there are no words: prepares once, and not for none,
-/// and reports the name, the outcome and the seconds of each.
+/// Runs the scenarios that the words select, or all if there are no words. Prepares once, unless
+/// nothing is selected, and reports the name, the outcome and the duration in seconds of each.
 pub fn run<S, P>(
     scenarios: &[(&str, S)],
     words: &[String],

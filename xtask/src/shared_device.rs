@@ -1,5 +1,5 @@
-//! A device that several clients share, as plain processes of this machine: an arbiter, a pool of
-//! workers for each client, and applications.
+//! A device that several clients share, as plain processes of this machine: an arbiter, one pool of
+//! workers per client, and applications.
 
 use std::{
     collections::BTreeMap,
@@ -17,7 +17,7 @@ use gpu_mediator::status::{self, Client};
 
 use crate::programs;
 
-/// Programs and files that the scenarios need, and the Debian packages that have them.
+/// Programs and files that the scenarios need, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
@@ -26,11 +26,11 @@ const PROGRAMS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What was built here.
+/// The directory with the built programs.
 pub struct Built(PathBuf);
 
 impl Built {
-    /// With the drivers that are installed.
+    /// Uses the installed drivers.
     pub fn programs(&self) -> Programs<'_> {
         Programs {
             built: &self.0,
@@ -45,7 +45,7 @@ pub fn build() -> Result<Built> {
     Ok(Built(programs::release()?))
 }
 
-/// A process that ends with the value.
+/// A process that is killed when the value is dropped.
 pub struct Process(pub Child);
 
 impl Drop for Process {
@@ -55,17 +55,17 @@ impl Drop for Process {
     }
 }
 
-/// What is run, and before which driver.
+/// The programs to run, and the driver to use.
 #[derive(Clone, Copy)]
 pub struct Programs<'a> {
-    /// The folder with what was built.
+    /// Directory of the built programs.
     pub built: &'a Path,
-    /// The folder with the `.icd` file of the host's driver.
+    /// Directory with the `.icd` file of the host's driver.
     pub vendors: &'a Path,
 }
 
 impl Programs<'_> {
-    /// Starts an application that has the device natively.
+    /// Starts an application that uses the device natively.
     pub fn native(self, load: &Load, seconds: u64, iteration: Option<f64>) -> Result<Application> {
         let mut command = load.command(self.built, seconds);
         command.args(iteration.map(|nanos| nanos.to_string()));
@@ -74,22 +74,23 @@ impl Programs<'_> {
     }
 }
 
-/// What an application computes.
+/// The load of an application.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
-    /// Its kernels take about so many microseconds; several lengths are mixed. Zero: without end.
+    /// Approximate lengths of its kernels in microseconds; several lengths are mixed. Zero means
+    /// endless.
     pub micros: Vec<u32>,
-    /// How many it has enqueued at a time.
+    /// Number of enqueued kernels.
     pub in_flight: u32,
-    /// A closed loop: it waits for all of them, sleeps for so many microseconds, and begins again.
-    /// Otherwise each kernel's end has it enqueue another one.
+    /// Makes it a closed loop: it waits for all kernels, sleeps for this many microseconds, and
+    /// starts again. Otherwise, the end of each kernel makes it enqueue another one.
     pub think: Option<u32>,
-    /// By pyopencl, which nobody here wrote: a closed loop with kernels of one length.
+    /// Uses pyopencl, which is third-party code: a closed loop with kernels of one length.
     pub foreign: bool,
 }
 
 impl Load {
-    /// Always kernels of these lengths, 64 at a time.
+    /// Always has 64 kernels of these lengths enqueued.
     pub fn busy(micros: &[u32]) -> Self {
         Self {
             micros: micros.to_vec(),
@@ -99,7 +100,7 @@ impl Load {
         }
     }
 
-    /// The program, for so many seconds; zero: until it is told to end.
+    /// Returns the command, which runs for `seconds`, or until it is told to end if that is zero.
     fn command(&self, built: &Path, seconds: u64) -> Command {
         let micros: Vec<_> = self.micros.iter().map(u32::to_string).collect();
         let mut command = if self.foreign {
@@ -124,11 +125,10 @@ impl Load {
     }
 }
 
-/// Everything on one device.
+/// Everything that shares one device.
 pub struct Machine {
     built: PathBuf,
-    /// Nanoseconds that an iteration of a kernel takes; applications measure it themselves if it is
-    /// not given.
+    /// Nanoseconds per iteration of a kernel; if not given, applications measure it themselves.
     pub iteration: Option<f64>,
     pub folder: PathBuf,
     pub arbiter: Process,
@@ -142,10 +142,10 @@ impl Drop for Machine {
     }
 }
 
-/// An application that computes.
+/// A computing application.
 pub struct Application {
     pub process: Process,
-    /// Nanoseconds that an iteration of its kernels takes.
+    /// Nanoseconds per iteration of its kernels.
     pub iteration: f64,
     output: BufReader<ChildStdout>,
 }
@@ -165,7 +165,7 @@ impl Application {
         })
     }
 
-    /// Starts one, and waits until it can begin.
+    /// Starts an application and waits until it is ready to begin.
     fn ready(command: &mut Command) -> Result<Self> {
         let mut application = Self::start(command)?;
         let line = application.line()?;
@@ -177,20 +177,20 @@ impl Application {
         Ok(application)
     }
 
-    /// Its next line; empty at its end.
+    /// Reads its next line; empty at the end of its output.
     pub fn line(&mut self) -> Result<String> {
         let mut line = String::new();
         self.output.read_line(&mut line)?;
         Ok(line.trim_end().to_owned())
     }
 
-    /// Has it begin.
+    /// Makes it begin.
     pub fn go(&mut self) -> Result<()> {
         let input = self.process.0.stdin.as_mut().context("no input")?;
         Ok(input.write_all(b"\n")?)
     }
 
-    /// Has it end, and says what it prints then.
+    /// Makes it end, and returns what it then prints.
     pub fn end(&mut self) -> Result<String> {
         drop(self.process.0.stdin.take());
         self.line()
@@ -198,9 +198,9 @@ impl Application {
 }
 
 impl Machine {
-    /// An arbiter with these options, and a pool for each weight, named by its place.
+    /// Starts an arbiter with these options, and a pool for each weight, named by its index.
     pub fn start(programs: Programs, options: &[&str], weights: &[u32]) -> Result<Self> {
-        // A socket's path has at most 107 bytes: not below the target folder.
+        // A socket's path is limited to 107 bytes, so it cannot be in the target directory.
         let folder = std::env::temp_dir().join(format!("gantry-sharing-{}", std::process::id()));
         fs::create_dir_all(folder.join("vendors"))?;
         let driver = programs.built.join("libgantry_opencl.so");
@@ -226,9 +226,9 @@ impl Machine {
                 .args(["--weight", &weight.to_string()])
                 .arg("--cache")
                 .arg(machine.folder.join(format!("cache{index}")))
-                // Some loaders want a slash at its end, which the pool's workers get.
+                // Some loaders require a trailing slash, which the pool's workers get.
                 .env("OCL_ICD_VENDORS", programs.vendors)
-                // It would add other drivers.
+                // This variable would add other drivers.
                 .env_remove("OCL_ICD_FILENAMES")
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -241,13 +241,15 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Starts an application of a client, for so many seconds; zero: until it is told to end. Its
-    /// kernels take about so many microseconds (several lengths are mixed); zero: without end.
+    /// Starts an application of a client for `seconds`, or until it is told to end if that is zero.
+    /// Its kernels take about `micros` microseconds (several lengths are mixed); zero means
+    /// endless.
     pub fn application(&self, client: usize, micros: &[u32], seconds: u64) -> Result<Application> {
         self.run(client, &Load::busy(micros), seconds)
     }
 
-    /// Starts any application of a client, for so many seconds; zero: until it is told to end.
+    /// Starts any application of a client for `seconds`, or until it is told to end if that is
+    /// zero.
     pub fn run(&self, client: usize, load: &Load, seconds: u64) -> Result<Application> {
         let mut command = load.command(&self.built, seconds);
         command.args(self.iteration.map(|nanos| nanos.to_string()));
@@ -255,20 +257,20 @@ impl Machine {
         Application::ready(&mut command)
     }
 
-    /// Has a program of a client use the device through Gantry.
+    /// Makes a client's program use the device through Gantry.
     pub fn environment(&self, client: usize, command: &mut Command) {
         command
             .env("OCL_ICD_VENDORS", self.folder.join("vendors/"))
             .env("GANTRY_OPENCL", self.folder.join(format!("pool{client}")));
     }
 
-    /// Starts another arbiter, in the place of one that has ended.
+    /// Starts a new arbiter in place of one that has ended.
     pub fn restart_arbiter(&mut self, options: &[&str]) -> Result<()> {
         self.arbiter = arbiter(&self.built, &self.folder, options)?;
         Ok(())
     }
 
-    /// Starts the application without scruples as a client.
+    /// Starts the hostile application as a client.
     pub fn attack(&self, client: usize, what: &str) -> Result<Application> {
         let mut command = Command::new("timeout");
         command
@@ -279,7 +281,7 @@ impl Machine {
         Application::start(&mut command)
     }
 
-    /// What each client has had.
+    /// Returns the usage of each client.
     pub fn clients(&self) -> Result<BTreeMap<usize, Client>> {
         let status = status::read(&self.folder.join("arbiter"))
             .context("the arbiter does not show its figures")?;
@@ -294,7 +296,7 @@ impl Machine {
             .map_or(0, |client| client.calls))
     }
 
-    /// Waits until a client has submitted more.
+    /// Waits until a client has submitted more work.
     pub fn goes_on(&self, client: usize) -> Result<()> {
         let before = self.calls(client)?;
         wait_for("another application to go on", || {
@@ -302,7 +304,7 @@ impl Machine {
         })
     }
 
-    /// The workers of a pool, the one that waits for an application included.
+    /// The workers of a pool, including the one that waits for an application.
     pub fn workers(&self, pool: usize) -> Result<Vec<i32>> {
         let id = self.pools[pool].0.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
@@ -310,7 +312,7 @@ impl Machine {
         Ok(children.map(str::parse).collect::<Result<_, _>>()?)
     }
 
-    /// Kills a pool's workers.
+    /// Kills the workers of a pool.
     pub fn kill_workers(&self, pool: usize) -> Result<()> {
         let workers = self.workers(pool)?;
         ensure!(!workers.is_empty(), "the pool has no workers");
@@ -343,10 +345,10 @@ fn arbiter(built: &Path, folder: &Path, options: &[&str]) -> Result<Process> {
     Ok(process)
 }
 
-/// The longest wait for what is a matter of moments: only a hang reaches it, on whatever machine.
+/// Maximum wait for what should take moments. Only a hang reaches it, on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Waits until it is so.
+/// Waits until the condition holds.
 pub fn wait_for(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     while !is()? {

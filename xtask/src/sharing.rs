@@ -1,5 +1,5 @@
-//! Sharing the host's OpenCL device by weight: an arbiter, pools, workers and applications as
-//! plain processes of this machine.
+//! Shares the host's OpenCL device by weight: an arbiter, pools, workers and applications as plain
+//! processes of this machine.
 
 use std::{collections::BTreeMap, thread, time::Duration};
 
@@ -45,7 +45,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
 ];
 
-/// Runs the scenarios that the words select, all if there are none.
+/// Runs the scenarios that the words select, or all if there are none.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(
         SCENARIOS,
@@ -57,15 +57,15 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
 }
 
 fn by_weight(programs: Programs, weights: &[u32]) -> Result<()> {
-    // On a busy machine without a GPU, an application with short kernels may be too slow to have
-    // some ready always. These are not; their lengths differ by a factor of four.
+    // On a busy machine without a GPU, an application with short kernels may be too slow to always
+    // have some ready. These are long enough; their lengths differ by a factor of four.
     const LENGTHS: [u32; 6] = [20_000, 8_000, 12_000, 5_000, 8_000, 5_000];
-    /// Nanoseconds of the device that the lightest client has in a stretch: 40 of its kernels.
+    /// Device time in nanoseconds that the lightest client has in a period: 40 of its kernels.
     const STRETCH: u64 = 800_000_000;
-    /// Stretches that are looked at, until one is fair: an application that waits for a processor of a busy
-    /// machine is late with its next kernels.
+    /// Maximum number of observed periods until one is fair: an application that waits for a CPU of
+    /// a busy machine is late with its next kernels.
     const STRETCHES: usize = 3;
-    /// The worst-off client by the best-off one; equal parts give 0.5 or less.
+    /// The ratio of the worst-off client to the best-off one; equal shares give 0.5 or less.
     const FAIR: f64 = 0.8;
     let machine = Machine::start(programs, &[], weights)?;
     let mut applications = Vec::new();
@@ -75,7 +75,7 @@ fn by_weight(programs: Programs, weights: &[u32]) -> Result<()> {
     for application in &mut applications {
         application.go()?;
     }
-    // The lightest client has two rounds of everybody's kernels behind it before counting begins.
+    // Counting begins when the lightest client has completed two rounds of everybody's kernels.
     wait_for("all applications to compute", || {
         let clients = machine.clients()?;
         Ok((0..weights.len()).all(|client| clients.get(&client).is_some_and(|c| c.turns > 5)))
@@ -105,10 +105,10 @@ fn by_weight(programs: Programs, weights: &[u32]) -> Result<()> {
 
 fn every_policy(programs: Programs) -> Result<()> {
     const WEIGHTS: [u32; 2] = [1, 4];
-    /// The worse-off by weight, in parts of the better-off: turns without weights (fifo) give 0.25,
-    /// and those of credit, which forgives most of what is owed, 0.54; the others more than 0.9.
+    /// The ratio of the worse-off by weight to the better-off: turns without weights (fifo) give
+    /// 0.25, and credit, which forgives most of the debt, 0.54; the others give more than 0.9.
     const SHARED: f64 = 0.4;
-    /// Nanoseconds of the device that the light one has: turns of 30 ms give it a dozen.
+    /// Device time in nanoseconds that the light client has: about a dozen turns of 30 ms.
     const ENOUGH: u64 = 400_000_000;
     let mut iteration = None;
     for policy in Name::ALL {
@@ -149,10 +149,10 @@ fn every_policy(programs: Programs) -> Result<()> {
     Ok(())
 }
 
-/// Has an application end: the longest time for which it stood still, in seconds.
+/// Ends an application. Returns the longest time in seconds for which it was stalled.
 fn pause(application: &mut Application) -> Result<f64> {
     let line = application.end()?;
-    // See what `opencl_turns` prints.
+    // See the output of `opencl_turns`.
     let pause = line.split(' ').nth(3).and_then(|word| word.parse().ok());
     pause.with_context(|| format!("the other application said {line:?}"))
 }
@@ -216,18 +216,18 @@ fn endless(programs: Programs) -> Result<()> {
         other.process.0.try_wait()?.is_none(),
         "the other application has ended, too"
     );
-    // Until the limit, as a kernel cannot be taken off the device without its process.
+    // Until the limit, since a kernel cannot be removed from the device without its process.
     let pause = pause(&mut other)?;
     println!("    the other application stood still for {pause:.2} s, with a limit of 1 s");
     Ok(())
 }
 
 /// A client breaks every rule in turn, and is killed after each step of an ordinary run, while
-/// another one computes: that gets no error, and waits for nobody's end.
+/// another one computes. The other one gets no error, and does not wait for the client's end.
 fn attacks(programs: Programs) -> Result<()> {
-    /// The arbiter's limit, in milliseconds: nobody is to need it.
+    /// The arbiter's limit in milliseconds, which should never be reached.
     const LIMIT: &str = "60000";
-    /// More than an ordinary run has.
+    /// More steps than an ordinary run has.
     const STEPS: u32 = 100;
     let mut machine = Machine::start(programs, &["--limit", LIMIT], &[1, 1])?;
     for (what, outcome) in [
@@ -242,7 +242,8 @@ fn attacks(programs: Programs) -> Result<()> {
         let mut offender = machine.attack(0, what)?;
         let said = offender.line()?;
         ensure!(said == outcome, "{what}: {said:?}");
-        // Also while the offender is still there: one that is silent is until it is told to end.
+        // This also holds while the offender is still there: a silent one stays until it is told to
+        // end.
         machine.goes_on(1)?;
         offender.end()?;
         stood_still(&mut other, what)?;
@@ -268,7 +269,7 @@ fn attacks(programs: Programs) -> Result<()> {
     stood_still(&mut other, "killed")
 }
 
-/// Another application that computes, beside one that misbehaves.
+/// Starts another application that computes next to one that misbehaves.
 fn beside(machine: &mut Machine) -> Result<Application> {
     let mut other = machine.application(1, &[3_000], 0)?;
     machine.iteration = Some(other.iteration);
@@ -277,10 +278,10 @@ fn beside(machine: &mut Machine) -> Result<Application> {
     Ok(other)
 }
 
-/// Has it end, and looks for how long it stood still beside an offender.
+/// Ends it, and checks how long it was stalled next to an offender.
 fn stood_still(other: &mut Application, what: &str) -> Result<()> {
-    /// The longest pause that is nobody's fault, in seconds: machines that test are busy (two
-    /// processors under a load of 12 made it 0.11).
+    /// The longest pause in seconds that is not attributed to the offender, since machines that run
+    /// tests are busy (two processors under a load of 12 made it 0.11).
     const PAUSE: f64 = 2.0;
     let pause = pause(other)?;
     println!("    {what}: the other application stood still for {pause:.3} s");

@@ -1,5 +1,5 @@
-//! Whether weights hold for applications that wait for their results: closed loops of weights 1 and 3,
-//! and more, on a real device.
+//! Do weights hold for applications that wait for their results? Measures closed loops with weights 1 and 3, and
+//! others, on a real device.
 
 use std::{
     path::Path,
@@ -15,12 +15,12 @@ use crate::{
     sharing_hashcat,
 };
 
-/// For how many seconds an application runs alone.
+/// Seconds for which an application runs alone.
 const ALONE: u64 = 2;
-/// The most seconds for each row: there are many, and they are short-lived states.
+/// Maximum number of seconds per row: there are many rows, and they reach a steady state quickly.
 const LONGEST: u64 = 10;
 
-/// Kernels of so many microseconds, and how many of them are waited for together.
+/// Number of kernels that are waited for together, and their length in microseconds.
 type Batch = (u32, u32);
 const FOUR_LONG: Batch = (4, 5_000);
 const MANY_SHORT: Batch = (64, 100);
@@ -37,7 +37,7 @@ fn sync((in_flight, micros): Batch, think: u32) -> Load {
     }
 }
 
-/// The next batch is enqueued before the last one is waited for.
+/// The next batch is enqueued before the previous one is waited for.
 fn ahead((in_flight, micros): Batch) -> Load {
     Load {
         micros: vec![micros],
@@ -54,7 +54,7 @@ fn foreign(batch: Batch, think: u32) -> Load {
     }
 }
 
-/// Who shares the device in each row.
+/// The applications that share the device in each row.
 fn rows(foreigners: bool) -> Vec<Vec<(u32, Load)>> {
     let pair = |one, other| vec![(1, one), (3, other)];
     let mut rows = vec![
@@ -87,7 +87,7 @@ fn rows(foreigners: bool) -> Vec<Vec<(u32, Load)>> {
     rows
 }
 
-/// An application, for people.
+/// A readable name of an application.
 fn name(load: &Load) -> String {
     let Load {
         micros,
@@ -104,8 +104,8 @@ fn name(load: &Load) -> String {
     format!("{in_flight} x {} us {kind}{by}", micros[0])
 }
 
-/// What an application says at its end: the part of the time that its kernels take by themselves, and
-/// the seconds that 99 of 100 of its batches do not exceed.
+/// Parses an application's final report: the fraction of the time that its kernels take by themselves, and the 99th
+/// percentile of its batches in seconds.
 fn result(application: &mut Application) -> Result<(f64, Option<f64>)> {
     let line = application.line()?;
     let numbers: Vec<f64> = line
@@ -119,14 +119,14 @@ fn result(application: &mut Application) -> Result<(f64, Option<f64>)> {
     }
 }
 
-/// Whether a program of pyopencl's can run here.
+/// Whether a program that uses pyopencl can run here.
 fn has_pyopencl() -> bool {
     let mut python = Command::new("python3");
     python.args(["-c", "import pyopencl"]).stderr(Stdio::null());
     python.status().is_ok_and(|status| status.success())
 }
 
-/// Measures the rows, and prints a table.
+/// Measures the rows and prints a table.
 pub fn run(programs: Programs, options: &Options, policies: &[Name]) -> Result<()> {
     let foreigners = has_pyopencl();
     let seconds = options.seconds.min(LONGEST);
@@ -154,7 +154,7 @@ pub fn run(programs: Programs, options: &Options, policies: &[Name]) -> Result<(
             let row = beside_hashcat(programs, &policy.to_string(), seconds, hashcat, &mut known);
             match row {
                 Ok(row) => println!("| {row} |"),
-                // It takes not every device; the other rows stand.
+                // Not every device supports it; the other rows remain valid.
                 Err(error) => println!("\n(without hashcat: {error:#})"),
             }
         }
@@ -162,14 +162,14 @@ pub fn run(programs: Programs, options: &Options, policies: &[Name]) -> Result<(
     Ok(())
 }
 
-/// What applications do alone, natively.
+/// What applications achieve alone, natively.
 #[derive(Default)]
 struct Known {
-    /// The part of the time that their kernels take by themselves.
+    /// The fraction of the time that their kernels take by themselves.
     parts: Vec<(Load, f64)>,
-    /// hashcat's passwords a second.
+    /// hashcat's passwords per second.
     hashcat: Option<f64>,
-    /// Nanoseconds that an iteration of a kernel takes.
+    /// Nanoseconds per iteration of a kernel.
     iteration: Option<f64>,
 }
 
@@ -187,7 +187,7 @@ impl Known {
     }
 }
 
-/// Prints a policy's table.
+/// Prints the table of a policy.
 fn table(
     programs: Programs,
     options: &Options,
@@ -212,7 +212,7 @@ fn table(
     Ok(())
 }
 
-/// hashcat beside an application that always has kernels ready, as a row.
+/// Measures hashcat next to an application that always has kernels ready, as a row.
 fn beside_hashcat(
     programs: Programs,
     policy: &str,

@@ -1,5 +1,6 @@
-//! How fairly a real device is shared by weight, and what that costs: applications on the
-//! device of this machine's OpenCL driver, or virtual machines on one of the nested rig.
+//! Measures how fairly a real device is shared by weight, and the cost of that: with applications
+//! on the device of this machine's OpenCL driver, or with virtual machines on a device of the
+//! nested rig.
 
 use std::{
     collections::BTreeMap,
@@ -23,39 +24,39 @@ use crate::{
     sharing_closed, sharing_vms,
 };
 
-/// The weights of the clients where none are given.
+/// The default weights of the clients.
 const WEIGHTS: [u32; 6] = [1, 2, 2, 3, 3, 4];
-/// Lengths of kernels in microseconds, the longest first.
+/// Kernel lengths in microseconds, longest first.
 const LENGTHS: [u32; 6] = [100_000, 10_000, 2_000, 400, 100, 20];
-/// For how many seconds each runs alone at most.
+/// Maximum number of seconds for which each application runs alone.
 const LONGEST_ALONE: u64 = 6;
 
 /// Options of `cargo xtask bench sharing`.
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// sharing: the arbiter's policy; with --closed several, one after the other.
+    /// sharing: the arbiter's policy; with --closed, several, which are measured one after another.
     #[arg(long, default_value = "fair", value_name = "NAME,...")]
     pub policy: String,
-    /// sharing: for how many seconds each experiment is measured.
+    /// sharing: duration of each experiment in seconds.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     pub seconds: u64,
-    /// sharing: the weights of the clients, at most six; of applications the first has the longest
-    /// kernels.
+    /// sharing: weights of the clients, at most six; with applications, the first client has the
+    /// longest kernels.
     #[arg(long, value_delimiter = ',', default_values_t = WEIGHTS, value_name = "WEIGHT,...")]
     pub weights: Vec<u32>,
-    /// sharing: where the pictures go.
+    /// sharing: directory for the pictures.
     #[arg(long, default_value = "measurements", value_name = "FOLDER")]
     pub pictures: PathBuf,
-    /// sharing: virtual machines of the nested rig on its device, instead of applications on this
-    /// machine's.
+    /// sharing: measure virtual machines of the nested rig on its device, instead of applications
+    /// on this machine's device.
     #[arg(long)]
     vms: bool,
-    /// sharing: applications that wait for their results, of weights 1 and 3, beside others, instead of
-    /// applications that always have kernels ready.
+    /// sharing: measure applications with weights 1 and 3 that wait for their results, next to
+    /// others, instead of applications that always have kernels ready.
     #[arg(long, conflicts_with = "vms")]
     closed: bool,
-    /// sharing: of --closed only the first so many mixes.
+    /// sharing: with --closed, measure only this many mixes.
     #[arg(long, value_name = "COUNT", requires = "closed")]
     pub mixes: Option<usize>,
 }
@@ -75,7 +76,7 @@ impl Options {
     }
 }
 
-/// Which kernels a client of so many has.
+/// The kernels of a client, by its index and the number of clients.
 type Kernels = fn(usize, usize) -> Vec<u32>;
 
 const EXPERIMENTS: &[(&str, Kernels)] = &[
@@ -133,25 +134,25 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     Ok(())
 }
 
-/// What an experiment gave.
+/// The result of an experiment.
 struct Measured {
-    /// Shares of the device over time, as the arbiter counts them.
+    /// Shares of the device over time, according to the arbiter.
     outcome: Outcome,
     weights: Vec<u32>,
-    /// Of the whole time: the part in which each client had the device.
+    /// The fraction of the whole time in which each client had the device.
     device: Vec<f64>,
     clients: Vec<Work>,
 }
 
-/// What a client's application got done.
+/// Work done by a client's application.
 struct Work {
     kernels: u64,
-    /// By what it gets done in the same time natively, when nothing else runs.
+    /// Relative to the work that it does natively in the same time when nothing else runs.
     part: f64,
-    /// The time that its kernels take by themselves, without the way to the device, by the time
-    /// that passed.
+    /// The time that its kernels take by themselves, without the way to the device, divided by the
+    /// elapsed time.
     own: f64,
-    /// The same by the device's clock while it was shared, if that was asked for.
+    /// The same by the device's clock while the device was shared, if requested.
     timed: f64,
 }
 
@@ -182,8 +183,8 @@ impl std::fmt::Display for Measured {
     }
 }
 
-/// What an application says at its end: its kernels, and by the time that passed: the time that
-/// they take by themselves, and the same by the device's clock.
+/// Parses an application's final report: its kernels, and two values divided by the elapsed time:
+/// the time that its kernels take by themselves, and the same by the device's clock.
 fn result(application: &mut Application) -> Result<(u64, f64, f64)> {
     let line = application.line()?;
     let numbers: Vec<f64> = line
@@ -196,8 +197,9 @@ fn result(application: &mut Application) -> Result<(u64, f64, f64)> {
     Ok((kernels as u64, own / seconds, timed / seconds))
 }
 
-/// What each application gets done natively when nothing else runs: the time that its kernels take
-/// by themselves, by the time that passes. And how long an iteration of a kernel takes.
+/// Measures what each application achieves natively when nothing else runs: the time that its
+/// kernels take by themselves divided by the elapsed time. Also returns the length of an iteration
+/// of a kernel.
 fn natively(programs: Programs, options: &Options, kernels: Kernels) -> Result<(Vec<f64>, f64)> {
     let mut known: BTreeMap<Vec<u32>, f64> = BTreeMap::new();
     let mut iteration = None;
@@ -278,7 +280,7 @@ fn measure(programs: Programs, options: &Options, kernels: Kernels) -> Result<Me
     })
 }
 
-/// The part of some time in which a client had the device.
+/// The fraction of the time in which a client had the device.
 fn part(
     before: &BTreeMap<usize, Client>,
     after: &BTreeMap<usize, Client>,

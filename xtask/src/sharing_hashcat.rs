@@ -1,5 +1,5 @@
-//! hashcat beside an application that always has kernels ready: a program that nobody here wrote, waits for
-//! its results, and says how much it has done.
+//! Runs hashcat next to an application that always has kernels ready. hashcat is a third-party program that waits for
+//! its results and reports how much it has done.
 
 use std::{
     collections::BTreeMap,
@@ -21,13 +21,13 @@ use crate::{
     shared_device::{Load, Machine, Process, Programs},
 };
 
-/// Debian's program, and what it has beside its data.
+/// Debian's program, and its files in addition to its data.
 const INSTALLED: &str = "/usr/bin/hashcat";
 /// Its Debian package.
 pub const PACKAGES: &[(&str, &str)] = &[(INSTALLED, "hashcat")];
 const DATA: &str = "/usr/share/hashcat";
 const MODULES: &str = "/usr/lib/hashcat/modules";
-/// Kernels for MD5 of all passwords of a length; their includes, and what hashcat asks for at its begin.
+/// Kernels for MD5 of all passwords of a length, their includes, and what hashcat requires at start-up.
 const KERNELS: &[&str] = &[
     "inc_",
     "amp_",
@@ -36,10 +36,10 @@ const KERNELS: &[&str] = &[
     "m00000_",
     "m00400-pure.cl",
 ];
-/// Of weight 1 beside hashcat's 3.
+/// The application has weight 1, and hashcat 3.
 pub const WEIGHTS: [u32; 2] = [1, 3];
 
-/// Where it is, if it is: beside what was built elsewhere, or installed.
+/// Finds hashcat next to what was built elsewhere, or installed.
 pub fn find(built: &Path) -> Option<PathBuf> {
     let packed = built.join("hashcat/hashcat");
     let places = [packed, PathBuf::from(INSTALLED)];
@@ -74,7 +74,7 @@ pub fn pack(folder: &Path) -> Result<()> {
             continue;
         };
         let (name, path) = (name.trim(), path.split(' ').next().unwrap_or_default());
-        // The C library is the other machine's.
+        // The C library is that of the other machine.
         if ["libminizip", "libxxhash", "libz."]
             .iter()
             .any(|one| name.starts_with(one))
@@ -96,7 +96,8 @@ fn copy_all(entries: fs::ReadDir, to: &Path, wanted: impl Fn(&str) -> bool) -> R
     Ok(())
 }
 
-/// Adds what every call of it has here: it looks for MD5 hashes by trying all passwords, with OpenCL, and keeps nothing.
+/// Adds the arguments that every call has here: it searches for MD5 hashes by trying all passwords, with OpenCL, and
+/// stores nothing.
 pub fn prepare(command: &mut Command, program: &Path) -> Result<()> {
     command
         .args([
@@ -126,20 +127,20 @@ pub fn prepare(command: &mut Command, program: &Path) -> Result<()> {
     Ok(())
 }
 
-/// hashcat at work.
+/// A running hashcat.
 struct Hashcat {
     _process: Process,
     output: BufReader<ChildStdout>,
 }
 
 impl Hashcat {
-    /// Starts it, and waits until it has tried passwords.
+    /// Starts hashcat and waits until it has tried passwords.
     fn start(program: &Path, environment: impl Fn(&mut Command)) -> Result<Self> {
         let mut command = Command::new(program);
         prepare(&mut command, program)?;
         command
             .args(["--status", "--status-json", "--status-timer", "1"])
-            // The hash of no password of this length that is found within a benchmark's time.
+            // A hash whose password is not found within the time of a benchmark.
             .args(["0123456789abcdef0123456789abcdef", "?b?b?b?b?b?b?b"])
             .stdout(Stdio::piped());
         environment(&mut command);
@@ -153,14 +154,14 @@ impl Hashcat {
         Ok(hashcat)
     }
 
-    /// How many passwords it has tried by now, as it says every second.
+    /// Returns how many passwords it has tried so far, which it reports every second.
     fn tried(&mut self) -> Result<(Instant, f64)> {
         let mut said = String::new();
         loop {
             let mut line = String::new();
             let bytes = self.output.read_line(&mut line)?;
             ensure!(bytes > 0, "hashcat has ended, and said: {}", said.trim());
-            // Warnings are in between.
+            // There are warnings in between.
             let status: Option<Value> = serde_json::from_str(&line).ok();
             match status.and_then(|status| status["progress"][0].as_f64()) {
                 Some(tried) => return Ok((Instant::now(), tried)),
@@ -169,7 +170,7 @@ impl Hashcat {
         }
     }
 
-    /// How many passwords a second it tries, over so many seconds.
+    /// Measures how many passwords per second it tries, over this many seconds.
     fn rate(&mut self, seconds: u64) -> Result<f64> {
         let (begun, first) = self.tried()?;
         loop {
@@ -182,27 +183,27 @@ impl Hashcat {
     }
 }
 
-/// How fast it is alone, natively.
+/// Measures its native rate when it runs alone.
 pub fn alone(programs: Programs, hashcat: &Path, seconds: u64) -> Result<f64> {
     let native = |command: &mut Command| {
         command.env("OCL_ICD_VENDORS", programs.vendors.join(""));
-        // One device, as a pool has.
+        // One device, as in a pool.
         command.args(["-d", "1"]);
     };
     Hashcat::start(hashcat, native)?.rate(seconds)
 }
 
-/// What both had.
+/// Results of both.
 pub struct Shared {
-    /// hashcat's part of what it does alone.
+    /// hashcat's rate relative to when it runs alone.
     pub hashcat: f64,
-    /// The part of the time that the other one's kernels take by themselves.
+    /// Fraction of the time that the other application's kernels take by themselves.
     pub hog: f64,
-    /// Their parts of the time, as the arbiter counts: the other one's and hashcat's.
+    /// Their shares of the time according to the arbiter: the other application's and hashcat's.
     pub had: [f64; 2],
 }
 
-/// Runs it beside an application that always has such kernels ready.
+/// Runs hashcat next to an application that always has such kernels ready.
 pub fn measure(
     programs: Programs,
     policy: &str,
@@ -245,7 +246,7 @@ pub fn measure(
 mod tests {
     use super::*;
 
-    /// Says what hashcat says of its test's hash, without a device.
+    /// Prints what hashcat reports on the hash of its test, without a device.
     #[test]
     #[ignore = "installs Debian's package: cargo test -p xtask hashcat -- --ignored"]
     fn what_is_packed_of_hashcat_starts_by_itself() {

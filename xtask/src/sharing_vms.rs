@@ -1,4 +1,5 @@
-//! Virtual machines of the nested rig that share a device by weight, and a picture of what each gets.
+//! Virtual machines of the nested rig that share a device by weight, and a picture of what each one
+//! gets.
 
 use std::fs;
 
@@ -20,7 +21,7 @@ use crate::{
     test::PROGRAMS,
 };
 
-/// Measures a machine of each weight, prints a row of a table and draws the picture.
+/// Measures one machine of each weight, prints a row of a table and draws the picture.
 pub fn run(options: &Options) -> Result<()> {
     let weights = &options.weights;
     let vms = weights.len();
@@ -63,18 +64,18 @@ pub fn run(options: &Options) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// What the machines had.
+/// What the machines got.
 struct Measured {
     seconds: f64,
-    /// Seconds of the device, by machine.
+    /// Seconds of device time, by machine.
     had: Vec<f64>,
-    /// Over time, as parts of what all had: one emulated processor runs the machines, too, and how
-    /// much is left for the device is no matter of sharing.
+    /// Shares over time, relative to what all machines got: a single emulated processor also runs
+    /// the machines, so how much is left for the device does not depend on sharing.
     outcome: Outcome,
 }
 
 impl Measured {
-    /// From lines of the seconds that have passed and those of the device that each machine had.
+    /// Parses lines with the elapsed seconds and each machine's seconds of device time.
     fn parse(lines: &[String], weights: &[u32]) -> Result<Self> {
         let mut shares = vec![Vec::new(); weights.len()];
         let (mut seconds, mut had) = (0.0, vec![0.0; weights.len()]);

@@ -1,5 +1,5 @@
-//! Unit tests: one build for all crates, whose programs are run as Cargo runs them. `cargo test` for
-//! one crate after the other would compile most of them again, with fewer features.
+//! Unit tests: one build for all crates, whose test programs are run as Cargo runs them. Running
+//! `cargo test` crate by crate would compile most crates again, with fewer features.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::{programs::cargo, progress::Step};
 
-/// Crates whose unit tests are run.
+/// Crates whose unit tests run.
 const CRATES: &[&str] = &[
     "base",
     "hypervisor",
@@ -52,13 +52,13 @@ const CRATES: &[&str] = &[
     "xtask",
 ];
 
-/// Shells that complete command lines of `gantry`, and the Debian packages that have them.
+/// Shells that complete command lines of `gantry`, and their Debian packages.
 const SHELLS: &[(&str, &str)] = &[("fish", "fish"), ("zsh", "zsh")];
 
 /// Seconds after which a program counts as hanging.
 const LIMIT: &str = "600";
 
-/// Runs those of the crates that are wanted.
+/// Runs the tests of the wanted crates.
 ///
 /// # Errors
 /// Cargo or a program cannot be started.
@@ -96,7 +96,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
     Ok(())
 }
 
-/// Runs those of these tests again that are unit tests, one by one.
+/// Reruns those of these tests that are unit tests, one by one.
 ///
 /// # Errors
 /// Cargo or a program cannot be started.
@@ -116,15 +116,15 @@ pub fn again(names: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result
     Ok(())
 }
 
-/// How a test has ended that several programs of a crate may have under this name: all of them have to pass. None if no
-/// program has it.
+/// Returns the outcome of a test that several programs of a crate may contain under this name: all
+/// of them must pass. `None` if no program contains it.
 fn together(test: &str, outputs: impl Iterator<Item = Result<Output>>) -> Result<Option<Outcome>> {
     let passes = format!("test {test} ... ok");
     let mut is_there = false;
     for output in outputs {
         let output = output?;
         let text = String::from_utf8_lossy(&output.stdout);
-        // Also where the test has passed: its program may end badly after it.
+        // This also counts if the test has passed, since its program may crash after it.
         if !output.status.success() {
             let why = vec![output.status.to_string(), failure(&text, test)];
             return Ok(Some(Outcome::Failed(why)));
@@ -134,13 +134,13 @@ fn together(test: &str, outputs: impl Iterator<Item = Result<Output>>) -> Result
     Ok(is_there.then_some(Outcome::Passed))
 }
 
-/// The crate and the test that a name is of, if it is a unit test's.
+/// Splits a name into crate and test, if it is a unit test.
 fn unit_test(name: &str) -> Option<(&str, &str)> {
     let (package, test) = name.split_once(": ")?;
     CRATES.contains(&package).then_some((package, test))
 }
 
-/// The programs with unit tests, or what Cargo says of why they cannot be built.
+/// Builds the programs with unit tests, or returns Cargo's message on why they cannot be built.
 fn build() -> Result<Result<Vec<Program>, String>> {
     let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
         .arg("--message-format=json-render-diagnostics")
@@ -152,7 +152,7 @@ fn build() -> Result<Result<Vec<Program>, String>> {
     programs(&String::from_utf8_lossy(&built.stdout)).map(Ok)
 }
 
-/// The same selection always: with another one, features differ.
+/// Always the same selection, since the features differ with another one.
 fn of_all(command: &mut Command) -> &mut Command {
     command.args(CRATES.iter().flat_map(|name| ["--package", name]))
 }
@@ -161,7 +161,7 @@ fn of_all(command: &mut Command) -> &mut Command {
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     package: String,
-    /// The package's.
+    /// Directory of the package.
     folder: PathBuf,
     file: PathBuf,
 }
@@ -181,13 +181,13 @@ impl Program {
     }
 }
 
-/// The programs with tests among what Cargo says it has built, a line of JSON each, by name.
+/// Extracts the test programs from Cargo's messages, one line of JSON each, by name.
 fn programs(said: &str) -> Result<Vec<Program>> {
     let mut programs = Vec::new();
     for line in said.lines() {
         let artifact: Value = serde_json::from_str(line)?;
         let text = |name: &str| artifact[name].as_str();
-        // Programs without tests are there for those that run them.
+        // Programs without tests are built for tests that run them.
         if artifact["profile"]["test"] != true {
             continue;
         }
@@ -211,8 +211,8 @@ fn programs(said: &str) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// The name in a package's id, which is `path+file:///FOLDER#VERSION` where the folder has the
-/// package's name, and `path+file:///FOLDER#NAME@VERSION` elsewhere.
+/// The name in a package ID. The ID is `path+file:///FOLDER#VERSION` if the directory has the
+/// package's name, otherwise `path+file:///FOLDER#NAME@VERSION`.
 fn package(id: &str) -> &str {
     let (folder, version) = id.rsplit_once('#').unwrap_or((id, ""));
     match version.split_once('@') {
@@ -221,7 +221,7 @@ fn package(id: &str) -> &str {
     }
 }
 
-/// Reports each test of a program's output; how many there were.
+/// Reports each test in a program's output. Returns the number of tests.
 fn tell(of: &str, output: &Output, report: &mut impl FnMut(&str, &Outcome)) -> usize {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut seen = 0;
@@ -249,7 +249,7 @@ fn tell(of: &str, output: &Output, report: &mut impl FnMut(&str, &Outcome)) -> u
     seen
 }
 
-/// What a failed test printed.
+/// Returns what a failed test printed.
 fn failure(text: &str, test: &str) -> String {
     let head = format!("---- {test} stdout ----");
     let start = text.find(&head).map_or(0, |at| at + head.len());

@@ -1,17 +1,17 @@
 //! The direction of dependencies among the workspace's crates.
 //!
-//! A crate may use crates of its own folder and of folders below: see `docs/dev/architecture.md`.
-//! What is not so yet is listed here with its reason. A dependency that is neither fails the test,
-//! and so does a listed one that is gone: the list says what is left to do.
+//! A crate may use crates of its own directory and of directories below it: see `docs/dev/architecture.md`. Existing
+//! exceptions are listed here with their reasons. Any other dependency fails the test, and so does a listed one that no
+//! longer exists: the list is what remains to be done.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Folders of crates, from top to bottom.
+/// Directories of crates, from top to bottom.
 const FOLDERS: &[&str] = &[
-    // What starts, tests and measures all the others.
+    // Starts, tests and measures everything else.
     "xtask",
     "tests",
     // The machine.
@@ -19,32 +19,32 @@ const FOLDERS: &[&str] = &[
     "devices",
     "gpu-mediator",
     "gf100",
-    // A client's side of devices that other processes serve.
+    // The client side of devices that other processes serve.
     "vfio-client",
     "vmfunc-gate",
-    // Accelerators: drivers in a guest use what they say to a worker, and how it gets there.
+    // Accelerators: drivers in a guest use the messages to a worker, and their transport.
     "guest",
-    // Kernels that take turns as workers do.
+    // Kernels that take turns like workers do.
     "gloop",
     "remoting",
-    // What knows nothing of devices.
+    // Code that knows nothing about devices.
     "arch",
     "hypervisor",
-    // TLS for migrations, in a process of its own.
+    // TLS for migrations, in a separate process.
     "tunnel",
-    // Command lines' help and manual pages.
+    // Help of command lines, and manual pages.
     "manual",
     "base",
 ];
 
-/// Folders whose crates use no other crate of the workspace but those of these folders.
+/// Directories whose crates use no workspace crates outside these directories.
 const LEAVES: &[(&str, &[&str])] = &[
     ("gf100", &["manual", "base"]),
     ("manual", &[]),
     ("base", &[]),
 ];
 
-/// Dependencies upwards that there are: who uses what, and why.
+/// Existing upward dependencies: the user, the used crate, and the reason.
 const VIOLATIONS: &[(&str, &str, &str)] = &[
     (
         "vfio",
@@ -98,22 +98,22 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Features of remoting that a driver or an agent in a guest may have: wire, links and schemas.
+/// Features of remoting that a driver or an agent in a guest may use: wire, links and schemas.
 const GUEST_FEATURES: &[&str] = &["std", "stream"];
 
 /// A crate of the workspace.
 struct Crate {
     name: String,
-    /// The first folder of its path.
+    /// The first directory of its path.
     folder: String,
-    /// What it depends on, also for tests only.
+    /// Its dependencies, including those for tests only.
     dependencies: Vec<Dependency>,
 }
 
 struct Dependency {
     name: String,
     tests_only: bool,
-    /// Those asked for, `default` among them unless it is turned off.
+    /// Requested features, including `default` unless it is disabled.
     features: Vec<String>,
 }
 
@@ -178,13 +178,13 @@ fn crates() -> Result<Vec<Crate>> {
         .collect()
 }
 
-/// How far from the top a folder is.
+/// How far from the top a directory is.
 fn depth(folder: &str) -> Result<usize> {
     (FOLDERS.iter().position(|known| *known == folder))
         .with_context(|| format!("{folder}/ has no place among FOLDERS in {}", file!()))
 }
 
-/// Whether a crate of one folder may use one of another.
+/// Whether a crate in one directory may use a crate in another.
 fn may_use(user: &str, used: &str) -> Result<bool> {
     if user == used {
         return Ok(true);

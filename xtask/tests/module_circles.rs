@@ -1,7 +1,7 @@
-//! In the crates listed here no two modules use each other, directly or by way of others.
+//! In the crates listed here, no two modules use each other, directly or indirectly.
 //!
-//! What counts is `crate::` in the text of a crate's files but for its tests. Modules are the files
-//! and folders of `src`.
+//! What counts is `crate::` in the text of a crate's files, except its tests. Modules are the files
+//! and directories of `src`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,7 +39,7 @@ const CRATES: &[&str] = &[
 /// The modules that each module uses.
 type Uses = BTreeMap<String, BTreeSet<String>>;
 
-/// The Rust files of a folder and those below it that are no tests.
+/// The Rust files in a directory and below it, except tests.
 fn files(folder: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
@@ -56,7 +56,7 @@ fn files(folder: &Path, into: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// What a file says without comments and without a module of tests at its end.
+/// The text of a file without comments and without a test module at its end.
 fn code(text: &str) -> String {
     let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
     let lines = text[..end].lines();
@@ -66,7 +66,7 @@ fn code(text: &str) -> String {
         .join("\n")
 }
 
-/// The first name of each path below `crate::`, those of a group in braces included.
+/// The first name of each path below `crate::`, including those in brace groups.
 fn names(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, prefix) in code.match_indices("crate::") {
@@ -121,8 +121,8 @@ fn uses(source: &Path) -> Result<Uses> {
     Ok(uses)
 }
 
-/// Modules that all use one another, if there are any: those left when each that uses none of the
-/// others, or is used by none, has been taken away.
+/// Modules that all use one another, if there are any: those that remain after repeatedly removing
+/// modules that use none of the others, or are used by none.
 fn circle(mut uses: Uses) -> BTreeSet<String> {
     loop {
         let used: BTreeSet<String> = uses.values().flatten().cloned().collect();

@@ -1,4 +1,4 @@
-//! Whatever SPECIFICATION.md names as holding a promise exists.
+//! Everything that SPECIFICATION.md names as upholding a promise exists.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 

@@ -1,8 +1,8 @@
-//! Programs that nobody here wrote: what it costs them that they are served by workers, and that they are moved
-//! every 50 to 500 ms, to another worker of a pool and to another pool. With moves they compute the same.
+//! Third-party programs: what it costs them to be served by workers, and to be moved every 50 to 500 ms, to another
+//! worker of a pool and to another pool. Their results must not change with moves.
 //!
-//! x264 has a buffer mapped from its beginning to its end, and goes to no other pool: another pool has another window,
-//! and what a program has pointers to stays in the one that it has.
+//! x264 keeps a buffer mapped from its beginning to its end, so it cannot move to another pool: another pool has
+//! another window, and memory that a program has pointers to stays in the window that it has.
 
 use std::{
     collections::BTreeMap,
@@ -22,33 +22,33 @@ use super::{
     tracking::{RUNS, both},
 };
 
-/// The programs, and the Debian packages that have them and what they open by name.
+/// The programs, and the Debian packages of these and of what they open by name.
 pub const PACKAGES: &[(&str, &str)] = &[
     ("x264", "x264"),
     ("clpeak", "clpeak"),
     (LOADER, "ocl-icd-opencl-dev"),
 ];
-/// By this name x264 opens the loader.
+/// The name by which x264 opens the loader.
 const LOADER: &str = "/usr/lib/x86_64-linux-gnu/libOpenCL.so";
-/// What x264 links to read films, and does not call here: most of what it links is linked by these.
+/// Libraries that x264 links to read films, and does not call here. They in turn link most of the other libraries.
 const UNCALLED: &[&str] = &["libffms2.so.5", "libavformat.so.59", "libavcodec.so.59"];
-/// Where they are in a folder for another machine.
+/// Their directory among the files for another machine.
 const FOLDER: &str = "foreign";
 
 /// Width and height of the pictures that x264 encodes.
 const SIZE: (usize, usize) = (1280, 720);
-/// How many it encodes where its rate is looked at, and where what it encodes is.
+/// Number of pictures for measuring the rate, and for comparing the output.
 const PICTURES: (usize, usize) = (1000, 240);
-/// The longest run, in seconds.
+/// Maximum run time in seconds.
 pub const LONGEST: u32 = 300;
 
-/// Packs the programs and all that they link but for the C library, for another machine. What they do not call is empty
-/// there: it would be too much to bring along.
+/// Packs the programs for another machine, together with all libraries that they link except the C library. Libraries
+/// that they do not call are replaced by empty ones, since they would be too large.
 pub fn pack(folder: &Path) -> Result<()> {
     packages::install(PACKAGES)?;
     let all = folder.join(FOLDER);
     let libraries = all.join("libraries");
-    // What was packed before may be more.
+    // An earlier run may have packed more.
     let _ = fs::remove_dir_all(&all);
     fs::create_dir_all(&libraries)?;
     for name in UNCALLED {
@@ -106,14 +106,14 @@ pub fn pack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A program, where it was brought along or is installed.
+/// Finds a program where it was packed, or where it is installed.
 fn find(pool: &Movable, name: &str) -> Option<PathBuf> {
     let brought = pool.pool.release.join(FOLDER).join(name);
     let installed = || packages::is_there(name).then(|| PathBuf::from(name));
     brought.exists().then_some(brought).or_else(installed)
 }
 
-/// A program that measures bandwidths, arithmetic and latencies, as SHOC does.
+/// Runs a program that measures bandwidths, arithmetic and latencies, like SHOC does.
 pub fn clpeak(pools: &[Movable; 2]) -> Result<()> {
     let pool = &pools[0];
     let Some(program) = find(pool, "clpeak") else {
@@ -185,13 +185,13 @@ pub fn clpeak(pools: &[Movable; 2]) -> Result<()> {
     Ok(())
 }
 
-/// What x264 has done: pictures a second, and the checksum of what it has encoded.
+/// The result of x264: pictures per second, and the checksum of its output.
 struct Encoded {
     rate: f64,
     checksum: String,
 }
 
-/// Encodes with the device; nothing if x264 does not take it.
+/// Encodes with the device; `None` if x264 does not accept it.
 fn encode(mut command: Command, folder: &Path, more: &[&str]) -> Result<Option<Encoded>> {
     let output = command
         .args(["--opencl", "--no-progress", "--demuxer", "raw"])
@@ -207,7 +207,7 @@ fn encode(mut command: Command, folder: &Path, more: &[&str]) -> Result<Option<E
     if !text.contains("OpenCL acceleration enabled") {
         return Ok(None);
     }
-    // It goes on without the device if that fails.
+    // x264 continues without the device if it fails.
     ensure!(!text.contains("[error]"), "x264 says:\n{text}");
     let line = text.lines().find(|line| line.contains(" fps,"));
     let line = line.with_context(|| format!("x264 does not say how fast it was:\n{text}"))?;
@@ -221,7 +221,7 @@ fn encode(mut command: Command, folder: &Path, more: &[&str]) -> Result<Option<E
     }))
 }
 
-/// Pictures a second, and what is encoded, natively, by workers, and while these are moved.
+/// Measures pictures per second and the output: natively, with workers, and while these are moved.
 pub fn x264(pools: &[Movable; 2]) -> Result<()> {
     let pool = &pools[0];
     let Some(program) = find(pool, "x264") else {
@@ -232,7 +232,7 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
     write_video(&folder.join("video.yuv"))?;
     let native = || pool.pool.native_for(LONGEST, &program);
     let remoted = || pool.pool.remoted_for(LONGEST, &program);
-    // With more threads, and while the driver compiles, it depends on how fast things are what it encodes.
+    // With more threads, and while the driver compiles, the output depends on timing.
     let frames = PICTURES.1.to_string();
     let same = ["--threads", "1", "--frames", &frames];
     if encode(native(), &folder, &same)?.is_none() {
@@ -295,9 +295,9 @@ pub fn x264(pools: &[Movable; 2]) -> Result<()> {
 pub enum Way {
     /// To other workers of its pool.
     Within,
-    /// The same, by postcopy.
+    /// The same, with postcopy.
     Postcopy,
-    /// By turns to another worker, and to another pool.
+    /// Alternating between another worker and another pool.
     Both,
 }
 
@@ -311,11 +311,11 @@ impl fmt::Display for Way {
     }
 }
 
-/// How an application is moved that goes to no other pool.
+/// The ways for an application that cannot move to another pool.
 const WITHIN: [Way; 2] = [Way::Within, Way::Postcopy];
 
-/// What comes of some work while its application, which is the first pool's, is moved again 50 to 500 ms after
-/// each move, and how often it was.
+/// Runs some work while its application, which belongs to the first pool, is moved again 50 to 500 ms after each move.
+/// Returns the result of the work, and the number of moves.
 pub fn moved<T: Send>(
     pools: &[Movable; 2],
     way: Way,
@@ -330,7 +330,7 @@ pub fn moved<T: Send>(
                 break;
             }
             let (from, other) = (&pools[at], &pools[1 - at]);
-            // There may be none yet, or it may have gone just now.
+            // The application may not exist yet, or may just have ended.
             let outcome = match way {
                 Way::Postcopy => from.move_by(&["--postcopy"]),
                 _ => from.move_all(leaves.then_some(other)),

@@ -1,5 +1,5 @@
-//! hashcat, which looks for passwords whose hashes are given, while its application is moved, to another worker and
-//! to another pool, again 50 to 500 ms after each move: all of them are found, or a move has lost results.
+//! Runs hashcat, which searches for the passwords of given hashes, while it is moved to another worker and to another
+//! pool, again 50 to 500 ms after each move. It must find all of them; otherwise a move has lost results.
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command, time::Instant};
 
@@ -13,23 +13,23 @@ use super::{
 };
 use crate::{shared_device::Programs, sharing_hashcat as hashcat};
 
-/// Of so many bytes each.
+/// Length of the passwords in bytes.
 const LENGTH: u32 = 5;
-/// So many passwords, anywhere among those that are tried.
+/// Number of passwords, spread over those that are tried.
 const PASSWORDS: usize = 64;
-/// The seconds that trying all takes natively, where a byte has enough values for that.
+/// Native time in seconds for trying all passwords, if a byte has enough values for that.
 const SECONDS: f64 = 15.0;
 
-/// What is looked for, and where.
+/// What is searched for, and in which set.
 struct Search {
-    /// The values that a byte of a password may have, in hexadecimal digits.
+    /// The values that a byte of a password may have, in hexadecimal.
     values: String,
-    /// Hashes and passwords, as hashcat prints what it has found.
+    /// Hashes and passwords in the format in which hashcat prints what it has found.
     found: BTreeSet<String>,
 }
 
 impl Search {
-    /// Passwords for a device that tries so many a second.
+    /// Creates passwords for a device that tries `rate` of them per second.
     fn new(rate: f64, folder: &Path) -> Result<Self> {
         let values = (rate * SECONDS).powf(1.0 / f64::from(LENGTH)) as u64;
         let values = values.clamp(8, 256);
@@ -57,23 +57,23 @@ impl Search {
         Ok(Self { values, found })
     }
 
-    /// How many seconds it takes to find them all.
+    /// Returns how many seconds it takes to find all of them.
     fn run(&self, mut command: Command, program: &Path, folder: &Path) -> Result<f64> {
         let output = folder.join("found");
         let _ = fs::remove_file(&output);
         hashcat::prepare(&mut command, program)?;
         command
-            // Natively there may be more devices.
+            // Natively, there may be more devices.
             .args(["-d", "1"])
             .args(["--hex-charset", "-1", &self.values])
-            // A line has a hash and the digits of a password.
+            // A line consists of a hash and the password in hexadecimal.
             .args(["--outfile-format", "1,3", "--outfile"])
             .arg(&output)
             .arg(folder.join("hashes"))
             .arg("?1".repeat(LENGTH as usize));
         let begun = Instant::now();
         let status = command.output()?.status;
-        // 1: it has tried all, and has not found all.
+        // 1 means that it has tried all, but not found all.
         ensure!(
             matches!(status.code(), Some(0 | 1)),
             "hashcat has ended with {status}"
@@ -90,7 +90,7 @@ impl Search {
     }
 }
 
-/// Seconds natively, by workers, and while these are moved.
+/// Measures the seconds natively, with workers, and while these are moved.
 pub fn passwords(pools: &[Movable; 2]) -> Result<()> {
     let pool = &pools[0].pool;
     let Some(program) = hashcat::find(&pool.release) else {

@@ -1,5 +1,5 @@
-//! A whole VM with an application goes from one host to another over a link of 1 Gb/s, as Crane's do. Both hosts are this
-//! machine, with a network and a pool of workers each.
+//! Migrates a whole VM with an application from one host to another over a link of 1 Gb/s, as Crane does. Both hosts
+//! are this machine, each with a network namespace and a pool of workers.
 
 use anyhow::Result;
 use gantry_tests::{
@@ -13,17 +13,17 @@ use crate::{
     ring,
 };
 
-/// MiB of the application's state, as with other moves.
+/// Sizes of the application's state in MiB, as for other moves.
 const STATES: [u32; 2] = [16, 256];
-/// What makes the network, and the Debian package that has it.
+/// Programs that create the network, and their Debian packages.
 pub const PACKAGES: &[(&str, &str)] = &[("ip", "iproute2"), ("tc", "iproute2")];
 
-/// Rounds for each million counts of the time stamp counter.
+/// Rounds per million counts of the time-stamp counter.
 fn rate(rounds: Rounds) -> f64 {
     rounds.count as f64 * 1e6 / rounds.counts.max(1) as f64
 }
 
-/// Moves of guests with more and with less state: copied in the stop, before it, or once they go on.
+/// Migrates guests with more and with less state, which is copied during the stop, before it, or afterwards.
 pub fn link(pools: &[Movable; 2]) -> Result<()> {
     let what = "whole migration, 2 GiB at 1 Gb/s";
     let needed = ["ip", "tc", "/dev/kvm"];

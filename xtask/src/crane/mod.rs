@@ -1,10 +1,10 @@
-//! What it costs that applications can be moved, and what a move costs them, beside what Crane's
-//! authors have published of theirs (SYSTOR 2017). Everything is a process of this machine: pools of
-//! workers before its OpenCL driver, and applications.
+//! Measures what movability costs applications, and what a move costs, next to the figures that Crane's authors
+//! published for theirs (SYSTOR 2017). Everything runs as processes of this machine: pools of workers on its OpenCL
+//! driver, and applications.
 //!
-//! - [`pauses`]: the application whose rounds are looked at; [`tracking`]: what an application costs
-//!   that is never moved; [`moves`]: what moves cost; [`foreign`] and [`hashcat`]: both, for programs of others; [`link`]: a whole VM
-//!   and its application over a [`network`].
+//! - [`pauses`]: the application whose rounds are measured; [`tracking`]: cost for an application that is never moved;
+//!   [`moves`]: cost of moves; [`foreign`] and [`hashcat`]: both for third-party programs; [`link`]: a whole VM and its
+//!   application over a [`network`].
 
 mod foreign;
 mod hashcat;
@@ -47,24 +47,23 @@ const BUILT: &[&str] = &[
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// crane: how often one application is moved while its results, and what the pools have open, are
-    /// looked at.
+    /// crane: number of moves of one application for the check of its results and of the pools' resources.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
     moves: usize,
-    /// crane: only this part: stops, rates, moves, kernels, link, clpeak, x264, hashcat (may be given again). gpuvm: only `shares`, how
-    /// two guests share the GPU in the rig, `record`, which records there what a guest with nouveau does (writes tests/recordings/), or
-    /// `replay`, which does that again on this machine's /dev/kvm.
+    /// crane: run only this part: stops, rates, moves, kernels, link, clpeak, x264, hashcat (can be repeated). gpuvm:
+    /// only `shares`, which measures in the rig how two guests share the GPU; `record`, which records in the rig what a
+    /// guest with nouveau does (writes tests/recordings/); or `replay`, which repeats that on this machine's /dev/kvm.
     #[arg(long, value_name = "PART")]
     pub part: Vec<String>,
-    /// crane: the two pools have a GPU each, numbered as in CUDA_VISIBLE_DEVICES: 0,1.
+    /// crane: give each of the two pools a GPU of its own, numbered as in CUDA_VISIBLE_DEVICES: 0,1.
     #[arg(long, value_delimiter = ',', value_name = "GPU,GPU")]
     gpus: Vec<u32>,
 }
 
-/// What is measured by the two pools.
+/// A measurement with the two pools.
 type Part = fn(&[Movable; 2], &Options) -> Result<()>;
 
-/// All parts, by name: what nothing else has the figures of first.
+/// All parts by name, starting with those that nothing else measures.
 const PARTS: &[(&str, Part)] = &[
     ("stops", |pools, _| moves::stops(pools)),
     ("rates", |pools, _| moves::rates(pools)),
@@ -76,7 +75,7 @@ const PARTS: &[(&str, Part)] = &[
     ("hashcat", |pools, _| hashcat::passwords(pools)),
 ];
 
-/// Measures and prints; or only builds what that needs.
+/// Measures and prints, or only builds what is needed.
 pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<()> {
     if pack_only {
         println!("everything is in {}", pack()?.display());
@@ -116,7 +115,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
             continue;
         }
         let step = Step::new(format!("measuring {name}"));
-        // One that fails leaves the others their figures.
+        // If one fails, the others still report their figures.
         if let Err(error) = part(&pools, options) {
             row(name, "", "failed");
             failed.push(format!("{name}: {error:#}"));
@@ -127,7 +126,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
     Ok(())
 }
 
-/// A row of the table.
+/// Prints a row of the table.
 fn row(what: &str, crane: &str, here: &str) {
     println!("| {what} | {crane} | {here} |");
 }
@@ -190,7 +189,7 @@ impl Drop for Movable {
     }
 }
 
-/// The device, as its driver or the system calls it.
+/// The name of the device, according to its driver or the system.
 fn device(vendors: &Path) -> Result<String> {
     let mut smi = Command::new("nvidia-smi");
     smi.args(["--query-gpu=name,driver_version", "--format=csv,noheader"]);
@@ -206,7 +205,7 @@ fn device(vendors: &Path) -> Result<String> {
     Ok(format!("that of {}", names.join(", ")))
 }
 
-/// Builds everything into one folder.
+/// Builds everything into one directory.
 fn pack() -> Result<PathBuf> {
     let folder = target().join("crane");
     fs::create_dir_all(folder.join("examples"))?;

@@ -1,4 +1,4 @@
-//! What moves cost the application that is moved.
+//! Measures the cost of moves for the moved application.
 
 use std::{
     fs,
@@ -15,14 +15,13 @@ use super::{
     row,
 };
 
-/// Moves of each kind.
+/// Number of moves of each kind.
 const STOPS: usize = 5;
-/// MiB that change in a round: what a round takes is to be little beside a stop.
+/// MiB that change in a round. A round must be short compared to a stop.
 const CHANGED: usize = 1;
-/// What the application takes for another part of its state in each round.
+/// Argument that makes the application change another part of its state in each round.
 const IN_TURN: usize = 0;
-/// MiB of state, and what Crane's applications with as much of it stood still for when they left and
-/// when they arrived.
+/// MiB of state, and how long Crane's applications with that much state stopped when they left and when they arrived.
 const STATES: [(usize, &str, &str); 2] = [
     (16, "0.10 s (x264)", "0.83 s (x264)"),
     (256, "1.57 s (DeepCL)", "4.90 s (DeepCL)"),
@@ -40,7 +39,7 @@ fn start_with(pool: &Movable, size: usize, changed: usize) -> Result<Application
     Ok(application)
 }
 
-/// How the rounds were around a move, and how many seconds the command took.
+/// Returns the rounds around a move, and how many seconds the command took.
 fn around(
     application: &mut Application,
     from: &Movable,
@@ -55,7 +54,7 @@ fn around(
     Ok((application.rounds()?, seconds))
 }
 
-/// The application's stop, by its state.
+/// Measures the application's stop for each size of its state.
 pub fn stops(pools: &[Movable; 2]) -> Result<()> {
     let [one, two] = pools;
     for (size, leaving, arriving) in STATES {
@@ -95,8 +94,8 @@ pub fn stops(pools: &[Movable; 2]) -> Result<()> {
     Ok(())
 }
 
-/// The stop of an application that writes all of its state between one round of pre-copy and the next, a part
-/// after the other, with postcopy and without, by turns.
+/// Measures the stop of an application that rewrites all of its state, part after part, between one pre-copy round and
+/// the next, alternating between postcopy and plain pre-copy.
 fn large_write_set(pool: &Movable, size: usize) -> Result<()> {
     let mut application = start_with(pool, size, IN_TURN)?;
     let ways: [(&str, &[&str]); 2] = [("pre-copy", &[]), ("postcopy", &["--postcopy"])];
@@ -129,7 +128,7 @@ fn large_write_set(pool: &Movable, size: usize) -> Result<()> {
     Ok(())
 }
 
-/// The rate of an application from the beginning of a move to its end, and with a move every second.
+/// Measures the rate of an application from the beginning of a move to its end, and with a move every second.
 pub fn rates(pools: &[Movable; 2]) -> Result<()> {
     let [pool, other] = pools;
     for (size, ..) in STATES {
@@ -189,7 +188,7 @@ pub fn rates(pools: &[Movable; 2]) -> Result<()> {
     Ok(())
 }
 
-/// What a pool has open, and what it has of the device.
+/// The resources that a pool holds, and its use of the device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Held {
     descriptors: usize,
@@ -215,14 +214,15 @@ impl Held {
         })
     }
 
-    /// Once what ends has ended, and a worker has started that a pool has held back for who came from the other one.
+    /// Measures once ended processes are gone, and a pool has started the worker that it held back for an application
+    /// from the other pool.
     fn at_rest(pools: &[Movable; 2]) -> Result<[Self; 2]> {
         thread::sleep(Duration::from_secs(7));
         Ok([Self::by(&pools[0])?, Self::by(&pools[1])?])
     }
 }
 
-/// MiB of the device that are in use, where that can be asked.
+/// MiB of device memory in use, if this can be queried.
 fn device_memory() -> Option<u64> {
     let mut smi = Command::new("nvidia-smi");
     smi.args(["--query-gpu=memory.used", "--format=csv,noheader,nounits"]);
@@ -230,10 +230,10 @@ fn device_memory() -> Option<u64> {
     String::from_utf8(output.stdout).ok()?.trim().parse().ok()
 }
 
-/// Many moves of one application: its results, and what is left behind.
+/// Moves one application many times, and checks its results and what is left behind.
 pub fn many(pools: &[Movable; 2], count: usize) -> Result<()> {
     let [one, two] = pools;
-    // What a first move needs for good is there before.
+    // What a first move allocates permanently exists before the measurement.
     let mut application = start(one, 16)?;
     around(&mut application, one, None)?;
     around(&mut application, one, Some(two))?;

@@ -1,4 +1,4 @@
-//! Two hosts of this machine: network namespaces, and a link between that is as fast as its queues let pass.
+//! Two hosts on this machine: network namespaces, connected by a rate-limited link.
 
 use std::{
     fs::File,
@@ -13,21 +13,21 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use gantry_tests::rig::packages;
 
-/// What the link takes, in `tc`'s words.
+/// Rate of the link, in `tc`'s notation.
 pub const RATE: &str = "1gbit";
-/// Bytes of a plain copy.
+/// Number of bytes of a plain copy.
 const COPIED: usize = 256 << 20;
 
-/// Two namespaces. They go with the value.
+/// Two namespaces. They are removed when the value is dropped.
 pub struct Network {
     names: [String; 2],
 }
 
-/// The addresses of both, of which nothing outside knows.
+/// The addresses of both, which are unknown outside.
 const ADDRESSES: [&str; 2] = ["10.99.0.1", "10.99.0.2"];
 
 impl Network {
-    /// Makes both, and the link.
+    /// Creates both namespaces and the link.
     pub fn new() -> Result<Self> {
         let id = std::process::id();
         let network = Self {
@@ -52,7 +52,7 @@ impl Network {
         Ok(network)
     }
 
-    /// A program on the first host, or on the second one.
+    /// Runs a program on the first or the second host.
     pub fn command(&self, host: usize, program: &std::path::Path) -> Command {
         let mut command = Command::new("ip");
         command
@@ -61,12 +61,12 @@ impl Network {
         command
     }
 
-    /// The address of the first host, or of the second one.
+    /// The address of the first or the second host.
     pub fn address(&self, host: usize) -> &'static str {
         ADDRESSES[host]
     }
 
-    /// Bytes a second that a plain copy by TCP has.
+    /// Measures the throughput in bytes per second of a plain copy over TCP.
     pub fn rate(&self) -> Result<f64> {
         let (to, from) = (self.names[1].clone(), self.names[0].clone());
         let (told, listens) = std::sync::mpsc::channel();
@@ -115,10 +115,10 @@ fn command(program: &str, arguments: &[&str]) -> Result<()> {
     packages::output(Command::new(program).args(arguments)).map(drop)
 }
 
-/// Has this thread be on a host.
+/// Moves this thread to a host.
 fn enter(name: &str) -> Result<()> {
     let file = File::open(format!("/run/netns/{name}"))?;
-    // SAFETY: a plain call; only this thread is elsewhere from here on.
+    // SAFETY: a plain call; from here on, only this thread is in the other namespace.
     let entered = unsafe { libc::setns(file.as_raw_fd(), libc::CLONE_NEWNET) };
     let error = std::io::Error::last_os_error();
     ensure!(entered == 0, "cannot enter the network {name}: {error}");

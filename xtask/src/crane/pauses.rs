@@ -1,4 +1,4 @@
-//! The application whose rounds are looked at: `opencl_pauses`.
+//! The application whose rounds are measured: `opencl_pauses`.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -9,14 +9,14 @@ use anyhow::{Context, Result, ensure};
 
 use crate::shared_device::Process;
 
-/// What it says of the rounds since it was asked last.
+/// Its report on the rounds since the last request.
 #[derive(Clone, Copy, Debug)]
 pub struct Rounds {
     pub count: f64,
     pub seconds: f64,
-    /// Milliseconds.
+    /// Longest round in milliseconds.
     pub longest: f64,
-    /// Milliseconds.
+    /// Median round in milliseconds.
     pub median: f64,
 }
 
@@ -32,25 +32,26 @@ impl Rounds {
         })
     }
 
-    /// Rounds a second.
+    /// Rounds per second.
     pub fn rate(&self) -> f64 {
         self.count / self.seconds
     }
 
-    /// How much longer the longest round took than others, in milliseconds.
+    /// How much longer the longest round took than the median, in milliseconds.
     pub fn stop(&self) -> f64 {
         self.longest - self.median
     }
 }
 
-/// The application, computing.
+/// The running application.
 pub struct Application {
     process: Process,
     output: BufReader<ChildStdout>,
 }
 
 impl Application {
-    /// By this command, which runs the program, on so many MiB of which so many change in a round.
+    /// Starts the application by this command, with `size` MiB of state of which `changed` MiB
+    /// change per round.
     pub fn start(mut command: Command, size: usize, changed: usize) -> Result<Self> {
         let mut child = command
             .args([size.to_string(), changed.to_string()])
@@ -74,7 +75,7 @@ impl Application {
         Ok(line.trim_end().to_owned())
     }
 
-    /// How its rounds were since this was asked last.
+    /// Returns the rounds since the last request.
     pub fn rounds(&mut self) -> Result<Rounds> {
         let input = self.process.0.stdin.as_mut().context("no input")?;
         input.write_all(b"\n")?;
@@ -82,10 +83,10 @@ impl Application {
         Rounds::of(&line).with_context(|| format!("the application said {line:?}"))
     }
 
-    /// Ends it.
+    /// Ends the application.
     ///
     /// # Errors
-    /// Its memory is not what it is to be.
+    /// Its memory is not what it should be.
     pub fn end(mut self) -> Result<String> {
         drop(self.process.0.stdin.take());
         let said = self.line()?;

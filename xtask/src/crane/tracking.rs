@@ -1,7 +1,7 @@
-//! What it costs applications that they can be moved, if nobody moves them. A worker records how
-//! each object was made whatever is to come, so that there is nothing to compare with but the driver
-//! without any worker: the ratios are those of remoting with all that it does, tracking included.
-//! A seat in a guest is the same worker, before the guest's driver.
+//! Measures what movability costs applications that are never moved. A worker always records how
+//! each object was created, so the only baseline is the driver without any worker. The ratios are
+//! therefore those of remoting as a whole, including tracking. A seat in a guest is the same
+//! worker, on the guest's driver.
 
 use std::{collections::BTreeMap, path::Path, process::Command};
 
@@ -10,10 +10,10 @@ use gantry_tests::rig::packages;
 
 use super::{Movable, median, row};
 
-/// Runs of each program on either side, by turns.
+/// Number of runs of each program on each side, alternating.
 pub(super) const RUNS: usize = 3;
 
-/// How much longer it takes, or how much less is done in a time, in percent of what it is natively.
+/// Added time, or lost work per time, in percent of the native value.
 pub(super) fn added(native: f64, remoted: f64, is_rate: bool) -> f64 {
     let ratio = if is_rate {
         native / remoted
@@ -23,7 +23,7 @@ pub(super) fn added(native: f64, remoted: f64, is_rate: bool) -> f64 {
     100.0 * (ratio - 1.0)
 }
 
-/// What a program measures by itself, on either side: what, and whether more is better.
+/// Runs a program's own measurements on both sides: each value, and whether higher is better.
 pub(super) fn both(
     pool: &Movable,
     mut measure: impl FnMut(Command) -> Result<BTreeMap<String, (f64, bool)>>,
@@ -53,7 +53,7 @@ pub(super) fn both(
         .collect())
 }
 
-/// Kernels of three lengths back to back, and a launch with its wait.
+/// Kernels of three lengths back to back, and a launch with a wait.
 pub fn kernels(pool: &Movable) -> Result<()> {
     let program = pool.pool.release.join("examples/opencl_figures");
     let measure = |mut command: Command| {

@@ -1,4 +1,4 @@
-//! What the headers do not say of an entry point, from `annotations.txt`.
+//! Facts about an entry point that the headers do not contain, from `annotations.txt`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ pub enum Class {
 /// The annotations of one API.
 #[derive(Debug, Default)]
 pub struct Annotations {
-    /// Names that are to be served.
+    /// Names that must be served.
     pub wanted: BTreeSet<String>,
     /// Names whose class is not [`Class::Answered`].
     pub classes: BTreeMap<String, Class>,
-    /// The rule of a parameter, in Rust, by entry point and parameter.
+    /// The rule of a parameter as Rust code, by entry point and parameter.
     pub rules: BTreeMap<(String, String), String>,
 }
 
@@ -27,7 +27,7 @@ impl Annotations {
     /// Reads the section of an API.
     ///
     /// # Errors
-    /// A line is none of an annotation's forms.
+    /// A line is not a valid annotation.
     pub fn read(text: &str, api: &str) -> Result<Self> {
         let mut all = Self::default();
         let mut inside = false;
@@ -68,7 +68,7 @@ impl Annotations {
         Ok(())
     }
 
-    /// The class of a name.
+    /// Returns the class of a name.
     pub fn class(&self, name: &str) -> Class {
         self.classes.get(name).copied().unwrap_or(Class::Answered)
     }

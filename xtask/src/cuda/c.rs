@@ -1,28 +1,28 @@
-//! The declarations of a preprocessed C header: typedefs, structures, unions, enumerations and
-//! functions. Bodies of functions are skipped; expressions are kept as text, for the C compiler.
+//! Parses the declarations of a preprocessed C header: typedefs, structures, unions, enumerations and functions.
+//! Function bodies are skipped; expressions are kept as text, for the C compiler.
 
 use std::{collections::BTreeMap, iter::Peekable, vec::IntoIter};
 
 use anyhow::{Context, Result, bail};
 
-/// A type as C has it. Qualifiers are kept for what a pointer points to, nothing else.
+/// A C type. Only the constness of what a pointer points to is kept, no other qualifiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Type {
     /// A base type by its words in C's usual order: `unsigned int`.
     Base(String),
-    /// A typedef's name.
+    /// The name of a typedef.
     Named(String),
     /// A structure, union or enumeration by its tag.
     Tagged(Tag, String),
-    /// What it points to, and whether that is const.
+    /// The pointee, and whether it is const.
     Pointer(Box<Type>, bool),
-    /// Elements, and the length as an expression of C.
+    /// The element type, and the length as a C expression.
     Array(Box<Type>, String),
-    /// What it returns and takes.
+    /// The return type and the parameters.
     Function(Box<Type>, Vec<Field>),
 }
 
-/// What a tag names.
+/// The kind of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tag {
     /// `struct`
@@ -36,60 +36,60 @@ pub enum Tag {
 /// A member of a structure, or a parameter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Empty where C leaves it out.
+    /// Empty if C omits it.
     pub name: String,
     /// Its type.
     pub of: Type,
 }
 
-/// The members behind a tag.
+/// The members of a tagged type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// Of a structure or a union.
+    /// Members of a structure or a union.
     Fields(Vec<Field>),
-    /// Names of an enumeration's values.
+    /// Names of the values of an enumeration.
     Values(Vec<String>),
 }
 
-/// A tag with its members.
+/// A tagged type with its members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Definition {
-    /// What it is.
+    /// Its kind.
     pub tag: Tag,
-    /// How C names it: `struct X`, or `X` where only a typedef names it; empty for one inside another.
+    /// Its name in C: `struct X`, or `X` if only a typedef names it; empty if it is nested in another one.
     pub c: String,
     /// Its members.
     pub body: Body,
-    /// Whether it asks for an alignment of its own.
+    /// Whether it specifies an alignment of its own.
     pub aligned: bool,
 }
 
-/// A function that is declared.
+/// A function declaration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Function {
     /// The symbol.
     pub symbol: String,
     /// Its parameters, in order.
     pub parameters: Vec<Field>,
-    /// What it returns.
+    /// Its return type.
     pub returns: Type,
 }
 
-/// All that a header declares.
+/// All declarations of a header.
 #[derive(Debug, Default)]
 pub struct Header {
     /// Typedefs by name.
     pub typedefs: BTreeMap<String, Type>,
-    /// Structures, unions and enumerations by their name in Rust.
+    /// Structures, unions and enumerations by their Rust name.
     pub definitions: BTreeMap<String, Definition>,
-    /// Functions, in the header's order.
+    /// Functions in the order of the header.
     pub functions: Vec<Function>,
 }
 
-/// Reads what `cc -E` wrote.
+/// Parses the output of `cc -E`.
 ///
 /// # Errors
-/// The text is not in the part of C that headers of libraries use.
+/// The text uses C syntax that headers of libraries do not usually use.
 pub fn parse(text: &str) -> Result<Header> {
     let mut parser = Parser {
         tokens: tokens(text)?.into_iter().peekable(),
@@ -170,7 +170,7 @@ impl Parser {
         Ok(())
     }
 
-    /// What stands between brackets, the outer ones left out, as text.
+    /// Returns the text between brackets, without the outer ones.
     fn bracketed(&mut self, open: &str, close: &str) -> Result<String> {
         self.expect(open)?;
         let (mut depth, mut text) = (1, Vec::new());
@@ -188,7 +188,7 @@ impl Parser {
         }
     }
 
-    /// Attributes and words without a meaning here. Says whether an alignment was among them.
+    /// Skips attributes and other words without a meaning here. Returns whether an alignment was among them.
     fn skip(&mut self) -> Result<bool> {
         let mut aligned = false;
         loop {
@@ -246,7 +246,7 @@ impl Parser {
         self.expect(";")
     }
 
-    /// A typedef of a tag without a name gives it one.
+    /// A typedef of an unnamed tag gives it a name.
     fn typedef(&mut self, field: Field, fresh: Option<&str>) {
         if let (Type::Tagged(tag, name), Some(fresh)) = (&field.of, fresh)
             && name == fresh
@@ -263,7 +263,7 @@ impl Parser {
         self.header.typedefs.insert(field.name, field.of);
     }
 
-    /// A declaration's type without its declarator, and the name that an unnamed tag got.
+    /// Parses a declaration's type without its declarator. Also returns the name given to an unnamed tag.
     fn specifiers(&mut self, outer: &str) -> Result<(Type, Option<String>)> {
         let mut words: Vec<String> = Vec::new();
         let mut constant = false;
@@ -306,14 +306,14 @@ impl Parser {
         Ok((self.qualified(Type::Base(words.join(" ")), constant), None))
     }
 
-    /// A name for what C leaves without one, the same wherever the header is read.
+    /// Creates a name for what C leaves unnamed. It is the same whenever the header is parsed.
     fn unnamed(&self, outer: &str) -> String {
         let free = |name: &String| !self.header.definitions.contains_key(name);
         let mut names = (1..).map(|number| format!("{outer}_unnamed{number}"));
         names.find(free).unwrap_or_default()
     }
 
-    /// `const` before a type is remembered until a pointer takes it.
+    /// A `const` before a type is remembered until a pointer takes it.
     fn qualified(&mut self, of: Type, constant: bool) -> Type {
         if self.take("const") || constant {
             return Type::Pointer(Box::new(of), true);
@@ -323,7 +323,7 @@ impl Parser {
 
     fn body(&mut self, tag: Tag, name: &str, unnamed: bool, mut aligned: bool) -> Result<()> {
         self.expect("{")?;
-        // Its place is taken first: names of what is inside count definitions.
+        // Its place is reserved first, since names of nested types count the definitions.
         let word = match tag {
             Tag::Structure => "struct",
             Tag::Union => "union",
@@ -388,7 +388,7 @@ impl Parser {
     }
 
     fn declarator(&mut self, base: Type) -> Result<Field> {
-        // A pointer that `qualified` made is a const type until the first star.
+        // A pointer that `qualified` created is a const type until the first star.
         let (mut of, mut constant) = match base {
             Type::Pointer(of, true) => (*of, true),
             other => (other, false),
@@ -456,7 +456,7 @@ impl Parser {
                 self.expect(")")?;
                 break;
             }
-            // An array is a pointer here.
+            // As a parameter, an array is a pointer.
             if let Type::Array(of, _) = field.of {
                 field.of = Type::Pointer(of, constant);
             }
@@ -464,7 +464,7 @@ impl Parser {
                 field.name = format!("argument{}", all.len());
             }
             all.push(field);
-            // A default, as C++ has it.
+            // A C++ default argument.
             if self.take("=") {
                 while self.tokens.next_if(|t| t != "," && t != ")").is_some() {}
             }

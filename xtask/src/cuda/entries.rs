@@ -11,7 +11,7 @@ use super::{
     rust::{Types, field_name},
 };
 
-/// Before the tables.
+/// Text before the tables.
 pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
     Written by `cargo xtask cuda-definition`, from the vendor's headers, `remoting/cuda-definition/annotations.txt` and \
     the sources of the guest's libraries.\n\n\
@@ -20,19 +20,19 @@ pub const DOCUMENTATION: &str = "# CUDA entry points\n\n\
     later. Answered: the guest waits for the worker. Guest: the guest knows the answer itself. Older versions of a symbol, \
     and those for per-thread default streams, are not listed.\n";
 
-/// What parameters are where nothing is written about them.
+/// The default meaning of parameters without an annotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Convention {
-    /// Pointers are the host's: read if const, else written, one element each.
+    /// Pointers refer to host memory: read if const, otherwise written, one element each.
     Core,
-    /// Pointers are the device's, but for scalars, which are where the pointer mode says, and for what
-    /// functions about the library itself tell.
+    /// Pointers refer to device memory, except for scalars, whose location depends on the pointer mode, and for results
+    /// of functions about the library itself.
     LinearAlgebra,
 }
 
 /// An entry point.
 pub struct Entry {
-    /// What C calls.
+    /// The symbol that C calls.
     pub symbol: String,
     /// Its type in Rust.
     pub signature: String,
@@ -46,7 +46,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// A row of the table.
+    /// Returns its row of the table.
     pub fn in_rust(&self) -> String {
         let streams = if self.per_thread {
             "PerThread"
@@ -74,10 +74,10 @@ impl Entry {
     }
 }
 
-/// All entry points of a header, in its order.
+/// Returns all entry points of a header, in order.
 ///
 /// # Errors
-/// An annotation is about nothing, or a type is not known.
+/// An annotation does not match anything, or a type is unknown.
 pub fn all(
     api: &Api,
     header: &Header,
@@ -134,16 +134,16 @@ pub fn all(
     Ok(entries)
 }
 
-/// A name without the version that a symbol may end with.
+/// Removes the version suffix from a symbol.
 fn base(symbol: &str) -> &str {
-    // With 64-bit sizes, a name of its own.
+    // The suffix for 64-bit sizes is part of the name.
     match symbol.rsplit_once("_v") {
         Some((name, version)) if version.parse::<u32>().is_ok() => name,
         _ => symbol,
     }
 }
 
-/// The headers name versions of a signature, not of a symbol; both are in order.
+/// The headers list versions of a signature, not of a symbol; both are in order.
 fn number(entries: &mut [Entry], versions: &[String]) -> Result<()> {
     let mut by_name: HashMap<(String, bool), Vec<u32>> = HashMap::new();
     for version in versions {
@@ -164,7 +164,7 @@ fn number(entries: &mut [Entry], versions: &[String]) -> Result<()> {
             .filter(|entry| entry.name == name && entry.per_thread == per_thread)
             .collect();
         mine.sort_by_key(|entry| entry.symbol.len().max(1) * 1000 + suffix(&entry.symbol));
-        // The newest are certain to be there.
+        // The newest versions certainly exist.
         for (entry, number) in mine.iter_mut().rev().zip(numbers.iter().rev()) {
             entry.since = *number;
         }
@@ -216,7 +216,7 @@ fn is_callback(header: &Header, of: &Type) -> bool {
     matches!(resolved(header, of), Type::Pointer(of, _) if matches!(**of, Type::Function(..)))
 }
 
-/// A structure whose members nobody sees is only named by pointers.
+/// A structure with invisible members is only used through pointers.
 fn is_handle(header: &Header, of: &Type) -> bool {
     let Type::Pointer(of, _) = resolved(header, of) else {
         return false;
@@ -230,7 +230,7 @@ fn is_handle(header: &Header, of: &Type) -> bool {
     }
 }
 
-/// What a header says by convention.
+/// The default rule of a parameter, by convention.
 fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
     let void = |of: &Type| *resolved(header, of) == Type::Base("void".to_owned());
     let char = |of: &Type| *of == Type::Base("char".to_owned());
@@ -242,7 +242,7 @@ fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
         of if is_handle(header, of) => "Rule::Handle",
         Type::Pointer(of, true) if char(of) => "Rule::Text",
         Type::Pointer(of, _) if void(of) || char(of) => "Rule::Unwritten",
-        // An array of addresses, or an address for the caller: nobody can tell.
+        // An array of addresses, or an address for the caller; this cannot be determined.
         Type::Pointer(of, _) if matches!(**of, Type::Pointer(..)) && !is_handle(header, of) => {
             "Rule::Unwritten"
         }
@@ -253,7 +253,7 @@ fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
     .to_owned()
 }
 
-/// A descriptor: its members are public, so that a caller may have the memory, but mean nothing to it.
+/// A descriptor: its members are public, so that a caller can allocate it, but are meaningless to the caller.
 fn is_opaque(header: &Header, of: &Type) -> bool {
     let Type::Pointer(of, _) = resolved(header, of) else {
         return false;
@@ -261,12 +261,12 @@ fn is_opaque(header: &Header, of: &Type) -> bool {
     matches!(&**of, Type::Named(name) if name.ends_with("Opaque_t"))
 }
 
-/// Scalars of linear algebra, which are the host's or the device's as the handle's pointer mode says.
+/// Scalars of linear algebra. They are in host or device memory, depending on the handle's pointer mode.
 const SCALARS: &[&str] = &[
     "alpha", "beta", "result", "param", "c", "s", "d1", "d2", "x1", "y1",
 ];
 
-/// What the headers of cuBLAS say by convention.
+/// The default rules for cuBLAS.
 fn algebra(header: &Header, function: &str, field: &Field) -> String {
     let own = ["Create", "Destroy", "Get", "Set", "Logger", "Init", "Check"];
     let short = function
@@ -282,11 +282,12 @@ fn algebra(header: &Header, function: &str, field: &Field) -> String {
         (true, _) | (_, false) => rule(header, field, false),
         _ if is_handle(header, &field.of) => "Rule::Handle".to_owned(),
         _ if SCALARS.contains(&field.name.as_str()) || rotation => "Rule::Unified".to_owned(),
-        // Those of grouped calls, an element for each group; what they point to is the device's.
+        // Arrays of grouped calls have one element per group; what they point to is in device memory.
         _ if field.name.ends_with("_array") || field.name == "group_size" => {
             "Rule::In(\"group_count\")".to_owned()
         }
-        // The number of the wrong argument, at once; those of each matrix are on the device.
+        // The number of the invalid argument, which is returned immediately; the one of each matrix is in device
+        // memory.
         _ if field.name == "info" && !short.ends_with("matinvBatched") => {
             "Rule::Out(\"1\")".to_owned()
         }
@@ -294,7 +295,7 @@ fn algebra(header: &Header, function: &str, field: &Field) -> String {
     }
 }
 
-/// How many are wanted, and how many of these no side can be made for yet.
+/// Returns how many are wanted, and how many of these cannot be generated yet.
 pub fn counts(all: &[Entry]) -> (usize, usize) {
     let wanted = || {
         all.iter()
@@ -312,7 +313,7 @@ pub fn counts(all: &[Entry]) -> (usize, usize) {
     (wanted().count(), lacking.count())
 }
 
-/// The table of an API.
+/// Generates the table of an API.
 pub fn documentation(title: &str, all: &[Entry], served: Option<&dyn Fn(&str) -> bool>) -> String {
     let is_served = |entry: &Entry| served.map_or(entry.wanted, |served| served(&entry.symbol));
     let shown = || {

@@ -1,4 +1,4 @@
-//! `cargo xtask cuda-kernels`: the tests' kernels, compiled by the vendor's NVRTC.
+//! `cargo xtask cuda-kernels`: compiles the tests' kernels with the vendor's NVRTC.
 
 use std::fs;
 
@@ -9,24 +9,24 @@ use gloop::nvrtc::{Compiler, Source};
 
 use crate::programs::root;
 
-/// What `cargo xtask cuda-kernels` is told.
+/// Options of `cargo xtask cuda-kernels`.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     cargo xtask cuda-kernels           compile tests/cuda-driver/tests/kernels/*.cu to PTX beside them\n  \
     cargo xtask cuda-kernels --check   fail if that would change them")]
 pub struct Options {
-    /// Change nothing; fail if the committed PTX is not what the compiler makes.
+    /// Change nothing; fail if the committed PTX differs from the compiler's output.
     #[arg(long)]
     check: bool,
 }
 
-/// Architectures that the kernels are compiled for: the oldest of CUDA 13, and the stand-in's own.
+/// Target architectures of the kernels: the oldest one of CUDA 13, and that of the stand-in.
 const ARCHITECTURES: [&str; 2] = ["compute_75", "compute_80"];
 
 /// Compiles all kernels.
 ///
 /// # Errors
-/// The compiler cannot be fetched, or refuses a kernel; or, with `--check`, the PTX is out of date.
+/// The compiler cannot be fetched, or rejects a kernel; or, with `--check`, the PTX is out of date.
 pub fn run(options: &Options) -> Result<()> {
     let compiler = nvrtc::folder(&Cache::open()?)?.join(nvrtc::LIBRARY);
     let compiler = Compiler::open(&compiler)?;

@@ -1,4 +1,4 @@
-//! Sizes, offsets and values, computed by the C compiler and nobody else.
+//! Sizes, offsets and values, all computed by the C compiler.
 
 use std::{
     collections::HashMap,
@@ -13,14 +13,14 @@ use gantry_tests::rig::packages;
 
 use super::c::{Body, Header, Tag, Type};
 
-/// What the compiler says, by the question's text.
+/// The compiler's answers, by the text of the question.
 pub struct Layout(HashMap<String, i64>);
 
 impl Layout {
-    /// Asks the compiler about everything a header declares.
+    /// Asks the compiler about everything that a header declares.
     ///
     /// # Errors
-    /// There is no C compiler, or it refuses the header.
+    /// There is no C compiler, or it rejects the header.
     pub fn of(header: &Header, includes: &[PathBuf], prologue: &str) -> Result<Self> {
         let mut program =
             format!("#include <stdio.h>\n#include <stddef.h>\n{prologue}\nint main(void) {{\n");
@@ -73,8 +73,8 @@ impl Layout {
         Ok(Self(pairs.collect()))
     }
 
-    /// The value of an enumerator, a `size NAME`, an `align NAME`, an `offset NAME FIELD`, or an
-    /// array's length.
+    /// Returns the value of an enumerator, of `size NAME`, `align NAME` or `offset NAME FIELD`, or
+    /// the length of an array.
     pub fn get(&self, key: &str) -> Option<i64> {
         self.0.get(key).copied()
     }

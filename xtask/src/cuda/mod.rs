@@ -1,9 +1,9 @@
-//! `cargo xtask cuda-definition`: the CUDA API's definition, from the vendor's headers.
+//! `cargo xtask cuda-definition`: generates the definition of the CUDA API from the vendor's headers.
 //!
-//! - [`wheels`]: where headers come from; [`c`]: reading them; [`layout`]: sizes and values.
-//! - [`kernels`]: compiling the tests' kernels.
-//! - [`annotations`]: what headers do not say.
-//! - [`rust`], [`entries`]: what is written; [`served`]: which entry points are carried out.
+//! - [`wheels`]: the source of the headers; [`c`]: parses them; [`layout`]: sizes and values.
+//! - [`kernels`]: compiles the tests' kernels.
+//! - [`annotations`]: facts that the headers do not contain.
+//! - [`rust`], [`entries`]: the generated output; [`served`]: which entry points are implemented.
 
 mod annotations;
 mod c;
@@ -33,16 +33,16 @@ use self::{
 };
 use crate::programs::root;
 
-/// What `cargo xtask cuda-definition` is told.
+/// Options of `cargo xtask cuda-definition`.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     cargo xtask cuda-definition           write the definition and docs/cuda-entry-points.md\n  \
     cargo xtask cuda-definition --check   fail if that would change them")]
 pub struct Options {
-    /// Change nothing; fail if the committed files are not what the headers and annotations give.
+    /// Change nothing; fail if the committed files differ from what the headers and annotations give.
     #[arg(long)]
     check: bool,
-    /// Headers of another place: folders with cuda.h and cublas_v2.h.
+    /// Directories of other headers, with cuda.h and cublas_v2.h.
     #[arg(long, value_name = "FOLDER")]
     headers: Vec<PathBuf>,
 }
@@ -51,11 +51,11 @@ pub struct Options {
 struct Api {
     name: &'static str,
     title: &'static str,
-    /// What its symbols begin with, and those of others do not.
+    /// Prefixes of its symbols, which other APIs do not use.
     prefixes: &'static [&'static str],
-    /// What symbols begin with that belong to another API.
+    /// Prefixes of symbols that belong to another API.
     others: &'static [&'static str],
-    /// Whose conventions parameters follow.
+    /// The conventions of its parameters.
     convention: Convention,
     prologue: &'static str,
 }
@@ -77,7 +77,7 @@ const APIS: &[Api] = &[
         convention: Convention::Core,
         prologue: "#include <cuda_runtime_api.h>\n#include <cuda_profiler_api.h>\n",
     },
-    // Half-precision numbers are plain bits here: their own headers want a C++ library.
+    // Half-precision numbers are plain bits here, since their own headers require a C++ library.
     Api {
         name: "cublas",
         title: "cuBLAS: `libcublas.so.13`.",
@@ -105,10 +105,10 @@ impl Api {
     }
 }
 
-/// Writes the definition.
+/// Generates the definition.
 ///
 /// # Errors
-/// The headers cannot be fetched or read; or, with `--check`, the committed files are out of date.
+/// The headers cannot be fetched or parsed; or, with `--check`, the committed files are out of date.
 pub fn run(options: &Options) -> Result<()> {
     let headers = match options.headers.as_slice() {
         [] => vec![wheels::headers()?, wheels::cublas()?],
@@ -233,7 +233,7 @@ fn read(api: &Api, headers: &[PathBuf]) -> Result<Header> {
     c::parse(&text).with_context(|| format!("cannot read the headers of the {} API", api.name))
 }
 
-/// What compiled programs call to register images and to launch is declared for C++ only.
+/// The functions that compiled programs call to register images and to launch are declared for C++ only.
 fn registration(file: &str, header: &str) -> Result<String> {
     let mut text = String::new();
     for (at, _) in header.match_indices("CUDARTAPI __cuda") {
@@ -261,7 +261,7 @@ fn registration(file: &str, header: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Which symbol a name means, and since when a signature exists.
+/// The symbol that a name refers to, and the version that introduced a signature.
 #[derive(Default)]
 struct Names {
     macros: Vec<(String, String)>,
@@ -273,7 +273,7 @@ fn names(api: &Api, headers: &[PathBuf]) -> Result<Names> {
         return Ok(Names::default());
     }
     let mut names = Names::default();
-    // The driver's prologue hides which symbol a name means today.
+    // The driver's prologue hides which symbol a name currently refers to.
     let prologue = match api.name {
         "driver" => "#include <cuda.h>\n",
         _ => api.prologue,

@@ -1,4 +1,4 @@
-//! C's types in Rust.
+//! Generates C's types in Rust.
 
 use std::{collections::BTreeSet, fmt::Write};
 
@@ -9,7 +9,7 @@ use super::{
     layout::Layout,
 };
 
-/// Writes types, and remembers which ones were asked for.
+/// Generates types, and remembers which ones were requested.
 pub struct Types<'a> {
     header: &'a Header,
     layout: &'a Layout,
@@ -18,7 +18,7 @@ pub struct Types<'a> {
 }
 
 impl<'a> Types<'a> {
-    /// For one header.
+    /// Creates a generator for one header.
     pub fn new(header: &'a Header, layout: &'a Layout) -> Self {
         Self {
             header,
@@ -28,10 +28,10 @@ impl<'a> Types<'a> {
         }
     }
 
-    /// A type's name in Rust.
+    /// Returns a type's name in Rust.
     ///
     /// # Errors
-    /// It is a type that no public function uses so far.
+    /// No public function has used such a type so far.
     pub fn name(&mut self, of: &Type) -> Result<String> {
         Ok(match of {
             Type::Base(words) => base(words)?.to_owned(),
@@ -44,7 +44,7 @@ impl<'a> Types<'a> {
                 "uint16_t" => "u16".to_owned(),
                 "uint8_t" => "u8".to_owned(),
                 "int8_t" => "i8".to_owned(),
-                // C's own file, which nobody here looks into.
+                // C's own file type, which is opaque here.
                 "FILE" => "c_void".to_owned(),
                 _ => self.want(name),
             },
@@ -73,7 +73,7 @@ impl<'a> Types<'a> {
         })
     }
 
-    /// A function's type in Rust.
+    /// Returns a function's type in Rust.
     ///
     /// # Errors
     /// As for [`Types::name`].
@@ -105,10 +105,10 @@ impl<'a> Types<'a> {
         name.to_owned()
     }
 
-    /// All types that were asked for, and what they are made of.
+    /// Generates all requested types, and those that they consist of.
     ///
     /// # Errors
-    /// A type is not declared, or not of a kind that is known.
+    /// A type is not declared, or is of an unknown kind.
     pub fn write(mut self) -> Result<String> {
         let mut all = std::collections::BTreeMap::new();
         while let Some(name) = self.waiting.pop() {
@@ -127,7 +127,7 @@ impl<'a> Types<'a> {
         match self.header.typedefs.get(name) {
             Some(Type::Tagged(_, tag)) if tag == name => Ok(opaque(name)),
             Some(of) => Ok(format!("pub type {name} = {};\n", self.name(&of.clone())?)),
-            // A structure that only pointers name.
+            // A structure that is only used through pointers.
             None => Ok(opaque(name)),
         }
     }
@@ -182,7 +182,7 @@ impl<'a> Types<'a> {
         Ok(text)
     }
 
-    /// A number, since whoever calls may pass any.
+    /// A number, since callers may pass any value.
     fn enumeration(&self, name: &str, values: &[String]) -> Result<String> {
         let numbers: Result<Vec<i64>> = values
             .iter()
@@ -217,7 +217,7 @@ fn opaque(name: &str) -> String {
     format!("#[repr(C)]\npub struct {name} {{\n    _opaque: [u8; 0],\n}}\n")
 }
 
-/// A field's or a parameter's name.
+/// The name of a field or a parameter.
 pub fn field_name(name: &str) -> String {
     match name {
         "type" | "ref" | "in" | "match" | "fn" | "move" | "mod" | "use" | "final" | "virtual" => {

@@ -1,4 +1,4 @@
-//! Which entry points a guest's libraries carry out: those whose source does.
+//! Determines which entry points a guest's libraries implement, from their source.
 
 use std::{collections::HashSet, fs, path::Path};
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::programs::root;
 
-/// The texts of a file between quotation marks that begin so.
+/// Returns the quoted strings in a file that start with this prefix.
 fn quoted(path: &Path, prefix: &str) -> Result<Vec<String>> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let texts = text.split('"').skip(1).step_by(2);
@@ -14,13 +14,14 @@ fn quoted(path: &Path, prefix: &str) -> Result<Vec<String>> {
     Ok(texts.map(str::to_owned).collect())
 }
 
-/// What `entry_points!` defines in a line of a source.
+/// Returns the entry point that `entry_points!` defines in a line of source.
 fn defined(line: &str) -> Option<&str> {
     let (name, _) = line.strip_prefix("    fn cu")?.split_once('(')?;
     name.starts_with(char::is_uppercase).then_some(name)
 }
 
-/// The driver's symbols that are written by hand or forwarded, as guest/cuda/build.rs finds them.
+/// The driver's symbols that are implemented by hand or forwarded, as guest/cuda/build.rs finds
+/// them.
 fn driver() -> Result<HashSet<String>> {
     let mut all: HashSet<_> = quoted(&root().join("remoting/src/apis/cuda/forwarded.rs"), "cu")?
         .into_iter()
@@ -33,7 +34,7 @@ fn driver() -> Result<HashSet<String>> {
     Ok(all)
 }
 
-/// The runtime's that return that they are not supported.
+/// The runtime's symbols that report that they are not supported.
 fn refused_by_runtime() -> Result<HashSet<String>> {
     let path = root().join("guest/cudart/src/refused.rs");
     let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
@@ -43,7 +44,8 @@ fn refused_by_runtime() -> Result<HashSet<String>> {
     Ok(names.map(str::to_owned).collect())
 }
 
-/// Whether an API's symbols are served, where that is not what the annotations want of a library.
+/// Returns which of an API's symbols are served, if that differs from what the annotations require
+/// of a library.
 ///
 /// # Errors
 /// The sources cannot be read.

@@ -1,5 +1,5 @@
-//! The vendor's headers, as its Python packages bring them; kept in the cache.
-//! They are used where they are and never become part of this repository.
+//! The vendor's headers from its Python packages, kept in the cache.
+//! They are used there and never become part of this repository.
 
 use std::{
     path::{Path, PathBuf},
@@ -11,17 +11,17 @@ use gantry_tests::rig::{Cache, packages};
 
 use crate::progress::Step;
 
-/// Packages with headers, with the versions that the committed definition was made from.
+/// Packages with headers, in the versions that the committed definition was generated from.
 const HEADERS: &[(&str, &str)] = &[
     ("nvidia-cuda-runtime", "13.0.96"),
     ("nvidia-cuda-crt", "13.0.88"),
     ("nvidia-cuda-profiler-api", "13.0.85"),
 ];
 
-/// The package with the headers of cuBLAS. Its libraries, most of a gigabyte, are not kept.
+/// The package with the headers of cuBLAS. Its libraries, almost a gigabyte, are not kept.
 const CUBLAS: &[(&str, &str)] = &[("nvidia-cublas", "13.1.0.3")];
 
-/// The folder with `cuda.h`.
+/// Returns the directory with `cuda.h`.
 ///
 /// # Errors
 /// A package cannot be fetched.
@@ -36,7 +36,7 @@ pub fn headers() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The folder with `cublas_v2.h`.
+/// Returns the directory with `cublas_v2.h`.
 ///
 /// # Errors
 /// The package cannot be fetched.
@@ -60,7 +60,7 @@ fn made(
     let name = format!("{name}-{}", versions.join("-"));
     Cache::open()?.made(&name, |work| {
         let step = Step::new(format!("fetching {name} (once)"));
-        // All at once: a second call would not add to the folders of the first.
+        // All in one call, since a second call would not add to the directories of the first.
         let mut install = Command::new("python3");
         install
             .args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])

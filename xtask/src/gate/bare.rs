@@ -1,4 +1,4 @@
-//! The gate without an operating system.
+//! Tests the gate without an operating system.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -11,17 +11,17 @@ use crate::{
     progress::Step,
 };
 
-/// The programs are a workspace of their own: they are linked as disks.
+/// The programs are a workspace of their own, since they are linked as disk images.
 pub const MANIFEST: &str = "vmfunc-gate/bare/Cargo.toml";
 
-/// Not for build scripts and macros: those are not of a named target.
+/// With an explicit target, the flags do not apply to build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const FLAGS: &str = "-Crelocation-model=static";
 
-/// Checks of the program, by its count: fewer mean that it did not reach its end.
+/// Number of checks in the program; fewer mean that it did not reach its end.
 const CHECKS: usize = 20;
 
-/// Runs the program; its checks.
+/// Runs the program and returns its checks.
 ///
 /// # Errors
 /// It cannot be built or started.
@@ -60,7 +60,8 @@ pub fn checks() -> Result<Vec<Check>> {
     Ok(checks)
 }
 
-/// The folder of the programs without an operating system: the start of a disk each.
+/// Builds the programs without an operating system and returns their directory. Each is the start
+/// of a disk.
 ///
 /// # Errors
 /// They do not build.
@@ -78,7 +79,7 @@ pub fn build() -> Result<PathBuf> {
     Ok(folder.join(TARGET).join("release"))
 }
 
-/// Whether they are formatted, and what clippy says.
+/// Returns the command that checks their formatting and runs clippy on them.
 pub fn lint() -> Command {
     programs::lint(MANIFEST, "gate", TARGET, FLAGS)
 }

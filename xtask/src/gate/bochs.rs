@@ -1,10 +1,10 @@
-//! The emulator.
+//! The Bochs emulator.
 
 use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result};
 
-/// Programs that the gate's tests need, and the Debian packages that have them.
+/// Programs that the gate's tests need, and their Debian packages.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("bochs", "bochs"),
     (
@@ -20,11 +20,11 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("make", "make"),
     ("gcc-12", "gcc-12"),
     ("xz", "xz-utils"),
-    // Of a program that the kernel's build runs.
+    // For a program that the kernel's build runs.
     ("/usr/lib/x86_64-linux-gnu/libelf.so.1", "libelf1"),
 ];
 
-/// Cylinders have 16 heads and 63 sectors; Bochs wants whole ones.
+/// Cylinder size in bytes: 16 heads and 63 sectors. Bochs requires whole cylinders.
 pub const CYLINDER: u64 = 16 * 63 * 512;
 
 /// An emulated machine with one CPU.
@@ -35,12 +35,13 @@ pub struct Machine<'m> {
     pub megabytes: u32,
     /// A second disk, of whole cylinders.
     pub disk: Option<&'m Path>,
-    /// Longest run.
+    /// Maximum run time in seconds.
     pub seconds: u32,
 }
 
 impl Machine<'_> {
-    /// Boots `disk.img` of a folder, which gets the logs; what was written to the serial port.
+    /// Boots `disk.img` of a directory, which also receives the logs. Returns what was written to
+    /// the serial port.
     ///
     /// # Errors
     /// The emulator cannot be started.
@@ -52,8 +53,8 @@ impl Machine<'_> {
             Some(path) => disk("slave", path)?,
             None => String::new(),
         };
-        // The display is a terminal: others listen on the network, or want a window system. The
-        // debugger, which Debian's build starts in, is told to go on.
+        // The display is a terminal: the other ones listen on the network, or need a window system.
+        // Debian's build starts in the debugger, which is told to continue.
         let settings = format!(
             "cpu: model={}, count=1, ips=200000000
 megs: {}
@@ -70,7 +71,7 @@ log: bochs.log
         );
         fs::write(work.join("bochsrc"), settings)?;
         fs::write(work.join("commands"), "c\n")?;
-        // Its exit status says nothing; what the guest printed does.
+        // Its exit status is meaningless; what the guest printed counts.
         Command::new("timeout")
             .args(["-k", "5", &self.seconds.to_string()])
             .args(["script", "-qec", "bochs -q -f bochsrc -rc commands"])
@@ -86,13 +87,13 @@ log: bochs.log
     }
 }
 
-/// The line for a disk, which is nobody else's.
+/// Configuration line of a disk, which nobody else uses.
 fn disk(place: &str, path: &Path) -> Result<String> {
     let length = fs::metadata(path)
         .with_context(|| format!("no disk at {}", path.display()))?
         .len();
     let path = std::path::absolute(path)?.display().to_string();
-    // Of a run that was ended by its limit.
+    // The lock may be left over from a run that was stopped by its time limit.
     let _ = fs::remove_file(format!("{path}.lock"));
     Ok(format!(
         "ata0-{place}: type=disk, path={path}, mode=flat, cylinders={}, heads=16, spt=63\n",

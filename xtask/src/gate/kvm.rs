@@ -1,4 +1,4 @@
-//! The module under Debian's kernel and KVM in the emulator: a virtual machine's host.
+//! Tests the module under Debian's kernel and KVM in the emulator: the host of a virtual machine.
 
 use std::{
     collections::VecDeque,
@@ -24,18 +24,18 @@ use crate::{
     progress::Step,
 };
 
-/// What KVM consists of.
+/// The modules of KVM.
 const MODULES: &[&str] = &["irqbypass", "kvm", "kvm-intel"];
 
-/// Saves two thirds of the emulated boot.
+/// These options save two thirds of the emulated boot time.
 const COMMAND_LINE: &str = "console=ttyS0,115200 nokaslr mitigations=off noxsave panic=-1 \
     tsc=reliable quiet cryptomgr.notests oops=panic \
     initcall_blacklist=load_system_certificate_list,crypto_kdf108_init,trace_eval_init";
 
-/// What guests there are.
+/// The kind of guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guests {
-    /// Some pages of code.
+    /// A few pages of code.
     Small,
     /// Linux, with the host's kernel.
     Linux,
@@ -52,7 +52,7 @@ impl Guests {
         }
     }
 
-    /// Longest run in seconds; the emulator takes a quarter of that on an idle machine.
+    /// Maximum run time in seconds; the emulator takes a quarter of that on an idle machine.
     fn seconds(self) -> u32 {
         match self {
             Self::Small => 900,
@@ -66,24 +66,24 @@ impl Guests {
         match self {
             // One of the servers has 1024.
             Self::Small | Self::Linux => 1536,
-            // Twice PoCL, and the pages of its disk.
+            // PoCL twice, and the pages of its disk.
             Self::Seats => 2048,
         }
     }
 }
 
-/// An emulated host, whose disk is written.
+/// An emulated host whose disk has been written.
 pub struct Host {
-    /// Of its kernel.
+    /// Release of its kernel.
     release: String,
     guests: Guests,
     work: PathBuf,
-    /// A further disk.
+    /// An additional disk.
     disk: Option<PathBuf>,
 }
 
 impl Host {
-    /// One that runs the checks of `vmfunc-gate/rig` with a module and the kernel that it is for.
+    /// Builds a host that runs the checks of `vmfunc-gate/rig` with a module and its kernel.
     ///
     /// # Errors
     /// Something cannot be built.
@@ -109,11 +109,11 @@ impl Host {
         })
     }
 
-    /// What it prints, and the seconds that it takes.
+    /// Runs the host. Returns its output and the time in seconds.
     fn run(&self) -> Result<(String, f64)> {
         let machine = bochs::Machine {
-            // Its time-stamp counter runs at the emulator's speed; others confuse the kernel's
-            // timers.
+            // The time-stamp counter of this model runs at the emulator's speed; others confuse the
+            // kernel's timers.
             cpu: "corei7_haswell_4770",
             megabytes: self.guests.megabytes(),
             disk: self.disk.as_deref(),
@@ -124,10 +124,12 @@ impl Host {
     }
 }
 
-/// Runs hosts, so many at a time, and hands on the checks of each as they end. An emulator has one
-/// thread, and its clock counts instructions: what else runs makes no difference to what it prints.
+/// Runs hosts, `side_by_side` at a time, and passes on the checks of each when it ends. An emulator
+/// has one thread, and its clock counts instructions, so its output does not depend on what else
+/// runs.
 ///
 /// # Errors
+/// A host cannot be started.
 /// One cannot be started.
 pub fn run(hosts: Vec<Host>, side_by_side: usize, mut each: impl FnMut(Vec<Check>)) -> Result<()> {
     let step = Step::new(format!("running KVM in Bochs ({} hosts)", hosts.len()));
@@ -144,7 +146,7 @@ pub fn run(hosts: Vec<Host>, side_by_side: usize, mut each: impl FnMut(Vec<Check
             scope.spawn(move || {
                 while let Some(host) = next() {
                     let result = host.run();
-                    // The receiver may have ended with an error.
+                    // The receiver may have stopped with an error.
                     let _ = sender.send((host, result));
                 }
             });
@@ -159,7 +161,7 @@ pub fn run(hosts: Vec<Host>, side_by_side: usize, mut each: impl FnMut(Vec<Check
     })
 }
 
-/// The checks in what a host has printed.
+/// The checks in the output of a host.
 fn checks(host: &Host, printed: &str, seconds: f64) -> Vec<Check> {
     let Host {
         release,
@@ -195,7 +197,7 @@ fn checks(host: &Host, printed: &str, seconds: f64) -> Vec<Check> {
     checks
 }
 
-/// The emulated host's initial file system: KVM, the module, the program that checks it, and what
+/// Builds the emulated host's initramfs: KVM, the module, the program that checks it, and what
 /// Linux guests start with.
 fn initramfs(
     cache: &Cache,
@@ -249,7 +251,8 @@ poweroff -f
     Ok(packed)
 }
 
-/// Packs a folder. Not compressed, as unpacking takes the emulator longer than loading.
+/// Packs a directory. It is not compressed, since decompressing takes the emulator longer than
+/// loading.
 fn archive(root: &Path, to: &Path) -> Result<()> {
     let command = format!(
         "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",
@@ -260,16 +263,16 @@ fn archive(root: &Path, to: &Path) -> Result<()> {
 }
 
 const SECTOR: u64 = 512;
-/// Where the loader reads its plan.
+/// Offset of the loader's plan.
 const PLAN: u64 = 1024;
-/// Parts that a plan has room for.
+/// Maximum number of parts in a plan.
 const PARTS: usize = 20;
-/// Physical addresses of the boot parameters, the command line and the initial file system.
+/// Physical addresses of the boot parameters, the command line and the initramfs.
 const PARAMETERS: u64 = 0x9_0000;
 const COMMAND_LINE_AT: u64 = 0x9_2000;
 const INITRAMFS: u64 = 0x1000_0000;
 
-/// A disk that boots a kernel: the loader, its plan, and what it loads.
+/// Writes a disk that boots a kernel: the loader, its plan, and what it loads.
 fn write_disk(
     loader: &Path,
     kernel: &Path,
@@ -314,7 +317,7 @@ fn write_disk(
     Ok(())
 }
 
-/// A little-endian number of a file.
+/// Reads a little-endian number from a file.
 fn number(bytes: &[u8], at: usize, length: usize) -> Result<u64> {
     let bytes = bytes
         .get(at..at + length)
@@ -325,7 +328,7 @@ fn number(bytes: &[u8], at: usize, length: usize) -> Result<u64> {
         .fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }
 
-/// What an ELF file has to have in memory, by physical address, with zeros at the end.
+/// The memory contents that an ELF file requires, by physical address, including zero fill.
 fn segments(elf: &[u8]) -> Result<Vec<(u64, Vec<u8>)>> {
     const LOAD: u64 = 1;
     ensure!(elf.starts_with(b"\x7fELF\x02"), "the kernel is no ELF file");
@@ -360,14 +363,14 @@ fn parameters(initramfs: usize, megabytes: u32) -> Result<Vec<u8>> {
     put(0x1fe, &0xaa55_u16.to_le_bytes());
     put(0x202, b"HdrS");
     put(0x206, &0x20f_u16.to_le_bytes());
-    // A loader without a number.
+    // A loader without a registered identifier.
     put(0x210, &[0xff]);
     put(0x211, &[1]);
     put(0x218, &u32::try_from(INITRAMFS)?.to_le_bytes());
     put(0x21c, &u32::try_from(initramfs)?.to_le_bytes());
     put(0x228, &u32::try_from(COMMAND_LINE_AT)?.to_le_bytes());
     let end = u64::from(megabytes) << 20;
-    // The BIOS has its ACPI tables in the last 64 KiB.
+    // The BIOS keeps its ACPI tables in the last 64 KiB.
     let tables = 64 << 10;
     let map = [
         (0, 0x9_fc00, 1_u32),

@@ -1,9 +1,9 @@
-//! Tries the exitless gate (`vmfunc-gate`) in Bochs, which emulates VMX with EPT and VMFUNC.
+//! Tests the exitless gate (`vmfunc-gate`) in Bochs, which emulates VMX with EPT and VMFUNC.
 //!
 //! - [`bare`]: a program without an operating system, in VMX root operation.
-//! - [`module`]: the kernel module, built for the kernels that it is made for.
+//! - [`module`]: the kernel module, built for the supported kernels.
 //! - [`kvm`]: the module under Debian's kernel and KVM, with small guests, and with Linux guests of
-//!   two processes of Gantry; [`opencl`]: what those have that compute.
+//!   two Gantry processes; [`opencl`]: files for guests that use OpenCL.
 //! - [`bochs`]: the emulator.
 
 mod bare;
@@ -19,27 +19,28 @@ pub use bare::{MANIFEST as BARE, lint};
 pub use bochs::PROGRAMS;
 use kvm::{Guests, Host};
 
-/// A check's name and how it ended.
+/// Name and outcome of a check.
 pub type Check = (String, Outcome);
 
-/// What words choose parts of: `gate:` all of it, `gate:bare` the program without an operating
-/// system, `gate:6.1`, say, the module for that kernel with small guests, `gate:linux` two
-/// processes of Gantry with Linux guests, and `gate:seats` two with OpenCL.
+/// Prefix of words that select parts: `gate:` selects everything, `gate:bare` the program without
+/// an operating system, `gate:6.1`, for example, the module for that kernel with small guests,
+/// `gate:linux` two Gantry processes with Linux guests, and `gate:seats` two with OpenCL.
 const PREFIX: &str = "gate:";
 
-/// Whether a word is for these checks.
+/// Whether a word selects these checks.
 pub fn has(word: &str) -> bool {
     word.starts_with(PREFIX)
 }
 
-/// Hosts in the emulator that are ready to run.
+/// Emulated hosts that are ready to run.
 #[derive(Default)]
 pub struct Hosts(Vec<Host>);
 
-/// Runs those that one of the words chooses, or all if there are no words, but for what takes KVM: the hosts with it
-/// are built.
+/// Runs the checks that the words select (all without words), except those that need KVM; for
+/// those, builds the hosts and returns them.
 ///
 /// # Errors
+/// Something cannot be built or started.
 /// Something cannot be built or started.
 pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<Hosts> {
     let wanted = |part: &str| {
@@ -61,7 +62,7 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
     }
     for version in module::VERSIONS {
         let is_first = version == module::VERSIONS[0];
-        // The longest is to begin first.
+        // The longest one starts first.
         let parts = [("seats", Guests::Seats), ("linux", Guests::Linux)];
         let linux = parts
             .into_iter()
@@ -82,10 +83,10 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
 }
 
 impl Hosts {
-    /// Runs them, so many at a time.
+    /// Runs the hosts, `side_by_side` at a time.
     ///
     /// # Errors
-    /// One cannot be started.
+    /// A host cannot be started.
     pub fn run(self, side_by_side: usize, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
         if self.0.is_empty() {
             return Ok(());
@@ -98,7 +99,7 @@ impl Hosts {
     }
 }
 
-/// A line of a program in the emulator that tells of a check.
+/// Parses a line of a program in the emulator that reports a check.
 fn check(line: &str) -> Option<Check> {
     let (name, result) = line
         .trim_end()

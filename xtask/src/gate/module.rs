@@ -1,4 +1,4 @@
-//! The kernel module, built for the kernels that it is made for.
+//! Builds the kernel module for the supported kernels.
 
 use std::{
     fs,
@@ -21,21 +21,21 @@ use crate::{
     progress::Step,
 };
 
-/// A module that was built.
+/// A module that has been built.
 pub struct Module {
-    /// The kernel that it is for.
+    /// The kernel that it was built for.
     pub kernel: Kernel,
-    /// The file.
+    /// The module file.
     pub file: PathBuf,
 }
 
-/// What it is made for: Debian's kernel, and the newer one of its backports.
+/// The supported kernels: Debian's kernel, and the newer one of its backports.
 pub const VERSIONS: [&str; 2] = ["6.1", "6.12"];
 
-/// Builds it for one of the versions, as DKMS does on a user's machine.
+/// Builds the module for one of the versions, as DKMS does on a user's machine.
 ///
 /// # Errors
-/// Headers cannot be fetched.
+/// The headers cannot be fetched.
 pub fn build(cache: &Cache, version: &str) -> Result<(Vec<Check>, Option<Module>)> {
     let step = Step::new("fetching a kernel with its headers, and building the gate's module");
     let kernel = if version == VERSIONS[0] {
@@ -66,20 +66,20 @@ pub fn build(cache: &Cache, version: &str) -> Result<(Vec<Check>, Option<Module>
     Ok((checks, module))
 }
 
-/// A kernel that it is not made for.
+/// A kernel that is not supported.
 const OTHER: &str = "6.5.0";
 
-/// DKMS, in folders of its own instead of the machine's.
+/// DKMS with directories of its own instead of the machine's.
 struct Dkms {
-    /// Those folders are in this one.
+    /// The directory that contains them.
     work: PathBuf,
-    /// Of the kernel.
+    /// The headers of the kernel.
     headers: PathBuf,
 }
 
 impl Dkms {
-    /// Adds, builds and installs the module, as it is loaded then. What did not change since the
-    /// last time is not built again.
+    /// Adds, builds and installs the module, and returns it in its final form. If nothing has
+    /// changed since the last time, it is not built again.
     fn install(&self, release: &str) -> Result<PathBuf> {
         let installed = self.work.join("modules").join(release);
         let file = self.work.join("gantry_gate.ko");
@@ -87,7 +87,7 @@ impl Dkms {
         if !copy_sources(&self.source(&package))? && file.exists() {
             return Ok(file);
         }
-        // What is left of a run that fails must not pass the next one.
+        // Leftovers of a failed run must not make the next one pass.
         let _ = fs::remove_file(&file);
         for old in [self.tree(), installed.clone()] {
             if old.exists() {
@@ -103,14 +103,14 @@ impl Dkms {
                 bail!("{error:#}\n{log}")
             })?;
         }
-        // What debuggers want is ten times the rest.
+        // Debug information is ten times the size of the rest.
         let from = installed.join("updates/dkms/gantry_gate.ko");
         let mut strip = Command::new("strip");
         packages::run(strip.arg("--strip-debug").arg(from).arg("-o").arg(&file))?;
         Ok(file)
     }
 
-    /// After [`Dkms::install`]: another kernel's headers would not get that far.
+    /// Must be called after [`Dkms::install`]: another kernel's headers would not get that far.
     fn refuses(&self, release: &str) -> Result<()> {
         let refused = packages::run(&mut self.command_for("build", &package()?, release));
         let refused = format!("{:#}", refused.err().context("it was built")?);
@@ -122,7 +122,7 @@ impl Dkms {
         self.work.join("tree")
     }
 
-    /// Where the sources of a package are, by the name that DKMS expects.
+    /// Directory of a package's sources, with the name that DKMS expects.
     fn source(&self, package: &str) -> PathBuf {
         self.work.join("source").join(package.replace('/', "-"))
     }
@@ -142,7 +142,7 @@ impl Dkms {
 
     fn command_for(&self, action: &str, package: &str, release: &str) -> Command {
         let mut command = self.command(action, package);
-        // The folder has no other modules, whose dependencies could be looked at.
+        // The directory has no other modules whose dependencies could be scanned.
         command
             .args(["-k", release, "--no-depmod", "--kernelsourcedir"])
             .arg(&self.headers);
@@ -150,12 +150,12 @@ impl Dkms {
     }
 }
 
-/// The module's sources.
+/// Directory of the module's sources.
 fn sources() -> PathBuf {
     root().join("vmfunc-gate/module")
 }
 
-/// Name and version, as DKMS is told them.
+/// Name and version, in DKMS's notation.
 fn package() -> Result<String> {
     let settings = fs::read_to_string(sources().join("dkms.conf"))?;
     let setting = |name: &str| {
@@ -169,7 +169,7 @@ fn package() -> Result<String> {
     Ok(format!("{name}/{version}"))
 }
 
-/// Copies the module's sources; whether they have changed.
+/// Copies the module's sources. Returns whether they have changed.
 fn copy_sources(to: &Path) -> Result<bool> {
     fs::create_dir_all(to)?;
     let mut changed = false;
@@ -186,8 +186,8 @@ fn copy_sources(to: &Path) -> Result<bool> {
     Ok(changed)
 }
 
-/// DKMS, which wants to be root where it installs: of a namespace, if nothing else. In folders of
-/// this user's, that is enough.
+/// DKMS requires root where it installs. In this user's directories, root of a user namespace is
+/// sufficient.
 fn as_root() -> Command {
     const DKMS: &str = "/usr/sbin/dkms";
     // SAFETY: no preconditions.

@@ -1,4 +1,4 @@
-//! What Linux guests with OpenCL have: PoCL on a disk, and programs of this repository.
+//! Files for Linux guests with OpenCL: PoCL on a disk, and programs of this repository.
 
 use std::{
     fs,
@@ -11,10 +11,10 @@ use gantry_tests::rig::{self, images};
 use super::{bochs::CYLINDER, module::Module};
 use crate::programs::{self, target};
 
-/// What the emulated host loads for the disk. All else is in the kernel.
+/// Modules that the emulated host loads for the disk. Everything else is built into the kernel.
 pub const DISK_MODULES: &[&str] = &["scsi_common", "scsi_mod", "libata", "ata_piix", "sd_mod"];
 
-/// The disk with PoCL, which nobody writes to, of whole cylinders.
+/// Returns the disk with PoCL, in whole cylinders. Nobody writes to it.
 pub fn disk() -> Result<PathBuf> {
     let folder = target().join("rig");
     fs::create_dir_all(&folder)?;
@@ -25,7 +25,8 @@ pub fn disk() -> Result<PathBuf> {
     Ok(std::path::absolute(disk)?)
 }
 
-/// What a guest with that disk needs besides, and what mounts it: see `vmfunc-gate/rig/src/opencl.rs`.
+/// Installs what else a guest with that disk needs, and what mounts it: see
+/// `vmfunc-gate/rig/src/opencl.rs`.
 pub fn files(module: &Module, release: &Path, guest: &Path) -> Result<()> {
     let loaded = images::modules(&module.kernel, images::VIRTIO_DISK, &guest.join("modules"))?;
     let programs = guest.join("programs");

@@ -1,4 +1,4 @@
-//! Applications that several scenarios run.
+//! Applications that several scenarios use.
 
 use std::{
     io::{BufRead, BufReader},
@@ -13,17 +13,17 @@ use anyhow::{Context, Result, ensure};
 use super::pool::Pool;
 use crate::programs::root;
 
-/// A program of the tests.
+/// Path of a test program.
 pub fn program(name: &str) -> PathBuf {
     root().join("guest/opencl/tests/programs").join(name)
 }
 
-/// An application that computes without an end, and what it prints.
+/// Starts an application that computes endlessly. Returns it and its output.
 pub fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
     running(pool, "endless.py")
 }
 
-/// An application that says when it computes, and what it prints.
+/// Starts an application that reports when it computes. Returns it and its output.
 pub fn running(pool: &Pool, name: &str) -> Result<(Child, BufReader<ChildStdout>)> {
     let mut application = pool
         .remoted("/usr/bin/python3")
@@ -46,7 +46,7 @@ pub fn signal(processes: &[i32], signal: i32) {
     }
 }
 
-/// Of a pool that serves two applications at a time: a third one waits until one of them has ended.
+/// In a pool that serves two applications at a time, a third one waits until one of them has ended.
 pub fn third_waits(pool: &Pool) -> Result<()> {
     let (mut first, output) = endless(pool)?;
     let (mut second, _output) = endless(pool)?;

@@ -26,11 +26,11 @@ use crate::shared_device::wait_for;
 /// The program of [`builds`].
 const BUILDS: &str = "builds.py";
 
-/// The files that a driver has compiled, and what changes when one is written again.
+/// Files that a driver has compiled, with values that change when a file is rewritten.
 type Compiled = BTreeMap<PathBuf, (u64, i64, i64)>;
 
-/// What PoCL has compiled in a folder and below: programs, and the kernels that it has linked. It
-/// finds them instead of compiling again.
+/// What PoCL has compiled in a directory and below: programs, and kernels that it has linked. It
+/// reuses them instead of compiling again.
 fn compiled(folder: &Path) -> Result<Compiled> {
     let mut found = Compiled::new();
     let mut folders = vec![folder.to_owned()];
@@ -49,12 +49,12 @@ fn compiled(folder: &Path) -> Result<Compiled> {
     Ok(found)
 }
 
-/// An application that builds so many programs from a number on, and computes with them.
+/// An application that builds `count` programs starting with a number, and computes with them.
 fn builds(pool: &Pool, first: u32, count: u32) -> Command {
     builds_of(pool, &program(BUILDS), first, count)
 }
 
-/// The same, of a program that is elsewhere.
+/// The same for a program at another path.
 fn builds_of(pool: &Pool, program: &Path, first: u32, count: u32) -> Command {
     let mut command = pool.remoted("/usr/bin/python3");
     command
@@ -69,7 +69,7 @@ fn right(mut command: Command) -> Result<()> {
     Ok(())
 }
 
-/// The folders of all owners below a pool's folder for caches, by name.
+/// The directories of all owners below a pool's cache directory, by name.
 fn owners(caches: &Path) -> Result<BTreeMap<String, PathBuf>> {
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
@@ -85,7 +85,7 @@ fn owners(caches: &Path) -> Result<BTreeMap<String, PathBuf>> {
     Ok(owners)
 }
 
-/// The only owner's folder.
+/// The directory of the only owner.
 fn owner(caches: &Path, start: &str) -> Result<PathBuf> {
     let owners = owners(caches)?;
     let mut names = owners.iter().filter(|(name, _)| name.starts_with(start));
@@ -94,7 +94,7 @@ fn owner(caches: &Path, start: &str) -> Result<PathBuf> {
     Ok(path.clone())
 }
 
-/// A pool whose caches are in this folder.
+/// Starts a pool whose caches are in this directory.
 fn pool_at(way: Way, name: &str, release: &Path, caches: &Path) -> Result<Pool> {
     let caches = caches.display().to_string();
     Pool::start(way, name, release.to_owned(), &["--cache", &caches])
@@ -118,7 +118,8 @@ pub fn kept(pool: &Pool) -> Result<()> {
             compiled(&folder)? == once,
             "the second one has compiled again"
         );
-        // Also of two at a time, and of workers of another pool; but for another authority's.
+        // This also holds for two at a time and for workers of another pool, but not across
+        // authorities.
         signal(&[first.id()], libc::SIGKILL);
         drop(first);
         let second = pool_at(way, "kept-2", &pool.release, &caches)?;
@@ -128,7 +129,7 @@ pub fn kept(pool: &Pool) -> Result<()> {
             run().and(other.join().unwrap_or_else(|_| Ok(())))
         })?;
         ensure!(compiled(&folder)? == once, "others have compiled again");
-        // Each pool's authority is its own here, and names its guest alike.
+        // Here, each pool has its own authority, which gives its guest the same name.
         let known = owners(&caches)?;
         let expected = if matches!(way, Way::Tls) { 2 } else { 1 };
         ensure!(known.len() == expected, "{known:?}");
@@ -172,21 +173,22 @@ pub fn apart(pool: &Pool) -> Result<()> {
     );
     let shared = |file: &(u64, i64, i64)| mine.values().any(|own| own.0 == file.0);
     ensure!(!theirs.values().any(shared), "both have one file");
-    // Nobody but the pool's user reaches either.
+    // Only the pool's user can access either of them.
     let all = caches.join("gantry-compiled-0");
     let mode = fs::metadata(&all)?.mode() & 0o777;
     ensure!(mode == 0o700, "{} has mode {mode:o}", all.display());
     Ok(())
 }
 
-/// The folder of all is taken away, as those do who tidy /tmp up: applications compile for themselves.
+/// If the directory of all caches is removed, as by cleaning /tmp, applications compile for
+/// themselves.
 pub fn homeless(pool: &Pool) -> Result<()> {
     let caches = pool.folder("homeless")?;
     let pool = pool_at(Way::Rings, "homeless", &pool.release, &caches)?;
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
     let all = caches.join(format!("gantry-compiled-{user}"));
-    // It listens before it makes it.
+    // The pool listens before it creates the directory.
     wait_for("the folder of all", || Ok(all.exists()))?;
     fs::remove_dir(all)?;
     right(builds(&pool, 1, 2))?;
@@ -195,8 +197,8 @@ pub fn homeless(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Kills workers, and a pool with them, at many moments of a build. What they leave behind harms
-/// nobody: the next application of the same owner builds and computes the same program.
+/// Kills workers, and a pool with them, at many points of a build. What they leave behind does no
+/// harm: the next application of the same owner builds and computes the same program.
 pub fn killed(pool: &Pool) -> Result<()> {
     const MOMENTS: u32 = 24;
     let caches = pool.folder("broken")?;
@@ -229,7 +231,8 @@ pub fn killed(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// An application that fills its owner's folder loses its worker and the folder, and others go on.
+/// An application that fills its owner's directory loses its worker and the directory, and others
+/// continue.
 pub fn flooded(pool: &Pool) -> Result<()> {
     let caches = pool.folder("flooded")?;
     let path = caches.display().to_string();
@@ -238,7 +241,7 @@ pub fn flooded(pool: &Pool) -> Result<()> {
     right(builds(&pool, 1, 1))?;
     let folder = owner(&caches, "user-")?;
     let (mut application, mut output) = endless(&pool)?;
-    // As a kernel of its could: the driver runs it in a worker that may write there.
+    // As one of its kernels could: the driver runs it in a worker that may write there.
     fs::write(folder.join("own/flood"), vec![1; 40 << 20])?;
     let mut line = String::new();
     output.read_line(&mut line)?;
@@ -252,7 +255,7 @@ pub fn flooded(pool: &Pool) -> Result<()> {
     right(builds(&pool, 1, 1))
 }
 
-/// A library that a loader opens as it does a driver's, and that starts a thread then.
+/// A library that a loader opens like a driver's, and that starts a thread when it is loaded.
 const EARLY: &str = "#include <pthread.h>
 #include <unistd.h>
 static void *sleeper(void *nothing) { for (;;) pause(); return nothing; }
@@ -260,8 +263,8 @@ __attribute__((constructor)) static void start(void)
 { pthread_t thread; pthread_create(&thread, 0, sleeper, 0); }
 ";
 
-/// Landlock takes nothing from threads that are there already: workers have none before they know
-/// whose they are, whatever the driver does, and find what was compiled.
+/// Landlock does not restrict existing threads. Therefore workers have no threads before they know
+/// their owner, whatever the driver does, and then find what was compiled.
 pub fn late(pool: &Pool) -> Result<()> {
     let vendors = pool.folder("early")?;
     let (source, library) = (vendors.join("early.c"), vendors.join("early.so"));

@@ -1,4 +1,4 @@
-//! Workers that run when applications delegate to them, and lend them their CPUs.
+//! Workers that run when applications delegate to them, and that use the applications' CPUs.
 
 use std::{
     fs,
@@ -20,7 +20,8 @@ use super::{
 };
 use crate::shared_device::PATIENCE;
 
-/// By messages, as this machine has no exitless gate; whatever the driver's threads need, they have.
+/// By messages, as this machine has no exitless gate. The driver's threads have everything that
+/// they need.
 pub fn run(pool: &Pool) -> Result<()> {
     let passive = Pool::start(Way::Delegated, "passive", pool.release.clone(), &[])?;
     clinfo(&passive)?;
@@ -31,7 +32,7 @@ pub fn run(pool: &Pool) -> Result<()> {
     let own = Pool::start(Way::Delegated, "own", pool.release.clone(), &["--own-cpu"])?;
     clinfo(&own)?;
     pyopencl(&own)?;
-    // Who asks for a real gate hears why there is none.
+    // An application that requests a real gate is told why there is none.
     let asked = pool
         .remoted("clinfo")
         .arg("-l")
@@ -45,12 +46,12 @@ pub fn run(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// A driver that is neither where drivers usually are nor where a variable says is read where the
-/// option allows it, and not otherwise.
+/// A driver that is neither in the usual place nor where a variable points is readable only if the
+/// option allows it.
 pub fn elsewhere(pool: &Pool) -> Result<()> {
     const USUAL: &str = "/usr/lib/x86_64-linux-gnu";
     let (vendors, folder) = (pool.folder("vendors-elsewhere")?, pool.folder("elsewhere")?);
-    // PoCL finds its parts by where it is itself.
+    // PoCL finds its parts relative to its own location.
     let (library, share) = (folder.join("lib/all"), folder.join("share"));
     fs::create_dir_all(&library)?;
     fs::create_dir_all(&share)?;
@@ -72,8 +73,8 @@ pub fn elsewhere(pool: &Pool) -> Result<()> {
     pyopencl(&with)
 }
 
-/// An application whose process cannot be waited for is not served, its process does not stay, and
-/// the next one is served.
+/// If an application's process cannot be watched, the application is not served, its process does
+/// not stay, and the next application is served.
 pub fn unwatched(pool: &Pool) -> Result<()> {
     const STRACE: [&str; 7] = [
         "strace",
@@ -93,7 +94,7 @@ pub fn unwatched(pool: &Pool) -> Result<()> {
         &["--own-cpu"],
     )?;
     finds_nothing(pool.remoted("clinfo"), "")?;
-    // The application learns of it first.
+    // The application is told first.
     let until = Instant::now() + PATIENCE;
     let refused = "an application is not served: cannot start a process for an application";
     while !pool.log()?.contains(refused) {
@@ -106,12 +107,12 @@ pub fn unwatched(pool: &Pool) -> Result<()> {
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
-/// So many applications get a confined process each, one more gets none, and neither ends the
-/// server; nor does a process that cannot be started.
+/// This many applications get a confined process each, and one more gets none. Neither this nor a
+/// process that cannot be started ends the server.
 fn full(passive: &Pool) -> Result<()> {
     const MOST: usize = 16;
     let connect = || UnixStream::connect(passive.folder.join("socket"));
-    // The first byte comes with the memory that is shared.
+    // The first byte comes with the shared memory.
     let served = |mut stream: &UnixStream| stream.read(&mut [0]).is_ok_and(|read| read == 1);
     let until = Instant::now() + PATIENCE;
     let mut streams = Vec::new();
@@ -120,7 +121,7 @@ fn full(passive: &Pool) -> Result<()> {
         if served(&stream) {
             streams.push(stream);
         }
-        // Who was there before takes a moment to end.
+        // Earlier applications take a moment to end.
         ensure!(Instant::now() < until, "{} are served only", streams.len());
     }
     ensure!(!served(&connect()?), "one more than {MOST} is served");

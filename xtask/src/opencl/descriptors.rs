@@ -31,7 +31,7 @@ pub fn short(pool: &Pool) -> Result<()> {
     let used: Vec<u64> = descriptors
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect();
-    // One for the connection that a worker hands over, and none for what a new one needs.
+    // One for the connection that a worker hands over, and none for what a new worker needs.
     let free = (0..).filter(|number| !used.contains(number)).nth(1);
     let before = limit_descriptors(id, free.context("all are used")?)?;
     let (mut second, _output) = endless(&pool)?;
@@ -39,7 +39,8 @@ pub fn short(pool: &Pool) -> Result<()> {
         soon("the pool starts workers without descriptors")?;
     }
     ensure!(first.try_wait()?.is_none(), "the first one has ended");
-    // Also when nobody is left: it tries every second. It has these open for good, and polls no more.
+    // This also holds when no worker is left: the pool retries every second. It keeps these open
+    // permanently, and polls no others.
     limit_descriptors(id, 5)?;
     signal(&pool.workers()?, libc::SIGKILL);
     for application in [&mut first, &mut second] {
@@ -57,13 +58,14 @@ pub fn short(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// The kernel lets nobody poll more than it may have open, also if that is open already.
+/// The kernel refuses to poll more descriptors than a process may open, even if they are already
+/// open.
 pub fn lowered(pool: &Pool) -> Result<()> {
     let mut pool = Pool::start(Way::Rings, "lowered", pool.release.clone(), &[])?;
     let (mut application, _output) = endless(&pool)?;
     let before = pool.workers()?;
     let limit = limit_descriptors(pool.id(), 2)?;
-    // What ends is noticed by the next poll.
+    // The next poll notices what ends.
     signal(&[application.id() as i32], libc::SIGTERM);
     application.wait()?;
     let until = Instant::now() + PATIENCE;
@@ -76,20 +78,20 @@ pub fn lowered(pool: &Pool) -> Result<()> {
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
-/// A pool takes the hard limit for itself, and no more applications than it has room for.
+/// A pool uses the hard limit for itself, and serves no more applications than it has room for.
 pub fn bounded(pool: &Pool) -> Result<()> {
-    // Its own 64, and 4 for each of two.
+    // 64 for itself, and 4 for each of two.
     let program = ["prlimit", "--nofile=40:72"];
     let release = pool.release.clone();
     let options = ["--spare", "1"];
     let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
-    // It listens before it says so.
+    // It listens before it prints this.
     let said = "2 applications are served at a time, as this process may have 72";
     wait_for("the pool to say its bound", || {
         Ok(pool.log()?.contains(said))
     })?;
     third_waits(&pool)?;
-    // Drivers have what is usual.
+    // Drivers get the usual limit.
     let started = pool.started_workers()?;
     let worker = started.first().context("no worker waits")?;
     let limits = fs::read_to_string(format!("/proc/{worker}/limits"))?;
@@ -101,16 +103,16 @@ pub fn bounded(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Sets how many descriptors a process may have; how many it might before.
+/// Sets the number of descriptors that a process may have. Returns the previous limit.
 fn limit_descriptors(process: i32, count: u64) -> Result<u64> {
-    // SAFETY: all zeroes are valid limits.
+    // SAFETY: all-zero limits are valid.
     let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
     let which = libc::RLIMIT_NOFILE;
     // SAFETY: nothing is set; `limit` outlives the call.
     let mut done = unsafe { libc::prlimit(process, which, std::ptr::null(), &raw mut limit) };
     let before = std::mem::replace(&mut limit.rlim_cur, count);
     if done == 0 {
-        // SAFETY: the old limits are not wanted; `limit` outlives the call.
+        // SAFETY: the old limits are not requested; `limit` outlives the call.
         done = unsafe { libc::prlimit(process, which, &raw const limit, std::ptr::null_mut()) };
     }
     ensure!(

@@ -1,4 +1,5 @@
-//! Devices of other models, which an application goes to only if they have what it was told of the first one.
+//! Devices of other models: an application moves to one only if it matches what the application was told about its
+//! first device.
 
 use std::{
     fs,
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::programs;
 
-/// Runs a program whose PoCL says that work-groups are small.
+/// Runs a program whose PoCL reports small work-groups.
 const SMALL: [&str; 2] = ["env", "POCL_MAX_WORK_GROUP_SIZE=64"];
 
 pub fn run(pool: &Pool) -> Result<()> {
@@ -24,8 +25,8 @@ pub fn run(pool: &Pool) -> Result<()> {
     within_a_pool(pool)
 }
 
-/// A device of another model is one with less, as PoCL's environment says: an application that has asked for it
-/// stays, with all reasons.
+/// The other model is a device with lower limits, set by PoCL's environment. An application that has queried these
+/// limits stays, and all reasons are listed.
 fn between_pools(pool: &Pool) -> Result<()> {
     let (first, control) = moves::movable(pool, "models")?;
     let release = pool.release.clone();
@@ -34,18 +35,18 @@ fn between_pools(pool: &Pool) -> Result<()> {
     let text = moves::send(&first, &control, "--all", &small.address)?;
     ensure!(names_all(&text), "{text}");
     finishes(child)?;
-    // It has asked for nothing that this one lacks, and its device answers as the first one did.
+    // The application has not queried anything that differs, and its device replies as the first one did.
     let child = start_asking(&first, &["MAX_COMPUTE_UNITS"])?;
     let text = moves::send(&first, &control, "--all", &small.address)?;
     ensure!(text.contains(" moved to "), "{text}");
-    // Who comes next is served, though the pool holds a worker back for the one that has moved.
+    // The next application is served, although the pool holds back a worker for the one that has moved.
     start_asking(&small, &["MAX_COMPUTE_UNITS"]).and_then(finishes)?;
     finishes(child)?;
     let _ = fs::remove_file(&control);
     Ok(())
 }
 
-/// Whether a text names all that a device with small work-groups lacks.
+/// Whether a text lists everything that a device with small work-groups lacks.
 fn names_all(text: &str) -> bool {
     let all = [
         "CL_DEVICE_MAX_WORK_GROUP_SIZE is [64] there",
@@ -54,7 +55,7 @@ fn names_all(text: &str) -> bool {
     all.iter().all(|name| text.contains(name))
 }
 
-/// An application that asks its device for these, computes once a line of its input has come, and compares.
+/// Starts an application that queries these values, computes once a line of input has arrived, and compares.
 fn start_asking(pool: &Pool, asked: &[&str]) -> Result<Child> {
     let mut child = pool
         .remoted("/usr/bin/python3")
@@ -75,7 +76,7 @@ fn finishes(mut child: Child) -> Result<()> {
     Ok(())
 }
 
-/// What was built, with a pool's program that can become another one.
+/// Built programs, in which the pool's program can be exchanged.
 struct Changing(PathBuf);
 
 impl Changing {
@@ -90,7 +91,7 @@ impl Changing {
         Ok(Self(folder))
     }
 
-    /// Whoever starts the program from here on gets smaller devices.
+    /// From here on, the program reports smaller devices when it is started.
     fn change(&self) -> Result<()> {
         let (new, own) = (self.0.join("new"), self.0.join("own"));
         let script = format!(
@@ -110,7 +111,7 @@ impl Drop for Changing {
     }
 }
 
-/// The workers of one pool have devices of different models if those that are started later find others.
+/// The workers of one pool have devices of different models if those that are started later find other devices.
 fn within_a_pool(pool: &Pool) -> Result<()> {
     let built = Changing::new(&pool.release)?;
     let control = std::env::temp_dir().join(format!("gantry-within-{}", std::process::id()));
@@ -122,7 +123,7 @@ fn within_a_pool(pool: &Pool) -> Result<()> {
     let text = moved_within(pool, &control)?;
     ensure!(names_all(&text) && !text.contains(" moved "), "{text}");
     finishes(relies)?;
-    // The worker that waited was started before.
+    // The waiting worker was started before.
     start_asking(&changing, &["MAX_COMPUTE_UNITS"]).and_then(finishes)?;
     let other = start_asking(&changing, &["MAX_COMPUTE_UNITS"])?;
     let text = moved_within(pool, &control)?;
@@ -132,9 +133,9 @@ fn within_a_pool(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// What a pool says that is to move its applications to other workers.
+/// Returns what a pool prints when it is to move its applications to other workers.
 fn moved_within(pool: &Pool, control: &Path) -> Result<String> {
-    // One that stays is an error of this program, and none here.
+    // An application that stays makes that program fail, but is not an error here.
     let output = moves::moving(pool, control).arg("--all").output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -22,18 +22,18 @@ use super::{
 };
 use crate::shared_device::PATIENCE;
 
-/// In the place of an address: the application waits.
+/// Takes the place of an address: the application is parked.
 const PARKED: &str = "parked";
 
-/// As an application's argument for how long it computes: until its input ends.
+/// An application's argument for its run time: until its input ends.
 const TOLD: &str = "input";
 
-/// A pool whose applications can be moved, and the socket for that.
+/// Starts a pool whose applications can be moved. Returns it and its control socket.
 pub(super) fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
     movable_with(pool, name, &[])
 }
 
-/// The same with further options.
+/// The same with additional options.
 fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf)> {
     let control = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
     let _ = fs::remove_file(&control);
@@ -72,7 +72,7 @@ impl Mover {
                     made.fetch_add(moved, Ordering::Relaxed);
                     lines.extend(text.lines().map(str::to_owned));
                 }
-                // 50 to 500 ms, in no particular order.
+                // 50 to 500 ms, in irregular order.
                 pause = (pause * 73 + 41) % 451;
                 thread::sleep(Duration::from_millis(50 + pause));
             }
@@ -85,12 +85,12 @@ impl Mover {
         }
     }
 
-    /// How many moves have been made.
+    /// Number of moves that have been made.
     pub(super) fn moves(&self) -> usize {
         self.moves.load(Ordering::Relaxed)
     }
 
-    /// What the pool has said of each move.
+    /// Stops moving, and returns what the pool has printed on each move.
     pub(super) fn end(mut self) -> Vec<String> {
         self.ends.store(true, Ordering::Relaxed);
         let thread = self.thread.take();
@@ -128,12 +128,12 @@ pub fn chaos(pool: &Pool) -> Result<()> {
     has_moved(&lines, 10)
 }
 
-/// Whether a pool says of an application that it has another worker.
+/// Whether a line of a pool reports that an application has a new worker.
 pub(super) fn is_moved(line: &str) -> bool {
     line.contains(" moved from ")
 }
 
-/// Whether there were so many moves at least.
+/// Checks that there were at least this many moves.
 pub(super) fn has_moved(lines: &[String], least: usize) -> Result<()> {
     let count = lines.iter().filter(|line| is_moved(line)).count();
     ensure!(count >= least, "only {count} moves:\n{}", lines.join("\n"));
@@ -155,7 +155,7 @@ pub fn followed(pool: &Pool) -> Result<()> {
     has_moved(&lines, 10)
 }
 
-/// MiB of an application's memory, all of which it writes again and again.
+/// Size in MiB of an application's memory, all of which it writes again and again.
 const MEMORY: &str = "192";
 
 pub fn lost(pool: &Pool) -> Result<()> {
@@ -164,7 +164,7 @@ pub fn lost(pool: &Pool) -> Result<()> {
     let (moved, control) = movable(pool, "lost")?;
     let mut lost = 0;
     for round in 0..MOST {
-        // On a busy machine this process may come too late for all of the first ones.
+        // On a busy machine, this process may be too late for all of the first ones.
         if round >= LEAST && lost > 0 {
             break;
         }
@@ -188,7 +188,7 @@ pub fn lost(pool: &Pool) -> Result<()> {
         let worker = worker.and_then(|rest| rest.split(' ').next()?.parse().ok());
         let worker = worker.with_context(|| format!("no move: {line}"))?;
         thread::sleep(Duration::from_millis(round % LEAST * 10));
-        // One that has ended by then has brought all.
+        // A worker that has ended by then has transferred everything.
         signal(&[worker], libc::SIGKILL);
         let rest: Vec<_> = lines.collect::<Result<_, _>>()?;
         mover.wait()?;
@@ -210,8 +210,8 @@ pub fn lost(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// An application whose commands are chosen by chance has the memory that they make, wherever it was
-/// moved amid them.
+/// An application with randomly chosen commands has the memory contents that they produce, wherever it was moved in
+/// between.
 fn writes_what_it_is_to(pool: &Pool, seed: u32) -> Result<()> {
     let mut command = pool.remoted("/usr/bin/python3");
     let written = packages::output(
@@ -227,7 +227,7 @@ fn start(pool: &Pool) -> Result<Child> {
     start_for(pool, "2")
 }
 
-/// An application that computes for so many seconds or until it is [`TOLD`], unless somebody ends it.
+/// Starts an application that computes for this many seconds or until it is [`TOLD`] to end, unless somebody ends it.
 fn start_for(pool: &Pool, time: &str) -> Result<Child> {
     let mut child = pool
         .remoted("/usr/bin/python3")
@@ -241,7 +241,7 @@ fn start_for(pool: &Pool, time: &str) -> Result<Child> {
     Ok(child)
 }
 
-/// Waits until an application says that it computes.
+/// Waits until an application reports that it computes.
 pub(super) fn await_running(child: &mut Child) -> Result<()> {
     let mut first = [0; 8];
     let output = child.stdout.as_mut().context("no output")?;
@@ -250,7 +250,7 @@ pub(super) fn await_running(child: &mut Child) -> Result<()> {
     Ok(())
 }
 
-/// Those workers of the pool that wait for the application of another one, or the others.
+/// The workers of a pool that wait for the application of another one; or all others.
 fn workers(pool: &Pool, standby: bool) -> Result<Vec<i32>> {
     let is_standby = |id: &i32| {
         let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
@@ -281,7 +281,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
             "round {round}: the application said {said:?}"
         );
         ensure!(mover.wait_with_output().is_ok(), "no end of the move");
-        // Whoever comes next is served, and can be moved.
+        // The next application is served, and can be moved.
         let next = start_for(&moved, "60")?;
         let text = packages::output(moving(&moved, &control).arg("--all"))?;
         ensure!(text.contains(" moved from "), "round {round}: {text}");
@@ -292,16 +292,16 @@ pub fn killed(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Has applications that a pool serves, or has served, be served at an address: what the pool says.
+/// Makes a pool send applications that it serves, or has served, to an address. Returns what the pool prints.
 pub(super) fn send(from: &Pool, control: &Path, which: &str, to: &str) -> Result<String> {
     let mut command = moving(from, control);
     command.args([which, "--to", to]);
-    // One that stays is an error of this program, and none here.
+    // An application that stays makes that program fail, but is not an error here.
     let output = command.output()?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether an application that was started by [`start`] or alike has ended.
+/// Whether an application that was started by [`start`] or a similar function has ended.
 fn has_ended(child: &mut Child) -> Result<bool> {
     Ok(child.try_wait()?.is_some())
 }
@@ -310,8 +310,8 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     let (first, first_control) = movable(pool, "first")?;
     let (second, second_control) = movable(pool, "second")?;
     let pools = [(&first, &first_control), (&second, &second_control)];
-    // Objects of all kinds, a wait for an event that is not decided, and memory that is mapped most
-    // of the time; and commands by chance, whose memory is compared.
+    // Objects of all kinds, a wait for an undecided event, and memory that is mapped most of the time; and random
+    // commands, whose memory is compared.
     back_and_forth(pools, "moving.py", &[TOLD], 20)?;
     back_and_forth(pools, "written.py", &[TOLD, "2"], 10)?;
     nobody_is_left(pools)?;
@@ -321,7 +321,7 @@ pub fn between_pools(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until pools have noticed the end of all that they have served.
+/// Waits until pools have noticed the end of everything that they have served.
 fn nobody_is_left(pools: [(&Pool, &PathBuf); 2]) -> Result<()> {
     let until = Instant::now() + PATIENCE;
     for (pool, control) in pools {
@@ -337,8 +337,7 @@ fn nobody_is_left(pools: [(&Pool, &PathBuf); 2]) -> Result<()> {
     Ok(())
 }
 
-/// Has a program go from the first pool to the second and back until it has done so often, and end: it is right
-/// then.
+/// Moves a program from the first pool to the second and back this many times, and ends it: it must be right.
 fn back_and_forth(
     pools: [(&Pool, &PathBuf); 2],
     name: &str,
@@ -376,7 +375,7 @@ fn back_and_forth(
     Ok(())
 }
 
-/// To another machine, as far as the application can tell, and back.
+/// To what looks like another machine to the application, and back.
 fn through_tls(pool: &Pool, first: &Pool, control: &Path) -> Result<()> {
     let far = Pool::start(Way::Tls, "far", pool.release.clone(), &[])?;
     let keys = far.folder.join("keys");
@@ -402,8 +401,7 @@ pub fn behind_a_gate(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Has an application that the first pool serves go to another one that has no control socket, and back,
-/// again and again.
+/// Moves an application of the first pool to another pool that has no control socket, and back, again and again.
 fn there_and_back(mut command: Command, first: &Pool, control: &Path, far: &Pool) -> Result<()> {
     const OFTEN: usize = 12;
     let mut child = (command.stdin(Stdio::piped()).stdout(Stdio::piped())).spawn()?;
@@ -448,7 +446,7 @@ fn there_and_back(mut command: Command, first: &Pool, control: &Path, far: &Pool
     Ok(())
 }
 
-/// Checks that a pool lists a process where it is, and nowhere else, if it has not ended.
+/// Checks that exactly one pool lists a process, if it has not ended.
 fn is_listed_once(
     child: &mut Child,
     mut moving: Command,
@@ -463,7 +461,7 @@ fn is_listed_once(
     Ok(())
 }
 
-/// The process id of the only application that a pool has, as `move` takes it.
+/// The process ID of the only application of a pool, in the form that `move` accepts.
 fn listed(pool: &Pool, control: &Path) -> Result<String> {
     let line = packages::output(moving(pool, control).arg("--list"))?;
     let process = line.split_ascii_whitespace().nth(1);
@@ -487,7 +485,7 @@ fn park(pool: &Pool, control: &Path) -> Result<()> {
 
 pub fn parked(pool: &Pool) -> Result<()> {
     thread::scope(|scope| {
-        // Nobody is waited for at once.
+        // Both wait for long, so they run at the same time.
         let alone = scope.spawn(|| ends_without_a_pool(pool));
         goes_on(pool)?;
         alone.join().map_err(|_| anyhow!("a thread has panicked"))?
@@ -501,7 +499,7 @@ fn goes_on(pool: &Pool) -> Result<()> {
     let process = listed(&first, &control)?;
     for to in [&first.address, &second.address] {
         park(&first, &control)?;
-        // One that it cannot be served by costs nothing.
+        // An address at which it cannot be served has no effect.
         let nowhere = send(&first, &control, &process, "/nowhere/pool")?;
         ensure!(nowhere.contains("it cannot connect with"), "{nowhere}");
         let text = send(&first, &control, "--all", to)?;
@@ -513,7 +511,7 @@ fn goes_on(pool: &Pool) -> Result<()> {
         );
     }
     park(&first, &control)?;
-    // It is killed, and another one is started in its place: the application goes there by itself.
+    // The pool is killed, and a new one is started in its place: the application goes there by itself.
     drop(first);
     ensure!(!has_ended(&mut child)?, "it has ended with the pool");
     let (first, control) = movable(pool, "parks")?;
@@ -535,7 +533,7 @@ fn goes_on(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Who parks an application and ends for good costs it an error.
+/// If an application is parked and its pool ends for good, the application gets an error.
 fn ends_without_a_pool(pool: &Pool) -> Result<()> {
     let (first, control) = movable(pool, "ends")?;
     let child = start_for(&first, "120")?;
@@ -551,8 +549,8 @@ fn ends_without_a_pool(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Waits until one of the workers of a pool has ended that an application has left: whether that is
-/// before its own end.
+/// Waits until a worker of a pool that an application has left has ended. Returns whether that was before the
+/// application's own end.
 fn is_left_by(child: &mut Child, pool: &Pool, there: &[i32]) -> Result<bool> {
     loop {
         let now = pool.workers()?;
@@ -564,7 +562,7 @@ fn is_left_by(child: &mut Child, pool: &Pool, there: &[i32]) -> Result<bool> {
     }
 }
 
-/// The processes that a program has started: an application runs below one that ends it in time.
+/// The child processes of a program: an application runs under one that enforces a time limit.
 fn children(id: u32) -> Result<Vec<i32>> {
     let text = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
     text.split_ascii_whitespace()
@@ -572,10 +570,10 @@ fn children(id: u32) -> Result<Vec<i32>> {
         .collect()
 }
 
-/// Another pool that stands still does not hold an application up. Returns how long it takes to go there
-/// if it does not.
+/// A second pool that is stopped does not delay an application. Returns how long a move there takes if it is not
+/// stopped.
 fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
-    // The pool first: it starts no further workers then.
+    // The pool first, so that it starts no more workers.
     let pool = [second.id()];
     signal(&pool, libc::SIGSTOP);
     let workers = second.workers()?;
@@ -591,7 +589,7 @@ fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
     signal(&workers, libc::SIGCONT);
     signal(&pool, libc::SIGCONT);
     ensure!(output.stdout == b"ok\n", "it has not computed on");
-    // The first one has programs built there; those after it take less.
+    // The first application has programs built there; later ones take less time.
     let mut whole = Duration::MAX;
     for _ in 0..2 {
         let mut child = start_for(first, "60")?;
@@ -605,8 +603,8 @@ fn stopped(first: &Pool, control: &Path, second: &Pool) -> Result<Duration> {
     Ok(whole)
 }
 
-/// Whoever has asked for an application's move is killed after some time: it computes what it does, and goes as soon as
-/// somebody else asks, unless it has gone.
+/// The process that requested an application's move is killed after some time. The application computes correctly, and
+/// moves as soon as somebody else requests it, unless it has moved already.
 fn mover_killed(first: &Pool, control: &Path, second: &Pool, after: Duration) -> Result<()> {
     let mut child = start_for(first, TOLD)?;
     let mut order = moving(first, control);
@@ -639,8 +637,8 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
         let mut order = moving(&first, &first_control);
         order.args(["--all", "--to", &second.address]);
         let order = order.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-        // Who is killed may be the one that is left, the one that is come to, or both: after some
-        // part of what a whole move takes here.
+        // Kills the workers of the source, of the destination, or of both, after some fraction of the time that a whole
+        // move takes here.
         thread::sleep(whole * (1 + round / 3) / 5);
         match round % 3 {
             0 => signal(&first.workers()?, libc::SIGKILL),
@@ -665,7 +663,7 @@ pub fn between_killed(pool: &Pool) -> Result<()> {
         mover_killed(&first, &first_control, &second, once)
             .with_context(|| format!("its mover was killed after {once:?}"))?;
     }
-    // Whoever comes next is served, can be moved, and nobody is left.
+    // The next application is served and can be moved, and nothing is left behind.
     let mut next = start_for(&first, "60")?;
     let text = send(&first, &first_control, "--all", &second.address)?;
     ensure!(text.contains(" moved to "), "{text}");

@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote give the same results as with the host's driver.
+//! Third-party programs give the same results as with the host's driver.
 
 use std::{
     fs,
@@ -30,7 +30,7 @@ pub fn clinfo(pool: &Pool) -> Result<()> {
             .lines()
             .filter(|line| line.contains("CL_DEVICE_"))
             .filter(|line| !APART.iter().any(|part| line.contains(part)))
-            // The prefix names the platform by the driver's suffix.
+            // The prefix contains the driver's suffix for the platform.
             .map(|line| line[line.find("CL_DEVICE_").unwrap_or(0)..].to_owned())
             .collect())
     };
@@ -58,7 +58,7 @@ pub fn figures(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// What the entry points for shared virtual memory do, natively and remoted.
+/// Compares the entry points for shared virtual memory natively and remoted.
 pub fn svm(pool: &Pool) -> Result<()> {
     let run = |mut python: Command| packages::output(python.arg(program("svm.py")));
     let native = run(pool.native("/usr/bin/python3"))?;
@@ -71,7 +71,7 @@ pub fn svm(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Through rings, by delegations, and where application and worker share no memory.
+/// Through rings, by delegation, and without shared memory between application and worker.
 pub fn shared_addresses(pool: &Pool) -> Result<()> {
     let release = || pool.release.clone();
     let delegated = Pool::start(Way::Delegated, "delegated-svm", release(), &["--own-cpu"])?;
@@ -85,7 +85,8 @@ pub fn shared_addresses(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Where a program's large allocations lie that the library for it is preloaded to, and its copies.
+/// Checks where large allocations of a program are placed with the preloaded library, and its
+/// copies.
 pub fn placed(pool: &Pool) -> Result<()> {
     let large = |pool: &Pool, library: Option<&Path>| -> Result<u32> {
         let mut program = pool.remoted(pool.release.join("examples/opencl_placed"));
@@ -102,7 +103,8 @@ pub fn placed(pool: &Pool) -> Result<()> {
     let library = pool.release.join("libgantry_malloc.so");
     ensure!(library.exists(), "there is no {}", library.display());
     let with = large(pool, Some(&library))?;
-    // Nobody waits for the window's lock: what another thread keeps from it is elsewhere.
+    // Nobody waits for the window's lock: while another thread holds it, memory is allocated
+    // elsewhere.
     ensure!(with >= 8, "only {with} of 16 are in the window");
     let without = large(pool, None)?;
     ensure!(
@@ -124,7 +126,7 @@ pub fn late(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Through rings, by delegations, and where application and worker share no memory.
+/// Through rings, by delegation, and without shared memory between application and worker.
 pub fn entries(pool: &Pool) -> Result<()> {
     let run = |mut command: Command| packages::output(&mut command);
     let native = run(pool.native(pool.release.join("examples/opencl_entries")))?;

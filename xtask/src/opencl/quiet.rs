@@ -1,4 +1,4 @@
-//! What applications that call and wait do not cost: system calls, copies, and a processor's time.
+//! What applications that call and wait do not use: system calls, copies, and CPU time.
 
 use std::{
     fs,
@@ -14,8 +14,8 @@ use gantry_tests::{bench::cpu_time, rig::packages};
 use super::pool::{Pool, Way};
 use crate::shared_device::{PATIENCE, wait_for};
 
-/// Counts the time for which application, workers and pool have a processor while nobody asks for
-/// anything. `cargo xtask bench idle` does so with a guest's application.
+/// Measures the CPU time of application, workers and pool while there are no requests. `cargo xtask
+/// bench idle` does the same with a guest's application.
 pub fn idle(pool: &Pool) -> Result<()> {
     const WHILE: Duration = Duration::from_secs(4);
     let mut application = pool
@@ -34,7 +34,7 @@ pub fn idle(pool: &Pool) -> Result<()> {
     let mut all = pool.workers()?;
     all.extend([id, pool.id()]);
     let spent = || -> Result<u64> { all.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
-    // Both sides look for work for a moment before they sleep, and another worker opens its driver.
+    // Both sides poll for a moment before they sleep, and a spare worker opens its driver.
     let mut before = spent()?;
     wait_for("workers to be ready", || {
         thread::sleep(Duration::from_secs(1));
@@ -53,8 +53,8 @@ pub fn idle(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// The application's process cannot reach the memory that is copied: what the worker hands to the
-/// driver is that very memory.
+/// The application's process cannot access the memory that is copied: the worker passes exactly
+/// that memory to the driver.
 pub fn untouched(pool: &Pool) -> Result<()> {
     let mut application = pool.remoted(pool.release.join("examples/opencl_untouched"));
     let said = packages::output(&mut application)?;
@@ -62,7 +62,7 @@ pub fn untouched(pool: &Pool) -> Result<()> {
         said.lines().count() == 4,
         "not all copies were made: {said}"
     );
-    // By a stream the process itself sends what is copied, and is killed as it reads it.
+    // Over a stream, the process itself sends what is copied, and is killed when it reads it.
     let stream = Pool::start(Way::Unix, "touched", pool.release.clone(), &[])?;
     let output = stream
         .remoted(pool.release.join("examples/opencl_untouched"))
@@ -74,9 +74,8 @@ pub fn untouched(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Counts the system calls of application and worker while they do nothing but ask and answer.
-/// Both poll for longer than the calls take: that nobody falls asleep meanwhile does not depend on
-/// how busy this machine is.
+/// Counts the system calls of application and worker while they only exchange requests and replies.
+/// Both poll for longer than the calls take, so neither falls asleep however busy this machine is.
 pub fn steady(pool: &Pool) -> Result<()> {
     const LONG: &str = "60000000";
     let pool = Pool::start(
@@ -120,8 +119,8 @@ pub fn steady(pool: &Pool) -> Result<()> {
         let line = attached.next().context("strace attaches to nothing")??;
         ensure!(line.contains("attached"), "strace says: {line}");
     }
-    // Threads that slept in a system call begin it anew when they are attached to, and strace
-    // writes that down in its own time.
+    // Threads that sleep in a system call restart it when strace attaches, and strace logs that
+    // with a delay.
     let until = Instant::now() + PATIENCE;
     let mut written = None;
     loop {
@@ -135,10 +134,11 @@ pub fn steady(pool: &Pool) -> Result<()> {
     let mut input = application.stdin.take().context("no input")?;
     input.write_all(b"go\n")?;
     ensure!(next()? == "begin" && next()? == "end", "no marks");
-    // SAFETY: a plain call; strace leaves its processes alone then.
+    // SAFETY: a plain call; strace then detaches from its processes.
     unsafe { libc::kill(strace.id().cast_signed(), libc::SIGINT) };
     strace.wait()?;
-    // Only now may the application end: strace waits for ever for a process that ends as it is left alone.
+    // Only now may the application end: strace waits forever for a process that ends while it
+    // detaches.
     drop(input);
     application.wait()?;
     let log = fs::read_to_string(log)?;

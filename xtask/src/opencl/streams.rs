@@ -1,4 +1,4 @@
-//! The same by streams: through a Unix socket that shares no memory, and through TLS.
+//! The same over streams: through a Unix socket without shared memory, and through TLS.
 
 use std::{
     io::BufRead,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::shared_device::PATIENCE;
 
-/// Programs that nobody here wrote, and errors that are found late.
+/// Third-party programs, and errors that are reported late.
 fn programs(pool: &Pool) -> Result<()> {
     clinfo(pool)?;
     figures(pool)?;
@@ -42,7 +42,7 @@ pub fn tls(pool: &Pool) -> Result<()> {
     stopped(&pool)
 }
 
-/// Runs a program that is to find no platform, for the reason that its driver gives.
+/// Runs a program that must find no platform, for the reason that its driver reports.
 pub fn finds_nothing(mut command: Command, why: &str) -> Result<()> {
     let output = command.arg("-l").stdin(Stdio::null()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -64,7 +64,7 @@ pub fn refused(pool: &Pool) -> Result<()> {
         .env("GANTRY_TLS_CERT", others.join("guest.pem"))
         .env("GANTRY_TLS_KEY", others.join("guest.key"));
     finds_nothing(stranger, "received fatal alert")?;
-    // Said when the stranger has been told.
+    // Logged after the stranger has been told.
     let until = Instant::now() + PATIENCE;
     while !pool
         .log()?
@@ -77,7 +77,8 @@ pub fn refused(pool: &Pool) -> Result<()> {
         );
         thread::sleep(Duration::from_millis(20));
     }
-    // Nor is what shows a host to an application what shows an application to a host.
+    // A certificate that authenticates a host to an application does not authenticate an
+    // application to a host.
     let mut posing = pool.remoted("clinfo");
     posing
         .env("GANTRY_TLS_CERT", pool.folder.join("keys/localhost.pem"))
@@ -92,7 +93,7 @@ pub fn refused(pool: &Pool) -> Result<()> {
     let mut plain = pool.remoted("clinfo");
     plain.env("GANTRY_OPENCL", pool.address.replace("tls:", "tcp:"));
     finds_nothing(plain, "no worker has said hello")?;
-    // And neither is another's application served meanwhile, nor a worker lost.
+    // Meanwhile, no other application is served by mistake, and no worker is lost.
     packages::run(pool.remoted("clinfo").arg("-l"))?;
     for listen in ["tcp:127.0.0.1:1", "tcp:0.0.0.0:1"] {
         let plain: &[&str] = if listen.contains("0.0.0.0") {
@@ -113,7 +114,7 @@ pub fn refused(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Kills applications, and workers, at several moments.
+/// Kills applications, and workers, at several points.
 pub fn killed(pool: &Pool) -> Result<()> {
     let pool = Pool::start(Way::Tls, "moments", pool.release.clone(), &[])?;
     for after in [
@@ -130,7 +131,7 @@ pub fn killed(pool: &Pool) -> Result<()> {
             "{after} s are enough for everything: no moment in the middle of it"
         );
     }
-    // On the way to a worker: whether this one has come is left open, but not that it ends.
+    // On the way to a worker: whether this application is served is left open, but it must end.
     for after in [5, 10, 20, 40, 80] {
         let mut application = pool.remoted("clinfo").stdout(Stdio::null()).spawn()?;
         thread::sleep(Duration::from_millis(after));
@@ -166,7 +167,7 @@ pub fn many_clients(pool: &Pool) -> Result<()> {
     third_waits(&pool)
 }
 
-/// Connections that say nothing, more than there are places for in all workers, and renewed.
+/// Opens idle connections, more than all workers have places for, again and again.
 pub fn silent(pool: &Pool) -> Result<()> {
     let pool = Pool::start(Way::Tls, "silent", pool.release.clone(), &[])?;
     let address = pool.address.replace("tls://localhost", "127.0.0.1");
@@ -177,7 +178,7 @@ pub fn silent(pool: &Pool) -> Result<()> {
         .arg("-l")
         .stdout(Stdio::piped())
         .spawn()?;
-    // The oldest go by and by, and others come.
+    // The oldest ones are dropped over time, and others take their places.
     for turn in 0.. {
         if served.try_wait()?.is_some() {
             break;

@@ -1,4 +1,4 @@
-//! How many workers of a pool a user of this machine has.
+//! Limits on the number of a user's workers in a pool.
 
 use std::{
     fs,
@@ -16,16 +16,16 @@ use super::{
     pool::{Pool, Way},
 };
 
-/// A user without any rights.
+/// A user without any privileges.
 const NOBODY: &str = "65534";
 
-/// A user has one worker and is refused another, in words that say why; another user has one, too;
-/// and who has ended makes room.
+/// A user has one worker and is refused another one with a reason; another user also gets one; and
+/// a user whose application ends makes room.
 pub fn limited(pool: &Pool) -> Result<()> {
     let options = ["--per-user", "1", "--spare", "1"];
     let pool = Pool::start(Way::Rings, "users", pool.release.clone(), &options)?;
     let (mut first, output) = endless(&pool)?;
-    // Each is refused by the worker that goes on waiting, which the next one finds.
+    // Each one is refused by the worker that keeps waiting, which the next one finds.
     for _ in 0..20 {
         let said = text(pool.remoted("clinfo").arg("-l"))?;
         ensure!(said.contains("--per-user"), "a second one hears {said:?}");
@@ -47,7 +47,8 @@ pub fn limited(pool: &Pool) -> Result<()> {
     is_served(&pool)
 }
 
-/// Those who send what hangs as it closes, served or refused, leave the pool to others.
+/// Clients that send descriptors whose close hangs, whether served or refused, do not affect
+/// others.
 pub fn hanging(pool: &Pool) -> Result<()> {
     let options = ["--per-user", "1", "--spare", "1"];
     let pool = Pool::start(Way::Rings, "hanging", pool.release.clone(), &options)?;
@@ -72,7 +73,7 @@ pub fn hanging(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// Starts one who does, until its input ends: it has sent its files by now.
+/// Starts such a client, which runs until its input ends. It has sent its files when this returns.
 fn sends_files(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
     let mut child = Command::new(pool.release.join("examples/opencl_hostile"))
         .arg(pool.folder.join("socket"))
@@ -87,7 +88,7 @@ fn sends_files(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
     Ok((child, output))
 }
 
-/// Waits until an application has a worker, for less long than a close hangs.
+/// Waits until an application has a worker, for less time than a close hangs.
 fn is_served(pool: &Pool) -> Result<()> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -100,7 +101,7 @@ fn is_served(pool: &Pool) -> Result<()> {
     }
 }
 
-/// Another user is served.
+/// Checks that another user is served.
 fn other(pool: &Pool) -> Result<()> {
     let vendors = pool.public_driver("others")?;
     let socket = pool.folder.join("socket");
@@ -114,7 +115,7 @@ fn other(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
-/// All that a program says.
+/// Returns everything that a program prints.
 fn text(command: &mut Command) -> Result<String> {
     let output = command.output().context("cannot run a program")?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned()

@@ -1,4 +1,4 @@
-//! How workers are confined, and what it costs when they end.
+//! How workers are confined, and the effects of their end.
 
 use std::{
     fs,
@@ -18,7 +18,7 @@ use super::{
 use crate::shared_device::PATIENCE;
 
 pub fn confined(pool: &Pool) -> Result<()> {
-    // Whoever is served has passed through the confinement.
+    // An application that is served has a confined worker.
     packages::run(pool.remoted("clinfo").arg("-l"))?;
     let workers = pool.workers()?;
     ensure!(!workers.is_empty(), "the pool has no workers");
@@ -32,7 +32,7 @@ pub fn confined(pool: &Pool) -> Result<()> {
                 seen += 1;
                 break;
             }
-            // One that has just been started may not be there yet.
+            // A process that has just been started may not be confined yet.
             ensure!(
                 Instant::now() < until,
                 "worker {worker} is not confined:\n{status}"
@@ -59,16 +59,16 @@ pub fn killed(pool: &Pool) -> Result<()> {
         waited < PATIENCE,
         "the application noticed after {waited:?}"
     );
-    // The pool goes on.
+    // The pool continues.
     packages::run(pool.remoted("clinfo").arg("-l"))
 }
 
 pub fn stopped(pool: &Pool) -> Result<()> {
     let (mut application, _output) = endless(pool)?;
     let before = pool.started_workers()?;
-    // None of its threads sees the application end.
+    // None of its threads notices the end of the application.
     signal(&before, libc::SIGSTOP);
-    // `timeout`, which runs it, passes the signal on.
+    // `timeout`, which runs it, forwards the signal.
     signal(&[application.id() as i32], libc::SIGTERM);
     application.wait()?;
     let until = Instant::now() + PATIENCE;
@@ -103,13 +103,14 @@ pub fn limited(pool: &Pool) -> Result<()> {
         "the application said {line:?} when its kernel had run for too long"
     );
     ensure!(
-        // It has run for a while when it is heard of, for longer on a busy machine.
+        // It has run for a while when it is reported, for longer on a busy machine.
         waited > Duration::from_secs(1) && waited < PATIENCE,
         "the kernel was ended after {waited:?}"
     );
     let log = pool.log()?;
     ensure!(log.contains("more than --kernel-limit allows"), "{log}");
-    // Others, whose kernels end, are none the wiser: also with more of them than are looked after.
+    // Applications whose kernels end are not affected, even if they have more kernels than are
+    // tracked.
     let many = packages::output(pool.remoted("/usr/bin/python3").arg(program("many.py")))?;
     ensure!(many == "40000 have run\n", "{many}");
     figures(&pool)

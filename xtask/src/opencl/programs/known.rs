@@ -1,10 +1,10 @@
-//! Differences that are known: between what a test gives natively and what through Gantry.
+//! Known differences between the native results of a test and those through Gantry.
 
-/// One difference, and why it is there.
+/// A difference and its reason.
 struct Known {
-    /// The test's name, as the table has it.
+    /// The test's name, as in the table.
     test: &'static str,
-    /// A part of what the host's platform calls itself.
+    /// Part of the name of the host's platform.
     platform: &'static str,
     natively: &'static str,
     through: &'static str,
@@ -31,10 +31,10 @@ impl Known {
 const POCL: &str = "PoCL 3.1";
 const NVIDIA: &str = "CUDA";
 
-/// A test that calls wrongly on purpose.
+/// The reason for a test that makes invalid calls on purpose.
 const LOOKS: &str = "NVIDIA's driver answers one of the test's wrong calls otherwise than OpenCL \
                      says; Gantry's looks before it passes a call on";
-/// The same, of a test that says nothing any more.
+/// The same for a test that then prints nothing more.
 const ENDS: &str = "NVIDIA's driver ends the process in one of the test's wrong calls; Gantry's looks \
                     before it passes a call on";
 
@@ -114,8 +114,8 @@ const KNOWN: &[Known] = &[
     ),
 ];
 
-/// Why this test gives this natively and that through Gantry, on this platform; none if nobody has
-/// found out yet.
+/// Why this test has these results natively and through Gantry on this platform; `None` if the
+/// reason is unknown so far.
 pub fn why(platform: &str, test: &str, natively: &str, through: &str) -> Option<&'static str> {
     let known = KNOWN.iter().find(|known| {
         platform.contains(known.platform)

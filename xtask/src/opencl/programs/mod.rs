@@ -1,4 +1,4 @@
-//! Programs that nobody here wrote, natively and through the OpenCL driver: which of their tests
+//! Runs third-party programs natively and through the OpenCL driver. Reports which of their tests
 //! pass, and every difference, as a table in the documentation.
 
 mod known;
@@ -42,28 +42,31 @@ use crate::{
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// programs: of suites with hundreds of tests only each so many is run; 1 takes hours.
+    /// programs: of suites with hundreds of tests, run only every COUNT-th; 1 takes hours.
     #[arg(long, default_value_t = 8, value_name = "COUNT")]
     every: usize,
-    /// programs: so many at a time, each natively and through Gantry.
+    /// programs: number of programs to run at a time, each natively and through Gantry.
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     jobs: usize,
-    /// programs: only suites whose names contain this word (may be given again).
+    /// programs: run only suites whose names contain this word (can be repeated).
     #[arg(long, value_name = "WORD")]
     only: Vec<String>,
-    /// programs: print how long each takes on either side instead, the median of so many runs.
+    /// programs: instead, print how long each program takes on each side, as the median of this
+    /// many runs.
     #[arg(long, value_name = "RUNS")]
     times: Option<usize>,
-    /// programs: those through Gantry have their worker replaced 50 to 500 ms after the last time.
+    /// programs: replace the worker of those that run through Gantry, again 50 to 500 ms after each
+    /// replacement.
     #[arg(long, conflicts_with = "times")]
     moved: bool,
-    /// programs: where the table goes [default: measurements/opencl-programs.md, or with --moved opencl-programs-moved.md]
+    /// programs: file for the table [default: measurements/opencl-programs.md, or with --moved
+    /// opencl-programs-moved.md]
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
 }
 
 impl Options {
-    /// The command with these options, apart from where its results go.
+    /// The command line with these options, without the destination of its results.
     fn command(&self, elsewhere: &Elsewhere) -> String {
         let mut command = format!("cargo xtask bench programs --every {}", self.every);
         if self.jobs != 1 {
@@ -82,7 +85,8 @@ impl Options {
     }
 }
 
-/// A program without which nothing can be run, on a machine where nothing can be installed.
+/// A program that is required to run anything, but is missing on a machine where nothing can be
+/// installed.
 pub fn missing() -> Option<&'static str> {
     let all = PROGRAMS.iter().map(|(program, _)| *program);
     all.chain([PIGLIT]).find(|name| !packages::is_there(name))
@@ -92,7 +96,7 @@ pub fn missing() -> Option<&'static str> {
 ///
 /// # Errors
 ///
-/// If programs cannot be run, or if a test's results differ for a reason that is not known: these are
+/// If programs cannot be run, or if a test's results differ for an unknown reason; these tests are
 /// in the table, too.
 pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     let path = options.table.clone();
@@ -142,16 +146,16 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
             let (moved, stayed): (Vec<_>, Vec<_>) =
                 lines.iter().partition(|line| moves::is_moved(line));
             name += &format!(" ({} moves, {} not made)", moved.len(), stayed.len());
-            // What cannot be moved stays, and says why.
+            // An application that cannot be moved stays, and the line says why.
             stayed.iter().for_each(|line| println!("{line}"));
         }
         tables.add(&name, &native, &remoted);
-        // After each suite: some take long.
+        // After each suite, since some take long.
         fs::write(&path, tables.text())
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if let Some(control) = control {
-        // It may be gone.
+        // It may be gone already.
         let _ = fs::remove_file(control);
     }
     if options.times.is_none() {
@@ -166,7 +170,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere) -> Result<()> {
     Ok(())
 }
 
-/// Results natively and through Gantry; so many programs run at a time, on both sides at once.
+/// Results natively and through Gantry; `jobs` programs run at a time, each on both sides at once.
 fn both(pool: &Pool, cases: &[Case], jobs: usize) -> Result<(Results, Results)> {
     let next = AtomicUsize::new(0);
     let found = Mutex::new((Results::new(), Results::new()));
@@ -192,7 +196,7 @@ fn both(pool: &Pool, cases: &[Case], jobs: usize) -> Result<(Results, Results)> 
     Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Results of one natively and through Gantry, at once.
+/// Results of one program natively and through Gantry, at the same time.
 fn both_ways(pool: &Pool, case: &Case, index: usize) -> Result<(Results, Results)> {
     let native = pool.native_for(case.seconds, &case.program);
     thread::scope(|scope| {
@@ -204,13 +208,13 @@ fn both_ways(pool: &Pool, case: &Case, index: usize) -> Result<(Results, Results
     })
 }
 
-/// The same through Gantry alone.
+/// Results through Gantry only.
 fn through_gantry(pool: &Pool, case: &Case, index: usize) -> Result<Results> {
     let remoted = pool.remoted_for(case.seconds, &case.program);
     run_in(pool, &format!("remoted-{index}"), case, remoted)
 }
 
-/// Runs one by this command in a folder of its own, which goes afterwards.
+/// Runs a program by this command in a directory of its own, which is removed afterwards.
 fn run_in(pool: &Pool, name: &str, case: &Case, command: Command) -> Result<Results> {
     let folder = pool.folder(name)?;
     let results = case.run(command, &folder)?;

@@ -1,19 +1,19 @@
-//! What programs say of their tests, each in a way of its own.
+//! Parses the reports of programs on their tests, each in its own format.
 
 use std::collections::BTreeMap;
 
 use super::suites::Case;
 
-/// Results of tests by name: `pass`, perhaps with more behind it, or what else they ended with.
+/// Results of tests by name: `pass`, possibly followed by details, or how else they ended.
 pub type Results = BTreeMap<String, String>;
 
-/// A test that says by its end whether it passes.
+/// A test whose exit status tells whether it passes.
 pub fn by_end(case: &Case, _: &str, good: bool) -> Results {
     let result = if good { "pass" } else { "fail" };
     Results::from([(case.name(), result.to_owned())])
 }
 
-/// Piglit's tests say it in a line of JSON, the last of which counts.
+/// Piglit's tests report it in a line of JSON; the last one counts.
 pub fn by_piglit(case: &Case, text: &str, _: bool) -> Results {
     let result = text
         .rsplit_once("\"result\": \"")
@@ -22,7 +22,7 @@ pub fn by_piglit(case: &Case, text: &str, _: bool) -> Results {
     Results::from([(case.name(), result.to_owned())])
 }
 
-/// CLBlast's tests count for each precision: `* Completed all test-cases for this routine.
+/// CLBlast's tests print counts for each precision: `* Completed all test-cases for this routine.
 /// Results:` and lines with `test(s) passed`, `skipped` and `failed`.
 pub fn by_clblast(case: &Case, text: &str, good: bool) -> Results {
     let mut counts: [u64; 3] = [0; 3];
@@ -56,8 +56,8 @@ pub fn by_clblast(case: &Case, text: &str, good: bool) -> Results {
     Results::from([(case.name(), result)])
 }
 
-/// Pytest's summary has a line for each variant of a test: `PASSED file::test[variant]`, and for all
-/// that are skipped one with their reason. The worst counts.
+/// Pytest's summary has a line for each variant of a test: `PASSED file::test[variant]`, and one
+/// for all skipped ones with the reason. The worst result counts.
 pub fn by_pytest(case: &Case, text: &str, _: bool) -> Results {
     let kinds = [
         ("ERROR ", "error"),
@@ -72,8 +72,8 @@ pub fn by_pytest(case: &Case, text: &str, _: bool) -> Results {
     Results::from([(case.name(), result.to_owned())])
 }
 
-/// x264 goes on without OpenCL if it finds no device that it wants, and says so. What it has
-/// encoded, of which its output is the checksum, depends on what the device found.
+/// x264 continues without OpenCL if it finds no suitable device, and says so. Its encoded video,
+/// whose checksum is the result here, depends on what the device found.
 pub fn by_x264(case: &Case, text: &str, good: bool) -> Results {
     let said = text.lines().find(|line| line.contains("OpenCL"));
     let sum = text.lines().find_map(|line| line.strip_suffix("  -"));
@@ -87,13 +87,13 @@ pub fn by_x264(case: &Case, text: &str, good: bool) -> Results {
     Results::from([(case.name(), result)])
 }
 
-/// hashcat tests its kernels before it uses them, gives up if one fails, and else finds the password
-/// of the example.
+/// hashcat tests its kernels before it uses them and gives up if one fails; otherwise, it finds the
+/// password of the example.
 pub fn by_hashcat(case: &Case, text: &str, good: bool) -> Results {
     let status = text
         .lines()
         .find_map(|line| line.strip_prefix("Status...........: "));
-    // Why it gave up stands before the times of its start and end.
+    // The reason for giving up precedes the start and end times.
     let complaint = text
         .lines()
         .rfind(|line| !line.trim().is_empty() && !line.starts_with("St"));

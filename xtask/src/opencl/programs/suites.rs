@@ -1,4 +1,4 @@
-//! What is run: programs of one kind make a suite.
+//! The programs to run: those of one kind form a suite.
 
 use std::{
     collections::BTreeSet,
@@ -17,12 +17,12 @@ use crate::{
     progress::Step,
 };
 
-/// What is run, beside what the OpenCL scenarios need, and the Debian packages that have it.
+/// What is needed in addition to the OpenCL scenarios' packages, and the Debian packages of it.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("clblast_test_xaxpy", "clblast-tests"),
     ("clFFT-client", "clfft-client"),
     ("x264", "x264"),
-    // By this name x264 opens the loader.
+    // The name by which x264 opens the loader.
     (
         "/usr/lib/x86_64-linux-gnu/libOpenCL.so",
         "ocl-icd-opencl-dev",
@@ -30,12 +30,12 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("hashcat", "hashcat"),
 ];
 
-/// The version of pyopencl whose tests are run: what its archive of sources and its wheel have in
-/// common.
+/// The version of pyopencl whose tests are run; its source archive and its wheel have the same
+/// version.
 const PYOPENCL: &str = "2024.3";
 
-/// The kinds of hashes that hashcat tests its kernels for: fast and slow ones, salted or not, with
-/// and without much memory.
+/// The hash types whose kernels hashcat tests: fast and slow ones, salted or not, with and without
+/// high memory use.
 const HASHES: &[&str] = &[
     "0", "100", "500", "900", "1000", "1400", "1700", "1800", "3200", "5600", "6000", "6100",
     "8900", "10900", "11500", "17300", "22000",
@@ -44,16 +44,16 @@ const HASHES: &[&str] = &[
 /// Width, height and number of the pictures that x264 encodes.
 const VIDEO: (usize, usize, usize) = (352, 288, 96);
 
-/// A program, and how its output becomes results.
+/// A program, and how its output is turned into results.
 pub struct Case {
     pub program: OsString,
     arguments: Vec<OsString>,
     results: fn(&Case, &str, bool) -> Results,
-    /// How long it may take.
+    /// Time limit in seconds.
     pub seconds: u32,
-    /// Where it is run; in a folder that is empty at first unless it is said here.
+    /// Its working directory; by default an empty one.
     folder: Option<PathBuf>,
-    /// What it is called, if not by its arguments.
+    /// Its name, if that is not derived from its arguments.
     title: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Case {
         }
     }
 
-    /// The program and its arguments without folders.
+    /// The program and its arguments without directories.
     pub fn name(&self) -> String {
         if let Some(title) = &self.title {
             return title.clone();
@@ -86,9 +86,10 @@ impl Case {
         words.collect::<Vec<_>>().join(" ")
     }
 
-    /// Runs it by this command, with caches and files in a folder of its own.
+    /// Runs it by this command, with its caches and files in a directory of its own.
     pub fn run(&self, mut command: Command, scratch: &Path) -> Result<Results> {
-        // Not where it is run: hashcat takes a word that is a folder's name there for the folder.
+        // Not the working directory: hashcat takes an argument that is the name of a directory
+        // there for that directory.
         command.env("XDG_CACHE_HOME", scratch.join("cache"));
         command.current_dir(self.folder.as_deref().unwrap_or(scratch));
         let output = command
@@ -105,7 +106,7 @@ impl Case {
     }
 }
 
-/// What `timeout` returns.
+/// The exit status of `timeout` on a timeout.
 const TIMED_OUT: i32 = 124;
 
 /// Programs of one kind.
@@ -114,7 +115,7 @@ pub struct Suite {
     pub cases: Vec<Case>,
 }
 
-/// Files below a folder with this ending, in order.
+/// Files below a directory with this suffix, in order.
 fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).with_context(|| format!("no {}", folder.display()))? {
@@ -129,8 +130,8 @@ fn files(folder: &Path, ending: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Everything that is run: of suites with hundreds of tests each so many. Folder: for files that
-/// programs read.
+/// All suites. Of suites with hundreds of tests, only every n-th test runs. `folder` is for files
+/// that programs read.
 pub fn suites(pool: &Pool, every: usize, folder: &Path) -> Result<Vec<Suite>> {
     let every = every.max(1);
     let piglit = Path::new(PIGLIT);
@@ -222,9 +223,9 @@ pub fn suites(pool: &Pool, every: usize, folder: &Path) -> Result<Vec<Suite>> {
     Ok(suites)
 }
 
-/// Pyopencl's tests, a process for each: one that ends its process takes no other along.
+/// pyopencl's tests, one process each, so that a crash does not affect the others.
 fn pyopencl_tests(pool: &Pool, python: &Path, tests: &Path, every: usize) -> Result<Suite> {
-    // Names are those of this folder's files, whatever is above it.
+    // Names are relative to this directory, whatever is above it.
     const PYTEST: [&str; 6] = [
         "-m",
         "pytest",
@@ -237,7 +238,7 @@ fn pyopencl_tests(pool: &Pool, python: &Path, tests: &Path, every: usize) -> Res
     collect.current_dir(tests);
     collect.args(PYTEST).arg("--collect-only");
     let text = packages::output(&mut collect)?;
-    // A test has variants, in whose names the device's is.
+    // A test has variants, whose names contain the device's.
     let names = text.lines().filter(|line| line.contains("::"));
     let names: BTreeSet<_> = names
         .map(|line| line.split_once('[').map_or(line, |(name, _)| name))
@@ -262,9 +263,9 @@ fn pyopencl_tests(pool: &Pool, python: &Path, tests: &Path, every: usize) -> Res
     })
 }
 
-/// x264 looks ahead by the device, and the checksum of what it encodes is its output. That depends
-/// on how fast things are with more threads than one, and while the driver compiles what it does not
-/// know yet: so it is run once before.
+/// x264 uses the device for its lookahead, and the checksum of its encoded video is the output. The
+/// output depends on timing if there is more than one thread, and while the driver compiles unknown
+/// kernels. Therefore it is run once in advance.
 fn x264(folder: &Path) -> Result<Case> {
     let (width, height, count) = VIDEO;
     let mut video = Vec::with_capacity(width * height * 3 / 2 * count);
@@ -272,7 +273,7 @@ fn x264(folder: &Path) -> Result<Case> {
         for y in 0..height {
             video.extend((0..width).map(|x| ((x + 3 * picture) ^ (y + 2 * picture)) as u8));
         }
-        // Colours that change slowly.
+        // Slowly changing colours.
         video.extend((0..width * height / 2).map(|at| (at / width + picture) as u8));
     }
     let path = folder.join("video.yuv");
@@ -288,7 +289,7 @@ fn x264(folder: &Path) -> Result<Case> {
     Ok(case)
 }
 
-/// hashcat tests its kernels for one kind of hash, and finds the password of hashcat's own example.
+/// hashcat tests its kernels for one type of hash, and finds the password of its own example.
 fn hashcat(mode: &str) -> Result<Case> {
     let mut ask = Command::new("hashcat");
     ask.args(["-m", mode, "--example-hashes", "--machine-readable"]);
@@ -300,7 +301,7 @@ fn hashcat(mode: &str) -> Result<Case> {
     let (hash, password) = field("example_hash")
         .zip(field("example_pass"))
         .with_context(|| format!("hashcat has no example for hashes of kind {mode}: {text}"))?;
-    // Several run at a time, which is allowed to sessions with names of their own.
+    // Several run at a time, which requires sessions with separate names.
     let script = format!(
         "exec hashcat --session gantry-$$ -m {mode} -a 3 --backend-ignore-cuda --potfile-disable \
          --restore-disable --logfile-disable --force '{hash}' '{password}'"
@@ -312,8 +313,8 @@ fn hashcat(mode: &str) -> Result<Case> {
     Ok(case)
 }
 
-/// A Python with pyopencl, and the folder of its tests, which only its sources have; both kept in
-/// the cache.
+/// Returns a Python with pyopencl, and the directory of its tests, which only the sources contain;
+/// both are kept in the cache.
 fn pyopencl() -> Result<(PathBuf, PathBuf)> {
     let folder = Cache::open()?.dir.join(format!("pyopencl-{PYOPENCL}"));
     let (python, tests) = (

@@ -1,25 +1,25 @@
-//! What was found, as a document.
+//! The results as a document.
 
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{known, results::Results};
 
-/// Rows of what was found.
+/// The rows of the tables.
 #[derive(Default)]
 pub struct Tables {
-    /// What the host's platform calls itself.
+    /// Name of the host's platform.
     pub platform: String,
-    /// The command that finds it.
+    /// The command that produces the document.
     pub command: String,
     suites: String,
     differences: String,
-    /// What passes neither natively nor through Gantry.
+    /// Tests that pass neither natively nor through Gantry.
     neither: String,
-    /// Tests whose results differ for a reason that is not known.
+    /// Tests whose results differ for an unknown reason.
     pub unexplained: Vec<String>,
 }
 
-/// What is written of a test that one side has and the other has not.
+/// Result of a test that exists on the other side only.
 const ABSENT: &str = "not there";
 
 impl Tables {
@@ -31,13 +31,13 @@ impl Tables {
         }
     }
 
-    /// Adds what a suite gave.
+    /// Adds the results of a suite.
     pub fn add(&mut self, name: &str, native: &Results, remoted: &Results) {
         let tests: BTreeSet<_> = native.keys().chain(remoted.keys()).collect();
         let good = |result: &str| result.starts_with("pass");
         let passed = |results: &Results| results.values().filter(|result| good(result)).count();
         let mut same = 0;
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         for test in &tests {
             let of = |results: &'_ Results| {
                 let result = results.get(*test).map_or(ABSENT, String::as_str);
@@ -68,7 +68,7 @@ impl Tables {
         );
     }
 
-    /// The document, as far as it goes.
+    /// The document so far.
     pub fn text(&self) -> String {
         let Self {
             platform,

@@ -1,4 +1,4 @@
-//! How long programs take natively and through the driver, by turns.
+//! Measures how long programs take natively and through the driver, alternating.
 
 use std::{fs, path::Path, process::Command, time::Instant};
 
@@ -7,13 +7,13 @@ use anyhow::Result;
 use super::suites::Case;
 use crate::opencl::pool::Pool;
 
-/// What the columns of [`rows`] are.
+/// The column headings of [`rows`].
 pub const HEAD: &str = "| program | natively, first (s) | natively, again (s) | through Gantry, \
                         first (s) | through Gantry, again (s) | first | again |\n\
                         |---|---|---|---|---|---|---|";
 
-/// A row for each program: medians of so many runs. On either side with nothing compiled yet, and
-/// again.
+/// Prints a row for each program: medians of this many runs. On each side, first with nothing
+/// compiled yet, and then again.
 pub fn rows(pool: &Pool, cases: &[Case], runs: usize) -> Result<()> {
     for case in cases {
         let mut times: [Vec<f64>; 4] = Default::default();
