@@ -1,6 +1,6 @@
-//! Kernels without an operating system, for hosts whose KVM boots none.
+//! Kernels without an operating system, for hosts whose KVM cannot boot one.
 
-/// An ELF kernel with an entry for PVH: `code`, in 32 bits, is loaded and entered at `at`.
+/// Creates an ELF kernel with a PVH entry: the 32-bit `code` is loaded at `at`, and starts there.
 pub fn elf(at: u32, code: &[u8]) -> Vec<u8> {
     let words = |values: &[u64]| -> Vec<u8> {
         let bytes = values.iter().map(|value| value.to_le_bytes());
@@ -26,8 +26,8 @@ pub fn elf(at: u32, code: &[u8]) -> Vec<u8> {
     file
 }
 
-/// One that does nothing for ever, and sleeps meanwhile.
+/// A kernel that sleeps forever.
 pub fn sleeping() -> Vec<u8> {
-    // hlt; jmp to it.
+    // hlt; jmp to the hlt.
     elf(0x10_0000, &[0xf4, 0xeb, 0xfd])
 }

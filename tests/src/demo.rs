@@ -1,4 +1,4 @@
-//! The demonstration: one guest with a disk, shown line by line.
+//! The demonstration: one guest with a disk, whose output is shown line by line.
 
 use std::{
     io::{BufRead, BufReader},
@@ -11,16 +11,16 @@ use anyhow::{Context, Result, ensure};
 
 use crate::gantry::CMDLINE;
 
-/// What the guest prints before its facts.
+/// Prefix of the guest's facts.
 const FACT: &str = "fact ";
 
-/// Where the parts of the demonstration are.
+/// Paths of the parts of the demonstration.
 pub struct Parts<'a> {
     /// Gantry's binary.
     pub gantry: &'a Path,
     /// The kernel.
     pub kernel: &'a Path,
-    /// The guest's initial file system.
+    /// The guest's initramfs.
     pub initramfs: &'a Path,
     /// An image for its disk.
     pub disk: &'a Path,
@@ -28,7 +28,7 @@ pub struct Parts<'a> {
     pub pool: Option<&'a Path>,
 }
 
-/// Boots the guest, hands on each line that it prints, and returns what was proven.
+/// Boots the guest, passes on each line that it prints, and returns what was proven.
 pub fn run(parts: &Parts<'_>, mut show: impl FnMut(&str)) -> Result<String> {
     let start = Instant::now();
     let mut gantry = Command::new(parts.gantry);

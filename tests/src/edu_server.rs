@@ -1,9 +1,9 @@
-//! An accelerator that this process serves over vfio-user: QEMU's `edu` (docs/specs/edu) with
-//! MSI-X and a BAR of memory besides.
+//! An accelerator that this process serves over vfio-user: QEMU's `edu` (docs/specs/edu), extended
+//! by MSI-X and a BAR of memory.
 //!
 //! - BAR 0: the registers, as [`edu`](crate::edu) drives them; MSI-X table and pending bits.
-//! - BAR 2: 64 KiB of which all but the last page can be mapped. Its first page is the buffer that
-//!   the DMA engine reads and writes; the last one counts the accesses to this BAR that came as
+//! - BAR 2: 64 KiB, of which all but the last page can be mapped. Its first page is the buffer that
+//!   the DMA engine reads and writes. The last page counts the accesses to this BAR that arrived as
 //!   messages.
 
 use std::{
@@ -27,40 +27,40 @@ use vfio_user::{
 };
 
 const PAGE: usize = 4096;
-/// Bytes of BAR 0.
+/// Size of BAR 0 in bytes.
 const REGISTERS: u64 = 1 << 20;
-/// Bytes of BAR 2.
+/// Size of BAR 2 in bytes.
 const MEMORY: u64 = 64 << 10;
 /// The page of BAR 2 that counts accesses.
 pub const COUNTER: u64 = MEMORY - PAGE as u64;
-/// Address of the buffer, for the DMA engine.
+/// Address of the buffer for the DMA engine.
 const BUFFER: u64 = 0x4_0000;
 /// Offset of the MSI-X table in BAR 0.
 pub const MSIX_TABLE: u64 = 0x8_0000;
-/// Interrupts of either kind.
+/// Number of MSI and of MSI-X vectors.
 const VECTORS: u32 = 4;
 const BAR0: u32 = 0;
 const BAR2: u32 = 2;
-/// Command register: DMA and interrupts are allowed.
+/// Command register: bus mastering enabled.
 const BUS_MASTER: u8 = 4;
 const DMA_START: u64 = 1;
 const DMA_FROM_DEVICE: u64 = 2;
 const DMA_INTERRUPT: u64 = 4;
 
-/// Memory of a file, mapped until dropped.
+/// Memory of a file, mapped until this is dropped.
 struct Mapped {
     address: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: plain memory that belongs to this value; others only access it as bytes that may change
-// at any time.
+// SAFETY: plain memory that this value owns; others only access it as bytes that may change at any
+// time.
 unsafe impl Send for Mapped {}
 
 impl Mapped {
     fn new(file: &impl AsRawFd, offset: u64, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(io::Error::other)?;
-        // SAFETY: a new mapping at an address that the kernel picks.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -84,12 +84,12 @@ impl Mapped {
             .is_some_and(|end| end <= self.len as u64)
     }
 
-    /// Whether the bytes are there; they are zero otherwise.
+    /// Reads bytes. Returns whether they exist; otherwise they are zero.
     fn read(&self, at: u64, data: &mut [u8]) -> bool {
         let has = self.has(at, data.len());
         for (index, byte) in data.iter_mut().enumerate() {
             *byte = if has {
-                // SAFETY: within the mapping, checked above.
+                // SAFETY: within the mapping, as checked above.
                 unsafe {
                     self.address
                         .as_ptr()
@@ -106,7 +106,7 @@ impl Mapped {
     fn write(&self, at: u64, data: &[u8]) -> bool {
         let has = self.has(at, data.len());
         for (index, byte) in data.iter().enumerate().filter(|_| has) {
-            // SAFETY: within the mapping, checked above.
+            // SAFETY: within the mapping, as checked above.
             unsafe {
                 self.address
                     .as_ptr()
@@ -139,9 +139,9 @@ struct Registers {
 /// How the device asserts its interrupt line.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Line {
-    /// Once, as the kernel's vfio-pci: it is masked from then on, until the client has it unmasked.
+    /// Once, like the kernel's vfio-pci: from then on it is masked, until the client unmasks it.
     Automasked,
-    /// At each interrupt. It cannot be masked.
+    /// On each interrupt. It cannot be masked.
     Free,
 }
 
@@ -150,16 +150,16 @@ struct EduDevice {
     config: [u8; 256],
     registers: Registers,
     memory: Mapped,
-    /// Accesses to BAR 2 that were messages.
+    /// Number of accesses to BAR 2 that were messages.
     accesses: u32,
     /// Guest memory by guest-physical address.
     guest: BTreeMap<u64, Mapped>,
-    /// Eventfds by kind and number.
+    /// Eventfds by interrupt type and number.
     eventfds: BTreeMap<(u32, u32), File>,
     line: Line,
-    /// The line was asserted, and has not been unmasked since.
+    /// Whether the line was asserted and not unmasked since.
     masked: bool,
-    /// Signalled when it is to be unmasked.
+    /// Signalled when the line is to be unmasked.
     unmask: Option<File>,
 }
 
@@ -170,7 +170,7 @@ fn memory_file() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: created just now, owned by nobody else.
+    // SAFETY: just created, and owned by nobody else.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(MEMORY)?;
     Ok(file.into())
@@ -181,7 +181,7 @@ fn config_space() -> [u8; 256] {
     let mut set = |at: usize, bytes: &[u8]| config[at..at + bytes.len()].copy_from_slice(bytes);
     set(0x00, &0x1234_u16.to_le_bytes());
     set(0x02, &0x11e8_u16.to_le_bytes());
-    // There are capabilities.
+    // The device has capabilities.
     set(0x06, &0x10_u16.to_le_bytes());
     // Revision 0x10, class "other".
     set(0x08, &[0x10, 0, 0xff, 0]);
@@ -195,7 +195,7 @@ fn config_space() -> [u8; 256] {
     // MSI: four vectors, 64-bit addresses.
     set(0x40, &[0x05, 0x50]);
     set(0x42, &(2_u16 << 1 | 1 << 7).to_le_bytes());
-    // MSI-X: the table in BAR 0, the pending bits behind it.
+    // MSI-X: the table is in BAR 0, followed by the pending bits.
     set(0x50, &[0x11, 0]);
     set(0x52, &(VECTORS as u16 - 1).to_le_bytes());
     set(0x54, &(MSIX_TABLE as u32).to_le_bytes());
@@ -257,14 +257,14 @@ fn irqs(line: Line) -> Vec<IrqInfo> {
         .collect()
 }
 
-/// Serves the device on a socket, to one client after the other, until this process ends.
+/// Serves the device on a socket, to one client after another, until this process ends.
 pub fn serve(socket: &Path) -> Result<()> {
     serve_with(socket, Line::Automasked)
 }
 
-/// As [`serve`], a device with a line of this kind.
+/// Like [`serve`], with a line of this kind.
 pub fn serve_with(socket: &Path, line: Line) -> Result<()> {
-    // Of a server that was killed.
+    // The socket may be left over from a server that was killed.
     let _ = std::fs::remove_file(socket);
     let memory = memory_file().context("no memory for the device")?;
     let server = Server::new(socket, true, irqs(line), regions(&memory))
@@ -281,7 +281,8 @@ pub fn serve_with(socket: &Path, line: Line) -> Result<()> {
             masked: false,
             unmask: None,
         };
-        // A client that goes in the middle of a message is a client that goes.
+        // A client that disconnects in the middle of a message is treated like any other that
+        // disconnects.
         if let Err(error) = server.run(&mut device) {
             eprintln!("edu: {error}");
         }
@@ -298,7 +299,7 @@ impl EduDevice {
             0x80 => self.registers.source,
             0x88 => self.registers.target,
             0x90 => self.registers.count,
-            // The computation and DMA end before their register has been written.
+            // Computation and DMA end before the write of their register returns.
             _ => 0,
         }
     }
@@ -324,7 +325,7 @@ impl EduDevice {
         self.config[4] & BUS_MASTER != 0
     }
 
-    /// Raises the vectors of which `value` has the bits, of MSI or MSI-X.
+    /// Raises the MSI or MSI-X vectors whose bits are set in `value`.
     fn raise(&mut self, value: u32) {
         self.registers.interrupts |= value;
         if !self.is_bus_master() {
@@ -344,7 +345,7 @@ impl EduDevice {
             let is_line = *kind == VFIO_PCI_INTX_IRQ_INDEX;
             if value & 1 << vector != 0 && is_on(*kind) && !(is_line && self.masked) {
                 self.masked |= is_line && self.line == Line::Automasked;
-                // A full counter is a raised interrupt as well.
+                // A full counter is a raised interrupt, too.
                 let _ = eventfd.write(&1_u64.to_ne_bytes());
             }
         }
@@ -424,7 +425,8 @@ impl ServerBackend for EduDevice {
                 self.accesses += 1;
                 self.memory.write(offset, data);
             }
-            // The command register and those that switch MSI and MSI-X on; the rest is fixed.
+            // The command register and those that enable MSI and MSI-X are writable; the rest is
+            // fixed.
             VFIO_PCI_CONFIG_REGION_INDEX => match (offset, data) {
                 (4, [command, ..]) => self.config[4] = command & 7,
                 (0x42, [control, ..]) => self.config[0x42] = self.config[0x42] & !1 | control & 1,
@@ -490,7 +492,7 @@ impl ServerBackend for EduDevice {
     }
 }
 
-/// Whether an eventfd, of whichever kind, was signalled since the last call.
+/// Whether an eventfd of either kind was signalled since the last call.
 fn take_signal(eventfd: &mut File) -> bool {
     let mut poll = libc::pollfd {
         fd: eventfd.as_raw_fd(),

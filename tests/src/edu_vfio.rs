@@ -1,5 +1,5 @@
-//! QEMU's `edu` device behind an IOMMU of the guest's, driven by a program through the guest
-//! kernel's VFIO: the program says at which addresses the device finds its memory.
+//! QEMU's `edu` device behind the guest's IOMMU, driven by a program through the guest kernel's
+//! VFIO: the program chooses the addresses at which the device finds its memory.
 
 use std::{
     ffi::CString,
@@ -29,7 +29,7 @@ use crate::{
     host_device::{EDU, HostDevice},
 };
 
-/// The calls' numbers.
+/// The ioctl numbers.
 mod calls {
     use vfio_bindings::bindings::vfio::{VFIO_BASE, VFIO_TYPE};
     use vmm_sys_util::ioctl_io_nr;
@@ -58,11 +58,11 @@ fn done(result: libc::c_int) -> io::Result<RawFd> {
 /// Devices that share an address space.
 struct Space {
     container: fs::File,
-    /// Open as long as the devices are.
+    /// Stay open as long as the devices are used.
     groups: Vec<fs::File>,
 }
 
-/// A device in it.
+/// A device in the address space.
 struct Owned {
     edu: Edu,
     _file: fs::File,
@@ -70,7 +70,7 @@ struct Owned {
 
 impl Space {
     fn new() -> Result<Self> {
-        // Loads the modules, too.
+        // This also loads the modules.
         HostDevice::take(EDU, 0)?;
         Ok(Self {
             container: open("/dev/vfio/vfio".into())?,
@@ -78,11 +78,11 @@ impl Space {
         })
     }
 
-    /// Takes the `index`th edu device of the guest over.
+    /// Takes over the guest's edu device number `index`.
     fn take(&mut self, index: usize) -> Result<Owned> {
         const UNSAFE: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
         let device = HostDevice::take(EDU, index)?;
-        // A virtual IOMMU remaps none.
+        // A virtual IOMMU does not remap interrupts.
         fs::write(UNSAFE, "Y")?;
         let link = fs::read_link(device.path.join("iommu_group")).context("it is in no group")?;
         let number = link.file_name().context("it is in no group")?;
@@ -102,7 +102,7 @@ impl Space {
         let file =
             done(unsafe { ioctl_with_ptr(&group, VFIO_GROUP_GET_DEVICE_FD(), name.as_ptr()) })
                 .context("the device cannot be had")?;
-        // SAFETY: the call has just made it.
+        // SAFETY: just created by the call.
         let file = unsafe { fs::File::from_raw_fd(file) };
         self.groups.push(group);
         let bar = region(&file, VFIO_PCI_BAR0_REGION_INDEX)?;
@@ -125,8 +125,8 @@ impl Space {
             iova: at,
             size: len as u64,
         };
-        // SAFETY: the kernel reads `argsz` bytes; the memory is this process's for good, and is
-        // accessed as bytes that may change at any time.
+        // SAFETY: the kernel reads `argsz` bytes. The memory belongs to this process permanently,
+        // and is accessed as bytes that may change at any time.
         done(unsafe { ioctl_with_ref(&self.container, VFIO_IOMMU_MAP_DMA(), &map) })
             .with_context(|| format!("cannot map {len:#x} bytes at {at:#x}"))?;
         Ok(())
@@ -156,7 +156,7 @@ fn open(path: PathBuf) -> Result<fs::File> {
     file.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Where a region is in the device's file.
+/// Offset of a region in the device's file.
 fn region(device: &fs::File, index: u32) -> Result<u64> {
     let mut info = vfio_region_info {
         argsz: size_of::<vfio_region_info>() as u32,
@@ -187,9 +187,9 @@ fn has(memory: *mut u8, seed: u8) -> Result<()> {
     Ok(())
 }
 
-/// Memory of this process, for good.
+/// Allocates memory of this process permanently.
 fn memory(len: usize) -> Result<*mut u8> {
-    // SAFETY: new memory, never unmapped.
+    // SAFETY: new memory that is never unmapped.
     let memory = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -204,7 +204,8 @@ fn memory(len: usize) -> Result<*mut u8> {
     Ok(memory.cast())
 }
 
-/// DMA both ways at addresses that this program has chosen, and none anywhere else.
+/// Tests DMA in both directions at addresses that this program chooses, and that no other address
+/// is reachable.
 pub fn check() -> Result<()> {
     let mut space = Space::new()?;
     let device = space.take(0)?;
@@ -226,7 +227,7 @@ pub fn check() -> Result<()> {
         has(page.wrapping_add(2048), number as u8).context("of many pages")?;
     }
     space.unmap(far, MANY * PAGE)?;
-    // What it may only read.
+    // A read-only mapping.
     let (first, _) = page()?;
     fill(first, 0x77);
     space.map(OWN, first, PAGE, READ)?;
@@ -235,11 +236,12 @@ pub fn check() -> Result<()> {
     edu.dma(BUFFER, OWN, DMA_START | DMA_FROM_DEVICE)?;
     has(first, 0x66).context("written, though it is to be read only")?;
     space.unmap(OWN, PAGE)?;
-    // What it could read is what it has.
+    // The device has the bytes that it was able to read.
     space.map(OWN, first, PAGE, READ | WRITE)?;
     edu.dma(BUFFER, OWN, DMA_START | DMA_FROM_DEVICE)?;
     has(first, 0x77).context("read from what is to be read only")?;
-    // What is mapped no more, and what never was: a page of this program at its own address.
+    // An address that was unmapped, and one that was never mapped: a page of this program at its
+    // own address.
     space.unmap(OWN, PAGE)?;
     fill(first, 0x44);
     edu.dma(BUFFER, OWN, DMA_START | DMA_FROM_DEVICE)?;
@@ -252,7 +254,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// DMA both ways.
+/// Tests DMA in both directions.
 fn to_and_fro(space: &Space, edu: &Edu) -> Result<()> {
     let (page, address) = page()?;
     fill(page, 0x5a);
@@ -264,7 +266,7 @@ fn to_and_fro(space: &Space, edu: &Edu) -> Result<()> {
     space.unmap(OWN, PAGE)
 }
 
-/// DMA both ways, for a moment: for loads, which begin again and again.
+/// Copies in both directions once, for loads that repeat this.
 pub fn copy() -> Result<()> {
     let mut space = Space::new()?;
     let device = space.take(0)?;
@@ -275,7 +277,7 @@ pub fn copy() -> Result<()> {
     Ok(())
 }
 
-/// One device writes to a register of another, which this program has mapped for both.
+/// One device writes to a register of another one, which this program has mapped for both.
 pub fn peers() -> Result<()> {
     const VALUE: u32 = 0x600d_1dea;
     let mut space = Space::new()?;

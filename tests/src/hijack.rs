@@ -1,4 +1,4 @@
-//! Takes over a thread of another process, as an attacker would who has found a way in.
+//! Takes over a thread of another process, like an attacker who has compromised it.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 /// The instruction `syscall`.
 const SYSCALL: libc::c_long = 0x050f;
 
-/// Has a thread call `execve`, wherever it is, and lets it run on.
+/// Makes a thread call `execve`, wherever it is, and lets it continue.
 pub fn execve(thread: libc::pid_t) -> Result<()> {
     ptrace(libc::PTRACE_SEIZE, thread, 0, 0).context("cannot seize the thread")?;
     ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0).context("cannot stop the thread")?;
@@ -22,7 +22,7 @@ pub fn execve(thread: libc::pid_t) -> Result<()> {
     // SAFETY: plain numbers.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers as usize)?;
-    // Writing through ptrace also reaches pages without write permission.
+    // Writes through ptrace also reach pages without write permission.
     ptrace(
         libc::PTRACE_POKETEXT,
         thread,
@@ -32,7 +32,7 @@ pub fn execve(thread: libc::pid_t) -> Result<()> {
     .context("cannot change the thread's code")?;
     registers.rax = libc::SYS_execve.unsigned_abs();
     (registers.rdi, registers.rsi, registers.rdx) = (0, 0, 0);
-    // The call that was interrupted is not to be started again.
+    // The interrupted call must not be restarted.
     registers.orig_rax = u64::MAX;
     ptrace(libc::PTRACE_SETREGS, thread, 0, &raw mut registers as usize)?;
     ptrace(libc::PTRACE_DETACH, thread, 0, 0).context("cannot let the thread go")

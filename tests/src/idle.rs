@@ -1,9 +1,8 @@
-//! What an idle guest costs its host, and what an application in it adds that has a context, a queue
-//! and buffers on the host's device, and does nothing with them, or waits: by looking again and again,
-//! and until an interrupt.
+//! Measures what an idle guest costs its host, and what an application in it adds that has a context, a queue and
+//! buffers on the host's device and does nothing with them, or waits, by polling or for an interrupt.
 //!
-//! Counted is the time for which the host's processor has run any thread of gantry (the guest's time
-//! is that of its vCPU's thread), of the pool and its workers, and of the arbiter.
+//! The measure is the host CPU time of all threads of gantry (guest time is that of the vCPU threads), of the pool and
+//! its workers, and of the arbiter.
 
 use std::{
     fs,
@@ -22,18 +21,18 @@ use crate::{
     opencl::{AGENT, Arbiter, Pool, guest_files, load_uio, start_agent, until},
 };
 
-/// How long each measurement takes.
+/// Duration of each measurement.
 const WHILE: Duration = Duration::from_secs(20);
-/// How long to wait before it: both sides look for work for a moment before they sleep, and the
-/// guest's kernel puts off some of its own.
+/// How long to wait first: both sides poll for a moment before they sleep, and the guest's kernel defers some of its
+/// work.
 const WARM_UP: Duration = Duration::from_secs(5);
-/// Measurements without and with the application, in turns.
+/// Number of measurements without and with the application, alternating.
 const ROUNDS: usize = 2;
 
-/// Of a second, what was spent by gantry, by pool and workers, and by the arbiter.
+/// CPU seconds per second used by gantry, by pool and workers, and by the arbiter.
 type Spent = [f64; 3];
 
-/// What a guest does meanwhile.
+/// The states of the guest.
 const STATES: [(&str, Option<&str>); 4] = [
     ("idle guest without an application", None),
     (
@@ -46,13 +45,13 @@ const STATES: [(&str, Option<&str>); 4] = [
         Some("wait"),
     ),
 ];
-/// From this one on the agent has the port's interrupts.
+/// From this state on, the agent gets the port's interrupts.
 const INTERRUPTED: usize = 3;
 
-/// What serves the guest.
+/// The processes that serve the guest.
 type Host<'a> = (&'a Pool, &'a Arbiter);
 
-/// Measures a guest in all states, and hands on a row for each, and what the context adds.
+/// Measures a guest in all states, and passes on a row for each, and what the context adds.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-idle");
     fs::create_dir_all(dir)?;
@@ -93,7 +92,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// What is spent while the guest is in a state.
+/// Measures the CPU time while the guest is in a state.
 fn in_state(guest: &mut Guest, gantry: &Gantry, host: Host<'_>, state: usize) -> Result<Spent> {
     let Some(argument) = STATES[state].1 else {
         return spent(gantry, host);
@@ -117,7 +116,7 @@ fn add(sum: &mut Spent, spent: Spent) {
     }
 }
 
-/// What is spent while nothing happens.
+/// Measures the CPU time while nothing happens.
 fn spent(gantry: &Gantry, (pool, arbiter): Host<'_>) -> Result<Spent> {
     let mut workers = pool.workers()?;
     workers.push(pool.pid());

@@ -1,4 +1,4 @@
-//! A relay between Gantry and an honest vfio-user server that spoils what the server says.
+//! A relay between Gantry and an honest vfio-user server that corrupts what the server sends.
 
 use std::{
     fs::File,
@@ -21,33 +21,33 @@ use base::Unpoisoned;
 use libc::iovec;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-/// What becomes of the server's next messages.
+/// What happens to the server's next messages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Spoil {
-    /// They pass.
+    /// They pass unchanged.
     Nothing,
-    /// They are swallowed.
+    /// They are dropped.
     Swallow,
-    /// They answer another question.
+    /// They reply to a different request.
     WrongId,
     /// They claim to be 4 GiB long.
     Huge,
-    /// They end after half of the header, and so does the connection.
+    /// They end in the middle of the header, and so does the connection.
     Cut,
-    /// They say that they are shorter than their header.
+    /// They claim to be shorter than their header.
     Tiny,
-    /// They bring one byte too few.
+    /// They are one byte short.
     Short,
-    /// They come twice.
+    /// They are sent twice.
     Twice,
-    /// They are noise.
+    /// They are random bytes.
     Noise,
-    /// Each byte of them takes a second.
+    /// Each byte is delayed by a second.
     Drip,
 }
 
-/// All that spoils something.
+/// All modes that corrupt something.
 pub const SPOILS: [Spoil; 9] = [
     Spoil::Swallow,
     Spoil::WrongId,
@@ -64,9 +64,9 @@ pub const SPOILS: [Spoil; 9] = [
 #[derive(Clone)]
 pub struct Liar {
     spoil: Arc<AtomicU8>,
-    /// The last one that came.
+    /// The most recent client.
     client: Arc<Mutex<Option<UnixStream>>>,
-    /// Copies of what clients have sent.
+    /// Copies of the descriptors that clients have sent.
     descriptors: Arc<Mutex<Vec<OwnedFd>>>,
 }
 
@@ -83,7 +83,7 @@ impl Liar {
         let this = liar.clone();
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                // A server that is not there looks like one that closes the connection.
+                // A missing server looks like one that closes the connection.
                 if let Ok(server) = UnixStream::connect(&server) {
                     this.relay(client, server);
                 }
@@ -92,13 +92,14 @@ impl Liar {
         Ok(liar)
     }
 
-    /// Spoils all messages of the server from now on.
+    /// Corrupts all messages of the server from now on.
     pub fn spoil(&self, how: Spoil) {
         self.spoil.store(how as u8, Ordering::SeqCst);
     }
 
     /// Does what a server may do to the descriptors that clients have sent so far: fills the
-    /// counters of eventfds, and has calls on all of them wait. How many that were.
+    /// counters of eventfds, and makes calls on all of them block. Returns the number of
+    /// descriptors.
     pub fn misuse_descriptors(&self) -> Result<usize> {
         let all = self.descriptors.lock_unpoisoned();
         for descriptor in all.iter() {
@@ -113,7 +114,7 @@ impl Liar {
             if link.to_string_lossy().contains("eventfd") {
                 set(libc::O_NONBLOCK)?;
                 let mut event = File::from(descriptor.try_clone()?);
-                // One that is not zero is full enough then, or becomes it here.
+                // This drains the counter, so that the write below fills it.
                 let _ = event.read(&mut [0; 8]);
                 event.write_all(&(u64::MAX - 1).to_ne_bytes())?;
             }
@@ -122,7 +123,7 @@ impl Liar {
         Ok(all.len())
     }
 
-    /// Closes the connection to the client, as a server that dies does.
+    /// Closes the connection to the client, like a server that dies.
     pub fn hang_up(&self) {
         let mut client = self.client.lock_unpoisoned();
         if let Some(client) = client.take() {
@@ -147,7 +148,7 @@ impl Liar {
         });
     }
 
-    /// The server's messages, one by one.
+    /// Relays the server's messages, one by one.
     fn answers(&self, mut server: &UnixStream, mut client: &UnixStream) -> Result<()> {
         loop {
             let mut message = vec![0; 16];
@@ -197,12 +198,12 @@ impl Liar {
 
 fn close(descriptors: &[RawFd]) {
     for fd in descriptors {
-        // SAFETY: received just now, and owned by nobody else.
+        // SAFETY: just received, and owned by nobody else.
         unsafe { libc::close(*fd) };
     }
 }
 
-/// Fills `bytes`; returns the descriptors that came along.
+/// Fills `bytes`, and returns the descriptors that came with them.
 fn receive(mut from: &UnixStream, bytes: &mut [u8]) -> Result<Vec<RawFd>> {
     let (count, descriptors) = receive_some(from, bytes)?;
     anyhow::ensure!(count > 0, "closed");
@@ -221,14 +222,14 @@ fn receive_some(from: &UnixStream, bytes: &mut [u8]) -> Result<(usize, Vec<RawFd
     Ok((count, descriptors[..received].to_vec()))
 }
 
-/// Passes on what is there, and keeps the descriptors; returns how many bytes that was.
+/// Forwards the available bytes, and keeps the descriptors. Returns the number of bytes.
 fn forward(from: &UnixStream, mut to: &UnixStream, kept: &Mutex<Vec<OwnedFd>>) -> Result<usize> {
     let mut bytes = [0; 4096];
     let (count, descriptors) = receive_some(from, &mut bytes)?;
     if count > 0 {
         let sent = to.send_with_fds(&[&bytes[..count]], &descriptors)?;
         let descriptors = descriptors.into_iter();
-        // SAFETY: received just now, and owned by nobody else.
+        // SAFETY: just received, and owned by nobody else.
         let descriptors = descriptors.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
         let mut kept = kept.lock_unpoisoned();
         kept.extend(descriptors);

@@ -12,21 +12,22 @@
 //! ```
 //!
 //! - [`rig`]: on the host: packages, images, booting L1, collecting results.
-//! - [`scenarios`]: what is tested, one file per topic; runs in L1.
+//! - [`scenarios`]: the tests, one file per topic; they run in L1.
 //! - [`opencl`]: a host with OpenCL; [`shared_vms`]: guests that share its device by weight.
-//! - [`beside`]: a second host, for VMs that move.
-//! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: what scenarios are written with.
+//! - [`beside`]: a second host, for VMs that migrate.
+//! - [`gantry`], [`guest`], [`hijack`], [`http`], [`net`]: helpers for scenarios.
 //! - [`host_device`]: physical devices of L1; [`edu`]: a driver for one of them; [`pci`]: for any.
 //! - [`edu_vfio`]: the same driver in a guest with an IOMMU.
-//! - [`edu_server`]: the same device, served by a process; [`liar`]: spoils what its server says.
-//! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: a GPU without a driver, attacked;
-//!   [`gpuvm`]: what a virtual GPU costs, also on any host with KVM, by a recording.
-//! - [`starts`]: what a process has used up when its API answers.
-//! - [`exits`]: what a guest's input and output costs; [`idle`]: what one costs that does nothing.
-//! - [`write_faults`]: what it costs a guest that a write is logged.
-//! - [`memory_checker`]: writes memory at a set rate, and looks whether it stays as it was written.
-//! - [`agent`]: what runs in L2 besides busybox; [`demo`]: the demonstration;
-//!   [`bench`]: measurements.
+//! - [`edu_server`]: the same device, served by a process; [`liar`]: corrupts what its server
+//!   sends.
+//! - [`nouveau`]: a program for a GPU in a guest; [`raw_gpu`]: attacks on a GPU without a driver;
+//!   [`gpuvm`]: the cost of a virtual GPU, also on any host with KVM by replaying a recording.
+//! - [`starts`]: resources that a process has used when its API replies.
+//! - [`exits`]: the cost of a guest's I/O; [`idle`]: the cost of an idle guest.
+//! - [`write_faults`]: the cost of dirty logging for a guest that writes.
+//! - [`memory_checker`]: writes memory at a set rate, and checks that it stays as it was written.
+//! - [`agent`]: the program in L2 besides busybox; [`demo`]: the demonstration; [`bench`]:
+//!   measurements.
 //! - [`ring`]: on any host with KVM: calls over an accelerator's rings, from ring 3 of a guest.
 
 #![allow(

@@ -1,7 +1,8 @@
-//! A guest's program that looks all the time whether memory is as it was written, and writes it at a set rate.
+//! A guest's program that continuously checks whether memory is unchanged, and writes it at a set
+//! rate.
 //!
-//! It prints a line every second: how many pages it has looked at and in which time, and how many of them it
-//! has written: those that the rate allows. A page that is not as it was written is the last line.
+//! It prints a line every second: how many pages it has checked and in which time, and how many of
+//! them it has written, as far as the rate allows. If a page is wrong, that is the last line.
 
 use std::{
     thread,
@@ -10,13 +11,13 @@ use std::{
 
 use anyhow::{Result, ensure};
 
-/// 64-bit words of a page.
+/// Number of 64-bit words per page.
 const PAGE: usize = 512;
 
-/// Pages that are looked at between two looks at the clock.
+/// Number of pages checked between two reads of the clock.
 const AT_ONCE: usize = 64;
 
-/// Checks so many MiB for ever, and writes `rate` MiB of them a second.
+/// Checks `mib` MiB forever, and writes `rate` MiB of them per second.
 pub fn run(mib: usize, rate: usize) -> Result<()> {
     let pages = mib * 256;
     ensure!(pages > 0, "there is no memory to check");
@@ -49,17 +50,17 @@ pub fn run(mib: usize, rate: usize) -> Result<()> {
             let ms = began.elapsed().as_millis();
             println!("{looked_at} pages looked at in {ms} ms, {writes} of them written");
         }
-        // Others on the same processor have their turn.
+        // Gives other processes on the same CPU a chance to run.
         thread::yield_now();
     }
 }
 
-/// Pages that may have been written by then.
+/// Number of pages that may have been written by then.
 fn allowed(time: Duration, mib_a_second: usize) -> usize {
     usize::try_from(time.as_micros() * mib_a_second as u128 * 256 / 1_000_000).unwrap_or(usize::MAX)
 }
 
-/// What a word has after so many times; 0 before.
+/// The value of a word after this many writes; 0 before the first one.
 fn pattern(times: u64, page: usize, word: usize) -> u64 {
     (times << 40 | (page as u64) << 16 | word as u64) * u64::from(times > 0)
 }

@@ -1,6 +1,6 @@
-//! What a move of an idle guest between two Gantrys of one host takes, beside a plain copy of the
-//! same bytes in the same run; how long it stands still when its memory is handed over; and how much a
-//! guest that writes memory is slowed down while a round runs.
+//! Measures what a move of an idle guest between two Gantrys on one host takes, compared with a plain copy of the same
+//! bytes in the same run; how long the guest is stopped when its memory is handed over; and how much a guest that
+//! writes memory is slowed down during a round.
 
 use std::{
     fs,
@@ -22,24 +22,24 @@ use crate::{
     write_faults,
 };
 
-/// Moves that are measured of each kind; the median counts.
+/// Number of measured moves of each kind; the median counts.
 const MOVES: usize = 3;
-/// Connections that memory goes over, by turns.
+/// Number of connections for memory, alternating.
 const CONNECTIONS: [u32; 3] = [1, 8, 128];
-/// How long a guest is left alone before.
+/// How long a guest is left alone first.
 const STEADY_AFTER: Duration = Duration::from_secs(5);
-/// Bytes that are copied at once.
+/// Number of bytes copied at once.
 const CHUNK: usize = 1 << 20;
-/// MiB a second that the link has of which a guest writes a tenth, and MiB of its memory that go over it
-/// in the first round beside what an idle one has.
+/// Throughput of the link in MiB per second, of which a guest writes a tenth, and MiB of its memory that the first
+/// round sends in addition to those of an idle guest.
 const LINK: usize = 20;
 const FILLED: usize = 96;
 /// MiB that its program checks.
 const CHECKED: usize = 16;
-/// How long its rate is measured: less than the first round takes.
+/// Duration of the rate measurement: less than that of the first round.
 const WHILE: Duration = Duration::from_secs(6);
 
-/// Measures moves, and hands on a row for each figure.
+/// Measures moves, and passes on a row for each figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let hows = CONNECTIONS.map(|count| json!({"connections": count}));
     let by_connections = moves(Path::new("/tmp/bench-moves"), false, &hows)?;
@@ -100,31 +100,31 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     slow_down(row)
 }
 
-/// What a guest's program has done, and what its vCPU has used up for that.
+/// What a guest's program has done, and the CPU time of its vCPU for that.
 #[derive(Clone, Copy)]
 struct Done {
-    /// Pages that it has looked at, and milliseconds that it has run, by its own clock.
+    /// Number of checked pages, and run time in milliseconds by the guest's clock.
     pages: f64,
     at: f64,
-    /// Milliseconds of processor time.
+    /// CPU time in milliseconds.
     vcpu: f64,
-    /// Faults of write protection.
+    /// Write protection faults.
     faults: f64,
 }
 
-/// What it has done in a while.
+/// Work done during an interval.
 #[derive(Clone, Copy)]
 struct Rate {
-    /// Pages a second that were looked at, and for each second of processor time.
+    /// Checked pages per second, and per second of CPU time.
     pages: [f64; 2],
-    /// Milliseconds, and those of processor time.
+    /// Elapsed time and CPU time in milliseconds.
     time: [f64; 2],
     faults: f64,
 }
 
 impl Done {
     fn read(gantry: &Gantry, guest: &mut Guest) -> Result<Self> {
-        // What it has said last: "PAGES pages looked at in MS ms, ...".
+        // The last line of its output: "PAGES pages looked at in MS ms, ...".
         let said = guest.run("tail -n 1 /tmp/checks")?;
         let numbers: Vec<f64> = said
             .split(' ')
@@ -152,7 +152,7 @@ impl Done {
     }
 }
 
-/// Milliseconds for which the vCPU of a process has run.
+/// CPU time in milliseconds of a process's vCPU.
 fn vcpu_time(pid: u32) -> Result<f64> {
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
         let task = task?.path();
@@ -165,8 +165,8 @@ fn vcpu_time(pid: u32) -> Result<f64> {
     anyhow::bail!("process {pid} has no vCPU")
 }
 
-/// The rate of a guest's memory checker, which writes a tenth of what the link takes, alone and while the
-/// first round of memory goes over the link.
+/// Measures the rate of a guest's memory checker, which writes a tenth of the link's throughput, alone and while the
+/// first round of memory is sent.
 fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-slow-down");
     let first = dir.join("0");
@@ -227,8 +227,8 @@ fn slow_down(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// What the round costs the guest by what it does to it: faults of write protection, each as long as a loop of the same
-/// run says. Rates vary with whatever else the machine does, and these do not.
+/// Projects the cost of the round for the guest from what it causes: write protection faults, each of which takes as
+/// long as a loop in the same run measures. Rates vary with other activity of the machine, and these numbers do not.
 fn projected(alone: Rate, moving: Rate, row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let a_second = |rate: Rate| rate.faults * 1e3 / rate.time[0];
     row(
@@ -251,7 +251,7 @@ fn projected(alone: Rate, moving: Rate, row: &mut dyn FnMut(&str, String)) -> Re
     Ok(())
 }
 
-/// What `vm.migration` says of some moves of one guest in each of these ways, by turns.
+/// Returns `vm.migration` for several moves of one guest in each of these ways, alternating.
 fn moves(dir: &Path, shared: bool, hows: &[Value]) -> Result<Vec<Vec<Value>>> {
     let first = dir.join("0");
     fs::create_dir_all(&first)?;
@@ -276,7 +276,7 @@ fn moves(dir: &Path, shared: bool, hows: &[Value]) -> Result<Vec<Vec<Value>>> {
     Ok(all)
 }
 
-/// Bytes that a process has in memory of its mappings of a size, which are a guest's RAM.
+/// Resident bytes of a process's mappings of this size, which are a guest's RAM.
 fn resident(pid: u32, size: u64) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut total, mut is_ram) = (0, false);
@@ -292,7 +292,7 @@ fn resident(pid: u32, size: u64) -> Result<u64> {
     Ok(total)
 }
 
-/// So many bytes through a socket into fresh memory.
+/// Copies this many bytes through a socket into new memory.
 fn plain_copy(bytes: usize) -> Result<Duration> {
     let (mut from, mut to) = UnixStream::pair()?;
     let source = vec![0x5a; CHUNK];

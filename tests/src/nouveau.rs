@@ -1,6 +1,6 @@
-//! A program for a GPU of NVIDIA's in L2, over nouveau's own system calls (`nouveau_drm.h`, and
-//! `nouveau_abi16.h` for the older ones): a channel, push buffers, copies, semaphores, memory that
-//! the CPU sees through BAR 1, and more buffers than the GPU has memory.
+//! A program for an NVIDIA GPU in L2, using nouveau's own system calls (`nouveau_drm.h`, and `nouveau_abi16.h` for the
+//! older ones): a channel, push buffers, copies, semaphores, memory that the CPU accesses through BAR 1, and more
+//! buffers than fit in the GPU's memory.
 
 use std::{
     fs::{self, File},
@@ -18,14 +18,14 @@ pub mod channels;
 
 const NODE: &str = "/dev/dri/renderD128";
 
-/// Memory of the GPU, and the machine's.
+/// Memory domains: video memory, and system memory.
 const VRAM: u32 = 2;
 const GART: u32 = 4;
 const MAPPABLE: u32 = 8;
 
-/// Bytes of most buffers.
+/// Size of most buffers in bytes.
 const BUFFER: u64 = 1 << 20;
-/// The copy engine's subchannel, and M2MF's.
+/// Subchannels of the copy engine and of M2MF.
 const COPY: u32 = 4;
 const M2MF: u32 = 2;
 const COPY_CLASS: u32 = 0x90b5;
@@ -124,7 +124,7 @@ struct PushBuffer {
     gart_available: u64,
 }
 
-/// nouveau, opened.
+/// An open nouveau device.
 struct Gpu {
     file: File,
 }
@@ -138,8 +138,8 @@ impl Gpu {
 
     fn ask<T>(&self, direction: u64, number: u64, data: &mut T) -> io::Result<()> {
         let request = request(direction, number, size_of::<T>());
-        // SAFETY: the structure is the one that this request is for, and outlives the call; what
-        // it points to does so in each caller.
+        // SAFETY: the structure is the one for this request, and outlives the call; in each caller, so does what it
+        // points to.
         let result = unsafe {
             libc::ioctl(
                 self.file.as_raw_fd(),
@@ -201,7 +201,7 @@ impl Gpu {
         })
     }
 
-    /// Submits words of a buffer, which use others as well.
+    /// Submits words of a buffer. They use other buffers as well.
     fn submit(&self, channel: i32, push: &Mapped, words: &[u32], all: &[&Buffer]) -> Result<()> {
         push.write(0, words);
         let mut used: Vec<_> = all
@@ -244,7 +244,7 @@ struct Buffer<'a> {
 impl Drop for Buffer<'_> {
     fn drop(&mut self) {
         let mut close = [self.info.handle, 0];
-        // The file's end frees it otherwise.
+        // Otherwise, closing the file frees it.
         let _ = self.gpu.ask(WRITE, 0x09, &mut close);
     }
 }
@@ -252,7 +252,7 @@ impl Drop for Buffer<'_> {
 impl Buffer<'_> {
     fn map(&self) -> Result<Mapped> {
         let len = self.info.size as usize;
-        // SAFETY: a new mapping at an address that the kernel picks.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let address = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -268,15 +268,15 @@ impl Buffer<'_> {
         Ok(Mapped { address, len })
     }
 
-    /// Waits until the GPU does not use it.
+    /// Waits until the GPU no longer uses it.
     fn wait(&self) -> Result<()> {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
-            // For writing: after readers as well.
+            // For writing, so also after readers.
             let mut data = [self.info.handle, 4];
             match self.gpu.ask(WRITE, 0x82, &mut data) {
                 Ok(()) => return Ok(()),
-                // It waits for a while by itself.
+                // The call itself waits for a while.
                 Err(_) if Instant::now() < deadline => {}
                 Err(error) => return Err(error).context("the GPU does not finish"),
             }
@@ -289,7 +289,7 @@ impl Buffer<'_> {
     }
 }
 
-/// A buffer as the CPU sees it.
+/// A buffer as the CPU accesses it.
 struct Mapped {
     address: NonNull<u32>,
     len: usize,
@@ -299,7 +299,7 @@ impl Mapped {
     fn write(&self, first: usize, words: &[u32]) {
         assert!((first + words.len()) * 4 <= self.len, "within the buffer");
         for (index, word) in words.iter().enumerate() {
-            // SAFETY: within the mapping, checked above.
+            // SAFETY: within the mapping, as checked above.
             unsafe {
                 self.address
                     .as_ptr()
@@ -311,7 +311,7 @@ impl Mapped {
 
     fn read(&self, index: usize) -> u32 {
         assert!((index + 1) * 4 <= self.len, "within the buffer");
-        // SAFETY: within the mapping, checked above.
+        // SAFETY: within the mapping, as checked above.
         unsafe { self.address.as_ptr().add(index).read_volatile() }
     }
 
@@ -360,7 +360,7 @@ fn bind(subchannel: u32, class: u32) -> Vec<u32> {
     method(subchannel, 0, &[class])
 }
 
-/// Lines of 4 KiB from one buffer to another by the copy engine.
+/// Copies lines of 4 KiB from one buffer to another with the copy engine.
 fn copy(from: &Buffer, to: &Buffer) -> Vec<u32> {
     let [s1, s0] = halves(from.info.offset);
     let [d1, d0] = halves(to.info.offset);
@@ -370,13 +370,13 @@ fn copy(from: &Buffer, to: &Buffer) -> Vec<u32> {
     words
 }
 
-/// The channel's semaphore: releases a word (2), or waits until it is at least that (4).
+/// The channel's semaphore: releases a word (2), or waits until it has at least that value (4).
 fn semaphore(buffer: &Buffer, word: u32, operation: u32) -> Vec<u32> {
     let [high, low] = halves(buffer.info.offset);
     method(0, 0x10, &[high, low, word, operation | 1 << 24])
 }
 
-/// Tells what there is, as libdrm's `drmdevice` does, from the same files.
+/// Lists the devices, as libdrm's `drmdevice` does, from the same files.
 pub fn list() -> Result<()> {
     for node in fs::read_dir("/dev/dri").context("there is no /dev/dri")? {
         let name = node?.file_name();
@@ -404,7 +404,7 @@ pub fn list() -> Result<()> {
     Ok(())
 }
 
-/// Copies, semaphores, BAR 1.
+/// Tests copies, semaphores and BAR 1.
 pub fn check() -> Result<()> {
     let gpu = Gpu::open()?;
     ensure!(
@@ -443,7 +443,7 @@ pub fn check() -> Result<()> {
     );
     println!("copies of {BUFFER:#x} bytes to VRAM and back: checksum {came:#x}");
 
-    // The first page of video memory through BAR 1.
+    // The first page of video memory, through BAR 1.
     let screen = video.map()?;
     for index in 0..256 {
         ensure!(
@@ -463,7 +463,7 @@ pub fn check() -> Result<()> {
     }
     println!("memory through BAR 1 is the memory that is copied");
 
-    // It waits for the CPU.
+    // The GPU waits for the CPU.
     word.write(0, &[0]);
     let mut commands = semaphore(&words, 7, 4);
     commands.extend(copy(&from, &back));
@@ -482,7 +482,7 @@ pub fn check() -> Result<()> {
     Ok(())
 }
 
-/// Memory-to-memory copies by the graphics engine, among them one from the push buffer itself.
+/// Tests memory-to-memory copies by the graphics engine, including one with inline data from the push buffer.
 pub fn m2mf() -> Result<()> {
     let gpu = Gpu::open()?;
     let channel = gpu.channel()?;
@@ -506,7 +506,7 @@ pub fn m2mf() -> Result<()> {
     commands.extend(method(M2MF, 0x238, &[d1, d0]));
     commands.extend(method(M2MF, 0x31c, &[8, 1]));
     commands.extend(method(M2MF, 0x300, &[0x101]));
-    // The same register twice.
+    // Two words for the same register.
     commands.push(3 << 29 | 2 << 16 | M2MF << 13 | 0x304 >> 2);
     commands.extend([0xabcd, 0xef01]);
     gpu.submit(channel, &pushed, &commands, &[&push, &from, &video, &back])?;
@@ -525,7 +525,7 @@ pub fn m2mf() -> Result<()> {
     Ok(())
 }
 
-/// Starts a kernel of so many threads.
+/// Launches a kernel with this many threads.
 fn launch(code: &Buffer, threads: u32) -> Vec<u32> {
     let mut words = method(COMPUTE, 0x1608, &halves(code.info.offset));
     // Blocks of 64 threads.
@@ -544,7 +544,7 @@ impl Mapped {
     }
 }
 
-/// A kernel that adds two vectors, one in the machine's memory and one in the GPU's, against the CPU.
+/// Compares a kernel that adds two vectors, one in system memory and one in video memory, with the CPU.
 pub fn compute() -> Result<()> {
     const COUNT: u32 = 10_000;
     let gpu = Gpu::open()?;
@@ -597,7 +597,7 @@ pub fn compute() -> Result<()> {
     Ok(())
 }
 
-/// So many small submissions, one system call each, and a wait for the last.
+/// Makes this many small submissions, one system call each, and waits for the last one.
 pub fn submits(count: u32) -> Result<()> {
     let gpu = Gpu::open()?;
     let channel = gpu.channel()?;
@@ -612,7 +612,7 @@ pub fn submits(count: u32) -> Result<()> {
             &semaphore(&words, number, 2),
             &[&push, &words],
         )?;
-        // The push buffer is written again.
+        // The push buffer is about to be rewritten.
         let end = Instant::now() + Duration::from_secs(20);
         while word.read(0) != number {
             ensure!(Instant::now() < end, "submission {number} does not end");
@@ -623,7 +623,8 @@ pub fn submits(count: u32) -> Result<()> {
     Ok(())
 }
 
-/// For so many seconds, copies in submissions of so many MiB each: the next are submitted before the last are done.
+/// Copies for this many seconds, in submissions of this many MiB each. The next ones are submitted before the previous
+/// ones are done.
 pub fn load(mebibytes: u32, seconds: u64) -> Result<()> {
     const DEPTH: usize = 4;
     let gpu = Gpu::open()?;
@@ -654,7 +655,7 @@ pub fn load(mebibytes: u32, seconds: u64) -> Result<()> {
     Ok(())
 }
 
-/// Fills more buffers than VRAM has room for, and reads them again.
+/// Fills more buffers than fit in VRAM, and reads them again.
 pub fn evict() -> Result<()> {
     let gpu = Gpu::open()?;
     let channel = gpu.channel()?;
@@ -700,7 +701,7 @@ pub fn evict() -> Result<()> {
     Ok(())
 }
 
-/// Does something that ends a channel, and whether others go on is seen: `fault`, `loop`, `kernel`, `wait` or
+/// Does something that ends a channel, and checks whether others continue: `fault`, `loop`, `kernel`, `wait` or
 /// `method`.
 pub fn misuse(what: &str) -> Result<()> {
     let gpu = Gpu::open()?;
@@ -711,14 +712,14 @@ pub fn misuse(what: &str) -> Result<()> {
     let pushed = push.map()?;
     let mut commands = bind(COPY, COPY_CLASS);
     commands.extend(match what {
-        // Nothing is mapped there.
+        // An unmapped address.
         "fault" => {
             let copy = [0x77, 0, 0x77, 0x10_0000, 4096, 4096, 4096, 1];
             let mut words = method(COPY, 0x30c, &copy);
             words.extend(method(COPY, 0x300, &[0x110]));
             words
         }
-        // Terabytes, of one page to itself.
+        // Terabytes, from one page to itself.
         "loop" => {
             let [high, low] = halves(push.info.offset);
             let copy = [high, low, high, low, 0, 0, 0xffff, 0x1fff];

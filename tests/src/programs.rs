@@ -1,17 +1,17 @@
-//! Programs that are measured and were built, maybe on another machine.
+//! The measured programs, which may have been built on another machine.
 
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
 
-/// The programs: all in one folder.
+/// The programs, all in one directory.
 #[derive(Clone, Debug)]
 pub struct Programs {
     folder: PathBuf,
 }
 
 impl Programs {
-    /// Finds those of these names, which `command` builds.
+    /// Finds the programs with these names, which `command` builds.
     ///
     /// # Errors
     /// One is missing.
@@ -28,7 +28,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Where one is.
+    /// Path of a program.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.join(name)
     }

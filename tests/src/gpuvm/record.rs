@@ -1,5 +1,6 @@
-//! Records what a guest with nouveau does with a virtual GPU, so that it can be done again without the guest
-//! and without an emulated processor. Parts of it are told from one another by how many accesses came before.
+//! Records what a guest with nouveau does with a virtual GPU, so that it can be replayed without
+//! the guest and without an emulated processor. Parts are distinguished by the number of preceding
+//! accesses.
 
 use std::{
     fs,
@@ -17,25 +18,26 @@ use crate::{
     scenarios::{Context, gf100::does, virtual_gpu::Mediated},
 };
 
-/// The measurement's name, in L1.
+/// Name of the measurement in L1.
 pub const NAME: &str = "gpuvm-record";
-/// What the lines begin with that have the recording.
+/// Prefixes of the lines with the recording.
 const PART: &str = "part";
 const BYTES: &str = "bytes";
-/// Bytes in a line.
+/// Number of bytes per line.
 const LINE: usize = 4096;
 
-/// Parts, in their order. What both of a pair have in common is no flush and no submission.
+/// The parts in order. What both parts of a pair have in common is not a flush and not a
+/// submission.
 pub const FEW_FLUSHES: &str = "few flushes";
-/// With [`MORE`] more.
+/// The same with [`MORE`] additional flushes.
 pub const MANY_FLUSHES: &str = "many flushes";
-/// nouveau's start and the copy test.
+/// The start of nouveau and the copy test.
 pub const START: &str = "start";
-/// As [`FEW_FLUSHES`].
+/// Like [`FEW_FLUSHES`], for submissions.
 pub const FEW_SUBMISSIONS: &str = "few submissions";
-/// With [`MORE`] more.
+/// The same with [`MORE`] additional submissions.
 pub const MANY_SUBMISSIONS: &str = "many submissions";
-/// How many more flushes there are, and submissions.
+/// Number of additional flushes, or submissions.
 pub const MORE: u64 = 2 * FLUSHES;
 const _: () = assert!(FLUSHES == SUBMISSIONS);
 
@@ -44,11 +46,11 @@ const _: () = assert!(FLUSHES == SUBMISSIONS);
 pub struct Part {
     /// What the guest did.
     pub name: String,
-    /// Accesses up to its end.
+    /// Number of accesses up to its end.
     pub end: u64,
 }
 
-/// Records, and hands the recording on.
+/// Records, and passes the recording on.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let context = Context {
         dir: PathBuf::from("/tmp/bench-gpuvm-record"),
@@ -87,7 +89,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the guest does nothing more.
+/// Waits until the guest is idle.
 fn wait_until_idle(gantry: &Gantry) -> Result<()> {
     let start = Instant::now();
     let mut before = 0;
@@ -118,17 +120,17 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 /// A recording and its parts, from the lines of [`measure`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Recorded {
-    /// The parts, in their order.
+    /// The parts in order.
     pub parts: Vec<Part>,
     /// The recording.
     pub bytes: Vec<u8>,
 }
 
 impl Recorded {
-    /// Takes a line; false if it has nothing of a recording.
+    /// Parses a line. Returns false if it does not belong to a recording.
     ///
     /// # Errors
-    /// It has, and makes no sense.
+    /// It does, but is invalid.
     pub fn take(&mut self, line: &str) -> Result<bool> {
         let cells: Vec<_> = line.split('|').map(str::trim).collect();
         match cells[..] {
@@ -142,19 +144,19 @@ impl Recorded {
         Ok(true)
     }
 
-    /// As the files that have it: the recording, and its parts as text.
+    /// Parses the two files: the recording, and its parts as text.
     pub fn parse(bytes: Vec<u8>, parts: &str) -> Result<Self> {
         let parts = parts.lines().map(Part::parse).collect::<Result<_>>()?;
         Ok(Self { parts, bytes })
     }
 
-    /// The parts as text, a line each.
+    /// The parts as text, one line each.
     pub fn parts(&self) -> String {
         let line = |part: &Part| format!("{}: {}\n", part.name, part.end);
         self.parts.iter().map(line).collect()
     }
 
-    /// The recording, whose parts are checked.
+    /// The recording, after checking it against the parts.
     pub fn recording(&self) -> Result<Recording> {
         let recording = Recording::parse(&self.bytes)?;
         let accesses: u64 = recording

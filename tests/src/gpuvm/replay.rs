@@ -1,10 +1,10 @@
-//! Does again what a guest with nouveau has done with its virtual GPU ([`super::record`]): from ring 3 of a guest
-//! without an operating system, on this machine's own KVM, with the Gantry, the mediator and the model of the GPU
-//! that are shipped. Each access is timed in the guest, and each process's processor time is its kernel's.
+//! Replays what a guest with nouveau has done with its virtual GPU ([`super::record`]): from ring 3 of a guest without
+//! an operating system, on this machine's own KVM, with the released Gantry, mediator and model of the GPU. The guest
+//! measures the time of each access, and the kernel the CPU time of each process.
 //!
-//! - `machine`: the processes, and what they have used.
-//! - `steps`: a recording as the guest does it.
-//! - `table`: what comes of it.
+//! - `machine`: the processes and their resource usage.
+//! - `steps`: a recording as steps for the guest.
+//! - `table`: the results.
 
 mod machine;
 mod steps;
@@ -25,11 +25,11 @@ use super::{
 };
 use crate::programs::Programs;
 
-/// Times that it is done: of each access, and of each figure, the median counts, as other programs disturb. Once
-/// only where a million accesses are exits.
+/// Number of replays. The median of each access and each figure counts, since other programs interfere. There is only
+/// one replay if a million accesses are exits.
 const RUNS: usize = 5;
 
-/// Finds the programs that are measured.
+/// Finds the measured programs.
 ///
 /// # Errors
 /// One is missing.
@@ -41,14 +41,14 @@ pub fn programs(folder: PathBuf) -> Result<Programs> {
     )
 }
 
-/// What a part of a recording has cost.
+/// The cost of a part of a recording.
 #[derive(Clone, Debug)]
 struct Cost {
     part: String,
     used: Used,
-    /// Times of accesses, in counts of the time stamp counter, by class.
+    /// Times of accesses in counts of the time-stamp counter, by class.
     times: Vec<Vec<u64>>,
-    /// Exits by looks at rings, which are no accesses of the recorded guest.
+    /// Exits caused by polling rings, which the recorded guest did not do.
     polls: u64,
 }
 
@@ -80,7 +80,7 @@ impl Cost {
     }
 }
 
-/// Does it with some of the mechanisms, several times.
+/// Replays several times with some of the mechanisms.
 fn replays(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<Cost>> {
     let [remap, ..] = switches;
     let runs: Vec<_> = (0..if remap { RUNS } else { 1 })
@@ -93,7 +93,7 @@ fn replays(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<
     Ok(parts.collect())
 }
 
-/// Does it once.
+/// Replays once.
 fn replay(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<Cost>> {
     let [remap, ..] = switches;
     let mut machine = Machine::start(programs, plan.vram, switches)?;
@@ -111,7 +111,7 @@ fn replay(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<C
             part: part.clone(),
             used: used.since(&before),
             times: machine.times(),
-            // Where the page is memory of the guest, a look at it is no exit.
+            // If the page is guest memory, polling it does not exit.
             polls: if remap { 0 } else { machine.desk().polls() },
         });
         before = machine.used()?;
@@ -119,7 +119,7 @@ fn replay(programs: &Programs, plan: &Plan, switches: [bool; 3]) -> Result<Vec<C
     Ok(costs)
 }
 
-/// Does it with all mechanisms and with fewer, and prints tables.
+/// Replays with all mechanisms and with fewer, and prints tables.
 ///
 /// # Errors
 /// Something cannot be started, or has failed.
@@ -132,7 +132,7 @@ pub fn run(programs: &Programs, recorded: &Recorded) -> Result<()> {
     table::mode(MODES[0].0, &costs, clock)?;
     for (name, switches) in &MODES[1..] {
         let [remap, ..] = switches;
-        // Where each access is an exit, a million of them are enough.
+        // If each access is an exit, a million of them are enough.
         let costs = match remap {
             true => replays(programs, &plan, *switches),
             false => replays(programs, &plan.up_to(START), *switches),

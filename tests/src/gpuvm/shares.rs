@@ -1,5 +1,5 @@
-//! How two guests with nouveau share a GPU, one with short commands and one with long ones, by the mediator's own
-//! account.
+//! How two guests with nouveau share a GPU, one with short commands and one with long ones,
+//! according to the mediator's account.
 
 use std::{
     fs,
@@ -13,19 +13,20 @@ use serde_json::json;
 
 use crate::scenarios::{Context, gf100::load, virtual_gpu::Mediated};
 
-/// The measurement's name, in L1.
+/// Name of the measurement in L1.
 pub const NAME: &str = "gpuvm-shares";
 
-/// MiB that a short submission copies, and a long one: GPUvm's long commands compute 15 times as much. Several short
-/// ones take longer than a guest, whose processor is emulated, needs for the next.
+/// MiB copied by a short and by a long submission: GPUvm's long commands compute 15 times as much.
+/// Several short ones take longer than a guest, whose processor is emulated, needs for the next
+/// one.
 const SHORT: u32 = 8;
 const LONG: u32 = 120;
-/// For how long two guests share the GPU, of which what is before both use it does not count.
+/// How long two guests share the GPU, without the initial time before both use it.
 const SHARING: Duration = Duration::from_secs(20);
 const BEFORE: Duration = Duration::from_secs(4);
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// By each of two policies.
+/// Measures two policies.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     for policy in ["band", "fifo"] {
         share(policy, row).with_context(|| format!("sharing by {policy}"))?;
@@ -33,7 +34,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// Two guests work, and what the mediator shows of them is looked at.
+/// Two guests work, and the mediator's status is sampled.
 fn share(policy: &str, row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = PathBuf::from("/tmp/bench-gpuvm").join(policy);
     fs::create_dir_all(&dir)?;
@@ -56,7 +57,7 @@ fn share(policy: &str, row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let start = Instant::now();
     let mut seen = vec![mediated.status()?];
     while start.elapsed() < SHARING {
-        // No window is shorter, though this process may be late.
+        // No window is shorter, even if this process is late.
         std::thread::sleep(WINDOW);
         seen.push(mediated.status()?);
     }
@@ -124,10 +125,10 @@ fn mean(figures: impl ExactSizeIterator<Item = f64>) -> f64 {
     figures.sum::<f64>() / count
 }
 
-/// What lies between two moments.
+/// The interval between two samples.
 struct Stretch<'a> {
     clients: Vec<(&'a Client, &'a Client)>,
-    /// Nanoseconds of the mediator's clock.
+    /// Duration in nanoseconds on the mediator's clock.
     time: f64,
 }
 
@@ -139,13 +140,13 @@ impl<'a> Stretch<'a> {
         }
     }
 
-    /// How much more of something each client has.
+    /// The increase of a figure for each client.
     fn each(&self, figure: fn(&Client) -> u64) -> impl Iterator<Item = f64> {
         let clients = self.clients.iter();
         clients.map(move |(before, after)| figure(after).saturating_sub(figure(before)) as f64)
     }
 
-    /// The smaller part of the GPU time, divided by the larger: 1 if all have had the same.
+    /// The smaller share of the GPU time divided by the larger one: 1 if both are equal.
     fn ratio(&self) -> f64 {
         let used = || self.each(|client| client.device_time);
         used().fold(f64::MAX, f64::min) / used().fold(1.0, f64::max)

@@ -1,7 +1,7 @@
 //! Kernel modules for iommufd, which Debian's kernels are configured without.
 //!
-//! They are built from Debian's sources of the same version. The kernel that they are loaded into
-//! is Debian's as it is: what iommufd needs of it is there.
+//! They are built from Debian's sources of the same version. The kernel that loads them is Debian's
+//! unmodified kernel, which has everything that iommufd needs.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use anyhow::Result;
 
 use super::packages::{self, Cache, Kernel};
 
-/// The modules, in the order in which they are loaded.
+/// The modules in load order.
 pub const MODULES: &[&str] = &[
     "iommufd",
     "vfio",
@@ -18,19 +18,19 @@ pub const MODULES: &[&str] = &[
     "vfio-pci",
 ];
 
-/// What Debian has the sources in.
+/// The Debian package with the sources.
 const PACKAGE: &str = "linux-source-6.12";
 
-/// Which of the sources are needed.
+/// The required part of the sources.
 const SOURCES: [&str; 3] = ["drivers/iommu", "drivers/vfio", "lib/interval_tree.c"];
 
-/// How they are built.
+/// The build files.
 const FILES: [(&str, &str); 2] = [
     ("Kbuild", include_str!("iommufd/Kbuild")),
     ("spans.c", include_str!("iommufd/spans.c")),
 ];
 
-/// Builds the modules for a kernel, once. The folder that has them.
+/// Builds the modules for a kernel, once. Returns their directory.
 pub fn modules(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     packages::install(packages::FOR_MODULES)?;
     let headers = cache.headers(&kernel.release)?;
@@ -41,7 +41,7 @@ pub fn modules(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     Ok(sources)
 }
 
-/// Copies the modules, without what debuggers want: that is nine tenths.
+/// Copies the modules without debug information, which is nine tenths of their size.
 pub fn copy(sources: &Path, to: &Path) -> Result<()> {
     packages::copy_modules(sources, MODULES, to)
 }

@@ -1,4 +1,4 @@
-//! Kernel modules for L1 that give devices to VFIO in other ways than vfio-pci does.
+//! Kernel modules for L1 that give devices to VFIO in other ways than vfio-pci.
 
 use std::path::{Path, PathBuf};
 
@@ -6,23 +6,23 @@ use anyhow::Result;
 
 use super::packages::{self, Cache, Kernel};
 
-/// The modules, in the order in which they are loaded: a variant of vfio-pci, mediated devices, and
-/// the kernel's sample of such devices.
+/// The modules in load order: a variant of vfio-pci, mediated devices, and the kernel's sample of
+/// such a device.
 pub const MODULES: &[&str] = &["vendors-vfio", "mdev", "mtty"];
 
-/// What Debian has the sources in.
+/// The Debian package with the sources.
 const PACKAGE: &str = "linux-source-6.1";
 
-/// Which of the sources are needed.
+/// The required part of the sources.
 const SOURCES: [&str; 2] = ["drivers/vfio/mdev", "samples/vfio-mdev/mtty.c"];
 
-/// What is built beside them, and how.
+/// What is built in addition, and the build file.
 const FILES: [(&str, &str); 2] = [
     ("Kbuild", include_str!("vendors/Kbuild")),
     ("vendors.c", include_str!("vendors/vendors.c")),
 ];
 
-/// Builds the modules for a kernel, once. The folder that has them.
+/// Builds the modules for a kernel, once. Returns their directory.
 pub fn modules(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     packages::install(packages::FOR_MODULES)?;
     let headers = cache.headers(&kernel.release)?;
@@ -33,7 +33,7 @@ pub fn modules(cache: &Cache, kernel: &Kernel) -> Result<PathBuf> {
     Ok(sources)
 }
 
-/// Copies the modules, without what debuggers want.
+/// Copies the modules without debug information.
 pub fn copy(sources: &Path, to: &Path) -> Result<()> {
     packages::copy_modules(sources, MODULES, to)
 }

@@ -1,4 +1,4 @@
-//! Counting system calls, by tracing, without another program.
+//! Counts system calls by tracing, without another program.
 
 use std::{
     collections::BTreeMap,
@@ -9,27 +9,27 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use gantry_ring_client::COUNTED;
 
-/// Stops of a thread that are seen to in one go.
+/// Maximum number of stops of one thread that are handled in one go.
 const STOPS: usize = 64;
 
-/// A thread that is traced.
+/// A traced thread.
 struct Thread {
     process: &'static str,
     name: String,
-    /// Whether its next stop is the end of a system call.
+    /// Whether its next stop is the exit from a system call.
     inside: bool,
-    /// Numbers of system calls, and how often each began.
+    /// How often each system call was entered, by number.
     calls: BTreeMap<i64, u64>,
 }
 
-/// Counts the system calls of all threads of some processes.
+/// Counts the system calls of all threads of several processes.
 pub struct Tracer(BTreeMap<i32, Thread>);
 
 impl Tracer {
-    /// Begins. Processes and threads that have ended meanwhile are left out.
+    /// Starts tracing. Processes and threads that end meanwhile are left out.
     ///
     /// # Errors
-    /// Tracing is not allowed.
+    /// Tracing is not permitted.
     pub fn attach(processes: &[(&'static str, i32)]) -> Result<Self> {
         let mut tracer = Self(BTreeMap::new());
         for (process, id) in processes {
@@ -71,7 +71,7 @@ impl Tracer {
         Ok(tracer)
     }
 
-    /// Sees to all threads that have stopped.
+    /// Handles all threads that have stopped.
     pub fn step(&mut self) -> Result<()> {
         let stopped: Vec<i32> = self.0.keys().copied().collect();
         for id in stopped {
@@ -80,7 +80,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Sees to one thread while it stops again, but not for ever: others have stopped, too.
+    /// Handles one thread as long as it stops again, but not forever: others have stopped, too.
     fn look(&mut self, id: i32) -> Result<()> {
         for _ in 0..STOPS {
             let mut status = 0;
@@ -112,7 +112,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// Sees to threads for a time.
+    /// Handles threads for this time.
     pub fn pass(&mut self, time: Duration) -> Result<()> {
         let start = Instant::now();
         while start.elapsed() < time {
@@ -122,7 +122,7 @@ impl Tracer {
         Ok(())
     }
 
-    /// What was counted so far does not count.
+    /// Resets the counts.
     pub fn forget(&mut self) {
         self.0.values_mut().for_each(|thread| thread.calls.clear());
     }
@@ -140,7 +140,7 @@ impl Tracer {
 }
 
 impl Drop for Tracer {
-    /// Lets the threads go: a process whose threads are traced does not end when it is killed.
+    /// Detaches from the threads: a process with traced threads does not end when it is killed.
     fn drop(&mut self) {
         for id in self.0.keys() {
             // SAFETY: no memory is passed.
@@ -164,7 +164,7 @@ impl Drop for Tracer {
 
 /// The number of the system call that a stopped thread is about to make.
 fn number(thread: i32) -> Result<i64> {
-    // SAFETY: all zeroes are valid registers.
+    // SAFETY: all-zero registers are valid.
     let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
     // SAFETY: a local of the size that the kernel fills.
     let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
@@ -172,19 +172,19 @@ fn number(thread: i32) -> Result<i64> {
     i64::try_from(registers.orig_rax).context("a system call has no number")
 }
 
-/// What happened in a stretch of [`COUNTED`] calls.
+/// What happened during [`COUNTED`] calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
-    /// Which calls.
+    /// The kind of calls.
     pub of: &'static str,
-    /// System calls: whose, which, how many.
+    /// System calls: thread, call and count.
     pub calls: Vec<(String, i64, u64)>,
-    /// What KVM has counted of the vCPU, by its own names; nothing where it does not count.
+    /// KVM's counters of the vCPU, by its own names; empty if KVM does not count.
     pub exits: BTreeMap<String, u64>,
 }
 
 impl Counts {
-    /// All system calls.
+    /// Total number of system calls.
     pub fn system_calls(&self) -> u64 {
         self.calls.iter().map(|(_, _, count)| count).sum()
     }

@@ -13,14 +13,14 @@ use gantry_ring_client::desk::{Desk, Orders, State};
 
 use super::{Counts, Figure, Pool, Programs, Report, View, count::Tracer, kinds};
 
-/// Bytes of the guest's RAM.
+/// Size of the guest's RAM in bytes.
 const RAM: u64 = 256 << 20;
-/// How long a step may take: a driver compiles the program in one.
+/// Maximum duration of a step: in one step, a driver compiles the program.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Before something is counted, and after: what was interrupted goes on.
+/// Settling time before and after counting, in which interrupted calls complete.
 const WARM_UP: Duration = Duration::from_millis(50);
 
-/// A running guest, whose desk is mapped.
+/// A running guest with its desk mapped.
 struct Guest {
     process: Child,
     view: View,
@@ -95,7 +95,7 @@ impl Drop for Guest {
     }
 }
 
-/// What the guest has written, as figures.
+/// Parses the guest's output as figures.
 fn read(text: &str) -> Result<Report> {
     let mut report = Report::default();
     for line in text.lines() {
@@ -119,7 +119,8 @@ fn read(text: &str) -> Result<Report> {
     Ok(report)
 }
 
-/// Boots the guest, and has it begin; with the workers that waited before: one of them serves it.
+/// Boots the guest and starts it. Also returns the workers that were waiting: one of them serves
+/// it.
 fn begun(
     programs: &Programs,
     pool: &Pool,
@@ -133,7 +134,7 @@ fn begun(
     Ok((guest, idle))
 }
 
-/// Boots the guest, and has it measure.
+/// Boots the guest and makes it measure.
 pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Result<Report> {
     let (mut guest, idle) = begun(programs, pool, work, orders)?;
     let counts = kinds(pool.api).iter();
@@ -146,7 +147,7 @@ pub fn run(programs: &Programs, pool: &Pool, work: &Path, orders: Orders) -> Res
     Ok(report)
 }
 
-/// Boots the guest, has it compute, and counts what its synchronous calls make.
+/// Boots the guest, makes it compute, and counts what its synchronous calls cause.
 pub fn synchronous(
     programs: &Programs,
     pool: &Pool,
@@ -158,7 +159,7 @@ pub fn synchronous(
     count(&mut guest, programs, &idle, first)
 }
 
-/// What KVM has counted of the vCPU so far.
+/// KVM's counters of the vCPU so far.
 fn exits(programs: &Programs, api: &Path) -> Result<BTreeMap<String, u64>> {
     let answer = Command::new(programs.path("gantry"))
         .args(["ctl", "--socket"])
@@ -170,7 +171,7 @@ fn exits(programs: &Programs, api: &Path) -> Result<BTreeMap<String, u64>> {
     Ok(counters.get("_cpu0").cloned().unwrap_or_default())
 }
 
-/// Lets the guest make its calls, and counts what happens meanwhile: first the exits.
+/// Lets the guest make its calls, and counts what happens meanwhile, starting with the exits.
 fn count(
     guest: &mut Guest,
     programs: &Programs,

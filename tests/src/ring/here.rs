@@ -1,4 +1,4 @@
-//! The client as a process beside its worker.
+//! The client as a process next to its worker.
 
 use std::{
     os::unix::net::UnixStream,
@@ -43,7 +43,7 @@ impl Surroundings for Report {
     fn counted(&mut self, _begins: bool) {}
 }
 
-/// A window of the pool's, and what has to stay while it is used.
+/// A window of the pool, and what must stay open while it is used.
 struct Opened {
     window: Arc<Window>,
     _stream: UnixStream,
@@ -51,7 +51,7 @@ struct Opened {
 
 fn open<A: Api>(socket: &Path) -> Result<Opened> {
     let start = Instant::now();
-    // A worker is being started.
+    // A worker may just be starting.
     let stream = loop {
         match UnixStream::connect(socket) {
             Ok(stream) => break stream,

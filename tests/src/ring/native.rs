@@ -1,4 +1,4 @@
-//! The same calls of CUDA without a worker: this process opens the host's driver itself.
+//! The same CUDA calls without a worker: this process opens the host's driver itself.
 
 use std::{
     ffi::{CStr, CString, c_int, c_void},
@@ -15,7 +15,7 @@ use gantry_ring_client::{
 
 use super::Report;
 
-/// A result by its name.
+/// Converts a result code to an error with its name.
 fn succeeds(symbol: &str, result: CUresult) -> Result<()> {
     let name = || {
         let known = CUresult::NAMES.iter().find(|(_, known)| *known == result);
@@ -38,7 +38,7 @@ macro_rules! functions {
         impl Functions {
             fn of(library: &libloading::Library) -> Result<Self> {
                 Ok(Self {
-                    // SAFETY: what bears the name has the signature that the API's definition has.
+                    // SAFETY: a symbol with this name has the signature of the API's definition.
                     $($name: unsafe {
                         let symbol = concat!(stringify!($name), "\0");
                         *library.get(symbol.as_bytes()).context(stringify!($name))?
@@ -59,7 +59,8 @@ functions! {
 /// Calls a function, which must succeed.
 macro_rules! cu {
     ($driver:expr, $name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: handles are the driver's own, and pointers are to locals or memory of the size that the call wants.
+        // SAFETY: handles are the driver's own, and pointers refer to locals or to memory of the
+        // size that the call requires.
         let result = unsafe { ($driver.functions.$name)($($argument),*) };
         succeeds(stringify!($name), result)
     }};
@@ -77,7 +78,7 @@ struct Driver {
 
 impl Driver {
     fn open(library: &Path, report: &mut Report) -> Result<Self> {
-        // SAFETY: the driver, as any program of CUDA opens it.
+        // SAFETY: opens the driver like any CUDA program does.
         let library = unsafe { libloading::Library::new(library) }
             .with_context(|| format!("cannot open {}", library.display()))?;
         let mut driver = Self {
@@ -93,7 +94,7 @@ impl Driver {
         let mut name = [0; 256];
         let length = name.len() as c_int;
         cu!(driver, cuDeviceGetName(name.as_mut_ptr(), length, 0))?;
-        // SAFETY: it ends in a zero.
+        // SAFETY: it ends with a zero byte.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) };
         let name = name.to_string_lossy().into_owned();
         report.notes.push(("device".to_owned(), name));
@@ -123,13 +124,13 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// What the context has goes with it.
+    /// This also releases what the context owns.
     fn drop(&mut self) {
         let _ = cu!(self, cuDevicePrimaryCtxRelease_v2(0));
     }
 }
 
-/// Takes that something is not ready for an answer like any other.
+/// Accepts "not ready" like any other answer.
 fn ready(symbol: &str, result: CUresult) -> Result<()> {
     match result {
         CUresult::CUDA_ERROR_NOT_READY => Ok(()),
@@ -209,7 +210,7 @@ impl Calls for Driver {
     }
 }
 
-/// Opens the driver of this name or path, and measures.
+/// Opens the driver with this name or path, and measures.
 pub fn run(library: &Path) -> Result<Report> {
     let mut report = Report::default();
     let mut driver = Driver::open(library, &mut report)?;

@@ -1,20 +1,21 @@
-//! A guest's desk, as its host sees it.
+//! A guest's desk as seen from its host.
 
 use std::{fs, fs::File, os::fd::AsRawFd, path::Path, ptr::null_mut};
 
 use anyhow::{Context, Result, ensure};
 use gantry_ring_client::desk::{self, Desk, State};
 
-/// The desk, mapped. It may be looked at for as long as this lives, whatever becomes of the guest.
+/// The mapped desk. It remains accessible as long as this value lives, whatever happens to the
+/// guest.
 pub struct View(*mut libc::c_void);
 
 impl View {
-    /// In this file, which is the guest's memory.
+    /// Maps the desk in this file, which is the guest's memory.
     ///
     /// # Errors
     /// It cannot be mapped.
     pub fn of(ram: &File) -> Result<Self> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let desk = unsafe {
             libc::mmap(
                 null_mut(),
@@ -33,10 +34,11 @@ impl View {
         Ok(Self(desk))
     }
 
-    /// In the memory of the guest of this gantry, which has it shared (`--memory shared=on`).
+    /// Maps the desk in the memory of this gantry's guest, which must be shared (`--memory
+    /// shared=on`).
     ///
     /// # Errors
-    /// It has none, or may not be looked at.
+    /// There is none, or it cannot be accessed.
     pub fn of_process(id: u32) -> Result<Self> {
         let folder = format!("/proc/{id}/fd");
         for entry in fs::read_dir(&folder).with_context(|| format!("cannot read {folder}"))? {
@@ -51,15 +53,15 @@ impl View {
 
     /// The desk.
     pub fn desk(&self) -> &Desk {
-        // SAFETY: mapped for as long as the value, aligned to a page; all bytes are valid, and both sides use
-        // atomics only.
+        // SAFETY: mapped as long as the value lives, and page aligned. All bytes are valid, and
+        // both sides only use atomics.
         unsafe { &*self.0.cast() }
     }
 
-    /// Looks whether the guest has failed.
+    /// Checks whether the guest has failed.
     ///
     /// # Errors
-    /// It has, and says why.
+    /// It has; the error says why.
     pub fn check(&self) -> Result<()> {
         let text: Vec<u8> = self.desk().text().collect();
         let text = String::from_utf8_lossy(&text);

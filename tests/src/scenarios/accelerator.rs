@@ -60,7 +60,7 @@ pub(super) fn start_agent(guest: &mut Guest) -> Result<()> {
     opencl::start_agent(guest, "/usr/local/sbin/gantry-agent")
 }
 
-/// How many interrupts of ports a guest has had.
+/// Number of port interrupts that a guest has received.
 fn interrupts(guest: &mut Guest) -> Result<u64> {
     let counted = guest.run(
         "awk '/uio_pci_generic/ { for (i = 2; $i ~ /^[0-9]+$/; i++) n += $i } END { print n + 0 }' \
@@ -71,7 +71,7 @@ fn interrupts(guest: &mut Guest) -> Result<u64> {
         .with_context(|| format!("no count: {counted}"))
 }
 
-/// A counter of the accelerator.
+/// Reads a counter of the accelerator.
 pub(super) fn counter(gantry: &Gantry, name: &str) -> Result<u64> {
     let counters = gantry.ok("GET", "vm.counters", None)?;
     counters["a"][name]
@@ -101,7 +101,8 @@ fn compute(context: &Context) -> Result<()> {
     let figures =
         guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures --brief || cat /tmp/agent.log")?;
     ensure!(figures.contains("numbers is right"), "{figures}");
-    // Who waits for long is woken by interrupts; where the module is not loaded, without.
+    // An application that waits for long is woken by interrupts; if the module is not loaded,
+    // without them.
     ensure!(counter(&gantry, "sleepers_woken")? > 0);
     let interrupts = interrupts(&mut guest)?;
     let raised = counter(&gantry, "line_interrupts")?;
@@ -112,20 +113,20 @@ fn compute(context: &Context) -> Result<()> {
     );
     ensure!(counter(&gantry, "workers_started")? == 3);
     ensure!(counter(&gantry, "workers_lost")? == 0);
-    // For the next application of the guest's user, whom the agent has named.
+    // Kept for the next application of this guest user, whom the agent has identified.
     let compiled = pool.compiled("vm-0-web/user-0")?;
     ensure!(
         !compiled.is_empty(),
         "nothing was kept of what was compiled"
     );
-    // What serves an application of the guest goes with the VMM, whatever it is doing.
+    // A worker that serves an application of the guest ends with the VMM, whatever it is doing.
     guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
     until("a worker serves", || {
         Ok(counter(&gantry, "workers_started")? == 4)
     })?;
     let serving = pool.workers()?;
     gantry.kill()?;
-    // One waits for an application, as before.
+    // As before, one worker waits for an application.
     until("the worker is gone", || {
         let left = pool.workers()?;
         Ok(left.len() == 1 && !serving.iter().all(|worker| left.contains(worker)))
@@ -142,7 +143,7 @@ fn limited(context: &Context) -> Result<()> {
         let is_group = |entry: &fs::DirEntry| entry.path().is_dir();
         Ok(entries.filter(is_group).map(|entry| entry.path()).collect())
     };
-    // Of one worker, which waits, and the pool's own.
+    // The group of one waiting worker, and the pool's own.
     let alone = || Ok(groups()?.len() == 2);
     let log = || fs::read_to_string(context.dir.join(LOG));
     until("a worker has a group", alone)?;
@@ -160,7 +161,7 @@ fn limited(context: &Context) -> Result<()> {
     let memory = (256 + 64 + 512_u64) << 20;
     let tasks = 256 + 16 * thread::available_parallelism()?.get();
     let expected = [memory.to_string(), "1".to_owned(), tasks.to_string()];
-    // They are set one after the other.
+    // They are set one after another.
     until(&format!("a group has the limits {expected:?}"), || {
         Ok(limits(&workers)? == expected)
     })?;
@@ -169,7 +170,7 @@ fn limited(context: &Context) -> Result<()> {
         command.arg(&pool.socket).arg(attack);
         command
     };
-    // As many as there may be; they end with the worker.
+    // As many processes as possible; they end with the worker.
     let mut child = hostile("processes").stdin(Stdio::piped()).spawn()?;
     let stopped = || {
         let events = groups()?.into_iter().map(|path| path.join("pids.events"));
@@ -183,7 +184,7 @@ fn limited(context: &Context) -> Result<()> {
     child.wait()?;
     reached?;
     until("a worker's processes and its group are gone", alone)?;
-    // As much as there may be; others do not suffer.
+    // As much memory as possible; others are not affected.
     let output = hostile("memory").output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(said == "ended\n", "{output:?}");
@@ -191,7 +192,7 @@ fn limited(context: &Context) -> Result<()> {
     let pools = fs::read_to_string(group.join("pool/memory.events"))?;
     ensure!(pools.contains("oom_kill 0"), "{pools}");
     until("the group is gone", alone)?;
-    // A killed pool's groups are the next one's.
+    // The groups of a killed pool are reused by the next one.
     drop(pool);
     let (pool, _) = Pool::start_in_group(&context.dir, &sizes)?;
     until("a worker has a group again", alone)?;
@@ -203,10 +204,10 @@ fn limited(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// From a guest that has nothing of Gantry but the agent's file to one that has nothing else again.
-/// The other scenarios compute with what is installed so.
+/// Starts with a guest that has nothing of Gantry but the agent's file, and ends with a guest that
+/// has nothing else again. The other scenarios use what is installed this way.
 fn installed(context: &Context) -> Result<()> {
-    // But for mounted file systems, /tmp among them.
+    // Without mounted file systems, including /tmp.
     const ALL: &str = "find / -xdev | sort";
     const PLACED: [&str; 5] = [
         "/usr/local/lib/libgantry_opencl.so",
@@ -265,17 +266,17 @@ fn deaths(context: &Context) -> Result<()> {
     let pool = Pool::start(&context.dir)?;
     let more = json!({"payload": {"initramfs": opencl::guest_files(&context.dir)?}});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    // A port that comes and goes is given to the kernel's driver and taken from it.
+    // When a port is plugged or unplugged, the kernel's driver is bound to it or unbound.
     load_uio(&mut guest)?;
     start_agent(&mut guest)?;
-    // Without a port there is no device, and no error either.
+    // Without a port there is no device, but no error either.
     let none = guest.status_of("clinfo -l")?.1;
     ensure!(!none.contains("Device #0"), "{none}");
     gantry.put("vm.add-accel", accel(&pool))?;
     guest.eventually("clinfo -l 2>&1; cat /tmp/agent.log", |text| {
         text.contains("Device #0")
     })?;
-    // An application loses its worker while that compiles its program, which takes long here.
+    // An application loses its worker while the worker compiles the program, which takes long here.
     guest.run(
         "(GANTRY_OPENCL_SPIN=20 opencl-figures >/tmp/figures 2>&1; \
          echo ended $? >>/tmp/figures) & true",
@@ -297,7 +298,7 @@ fn deaths(context: &Context) -> Result<()> {
         Ok(counter(&gantry, "workers_lost")? == 1)
     })?;
     ensure!(counter(&gantry, "sleepers_woken")? > 0);
-    // The next one is served by a new worker.
+    // A new worker serves the next application.
     let list = guest.run("clinfo -l")?;
     ensure!(list.contains("Device #0"), "{list}");
     guest.run("GANTRY_OPENCL_SPIN=20 opencl-figures >/dev/null 2>&1 & true")?;
@@ -341,7 +342,8 @@ fn saved(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the program that writes to /tmp/moving has computed something new, or something at all.
+/// Waits until the program that writes to /tmp/moving has computed something new, or anything at
+/// all.
 pub(crate) fn goes_on(guest: &mut Guest) -> Result<()> {
     let before = guest.run("grep -c round /tmp/moving; true")?;
     let said = guest.eventually("grep -c round /tmp/moving; tail -n 1 /tmp/moving", |now| {
@@ -372,13 +374,13 @@ fn moved(context: &Context) -> Result<()> {
         Ok(!serving.iter().all(|worker| left.contains(worker)))
     })?;
     goes_on(&mut guest)?;
-    // Nobody is there: it stays where it is.
+    // Nobody is there, so it stays where it is.
     let nowhere = json!({"id": "a", "socket": "/opencl/run/nobody", "slice": 0});
     gantry.refused("vm.move-accel", Some(nowhere), 500, "slice 0 stays")?;
     let none = json!({"id": "a", "slice": 3});
     gantry.refused("vm.move-accel", Some(none), 500, "slice 3")?;
     goes_on(&mut guest)?;
-    // Those that come are served where all went.
+    // New applications are served where all others went.
     let before = other.workers()?;
     let list = guest.run("clinfo -l")?;
     ensure!(list.contains("Device #0"), "{list}");
@@ -388,16 +390,16 @@ fn moved(context: &Context) -> Result<()> {
     gantry.refused("vm.snapshot", Some(body), 500, "use the accelerator")?;
     let body = json!({"destination_url": url(context), "accel": "save"});
     gantry.put("vm.snapshot", body)?;
-    // It is saved, and goes on.
+    // The application is saved and continues.
     gantry.act("vm.resume")?;
     goes_on(&mut guest)?;
     gantry.kill()?;
     let (gantry, mut guest) = restored(context, json!({"accels": [to(&pool)]}))?;
     goes_on(&mut guest)?;
-    // It goes to another VMM with its machine, and to the other pool.
+    // It moves to another VMM with its machine, and to the other pool.
     let workers = other.workers()?;
     let dir = context.dir.join("there");
-    // The serial port's socket is where the first configuration says.
+    // The socket of the serial port is where the first configuration says.
     let serial = context.dir.join("serial.sock");
     let there = migration::wait_with(&dir, &serial, &[(&pool.socket, &other.socket)])?;
     let (gantry, mut guest) = migration::go(gantry, there, json!({"accel": "Move"}))?;
@@ -414,7 +416,8 @@ fn moved(context: &Context) -> Result<()> {
         "{end}"
     );
     ensure!(counter(&gantry, "workers_lost")? == 0);
-    // Without its accelerator it goes, too; who computes then is told, and ends.
+    // The VM can also migrate without its accelerator; a computing application gets an error and
+    // ends.
     guest.run(
         "rm /tmp/stop; (opencl-moving /tmp/stop >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
     )?;
@@ -431,9 +434,9 @@ fn moved(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The hosts of these tests have no VT-x.
+/// The test hosts have no VT-x.
 fn no_gate(context: &Context) -> Result<()> {
-    // Registers of the port (vmfunc-gate/src/port.rs) and what they hold.
+    // Registers of the port (vmfunc-gate/src/port.rs) and their values.
     const STATE: u64 = 0x0c;
     const REASON: u64 = 0x10;
     const COMMAND: u64 = 0x18;
@@ -464,10 +467,10 @@ fn no_gate(context: &Context) -> Result<()> {
             let text = text.trim().trim_start_matches("0x");
             u64::from_str_radix(text, 16).with_context(|| format!("devmem says {text:?}"))
         };
-        // VT-x and the module.
+        // VT-x and the module are missing.
         let lacks = read(LACKS)?;
         ensure!(lacks & 33 == 33, "{lacks:#x}");
-        // To freeze, and to connect: one of them is not for this port, the other one fails.
+        // Freeze and connect: one does not apply to this port, and the other one fails.
         for command in [1, 2] {
             guest.run(&format!("devmem {:#x} 32 {command}", port + COMMAND))?;
         }
@@ -475,7 +478,7 @@ fn no_gate(context: &Context) -> Result<()> {
         let (state, reason) = (read(STATE)?, read(REASON)?);
         ensure!(state.trim() == "0x00000004", "{state} {reason}");
     }
-    // The guest goes on, and nothing of the ports is in the way of a pause.
+    // The guest continues, and the ports do not prevent a pause.
     ensure!(gantry.state()? == "Running");
     gantry.act("vm.pause")?;
     gantry.act("vm.resume")?;

@@ -34,7 +34,7 @@ fn cpus(context: &Context, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Three cores are no power of two: the ids of the local APICs have gaps.
+/// Three cores are not a power of two, so the local APIC IDs have gaps.
 fn topology(context: &Context) -> Result<()> {
     let topology =
         json!({"threads_per_core": 2, "cores_per_die": 3, "dies_per_package": 1, "packages": 2});
@@ -78,7 +78,7 @@ fn zones(context: &Context) -> Result<()> {
     ensure!(nodes == "2", "{nodes} nodes");
     let distances = guest.run("cat /sys/devices/system/node/node0/distance")?;
     ensure!(distances == "10 30", "distances {distances}");
-    // Linux forgets what the SRAT says of a vCPU that is unplugged.
+    // Linux forgets the SRAT entry of an unplugged vCPU.
     for wanted in [3, 2, 3] {
         gantry.put("vm.resize", json!({"desired_vcpus": wanted}))?;
         let present = "ls -d /sys/devices/system/cpu/cpu[0-9]* | wc -l";

@@ -1,8 +1,8 @@
-//! Programs that were written for Cloud Hypervisor, byte by byte: what they send and how they read
-//! the answers. The requests of libvirt (11.3, `ch` driver) were recorded while it drove Gantry;
-//! those of the command-line client `ch-remote` and of Kata Containers follow from their sources.
-//! The guest is one that halts at once: what requests do to a real one is tested elsewhere. One
-//! client is there itself, unmodified: the crate `cloud-hypervisor-client`.
+//! Clients that were written for Cloud Hypervisor, byte by byte: what they send, and how they parse
+//! the replies. The requests of libvirt (11.3, `ch` driver) were recorded while it drove Gantry.
+//! Those of the command-line client `ch-remote` and of Kata Containers are derived from their
+//! sources. The guest halts at once: what requests do to a real guest is tested elsewhere. One
+//! client is included unmodified: the crate `cloud-hypervisor-client`.
 
 use std::{
     ffi::OsStr,
@@ -99,10 +99,10 @@ fn foreign_client_moves(context: &Context) -> Result<()> {
     ends(source)
 }
 
-/// Longest wait for an answer.
+/// Maximum wait for a reply.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An ELF kernel with an entry for PVH that halts for good.
+/// Creates an ELF kernel with a PVH entry that halts permanently.
 fn halting_kernel(context: &Context) -> Result<PathBuf> {
     const AT: u32 = 0x10_0000;
     /// cli; hlt; jmp to the hlt.
@@ -119,7 +119,8 @@ fn halting_kernel(context: &Context) -> Result<PathBuf> {
     bytes.extend([2, 0, 62, 0, 1, 0, 0, 0]);
     bytes.extend(words(&[AT.into(), 64, 0]));
     bytes.extend([0, 0, 0, 0, 64, 0, 56, 0, 2, 0, 0, 0, 0, 0, 0, 0]);
-    // The code is loaded, the note says where it starts: flags and type, offset, addresses, sizes.
+    // The code segment, and the note with its entry point: flags and type, offset, addresses,
+    // sizes.
     let (code, note) = (176, 180);
     bytes.extend(words(&[1 | 5 << 32, code, AT.into(), AT.into(), 4, 4, 4]));
     bytes.extend(words(&[4 | 4 << 32, note, 0, 0, 24, 24, 4]));
@@ -148,7 +149,7 @@ fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()>
         iov_len: bytes.len(),
     };
     let mut control = [0_u64; 8];
-    // SAFETY: all zeroes are a valid message header.
+    // SAFETY: an all-zero message header is valid.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut vector;
     message.msg_iovlen = 1;
@@ -158,7 +159,7 @@ fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()>
     ensure!(space as usize <= size_of_val(&control), "too many");
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = space as usize;
-    // SAFETY: the buffer has room for one header and the descriptors, as was just checked.
+    // SAFETY: the buffer has room for one header and the descriptors, as checked above.
     let sent = unsafe {
         let header = libc::CMSG_FIRSTHDR(&raw const message);
         (*header).cmsg_level = libc::SOL_SOCKET;
@@ -171,14 +172,14 @@ fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()>
     Ok(())
 }
 
-/// One queue of a new tap interface, as a management tool opens it.
+/// Opens one queue of a new tap interface, like a management tool does.
 fn tap(name: &str) -> Result<OwnedFd> {
     // SAFETY: opens a file.
     let fd = unsafe { libc::open(c"/dev/net/tun".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) };
     ensure!(fd >= 0, "no /dev/net/tun");
-    // SAFETY: opened just now.
+    // SAFETY: just opened.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: all zeroes are a valid value of this plain struct.
+    // SAFETY: an all-zero value of this plain struct is valid.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (slot, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *slot = byte.cast_signed();
@@ -191,11 +192,11 @@ fn tap(name: &str) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// `ch-remote`, which makes a connection for each command.
+/// `ch-remote`, which opens a connection for each command.
 struct ChRemote<'a>(&'a Path);
 
 impl ChRemote<'_> {
-    /// Sends a command in pieces, as the client does, and reads the answer in its way.
+    /// Sends a command in pieces, as the client does, and reads the reply in the client's way.
     fn ask(
         &self,
         method: &str,
@@ -230,8 +231,8 @@ impl ChRemote<'_> {
         Ok(Err(chain))
     }
 
-    /// It takes the rest of the status line for a number, knows one spelling of Content-Length,
-    /// and stops reading as soon as it can.
+    /// The client parses the rest of the status line as a number, accepts one spelling of
+    /// Content-Length, and stops reading as soon as it can.
     fn read(stream: &mut UnixStream) -> Result<(u16, Option<String>)> {
         let mut text = String::new();
         loop {
@@ -262,7 +263,7 @@ impl ChRemote<'_> {
         Ok((status, body.filter(|_| has_body)))
     }
 
-    /// A command that has to succeed; its output.
+    /// Sends a command that must succeed, and returns its output.
     fn does(&self, method: &str, command: &str, body: Option<&str>) -> Result<Value> {
         self.does_with(method, command, body, &[])
     }
@@ -282,7 +283,7 @@ impl ChRemote<'_> {
         }
     }
 
-    /// A command that has to fail, in words.
+    /// Sends a command that must fail with a text.
     fn fails(&self, command: &str, body: Option<&str>) -> Result<String> {
         match self.ask("PUT", command, body, &[])? {
             Ok(output) => bail!("{command} succeeded: {output:?}"),
@@ -300,7 +301,7 @@ fn ch_remote(context: &Context) -> Result<()> {
     let client = ChRemote(&gantry.socket);
     ensure!(client.does("GET", "vmm.ping", None)?["version"].is_string());
     client.fails("vm.boot", None)?;
-    // The content of a file, as it is.
+    // The contents of a file, unmodified.
     let config = json!({
         "payload": {"kernel": halting_kernel(context)?},
         "cpus": {"boot_vcpus": 1, "max_vcpus": 2},
@@ -324,7 +325,7 @@ fn ch_remote(context: &Context) -> Result<()> {
     client.does("PUT", "vm.resize-disk", Some(resize))?;
     client.fails("vm.resize-zone", Some(r#"{"id":"z","desired_ram":1}"#))?;
     ch_remote_devices(&client, &path)?;
-    // A guest that halts gives nothing back; the next one does not get it.
+    // A halted guest does not release anything; the next one does not get it.
     client.does("PUT", "vm.reboot", None)?;
     let info = client.does("GET", "vm.info", None)?;
     for id in ["b", "n", "p", "v"] {
@@ -346,13 +347,13 @@ fn ch_remote(context: &Context) -> Result<()> {
     client.does("PUT", "vm.snapshot", Some(&snapshot))?;
     client.does("PUT", "vm.resume", None)?;
     let migration = r#"{"destination_url":"unix:/no/such/socket","local":false,"preserve_source":false,"downtime_ms":300,"timeout_s":3600,"timeout_strategy":"Cancel","connections":1,"tls_dir":null,"memory_mode":"Precopy"}"#;
-    // It begins, and fails as there is nobody; the VM goes on.
+    // It starts, and fails since nobody is there; the VM continues.
     client.does("PUT", "vm.send-migration", Some(migration))?;
     crate::opencl::until("the migration's end", || {
         Ok(client.does("GET", "vm.migration", None)?["phase"] == "Failed")
     })?;
     ensure!(client.does("GET", "vm.info", None)?["state"] == "Running");
-    // It would wake a guest that has nothing to do then.
+    // An NMI would wake the guest, which then has nothing to do.
     client.does("PUT", "vm.pause", None)?;
     client.does("PUT", "vm.nmi", None)?;
     client.does("PUT", "vm.shutdown", None)?;
@@ -368,7 +369,7 @@ fn ch_remote(context: &Context) -> Result<()> {
     ends(gantry)
 }
 
-/// Devices with every field that the client knows, and without.
+/// Devices with all fields that the client knows, and without them.
 fn ch_remote_devices(client: &ChRemote<'_>, path: &dyn Fn(&str) -> PathBuf) -> Result<()> {
     let disk = json!({
         "path": path("b.raw"), "readonly": false, "direct": false, "iommu": false,
@@ -422,7 +423,7 @@ fn ends(mut gantry: Gantry) -> Result<()> {
     Ok(())
 }
 
-/// libvirt sends what needs no descriptors on a connection that it keeps.
+/// libvirt sends requests without descriptors on a persistent connection.
 struct Libvirt<'a> {
     socket: &'a Path,
     kept: UnixStream,
@@ -468,8 +469,8 @@ impl<'a> Libvirt<'a> {
         Self::exchange(&mut self.kept, "vm.info")
     }
 
-    /// In one message on a connection of its own, with as many descriptors as there are: none
-    /// are an empty list of them.
+    /// Sends one message on a separate connection, with all descriptors; without any, their list is
+    /// empty.
     fn put_with_fds(&self, path: &str, body: &Value, fds: &[RawFd]) -> Result<()> {
         let body = body.to_string();
         let request = format!(
@@ -501,7 +502,7 @@ fn libvirt(context: &Context) -> Result<()> {
     libvirt.put_with_fds("vm.add-net", &card, &[queue.as_raw_fd()])?;
     drop(queue);
     libvirt.put("vm.boot", None)?;
-    // It looks for the threads as soon as it has the answer.
+    // It looks for the threads as soon as it has the reply.
     let names = gantry.thread_names()?;
     for name in ["vcpu0", "vcpu1"] {
         ensure!(names.iter().any(|known| known == name), "{names:?}");
@@ -525,7 +526,7 @@ fn libvirt(context: &Context) -> Result<()> {
     libvirt.put("vmm.shutdown", None)?;
     ends(gantry)?;
     ensure!(!crate::net::exists("libvirt0"), "the tap is left behind");
-    // Another process restores it, with another tap for the card.
+    // A new process restores it, with a different tap for the card.
     let gantry = Gantry::start(&context.dir, &[])?;
     let mut libvirt = Libvirt::new(&gantry.socket)?;
     let queue = tap("libvirt1")?;
@@ -539,7 +540,7 @@ fn libvirt(context: &Context) -> Result<()> {
     ensure!(libvirt.info()?["state"] == "Shutdown");
     libvirt.put("vm.delete", None)?;
     ensure!(!crate::net::exists("libvirt1"), "the tap is held");
-    // One without descriptors.
+    // A configuration without descriptors.
     libvirt.put("vm.create", Some(&config))?;
     libvirt.put("vm.boot", None)?;
     libvirt.put("vm.pause", None)?;
@@ -562,7 +563,7 @@ fn kata_containers(context: &Context) -> Result<()> {
                  Content-Type: application/json\r\n",
                 body.len()
             ),
-            // What Go adds to a PUT without a body.
+            // Go adds this to a PUT without a body.
             None if method == "PUT" => "Content-Length: 0\r\n".to_owned(),
             None => "Accept: application/json\r\n".to_owned(),
         };

@@ -143,7 +143,7 @@ fn discard(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Blocks of 512 bytes that a file takes.
+/// Number of 512-byte blocks that a file occupies.
 fn blocks(path: &Path) -> Result<u64> {
     Ok(std::os::unix::fs::MetadataExt::blocks(&fs::metadata(path)?))
 }
@@ -151,7 +151,7 @@ fn blocks(path: &Path) -> Result<u64> {
 fn rate_limit(context: &Context) -> Result<()> {
     let path = context.dir.join("disk.raw");
     image(&path, 64 * MIB)?;
-    // 1 MiB at once, then 1 MiB a second.
+    // 1 MiB immediately, then 1 MiB per second.
     let limit = json!({"rate_limiter_config": {"bandwidth": {"size": MIB, "refill_time": 1000}}});
     let (_gantry, mut guest) = Gantry::boot(&context.dir, disk(&path, limit))?;
     let read = "dd if=/dev/vda of=/dev/null bs=256k count=16 iflag=direct 2>/dev/null";
@@ -159,7 +159,7 @@ fn rate_limit(context: &Context) -> Result<()> {
         "a=$(cut -d. -f1 /proc/uptime); {read}; b=$(cut -d. -f1 /proc/uptime); echo $((b-a))"
     ))?;
     let took: u64 = took.parse()?;
-    // 4 MiB: at least two seconds however the clock's seconds fall.
+    // 4 MiB: at least two seconds, however the clock's seconds are aligned.
     ensure!(took >= 2, "4 MiB took {took} s");
     Ok(())
 }
@@ -194,7 +194,7 @@ fn full(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Storage that does not answer: a file system that is frozen until this is dropped.
+/// Storage that does not respond: a file system that is frozen until this is dropped.
 struct Frozen<'a>(&'a Path);
 
 impl<'a> Frozen<'a> {
@@ -230,12 +230,12 @@ fn silent(context: &Context) -> Result<()> {
     guest.run(&format!(
         "({write}; echo $? > /tmp/written) >/dev/null 2>&1 &"
     ))?;
-    // Reads, and writes.
+    // Reads in flight, and writes.
     guest.eventually("echo $(cat /sys/block/vda/inflight)", |count| {
         count == "0 1"
     })?;
     gantry.refused("vm.shutdown", None, 500, "has not answered 1 requests")?;
-    // The guest goes on, and so does its request when the storage answers.
+    // The guest continues, and so does its request when the storage responds.
     ensure!(gantry.ok("GET", "vm.info", None)?["state"] == "Running");
     guest.run("! [ -e /tmp/written ]")?;
     drop(frozen);
@@ -243,7 +243,7 @@ fn silent(context: &Context) -> Result<()> {
     guest.run(write)?;
     gantry.act("vm.shutdown")?;
     drop(gantry);
-    // What an io_uring had open, the kernel lets go of somewhat later than its process.
+    // The kernel closes what an io_uring had open somewhat later than the process ends.
     crate::net::sh(&format!(
         "for _ in $(seq 600); do umount -d {mount} && exit; sleep 0.1; done; exit 1",
         mount = mount.display()

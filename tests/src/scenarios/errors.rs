@@ -1,4 +1,4 @@
-//! What goes wrong is said clearly, and nothing is lost.
+//! Errors are reported clearly, and nothing is lost.
 
 use std::{fs, os::unix::net::UnixStream};
 
@@ -117,7 +117,7 @@ fn payloads(context: &Context) -> Result<()> {
         json!({"payload": {"cmdline": long}}),
         "command line",
     )?;
-    // After all that a good one boots.
+    // After all these errors, a correct configuration boots.
     gantry.create_and_boot(json!({"payload": {"initramfs": INITRAMFS}}))?;
     Ok(())
 }

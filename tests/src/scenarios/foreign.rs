@@ -1,5 +1,4 @@
-//! Programs which nobody here wrote, in a guest on the host's device: they end, and say, what they do
-//! natively.
+//! Third-party programs in a guest on the host's device end and print the same as natively.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +22,7 @@ pub const SCENARIOS: &[Entry] = &[
         "foreign: programs of piglit end in a guest as natively",
         |context| piglit(context, PIGLIT_TESTS),
     ),
-    // Apart: a scenario has only so much time.
+    // Separate, since a scenario has a time limit.
     (
         "foreign: programs of piglit that build others end in a guest as natively",
         |context| piglit(context, PIGLIT_BUILDS),
@@ -34,7 +33,8 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// What clinfo says otherwise in a guest, and why. Nothing else may differ, and all of this has to.
+/// Differences in clinfo's output in a guest, and their reasons. Nothing else may differ, and all
+/// of these must.
 const APART: &[(&str, &str)] = &[
     (
         "CL_PLATFORM_VERSION",
@@ -66,8 +66,9 @@ const UNSERVED: &str =
     "extensions with entry points, or rules for memory, of their own are not served";
 const UNASKED: &str = "of an extension that is not served: clinfo does not ask";
 
-/// How a program is run, and what of it is shown (a console is slow), natively and in a guest: in
-/// the same file system, which has PoCL for the one, and to which the driver is added for the other.
+/// How a program is run, and which part of its output is shown (a console is slow), natively and in
+/// a guest. Both use the same file system, which has PoCL natively, and to which the driver is
+/// added in the guest.
 fn run_as(vendors: &str, command: &str, filter: &str) -> String {
     format!(
         "HOME=/tmp GANTRY_OPENCL_SPIN=20 OCL_ICD_VENDORS={vendors} chroot {ROOT} {command} 2>&1 | \
@@ -75,7 +76,7 @@ fn run_as(vendors: &str, command: &str, filter: &str) -> String {
     )
 }
 
-/// A guest with the file system and the driver in it.
+/// A guest with the file system, and the driver in it.
 fn start(context: &Context, pool: &Pool) -> Result<(Gantry, Guest)> {
     let more = json!({
         "payload": {"initramfs": opencl::guest_files(&context.dir)?},
@@ -94,14 +95,14 @@ fn start(context: &Context, pool: &Pool) -> Result<(Gantry, Guest)> {
     Ok((gantry, guest))
 }
 
-/// What a program says natively, and in the guest.
+/// Output of a program natively and in the guest.
 fn both(guest: &mut Guest, command: &str, filter: &str) -> Result<[String; 2]> {
     let natively = sh(&run_as("/etc/OpenCL/vendors/", command, filter))?;
     let (_, there) = guest.status_of(&run_as("/run/vendors/", command, filter))?;
     Ok([natively, there])
 }
 
-/// Checks that all workers have ended with their applications, and none before.
+/// Checks that all workers have ended with their applications, and none earlier.
 fn no_worker_was_lost(gantry: &Gantry) -> Result<()> {
     until("the applications' slices are free", || {
         Ok(counter(gantry, "slices_in_use")? == 0)
@@ -134,14 +135,14 @@ fn piglit(context: &Context, tests: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The results that a program of piglit says, its parts' first.
+/// The results that a piglit program prints, those of its parts first.
 fn results(text: &str) -> Vec<&str> {
     let lines = text.lines().filter(|line| line.starts_with("PIGLIT: "));
     lines.map(str::trim_end).collect()
 }
 
 fn clinfo(context: &Context) -> Result<()> {
-    // More than there is: PoCL calls a worker's limit the device's memory.
+    // More than there is: PoCL reports a worker's limit as the device's memory.
     let pool = Pool::start_with(&context.dir, &["--heap", "1048576"])?;
     let (gantry, mut guest) = start(context, &pool)?;
     let said = both(&mut guest, "clinfo --raw", "tr -s ' '")?;
@@ -163,8 +164,8 @@ fn clinfo(context: &Context) -> Result<()> {
     no_worker_was_lost(&gantry)
 }
 
-/// What clinfo says of each property, in the order in which it does: of the platform, then of its
-/// device, with neither's name in front.
+/// The values of each property in clinfo's order: first of the platform, then of its device,
+/// without their names as prefixes.
 fn properties(text: &str) -> BTreeMap<&str, Vec<&str>> {
     let mut all = BTreeMap::<_, Vec<_>>::new();
     for line in text.lines().map(str::trim) {

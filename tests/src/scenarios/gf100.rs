@@ -1,5 +1,4 @@
-//! A guest's own driver, nouveau as Debian ships it and without parameters, on a model of a GPU that
-//! another process serves.
+//! A guest's own driver, Debian's nouveau without parameters, on a model of a GPU that another process serves.
 
 use std::{
     fs::{self, File},
@@ -31,12 +30,12 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Channels that are left of the GPU's 128 when nouveau has two itself, and what a program says that has had
-/// these, up to the last number that there is.
+/// Number of the GPU's 128 channels that are left when nouveau itself has two, and what a program prints that has used
+/// these, up to the highest number.
 pub(crate) const ALL_CHANNELS: u32 = 126;
 pub(crate) const HAVE_COPIED: &str = "126 channels have copied, up to Some(127)";
 
-/// A process that serves the GPU until dropped.
+/// A process that serves the GPU until this is dropped.
 struct Server {
     child: Child,
     socket: PathBuf,
@@ -69,14 +68,14 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// As `kill -9`.
+    /// Like `kill -9`.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Boots a guest that has the GPU.
+/// Boots a guest with the GPU.
 fn boot(context: &Context, server: &Server, words: &str) -> Result<(Gantry, Guest)> {
     let mut config = with_gpu_driver(words);
     let more = json!({
@@ -87,7 +86,7 @@ fn boot(context: &Context, server: &Server, words: &str) -> Result<(Gantry, Gues
     Gantry::boot(&context.dir, config)
 }
 
-/// Loads nouveau with what it needs, and waits until programs can use it.
+/// Loads nouveau with its dependencies, and waits until programs can use it.
 pub(crate) fn load(guest: &mut Guest) -> Result<()> {
     let modules = L2_GPU.join(" ");
     guest.run(&format!(
@@ -103,14 +102,14 @@ pub(crate) fn load(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Has a program of the guest's do something, and checks what it says.
+/// Runs a command of the guest's program, and checks its output.
 pub(crate) fn does(guest: &mut Guest, what: &str, words: &str) -> Result<()> {
     let said = guest.run(&format!("agent {what}"))?;
     ensure!(said.contains(words), "{what}: {said}");
     Ok(())
 }
 
-/// Interrupts that nouveau has got so far.
+/// Number of interrupts that nouveau has received.
 pub(crate) fn interrupts(guest: &mut Guest) -> Result<(String, u64)> {
     let text = guest.run("grep nvkm /proc/interrupts")?;
     let count = text.split_whitespace().nth(1).unwrap_or_default();
@@ -140,7 +139,7 @@ fn works(context: &Context) -> Result<()> {
     endless(&mut guest)
 }
 
-/// Channels that never end by themselves; others work meanwhile, and after nouveau has ended these, for which
+/// Channels that never end by themselves. Others work meanwhile, and after nouveau has ended these channels, for which
 /// it waits 15 seconds.
 pub(crate) fn endless(guest: &mut Guest) -> Result<()> {
     const WHAT: [&str; 3] = ["loop", "kernel", "wait"];

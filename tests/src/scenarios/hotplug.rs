@@ -1,4 +1,4 @@
-//! Devices and vCPUs that come and go while the guest runs.
+//! Devices and vCPUs that are plugged and unplugged while the guest runs.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -32,13 +32,13 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// What was to leave when the machine ended is not in the next one.
+/// A device whose removal was pending when the machine ended is not in the next one.
 fn removal_before_reboot(context: &Context) -> Result<()> {
     let path = context.dir.join("d.raw");
     image(&path, 1 << 20)?;
     let more = json!({"disks": [{"path": path, "id": "leaves"}]});
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
-    // A guest that stands still gives nothing up.
+    // A paused guest does not give anything up.
     gantry.act("vm.pause")?;
     gantry.put("vm.remove-device", json!({"id": "leaves"}))?;
     let info = gantry.info()?;
@@ -53,7 +53,7 @@ fn removal_before_reboot(context: &Context) -> Result<()> {
         info["config"].get("disks").is_none_or(Value::is_null),
         "{info}"
     );
-    // The name is free, and the new device is not on its way out.
+    // The name is free, and the new device's removal is not pending.
     gantry.put("vm.add-disk", json!({"path": path, "id": "leaves"}))?;
     let info = gantry.info()?;
     ensure!(
@@ -65,7 +65,7 @@ fn removal_before_reboot(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A guest may give up what it was not asked for, but not what a snapshot of it needs.
+/// A guest may eject devices unasked, but not those that a snapshot of it needs.
 fn ejected_unasked(context: &Context) -> Result<()> {
     let path = context.dir.join("d.raw");
     image(&path, 1 << 20)?;

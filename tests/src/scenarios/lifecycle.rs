@@ -89,7 +89,7 @@ fn command_line(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Starts a counter in the guest that prints ten numbers a second.
+/// Starts a counter in the guest that prints ten numbers per second.
 pub fn start_counting(guest: &mut Guest) -> Result<()> {
     guest.start(
         "(i=0; while true; do i=$((i+1)); echo count=$i; sleep 0.1; done)",
@@ -97,7 +97,7 @@ pub fn start_counting(guest: &mut Guest) -> Result<()> {
     )
 }
 
-/// Waits for the counter to go on, and returns its value.
+/// Waits until the counter continues, and returns its value.
 pub fn next_count(guest: &mut Guest) -> Result<u64> {
     guest.wait_for("count=", BOOT)?;
     Ok(guest.wait_for("\n", BOOT)?.trim().parse()?)
@@ -108,7 +108,7 @@ fn pause(context: &Context) -> Result<()> {
     start_counting(&mut guest)?;
     gantry.act("vm.pause")?;
     ensure!(gantry.state()? == "Paused");
-    // What was printed before the pause may still be on its way.
+    // Output from before the pause may still be in transit.
     let mut before = 0;
     while guest.transcript().len() > before {
         before = guest.transcript().len();
@@ -156,7 +156,7 @@ fn console_file(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The console closes when a machine ends; a new one listens at the same place.
+/// The console is closed when a machine ends; a new one listens at the same path.
 pub(super) fn reconnect(gantry: &Gantry, mut old: Guest) -> Result<Guest> {
     if old.wait_for(READY, BOOT).is_ok() {
         return Ok(old);
@@ -185,7 +185,7 @@ fn nmi(context: &Context) -> Result<()> {
 }
 
 fn nmis(guest: &mut Guest) -> Result<u64> {
-    // The kernel says something of its own about an NMI that nobody claims.
+    // The kernel prints its own message about an NMI that nobody handles.
     let text = guest.run("awk '/NMI:/ {print \"nmis=\" $2}' /proc/interrupts")?;
     let (_, count) = text.split_once("nmis=").context("no line for NMIs")?;
     Ok(count

@@ -1,4 +1,4 @@
-//! Memory that comes and goes.
+//! Hot-pluggable memory.
 
 use std::fs;
 
@@ -29,7 +29,7 @@ pub const SCENARIOS: &[Entry] = &[
 
 const MIB: u64 = 1 << 20;
 
-/// Takes plugged memory into use.
+/// Brings plugged memory online.
 const ONLINE: &str = "for m in /sys/devices/system/memory/memory*/state; \
      do echo online > $m 2>/dev/null; done; true";
 
@@ -40,7 +40,7 @@ fn total(guest: &mut Guest) -> Result<u64> {
         * 1024)
 }
 
-/// Memory that the process holds, in bytes.
+/// Resident memory of the process in bytes.
 fn resident(gantry: &Gantry) -> Result<u64> {
     let status = fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
     let line = status
@@ -166,7 +166,7 @@ fn virtio_mem(context: &Context) -> Result<()> {
     gantry.info_until("memory has grown", |info| {
         info["memory_actual_size"] == 512 * MIB
     })?;
-    // The guest takes blocks into use after it has plugged them.
+    // The guest brings blocks online after it has plugged them.
     guest.eventually("awk '/MemTotal/ {print $2}' /proc/meminfo", |total| {
         let grown = total.parse::<u64>().unwrap_or(0) * 1024;
         grown >= before + 200 * MIB
@@ -179,14 +179,14 @@ fn virtio_mem(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Sets how many huge pages of 2 MiB the host keeps, and frees them in the end.
+/// Sets the number of 2 MiB huge pages that the host reserves, and frees them in the end.
 struct HugePages;
 
 impl HugePages {
     const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 
     fn reserve(count: u64) -> Result<Self> {
-        // Earlier scenarios have left their pages all over the memory.
+        // Earlier scenarios have fragmented the memory.
         fs::write("/proc/sys/vm/drop_caches", "3")?;
         fs::write("/proc/sys/vm/compact_memory", "1")?;
         fs::write(Self::COUNT, count.to_string())?;
@@ -206,7 +206,7 @@ impl HugePages {
 
 impl Drop for HugePages {
     fn drop(&mut self) {
-        // The scenario is over either way.
+        // The scenario is over in any case.
         let _ = fs::write(Self::COUNT, "0");
     }
 }
@@ -221,7 +221,7 @@ fn huge_pages(context: &Context) -> Result<()> {
     gantry.kill()?;
     ensure!(HugePages::free()? == 140, "huge pages were not given back");
     drop(pages);
-    // Half of what the guest is to have.
+    // Half of what the guest needs.
     let _pages = HugePages::reserve(64)?;
     let dir = context.dir.join("short");
     fs::create_dir_all(&dir)?;

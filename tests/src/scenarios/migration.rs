@@ -1,4 +1,4 @@
-//! VMs that move from one Gantry to another on one host.
+//! VMs that migrate from one Gantry to another on one host.
 
 use std::{
     fs,
@@ -39,30 +39,30 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Longest wait for a migration.
+/// Maximum wait for a migration.
 const MOVE: Duration = Duration::from_secs(120);
 
 /// A Gantry that waits for a VM.
 pub(crate) struct Waiting {
     /// The process.
     pub(crate) gantry: Gantry,
-    /// Where.
+    /// Its URL.
     pub(crate) url: String,
     pub(crate) answer: thread::JoinHandle<Result<http::Answer>>,
 }
 
-/// Starts a Gantry in a folder of its own that waits for a VM whose serial port is at `serial`.
+/// Starts a Gantry in a directory of its own that waits for a VM whose serial port is at `serial`.
 pub(crate) fn wait_in(dir: &Path, serial: &Path) -> Result<Waiting> {
     wait_with(dir, serial, &[])
 }
 
-/// As [`wait_in`]; these files of the host have other names there, too.
+/// Like [`wait_in`]; in addition, these files of the host have other names there.
 pub(crate) fn wait_with(dir: &Path, serial: &Path, renames: &[(&Path, &Path)]) -> Result<Waiting> {
     fs::create_dir_all(dir)?;
     wait_by(Gantry::start(dir, &[])?, dir, serial, renames)
 }
 
-/// As [`wait_with`], with a Gantry that has been started.
+/// Like [`wait_with`], with a Gantry that has been started.
 fn wait_by(
     gantry: Gantry,
     dir: &Path,
@@ -75,7 +75,7 @@ fn wait_by(
     receive(gantry, how, serial, renames, || Ok(path.exists()))
 }
 
-/// Has a Gantry wait for a VM as `how` says, until somebody listens.
+/// Makes a Gantry wait for a VM as specified by `how`. Returns once it listens.
 pub(crate) fn receive(
     gantry: Gantry,
     how: Value,
@@ -105,7 +105,7 @@ pub(crate) fn receive(
         ensure!(Instant::now() < deadline, "nobody waits: {}", gantry.log());
         thread::sleep(Duration::from_millis(20));
     }
-    // It answers others meanwhile.
+    // It replies to other requests meanwhile.
     gantry.ok("GET", "vmm.ping", None)?;
     Ok(Waiting {
         gantry,
@@ -115,7 +115,7 @@ pub(crate) fn receive(
 }
 
 impl Waiting {
-    /// It runs there.
+    /// Checks that the VM runs there.
     pub(crate) fn arrived(self) -> Result<Gantry> {
         let answer = self.answer.join().ok().context("the client panicked")??;
         ensure!(
@@ -128,7 +128,7 @@ impl Waiting {
     }
 }
 
-/// Waits until `vm.migration` says one of `phases`.
+/// Waits until `vm.migration` reports one of `phases`.
 pub(crate) fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
     let deadline = Instant::now() + MOVE;
     loop {
@@ -141,13 +141,13 @@ pub(crate) fn phase_until(gantry: &Gantry, phases: &[&str]) -> Result<Value> {
     }
 }
 
-/// Moves the VM to a new Gantry in `dir`.
+/// Migrates the VM to a new Gantry in `dir`.
 fn move_to(source: Gantry, dir: &Path) -> Result<(Gantry, Guest)> {
     let waiting = wait_in(dir, &source.serial)?;
     go(source, waiting, json!({"verify": true}))
 }
 
-/// Moves the VM to a Gantry that waits for it.
+/// Migrates the VM to a Gantry that waits for it.
 pub(crate) fn go(mut source: Gantry, waiting: Waiting, how: Value) -> Result<(Gantry, Guest)> {
     let mut body = json!({
         "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
@@ -156,7 +156,7 @@ pub(crate) fn go(mut source: Gantry, waiting: Waiting, how: Value) -> Result<(Ga
         body.extend(how);
     }
     source.put("vm.send-migration", body)?;
-    // It answers meanwhile, and does not let the machine be changed.
+    // Meanwhile it replies, and does not let the machine be changed.
     source.ok("GET", "vm.info", None)?;
     let info = phase_until(&source, &["Completed", "Failed"])?;
     ensure!(
@@ -191,7 +191,7 @@ fn back_and_forth(context: &Context) -> Result<()> {
     });
     let (mut gantry, mut guest) = Gantry::boot(&first, more)?;
     let sum = write_pattern(&mut guest, "/dev/vda", 8)?;
-    // Memory that is known, and memory that is written all the time.
+    // Memory with known contents, and memory that is written all the time.
     guest.run("dd if=/dev/urandom of=/known bs=1M count=16 2>/dev/null")?;
     let known = guest.md5_of("cat /known")?;
     guest.run("(while true; do dd if=/dev/urandom of=/busy bs=64k count=4 2>/dev/null; sleep 0.1; done) & true")?;
@@ -218,7 +218,7 @@ fn back_and_forth(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A Gantry that calls itself another version.
+/// A Gantry that reports a different version.
 fn other_build(dir: &Path) -> Result<PathBuf> {
     const OTHER: &str = "9.9.9";
     let this = env!("CARGO_PKG_VERSION").as_bytes();
@@ -242,7 +242,7 @@ fn other_build(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The VM goes to a Gantry of another build, which is handed its memory.
+/// The VM migrates to a Gantry of another build, which takes over its memory.
 fn upgrade(source: Gantry, disk: &Path, context: &Context) -> Result<()> {
     let dir = context.dir.join("upgraded");
     fs::create_dir(&dir)?;
@@ -253,7 +253,7 @@ fn upgrade(source: Gantry, disk: &Path, context: &Context) -> Result<()> {
     let last = next_count(&mut guest)?;
     let next = Gantry::start_binary(&dir, &other_build(&dir)?)?;
     let waiting = wait_by(next, &dir, &source.serial, &[])?;
-    // Somebody who has mistaken the socket does not end the wait.
+    // Somebody who connects to the wrong socket does not end the wait.
     let stranger = waiting.url.trim_start_matches("unix:");
     UnixStream::connect(stranger)?.write_all(b"GET / HTTP/1.1\r\n\r\n")?;
     let body = json!({
@@ -325,7 +325,7 @@ fn refused(context: &Context) -> Result<()> {
     gantry.refused("vm.resolve-migration", Some(resolve), 405, "decision")?;
     let local = json!({"destination_url": "unix:/nowhere", "local": true});
     gantry.refused("vm.send-migration", Some(local), 400, "shared=on")?;
-    // Nobody is there: the VM goes on.
+    // Nobody is there: the VM continues.
     gantry.put(
         "vm.send-migration",
         json!({"destination_url": "unix:/nowhere"}),
@@ -336,7 +336,7 @@ fn refused(context: &Context) -> Result<()> {
         "{info}"
     );
     guest.run("true")?;
-    // One that has a VM refuses at once; one that waits can be told not to.
+    // A Gantry that has a VM refuses immediately; one that waits can be told to stop waiting.
     let waiting = wait_in(&context.dir.join("other"), &gantry.serial)?;
     let create = crate::gantry::vm(&waiting.gantry.serial);
     waiting

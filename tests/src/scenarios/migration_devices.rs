@@ -1,4 +1,4 @@
-//! A VM that moves with all that a guest can be given: network, vsock, a balloon, and what was plugged.
+//! A VM that migrates with everything that a guest can have: network, vsock, a balloon, and hot-plugged devices.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -35,15 +35,15 @@ pub const SCENARIOS: &[Entry] = &[(
 )];
 
 const MIB: u64 = 1 << 20;
-/// Reverse ARP, by which a network hears where a guest is.
+/// Reverse ARP, which announces to a network where a guest is.
 const ETH_P_RARP: u16 = 0x8035;
 const MAC: [u8; 6] = [0x12, 0x34, 0x56, 0x78, 0x9a, 0xbc];
-/// Of the stream that the guest writes to.
+/// Port of the stream that the guest writes to.
 const PORT: u16 = 5002;
-/// Of the guest's vsock.
+/// Port of the guest's vsock server.
 const ECHO: u32 = 1234;
 
-/// What one of the two Gantrys has of the host.
+/// The host resources of one of the two Gantrys.
 struct Place {
     dir: PathBuf,
     tap: PathBuf,
@@ -60,19 +60,19 @@ impl Place {
         }
     }
 
-    /// A Gantry here that waits for the VM, which is at another place.
+    /// Starts a Gantry here that waits for the VM from another place.
     fn awaits(&self, gantry: &Gantry, from: &Self) -> Result<Waiting> {
         let renames = [(&*from.tap, &*self.tap), (&*from.vsock, &*self.vsock)];
         wait_with(&self.dir, &gantry.serial, &renames)
     }
 }
 
-/// Numbers that a guest counts by TCP, as they arrive.
+/// Numbers that a guest sends over TCP, as they arrive.
 #[derive(Clone, Default)]
 struct Numbers(Arc<Mutex<Vec<String>>>);
 
 impl Numbers {
-    /// Takes them of whoever connects first.
+    /// Receives the numbers of whoever connects first.
     fn listen() -> Result<Self> {
         let numbers = Self::default();
         let listener = TcpListener::bind((HOST, PORT))?;
@@ -92,7 +92,7 @@ impl Numbers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// More come, and all have come in order.
+    /// Waits for more numbers, and checks that all have arrived in order.
     fn go_on(&self) -> Result<()> {
         let before = self.all().len();
         until("the guest's stream goes on", || {
@@ -105,21 +105,21 @@ impl Numbers {
     }
 }
 
-/// Hears all reverse ARP requests of this host's networks.
+/// Receives all reverse ARP requests of this host's networks.
 struct Announcements(std::fs::File);
 
 impl Announcements {
     fn hear() -> Result<Self> {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         let protocol = i32::from(ETH_P_RARP.to_be());
-        // SAFETY: no pointers involved.
+        // SAFETY: no pointers are involved.
         let socket = unsafe { libc::socket(libc::AF_PACKET, kind, protocol) };
         ensure!(socket >= 0, "no socket: {}", io::Error::last_os_error());
-        // SAFETY: the descriptor was created just now.
+        // SAFETY: the descriptor has just been created.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(socket) }.into()))
     }
 
-    /// Waits for one of the guest's, which came by this interface.
+    /// Waits for an announcement of the guest on this interface.
     fn came_by(&mut self, tap: &Path) -> Result<()> {
         let index = std::fs::read_to_string(Path::new("/sys/class/net").join(tap).join("ifindex"))?;
         let index: i32 = index.trim().parse()?;
@@ -130,13 +130,13 @@ impl Announcements {
         })
     }
 
-    /// The next one: by which interface it came, and of which address it is.
+    /// The next announcement: its interface and its hardware address.
     fn next(&mut self) -> Result<Option<(i32, [u8; 6])>> {
         let mut frame = [0; 64];
-        // SAFETY: all zeroes are a valid value of this plain struct.
+        // SAFETY: an all-zero value of this plain struct is valid.
         let mut from: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
         let mut length = size_of_val(&from) as libc::socklen_t;
-        // SAFETY: frame and address are as long as is said, and outlive the call.
+        // SAFETY: frame and address have the lengths that are passed, and outlive the call.
         let got = unsafe {
             libc::recvfrom(
                 self.0.as_raw_fd(),
@@ -166,7 +166,7 @@ fn all_devices(context: &Context) -> Result<()> {
     gantry.put("vm.add-disk", json!({"path": disk, "id": "plugged"}))?;
     guest.eventually("ls /dev/vda", |text| text.contains("/dev/vda"))?;
     let on_disk = write_pattern(&mut guest, "/dev/vda", 2)?;
-    // The kernel takes movable pages from what was plugged first.
+    // The kernel prefers plugged memory for movable pages.
     guest.run(
         "dd if=/dev/urandom of=/block bs=64k count=16 2>/dev/null; \
          for i in $(seq 64); do cat /block; done > /known",
@@ -185,13 +185,13 @@ fn all_devices(context: &Context) -> Result<()> {
             "the source's tap is left"
         );
         numbers.go_on()?;
-        // Whoever was connected by vsock hears the end at both sides, and can connect again.
+        // Vsock connections are closed on both sides, and can be opened again.
         let served = |text: &str| text.contains("vsock-echo");
         guest.eventually("ps", |text| !served(text))?;
         let end = open.read(&mut [0; 8]);
         let is_closed = match &end {
             Ok(count) => *count == 0,
-            // Not by its time limit.
+            // Not a timeout.
             Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
         };
         ensure!(is_closed, "{end:?}");
@@ -220,7 +220,7 @@ fn boot(place: &Place) -> Result<(Gantry, Guest)> {
     Gantry::boot(&place.dir, more)
 }
 
-/// Gives the guest vCPUs and memory, takes some by the balloon, and has it count by TCP.
+/// Gives the guest vCPUs and memory, takes some by the balloon, and makes it count over TCP.
 fn give(place: &Place, gantry: &Gantry, guest: &mut Guest) -> Result<Numbers> {
     guest.run("echo online_movable > /sys/devices/system/memory/auto_online_blocks")?;
     gantry.put(
@@ -248,7 +248,7 @@ fn give(place: &Place, gantry: &Gantry, guest: &mut Guest) -> Result<Numbers> {
 
 const PRESENT: &str = "ls -d /sys/devices/system/cpu/cpu[0-9]* | wc -l";
 
-/// What it was given is there, as the guest and Gantry say.
+/// What it was given exists, according to the guest and to Gantry.
 fn has_all(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     guest.eventually("nproc", |text| text == "4")?;
     let info = gantry.info()?;
@@ -256,7 +256,7 @@ fn has_all(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// A VM that is moving is not changed; cancelled, it stays.
+/// A migrating VM cannot be changed; after a cancellation, it stays.
 fn stays_as_it_is(gantry: &Gantry, places: &[Place; 3]) -> Result<()> {
     let elsewhere = Place {
         dir: places[0].dir.join("cancelled"),
@@ -287,7 +287,7 @@ fn stays_as_it_is(gantry: &Gantry, places: &[Place; 3]) -> Result<()> {
     Ok(())
 }
 
-/// A stream to a program of the guest that sends everything back, and has done so.
+/// A stream to an echo server in the guest, which has already echoed something.
 fn connected(guest: &mut Guest, socket: &Path) -> Result<UnixStream> {
     guest.run(&format!(
         "rm -f /tmp/echo; agent vsock-echo {ECHO} > /tmp/echo 2>&1 & true"
@@ -301,7 +301,7 @@ fn connected(guest: &mut Guest, socket: &Path) -> Result<UnixStream> {
     Ok(stream)
 }
 
-/// What it was given can be taken from it again.
+/// What the guest was given can be taken away again.
 fn takes_back(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     guest.run("rm /known; echo 3 > /proc/sys/vm/drop_caches")?;
     gantry.put("vm.resize", json!({"desired_balloon": 0}))?;

@@ -1,4 +1,4 @@
-//! Network cards over tap interfaces.
+//! Network cards on tap interfaces.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -25,7 +25,7 @@ pub fn set_up(guest: &mut Guest, interface: &str) -> Result<()> {
     reaches(guest, HOST)
 }
 
-/// Waits until an address answers.
+/// Waits until an address replies.
 pub fn reaches(guest: &mut Guest, address: &str) -> Result<()> {
     guest.eventually(&format!("ping -c 1 -W 2 {address}"), |said| {
         said.contains(" 0% packet loss")
@@ -47,7 +47,7 @@ fn transfer(context: &Context) -> Result<()> {
     ))?;
     let sum = sh(&format!("md5sum < {}", file.display()))?;
     // To the guest.
-    // busybox's nc ends when its own input does: a FIFO without a writer never does.
+    // busybox's nc ends when its input ends: a FIFO without a writer never does.
     guest.run("mkfifo /tmp/hold; nc -l -p 5000 <>/tmp/hold > /tmp/data & true")?;
     guest.eventually(LISTENERS, |text| text.contains(":5000 "))?;
     sh(&format!("nc -w 60 {GUEST} 5000 < {}", file.display()))?;
@@ -95,7 +95,7 @@ fn made(context: &Context) -> Result<()> {
     let dir = context.dir.join("again");
     std::fs::create_dir(&dir)?;
     let (_gantry, mut guest) = Gantry::boot(&dir, json!({"net": [net]}))?;
-    // It has the API's default address.
+    // The host has the API's default address.
     guest.run("ifconfig eth0 192.168.249.2 netmask 255.255.255.0 up")?;
     reaches(&mut guest, "192.168.249.1")
 }

@@ -107,8 +107,8 @@ fn nvme(context: &Context) -> Result<()> {
         gone(&gantry, "nvme")?;
         guest.run("test ! -e /dev/nvme0n1 -a ! -e /sys/bus/pci/devices/0000:00:0c.0")?;
     }
-    // Back in its clean state: the host's own driver takes it and finds the last pattern, as soon as
-    // it can read.
+    // Back in its reset state: the host's own driver is bound to it and finds the last pattern, as
+    // soon as it can read.
     sh(&format!(
         "echo > {0}/driver_override; echo {1} > {0}/driver/unbind; echo {1} > \
          /sys/bus/pci/drivers_probe; for i in $(seq 30); do dd if=/dev/nvme0n1 bs=1M count=1 \
@@ -119,12 +119,12 @@ fn nvme(context: &Context) -> Result<()> {
     .map(|_| ())
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn isolation(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({"devices": [{"path": edu.path}]});
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    // Beyond 256 MiB there is memory of L1, and none of the guest.
+    // Beyond 256 MiB there is memory of L1, but not of the guest.
     let is_reported = || -> Result<bool> {
         let log = sh("dmesg | grep -i 'dmar.*fault addr 0x30000000' || true")?;
         Ok(!log.is_empty())
@@ -134,15 +134,15 @@ pub fn isolation(context: &Context) -> Result<()> {
         if is_reported()? {
             return Ok(true);
         }
-        // It reports some three in five seconds, and QEMU's IOMMU forgets one that comes before the last one
-        // was looked at.
+        // The kernel reports about three faults in five seconds, and QEMU's IOMMU loses a fault
+        // that arrives before the previous one was read.
         thread::sleep(Duration::from_secs(6));
         is_reported()
     })?;
     edu_works(&mut guest)
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn killed(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({"devices": [{"path": edu.path}]});
@@ -173,7 +173,7 @@ fn paused(context: &Context) -> Result<()> {
     edu_works(&mut guest)
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn refused(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let other = HostDevice::find(EDU, 1)?;
@@ -192,7 +192,7 @@ pub fn refused(context: &Context) -> Result<()> {
         "instead of vfio-pci",
     )?;
     add(&edu.path, "the VM has this device already")?;
-    // None of this keeps a device that can be given from coming.
+    // None of this prevents a device that is available from being added.
     other.bind()?;
     gantry.put("vm.add-device", json!({"path": other.path, "id": "x"}))?;
     let second = context.dir.join("second");
@@ -206,8 +206,8 @@ pub fn refused(context: &Context) -> Result<()> {
     second.refused("vm.boot", None, 500, "another VM has a device of it")
 }
 
-/// What a process holds: descriptors, mappings, threads. Connections of the API and the kernel's
-/// threads for asynchronous I/O come and go by themselves.
+/// Descriptors, mappings and threads of a process. Connections of the API and the kernel's threads
+/// for asynchronous I/O come and go by themselves.
 pub fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
     let process = std::path::PathBuf::from(format!("/proc/{}", gantry.pid()));
     let mut descriptors = 0;
@@ -226,24 +226,24 @@ pub fn holdings(gantry: &Gantry) -> Result<[usize; 3]> {
     Ok([descriptors, mappings, threads])
 }
 
-/// Whether a process holds more after so many rounds. Whatever leaks does so in each of them; a
-/// request may just be under way.
+/// Whether a process has leaked resources after this many rounds. A leak grows in each of them,
+/// while a single request may just be in progress.
 pub fn has_leaked(before: [usize; 3], after: [usize; 3], rounds: usize) -> bool {
     let grown = before.iter().zip(&after).map(|(b, a)| a.saturating_sub(*b));
     grown.max() >= Some(rounds / 2)
 }
 
-/// Rounds of plugging and unplugging.
+/// Number of plug and unplug rounds.
 const CYCLES: usize = 12;
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn cycles(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let path = context.dir.join("disk.raw");
     super::disks::image(&path, 64 << 20)?;
     let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
-    // Load on another device all the while.
+    // With load on another device all the time.
     guest.run("(while true; do dd if=/dev/zero of=/dev/vda bs=1M 2>/dev/null; done) & true")?;
     let mut before = None;
     for round in 0..CYCLES {
@@ -254,7 +254,7 @@ pub fn cycles(context: &Context) -> Result<()> {
         }
         gantry.put("vm.remove-device", json!({"id": "edu"}))?;
         gone(&gantry, "edu")?;
-        // The container stays with the first device.
+        // The first device creates the container, which then stays.
         before.get_or_insert(holdings(&gantry)?);
     }
     let after = holdings(&gantry)?;
@@ -275,7 +275,7 @@ fn path_of(gantry: &Gantry, id: &str) -> Result<Option<String>> {
     Ok(found.and_then(|device| device["path"].as_str().map(str::to_owned)))
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn swap(context: &Context) -> Result<()> {
     let (first, second) = (HostDevice::take(EDU, 0)?, HostDevice::take(EDU, 1)?);
     let more = json!({"devices": [{"path": first.path, "id": "edu", "pci_device_id": 7}]});
@@ -297,7 +297,7 @@ pub fn swap(context: &Context) -> Result<()> {
         text.ends_with("07.0")
     })?;
     edu_works(&mut guest)?;
-    // The other one is there, but not vfio-pci's: the old one comes back.
+    // The other device exists, but is not bound to vfio-pci: the old one comes back.
     first.release()?;
     gantry.put("vm.swap-device", json!({"id": "edu", "path": first.path}))?;
     expect_device(Some(&second))?;
@@ -317,7 +317,7 @@ fn limits(context: &Context) -> Result<()> {
     let more = json!({"devices": [{"path": edu.path, "id": "edu"}]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     edu_works(&mut guest)?;
-    // A guest that stands still answers nothing.
+    // A paused guest does not reply.
     gantry.act("vm.pause")?;
     gantry.put("vm.remove-device", json!({"id": "edu", "timeout": 3}))?;
     let state = &gantry.info()?["device_tree"]["edu"]["state"];
@@ -326,7 +326,7 @@ fn limits(context: &Context) -> Result<()> {
         info["device_tree"]["edu"]["state"].is_null()
     })?;
     ensure!(path_of(&gantry, "edu")?.is_some(), "the device has gone");
-    // A swap that is too late leaves the guest its device, also if it gives it up after all.
+    // A swap that times out leaves the guest its device, even if the guest gives it up in the end.
     let other = HostDevice::take(EDU, 1)?;
     let swap = json!({"id": "edu", "path": other.path, "timeout": 4});
     gantry.put("vm.swap-device", swap)?;
@@ -352,7 +352,7 @@ fn limits(context: &Context) -> Result<()> {
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "3")?;
     edu_works(&mut guest)?;
-    // One that comes before the guest has heard that the last one is gone.
+    // A device that is added before the guest has noticed that the previous one is gone.
     let found = |seen: &str| seen.parse::<u32>().unwrap_or(0);
     let before = found(&guest.run("dmesg | grep -c '1234:11e8'")?);
     gantry.act("vm.pause")?;
@@ -361,7 +361,7 @@ fn limits(context: &Context) -> Result<()> {
     gantry.act("vm.resume")?;
     guest.eventually("dmesg | grep -c '1234:11e8'", |seen| found(seen) > before)?;
     guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
-    // One that comes and is to leave before that.
+    // A device that is added and then removed before that.
     gantry.act("vm.pause")?;
     gantry.put("vm.remove-device", json!({"id": "edu", "force": true}))?;
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;

@@ -1,4 +1,4 @@
-//! Physical devices behind the IOMMUs that hosts have: each on a board of its own.
+//! Physical devices behind the IOMMUs of real hosts, each on a board of its own.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -18,7 +18,7 @@ use crate::{
     rig::Board,
 };
 
-/// The scenarios, of which each needs an L1 of its own.
+/// The scenarios, each of which needs an L1 of its own.
 pub fn scenarios() -> Vec<Scenario> {
     let scenario = |name, run, board| Scenario { name, run, board };
     vec![
@@ -44,8 +44,8 @@ fn intel39(context: &Context) -> Result<()> {
 /// The first address that AMD's IOMMU does not translate.
 const HYPERTRANSPORT: u64 = 0xfd_0000_0000;
 
-/// Faults are not looked for in the log: with QEMU's model of this IOMMU the kernel says nothing of
-/// them.
+/// The log is not checked for faults: the kernel does not report them with QEMU's model of this
+/// IOMMU.
 fn amd(context: &Context) -> Result<()> {
     devices_work(context, HYPERTRANSPORT).map(|_| ())
 }
@@ -53,7 +53,7 @@ fn amd(context: &Context) -> Result<()> {
 fn paravirtual(context: &Context) -> Result<()> {
     const UNSAFE: &str = "/sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts";
     let edu = HostDevice::take(EDU, 0)?;
-    // A device could send the host any interrupt: it is for the host's owner to say so.
+    // A device could send any interrupt to the host, so the host's owner must allow this.
     let gantry = Gantry::start(&context.dir, &[])?;
     let config = json!({
         "payload": {"kernel": crate::gantry::BZIMAGE},
@@ -67,8 +67,8 @@ fn paravirtual(context: &Context) -> Result<()> {
     gantry.log_until("was kept from memory").map(|_| ())
 }
 
-/// A VM with an edu and an NVMe device does whatever devices are for, with its 64-bit BAR below
-/// `end`, and writes nothing that is not the guest's.
+/// A VM with an edu and an NVMe device exercises them fully, with its 64-bit BAR below `end`, and
+/// writes nothing outside guest memory.
 fn devices_work(context: &Context, end: u64) -> Result<Gantry> {
     let (edu, nvme) = (HostDevice::take(EDU, 0)?, HostDevice::take(NVME, 0)?);
     let more = json!({

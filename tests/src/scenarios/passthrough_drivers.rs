@@ -1,4 +1,4 @@
-//! Physical devices that VFIO has from other drivers than vfio-pci: a vendor's own, virtual
+//! Physical devices that VFIO gets from drivers other than vfio-pci: a vendor's own, virtual
 //! functions, and mediated devices.
 
 use std::{
@@ -33,7 +33,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Whether the variant gives no device away.
+/// Whether the variant withholds all devices.
 const WITHHOLD: &str = "/sys/module/vendors_vfio/parameters/withhold";
 
 fn variant(context: &Context) -> Result<()> {
@@ -59,8 +59,8 @@ fn variant(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Sends an administrator's command of the virtualization management (NVMe 1.4, 5.22) to the
-/// controller with a folder in sysfs.
+/// Sends an admin command of the virtualization management (NVMe 1.4, 5.22) to the controller with
+/// this sysfs directory.
 fn manage(physical: &Path, action: u32, controller: u32, kind: u32, count: u32) -> Result<()> {
     const VIRTUALIZATION_MANAGEMENT: u8 = 0x1c;
     /// `struct nvme_admin_cmd` (linux/nvme_ioctl.h).
@@ -96,7 +96,7 @@ fn manage(physical: &Path, action: u32, controller: u32, kind: u32, count: u32) 
     Ok(())
 }
 
-/// The name of the NVMe controller with a folder in sysfs, once it works.
+/// The name of the NVMe controller with this sysfs directory, once it works.
 fn controller_of(physical: &Path) -> Result<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -115,7 +115,7 @@ fn controller_of(physical: &Path) -> Result<String> {
     }
 }
 
-/// Has a controller make its virtual function, as QEMU's documentation describes it (SR-IOV and
+/// Makes a controller create its virtual function, as described in QEMU's documentation (SR-IOV and
 /// Virtualization Enhancements).
 fn make_function(physical: &Path) -> Result<HostDevice> {
     const RELEASE: u32 = 1;
@@ -144,7 +144,7 @@ fn virtual_function(context: &Context) -> Result<()> {
         let more = json!({"memory": {"size": 512 << 20}});
         let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
         let add = |device: &HostDevice| json!({"path": device.path, "id": "function"});
-        // The physical one stays the host's, and what can be given is named.
+        // The physical function stays with the host, and the error names what can be given.
         let words = "sriov_numvfs makes them";
         gantry.refused("vm.add-device", Some(add(&physical)), 500, words)?;
         for pattern in ["one", "two"] {
@@ -156,16 +156,17 @@ fn virtual_function(context: &Context) -> Result<()> {
         Ok(())
     };
     let outcome = boot();
-    // For those that look for controllers.
+    // For scenarios that search for controllers.
     fs::write(physical.path.join("sriov_numvfs"), "0")?;
     outcome
 }
 
-/// Characters that come back from a port that loops: fewer than its FIFO holds, which the sample takes
-/// for empty when it is full.
+/// Characters that a loopback port returns: fewer than its FIFO holds, since the sample takes a
+/// full FIFO for an empty one.
 const LOOP: &str = "0123456789ab";
 
-/// What is written to the guest's second serial port comes back, and not without interrupts.
+/// Checks that what is written to the guest's second serial port is returned, and not without
+/// interrupts.
 fn port_works(guest: &mut Guest) -> Result<()> {
     const TTY: &str = "ls /sys/bus/pci/devices/*/tty 2>/dev/null | grep -o 'ttyS.*' | head -n 1";
     let tty = guest.eventually(TTY, |name| name.starts_with("ttyS"))?;
@@ -175,7 +176,7 @@ fn port_works(guest: &mut Guest) -> Result<()> {
         "(dd if=/dev/{tty} of=/tmp/came bs=1 count={} 2>/dev/null) & true",
         LOOP.len()
     ))?;
-    // The line is the driver's while the port is open.
+    // The driver owns the interrupt line while the port is open.
     guest.eventually(&interrupts, |count| count == "1")?;
     guest.run(&format!("printf {LOOP} > /dev/{tty}"))?;
     guest.eventually("cat /tmp/came; echo", |came| came == LOOP)?;

@@ -19,8 +19,8 @@ use crate::{
     host_device::{EDU, EDU_OF_TWO, HostDevice, NVME},
 };
 
-/// The scenarios, which share an L1 whose kernel L2 has, too. It has iommufd; where groups are
-/// meant, that is hidden.
+/// The scenarios, which share an L1 with the same kernel as L2. It has iommufd, which is hidden
+/// where groups are tested.
 pub const SCENARIOS: &[Entry] = &[
     (
         "passthrough: a guest's program chooses addresses behind the virtual IOMMU",
@@ -68,12 +68,12 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Where a device is that is called by its slot.
+/// Address of a device by its slot.
 fn at(slot: u8) -> String {
     format!("0001:00:{slot:02x}.0")
 }
 
-/// A guest with a driver for the IOMMU, behind which segment 1 is, and `words` on its command line.
+/// A guest with a driver for the IOMMU, with segment 1 behind it, and `words` on its command line.
 fn vm_with(words: &str, more: Value) -> Value {
     let mut config = with_iommu_driver(words);
     let own = json!({
@@ -89,7 +89,8 @@ fn vm(more: Value) -> Value {
     vm_with("", more)
 }
 
-/// The device's program runs in the guest, and what it does not map it does not reach.
+/// The device's program runs in the guest, and the device cannot reach what the program does not
+/// map.
 fn edu_works(guest: &mut Guest) -> Result<String> {
     let said = guest.run("agent edu-vfio")?;
     ensure!(said.contains("edu works behind the IOMMU"), "{said}");
@@ -102,7 +103,7 @@ fn present(guest: &mut Guest, slot: u8) -> Result<()> {
     Ok(())
 }
 
-/// What kind of address space the guest's kernel has for a device.
+/// The type of address space that the guest's kernel uses for a device.
 fn domain(guest: &mut Guest, slot: u8) -> Result<String> {
     guest.run(&format!(
         "cat /sys/bus/pci/devices/{}/iommu_group/type",
@@ -111,7 +112,7 @@ fn domain(guest: &mut Guest, slot: u8) -> Result<String> {
 }
 
 fn own_addresses(context: &Context) -> Result<()> {
-    // The file is there with the first of them.
+    // The file exists once the first device is bound.
     HostDevice::take(EDU, 0)?;
     let _hidden = Hidden::new()?;
     own_addresses_and_no_others(context)?;
@@ -134,7 +135,7 @@ fn came_through_iommufd(folder: &Path) -> Result<()> {
 fn own_addresses_and_no_others(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let hosts = HostPage::beyond(512 * MIB)?;
-    // The segment that it names is there because it names it.
+    // The segment exists because the device refers to it.
     let more = json!({
         "platform": null,
         "devices": [{"path": edu.path, "id": "edu", "iommu_segment": 1, "pci_device_id": 9}],
@@ -142,7 +143,7 @@ fn own_addresses_and_no_others(context: &Context) -> Result<()> {
     let (gantry, mut guest) = Gantry::boot(&context.dir, vm(more))?;
     let bdf = &gantry.info()?["device_tree"]["edu"]["pci_bdf"];
     ensure!(*bdf == at(9), "the device is at {bdf}");
-    // Without a driver that maps something, it reaches nothing, at whatever address.
+    // Without a driver that maps something, it cannot reach any address.
     guest.run(&format!("agent edu-write-outside {:#x}", hosts.address))?;
     hosts.check()?;
     gantry.log_until(&format!("{:#x}", hosts.address))?;
@@ -162,11 +163,11 @@ fn own_addresses_and_no_others(context: &Context) -> Result<()> {
     edu_works(&mut guest).map(|_| ())
 }
 
-/// What the device's program keeps it from is in the log.
+/// Addresses from which the device's program keeps it are in the log.
 fn kept_away(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     for _ in 0..3 {
-        // The host's kernel reports some three faults in five seconds, and QEMU's IOMMU forgets one
-        // that comes before the last one was looked at.
+        // The host's kernel reports about three faults in five seconds, and QEMU's IOMMU loses a
+        // fault that arrives before the previous one was read.
         thread::sleep(Duration::from_secs(6));
         let said = edu_works(guest)?;
         let kept_from = said.split_once("did not reach ").context("no addresses")?.1;
@@ -182,7 +183,7 @@ fn kept_away(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
 }
 
 fn nvme(context: &Context) -> Result<()> {
-    // The file is there with the first of them.
+    // The file exists once the first device is bound.
     let nvme = HostDevice::take(NVME, 0)?;
     let _hidden = Hidden::new()?;
     nvme_works(context, &nvme)
@@ -218,7 +219,7 @@ fn nvme_works(context: &Context, nvme: &HostDevice) -> Result<()> {
         let sum = guest.run("md5sum < /tmp/p")?;
         let read = guest.run("dd if=/dev/nvme0n1 bs=1M count=16 2>/dev/null | md5sum")?;
         ensure!(read == sum, "{read} instead of {sum}");
-        // Its queues and what the driver keeps, not the guest's memory.
+        // Its queues and what the driver keeps mapped, not the guest's whole memory.
         let locked = locked(&gantry)?;
         ensure!(locked < 64, "{locked} MiB are locked");
         gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
@@ -227,7 +228,7 @@ fn nvme_works(context: &Context, nvme: &HostDevice) -> Result<()> {
     Ok(())
 }
 
-/// Rounds of plugging and unplugging.
+/// Number of plug and unplug rounds.
 const CYCLES: usize = 10;
 
 fn cycles(context: &Context) -> Result<()> {
@@ -247,7 +248,7 @@ fn cycles(context: &Context) -> Result<()> {
         } else {
             guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
         }
-        // Against the guest's will, now and then.
+        // Sometimes against the guest's will.
         let force = round % 4 == 3;
         gantry.put("vm.remove-device", json!({"id": "nvme", "force": force}))?;
         gone(&gantry, "nvme")?;
@@ -310,7 +311,7 @@ fn killed(context: &Context) -> Result<()> {
         guest.run("(while true; do agent edu-vfio-copy; done) > /dev/null 2>&1 & true")?;
         gantry.kill()?;
     }
-    // The host's IOMMU holds nothing of the dead.
+    // The host's IOMMU keeps nothing of the killed processes.
     let (_gantry, mut guest) = Gantry::boot(&context.dir, vm(more))?;
     edu_works(&mut guest).map(|_| ())
 }
@@ -326,7 +327,8 @@ fn bypass(context: &Context) -> Result<()> {
     let (gantry, mut guest) = Gantry::boot(&context.dir, config)?;
     guest.run("echo online_movable > /sys/devices/system/memory/auto_online_blocks")?;
     ensure!(locked(&gantry)? == 0, "{} MiB at first", locked(&gantry)?);
-    // The kernel says what a device reaches when a driver comes, and that stays when it goes.
+    // The kernel maps memory for a device when a driver is bound, and the mapping remains when it
+    // is unbound.
     guest.run("agent edu-vfio-copy")?;
     let folder = format!("/sys/bus/pci/devices/{}", at(9));
     guest.run(&format!(
@@ -353,7 +355,7 @@ fn bypass(context: &Context) -> Result<()> {
     })?;
     ensure!(locked(&gantry)? == 512, "{} MiB of 512", locked(&gantry)?);
     guest.run("agent edu-check")?;
-    // A program's own addresses, and back.
+    // A program's own address space, and back.
     edu_works(&mut guest)?;
     ensure!(locked(&gantry)? == 512, "{} MiB of 512", locked(&gantry)?);
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
@@ -367,7 +369,8 @@ fn bypass_by_iommufd(context: &Context) -> Result<()> {
     let more = json!({"devices": [{"path": edu.path, "iommu": true, "pci_device_id": 9}]});
     let config = vm_with("iommu.passthrough=1", more);
     let (gantry, mut guest) = Gantry::boot(&context.dir, config)?;
-    // All of RAM is its when a driver comes and when the program is over, and none of it meanwhile.
+    // All RAM is mapped for the device when a driver is bound and when the program has ended, and
+    // none of it in between.
     edu_works(&mut guest)?;
     ensure!(locked(&gantry)? == 512, "{} MiB of 512", locked(&gantry)?);
     came_through_iommufd(&context.dir)
@@ -414,7 +417,7 @@ fn refused(context: &Context) -> Result<()> {
     guest.eventually("ls -d /sys/bus/pci/devices/0001:00:*.0 | wc -l", |count| {
         count == "3"
     })?;
-    // Without an IOMMU from the start there is none.
+    // Without an IOMMU at start, there is none.
     let folder = context.dir.join("without");
     std::fs::create_dir(&folder)?;
     let without = Gantry::start(&folder, &[])?;

@@ -1,4 +1,4 @@
-//! Physical devices through iommufd, under a kernel that has it beside groups.
+//! Physical devices through iommufd, with a kernel that also has groups.
 
 use std::{fs, path::PathBuf};
 
@@ -61,7 +61,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// The files of VFIO and of the IOMMU that a process has open, in order.
+/// The open files of VFIO and the IOMMU of a process, in order.
 fn open_files(gantry: &Gantry) -> Result<Vec<String>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(format!("/proc/{}/fd", gantry.pid()))? {
@@ -75,14 +75,14 @@ fn open_files(gantry: &Gantry) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// A device's own file.
+/// Path of a device's own file.
 pub fn node(device: &HostDevice) -> Result<String> {
     let mut names = fs::read_dir(device.path.join("vfio-dev"))?;
     let name = names.next().context("the kernel has no file for it")??;
     Ok(format!("/dev/vfio/devices/{}", name.file_name().display()))
 }
 
-/// Ends a scenario that is also run with groups: this time they were not used.
+/// Ends a scenario that also runs with groups: checks that they were not used this time.
 fn without_groups(context: &Context) -> Result<()> {
     let log = fs::read_to_string(context.dir.join("gantry.log"))?;
     ensure!(
@@ -106,7 +106,7 @@ fn at_start(context: &Context) -> Result<()> {
     nodes.sort();
     let is_open = |expected: &[&str]| -> Result<()> {
         let mut files = open_files(&gantry)?;
-        // A mapping needs no descriptor of its own, and vfio-pci none for interrupts.
+        // A mapping needs no descriptor of its own, and vfio-pci needs none for interrupts.
         files.dedup();
         ensure!(files == expected, "{files:?} are open, not {expected:?}");
         Ok(())
@@ -114,7 +114,7 @@ fn at_start(context: &Context) -> Result<()> {
     is_open(&["/dev/iommu", &nodes[0], &nodes[1]])?;
     edu_works(&mut guest)?;
     disk_works(&mut guest, "one")?;
-    // All but where messages go: what the IOMMU of this board translates.
+    // All addresses except those of interrupt messages: what the IOMMU of this board translates.
     gantry.log_until("devices reach the addresses 0x0-0xfedfffff, 0xfef00000-0xffffffffffff\n")?;
     ensure!(
         locked(&gantry)? == 512,
@@ -131,7 +131,7 @@ fn at_start(context: &Context) -> Result<()> {
     ensure!(locked(&gantry)? == 0, "{} MiB are locked", locked(&gantry)?);
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
-    // What the kernel does not map, another device's memory, is missed by nobody.
+    // The kernel does not map another device's memory, and nobody misses it.
     gantry.put("vm.add-device", json!({"path": nvme.path, "id": "nvme"}))?;
     disk_works(&mut guest, "three")?;
     edu_works(&mut guest)?;
@@ -170,7 +170,7 @@ fn landlock(context: &Context) -> Result<()> {
     without_groups(context)
 }
 
-/// Where the device reads and writes a page of the guest's.
+/// The guest page that the device reads and writes.
 fn page_of_dma(guest: &mut Guest) -> Result<u64> {
     let said = guest.run("agent edu-check")?;
     let address = said
@@ -183,7 +183,7 @@ fn page_of_dma(guest: &mut Guest) -> Result<u64> {
 fn memory(context: &Context) -> Result<()> {
     passthrough_state::memory(context)?;
     without_groups(context)?;
-    // By ACPI, a module at once.
+    // With ACPI hot-plug, one module at a time.
     let edu = HostDevice::take(EDU, 0)?;
     let folder = context.dir.join("second");
     fs::create_dir(&folder)?;
@@ -212,7 +212,7 @@ fn memory(context: &Context) -> Result<()> {
 fn refused(context: &Context) -> Result<()> {
     passthrough::refused(context)?;
     without_groups(context)?;
-    // The VM that has the device, has it by way of its group: the other kind of refusal.
+    // A VM has the device through its group: the other kind of refusal.
     let edu = HostDevice::take(EDU, 0)?;
     let group = fs::read_link(edu.path.join("iommu_group"))?;
     let group = PathBuf::from("/dev/vfio").join(group.file_name().context("no group")?);
@@ -237,11 +237,11 @@ fn unprivileged(context: &Context) -> Result<()> {
     without_groups(context)
 }
 
-/// The kernel's file for iommufd, elsewhere until this is dropped.
+/// The kernel's file for iommufd, which is moved away until this is dropped.
 pub struct Hidden;
 
 impl Hidden {
-    /// Moves it away.
+    /// Moves the file away.
     pub fn new() -> Result<Self> {
         sh("mv /dev/iommu /dev/iommu.hidden")?;
         Ok(Self)
@@ -250,7 +250,7 @@ impl Hidden {
 
 impl Drop for Hidden {
     fn drop(&mut self) {
-        // The next scenario would say that it is missing.
+        // Otherwise, the next scenario reports that it is missing.
         let _ = sh("mv /dev/iommu.hidden /dev/iommu");
     }
 }
@@ -276,7 +276,7 @@ fn missing(context: &Context) -> Result<()> {
         "{files:?} are open"
     );
     drop(hidden);
-    // The way is that of the VM's first device.
+    // All devices use the interface of the VM's first device.
     let other = HostDevice::take(EDU, 1)?;
     gantry.put("vm.add-device", json!({"path": other.path}))?;
     gantry.log_until(&format!("{} comes through its IOMMU group", other.address))?;

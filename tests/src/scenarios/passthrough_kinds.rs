@@ -1,4 +1,4 @@
-//! Physical devices of other kinds, and in other places.
+//! Physical devices of other kinds, and in other slots.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -44,7 +44,7 @@ fn ports(context: &Context) -> Result<()> {
     let mut answer = |bdf: &str| -> Result<()> {
         present(&mut guest, bdf)?;
         guest.run(&format!("echo 1 > /sys/bus/pci/devices/{bdf}/enable"))?;
-        // The first of its tests of ports; its name is behind 16 bytes.
+        // The first of its port tests; its name is preceded by 16 bytes.
         let name = guest.run(&format!(
             "cd /sys/bus/pci/devices/{bdf}; \
              printf '\\0' | dd of=resource1 bs=1 conv=notrunc 2>/dev/null; \
@@ -70,7 +70,7 @@ fn rom_and_reset(context: &Context) -> Result<()> {
     let more = json!({"platform": {"num_pci_segments": 2}, "devices": [config]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     edu_works(&mut guest)?;
-    // The image is half of the ROM.
+    // The image takes half of the ROM.
     let pattern: String = (0x40..0x48)
         .map(|at| format!("{:02x}", at ^ 0x5a))
         .collect();
@@ -86,7 +86,7 @@ fn rom_and_reset(context: &Context) -> Result<()> {
     edu_works(&mut guest)?;
     let log = gantry.log();
     ensure!(!log.contains("what its last user left"), "{log}");
-    // One that nothing resets is given, too, but not in silence.
+    // A device that cannot be reset is passed through, too, but with a warning.
     let other = HostDevice::take(EDU, 0)?;
     gantry.put("vm.add-device", json!({"path": other.path}))?;
     gantry.log_until("what its last user left")?;
@@ -102,7 +102,7 @@ fn functions(context: &Context) -> Result<()> {
     ]});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     edu_works(&mut guest)?;
-    // The group stays with the VM as long as one of them does.
+    // The VM keeps the group as long as it has one of them.
     gantry.put("vm.remove-device", json!({"id": "one"}))?;
     gone(&gantry, "one")?;
     edu_works(&mut guest)?;

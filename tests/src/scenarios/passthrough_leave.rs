@@ -1,4 +1,5 @@
-//! Physical devices that leave a guest: by the host's wish, against the guest's will, under load.
+//! Physical devices that leave a guest: at the host's request, against the guest's will, under
+//! load.
 
 use std::{
     thread,
@@ -44,7 +45,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// What a process holds: descriptors and mappings. Connections of the API come and go.
+/// Descriptors and mappings of a process. Connections of the API come and go.
 fn holdings(gantry: &Gantry) -> Result<[u64; 3]> {
     let process = format!("/proc/{}", gantry.pid());
     let mut descriptors = 0;
@@ -63,7 +64,7 @@ fn holdings(gantry: &Gantry) -> Result<[u64; 3]> {
     ])
 }
 
-/// Memory of the host that is in use, in MiB, without what can be had back at any time.
+/// Host memory in use in MiB, without what can be reclaimed at any time.
 fn host_memory() -> Result<i64> {
     let text = sh("echo 3 > /proc/sys/vm/drop_caches; cat /proc/meminfo")?;
     let field = |name: &str| {
@@ -74,7 +75,7 @@ fn host_memory() -> Result<i64> {
     Ok((field("MemTotal:") - field("MemFree:")) / 1024)
 }
 
-/// Page-table pages of the host's IOMMU.
+/// Number of page table pages of the host's IOMMU.
 fn iommu_pages() -> Result<u64> {
     let text =
         sh("grep -E '^nr_(page_table_pages|iommu_pages|sec_page_table_pages) ' /proc/vmstat")?;
@@ -82,7 +83,7 @@ fn iommu_pages() -> Result<u64> {
     Ok(counts.filter_map(|count| count.parse::<u64>().ok()).sum())
 }
 
-/// Has whatever edu device there is copy to and fro, for ever.
+/// Makes the available edu device copy back and forth forever.
 const COPY: &str = "(while true; do agent edu-copy >> /tmp/load 2>&1; sleep 0.05; done) & true";
 
 const CYCLES: usize = 100;
@@ -101,23 +102,23 @@ fn hundred(context: &Context) -> Result<()> {
         gantry.put("vm.remove-device", json!({"id": "edu"}))?;
         gone(&gantry, "edu")
     };
-    // What is made once: the container, caches of both kernels.
+    // This creates what is created once: the container, and caches of both kernels.
     for works in [true, false] {
         cycle(&mut guest, works)?;
     }
     let (held, memory, pages) = (holdings(&gantry)?, host_memory()?, iommu_pages()?);
-    // In most rounds the guest is asked for the device before it has done anything with it.
+    // In most rounds, the guest is asked to give up the device before it has used it.
     for round in 0..CYCLES {
         cycle(&mut guest, round % 10 == 0)?;
     }
-    // What a vCPU has just looked at, and connections of the API, take a moment longer.
+    // What a vCPU has just read, and connections of the API, take a moment longer to disappear.
     let deadline = Instant::now() + Duration::from_secs(10);
     while holdings(&gantry)? != held && Instant::now() < deadline {
         thread::sleep(Duration::from_millis(200));
     }
     let (held_after, memory_after, pages_after) =
         (holdings(&gantry)?, host_memory()?, iommu_pages()?);
-    // Whatever leaks does so in each round.
+    // A leak grows in every round.
     let grown = held
         .iter()
         .zip(&held_after)
@@ -132,12 +133,12 @@ fn hundred(context: &Context) -> Result<()> {
         memory_after - memory < 8,
         "the host uses {memory} MiB before, {memory_after} after"
     );
-    // 256 MiB in 4 KiB pages take 128 of them for each time that they are not freed.
+    // 256 MiB in 4 KiB pages take 128 page table pages for each time that they are not freed.
     ensure!(
         pages_after < pages + 128,
         "{pages} page-table pages before, {pages_after} after"
     );
-    // Its copies were all right as long as it was there, or failed.
+    // As long as the device existed, its copies were correct, or failed.
     guest.run("! grep wrong /tmp/load").map(|_| ())
 }
 
@@ -185,11 +186,11 @@ fn wanted_back(context: &Context) -> Result<()> {
         Ok(result) => Ok(result?),
         Err(_) => anyhow::bail!("the unbinding has panicked"),
     };
-    // The guest is asked, and gives it up.
+    // The guest is asked, and gives the device up.
     ended(unbind(&edu))?;
     gone(&gantry, "edu")?;
     guest.eventually("ls /sys/bus/pci/devices | wc -l", |count| count == "2")?;
-    // A guest that stands still is not asked for ever.
+    // A paused guest is not waited for forever.
     edu.bind()?;
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
@@ -211,7 +212,7 @@ fn refused_or_cancelled(context: &Context) -> Result<()> {
             !node.is_null() && node["state"].as_str() == expected
         })
     };
-    // A guest that stands still has not heard of it.
+    // A paused guest has not received the request.
     gantry.act("vm.pause")?;
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
     state(Some("removing"))?;
@@ -221,8 +222,8 @@ fn refused_or_cancelled(context: &Context) -> Result<()> {
     gantry.refused("vm.remove-device", Some(again), 400, "nothing to cancel")?;
     gantry.act("vm.resume")?;
     guest.run("agent edu-check")?;
-    // It answers in the kernel's place.
-    // Not before the shell has answered: from then on the guest does nothing else.
+    // This program replies instead of the kernel.
+    // Only after the shell has replied: from then on, the guest runs nothing else.
     guest.start("(sleep 1; agent refuse-eject 9 0x81)", "nothing else runs")?;
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
     guest.wait_for("refused", COMMAND)?;

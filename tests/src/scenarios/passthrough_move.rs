@@ -1,4 +1,4 @@
-//! A guest that moves the memory of its devices.
+//! A guest that moves the BARs of its devices.
 
 use std::{
     fs, io,
@@ -19,17 +19,17 @@ use crate::{
 
 pub const SCENARIOS: &[Entry] = &[("passthrough: the guest moves a BAR", moves)];
 
-/// How many more ranges the kernel maps for a VM's devices, by `VFIO_IOMMU_GET_INFO` of its
-/// container (linux/vfio.h): it counts them itself.
+/// Number of further ranges that the kernel can map for a VM's devices, by `VFIO_IOMMU_GET_INFO` of
+/// its container (linux/vfio.h), which counts them.
 fn mappings_left(gantry: &Gantry) -> Result<u32> {
     const GET_INFO: libc::Ioctl = 0x3b70;
     const AVAILABLE: u16 = 3;
     let container = container(gantry)?;
     // struct vfio_iommu_type1_info: argsz, flags, page sizes, offset of capabilities; and room for
-    // those: id and version, offset of the next one, what it says.
+    // the capabilities: ID and version, offset of the next one, contents.
     let mut words = [0_u32; 256];
     words[0] = size_of_val(&words) as u32;
-    // SAFETY: the kernel writes at most `argsz` bytes, which is what `words` has.
+    // SAFETY: the kernel writes at most `argsz` bytes, which is the size of `words`.
     let done = unsafe { libc::ioctl(container.as_raw_fd(), GET_INFO, words.as_mut_ptr()) };
     ensure!(done == 0, "{}", io::Error::last_os_error());
     let mut at = words[4] as usize / 4;
@@ -46,7 +46,7 @@ fn container(gantry: &Gantry) -> Result<OwnedFd> {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel has just made it for this process.
+        // SAFETY: the kernel has just created it for this process.
         Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     };
     for entry in fs::read_dir(format!("/proc/{}/fd", gantry.pid()))? {
@@ -66,7 +66,7 @@ fn container(gantry: &Gantry) -> Result<OwnedFd> {
     anyhow::bail!("it has no container open")
 }
 
-/// The last address of the bridge's window below 4 GiB: the kernel has put nothing there.
+/// The last address of the bridge's window below 4 GiB, where the kernel has not placed anything.
 fn window_end(guest: &mut Guest) -> Result<u64> {
     let text = guest.run("grep 'PCI Bus 0000:00' /proc/iomem")?;
     let ends = text.lines().filter_map(|line| {
@@ -77,7 +77,7 @@ fn window_end(guest: &mut Guest) -> Result<u64> {
     end.with_context(|| format!("no window: {text}"))
 }
 
-/// Where the first BAR of a device was when the guest's kernel last looked.
+/// Address of a device's first BAR when the guest's kernel last read it.
 fn first_bar(guest: &mut Guest, folder: &str) -> Result<u64> {
     let resource = guest.run(&format!("head -n 1 {folder}/resource"))?;
     let address = resource.split_whitespace().next().unwrap_or("");
@@ -120,7 +120,7 @@ fn moves(context: &Context) -> Result<()> {
     let left = mappings_left(&gantry)?;
     let home = first_bar(&mut guest, &moved)?;
     let end = window_end(&mut guest)? + 1;
-    // Each time it answers and copies at the new place, and nothing does at the old one.
+    // Each time, the device replies and copies at the new address, and nothing does at the old one.
     for round in 0..ROUNDS {
         for place in [end - (round % 4 + 1) * SIZE, home] {
             let said = guest.run(&format!("agent edu-move {moved} {place:#x}"))?;
@@ -128,7 +128,7 @@ fn moves(context: &Context) -> Result<()> {
         }
     }
     until_left(left)?;
-    // What other devices reach of it has moved along.
+    // What other devices can reach of it has moved with it.
     let away = end - SIZE;
     guest.run(&format!("agent edu-move {moved} {away:#x}"))?;
     until_left(left)?;
@@ -143,7 +143,8 @@ fn moves(context: &Context) -> Result<()> {
     ensure!(alive == "0xEDCBA987", "{alive} by its old address");
     let log = gantry.log_until("was kept from memory")?;
     ensure!(log.contains(&format!("fault addr {home:#x}")), "{log}");
-    // Without memory it is nowhere, and with it where it was.
+    // With memory decoding disabled it is not accessible; when enabled again, it is at its previous
+    // address.
     guest.run(&format!(
         "printf '\\000' | dd of={moved}/config bs=1 seek=4 conv=notrunc 2>/dev/null"
     ))?;
@@ -161,7 +162,7 @@ fn moves(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What is at an address: 32 bits.
+/// Reads 32 bits at an address.
 fn word(guest: &mut Guest, address: u64) -> Result<String> {
     guest.run(&format!("devmem {address:#x} 32"))
 }
@@ -175,11 +176,11 @@ fn set_bar64(guest: &mut Guest, device: &str, address: u64) -> Result<()> {
     Ok(())
 }
 
-/// Moves the memory of NVMe, by a 64-bit BAR, with a page that has interrupt vectors and is trapped.
+/// Moves NVMe's memory through a 64-bit BAR with a trapped page that contains interrupt vectors.
 fn vectors_too(guest: &mut Guest, disk: &str) -> Result<()> {
     const NOTHING: &str = "0xFFFFFFFF";
     const VERSION: u64 = 8;
-    /// Of QEMU's: the data of the first vector's message.
+    /// In QEMU's model: the data of the first vector's message.
     const VECTOR: u64 = 0x2008;
     disk_works(guest, "before")?;
     let bdf = disk.rsplit('/').next().unwrap_or("");

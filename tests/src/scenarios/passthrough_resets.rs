@@ -1,4 +1,4 @@
-//! Resets by the guest, which take time on the host: nobody waits for them but the guest.
+//! Resets by the guest, which take time on the host: only the guest waits for them.
 
 use std::time::Instant;
 
@@ -46,7 +46,7 @@ fn function(context: &Context) -> Result<()> {
         ))?;
     }
     disk_works(&mut guest, "three")?;
-    // One that is being reset can be taken away.
+    // A device that is being reset can be removed.
     guest.run(&format!("echo {DISK} > {SYSFS}/{DISK}/driver/unbind"))?;
     guest.send(&format!("agent pci-reset {SYSFS}/{DISK}"))?;
     let force = json!({"id": "nvme", "force": true});
@@ -80,18 +80,18 @@ fn buses(context: &Context) -> Result<()> {
         works(&mut guest, bdf)?;
         guest.run(&format!("echo 1 > {SYSFS}/{bdf}/remove"))?;
     }
-    // All at once: the second reset is asked for before the first one is over.
+    // All at once: the second reset is requested before the first one is over.
     let both: Vec<_> = PORTS
         .iter()
         .flat_map(|port| [(port, RESET), (port, 0)])
         .map(|(port, control)| write_of(port, BRIDGE_CONTROL, control))
         .collect();
-    // It comes with the first reset, and waits for the host.
+    // The thread is created for the first reset, and waits for the host.
     let has_begun = || Ok::<_, anyhow::Error>(gantry.thread_names()?.contains(&"_resets".into()));
     ensure!(!has_begun()?, "there has been a reset already");
     let deadline = Instant::now() + PATIENCE;
     guest.send(&both.join("; "))?;
-    // While the host resets either bus, which takes it a second.
+    // While the host resets either bus, which takes a second.
     let mut answers = [0; 2];
     loop {
         let has_begun = has_begun()?;
@@ -118,14 +118,14 @@ fn buses(context: &Context) -> Result<()> {
         })?;
         works(&mut guest, bdf)?;
     }
-    // What comes and goes waits for the reset of a bus, and finds it over.
+    // Plugging and unplugging waits for the reset of a bus, and then finds it finished.
     set_config(&mut guest, PORTS[0], BRIDGE_CONTROL, RESET)?;
     gantry.put("vm.remove-device", json!({"id": "single", "force": true}))?;
     let again = json!({"path": single.path, "id": "single", "parent": "second"});
     set_config(&mut guest, PORTS[0], BRIDGE_CONTROL, 0)?;
     gantry.put("vm.add-device", again)?;
     works(&mut guest, DEVICES[2])?;
-    // As does a pause.
+    // So does a pause.
     for control in [RESET, 0] {
         set_config(&mut guest, PORTS[0], BRIDGE_CONTROL, control)?;
     }

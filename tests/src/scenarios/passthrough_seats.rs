@@ -1,5 +1,5 @@
-//! One program of a guest, started once, and served by turns by everybody who can: the guest's own pool, on a
-//! device that is passed through, the host's pool, and another host's, by TLS over the guest's network.
+//! One program of a guest is started once, and then served in turn by everybody who can: the guest's own pool on a
+//! passed-through device, the host's pool, and another host's pool over TLS on the guest's network.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ enum Seat {
 }
 
 impl Seat {
-    /// As `vm.move-accel` takes it.
+    /// In the form that `vm.move-accel` accepts.
     fn named(self) -> Value {
         match self {
             Self::Local => json!({"seat": "Local"}),
@@ -40,7 +40,7 @@ impl Seat {
     }
 }
 
-/// How many workers there are, with those that wait for applications.
+/// Numbers of workers, including those that wait for applications.
 #[derive(Debug, Eq, PartialEq)]
 struct Workers {
     /// Processes of the guest's own pool, which ends when nobody is to use it.
@@ -59,11 +59,11 @@ impl Workers {
         })
     }
 
-    /// With the one that serves the program at this seat, if these are all without it.
+    /// The numbers with one more that serves the program at this seat.
     fn and_one_at(&self, seat: Seat) -> Self {
         let is = |other| usize::from(seat == other);
         Self {
-            // Nobody else has the device then.
+            // Then nobody else has the device.
             local: match seat {
                 Seat::Local => self.local + 1,
                 Seat::Host | Seat::Tls => 0,
@@ -74,7 +74,7 @@ impl Workers {
     }
 }
 
-/// Waits until there are so many workers.
+/// Waits until there are this many workers.
 fn are(computing: &mut Computing, far: &Pool, expected: &Workers) -> Result<()> {
     let mut found = None;
     let all = until("the workers are those that serve", || {
@@ -94,7 +94,7 @@ fn every_seat(context: &Context) -> Result<()> {
     set_up(&mut computing.guest, "eth0")?;
     let far = Pool::start_for_others(&context.dir)?;
     let unused = Workers::count(&mut computing, &far)?;
-    // Memory in the window does not go through TLS.
+    // Memory in the window cannot be transferred over TLS.
     computing.begins(&opencl::tls_files(), "device")?;
     let process = computing.guest.run("pidof opencl-moving")?;
     computing.is_local()?;

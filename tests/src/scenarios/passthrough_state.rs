@@ -1,4 +1,4 @@
-//! What a guest may do to the state of a physical device: sleep, resets, interrupts.
+//! What a guest may do to the state of a physical device: sleep states, resets, interrupts.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -35,7 +35,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Bytes of a MiB.
+/// One MiB in bytes.
 pub const MIB: u64 = 1 << 20;
 
 /// Writes a pattern to the guest's NVMe disk and reads it back.
@@ -50,7 +50,7 @@ pub fn disk_works(guest: &mut Guest, pattern: &str) -> Result<()> {
     Ok(())
 }
 
-/// Interrupt vectors of L1 that physical devices have.
+/// Number of interrupt vectors of L1 that physical devices use.
 fn host_vectors() -> Result<usize> {
     let count = sh("grep -c vfio-msix /proc/interrupts || true")?;
     Ok(count.trim().parse()?)
@@ -85,7 +85,7 @@ fn sleep_and_reset(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// NVMe's driver, kept from MSI-X and MSI.
+/// NVMe's driver without MSI-X and MSI.
 fn line(context: &Context) -> Result<()> {
     let nvme = HostDevice::take(NVME, 0)?;
     let more = json!({
@@ -101,7 +101,7 @@ fn line(context: &Context) -> Result<()> {
     let count: u64 = count.parse()?;
     ensure!(count > 8, "{count} interrupts for 8 MiB");
     ensure!(host_vectors()? == 0, "it has messages after all");
-    // The line is given back, and taken again.
+    // The line is released, and requested again.
     gantry.put("vm.remove-device", json!({"id": "nvme"}))?;
     gone(&gantry, "nvme")?;
     let config = json!({"path": nvme.path, "id": "nvme", "pci_device_id": 13});
@@ -112,7 +112,7 @@ fn line(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Memory that physical devices lock, in MiB. iommufd calls it pinned.
+/// Memory in MiB that is locked for physical devices. iommufd calls it pinned.
 pub fn locked(gantry: &Gantry) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{}/status", gantry.pid()))?;
     let kib = |name| -> Result<u64> {
@@ -123,7 +123,7 @@ pub fn locked(gantry: &Gantry) -> Result<u64> {
     Ok((kib("VmLck:")? + kib("VmPin:")?) / 1024)
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn memory(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let more = json!({
@@ -145,7 +145,7 @@ pub fn memory(context: &Context) -> Result<()> {
     ensure!(said.contains("edu works"), "{said}");
     resize(256)?;
     ensure!(locked(&gantry)? == 256, "{} MiB of 256", locked(&gantry)?);
-    // Blocks that were plugged before the device came are its own from the start.
+    // Blocks that were plugged before the device belong to the device's mappings from the start.
     gantry.put("vm.remove-device", json!({"id": "edu"}))?;
     gone(&gantry, "edu")?;
     ensure!(locked(&gantry)? == 0, "{} MiB without", locked(&gantry)?);
@@ -155,7 +155,7 @@ pub fn memory(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn landlock(context: &Context) -> Result<()> {
     let edu = HostDevice::take(EDU, 0)?;
     let serial = context.dir.join("serial");
@@ -169,14 +169,14 @@ pub fn landlock(context: &Context) -> Result<()> {
     let mut guest = gantry.create_and_boot(more)?;
     gantry.put("vm.add-device", json!({"path": edu.path, "id": "edu"}))?;
     guest.eventually("agent edu-check", |said| said.contains("edu works"))?;
-    // Another model is refused before anything happens.
+    // A device of a different model is refused before anything happens.
     let nvme = HostDevice::take(NVME, 0)?;
     let swap = json!({"id": "edu", "path": nvme.path});
     gantry.refused("vm.swap-device", Some(swap), 400, "not of the same model")?;
     guest.run("agent edu-check").map(|_| ())
 }
 
-/// Reads of the shorter run.
+/// Number of reads of the shorter run.
 const READS: u32 = 500;
 
 fn exits(context: &Context) -> Result<()> {
@@ -195,7 +195,7 @@ fn exits(context: &Context) -> Result<()> {
         Ok(cost.exits.to_vmm)
     };
     let mapped = asked(&[])?;
-    // With its registers trapped, each read rings two doorbells.
+    // With trapped registers, each read rings two doorbells.
     let trapped = asked(&[0])?;
     ensure!(trapped > 1.9, "{trapped} exits of a read with trapped BARs");
     ensure!(

@@ -56,7 +56,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// A register of configuration space in sysfs.
+/// Reads a register of configuration space in sysfs.
 fn config(run: &mut dyn FnMut(&str) -> Result<String>, bdf: &str, at: usize) -> Result<u32> {
     let digits = run(&format!(
         "dd if={SYSFS}/{bdf}/config bs=4 skip={} count=1 2>/dev/null | od -A n -t x4",
@@ -65,7 +65,7 @@ fn config(run: &mut dyn FnMut(&str) -> Result<String>, bdf: &str, at: usize) -> 
     Ok(u32::from_str_radix(digits.trim(), 16)?)
 }
 
-/// The extended capabilities of a device: their offsets, by id.
+/// The extended capabilities of a device: their offsets by ID.
 fn extended(
     run: &mut dyn FnMut(&str) -> Result<String>,
     bdf: &str,
@@ -135,7 +135,7 @@ fn extended_capabilities(context: &Context) -> Result<()> {
             "{there:#x} and {here:#x} at {at:#x}"
         );
     }
-    // Which errors count is the host's to say.
+    // The host decides which errors count.
     let mask = seen[&ERRORS] + 8;
     let before = config(&mut in_host, &card.address, mask)?;
     in_guest(&format!(
@@ -159,7 +159,7 @@ fn take_two() -> Result<[HostDevice; 2]> {
     Ok([one?, other?])
 }
 
-/// Registers, DMA and an interrupt of the device at an address in the guest.
+/// Tests registers, DMA and an interrupt of the device at an address in the guest.
 pub fn works(guest: &mut Guest, bdf: &str) -> Result<()> {
     let folder = format!("{SYSFS}/{bdf}");
     guest.eventually(&format!("ls -d {folder}"), |found| found == folder)?;
@@ -168,7 +168,7 @@ pub fn works(guest: &mut Guest, bdf: &str) -> Result<()> {
     Ok(())
 }
 
-/// The guest's kernel knows the functions as those of one slot.
+/// Checks that the guest's kernel treats the functions as those of one slot.
 fn are_one_slot(guest: &mut Guest, functions: [&str; 2]) -> Result<()> {
     for bdf in functions {
         let header = guest.run(&format!(
@@ -189,7 +189,7 @@ fn none_left(guest: &mut Guest, functions: [&str; 2]) -> Result<()> {
     Ok(())
 }
 
-/// First and last addresses of what a function decodes or forwards: `resource` in sysfs.
+/// First and last addresses that a function decodes or forwards: `resource` in sysfs.
 fn resources(guest: &mut Guest, bdf: &str) -> Result<Vec<(u64, u64)>> {
     let text = guest.run(&format!("cat {SYSFS}/{bdf}/resource"))?;
     let ranges = text.lines().filter_map(|line| {
@@ -245,7 +245,7 @@ fn behind_a_port(context: &Context) -> Result<()> {
         Ok(())
     };
     check(&mut guest)?;
-    // One takes the other along.
+    // Removing one removes the other one, too.
     gantry.put("vm.remove-device", json!({"id": "first"}))?;
     gone(&gantry, "first")?;
     gone(&gantry, "zero")?;
@@ -265,7 +265,7 @@ fn behind_a_port(context: &Context) -> Result<()> {
     )?;
     let port = json!({"id": "port"});
     gantry.refused("vm.remove-device", Some(port), 400, "cannot be removed")?;
-    // A port that had nothing behind it when the guest started.
+    // A port without a device when the guest started.
     gantry.put("vm.remove-device", json!({"id": "zero", "force": true}))?;
     gone(&gantry, "first")?;
     none_left(&mut guest, FUNCTIONS)?;
@@ -283,7 +283,7 @@ fn behind_a_port(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A device in the slot of these scenarios.
+/// Configuration of a device in the slot of these scenarios.
 fn in_slot(device: &HostDevice, id: &str, function: u8) -> Value {
     json!({
         "path": device.path,
@@ -357,7 +357,7 @@ fn swap_of_one_slot(context: &Context) -> Result<()> {
     };
     swap("third", &spare, "Restore", [Some(&zero), Some(&spare)])?;
     swap("zero", &third, "Restore", [Some(&third), Some(&spare)])?;
-    // The one that is swapped comes back as well as the other one.
+    // The device that is swapped is restored, and so is the other one.
     for id in ["zero", "third"] {
         swap(id, &absent, "Restore", [Some(&third), Some(&spare)])?;
     }
@@ -367,7 +367,7 @@ fn swap_of_one_slot(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// NVMe's driver, kept from MSI-X and MSI.
+/// NVMe's driver without MSI-X and MSI.
 fn line(context: &Context) -> Result<()> {
     let nvme = HostDevice::take(NVME, 0)?;
     let device = json!({"path": nvme.path, "id": "nvme", "parent": "second"});
@@ -387,7 +387,7 @@ fn line(context: &Context) -> Result<()> {
     disk_works(&mut guest, "two")
 }
 
-/// A scenario, on any board.
+/// A scenario for any board.
 pub fn reset_together(context: &Context) -> Result<()> {
     const FUNCTIONS: [&str; 2] = ["0000:01:00.0", "0000:01:00.1"];
     let [one, other] = [EDU_OF_PORT, EDU_OF_PORT + 1].map(|index| HostDevice::take(EDU, index));
@@ -412,7 +412,7 @@ pub fn reset_together(context: &Context) -> Result<()> {
         log.contains("has to wait until"),
         "one was reset before the other left: {log}"
     );
-    // iommufd lets no device reach another one's memory, and says so.
+    // iommufd does not let a device reach another one's memory, and reports this.
     let is_warning = |line: &str| line.contains("WARN") && !line.contains("(peer-to-peer)");
     ensure!(!log.lines().any(is_warning), "{log}");
     Ok(())
@@ -477,7 +477,7 @@ fn bus_reset(context: &Context) -> Result<()> {
     for bdf in FUNCTIONS {
         works(&mut guest, bdf)?;
     }
-    // Both at once: they have no reset of their own. The guest finds them anew.
+    // Both at once, since they have no reset of their own. The guest detects them again.
     for bdf in FUNCTIONS {
         guest.run(&format!("echo 1 > {SYSFS}/{bdf}/remove"))?;
     }
@@ -497,8 +497,8 @@ fn bus_reset(context: &Context) -> Result<()> {
     }
     let both = [Some(1), Some(1), Some(0)];
     ensure!(bus_resets()? == both, "{:?}", bus_resets()?);
-    // The kernel's own way, with a register that no driver has set. Not counted: QEMU's port does not
-    // say that its link is up again, which L1 takes for a failure.
+    // The kernel's own reset, with a register that no driver has set. It is not counted: QEMU's
+    // port does not report that its link is up again, which L1 takes for a failure.
     const TIMER: u64 = 0x170;
     guest.run(&format!("echo 1 > {SYSFS}/{CARD}/enable"))?;
     let (base, _) = resources(&mut guest, CARD)?[0];
@@ -514,7 +514,7 @@ fn bus_reset(context: &Context) -> Result<()> {
         after == "0x00000000",
         "the card's register is {after} after a reset"
     );
-    // On a bus of the host that cannot be reset, a device's own reset has to do.
+    // On a bus of the host that cannot be reset, a device's own reset must suffice.
     disk_works(&mut guest, "one")?;
     guest.run(&format!(
         "echo bus > {SYSFS}/{NVME_DISK}/reset_method && echo 1 > {SYSFS}/{NVME_DISK}/reset"
@@ -526,8 +526,8 @@ fn bus_reset(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Has the kernel believe that a device has reported an error: one that cannot be corrected, and
-/// that is not fatal for its link (`struct aer_error_inj` of the kernel's aer_inject).
+/// Makes the kernel believe that a device has reported an error that is uncorrectable, but not
+/// fatal for its link (`struct aer_error_inj` of the kernel's aer_inject).
 fn inject_error(device: &HostDevice) -> Result<()> {
     const COMPLETION_TIMEOUT: u32 = 1 << 14;
     crate::net::sh("[ -d /sys/module/aer_inject ] || insmod /modules/aer_inject.ko")?;

@@ -1,4 +1,4 @@
-//! Gantry as a user who is not root: what is missing is said, and how to get it.
+//! Gantry as a user other than root: it reports what is missing, and how to get it.
 
 use std::{
     fs,
@@ -26,17 +26,17 @@ pub const SCENARIOS: &[Entry] = &[(
 )];
 
 const ID: u32 = 1234;
-/// Less than the VM has.
+/// Less than the VM's memory.
 const TOO_LITTLE: u64 = 128 * MIB;
-/// What the page says: somewhat more than the VM has.
+/// The value in the documentation: somewhat more than the VM's memory.
 const ENOUGH: u64 = 320 * MIB;
 
-/// A user, who may lock so many bytes.
+/// A user who may lock this many bytes.
 fn user(memlock: u64) -> User {
     User { id: ID, memlock }
 }
 
-/// A file that is the user's until this is dropped.
+/// A file that belongs to the user until this is dropped.
 struct Given(PathBuf);
 
 impl Given {
@@ -49,7 +49,7 @@ impl Given {
 
 impl Drop for Given {
     fn drop(&mut self) {
-        // It may have gone with its device.
+        // It may have disappeared with its device.
         let _ = chown(&self.0, Some(0), None);
     }
 }
@@ -60,7 +60,7 @@ fn group(device: &HostDevice) -> Result<PathBuf> {
     Ok(Path::new("/dev/vfio").join(link.file_name().context("no group")?))
 }
 
-/// Gantry of the user, with a VM that is to have a device and has not booted.
+/// Gantry of the user, with a VM that is to have a device and has not been booted.
 fn start(context: &Context, name: &str, memlock: u64, more: Value) -> Result<Gantry> {
     let dir = context.dir.join(name);
     fs::create_dir(&dir)?;
@@ -77,7 +77,7 @@ fn refused(gantry: &Gantry, words: &[&str]) -> Result<()> {
         .try_for_each(|words| gantry.refused("vm.boot", None, 500, words))
 }
 
-/// With the file and the limit it works.
+/// With the file and the limit, it works.
 fn works(context: &Context, more: Value) -> Result<()> {
     let gantry = Gantry::start_as(&context.dir, user(ENOUGH))?;
     let mut guest = gantry.create_and_boot(more)?;
@@ -106,7 +106,7 @@ fn with_groups(context: &Context) -> Result<()> {
     works(context, more)
 }
 
-/// The same with iommufd, where there is more to be had.
+/// The same with iommufd, which requires more.
 pub fn with_iommufd(context: &Context) -> Result<()> {
     const IOMMUFD: &str = "/dev/iommu";
     let edu = HostDevice::take(EDU, 0)?;
@@ -129,7 +129,7 @@ pub fn with_iommufd(context: &Context) -> Result<()> {
     taken(context)
 }
 
-/// One device of a group is somebody else's, which the user cannot find out.
+/// One device of a group belongs to somebody else, which the user cannot find out.
 fn taken(context: &Context) -> Result<()> {
     let [one, other] = [EDU_OF_TWO, EDU_OF_TWO + 1].map(|index| HostDevice::take(EDU, index));
     let (one, other) = (one?, other?);

@@ -42,7 +42,7 @@ pub const SCENARIOS: &[Entry] = &[
     ("vfio-user: what cannot be done says why", refused),
 ];
 
-/// A process that serves a device until dropped.
+/// A process that serves a device until this is dropped.
 struct Server {
     child: Child,
     socket: PathBuf,
@@ -59,7 +59,7 @@ impl Server {
             .context("cannot start the server of the device")?;
         let server = Self { child, socket };
         let deadline = Instant::now() + PATIENCE;
-        // The socket is there before anybody listens.
+        // The socket exists before anybody listens.
         while UnixStream::connect(&server.socket).is_err() {
             ensure!(Instant::now() < deadline, "the server does not listen");
             std::thread::sleep(Duration::from_millis(10));
@@ -73,7 +73,7 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// As `kill -9`.
+    /// Like `kill -9`.
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -84,7 +84,7 @@ fn memory() -> Value {
     json!({"size": 256 << 20, "shared": true})
 }
 
-/// Registers, DMA, memory that both see, and interrupts of both kinds.
+/// Registers, DMA, memory that both sides access, and both types of interrupts.
 fn all_works(guest: &mut Guest) -> Result<()> {
     edu_works(guest)?;
     let said = guest.run("agent edu-memory")?;
@@ -124,7 +124,7 @@ fn at_start(context: &Context) -> Result<()> {
     all_works(&mut guest)
 }
 
-/// Rounds of plugging and unplugging.
+/// Number of plug and unplug rounds.
 const CYCLES: usize = 8;
 
 fn cycles(context: &Context) -> Result<()> {
@@ -152,7 +152,7 @@ fn cycles(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the server has nothing but its listening socket.
+/// Waits until the server has nothing open but its listening socket.
 fn no_connection_is_left() -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -223,7 +223,7 @@ fn liars(context: &Context) -> Result<()> {
         found(&mut guest)?;
         edu_works(&mut guest)?;
         liar.spoil(spoil);
-        // A vCPU waits for the answer all the while.
+        // A vCPU waits for the reply all the time.
         guest.run("(agent edu-check >/dev/null 2>&1) & true")?;
         gantry.act("vm.pause")?;
         gantry.act("vm.resume")?;
@@ -254,7 +254,7 @@ fn refused(context: &Context) -> Result<()> {
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
     let words = "start the device's server first";
     gantry.refused("vm.add-user-device", Some(config.clone()), 500, words)?;
-    // A server that listens, and never accepts anybody.
+    // A server that listens, but never accepts connections.
     let _listener = UnixListener::bind(&socket)?;
     let words = "has not answered Version within 10 s";
     gantry.refused("vm.add-user-device", Some(config.clone()), 500, words)?;

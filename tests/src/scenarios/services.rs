@@ -1,4 +1,4 @@
-//! The units of this repository under systemd, in a guest whose init that is.
+//! This repository's units under systemd, in a guest whose init is systemd.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -15,7 +15,7 @@ pub const SCENARIOS: &[Entry] = &[(
     units,
 )];
 
-/// Folder where the host's disk with PoCL is in the guest.
+/// Directory of the host's disk with PoCL in the guest.
 const POCL: &str = "/opencl";
 
 fn units(context: &Context) -> Result<()> {
@@ -32,7 +32,7 @@ fn units(context: &Context) -> Result<()> {
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let said = guest.run("gantry-agent install 2>&1")?;
     ensure!(said.ends_with("started gantry-agent.service"), "{said}");
-    // What has been started listens.
+    // What has been started is listening.
     let list = guest.run("clinfo -l 2>&1")?;
     ensure!(list.contains("Device #0"), "{list}");
     for unit in [
@@ -56,7 +56,7 @@ fn main_process(guest: &mut Guest, unit: &str) -> Result<String> {
     guest.run(&format!("systemctl show --property MainPID --value {unit}"))
 }
 
-/// Kills a unit's process, and waits until it has another one that listens.
+/// Kills a unit's process, and waits until a new one listens.
 fn killed(guest: &mut Guest, unit: &str) -> Result<()> {
     let before = main_process(guest, unit)?;
     guest.run(&format!("kill -9 {before}"))?;
@@ -73,17 +73,17 @@ fn finds_a_device(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// What `stat` says of the socket.
+/// Output of `stat` for the socket.
 fn socket(guest: &mut Guest) -> Result<String> {
     guest.run("stat -c '%A %U %G' /run/gantry/opencl.sock")
 }
 
-/// The tunnel reads root's keys, has none of root's rights, and serves nobody but root.
+/// The tunnel reads root's keys, has none of root's privileges, and serves nobody but root.
 fn encrypted_by_tunnel(guest: &mut Guest) -> Result<()> {
     guest.run(
         "chmod 600 /etc/gantry/tls/1/*; systemctl --no-ask-password enable --now gantry-tunnel 2>&1",
     )?;
-    // An answer: it has read the keys, and listens at that port.
+    // A reply: it has read the keys, and listens at that port.
     const ASK: &str = "agent ask /run/gantry-tunnel/socket \
          '{\"listen\":{\"at\":\"127.0.0.1:4444\",\"tls_dir\":\"/etc/gantry/tls/1\"}}' 2>&1";
     guest.eventually(ASK, |answer| answer == "\"ready\"")?;
@@ -106,7 +106,7 @@ fn served_by_agent(guest: &mut Guest) -> Result<()> {
     finds_a_device(guest)?;
     let shown = socket(guest)?;
     ensure!(shown == "srw-rw---- root render", "{shown}");
-    // No more rights than it needs, and those of its own view of the file system.
+    // No more privileges than it needs, and its own view of the file system.
     let process = main_process(guest, "gantry-agent")?;
     let status = guest.run(&format!("cat /proc/{process}/status"))?;
     ensure!(
@@ -119,7 +119,7 @@ fn served_by_agent(guest: &mut Guest) -> Result<()> {
     has_interrupts(guest)
 }
 
-/// Its unit has had the kernel's driver loaded, and lets it hear of interrupts.
+/// Its unit has loaded the kernel's driver, and gives it access to interrupts.
 fn has_interrupts(guest: &mut Guest) -> Result<()> {
     let agent = main_process(guest, "gantry-agent")?;
     let found = guest.run(&format!("ls -l /proc/{agent}/fd; cat /proc/interrupts"))?;
@@ -130,7 +130,7 @@ fn has_interrupts(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// This guest is a host, for its own programs.
+/// This guest is a host for its own programs.
 fn served_by_pool(guest: &mut Guest) -> Result<()> {
     let libraries = "usr/lib/x86_64-linux-gnu";
     guest.run(&format!(
@@ -163,7 +163,7 @@ fn served_by_pool(guest: &mut Guest) -> Result<()> {
     each_in_a_group(guest)
 }
 
-/// The service's workers have control groups with limits, and its pool one without.
+/// The service's workers have control groups with limits, and its pool has one without.
 fn each_in_a_group(guest: &mut Guest) -> Result<()> {
     let service = "/sys/fs/cgroup/system.slice/gantry-accel.service";
     let limits = format!(
@@ -184,7 +184,7 @@ fn each_in_a_group(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// The same pool shares by an arbiter, whose own unit starts it.
+/// The same pool shares through an arbiter, which its own unit starts.
 fn shared_by_arbiter(guest: &mut Guest) -> Result<()> {
     guest.run(
         "mv /lib/systemd/system/arbiter.conf /etc/systemd/system/gantry-accel.service.d && \
@@ -199,7 +199,7 @@ fn shared_by_arbiter(guest: &mut Guest) -> Result<()> {
         shown.starts_with("srw------- ") && !shown.contains("root"),
         "{shown}"
     );
-    // The pool's folder goes with the pool, and the arbiter's stays.
+    // The pool's directory is removed with the pool, and the arbiter's stays.
     guest.run("systemctl --no-ask-password stop gantry-accel 2>&1")?;
     let left = guest.run("ls -d /run/gantry /run/gantry-arbiter/socket 2>/dev/null || true")?;
     ensure!(left == "/run/gantry-arbiter/socket", "{left}");
@@ -208,8 +208,7 @@ fn shared_by_arbiter(guest: &mut Guest) -> Result<()> {
     has_workers(guest)
 }
 
-/// The agent brings the driver when it starts, says when it has to be started again, and leaves
-/// nothing.
+/// The agent installs the driver when it starts, reports when it must be restarted, and leaves nothing behind.
 fn installed_and_removed(guest: &mut Guest) -> Result<()> {
     const DRIVER: &str = "/usr/local/lib/libgantry_opencl.so";
     const IS_ENABLED: &str = "systemctl is-enabled gantry-agent 2>&1 || true";
@@ -234,8 +233,8 @@ fn installed_and_removed(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Waits until a worker is connected to the arbiter, as it is while it has an application. Both ends
-/// of a connection are in the network namespace of who has connected, the pool's.
+/// Waits until a worker is connected to the arbiter, as long as it has an application. Both ends of a connection belong
+/// to the network namespace of the connecting process, the pool's.
 fn has_workers(guest: &mut Guest) -> Result<()> {
     guest
         .run("(touch /tmp/on; while [ -e /tmp/on ]; do clinfo -l; done) >/dev/null 2>&1 & true")?;

@@ -1,4 +1,4 @@
-//! One device for several VMs, by weight.
+//! One device for several VMs, shared by weight.
 
 use std::{ops::ControlFlow, time::Duration};
 
@@ -27,25 +27,25 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// How long it is waited for device time.
+/// How long to wait for device time.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// The guest of least weight has the device for so long, and the others by weight. Each has kernels
-/// enqueued always, so that equal parts would be as far apart as the weights are; the one that is
-/// `waiting` enqueues four when the last four have ended, and would have as much as a guest of weight 1.
+/// Lets the guest with the least weight have the device for this long; the others must get time by weight. Each always
+/// has kernels enqueued, so that equal shares would differ by as much as the weights. The guest `waiting` enqueues four
+/// kernels when the previous four have ended, and would get as much as a guest of weight 1.
 fn by_weight(
     context: &Context,
     weights: &[u32],
     waiting: Option<usize>,
     least: Duration,
 ) -> Result<Vms> {
-    /// The worst-off guest by the best-off one; equal parts give 0.5, and turns without weights
-    /// (fifo) 0.64. A kernel more or less is a few hundredths.
+    /// The ratio of the worst-off guest to the best-off one; equal shares give 0.5, and turns without weights (fifo)
+    /// 0.64. One kernel more or less changes it by a few hundredths.
     const FAIR: f64 = 0.8;
-    /// How far the part of any guest may be from its own, where one waits for its results.
+    /// Maximum deviation of a guest's share from its due share, if one guest waits for its results.
     const NEAR: f64 = 0.05;
-    /// Stretches that are looked at, until one is fair: a guest whose virtual processor has to wait for one
-    /// of this busy machine is late with its next kernels, and nobody keeps the device for it that long.
+    /// Maximum number of observed periods until one is fair: a guest whose vCPU has to wait for a CPU of this busy
+    /// machine is late with its next kernels, and nobody keeps the device for it that long.
     const STRETCHES: usize = 3;
     let mut vms = Vms::start(&context.dir, "fair", weights, waiting)?;
     vms.go()?;
@@ -82,7 +82,7 @@ fn by_weight(
         })?;
         stretches.push(times);
     }
-    // Who waits until it is its turn sleeps until then.
+    // A guest that waits for its turn sleeps until then.
     let wakes = vms.wakes()?;
     ensure!(
         wakes.iter().all(|count| *count > 0),
@@ -91,7 +91,7 @@ fn by_weight(
     Ok(vms)
 }
 
-/// The VM of one is killed, and the others go on.
+/// One VM is killed, and the others continue.
 fn lose_one(mut vms: Vms) -> Result<()> {
     vms.lose_one()?;
     let kernels = vms.end()?;

@@ -1,4 +1,4 @@
-//! Entropy, consoles and sockets.
+//! Entropy sources, consoles and sockets.
 
 use std::{
     io::{Read, Write},
@@ -65,7 +65,7 @@ fn console(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// The terminal is one that only this scenario has: nobody else sends the signal.
+/// Only this scenario uses this terminal, so nobody else sends the signal.
 fn console_size(context: &Context) -> Result<()> {
     let more = json!({"console": {"mode": "Pty"}});
     let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
@@ -77,7 +77,7 @@ fn console_size(context: &Context) -> Result<()> {
         .read(true)
         .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
         .open(path)?;
-    // A terminal has a size as long as somebody has it open, as this has before it goes on.
+    // A terminal keeps its size while somebody has it open, as this process does from here on.
     guest.run("exec 8</dev/hvc0; sleep 1000 & true")?;
     for (columns, rows) in [(132, 43), (80, 24)] {
         let size = libc::winsize {
@@ -171,7 +171,7 @@ fn vsock_to_guest(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// A stream to a port of the guest.
+/// Opens a stream to a port of the guest.
 pub(super) fn vsock_client(socket: &std::path::Path, port: u32) -> Result<UnixStream> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -196,8 +196,8 @@ fn vsock_early_end(context: &Context) -> Result<()> {
     let (_gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     guest.start("agent vsock-count 1234 3", "listening")?;
     let mut stream = vsock_client(&socket, 1234)?;
-    // What fits into the guest's buffer and the host's socket, and more: the rest is written when
-    // the guest begins to read, and then the host is gone at once.
+    // More than fits in the guest's buffer and the host's socket: the rest is written when the
+    // guest begins to read, and then the host disconnects immediately.
     let bytes = 1 << 20;
     stream.write_all(&vec![7; bytes])?;
     drop(stream);

@@ -41,7 +41,7 @@ pub(super) fn take(gantry: &Gantry, context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// Starts a new process for the restored guest.
+/// Starts a new process that restores the guest.
 pub(super) fn restored(context: &Context, more: Value) -> Result<(Gantry, Guest)> {
     let dir = context.dir.join("restored");
     fs::create_dir_all(&dir)?;
@@ -49,7 +49,7 @@ pub(super) fn restored(context: &Context, more: Value) -> Result<(Gantry, Guest)
     let mut body = json!({"source_url": url(context), "resume": true});
     crate::gantry::merge(&mut body, more);
     gantry.put("vm.restore", body)?;
-    // The serial port's socket is where the configuration says.
+    // The socket of the serial port is where the configuration says.
     let guest = Guest::connect(&context.dir.join("serial.sock"))?;
     Ok((gantry, guest))
 }
@@ -114,10 +114,10 @@ fn devices(context: &Context) -> Result<()> {
     guest.run("echo 3 > /proc/sys/vm/drop_caches")?;
     ensure!(guest.md5_of("dd if=/dev/vda bs=1M count=8 2>/dev/null")? == sum);
     write_pattern(&mut guest, "/dev/vda", 8)?;
-    // The guest still knows its neighbour's MAC address.
+    // The guest still has its neighbour's MAC address in its cache.
     super::network::reaches(&mut guest, "192.168.77.1")?;
     guest.run("dd if=/dev/hwrng bs=64 count=1 2>/dev/null | wc -c")?;
-    // Hot-plug still works, too.
+    // Hot-plug also still works.
     let hot = context.dir.join("hot.raw");
     image(&hot, 1 << 20)?;
     gantry.put("vm.add-disk", json!({"path": hot}))?;

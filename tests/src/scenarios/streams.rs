@@ -1,4 +1,4 @@
-//! A guest that reaches its host's device as that of another machine, over a network.
+//! A guest that uses its host's device over a network, as if it belonged to another machine.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -34,7 +34,8 @@ fn cut(context: &Context) -> Result<()> {
     until("the application's worker is gone", || {
         Ok(pool.workers()?.len() == 1)
     })?;
-    // One that has more to do than there is time for, and whose kernels are compiled by now.
+    // An application that has more to do than there is time for, and whose kernels have been
+    // compiled by now.
     guest.run(&format!(
         "({tls} opencl-figures >/tmp/figures 2>&1; echo ended $? >>/tmp/figures) & true"
     ))?;

@@ -1,4 +1,4 @@
-//! The page "From zero to a shared GPU in ten minutes", by the commands that it shows.
+//! The page "From zero to a shared GPU in ten minutes", by running the commands that it shows.
 
 use std::{
     fs,
@@ -23,17 +23,17 @@ pub const SCENARIOS: &[Entry] = &[(
 
 const PAGE: &str = include_str!("../../../docs/user/ten-minutes.md");
 
-/// Where the reader of the page has started a shell, as a program in [`ROOT`] sees it.
+/// Directory in which the reader has started a shell, as seen by a program in [`ROOT`].
 const FOLDER: &str = "/run/reader";
 
-/// Where a command is typed.
+/// Where a command is entered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Place {
     Host,
     Guest,
 }
 
-/// The commands of a page in their order: the blocks that begin with "```sh host" or "```sh guest".
+/// The commands of a page in order: the blocks that begin with "```sh host" or "```sh guest".
 fn blocks(page: &str) -> Vec<(Place, &str)> {
     let fenced = page.split("```").skip(1).step_by(2);
     fenced
@@ -49,11 +49,11 @@ fn blocks(page: &str) -> Vec<(Place, &str)> {
         .collect()
 }
 
-/// A host with PoCL and Gantry's programs, and nothing of Gantry running.
+/// A host with PoCL and Gantry's programs, on which nothing of Gantry runs.
 struct Host {
-    /// [`FOLDER`] as L1 sees it.
+    /// [`FOLDER`] as seen by L1.
     folder: PathBuf,
-    /// Process groups of what was typed, with all that was started.
+    /// Process groups of the entered commands, with everything that was started.
     groups: Vec<u32>,
 }
 
@@ -78,7 +78,7 @@ impl Host {
         })
     }
 
-    /// Types commands, and returns what they print until the shell has the terminal again.
+    /// Enters commands, and returns their output until the shell has the terminal again.
     fn types(&mut self, commands: &str) -> Result<String> {
         let printed = self.folder.join("printed");
         let file = fs::File::create(&printed)?;
@@ -106,8 +106,8 @@ impl Host {
 impl Drop for Host {
     fn drop(&mut self) {
         for group in &self.groups {
-            // SAFETY: a system call without pointers. A group is gone when all of it have ended; its
-            // number is given to no other while the scenario runs.
+            // SAFETY: a system call without pointers. A group is gone when all of its processes
+            // have ended; its ID is not reused while the scenario runs.
             unsafe { libc::kill(-group.cast_signed(), libc::SIGKILL) };
         }
         let _ = fs::remove_dir_all(&self.folder);
@@ -127,7 +127,7 @@ fn guide(context: &Context) -> Result<()> {
             for line in commands.lines() {
                 said += &connected.run(line)?;
                 if line.ends_with('&') {
-                    // Whoever types takes longer than an agent needs to listen.
+                    // A person takes longer to type than the agent needs to listen.
                     connected.eventually(&format!("ls {AGENT}"), |text| text.contains(AGENT))?;
                 }
             }
@@ -147,7 +147,7 @@ fn guide(context: &Context) -> Result<()> {
         }
     }
     for words in [
-        // Of `gantry doctor`, `ctl list`, `ctl info` and clinfo.
+        // Output of `gantry doctor`, `ctl list`, `ctl info` and clinfo.
         "OpenCL",
         "api.sock",
         "\"Running\"",

@@ -1,4 +1,4 @@
-//! VMs that move from one host to another and back, over a network that can break.
+//! VMs that migrate from one host to another and back, over a network that can fail.
 
 use std::{
     io::{self, Read, Write},
@@ -45,19 +45,19 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Where a host waits for a VM.
+/// Port on which a host waits for a VM.
 const PORT: u16 = 4444;
 
-/// A guest that counts on its console, which is a file on whichever host it is, and checks its memory.
+/// A guest that counts on its console, which is a file on its current host, and checks its memory.
 struct Counting {
     gantry: Gantry,
     guest: Guest,
-    /// Where it has been: which host, and the file there.
+    /// The hosts where it has been, and the console file there.
     consoles: Vec<(Number, PathBuf)>,
 }
 
 impl Counting {
-    /// One that boots in a folder of the first host, with the disk that both hosts have.
+    /// Boots it in a directory of the first host, with the disk that both hosts share.
     fn boot(beside: &Beside, dir: &Path) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         let console = dir.join("console");
@@ -79,7 +79,7 @@ impl Counting {
         Ok(counting)
     }
 
-    /// A Gantry on a host that waits for this guest as `how` says.
+    /// Starts a Gantry on a host that waits for this guest as specified by `how`.
     fn awaited(&self, beside: &Beside, to: Number, dir: &Path, how: Value) -> Result<Waiting> {
         let gantry = match to {
             Number::First => {
@@ -101,7 +101,7 @@ impl Counting {
         )
     }
 
-    /// Goes where it is awaited.
+    /// Migrates it to where it is awaited.
     fn go(self, waiting: Waiting, to: Number, dir: &Path, how: Value) -> Result<Self> {
         let mut consoles = self.consoles;
         let (gantry, guest) = go(self.gantry, waiting, how)?;
@@ -118,7 +118,7 @@ impl Counting {
         (*number, path)
     }
 
-    /// Waits until it has counted on where it is.
+    /// Waits until it has counted further at its current place.
     fn goes_on(&self, beside: &Beside) -> Result<()> {
         let (number, path) = self.console();
         let count = format!("cat {} 2>/dev/null | wc -l", path.display());
@@ -127,14 +127,14 @@ impl Counting {
         until("the guest counts on", || Ok(lines()? > before + 5))
     }
 
-    /// Every number was printed once and in order, wherever the guest was, and its memory is right.
+    /// Checks that every number was printed once and in order, wherever the guest was, and that its memory is correct.
     fn check(&mut self, beside: &Beside) -> Result<()> {
         let mut text = String::new();
         for (number, path) in &self.consoles {
             text += &on(*number, beside, &format!("cat {}", path.display()))?;
         }
         let mut lines: Vec<_> = text.lines().map(str::trim).collect();
-        // It may be printing.
+        // The last line may be incomplete.
         lines.pop();
         ensure!(lines.len() > 10, "it has counted to {lines:?}");
         for (line, expected) in lines.iter().zip(1..) {
@@ -180,7 +180,7 @@ struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -230,16 +230,16 @@ fn over_tls(context: &Context) -> Result<()> {
     vm.check(&beside)
 }
 
-/// What is lost when the link is cut at the handover.
+/// The message that is lost when the link is cut at the handover.
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum Lost {
-    /// The destination never hears that it may run the VM.
+    /// The destination is never told that it may run the VM.
     Go,
-    /// The source never hears that it runs there.
+    /// The source is never told that the VM runs there.
     Running,
 }
 
-/// Between the source and the link: at GO the link is cut, before or after that has arrived. Where it is.
+/// A relay between the source and the link: at GO it cuts the link, before or after GO has arrived. Returns its port.
 fn cut_at_handover(to: String, lost: Lost) -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let port = listener.local_addr()?.port();
@@ -273,7 +273,7 @@ fn answers(mut from: TcpStream, mut to: TcpStream, silent: &AtomicBool) -> io::R
 }
 
 fn orders(mut from: TcpStream, mut to: TcpStream, lost: Lost, silent: &AtomicBool) -> Result<()> {
-    // A frame of a migration: see vmm/src/migration/frame.rs.
+    // A migration frame: see vmm/src/migration/frame.rs.
     const HEADER: usize = 24;
     const GO: u8 = 7;
     loop {
@@ -292,14 +292,14 @@ fn orders(mut from: TcpStream, mut to: TcpStream, lost: Lost, silent: &AtomicBoo
                 thread::sleep(Duration::from_millis(1));
             }
             beside::cut()?;
-            // The source hears nothing, as of a network that drops what it is given.
+            // The source receives nothing, as from a network that drops packets.
             from.read_to_end(&mut Vec::new())?;
             return Ok(());
         }
     }
 }
 
-/// Bytes that the other side has not said to have.
+/// Number of bytes that the peer has not acknowledged.
 fn unsent(stream: &TcpStream) -> Result<i32> {
     let mut count = 0;
     // SAFETY: the kernel writes an int there.
@@ -326,7 +326,7 @@ fn handover(context: &Context) -> Result<()> {
         );
         beside::mend()
     };
-    // It does not run there, and is told so.
+    // The VM does not run there, and the destination is told so.
     let dir = context.dir.join("1");
     let mut waiting = vm.awaited(&beside, Number::Second, &dir, json!({}))?;
     undecided(&vm, &waiting, Lost::Go)?;
@@ -342,7 +342,7 @@ fn handover(context: &Context) -> Result<()> {
     );
     vm.goes_on(&beside)?;
     waiting.gantry.kill()?;
-    // It runs there.
+    // The VM runs there.
     let dir = context.dir.join("2");
     let waiting = vm.awaited(&beside, Number::Second, &dir, json!({}))?;
     undecided(&vm, &waiting, Lost::Running)?;

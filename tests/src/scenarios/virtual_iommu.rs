@@ -1,4 +1,4 @@
-//! The virtual IOMMU itself, with nothing behind it.
+//! The virtual IOMMU itself, without devices behind it.
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::{
     guest::Guest,
 };
 
-/// The scenarios, on the board whose guests may have a kernel that knows virtual IOMMUs.
+/// The scenarios, on the board whose guests may have a kernel that supports virtual IOMMUs.
 pub const SCENARIOS: &[Entry] = &[
     (
         "virtual IOMMU: a stock guest finds it, and again after a reboot",
@@ -37,7 +37,7 @@ fn behind() -> Value {
     config
 }
 
-/// The guest's driver has the IOMMU, whose addresses have so many bits.
+/// Checks that the guest's driver is bound to the IOMMU, whose addresses have this many bits.
 fn is_bound(guest: &mut Guest, bits: u8) -> Result<()> {
     let bound = guest.run("ls -d /sys/bus/virtio/drivers/virtio_iommu/virtio*")?;
     let name = bound.rsplit('/').next().unwrap_or("");
@@ -52,9 +52,10 @@ fn is_bound(guest: &mut Guest, bits: u8) -> Result<()> {
     ] {
         ensure!(said.contains(&words), "no {words:?} in {said}");
     }
-    // What the machine says of it comes before all devices, so that they wait for its driver.
+    // The machine's table describes it before any device is found, so that devices wait for its
+    // driver.
     let table = guest.run("od -An -tx1 -j64 -N20 /sys/firmware/acpi/tables/VIOT | tr -d '\\n'")?;
-    // All of segment 1 but its host bridge.
+    // All of segment 1 except its host bridge.
     let range = "01 00 18 00 08 00 01 00 01 00 01 00 08 00 ff ff 30 00 00 00";
     ensure!(table.trim() == range, "a range of {table}");
     Ok(())
@@ -84,7 +85,7 @@ fn restore(context: &Context) -> Result<()> {
     gantry.kill()?;
     let (_gantry, mut guest) = restored(context, json!({}))?;
     is_bound(&mut guest, 48)?;
-    // The driver resets it, and sets it up anew.
+    // The driver resets it, and sets it up again.
     guest.run(
         "cd /sys/bus/virtio/drivers/virtio_iommu; v=$(ls -d virtio*); dmesg -c > /dev/null; \
          echo $v > unbind; [ ! -e $v ] && echo $v > bind",

@@ -1,4 +1,4 @@
-//! The processes of a virtual machine with a virtual GPU, and what they use.
+//! The processes of a virtual machine with a virtual GPU, and their resource usage.
 
 use std::{
     collections::BTreeMap,
@@ -16,9 +16,9 @@ use gantry_gpu_replay::{CLASS_BITS, DESK, Desk, END, LOG, STEPS, State, Step};
 use super::steps::{CLASSES, Plan};
 use crate::{http, programs::Programs};
 
-/// How long a part may take: with all accesses trapped, a million exits.
+/// Maximum duration of a part: with all accesses trapped, there are a million exits.
 const PATIENCE: Duration = Duration::from_secs(240);
-/// For what has been asked for to end: an interrupt is under way, a thread goes to sleep.
+/// Time for pending activity to end: an interrupt is in flight, a thread goes to sleep.
 const DRAIN: Duration = Duration::from_millis(200);
 /// VRAM of the physical GPU.
 const VRAM: &str = "256M";
@@ -27,21 +27,21 @@ const CHANNELS: u8 = 48;
 /// Counters by name.
 pub type Counters = BTreeMap<String, u64>;
 
-/// What was used up to a moment, or between two.
+/// Resources used up to a time, or between two times.
 #[derive(Clone, Debug, Default)]
 pub struct Used {
     /// The virtual GPU's counters.
     pub counters: Counters,
-    /// Nanoseconds of processors: Gantry's threads but the guest's processor.
+    /// CPU nanoseconds of Gantry's threads, except the vCPU.
     pub front: u64,
-    /// The mediator's.
+    /// CPU nanoseconds of the mediator.
     pub mediator: u64,
-    /// The model's: what silicon would do.
+    /// CPU nanoseconds of the model: what silicon would do.
     pub model: u64,
 }
 
 impl Used {
-    /// The median of several.
+    /// Returns the median of several.
     pub fn median(all: &[&Self]) -> Self {
         let of = |value: &dyn Fn(&Self) -> u64| median(all.iter().map(|its| value(its)).collect());
         let names = all.iter().flat_map(|its| its.counters.keys().cloned());
@@ -58,7 +58,7 @@ impl Used {
         }
     }
 
-    /// Since another moment.
+    /// Returns the difference to an earlier time.
     pub fn since(&self, before: &Self) -> Self {
         let counters = self.counters.iter().map(|(name, count)| {
             let earlier = before.counters.get(name).copied().unwrap_or(0);
@@ -73,7 +73,7 @@ impl Used {
     }
 }
 
-/// A process that ends with the value.
+/// A process that is killed when the value is dropped.
 struct Process(Child);
 
 impl Process {
@@ -87,7 +87,7 @@ impl Process {
         self.0.id()
     }
 
-    /// Waits for a socket of its.
+    /// Waits for one of its sockets.
     fn listens(&mut self, socket: &Path) -> Result<()> {
         let start = Instant::now();
         while !socket.exists() {
@@ -118,13 +118,13 @@ struct Ram {
 }
 
 impl Ram {
-    /// Finds it among a process's descriptors: the file in memory that is as long.
+    /// Finds it among a process's descriptors: the in-memory file with the same length.
     fn of(process: u32) -> Result<Self> {
         let start = Instant::now();
         loop {
             match Self::find(process)? {
                 Some(path) => return Self::map(&path),
-                // Gantry listens before it makes the machine.
+                // Gantry listens before it creates the machine.
                 None if start.elapsed() < Duration::from_secs(20) => {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -149,7 +149,7 @@ impl Ram {
 
     fn map(path: &Path) -> Result<Self> {
         let file = File::options().read(true).write(true).open(path)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        // SAFETY: a new mapping at an address that the kernel chooses.
         let start = unsafe {
             libc::mmap(
                 null_mut(),
@@ -177,26 +177,26 @@ impl Ram {
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        // SAFETY: mapped by `of`; who borrows from it borrows this value.
+        // SAFETY: mapped by `of`; everything that borrows from it borrows this value.
         unsafe { libc::munmap(self.start.cast(), END as usize) };
     }
 }
 
 /// A virtual machine whose guest waits for steps.
 pub struct Machine {
-    /// How often the guest had begun to wait when it was told to go on last.
+    /// How often the guest had started to wait when it was last told to continue.
     waits: u64,
     ram: Ram,
     gantry: Process,
     mediator: Process,
     model: Process,
     api: PathBuf,
-    /// Sockets; it goes last.
+    /// The directory of the sockets; it is dropped last.
     _folder: tempfile::TempDir,
 }
 
 impl Machine {
-    /// Starts it, with some of the mechanisms.
+    /// Starts it with some of the mechanisms.
     pub fn start(programs: &Programs, vram: u64, [remap, lazy, watch]: [bool; 3]) -> Result<Self> {
         let folder = tempfile::tempdir().context("cannot make a folder for sockets")?;
         let path = |name| folder.path().join(name);
@@ -241,14 +241,14 @@ impl Machine {
         })
     }
 
-    /// What the guest says of itself.
+    /// The status that the guest reports.
     pub fn desk(&self) -> &Desk {
-        // SAFETY: within the RAM, aligned, mapped as long as the value; all bytes are valid, and
-        // both sides use atomics only.
+        // SAFETY: within the RAM, aligned, and mapped as long as the value lives. All bytes are
+        // valid, and both sides only use atomics.
         unsafe { &*self.ram.at(DESK).cast() }
     }
 
-    /// Waits until the guest is in a state.
+    /// Waits until the guest is in this state.
     pub fn becomes(&mut self, wanted: State) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -272,10 +272,10 @@ impl Machine {
         }
     }
 
-    /// Gives the guest, which waits, its steps.
+    /// Gives the waiting guest its steps.
     pub fn load(&self, plan: &Plan) {
         let steps = size_of_val(plan.steps.as_slice());
-        // SAFETY: the plan has checked that both fit; the guest waits, and looks later.
+        // SAFETY: the plan has checked that both fit. The guest is waiting, and reads them later.
         unsafe {
             let to = self.ram.at(STEPS).cast::<Step>();
             to.copy_from_nonoverlapping(plan.steps.as_ptr(), plan.steps.len());
@@ -284,13 +284,13 @@ impl Machine {
         }
     }
 
-    /// Has the guest go on.
+    /// Lets the guest continue.
     pub fn go(&mut self) {
         self.waits = self.desk().waits();
         self.desk().go();
     }
 
-    /// Times of the accesses since the guest went on last, by class.
+    /// Times of the accesses since the guest last continued, by class.
     pub fn times(&self) -> Vec<Vec<u64>> {
         let mut times = vec![Vec::new(); CLASSES];
         for nth in 0..self.desk().logged() {
@@ -304,7 +304,7 @@ impl Machine {
         times
     }
 
-    /// What was used so far, once all are quiet.
+    /// Returns the resources used so far, once all processes are idle.
     pub fn used(&self) -> Result<Used> {
         std::thread::sleep(DRAIN);
         let answer = http::request(&self.api, "GET", "vm.counters", None)?;
@@ -321,13 +321,13 @@ impl Machine {
     }
 }
 
-/// The median of numbers; 0 of none.
+/// The median of numbers; 0 if there are none.
 pub fn median(mut all: Vec<u64>) -> u64 {
     all.sort_unstable();
     all.get(all.len() / 2).copied().unwrap_or(0)
 }
 
-/// Nanoseconds that threads of a process have been on processors.
+/// CPU nanoseconds of a process's threads.
 fn processors(process: u32, is_meant: impl Fn(&str) -> bool) -> Result<u64> {
     let mut sum = 0;
     let mut count = 0;
@@ -345,9 +345,9 @@ fn processors(process: u32, is_meant: impl Fn(&str) -> bool) -> Result<u64> {
     Ok(sum)
 }
 
-/// Counts of the time stamp counter in a microsecond.
+/// Counts of the time-stamp counter per microsecond.
 pub fn clock() -> f64 {
-    // SAFETY: an instruction of every processor that KVM runs on.
+    // SAFETY: every processor that KVM runs on has this instruction.
     let now = || unsafe { std::arch::x86_64::_rdtsc() };
     let (time, counts) = (Instant::now(), now());
     std::thread::sleep(Duration::from_millis(200));

@@ -1,4 +1,4 @@
-//! A recording as steps of the guest.
+//! A recording as steps for the guest.
 
 use anyhow::{Result, ensure};
 use gantry_gpu_replay::{DESK, LOG, STEPS, Step, kind};
@@ -10,50 +10,50 @@ use gf100::{
 
 use super::super::record::Recorded;
 
-/// Bytes of BAR 1 and BAR 3.
+/// Sizes of BAR 1 and BAR 3 in bytes.
 const BAR1_BYTES: u64 = 128 << 20;
 const BAR3_BYTES: u64 = 64 << 20;
-/// Accesses to where nothing is: what an exit costs by itself.
+/// Number of accesses to an unused address, which measure the cost of an exit by itself.
 const NOTHING: u64 = 2000;
-/// The name of the part that they are.
+/// Name of the part with these accesses.
 pub const EXITS: &str = "exits";
 
-/// Registers: where the submission pages are, a request to forget translations, and the window into VRAM.
+/// Registers: the location of the submission pages, a TLB flush request, and the window into VRAM.
 const USER_WINDOW: u64 = 0x00_2254;
 const FLUSH: u64 = 0x10_0cbc;
 
-/// What an access is.
+/// The class of an access.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Class {
-    /// It goes nowhere.
+    /// To an unused address.
     Nothing = 0,
-    /// A register is read.
+    /// A register read.
     Read = 1,
-    /// A register is written.
+    /// A register write.
     Write = 2,
-    /// Translations are to be forgotten.
+    /// A TLB flush.
     Flush = 3,
-    /// A put pointer is written.
+    /// A write of a put pointer.
     Doorbell = 4,
-    /// BAR 1 or BAR 3 is read.
+    /// A read of BAR 1 or BAR 3.
     BarRead = 5,
-    /// BAR 1 or BAR 3 is written.
+    /// A write of BAR 1 or BAR 3.
     BarWrite = 6,
 }
 
-/// How many there are.
+/// Number of classes.
 pub const CLASSES: usize = 7;
 
-/// What is to be done.
+/// The steps to execute.
 pub struct Plan {
-    /// Bytes of VRAM.
+    /// Size of VRAM in bytes.
     pub vram: u64,
-    /// Names of the parts, in their order.
+    /// Names of the parts in order.
     pub parts: Vec<String>,
-    /// Steps.
+    /// The steps.
     pub steps: Vec<Step>,
-    /// What they put into RAM, behind them.
+    /// The bytes that the steps put into RAM; they follow the steps.
     pub bytes: Vec<u8>,
 }
 
@@ -71,18 +71,18 @@ fn step(kind: u32) -> Step {
     }
 }
 
-/// Makes steps of records.
+/// Converts records to steps.
 struct Builder {
     plan: Plan,
     window: Window,
-    /// Accesses so far.
+    /// Number of accesses so far.
     done: u64,
-    /// Ends of parts that are not reached yet, the next one last.
+    /// Ends of the remaining parts, the next one last.
     ends: Vec<(u64, String)>,
 }
 
 impl Plan {
-    /// A recording as steps, after some exits that are for nothing.
+    /// Converts a recording to steps, after some accesses that only cause exits.
     pub fn new(recorded: &Recorded) -> Result<Self> {
         let recording = recorded.recording()?;
         let ends = recorded.parts.iter().rev();
@@ -112,7 +112,7 @@ impl Plan {
         builder.part();
         let mut plan = builder.plan;
         plan.steps.push(step(kind::END));
-        // Where the bytes are is known now.
+        // Now the location of the bytes is known.
         let first = STEPS + (plan.steps.len() * size_of::<Step>()) as u64;
         for step in plan.steps.iter_mut().filter(|step| step.kind == kind::RAM) {
             step.value += first;
@@ -124,13 +124,13 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same up to the end of a part.
+    /// Returns the same plan up to the end of a part.
     pub fn up_to(&self, part: &str) -> Self {
         let parts = self.parts.iter().take_while(|its| *its != part).count() + 1;
         let mut steps = self.steps.clone();
         let ends = steps.iter().enumerate();
         let mut ends = ends.filter(|(_, step)| step.kind == kind::PART);
-        // The others stay where they are, as what they put into RAM does.
+        // The other steps keep their places, as does what they put into RAM.
         if let Some((at, _)) = ends.nth(parts - 1) {
             steps[at + 1] = step(kind::END);
         }
@@ -144,7 +144,7 @@ impl Plan {
 }
 
 impl Builder {
-    /// Ends parts whose end is reached.
+    /// Ends the parts whose end is reached.
     fn part(&mut self) {
         while let Some((end, _)) = self.ends.last()
             && *end <= self.done
@@ -189,7 +189,7 @@ impl Builder {
         Ok(())
     }
 
-    /// Accesses, which may belong to several parts.
+    /// Adds accesses, which may belong to several parts.
     fn run(&mut self, mut run: Run) -> Result<()> {
         let (bar, len) = match run.place {
             Place::Registers => (0, u64::from(BAR0_BYTES)),
@@ -207,7 +207,7 @@ impl Builder {
                 .last()
                 .map_or(run.count, |(end, _)| end - self.done);
             let count = run.count.min(left);
-            // A doorbell is a single access, or one of several to the same place.
+            // A doorbell is a single access, or one of several to the same address.
             let class = self.class(&run);
             self.plan.steps.push(Step {
                 kind: match run.write {

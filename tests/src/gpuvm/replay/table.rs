@@ -1,4 +1,4 @@
-//! What comes of it, as tables.
+//! Prints the results as tables.
 
 use anyhow::{Context as _, Result};
 
@@ -9,20 +9,20 @@ use super::{
     steps::{Class, EXITS},
 };
 
-/// Native times for which the overhead is projected, in microseconds, by what is done.
+/// Native times in microseconds for which the overhead is projected.
 const NATIVE_SUBMISSIONS: [f64; 5] = [10.0, 100.0, 1e3, 1e4, 1e5];
 const NATIVE_STARTS: [f64; 4] = [1e5, 3e5, 1e6, 3e6];
-/// What was aimed at.
+/// The target.
 const WANTED: f64 = 1.1;
 
-/// What something costs, in microseconds but for the exits.
+/// The cost of something; in microseconds, except for the exits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Row {
     exits: f64,
-    /// One exit to the VMM that does nothing.
+    /// Cost of one exit to the VMM that does nothing.
     exit: f64,
-    /// Of the guest's processor, beyond the exits by themselves: the front's work on it, and what accesses
-    /// that are no exits take.
+    /// vCPU time in addition to the bare exits: the front's work on the vCPU, and the time of accesses that do not
+    /// exit.
     vcpu: f64,
     /// The front's threads.
     front: f64,
@@ -43,7 +43,7 @@ impl Row {
         }
     }
 
-    /// What one of `count` costs, which are all that another has more.
+    /// The cost of one of `count` operations, which are all that `more` has in addition.
     fn each(self, more: Self, count: u64) -> Self {
         let each = |few: f64, many: f64| (many - few) / count as f64;
         Self {
@@ -60,7 +60,7 @@ impl Row {
         self.vcpu + self.front + self.mediator
     }
 
-    /// What virtualization adds.
+    /// The total added by virtualization.
     fn added(&self) -> f64 {
         self.exits * self.exit + self.processors()
     }
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// Exits that the recorded guest has caused.
+/// Number of exits that the recorded guest has caused.
 fn exits(cost: &Cost) -> u64 {
     let counters = &cost.used.counters;
     let all: u64 = EXIT_COUNTERS
@@ -96,7 +96,7 @@ fn of<'a>(costs: &'a [Cost], part: &str) -> Result<&'a Cost> {
         .with_context(|| format!("the recording has no part {part:?}"))
 }
 
-/// What an exit costs by itself: the median.
+/// Median cost of a bare exit.
 fn exit(costs: &[Cost], clock: f64) -> Result<f64> {
     let mut times = of(costs, EXITS)?.times[Class::Nothing as usize].clone();
     times.sort_unstable();
@@ -104,18 +104,18 @@ fn exit(costs: &[Cost], clock: f64) -> Result<f64> {
     Ok(*median as f64 / clock)
 }
 
-/// What a part costs.
+/// Returns the cost of a part.
 fn row(costs: &[Cost], part: &str, clock: f64) -> Result<Row> {
     Ok(Row::of(of(costs, part)?, exit(costs, clock)?, clock))
 }
 
-/// What each costs of those that a part has more than another.
+/// Returns the cost of each operation that one part has in addition to another.
 fn each(costs: &[Cost], few: &str, many: &str, clock: f64) -> Result<Row> {
     let (few, many) = (row(costs, few, clock)?, row(costs, many, clock)?);
     Ok(few.each(many, MORE))
 }
 
-/// What things cost with all mechanisms, and what that is of native times.
+/// Prints costs with all mechanisms, and relative to native times.
 pub fn costs(costs: &[Cost], clock: f64) -> Result<()> {
     let exit = exit(costs, clock)?;
     let start = row(costs, START, clock)?;
@@ -156,7 +156,7 @@ pub fn costs(costs: &[Cost], clock: f64) -> Result<()> {
     Ok(())
 }
 
-/// What comes before rows of [`mode`].
+/// Prints the heading for the rows of [`mode`].
 pub fn heading() {
     println!(
         "\n| mechanisms | exits of the start and the copy test | registers read, written | BARs read, written \
@@ -166,7 +166,7 @@ pub fn heading() {
     println!("|---|---|---|---|---|---|---|---|---|---|");
 }
 
-/// A row for some of the mechanisms.
+/// Prints a row for some of the mechanisms.
 pub fn mode(name: &str, costs: &[Cost], clock: f64) -> Result<()> {
     let start = row(costs, START, clock)?;
     let flush = each(costs, FEW_FLUSHES, MANY_FLUSHES, clock)?;
