@@ -1,5 +1,5 @@
-//! Physical devices that need attention: the host wants one back, one has failed, or the IOMMU has
-//! stopped one.
+//! Alarms of physical devices: the host wants one back, one has failed, or the IOMMU has blocked an
+//! access of one.
 //!
 //! ```text
 //!   vfio-pci ──eventfd per device──┐
@@ -25,29 +25,30 @@ use vmm_sys_util::{
 };
 
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// Token of the kernel log; devices count from 1.
+/// Epoll token of the kernel log; tokens of devices start at 1.
 const LOG_TOKEN: u64 = 0;
-/// Bytes of a record of the kernel log at most (`PRINTKRB_RECORD_MAX`).
+/// Maximum size of a kernel log record in bytes (`PRINTKRB_RECORD_MAX`).
 const RECORD: usize = 8192;
-/// Records that are read at once: the host may write faster than they are read.
+/// Maximum number of records to read at once: the host may write faster than they are read.
 const MAX_RECORDS: usize = 1000;
-/// Faults of a device that are reported one by one; the guest can cause as many as it likes.
+/// Number of faults of a device that are reported one by one; the guest can cause as many as it
+/// likes.
 const FIRST_FAULTS: u64 = 10;
 
 /// What has happened to a device.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Alarm {
-    /// The host wants it back: its driver is being unbound, or it is being removed.
+    /// The host wants the device back: its driver is being unbound, or the device is being removed.
     Wanted(String),
-    /// It has reported an error that cannot be corrected (AER).
+    /// The device has reported an uncorrectable error (AER).
     Failed(String),
-    /// The IOMMU has stopped it from reaching what it may not.
+    /// The IOMMU has blocked an access that the device is not allowed to make.
     Fault {
         /// The device.
         id: String,
-        /// How often that has happened.
+        /// How often this has happened.
         count: u64,
-        /// What the kernel says.
+        /// The kernel's message.
         text: String,
     },
 }
@@ -67,20 +68,20 @@ struct State {
     log: Option<File>,
 }
 
-/// All devices that are watched.
+/// All watched devices.
 pub struct Alarms {
     epoll: Epoll,
     state: Mutex<State>,
 }
 
-/// A device is watched as long as this lives.
+/// Keeps a device watched until it is dropped.
 pub struct Watch {
     alarms: Arc<Alarms>,
     token: u64,
 }
 
 impl Alarms {
-    /// No device yet.
+    /// Watches no device yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             epoll: Epoll::new()?,
@@ -88,12 +89,12 @@ impl Alarms {
         })
     }
 
-    /// Becomes readable when there is something for [`Alarms::take`].
+    /// A descriptor that becomes readable when [`Alarms::take`] has something to return.
     pub fn fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 
-    /// Watches a device, which is called `id` in the API.
+    /// Starts watching a device, which is called `id` in the API.
     pub fn watch(self: &Arc<Self>, id: &str, device: &Physical) -> io::Result<Watch> {
         let mut state = self.lock();
         if state.log.is_none() {
@@ -131,7 +132,7 @@ impl Alarms {
         self.epoll.ctl(ControlOperation::Add, fd, event)
     }
 
-    /// The kernel log from now on.
+    /// Opens the kernel log, starting with records written from now on.
     fn open_log(&self) -> io::Result<File> {
         let mut options = File::options();
         options.read(true).custom_flags(libc::O_NONBLOCK);
@@ -141,7 +142,7 @@ impl Alarms {
         Ok(log)
     }
 
-    /// What has happened since the last call.
+    /// Returns what has happened since the last call.
     pub fn take(&self) -> Vec<Alarm> {
         let mut state = self.lock();
         let mut alarms = Vec::new();
@@ -163,7 +164,7 @@ impl Alarms {
                     let text = String::from_utf8_lossy(&record[..len]);
                     alarms.extend(sources.values_mut().find_map(|source| source.fault(&text)));
                 }
-                // Records that were overwritten before they were read.
+                // Some records were overwritten before they were read.
                 Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {}
                 Err(_) => break,
             }
@@ -177,7 +178,7 @@ impl Alarms {
 }
 
 impl Source {
-    /// An alarm if a record of the kernel log is about a fault of this device.
+    /// Returns an alarm if a kernel log record reports a fault of this device.
     fn fault(&mut self, record: &str) -> Option<Alarm> {
         let text = fault_of(record, &self.address)?;
         self.faults += 1;
@@ -190,7 +191,7 @@ impl Source {
     }
 }
 
-/// What a record of the kernel log (Documentation/ABI/testing/dev-kmsg) says about a fault of the
+/// Extracts what a kernel log record (Documentation/ABI/testing/dev-kmsg) says about a fault of the
 /// device at an address such as `0000:01:00.0`.
 fn fault_of<'a>(record: &'a str, address: &str) -> Option<&'a str> {
     let text = record.split_once(';')?.1.lines().next()?;
@@ -198,7 +199,7 @@ fn fault_of<'a>(record: &'a str, address: &str) -> Option<&'a str> {
         .iter()
         .any(|name| text.contains(name));
     let fault = text.to_ascii_lowercase().contains("fault");
-    // Intel's driver leaves the segment out.
+    // Intel's driver omits the segment.
     let short = address.split_once(':').map_or(address, |(_, short)| short);
     let ours = text.contains(address)
         || text.contains(&format!("[{short}]"))
@@ -206,7 +207,7 @@ fn fault_of<'a>(record: &'a str, address: &str) -> Option<&'a str> {
     (iommu && fault && ours).then_some(text)
 }
 
-/// What virtio's driver calls a device: the number that it has in a message on its bus.
+/// The endpoint number in messages of the virtio-iommu driver: segment and requester ID.
 fn endpoint(address: &str) -> Option<u32> {
     let bdf: Bdf = address.parse().ok()?;
     Some(u32::from(bdf.segment) << 16 | u32::from(bdf.requester_id()))

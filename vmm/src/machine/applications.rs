@@ -1,8 +1,9 @@
-//! Accelerators' applications that stand still while their machine is saved or leaves, and that are taken
-//! up where it goes on. Until then the workers here can go on. Those of a machine that leaves are copied
-//! before, while they go on, to workers at ports that its devices are made of when they have come.
+//! Applications of accelerators when a machine is saved or migrated: they are stopped and saved here, and restored
+//! where the machine continues. Until then the workers here can resume them. The applications of a migrating machine
+//! are first copied, while they still run, to workers at the destination. The ports of those workers become part of the
+//! machine's devices once the devices have arrived.
 //!
-//! Workers are waited for by a thread of its own, never by the one that owns the machine.
+//! A separate thread waits for workers, never the thread that owns the machine.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,21 +27,21 @@ use crate::{
     config::{HasCommonConfig, VmConfig},
 };
 
-/// How long an application may go on with what its device is at when it is to be saved.
+/// How long an application's outstanding device work may take before the application is saved.
 const DRAIN: Duration = Duration::from_millis(DRAIN_MS);
-/// How long workers have, all together, to stop and save, or to restore: contents of memory are copied,
-/// and programs built.
+/// Time limit for all workers together to stop and save, or to restore: this includes copying memory contents and
+/// building programs.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// Stops all applications of these accelerators, which have so long for all of it.
+/// Starts to stop all applications of these accelerators, with [`LONG`] as the time limit for all of them.
 pub fn stop(ports: Vec<(String, Handle)>, cancel: Cancel) -> Result<Standing, MachineError> {
     Ok(Standing::new(ports, DRAIN, Patience::new(LONG, cancel))?)
 }
 
-/// Checks whether the applications of these accelerators can go elsewhere, as far as that is known while they go on.
+/// Checks whether the applications of these accelerators can be moved, as far as that can be told while they run.
 ///
 /// # Errors
-/// All reasons why some cannot.
+/// Lists all reasons why some cannot be moved.
 pub fn check_movable(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), MachineError> {
     let reasons = immovable(ports, &Patience::new(LONG, cancel));
     match reasons.is_empty() {
@@ -49,17 +50,17 @@ pub fn check_movable(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), M
     }
 }
 
-/// Waits until workers that have not copied their applications in time can be stopped.
+/// Waits until workers that did not finish copying their applications in time can be stopped.
 pub fn wait_for_workers(copied: &Copied, cancel: Cancel) -> Result<(), MachineError> {
     Ok(copied.wait_for_workers(&Patience::new(LONG, cancel))?)
 }
 
-/// How many bytes of memory applications that go on have made since they were copied.
+/// Number of bytes of memory that running applications have allocated since they were copied.
 pub fn made(copied: &Copied, cancel: Cancel) -> u64 {
     copied.made(&Patience::new(LONG, cancel))
 }
 
-/// An empty archive, and its file.
+/// Creates an empty archive and its file.
 fn archive() -> Result<(Archive, File), MachineError> {
     let make = || {
         let file = image()?;
@@ -71,15 +72,15 @@ fn archive() -> Result<(Archive, File), MachineError> {
     })
 }
 
-/// Copies what is new of applications that go on, to the file that comes back.
+/// Copies what has changed in running applications into a new file, which is returned.
 pub fn copy(copied: &mut Copied, cancel: Cancel) -> Result<(Vec<CopiedPort>, File), MachineError> {
     let (mut archive, file) = archive()?;
     let ports = copied.round(&mut archive, &Patience::new(LONG, cancel))?;
     Ok((ports, file))
 }
 
-/// Saves the applications of a machine that stands still, in the file that comes back: what is new since
-/// they were copied. They have so long again: memory may have been sent meanwhile.
+/// Saves the applications of a stopped machine into a new file, which is returned: only what has changed since they
+/// were copied. The time limit starts anew, because memory may have been sent meanwhile.
 pub fn depart(
     standing: Standing,
     copied: Copied,
@@ -90,10 +91,10 @@ pub fn depart(
     Ok((standing.save(&mut archive)?, file))
 }
 
-/// Has workers make a copy of applications that go on elsewhere, by these ports.
+/// Makes workers create copies of applications that still run elsewhere, through these ports.
 ///
 /// # Errors
-/// All reasons why some cannot.
+/// Lists all reasons why some cannot be copied.
 pub fn prepare(
     ports: &[(CopiedPort, Handle)],
     archive: &File,
@@ -113,10 +114,10 @@ pub fn prepare(
     }
 }
 
-/// Has workers take up the applications with which a machine has come.
+/// Makes workers restore the applications of a machine that has arrived.
 ///
 /// # Errors
-/// All reasons why some cannot.
+/// Lists all reasons why some cannot be restored.
 pub fn take_up(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), MachineError> {
     let patience = Patience::new(LONG, cancel);
     let taken = |(id, port): &(String, Handle)| {
@@ -130,7 +131,7 @@ pub fn take_up(ports: &[(String, Handle)], cancel: Cancel) -> Result<(), Machine
     }
 }
 
-/// Where applications with which a machine has come will ask for contents that follow, when it runs.
+/// Where applications of an arrived machine will request contents that follow after it has started to run.
 pub fn asking(ports: Vec<(String, Handle)>) -> Result<Vec<Asking>, String> {
     let mut all = Vec::new();
     for (port, handle) in ports {
@@ -150,12 +151,12 @@ pub fn asking(ports: Vec<(String, Handle)>) -> Result<Vec<Asking>, String> {
     Ok(all)
 }
 
-/// Ports of a machine that arrives, by name, until its devices have come.
+/// Ports of an arriving machine, by name, until its devices have arrived.
 #[derive(Default)]
 pub struct Ports(Mutex<BTreeMap<String, Accel>>);
 
 impl Ports {
-    /// The one of this name, made if there is none.
+    /// Returns the port with this name, created on first use.
     pub fn find<E>(&self, id: &str, make: impl FnOnce() -> Result<Accel, E>) -> Result<Handle, E> {
         let mut ports = self.0.lock_unpoisoned();
         if let Some(port) = ports.get(id) {
@@ -167,7 +168,7 @@ impl Ports {
         Ok(handle)
     }
 
-    /// Takes the one of this name, for the device. `archive` is what came with it.
+    /// Takes the port with this name for its device. `archive` is the archive that arrived with the machine.
     pub fn take(&self, id: &str, archive: Option<Arc<File>>) -> Option<Accel> {
         let mut port = self.0.lock_unpoisoned().remove(id)?;
         port.set_archive(archive);
@@ -176,7 +177,7 @@ impl Ports {
 }
 
 impl Machine {
-    /// By which workers take up what was copied of the applications of a machine that arrives.
+    /// The ports through which workers restore the copied applications of an arriving machine.
     pub fn ports_to_prepare(
         &self,
         config: &VmConfig,
@@ -197,7 +198,7 @@ impl Machine {
         copied.into_iter().map(port).collect()
     }
 
-    /// Accelerators with applications that workers have to take up before the machine runs.
+    /// Accelerators with applications that workers must restore before the machine runs.
     pub fn ports_to_take_up(&self) -> Vec<(String, Handle)> {
         let mut ports = self.devices.ports();
         ports.retain(|(_, port)| port.has_images());

@@ -1,4 +1,4 @@
-//! Getting a kernel into a new machine.
+//! Loads a kernel into a new machine.
 
 use std::{fs::File, path::Path};
 
@@ -9,7 +9,7 @@ use super::{Machine, error::MachineError, kinds::iommu::Iommu};
 use crate::config::{PlatformConfig, VmConfig};
 
 impl Machine {
-    /// Loads what the configuration boots, describes the machine to it, and adds the vCPUs.
+    /// Loads the configured payload, describes the machine to it, and adds the vCPUs.
     pub(super) fn load(&mut self, config: &VmConfig) -> Result<(), MachineError> {
         let kernel_path = config
             .payload
@@ -77,7 +77,7 @@ fn smbios_strings(platform: &PlatformConfig) -> Result<smbios::Platform, Machine
     })
 }
 
-/// 32 hexadecimal digits, with or without hyphens.
+/// Parses 32 hexadecimal digits, with or without hyphens.
 fn parse_uuid(text: &str) -> Result<[u8; 16], MachineError> {
     let digits: Vec<u8> = text
         .chars()

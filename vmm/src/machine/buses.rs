@@ -1,16 +1,16 @@
-//! The machine's address spaces as its vCPUs see them.
+//! The machine's I/O address spaces as its vCPUs see them.
 
 use std::sync::Arc;
 
 use devices::bus::Bus;
 use hypervisor::Exits;
 
-/// I/O ports and memory-mapped devices.
+/// The buses for I/O ports and memory-mapped devices.
 #[derive(Default)]
 pub struct Buses {
     /// I/O ports.
     pub pio: Arc<Bus>,
-    /// Physical addresses that are not memory.
+    /// Physical addresses outside RAM.
     pub mmio: Arc<Bus>,
 }
 

@@ -1,4 +1,4 @@
-//! The machine's consoles: opening what they lead to, and the thread that serves them.
+//! The machine's consoles: opens their backends and runs the thread that serves them.
 
 use std::sync::Arc;
 
@@ -20,18 +20,18 @@ use super::{
 };
 use crate::config::{ConsoleMode, VmConfig};
 
-/// What the configured consoles lead to.
+/// Backends of the configured consoles.
 pub struct Backends {
-    /// The serial port's, if there is one.
+    /// Backend of the serial port, if there is one.
     pub serial: Option<ConsoleBackend>,
-    /// The virtio console's, if there is one.
+    /// Backend of the virtio console, if there is one.
     pub console: Option<ConsoleBackend>,
-    /// The debug console's, if there is one.
+    /// Backend of the debug console, if there is one.
     pub debug: Option<ConsoleBackend>,
 }
 
-/// Opens what the consoles lead to, or takes what was given. Terminals that are made are named in the
-/// configuration.
+/// Opens the backends of the consoles, or takes the descriptors in `given`. Records the names of newly created
+/// terminals in the configuration.
 pub fn open(config: &mut VmConfig, given: &Given) -> Result<Backends, MachineError> {
     if config.serial.mode == ConsoleMode::Tty && config.console.mode == ConsoleMode::Tty {
         return Err(MachineError::Invalid(
@@ -88,8 +88,7 @@ fn open_one(mode: &Backend, given: &Given) -> Result<ConsoleBackend, ConsoleErro
     }
 }
 
-/// Empties the files that consoles print to. For the first boot of a VM; what it prints after a
-/// reboot follows what it printed before.
+/// Truncates the files that consoles print to. For the first boot of a VM; output after a reboot is appended.
 pub fn empty_files(config: &VmConfig) {
     let files = [
         (config.serial.mode, &config.serial.file),
@@ -101,7 +100,7 @@ pub fn empty_files(config: &VmConfig) {
             && path.is_file()
             && let Err(error) = std::fs::File::create(path)
         {
-            // `open` is about to say so, if it matters.
+            // `open` will report the error, if it matters.
             log::debug!("{} keeps its contents: {error}", path.display());
         }
     }
@@ -109,17 +108,17 @@ pub fn empty_files(config: &VmConfig) {
 
 /// Serves the consoles while the machine runs.
 pub struct Consoles {
-    /// Until the first start.
+    /// Present until the first start.
     backends: Option<Backends>,
     service: Option<ConsoleService>,
-    /// Behind the virtio console.
+    /// The terminal behind the virtio console.
     terminal: Option<Terminal>,
     sockets: Vec<SharedSocket>,
     spawner: Arc<dyn ThreadSpawner>,
 }
 
 impl Consoles {
-    /// Consoles of a machine that does not run yet.
+    /// The consoles of a machine that does not run yet.
     pub fn new(backends: Backends, spawner: Arc<dyn ThreadSpawner>) -> Self {
         let both = [&backends.serial, &backends.console];
         let sockets = both.into_iter().flatten();
@@ -149,7 +148,7 @@ impl Consoles {
         }
     }
 
-    /// Connects the consoles with their devices, the first time, and starts to serve them.
+    /// Connects the consoles to their devices on the first call, and starts serving them.
     pub fn start(&mut self, platform: &Platform, devices: &Devices) -> Result<(), MachineError> {
         if let Some(Backends {
             serial,
@@ -182,7 +181,7 @@ impl Consoles {
         }
     }
 
-    /// Stops serving: devices may be saved now.
+    /// Stops serving; after that, devices may be saved.
     pub fn stop(&mut self) {
         if let Some(service) = &mut self.service {
             service.stop();

@@ -1,5 +1,5 @@
-//! Core dumps of the guest: an ELF file as QEMU's `dump-guest-memory` writes it, for `crash` and
-//! `gdb`.
+//! Core dumps of the guest: an ELF file in the format of QEMU's `dump-guest-memory`, for `crash`
+//! and `gdb`.
 //!
 //! ```text
 //!   ELF header | program headers | notes: per vCPU NT_PRSTATUS and QEMU's registers | RAM
@@ -21,9 +21,9 @@ const PROGRAM_HEADER_LEN: u64 = 56;
 const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 const NT_PRSTATUS: u32 = 1;
-/// `struct elf_prstatus` of x86-64.
+/// Size of `struct elf_prstatus` on x86-64.
 const PRSTATUS_LEN: usize = 336;
-/// Where its general registers start.
+/// Offset of its general-purpose registers.
 const PRSTATUS_REGS: usize = 112;
 
 impl Machine {
@@ -49,7 +49,7 @@ impl Machine {
 
     fn write_core(&self, path: &Path, notes: &[u8]) -> io::Result<()> {
         let regions = self.ram.regions();
-        // At most 2^16 - 1 headers: a machine has far fewer memory slots.
+        // Cannot exceed 2^16 - 1 headers: a machine has far fewer memory slots.
         let headers = regions.len() as u16 + 1;
         let notes_at = HEADER_LEN + u64::from(headers) * PROGRAM_HEADER_LEN;
         let mut out = BufWriter::new(memory_file::create_private(path)?);
@@ -124,7 +124,7 @@ fn note(notes: &mut Vec<u8>, name: &[u8], kind: u32, contents: &[u8]) {
 fn prstatus(vcpu: u32, regs: &kvm_regs, sregs: &kvm_sregs) -> Vec<u8> {
     const PID: usize = 32;
     let mut bytes = vec![0; PRSTATUS_LEN];
-    // By convention the number of the processor, from 1.
+    // By convention the number of the vCPU, starting at 1.
     bytes[PID..PID + 4].copy_from_slice(&(vcpu + 1).to_le_bytes());
     // `struct user_regs_struct`.
     let values = [
@@ -162,7 +162,7 @@ fn prstatus(vcpu: u32, regs: &kvm_regs, sregs: &kvm_sregs) -> Vec<u8> {
     bytes
 }
 
-/// QEMU's `QEMUCPUState`, from which `crash` takes control registers and segments.
+/// QEMU's `QEMUCPUState`, from which `crash` reads control registers and segments.
 fn qemu_state(regs: &kvm_regs, sregs: &kvm_sregs) -> Vec<u8> {
     const VERSION: u32 = 1;
     const LEN: u32 = 440;
@@ -214,7 +214,7 @@ fn qemu_state(regs: &kvm_regs, sregs: &kvm_sregs) -> Vec<u8> {
     bytes
 }
 
-/// Attributes where a descriptor has them in its second word (SDM volume 3, 3.4.5).
+/// Segment attributes in the layout of a descriptor's second word (SDM volume 3, 3.4.5).
 fn flags(segment: &kvm_segment) -> u32 {
     let bits = [
         (segment.type_, 8),

@@ -1,8 +1,8 @@
-//! Devices that can be plugged: one generic path for all of them.
+//! Pluggable devices: one generic path for all of them.
 //!
-//! A kind of device describes itself in a file under [`kinds`](super::kinds) by implementing
-//! [`DeviceKind`] for its configuration: where it wants to sit and how it is made. Everything else
-//! (names, slots, plugging, removal, saving, restoring, counters) happens here, once.
+//! A kind of device describes itself in a file under [`kinds`](super::kinds) by implementing [`DeviceKind`] for its
+//! configuration: where it is to be placed and how it is created. Everything else (names, slots, plugging, removal,
+//! saving, restoring, counters) is implemented here, once.
 
 use std::{
     collections::BTreeMap,
@@ -50,23 +50,23 @@ use super::{
 };
 use crate::config::{AccelConfig, CommonConfig, HasCommonConfig, VmConfig};
 
-/// Where a device wants to sit.
+/// Requested location of a device.
 #[derive(Clone, Debug, Default)]
 pub struct Slot {
-    /// PCI segment; that of the root port, if there is a `parent`.
+    /// PCI segment; if there is a `parent`, the segment of that root port.
     pub segment: u16,
-    /// Name of the root port behind which it sits.
+    /// Name of the root port behind which the device is placed.
     pub parent: Option<String>,
-    /// Device number, 1 to 31; the first free one if absent.
+    /// Device number, 1 to 31; the first free one if `None`.
     pub device: Option<u8>,
-    /// Function of that slot, 0 to 7.
+    /// Function number within the slot, 0 to 7.
     pub function: u8,
-    /// It is to be behind the virtual IOMMU: the segment has to be.
+    /// The device must be behind the virtual IOMMU, so its segment must be.
     pub iommu: bool,
 }
 
 impl Slot {
-    /// Function 0 of a slot on its segment's own bus.
+    /// Function 0 of a slot on the segment's root bus.
     pub fn at(common: &CommonConfig) -> Self {
         Self {
             segment: common.pci_segment,
@@ -78,14 +78,14 @@ impl Slot {
 
 /// The virtual IOMMU of a machine.
 pub struct VirtualIommu {
-    /// What the guest maps for the devices behind it.
+    /// The mappings that the guest makes for the devices behind it.
     pub endpoints: Endpoints,
     /// The segments behind it.
     pub segments: Vec<u16>,
 }
 
 impl VirtualIommu {
-    /// That of a configuration, if it has one.
+    /// The virtual IOMMU of a configuration, if it has one.
     pub fn of(config: &VmConfig) -> Option<Self> {
         let segments = config.iommu_segments();
         (!segments.is_empty()).then(|| Self {
@@ -95,88 +95,88 @@ impl VirtualIommu {
     }
 }
 
-/// What a device may use while it is made.
+/// What a device may use while it is being created.
 pub struct Surroundings {
     /// Starts its threads.
     pub spawner: Arc<dyn ThreadSpawner>,
-    /// Interrupt vectors.
+    /// Allocates interrupt vectors.
     pub msi: Arc<dyn MsiController>,
-    /// Doorbells.
+    /// Registers doorbells.
     pub doorbells: Arc<dyn Doorbells>,
-    /// Places memory of its own in the guest.
+    /// Maps the device's own memory into the guest's address space.
     pub address_space: Arc<dyn AddressSpace>,
     /// Guest RAM.
     pub memory: GuestMemory,
-    /// Output of the virtio console and its columns and rows, if there is one.
+    /// Output of the virtio console and its size in columns and rows, if there is one.
     pub console: Option<(ConsoleOutput, Option<(u16, u16)>)>,
-    /// Gives guest RAM back to the host.
+    /// Returns guest RAM to the host.
     pub discards: Arc<Discards>,
-    /// What physical devices need.
+    /// What physical devices share.
     pub physical: Physical,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<VirtualIommu>,
     /// Where devices report what the control loop has to act on.
     pub events: EventSender,
-    /// The machine comes from another host, which has the locks of the disks still.
+    /// The machine comes from another host, which still holds the locks of the disks.
     pub arriving: bool,
-    /// What the snapshot that the machine comes from has of accelerators' applications.
+    /// The archive of accelerators' applications in the snapshot that is being restored.
     pub archive: Option<Arc<File>>,
-    /// Accelerators' ports that workers have taken applications up by before it came.
+    /// Ports of accelerators through which workers have already restored applications, before the device arrives.
     pub ports: Ports,
-    /// Sockets and taps that come with it from another process of this host.
+    /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
-    /// Limits that several disks share, by name.
+    /// Rate limits that several disks share, by name.
     pub rate_limit_groups: BTreeMap<String, SharedRateLimiter>,
 }
 
-/// A device, ready to be plugged.
+/// A newly created device, ready to be plugged in.
 pub struct Made {
     /// The device.
     pub function: MadeFunction,
-    /// Reaches it while it is plugged.
+    /// Handle for operations on the device while it is plugged in.
     pub handle: Handle,
 }
 
 /// What is plugged into a slot.
 pub enum MadeFunction {
-    /// A virtio device, which gets a PCI function around it.
+    /// A virtio device, which is wrapped in a PCI function.
     Virtio(Box<dyn VirtioDevice>),
-    /// A function of its own.
+    /// A complete PCI function.
     Pci(SharedFunction),
 }
 
 /// A kind of device, implemented by its configuration.
 pub trait DeviceKind: HasCommonConfig {
-    /// What it is called in made-up names (`_disk0`) and in names of threads.
+    /// Used in generated names (`_disk0`) and in the names of threads.
     const NAME: &'static str;
 
-    /// What it is called in messages.
+    /// Used in messages.
     const CALLED: &'static str = Self::NAME;
 
-    /// Whether a running guest can lose it.
+    /// Whether it can be removed from a running guest.
     const REMOVABLE: bool = true;
 
-    /// Whether it can sit in a segment behind the virtual IOMMU.
+    /// Whether it can be placed in a segment behind the virtual IOMMU.
     const BEHIND_IOMMU: bool = false;
 
-    /// Where it wants to sit.
+    /// Where it is to be placed.
     fn slot(&self) -> Slot {
         Slot::at(self.common())
     }
 
-    /// Makes the device. `id` is its name.
+    /// Creates the device. `id` is its name.
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError>;
 }
 
 /// A configured device of any kind.
 pub trait Pluggable {
-    /// Refuses what comes too late: see [`Devices::check_order`].
+    /// Refuses a device that is plugged in too late: see [`Devices::check_order`].
     fn check_order(&self, devices: &Devices) -> Result<(), MachineError>;
 
-    /// Makes it and plugs it in. Gives it a name if it has none; returns that and where it is.
+    /// Creates the device and plugs it in. Gives it a name if it has none; returns the name and the address.
     fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError>;
 
-    /// Makes it as it was saved and plugs it in where it was.
+    /// Creates the device from its saved state and plugs it in at its saved address.
     fn restore(
         &mut self,
         devices: &mut Devices,
@@ -202,21 +202,21 @@ impl<K: DeviceKind> Pluggable for K {
     }
 }
 
-/// A device that is plugged in.
+/// A plugged-in device.
 pub struct Plugged {
     /// Kind of device.
     pub kind: &'static str,
-    /// Where it is.
+    /// Its PCI address.
     pub bdf: Bdf,
-    /// Reaches it.
+    /// Handle for operations on it.
     pub handle: Handle,
-    /// Whether a running guest can lose it.
+    /// Whether it can be removed from a running guest.
     pub removable: bool,
     function: SharedFunction,
 }
 
 impl Plugged {
-    /// Whether the process that serves it is gone, or of no use any more.
+    /// Whether the process that serves it is gone or has become unusable.
     pub fn is_lost(&self) -> bool {
         match &self.handle {
             Handle::User(device) => device.upgrade().is_some_and(|device| !device.is_alive()),
@@ -230,13 +230,13 @@ impl Plugged {
 pub struct SavedDevice {
     /// Its name.
     pub id: String,
-    /// Where it is.
+    /// Its PCI address.
     pub bdf: String,
-    /// State of function and device.
+    /// State of its PCI function and of the device itself.
     pub state: Value,
 }
 
-/// PCI segments and all that is plugged into them.
+/// PCI segments and everything plugged into them.
 pub struct Devices {
     segments: Vec<Arc<PciSegment>>,
     ports: Arc<ConfigPorts>,
@@ -244,7 +244,7 @@ pub struct Devices {
     resources: VirtioPciResources,
     surroundings: Surroundings,
     plugged: BTreeMap<String, Plugged>,
-    /// Removed, but perhaps still used by a vCPU.
+    /// Removed, but possibly still in use by a vCPU.
     leaving: Vec<SharedFunction>,
     resets: Resets,
     pio: Arc<Bus>,
@@ -252,7 +252,7 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Empty segments, on the buses.
+    /// Creates empty segments and attaches them to the buses.
     pub fn new(
         map: &AddressMap,
         buses: &Buses,
@@ -330,7 +330,7 @@ impl Devices {
         })
     }
 
-    /// What the DSDT says about PCI.
+    /// The PCI part of the DSDT.
     pub fn aml(&self) -> Vec<u8> {
         let ports = self.segments.iter().flat_map(|segment| segment.ports());
         let aml = PciAml {
@@ -342,13 +342,13 @@ impl Devices {
         bytes
     }
 
-    /// Makes a device and plugs it in. Gives it a name if it has none.
+    /// Creates a device and plugs it in. Gives it a name if it has none.
     pub fn plug<K: DeviceKind>(&mut self, config: &mut K) -> Result<(String, Bdf), MachineError> {
         let (segment, seat) = self.seat(&config.slot())?;
         self.plug_at(config, &segment, seat, None)
     }
 
-    /// Makes a device as it was saved and plugs it in where it was.
+    /// Creates a device from its saved state and plugs it in at its saved address.
     pub fn restore<K: DeviceKind>(
         &mut self,
         config: &mut K,
@@ -366,7 +366,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Where a slot is.
+    /// Resolves a slot to its segment and its place there.
     fn seat(&self, slot: &Slot) -> Result<(Arc<PciSegment>, Seat), MachineError> {
         let seat = |bus| Seat {
             bus,
@@ -384,7 +384,7 @@ impl Devices {
         Ok((Arc::clone(segment), seat(bus)))
     }
 
-    /// The bus behind a root port; `None` if it is something else.
+    /// The bus behind a root port; `None` if the device is not a root port.
     fn bus_behind(&self, device: &Plugged) -> Option<u8> {
         let segment = self.segment(device.bdf.segment).ok()?;
         let mut ports = segment.ports().into_iter();
@@ -403,8 +403,8 @@ impl Devices {
         plugged.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Refuses a function of a slot that a running guest would not look for: it has seen the slot,
-    /// and seen that there is no such function.
+    /// Refuses a function that a running guest would not find: the guest has already scanned the slot and seen that
+    /// this function does not exist.
     pub fn check_order(&self, slot: &Slot) -> Result<(), MachineError> {
         let (segment, seat) = self.seat(slot)?;
         let at = Bdf {
@@ -479,7 +479,7 @@ impl Devices {
         Ok((id, bdf))
     }
 
-    /// Behind the virtual IOMMU there is all that is to be there, and nothing that cannot.
+    /// Checks that everything that must be behind the virtual IOMMU is, and that nothing else is.
     fn check_iommu<K: DeviceKind>(
         &self,
         slot: &Slot,
@@ -502,7 +502,7 @@ impl Devices {
         }
     }
 
-    /// A name that no device has: `_disk0`, `_disk1` ...
+    /// A name that is not in use: `_disk0`, `_disk1` ...
     fn free_id(&self, kind: &str) -> String {
         let mut number = 0;
         loop {
@@ -524,12 +524,12 @@ impl Devices {
             })
     }
 
-    /// The device of that name.
+    /// The device with this name.
     pub fn get(&self, id: &str) -> Option<&Plugged> {
         self.plugged.get(id)
     }
 
-    /// The slot of a device that a running guest can lose, with all that is in that slot.
+    /// The slot of a device that can be removed from a running guest. This includes everything in that slot.
     pub fn removable(&self, id: &str) -> Result<Bdf, MachineError> {
         let device = self
             .plugged
@@ -541,7 +541,7 @@ impl Devices {
         }
     }
 
-    /// A device of a slot without which the machine is another one.
+    /// A device in a slot that cannot be removed without changing the machine itself.
     fn not_removable(&self, slot: Bdf) -> Option<&String> {
         let mut devices = self.in_slot(slot).filter(|(_, device)| !device.removable);
         devices.next().map(|(id, _)| id)
@@ -552,16 +552,16 @@ impl Devices {
         plugged.filter(move |(_, device)| device.bdf.slot() == slot.slot())
     }
 
-    /// The names of the devices in a slot, that of function 0 last: in this order they can be
-    /// plugged into a running machine.
+    /// The names of the devices in a slot, that of function 0 last: in this order they can be plugged into a running
+    /// machine.
     pub fn ids_in(&self, slot: Bdf) -> Vec<String> {
         let mut devices: Vec<_> = self.in_slot(slot).collect();
         devices.sort_by_key(|(_, device)| std::cmp::Reverse(device.bdf.function));
         devices.into_iter().map(|(id, _)| id.clone()).collect()
     }
 
-    /// The guest gives up the devices in a slot, asked or not: unplugs them and returns their names
-    /// as [`Devices::ids_in`]. If the machine would be another one without one of them, all stay.
+    /// Unplugs the devices in a slot that the guest has given up, whether it was asked to or not. Returns their names
+    /// in the order of [`Devices::ids_in`]. If one of them is not removable, all of them stay.
     pub fn remove_in(&mut self, slot: Bdf) -> Result<Vec<String>, MachineError> {
         if self.not_removable(slot).is_some() {
             return Ok(Vec::new());
@@ -572,7 +572,7 @@ impl Devices {
         Ok(ids)
     }
 
-    /// Unplugs a device without asking the guest. One whose storage does not answer stays.
+    /// Unplugs a device without asking the guest. A device whose storage does not respond stays.
     pub fn remove(&mut self, id: &str) -> Result<(), MachineError> {
         self.resets.wait(&self.segments);
         if let Some(device) = self.plugged.get_key_value(id) {
@@ -589,9 +589,8 @@ impl Devices {
                 source,
             })?;
         self.leaving.push(device.function);
-        // A vCPU that has just looked at the slot or at a register may hold the device for a moment
-        // longer. It is never the last one: closing down what a device has on the host is not for
-        // it.
+        // A vCPU that has just looked up the slot or accessed a register may hold a reference for a moment longer. It
+        // must never drop the last one: releasing a device's host resources is not a vCPU's job.
         let patience = Instant::now() + Duration::from_secs(1);
         while !self.reclaim() && Instant::now() < patience {
             std::thread::yield_now();
@@ -599,7 +598,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Drops removed devices that no vCPU uses any more; false if there are others.
+    /// Drops removed devices that no vCPU uses any more; returns false if some are still in use.
     fn reclaim(&mut self) -> bool {
         self.leaving
             .retain(|function| Arc::strong_count(function) > 1);
@@ -612,29 +611,29 @@ impl Devices {
         self.plugged.iter()
     }
 
-    /// Closes what came with the machine from another process, and is in no device.
+    /// Closes descriptors that another process handed over and that no device has taken.
     pub fn close_given(&self) {
         self.surroundings.given.close();
     }
 
-    /// Lets physical devices reach the memory of others, where the guest sees it now.
+    /// Updates the DMA mappings of physical devices to each other's memory after the guest has moved it.
     pub fn map_peers(&self) {
         self.surroundings.physical.map_peers();
     }
 
-    /// Begins and ends resets that the guest has asked for, without waiting for what takes time.
+    /// Starts and finishes resets that the guest has requested, without blocking on slow ones.
     pub fn go_on_with_resets(&mut self) {
         let spawner = &*self.surroundings.spawner;
         self.resets.go_on(&self.segments, spawner);
     }
 
-    /// Carries out all resets that the guest has asked for. vCPUs stand still.
+    /// Carries out all resets that the guest has requested. vCPUs must be stopped.
     pub fn finish_resets(&mut self) {
         let spawner = &*self.surroundings.spawner;
         self.resets.finish(&self.segments, spawner);
     }
 
-    /// Lets physical devices reach RAM that was added.
+    /// Maps newly added RAM for DMA by physical devices.
     pub fn memory_changed(&self) -> Result<(), MachineError> {
         let changed = self.surroundings.physical.memory_changed();
         changed.map_err(|source| MachineError::PhysicalMemory(Box::new(source)))
@@ -662,13 +661,13 @@ impl Devices {
             })
     }
 
-    /// The disks whose locks tell who may run the machine: they are exclusive, as far as `among` goes.
+    /// The disks whose locks decide who may run the machine: their locks are exclusive within the scope `among`.
     pub fn exclusive_disks(&self, among: Scope) -> impl Iterator<Item = &String> {
         let disks = self.disks();
         disks.filter_map(move |(id, disk)| disk.is_exclusive(among).then_some(id))
     }
 
-    /// Takes the locks of all disks, or none.
+    /// Acquires the locks of all disks, or none.
     pub fn lock_disks(&mut self) -> Result<(), MachineError> {
         for (id, disk) in self.disks() {
             if let Err(source) = disk.lock() {
@@ -685,7 +684,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Gives the locks of all disks up. The machine must not run until it has them again.
+    /// Releases the locks of all disks. The machine must not run until it has acquired them again.
     pub fn unlock_disks(&self) -> Result<(), MachineError> {
         for (id, disk) in self.disks() {
             disk.unlock().map_err(|source| MachineError::Device {
@@ -697,7 +696,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Puts what the guest has written to its disks where another host finds it.
+    /// Flushes what the guest has written to its disks, so that another host can read it.
     pub fn flush_disks(&self) -> Result<(), MachineError> {
         for (_, disk) in self.disks() {
             disk.flush().map_err(|source| MachineError::Host {
@@ -708,18 +707,18 @@ impl Devices {
         Ok(())
     }
 
-    /// Stops all devices.
+    /// Pauses all devices.
     pub fn pause(&self) -> Result<(), MachineError> {
         self.each(|function| function.pause())
     }
 
-    /// Lets all devices go on.
+    /// Resumes all devices.
     pub fn resume(&self) -> Result<(), MachineError> {
         self.each(|function| function.resume())
     }
 
-    /// Prepares the end of all devices: waits in bounded time for what the host still writes to the
-    /// guest's memory. If it does not come, all go on.
+    /// Prepares all devices for their end: waits for a bounded time for outstanding host writes to guest memory. On a
+    /// timeout, all devices continue.
     pub fn quiesce(&self) -> Result<(), MachineError> {
         quiesce(&self.plugged.iter().collect::<Vec<_>>())
     }
@@ -737,7 +736,7 @@ impl Devices {
         Ok(())
     }
 
-    /// Has all devices, paused, give up what keeps them from being saved.
+    /// Makes all devices, which are paused, release what prevents them from being saved.
     pub fn detach(&self) -> Result<(), MachineError> {
         self.each(|function| function.detach())
     }
@@ -751,7 +750,7 @@ impl Devices {
         self.plugged.iter().filter_map(port).collect()
     }
 
-    /// The port of an accelerator that has yet to come, for workers that take its applications up.
+    /// Creates the port of an accelerator that has not arrived yet, for workers that restore its applications.
     pub fn stand_by(&self, accel: &AccelConfig) -> Result<moving::Handle, MachineError> {
         let id = accel.common().id.clone().unwrap_or_default();
         kinds::accel::stand_by(accel, &id, &self.surroundings).map_err(|source| {
@@ -763,13 +762,13 @@ impl Devices {
         })
     }
 
-    /// What the machine that comes from elsewhere has of accelerators' applications; none once it is
-    /// there: the archive takes the host's memory.
+    /// Sets the archive of accelerators' applications of an arriving machine. It is cleared once the machine has
+    /// arrived, because the archive occupies host memory.
     pub fn set_archive(&mut self, archive: Option<File>) {
         self.surroundings.archive = archive.map(Arc::new);
     }
 
-    /// State of all devices, paused.
+    /// Saves the state of all devices, which are paused.
     pub fn save(&self) -> Result<Vec<SavedDevice>, MachineError> {
         self.plugged
             .iter()
@@ -790,12 +789,12 @@ impl Devices {
             .collect()
     }
 
-    /// The address latch of the configuration ports, for a snapshot.
+    /// The address latch of the PCI configuration ports, for a snapshot.
     pub fn config_address(&self) -> u32 {
         self.ports.address()
     }
 
-    /// Takes the saved address latch over.
+    /// Restores the saved address latch.
     pub fn set_config_address(&self, address: u32) {
         self.ports.set_address(address);
     }
@@ -816,7 +815,7 @@ impl Drop for Devices {
     }
 }
 
-/// Prepares the end of devices, by name. With an error all go on.
+/// Quiesces the given devices. If one fails, all of them continue.
 fn quiesce(devices: &[(&String, &Plugged)]) -> Result<(), MachineError> {
     for (held, (id, device)) in devices.iter().enumerate() {
         let quiesced = lock(&device.function).quiesce();

@@ -1,4 +1,4 @@
-//! Why a machine could not be made, changed or saved.
+//! Errors of creating, changing and saving a machine.
 
 use std::{error::Error, io, path::PathBuf};
 
@@ -24,33 +24,33 @@ use crate::{
     },
 };
 
-/// A device could not be made from its configuration.
+/// A device could not be created from its configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// The device itself says why.
+    /// An error of the device itself.
     #[error(transparent)]
     Device(Box<dyn Error + Send + Sync>),
-    /// What is behind physical devices, and those of other processes.
+    /// An error of VFIO or vfio-user.
     #[error(transparent)]
     Physical(#[from] devices::vfio::Error),
-    /// The hypervisor.
+    /// An error of the hypervisor.
     #[error(transparent)]
     Hypervisor(#[from] hypervisor::Error),
-    /// Anything else that the host refused.
+    /// Another host operation failed.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The configuration does not make sense.
+    /// The configuration is invalid.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl DeviceError {
-    /// The error of a device.
+    /// Wraps the error of a device.
     pub fn of(error: impl Error + Send + Sync + 'static) -> Self {
         Self::Device(Box::new(error))
     }
@@ -68,7 +68,7 @@ pub enum MachineError {
     /// The topology.
     #[error("the vCPUs cannot be arranged as configured")]
     Topology(#[from] TopologyError),
-    /// The configuration does not make sense.
+    /// The configuration is invalid.
     #[error("{0}")]
     Invalid(String),
     /// Memory.
@@ -84,7 +84,7 @@ pub enum MachineError {
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// Nothing to boot.
@@ -95,7 +95,7 @@ pub enum MachineError {
     Boot {
         /// The kernel.
         kernel: PathBuf,
-        /// Why.
+        /// The cause.
         source: BootError,
     },
     /// ACPI tables.
@@ -115,15 +115,15 @@ pub enum MachineError {
     Console {
         /// Which.
         what: &'static str,
-        /// Why.
+        /// The cause.
         source: ConsoleError,
     },
-    /// Something of the host.
+    /// A host operation failed.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A device.
@@ -133,52 +133,52 @@ pub enum MachineError {
         kind: &'static str,
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: Box<DeviceError>,
     },
-    /// A device as a PCI function.
+    /// A device could not be made a PCI function.
     #[error("cannot make a PCI function of device {id:?}")]
     Function {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: VirtioPciError,
     },
-    /// PCI.
+    /// A device could not be placed on PCI.
     #[error("device {id:?} has no place")]
     Pci {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: PciError,
     },
-    /// A device's life.
+    /// A device failed to pause, resume or otherwise change its state.
     #[error("device {id:?} failed")]
     Lifecycle {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: LifecycleError,
     },
-    /// Applications that cannot be saved.
+    /// Applications of accelerators could not be saved.
     #[error("the applications of accelerators cannot be saved")]
     Applications(#[from] devices::accel::saved::Error),
-    /// Applications that no worker takes up.
+    /// Applications of accelerators that no worker could restore.
     #[error("cannot go on with the applications of accelerators: {}", .0.join("; "))]
     TakeUp(Vec<String>),
-    /// The name is taken.
+    /// The name is already in use.
     #[error("there is a device {0:?} already: choose another id")]
     DuplicateId(String),
-    /// No such device.
+    /// There is no device with this name.
     #[error("there is no device {0:?}")]
     NoDevice(String),
-    /// The device cannot be taken away.
+    /// The device is not removable.
     #[error("device {0:?} is part of the machine and cannot be removed")]
     NotRemovable(String),
-    /// A device's parent is not there.
+    /// There is no root port with this name.
     #[error("there is no PCI root port '{0}': give the VM one with --pci-root-port id={0}")]
     NoRootPort(String),
-    /// Nothing that Gantry serves is behind the virtual IOMMU.
+    /// The device is emulated by Gantry, so it cannot be behind the virtual IOMMU.
     #[error(
         "PCI segment {segment} is behind the virtual IOMMU, which can hold physical devices only: of \
          {kind}, the VMM serves what it does itself, and an IOMMU would keep it from nothing. Choose \
@@ -190,58 +190,58 @@ pub enum MachineError {
         /// The segment.
         segment: u16,
     },
-    /// There is no virtual IOMMU.
+    /// The VM has no virtual IOMMU.
     #[error(
         "the VM has no virtual IOMMU, which it gets when it starts: name the PCI segments behind it \
          with --platform num_pci_segments=2,iommu_segments=[1]"
     )]
     NoIommu,
-    /// A device that is to be behind the virtual IOMMU is not.
+    /// A device that must be behind the virtual IOMMU is not.
     #[error(
         "PCI segment {segment} is not behind the virtual IOMMU: those behind it are {behind:?}"
     )]
     NotBehindIommu {
         /// The segment.
         segment: u16,
-        /// Those that are.
+        /// The segments that are.
         behind: Vec<u16>,
     },
-    /// The guest has looked at the slot already.
+    /// The guest has already scanned the slot.
     #[error(
         "function {function} comes too late: the guest knows what is in slot {slot}. Plug function 0 \
          last: remove what is there (a slot leaves as a whole), and add the functions again"
     )]
     TooLate {
-        /// The function.
+        /// The function number.
         function: u8,
         /// Its slot.
         slot: devices::pci::Bdf,
     },
-    /// The PCI segment is not there.
+    /// There is no such PCI segment.
     #[error(
         "there is no PCI segment {segment}: the machine has {count} (platform.num_pci_segments)"
     )]
     NoSegment {
-        /// Asked for.
+        /// The requested segment.
         segment: u16,
-        /// How many there are.
+        /// Number of segments.
         count: u16,
     },
     /// vCPU hot-plug.
     #[error("cannot change the number of vCPUs")]
     CpuHotplug(#[from] CpuHotplugError),
-    /// A vCPU is still being removed.
+    /// A vCPU removal is still in progress.
     #[error("the guest is still removing vCPUs: try again when it has")]
     CpuRemovalPending,
     /// Memory hot-plug.
     #[error("cannot plug memory")]
     MemoryHotplug(#[from] MemoryHotplugError),
-    /// Not this kind of device.
+    /// The device is not of the required kind.
     #[error("device {id:?} is no {expected}")]
     WrongKind {
         /// Its name.
         id: String,
-        /// What it should be.
+        /// The required kind.
         expected: &'static str,
     },
     /// A disk could not be resized.
@@ -249,13 +249,13 @@ pub enum MachineError {
     ResizeDisk {
         /// Its name.
         id: String,
-        /// Why.
+        /// The cause.
         source: devices::disk::DiskError,
     },
     /// The serial port's state.
     #[error("the snapshot's serial port is not valid")]
     SerialState(#[from] SerialRestoreError),
-    /// The snapshot lacks a device or has one too many.
+    /// The snapshot has a device missing or one too many.
     #[error("the snapshot does not fit its configuration: {0}")]
     SnapshotMismatch(String),
     /// A snapshot's directory.
@@ -269,7 +269,7 @@ pub enum MachineError {
     StateFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: StateFileError,
     },
     /// Configuration of a snapshot.
@@ -277,16 +277,16 @@ pub enum MachineError {
     ConfigFile {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// On-demand restore.
     #[error("memory cannot be restored on demand")]
     Lazy(#[from] LazyError),
-    /// Where to save.
+    /// An invalid destination for a snapshot or core dump.
     #[error("{url:?} is no place for this: give file:///absolute/path")]
     Url {
-        /// What was given.
+        /// The given URL.
         url: String,
     },
     /// A coredump.
@@ -294,13 +294,13 @@ pub enum MachineError {
     Coredump {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl MachineError {
-    /// The disk whose lock somebody else has, if that is what failed.
+    /// The disk whose lock another process holds, if that was the cause.
     pub fn taken_disk(&self) -> Option<&str> {
         let Self::Device { id, source, .. } = self else {
             return None;

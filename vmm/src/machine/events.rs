@@ -1,4 +1,4 @@
-//! What happens in a machine on its own account, for the control loop to act on.
+//! Events of a machine that the control loop has to act on.
 
 use std::{
     collections::VecDeque,
@@ -13,71 +13,71 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::alarms::Alarms;
 use crate::cpu::CpuEvent;
 
-/// Something that the control loop has to act on.
+/// An event that the control loop has to act on.
 #[derive(Debug)]
 pub enum MachineEvent {
-    /// The guest asks for something through a device.
+    /// The guest made a request through a device.
     Guest(GuestEvent),
-    /// A vCPU cannot go on.
+    /// A vCPU cannot continue.
     Cpu(CpuEvent),
     /// The guest has ejected the PCI device in a slot.
     PciEjected {
         /// The slot's function 0.
         slot: Bdf,
     },
-    /// The process that serves a device is gone, or of no use any more.
+    /// The process that serves a device is gone or has become unusable.
     DeviceLost {
         /// Name of the device.
         id: String,
         /// What happened.
         reason: String,
     },
-    /// A process of the guest serves others by the gate, or does not any more.
+    /// A guest process has started or stopped serving others through the gate.
     Gate {
         /// Name of the device.
         id: String,
         /// What happened.
         event: gate::Event,
     },
-    /// Applications of an accelerator have moved to other workers, or have not.
+    /// Applications of an accelerator have moved to other workers, or failed to.
     AccelMoved {
         /// Name of the device.
         id: String,
-        /// That of the move.
+        /// Number of the move.
         number: u64,
-        /// What became of them.
+        /// The outcome.
         moved: devices::accel::moving::Moved,
     },
-    /// A guest's agent has changed by whom its applications are served, or has not.
+    /// A guest's agent has changed which worker serves its applications, or failed to.
     AccelSeated {
         /// Name of the device.
         id: String,
-        /// The number of the wish.
+        /// Number of the request.
         number: u64,
-        /// What became of it.
+        /// The outcome.
         seated: devices::accel::moving::Seated,
     },
-    /// The guest has moved the memory of a physical device.
+    /// The guest has moved the BARs of a physical device.
     PeersChanged,
-    /// The guest has asked for the reset of a device or a bus, or one has ended.
+    /// The guest has requested the reset of a device or a bus, or one has ended.
     PciReset,
-    /// The guest will not give up the PCI device in a slot.
+    /// The guest refuses to give up the PCI device in a slot.
     PciRefused {
         /// The slot's function 0.
         slot: Bdf,
-        /// Why, in the terms of ACPI's `_OST`.
+        /// The reason, as a status code of ACPI's `_OST`.
         status: u32,
     },
 }
 
 impl MachineEvent {
-    /// Whether it says no more than `other`, which the control loop has not acted on yet. What a
-    /// guest can cause as often as it likes does, so that there is an end to what waits: a few
-    /// hundred slots and vCPUs.
+    /// Whether this event adds nothing to `other`, which the control loop has not handled yet. True
+    /// for everything that a guest can cause as often as it likes. This bounds the queue: there are
+    /// a few hundred slots and vCPUs.
     fn repeats(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Guest(event), Self::Guest(other)) => event == other,
-            // What is to be done is up to the state that the server has by then.
+            // How to react depends on the state that the server is in by then.
             (
                 Self::Gate { id, event },
                 Self::Gate {
@@ -109,14 +109,14 @@ impl Queue {
     }
 }
 
-/// Hands events to the control loop from any thread, without waiting for it.
+/// Sends events to the control loop from any thread, without blocking.
 #[derive(Clone)]
 pub struct EventSender(Arc<Queue>);
 
-/// The control loop's end.
+/// The control loop's end of the queue.
 pub struct EventReceiver(Arc<Queue>);
 
-/// A queue of events.
+/// Creates an event queue.
 pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
     let queue = Arc::new(Queue {
         events: Mutex::default(),
@@ -127,12 +127,12 @@ pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
 }
 
 impl EventSender {
-    /// Physical devices that need attention: the control loop watches them by itself.
+    /// Alarms of physical devices, which the control loop watches separately.
     pub fn alarms(&self) -> &Arc<Alarms> {
         &self.0.alarms
     }
 
-    /// Queues an event, unless the same one waits already, and wakes the control loop.
+    /// Queues an event, unless an equal one is already waiting, and wakes the control loop.
     pub fn send(&self, event: MachineEvent) {
         let mut events = self.0.events();
         if events.iter().any(|other| event.repeats(other)) {
@@ -153,9 +153,10 @@ impl EventReceiver {
         &self.0.wake
     }
 
-    /// How many events there are. The wake-up is taken back: those that come later bring another.
+    /// Returns the number of waiting events and clears the wake-up. Events that are sent later
+    /// signal it again.
     pub fn waiting(&self) -> usize {
-        // Empty if the wake-up was spurious.
+        // Fails with an empty counter if the wake-up was spurious.
         let _ = self.0.wake.read();
         self.0.events().len()
     }
@@ -165,7 +166,7 @@ impl EventReceiver {
         self.0.events().pop_front()
     }
 
-    /// Throws away what a machine that is gone has left.
+    /// Discards events left over from a machine that no longer exists.
     pub fn clear(&self) {
         self.0.events().clear();
     }
@@ -193,7 +194,7 @@ mod tests {
         assert_eq!(receiver.waiting(), 5);
         let first = receiver.next().unwrap();
         assert!(matches!(first, MachineEvent::PciEjected { slot } if slot.device == 1));
-        // What was acted on may happen again.
+        // An event that has been handled may occur again.
         sender.send(first);
         assert_eq!(receiver.waiting(), 5);
     }

@@ -1,4 +1,4 @@
-//! A machine that serves others by the gate: its vCPU stands still meanwhile.
+//! Machines that serve others through the gate: the vCPU is stopped meanwhile.
 
 use std::sync::Arc;
 
@@ -18,12 +18,12 @@ impl Machine {
             })
     }
 
-    /// Whether a process of the guest serves, and the vCPU stands still for that.
+    /// Whether a guest process is serving, with the vCPU stopped for that.
     pub fn is_frozen(&self) -> bool {
         self.server().is_some_and(|server| server.is_frozen())
     }
 
-    /// Lets the vCPU go, if the server was woken for slow work; whether it was.
+    /// Releases the vCPU if the server was woken for slow work; returns whether it was.
     pub fn thaw_woken(&mut self) -> bool {
         let woken = self.server().is_some_and(|server| server.thaw());
         if woken {
@@ -32,14 +32,14 @@ impl Machine {
         woken
     }
 
-    /// Lets the vCPU go, if the port has given the server up; why it was.
+    /// Releases the vCPU if the port has given up the server; returns the reason.
     pub fn server_over(&mut self) -> Option<Reason> {
         let over = self.server()?.over();
         self.let_go(over)
     }
 
-    /// Ends what a process of the guest serves, if one does, and lets the vCPU go; why it was, in
-    /// the end.
+    /// Ends the service of a guest process, if there is one, and releases the vCPU; returns the
+    /// final reason.
     pub fn give_up_server(&mut self, why: Reason) -> Option<Reason> {
         let given_up = self.server()?.give_up(why);
         self.let_go(given_up)

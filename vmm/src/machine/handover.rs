@@ -1,5 +1,6 @@
-//! Descriptors that go with a machine to another process of the same host: the sockets that clients
-//! find by a file, and the queues of taps, which no second process could open.
+//! Descriptors that are handed over with a machine to another process of the same host: the
+//! listening sockets that clients find by a file, and the queues of taps. A second process could
+//! open neither.
 //!
 //! ```text
 //!   source                                      destination
@@ -21,16 +22,16 @@ use devices::named_socket::{NameError, NamedSocket, SharedSocket};
 
 use super::{Machine, kinds::Handle};
 
-/// What a machine has beside its memory.
+/// The descriptors of a machine that are handed over beside its memory.
 #[derive(Debug, Default)]
 pub struct Belongings {
-    /// Sockets that it listens on.
+    /// Listening sockets.
     pub sockets: Vec<SharedSocket>,
-    /// Queues of taps, by the name of the card, in their order.
+    /// Queues of taps by the name of the network card, in queue order.
     pub taps: BTreeMap<String, Vec<Weak<File>>>,
 }
 
-/// What a machine that arrives is made of.
+/// The descriptors from which an arriving machine is built.
 #[derive(Debug, Default)]
 pub struct Given(Mutex<Inner>);
 
@@ -41,30 +42,31 @@ struct Inner {
 }
 
 impl Given {
-    /// A socket that listens at a path.
+    /// Adds a socket that listens at a path.
     pub fn add_socket(&self, path: PathBuf, socket: OwnedFd) {
         self.0.lock_unpoisoned().sockets.insert(path, socket);
     }
 
-    /// A queue of the tap of a card.
+    /// Adds a queue of a network card's tap.
     pub fn add_tap(&self, id: String, queue: usize, tap: OwnedFd) {
         let mut inner = self.0.lock_unpoisoned();
         inner.taps.entry(id).or_default().insert(queue, tap);
     }
 
-    /// The socket of a path, if one came: it was made by another process, and may be anything.
+    /// Takes the socket for a path, if one came. Another process made it, so it may be anything and
+    /// is checked.
     pub fn socket(&self, path: &Path) -> Result<Option<NamedSocket>, NameError> {
         let descriptor = self.0.lock_unpoisoned().sockets.remove(path);
         let adopt = |descriptor| NamedSocket::adopt(path, descriptor);
         descriptor.map(adopt).transpose()
     }
 
-    /// Closes what nobody has taken.
+    /// Closes the descriptors that nobody has taken.
     pub fn close(&self) {
         *self.0.lock_unpoisoned() = Inner::default();
     }
 
-    /// The queues of a card's tap, in their order; empty if none came.
+    /// Takes the queues of a network card's tap, in order; empty if none came.
     pub fn taps(&self, id: &str) -> Vec<OwnedFd> {
         let taps = self.0.lock_unpoisoned().taps.remove(id);
         taps.unwrap_or_default().into_values().collect()
@@ -72,7 +74,7 @@ impl Given {
 }
 
 impl Belongings {
-    /// Descriptors of the queues of a card's tap that are still in use.
+    /// Duplicates the descriptors of those queues of a tap that are still in use.
     pub fn queues(taps: &[Weak<File>]) -> io::Result<Vec<OwnedFd>> {
         let files = taps.iter().filter_map(Weak::upgrade);
         files.map(|file| Ok(file.try_clone()?.into())).collect()
@@ -80,7 +82,7 @@ impl Belongings {
 }
 
 impl Machine {
-    /// What another process needs to go on with it.
+    /// The descriptors that another process needs to continue the machine.
     pub fn belongings(&self) -> Belongings {
         let mut belongings = Belongings {
             sockets: self.consoles.shared_sockets().to_vec(),
@@ -98,7 +100,8 @@ impl Machine {
         belongings
     }
 
-    /// Whether the files of its sockets go with the machine: not when another process has it.
+    /// Sets whether the sockets' files are deleted together with the machine; they must not be when
+    /// another process has taken it over.
     pub fn set_owns_sockets(&self, own: bool) {
         for socket in self.belongings().sockets {
             socket.set_own(own);

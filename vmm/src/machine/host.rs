@@ -1,4 +1,4 @@
-//! What a machine needs of the host.
+//! The host resources that a machine needs.
 
 use std::{fs::File, sync::Arc, time::Instant};
 
@@ -8,8 +8,8 @@ use hypervisor::{Kvm, Vm};
 use super::{events::EventSender, handover::Given};
 use crate::memory::GivenMemory;
 
-/// A VM without memory and vCPUs. Making it takes KVM longer than all the rest of a restore, so
-/// that one is made while nobody waits for it.
+/// A VM without memory and vCPUs. Creating it takes KVM longer than the rest of a restore, so it is
+/// created ahead of time.
 pub struct Shell {
     /// The hypervisor.
     pub kvm: Kvm,
@@ -18,7 +18,7 @@ pub struct Shell {
 }
 
 impl Shell {
-    /// Makes one.
+    /// Creates a shell.
     pub fn new() -> hypervisor::Result<Self> {
         let kvm = Kvm::open()?;
         let vm = kvm.create_vm(
@@ -29,22 +29,22 @@ impl Shell {
     }
 }
 
-/// What a machine needs of the host.
+/// The host resources that a machine needs.
 pub struct Host {
-    /// What becomes the machine.
+    /// The VM that becomes the machine.
     pub shell: Shell,
-    /// Starts threads, each under the filter of its role.
+    /// Starts threads, each with the seccomp filter of its role.
     pub spawner: Arc<dyn ThreadSpawner>,
-    /// The control loop's ear.
+    /// Sends events to the control loop.
     pub events: EventSender,
-    /// The machine comes from another host, which has the locks of the disks still.
+    /// The machine comes from another host, which still holds the locks of the disks.
     pub arriving: bool,
-    /// What the snapshot that the machine comes from has of accelerators' applications.
+    /// The archive of accelerators' applications in the snapshot that is being restored.
     pub archive: Option<Arc<File>>,
-    /// The machine's memory, if another process of this host has made it.
+    /// The machine's memory, if another process of this host created it.
     pub memory: Option<Vec<GivenMemory>>,
-    /// Sockets and taps of a machine that comes from another process of this host.
+    /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
-    /// When the process started, for the guest's boot marks.
+    /// When the process started, as the reference for the guest's boot marks.
     pub start: Instant,
 }

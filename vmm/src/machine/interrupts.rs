@@ -1,4 +1,4 @@
-//! Interrupts and doorbells of devices, over KVM's irqfds and ioeventfds.
+//! Interrupts and doorbells of devices, implemented with KVM's irqfds and ioeventfds.
 
 use std::{
     io,
@@ -15,26 +15,26 @@ use devices::{
 use hypervisor::{MsiRoute, Vm};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Hands out interrupt vectors of a VM.
+/// Allocates interrupt vectors of a VM.
 pub struct KvmMsis(Arc<Vm>);
 
-/// A vector that the guest has used. It has a GSI, of which KVM has 4,096, and a descriptor.
+/// A vector that the guest has used. It occupies a descriptor and one of KVM's 4,096 GSIs.
 struct Vector {
     gsi: u32,
     irqfd: EventFd,
-    /// Writes to `irqfd` reach the guest. While a vector is masked they stay in the eventfd, and
-    /// KVM delivers them when it is attached again.
+    /// While attached, writes to `irqfd` reach the guest. While the vector is masked they stay in
+    /// the eventfd, and KVM delivers them when it is attached again.
     attached: Mutex<bool>,
 }
 
 struct Vectors {
     vm: Arc<Vm>,
-    /// Made when they are first routed: devices may have 2,048, and guests use a few.
+    /// Created when first routed: a device may have 2,048 vectors, but guests use only a few.
     vectors: Vec<OnceLock<Vector>>,
 }
 
 impl KvmMsis {
-    /// For devices of `vm`.
+    /// For the devices of `vm`.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self(vm)
     }
@@ -71,7 +71,7 @@ impl Vector {
         Ok(())
     }
 
-    /// Gives up its GSI.
+    /// Releases its GSI.
     fn release(&self, vm: &Vm) {
         let released = self
             .attach(vm, false)
@@ -88,14 +88,14 @@ impl Vectors {
         place.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// A vector that is there, or a new one.
+    /// Returns the vector, creating it on first use.
     fn vector(&self, vector: u16) -> io::Result<&Vector> {
         let place = self.place(vector)?;
         if let Some(vector) = place.get() {
             return Ok(vector);
         }
         if let Err(second) = place.set(Vector::new(&self.vm)?) {
-            // Another thread was faster.
+            // Another thread created it first.
             second.release(&self.vm);
         }
         place.get().ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -142,11 +142,11 @@ impl Drop for Vectors {
     }
 }
 
-/// Hands out interrupt lines of PCI slots.
+/// Allocates interrupt lines of PCI slots.
 pub struct KvmLines(Arc<Vm>);
 
 impl KvmLines {
-    /// For devices of `vm`.
+    /// For the devices of `vm`.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self(vm)
     }
@@ -197,7 +197,7 @@ impl Drop for SharedLine {
 pub struct KvmDoorbells(Arc<Vm>);
 
 impl KvmDoorbells {
-    /// For devices of `vm`.
+    /// For the devices of `vm`.
     pub fn new(vm: Arc<Vm>) -> Self {
         Self(vm)
     }
@@ -217,7 +217,7 @@ impl Doorbells for KvmDoorbells {
     }
 }
 
-/// An eventfd that raises an edge on the interrupt line `gsi`.
+/// Creates an eventfd that raises an edge on the interrupt line `gsi`.
 pub fn line(vm: &Vm, gsi: u32) -> io::Result<EventFd> {
     let irqfd = EventFd::new(EFD_NONBLOCK)?;
     vm.register_irqfd(&irqfd, gsi).map_err(io::Error::other)?;
@@ -241,7 +241,7 @@ mod tests {
             )
             .unwrap();
         let controller = KvmMsis::new(Arc::new(vm));
-        // Twice as many as KVM has interrupts, and as a process may have files.
+        // Twice as many vectors as KVM has GSIs and as a process may have open files.
         let devices: Vec<_> = (0..4)
             .map(|_| controller.allocate(2048, 0).unwrap())
             .collect();

@@ -1,4 +1,4 @@
-//! The machine: memory, buses, processors and devices put together.
+//! The machine: assembles memory, buses, processors and devices.
 //!
 //! ```text
 //!   VmConfig ──assemble──> Machine ──load────> kernel in memory, vCPUs at its entry ─┐
@@ -10,11 +10,15 @@
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
 //! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
 //!   machines that stand still and serve.
-//! - [`moving`]: machines that leave for another host, or come from one, and [`applications`] of
-//!   accelerators with them; [`handover`]: what goes with
-//!   them to another process of this host.
-//! - `resets`: what the guest resets, on a thread that may wait for it.
-//! - [`events`]: what a machine reports to the control loop; [`alarms`]: what physical devices do.
+//!
+//! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
+//! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: layout of memory.
+//! - [`save`]: snapshots; `coredump`: core dumps for debuggers; `resize`: resizing a running machine; `gate`: machines
+//!   that are stopped while they serve others.
+//! - [`moving`]: machines that leave for another host or arrive from one; [`applications`]: the applications of their
+//!   accelerators; [`handover`]: descriptors that are handed over to another process of this host.
+//! - `resets`: resets that the guest requests, carried out on a thread that may block.
+//! - [`events`]: what a machine reports to the control loop; [`alarms`]: alarms of physical devices.
 
 pub mod alarms;
 pub mod applications;
@@ -80,21 +84,20 @@ use crate::{
 
 /// A virtual machine.
 ///
-/// The order of the fields is the order in which they go away: first whoever touches guest
-/// memory, memory last.
+/// Fields are dropped in order of declaration: everything that accesses guest memory comes first, the memory last.
 pub struct Machine {
     cpus: Cpus,
     consoles: Consoles,
     devices: Devices,
-    /// The locks of the disks are another process's, or may be: the machine does not run before it has
-    /// taken them.
+    /// Another process holds the locks of the disks, or may hold them: the machine must not run before it has acquired
+    /// them.
     unlocked: bool,
-    /// What its last move from host to host has cost beside its memory, if it has moved.
+    /// The downtime of the last migration, not counting its memory, if there was one.
     last_move: Option<Duration>,
-    /// Memory that is still on its way in; vCPUs and devices wait for it.
+    /// Memory that is still being loaded; vCPUs and devices wait for it.
     lazy: Option<LazyRestore>,
     platform: Platform,
-    /// Slots whose device was taken away before the guest has given it up.
+    /// Slots whose device was removed before the guest gave it up.
     torn_out: BTreeSet<Bdf>,
     ram: Ram,
     topology: Topology,
@@ -103,11 +106,11 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A machine that is about to boot, paused. Devices without a name get one in `config`.
+    /// Creates a machine that is ready to boot, paused. Devices without a name get one in `config`.
     pub fn boot(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
         let mut machine = Self::assemble(config, host)?;
         machine.plug_all(config)?;
-        // What was plugged before a reboot, or what the configuration starts with.
+        // Memory that was plugged in before a reboot, or that the configuration starts with.
         let plugged = config.memory.hotplugged_size.unwrap_or(0);
         if config.memory.hotplug_method == HotplugMethod::Acpi && plugged > 0 {
             let wanted = placement::boot_size(config).saturating_add(plugged);
@@ -117,7 +120,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// A machine without devices on PCI and without vCPUs.
+    /// Assembles a machine without PCI devices and vCPUs.
     fn assemble(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
         let supported = host.shell.kvm.supported_cpuid()?;
         let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
@@ -158,7 +161,7 @@ impl Machine {
         };
         let address_space =
             ExtraMemory::new(Arc::clone(&vm), extra.start, extra.size).map_err(host_error)?;
-        // Before there is a physical device: it reaches only what is plugged.
+        // Created before any physical device: those can access only memory that is plugged in.
         let discards = discards(&ram);
         let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
         let surroundings = Surroundings {
@@ -248,7 +251,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets devices and vCPUs run, with the locks of all disks.
+    /// Lets devices and vCPUs run, after acquiring the locks of all disks.
     pub fn resume(&mut self) -> Result<(), MachineError> {
         if self.unlocked {
             self.take_locks()?;
@@ -259,13 +262,13 @@ impl Machine {
         Ok(())
     }
 
-    /// After [`Machine::resume`]: waits until each vCPU is on its way into the guest.
+    /// To be called after [`Machine::resume`]: waits until each vCPU is about to enter the guest.
     pub fn wait_running(&self) -> Result<(), MachineError> {
         Ok(self.cpus.wait_running()?)
     }
 
-    /// Stops vCPUs, then devices. If one of them cannot be stopped, all go on. Resets that the guest
-    /// has asked for end before that, which takes seconds at most for each.
+    /// Stops vCPUs, then devices. If one of them cannot be stopped, all continue. Resets that the guest has requested
+    /// are completed first, which takes a few seconds at most for each.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         self.cpus.pause();
         self.consoles.stop();
@@ -277,14 +280,14 @@ impl Machine {
         })
     }
 
-    /// Prepares the end of the machine: waits in bounded time until no device asks the host for
-    /// anything more. With an error all go on.
+    /// Prepares the machine for its end: waits for a bounded time until no device has outstanding requests to the host.
+    /// After an error all devices continue.
     pub fn quiesce(&self) -> Result<(), MachineError> {
         self.devices.quiesce()
     }
 
-    /// Plugs a device into the running machine and tells the guest; of a slot with several functions
-    /// when function 0 is there, which is the last to come.
+    /// Plugs a device into the running machine and notifies the guest. For a slot with several functions the guest is
+    /// notified when function 0, which must come last, is plugged in.
     pub fn add_device(
         &mut self,
         device: &mut dyn Pluggable,
@@ -298,8 +301,8 @@ impl Machine {
         Ok((id, bdf))
     }
 
-    /// Asks the guest to give up the slot of a device; [`MachineEvent::PciEjected`] follows when it
-    /// has. Returns the names of all devices that leave with it.
+    /// Asks the guest to give up the slot of a device; [`MachineEvent::PciEjected`] follows when it has. Returns the
+    /// names of all devices in that slot, which leave together.
     pub fn remove_device(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
         let slot = self.devices.removable(id)?;
         self.platform.pci.request_eject(slot);
@@ -307,16 +310,16 @@ impl Machine {
         Ok(self.devices.ids_in(slot))
     }
 
-    /// Withdraws [`Machine::remove_device`], as far as the guest has not heard of it. Returns the
-    /// names of all devices that stay, and whether the guest will never hear of the request.
+    /// Withdraws [`Machine::remove_device`] if the guest has not seen the request yet. Returns the names of all devices
+    /// that stay, and whether the guest will never see the request.
     pub fn keep_device(&mut self, id: &str) -> Result<(Vec<String>, bool), MachineError> {
         let slot = self.devices.removable(id)?;
         let was_unread = self.platform.pci.withdraw_request(slot);
         Ok((self.devices.ids_in(slot), was_unread))
     }
 
-    /// Takes what is in the slot of a device away without asking the guest, which is told
-    /// afterwards. Returns the names of all devices that have gone.
+    /// Removes everything in the slot of a device without asking the guest, which is notified afterwards. Returns the
+    /// names of all removed devices.
     pub fn tear_out(&mut self, id: &str) -> Result<Vec<String>, MachineError> {
         let slot = self.devices.removable(id)?;
         let gone = self.devices.remove_in(slot)?;
@@ -326,16 +329,16 @@ impl Machine {
         Ok(gone)
     }
 
-    /// The guest has given up what is in a slot: takes it away and returns the names, that of
-    /// function 0 last.
+    /// Handles that the guest has given up a slot: removes the devices in it and returns their names, that of function
+    /// 0 last.
     pub fn ejected(&mut self, slot: Bdf) -> Result<Vec<String>, MachineError> {
         if !self.torn_out.remove(&slot) {
-            // Whoever comes into the slot next was not asked to go.
+            // The request does not apply to a device that is plugged into this slot later.
             self.platform.pci.withdraw_request(slot);
             return self.devices.remove_in(slot);
         }
-        // The answer to `tear_out`. What has been plugged into the slot since then, the guest took
-        // for the device that it has let go of now.
+        // The guest's response to `tear_out`. If a device has been plugged into the slot since then, the guest mistook
+        // it for the one that it has released just now, so announce it again.
         if !self.devices.ids_in(slot).is_empty() {
             self.platform.pci.announce(slot);
             self.notify(Notification::PCI)?;
@@ -348,7 +351,7 @@ impl Machine {
         self.notify(Notification::POWER_BUTTON)
     }
 
-    /// The terminal that Gantry was started from may have another size now: tells the guest.
+    /// Tells the guest the new size of the terminal that Gantry was started from, in case it has changed.
     pub fn window_changed(&self) {
         self.consoles.window_changed(&self.devices);
     }
@@ -358,7 +361,7 @@ impl Machine {
         Ok(self.cpus.nmi()?)
     }
 
-    /// Counters of all devices by their names, and of all vCPUs as `_cpu0` and so on.
+    /// Counters of all devices by name, and of all vCPUs as `_cpu0` and so on.
     pub fn counters(&self) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
         let mut counters = self.devices.counters();
         let vcpus = self.cpus.counters();
@@ -367,7 +370,7 @@ impl Machine {
         counters
     }
 
-    /// Begins and ends resets that the guest has asked for, without waiting for what takes time.
+    /// Starts and finishes resets that the guest has requested, without blocking on slow ones.
     pub fn go_on_with_resets(&mut self) {
         self.devices.go_on_with_resets();
     }
@@ -395,19 +398,19 @@ impl Drop for Machine {
     }
 }
 
-/// The devices of a configuration that the machine has, in the order in which they are plugged.
+/// The configured devices that exist in the machine, in the order in which they are plugged in.
 fn present(config: &mut VmConfig) -> impl Iterator<Item = &mut dyn Device> {
     let devices = config.all_devices_mut().into_iter();
     devices.filter(|device| device.is_present())
 }
 
-/// The regions of RAM that virtio-mem plugs.
+/// The regions of RAM that virtio-mem manages.
 fn virtio_mem(ram: &Ram) -> impl Iterator<Item = &Region> {
     let regions = ram.regions().iter();
     regions.filter(|region| region.kind == RegionKind::VirtioMem)
 }
 
-/// The devices of zones that virtio-mem plugs.
+/// The virtio-mem devices of memory zones.
 fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
     let zones = placement::zones(&config.memory);
     virtio_mem(ram)
@@ -418,7 +421,7 @@ fn zone_memory(ram: &Ram, config: &VmConfig) -> Vec<ZoneMemory> {
         .collect()
 }
 
-/// Where RAM, devices and what is plugged later are.
+/// The layout of RAM, devices and hot-pluggable memory.
 fn address_map(config: &VmConfig, phys_bits: u8) -> Result<AddressMap, MachineError> {
     let map = AddressMap::with_root_ports(
         placement::boot_size(config),
@@ -433,7 +436,7 @@ fn address_map(config: &VmConfig, phys_bits: u8) -> Result<AddressMap, MachineEr
     })
 }
 
-/// What follows virtio-mem's blocks as they come and go.
+/// Tracks which virtio-mem blocks are plugged.
 fn discards(ram: &Ram) -> Arc<Discards> {
     let discards = Arc::new(Discards::default());
     for region in virtio_mem(ram) {
@@ -448,7 +451,7 @@ fn profile(cpus: &CpusConfig) -> Result<Profile, MachineError> {
     cpus.profile.parse().map_err(unknown)
 }
 
-/// What the guest is shown of the processor.
+/// The CPUID that the guest sees.
 fn shown_cpuid(
     config: &VmConfig,
     topology: Topology,
@@ -459,14 +462,14 @@ fn shown_cpuid(
         topology,
         profile,
         phys_bits,
-        // A vCPU of the gate has one VMCS.
+        // A vCPU that uses the gate has a single VMCS.
         nested: config.cpus.nested && !config.has_gate(),
         gate: config.has_gate(),
         tsc_khz: None,
     }
 }
 
-/// The configured arrangement of vCPUs; without one, all in one package.
+/// The configured vCPU topology; by default, all vCPUs in one package.
 fn topology(cpus: &CpusConfig) -> Result<Topology, MachineError> {
     let topology = match &cpus.topology {
         Some(t) => Topology::new(
@@ -475,7 +478,7 @@ fn topology(cpus: &CpusConfig) -> Result<Topology, MachineError> {
             t.dies_per_package,
             t.packages,
         )?,
-        // Larger numbers than an u16 are refused there as well as 65,535.
+        // Numbers that do not fit into a u16 are rejected there, as 65,535 is.
         None => Topology::flat(u16::try_from(cpus.max_vcpus).unwrap_or(u16::MAX))?,
     };
     if topology.vcpus() != cpus.max_vcpus {
@@ -488,7 +491,7 @@ fn topology(cpus: &CpusConfig) -> Result<Topology, MachineError> {
     Ok(topology)
 }
 
-/// Adds the port where firmware writes what it does, if it is wanted.
+/// Adds the port for firmware debug output, if it is configured.
 fn plug_debug_console(
     config: &VmConfig,
     backends: &consoles::Backends,

@@ -1,4 +1,4 @@
-//! Machines that leave for another host, or come from one.
+//! Machines that leave for another host or arrive from one.
 
 use ::devices::{
     disk::Scope,
@@ -14,13 +14,13 @@ use crate::{
     snapshot::state_file,
 };
 
-/// A region of RAM that moves.
+/// A region of RAM that is migrated.
 pub struct MovingRegion {
     /// Guest-physical address.
     pub guest: u64,
-    /// Plugged in at run time by ACPI.
+    /// Hot-plugged by ACPI.
     pub hotplugged: bool,
-    /// The memory; it stays mapped.
+    /// The memory; the reference keeps it mapped.
     pub mapping: Arc<Mapping>,
     memory: GuestMemory,
     vm: Arc<Vm>,
@@ -28,12 +28,12 @@ pub struct MovingRegion {
 }
 
 impl MovingRegion {
-    /// Starts KVM's log of what the guest writes there.
+    /// Starts KVM's dirty log for this region.
     pub fn watch(&self) -> hypervisor::Result<DirtyLog> {
         self.vm.watch(self.slot)
     }
 
-    /// Has `work` look at the log of what devices write there; `None` if the region is gone.
+    /// Runs `work` on the log of pages that devices have written; `None` if the region no longer exists.
     pub fn with_log<R>(
         &self,
         work: impl FnOnce(&::devices::write_log::WriteLog) -> R,
@@ -46,7 +46,7 @@ impl MovingRegion {
 }
 
 impl Machine {
-    /// All RAM.
+    /// All regions of RAM.
     pub fn moving_ram(&self) -> Vec<MovingRegion> {
         let regions = self.ram.regions().iter();
         regions
@@ -61,7 +61,7 @@ impl Machine {
             .collect()
     }
 
-    /// Everything that keeps the machine here, in words for users; empty if it can move.
+    /// All reasons why the machine cannot be migrated, as texts for users; empty if it can be.
     pub fn reasons_to_stay(&self, config: &VmConfig) -> Vec<String> {
         let devices = config.all_devices().into_iter();
         let stuck = devices.filter_map(|(_, device)| Some((device.cannot_move()?, device)));
@@ -84,7 +84,7 @@ impl Machine {
         reasons
     }
 
-    /// Why the memory cannot be handed over to another process; empty if it can.
+    /// Why the memory cannot be handed over to another process; empty if it can be.
     pub fn reasons_not_to_share(&self) -> Vec<String> {
         let regions = self.ram.regions().iter();
         let mut private: Vec<_> = regions
@@ -101,20 +101,20 @@ impl Machine {
         private.into_iter().map(reason).collect()
     }
 
-    /// Takes so many percent of their time away from the vCPUs; 0: none.
+    /// Throttles the vCPUs by this percentage of their time; 0 disables throttling.
     pub fn throttle(&mut self, percent: u8) {
         if let Err(error) = self.cpus.throttle(percent) {
             log::warn!("the guest is not slowed down: {error}");
         }
     }
 
-    /// What another host has to have for the guest's vCPUs.
+    /// The CPU requirements of the guest's vCPUs on another host.
     pub fn cpu_needs(&self) -> Result<CpuNeeds, MachineError> {
         Ok(self.cpus.needs()?)
     }
 
-    /// The state of the paused machine, in the form that a file would have, when all that it wrote
-    /// to its disks is where another host finds it.
+    /// The state of the paused machine, in the format of the state file. The guest's disk writes are flushed first, so
+    /// that another host can read them.
     pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
         self.devices.flush_disks()?;
         state_file::encode(&self.state()?).map_err(|source| MachineError::StateFile {
@@ -123,8 +123,8 @@ impl Machine {
         })
     }
 
-    /// A machine with the memory of one that is on its way here: without devices, and with vCPUs that wait for their
-    /// states. `plugged` is base and length of what ACPI has plugged in.
+    /// Creates a machine with the memory of one that is migrating to this host: without devices, and with vCPUs that
+    /// wait for their states. `plugged` holds base and length of each range that was hot-plugged by ACPI.
     pub fn arriving(
         config: &mut VmConfig,
         plugged: &[(u64, u64)],
@@ -136,9 +136,9 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Devices and vCPUs as they were when they left, `away` ago; paused, without the locks of the
-    /// disks. The memory has its last contents. The state is untrusted. Workers have yet to take up what
-    /// comes with it ([`Machine::ports_to_take_up`]).
+    /// Restores devices and vCPUs to the state in which they left, `away` ago; the machine is paused and holds no locks
+    /// of its disks. The memory must have its final contents. The state is untrusted. Workers have yet to restore the
+    /// applications that came with it ([`Machine::ports_to_take_up`]).
     pub fn arrive(
         &mut self,
         config: &mut VmConfig,
@@ -169,35 +169,35 @@ impl Machine {
         self.restore_rest(state)
     }
 
-    /// The machine has moved, which has cost it so long beside its memory.
+    /// Records that the machine has been migrated, and the cost of the migration apart from its memory.
     pub fn set_last_move(&mut self, cost: Duration) {
         self.last_move = Some(cost);
     }
 
-    /// What its last move has cost beside its memory, if it has moved.
+    /// The cost of the last migration apart from its memory, if there was one.
     pub fn last_move(&self) -> Option<Duration> {
         self.last_move
     }
 
-    /// Takes the locks of all disks, or none: whoever has them may run the machine.
+    /// Acquires the locks of all disks, or none: the holder of the locks may run the machine.
     pub fn take_locks(&mut self) -> Result<(), MachineError> {
         self.devices.lock_disks()?;
         self.unlocked = false;
         Ok(())
     }
 
-    /// Gives the locks of all disks up. The paused machine does not go on without them.
+    /// Releases the locks of all disks. The paused machine does not resume without them.
     pub fn release_locks(&mut self) -> Result<(), MachineError> {
         self.unlocked = true;
         self.devices.unlock_disks()
     }
 
-    /// Whether the machine needs the locks of its disks before it can run.
+    /// Whether the machine has to acquire the locks of its disks before it can run.
     pub fn is_unlocked(&self) -> bool {
         self.unlocked
     }
 
-    /// The disks whose locks tell who may run the machine, as far as `among` goes.
+    /// The disks whose locks decide who may run the machine, within the scope `among`.
     pub fn exclusive_disks(&self, among: Scope) -> Vec<String> {
         self.devices.exclusive_disks(among).cloned().collect()
     }

@@ -7,14 +7,14 @@ use crate::{
     memory::{Ram, RegionKind},
 };
 
-/// The node that vCPU `vcpu` belongs to, if the configuration says so.
+/// The NUMA node of vCPU `vcpu`, if one is configured.
 pub fn node_of(config: &VmConfig, vcpu: u32) -> Option<u32> {
     let has = |node: &&NumaConfig| node.cpus.iter().flatten().any(|of_node| *of_node == vcpu);
     let node = config.numa.iter().flatten().find(has)?;
     Some(node.guest_numa_id)
 }
 
-/// The nodes of a configuration, by number.
+/// The nodes of a configuration, sorted by number.
 pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
     // Valid configurations number them from 0 without gaps.
     let mut configured: Vec<_> = config.numa.iter().flatten().collect();
@@ -33,7 +33,7 @@ pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
                 .collect::<Vec<_>>()
         };
         let mut hotplug = regions(RegionKind::VirtioMem);
-        // Memory that is plugged by ACPI belongs to the first node.
+        // Memory that is hot-plugged by ACPI belongs to the first node.
         if node.guest_numa_id == 0 && hotplug.is_empty() && !map.hotplug().is_empty() {
             hotplug.push(map.hotplug());
         }

@@ -1,4 +1,5 @@
-//! What physical devices of a machine share, and those that other processes serve.
+//! Resources that a machine's physical devices share with each other, and the devices that other
+//! processes serve.
 
 use std::{
     path::Path,
@@ -28,16 +29,16 @@ use super::{
 };
 use crate::{config::VmConfig, memory::ExactMemory};
 
-/// The devices that there are.
+/// The state shared by physical devices.
 #[derive(Default)]
 struct HostIommu {
-    /// How KVM hears of groups. It has one such device in a VM's life.
+    /// Announces groups to KVM. A VM creates one such KVM device in its lifetime.
     hypervisor: Option<VfioDeviceFd>,
-    /// Goes with the last device.
+    /// Dropped with the last device.
     current: Weak<Iommu>,
 }
 
-/// The I/O address spaces and whatever else physical devices need, made with the first of them.
+/// The I/O address spaces and whatever else physical devices need, created with the first device.
 pub struct Physical {
     vm: Arc<Vm>,
     memory: GuestMemory,
@@ -47,22 +48,22 @@ pub struct Physical {
     discards: Arc<Discards>,
     iommu: Mutex<HostIommu>,
     policy: Policy,
-    /// Those of other processes.
+    /// Devices that other processes serve.
     users: Mutex<Vec<Weak<UserDevice>>>,
     events: EventSender,
 }
 
-/// What the configuration says of all physical devices.
+/// The configuration that applies to all physical devices.
 #[derive(Clone, Copy)]
 pub struct Policy {
-    /// They come through iommufd, or not at all.
+    /// They must use iommufd.
     pub only_iommufd: bool,
-    /// They may reach each other's memory.
+    /// They may access each other's memory.
     pub peer_to_peer: bool,
 }
 
 impl Policy {
-    /// That of a configuration.
+    /// The policy of a configuration.
     pub fn of(config: &VmConfig) -> Self {
         let platform = config.platform.as_ref();
         Self {
@@ -96,7 +97,8 @@ impl Physical {
         }
     }
 
-    /// Connects to the server of a device called `id`. The control loop hears when it goes.
+    /// Connects to the server of a device called `id`. The control loop is notified when the server
+    /// goes away.
     pub fn connect(
         &self,
         id: &str,
@@ -130,7 +132,7 @@ impl Physical {
         Ok(device)
     }
 
-    /// What any device needs.
+    /// Resources that every device needs.
     pub fn resources(&self) -> Resources {
         Resources {
             msi: Arc::clone(&self.msi),
@@ -139,7 +141,7 @@ impl Physical {
         }
     }
 
-    /// Watches a device of the host, which is called `id` in the API.
+    /// Starts watching a physical device, which is called `id` in the API.
     pub fn watch(&self, id: &str, device: &vfio::Physical) -> Result<Watch, DeviceError> {
         Ok(self
             .events
@@ -151,7 +153,8 @@ impl Physical {
             })?)
     }
 
-    /// What devices of the host can reach. The first of them says how they are had: `host_device`.
+    /// The I/O address space of physical devices. The first device, `host_device`, decides how they
+    /// are accessed.
     pub fn iommu(&self, host_device: &HostDevice) -> Result<Arc<Iommu>, DeviceError> {
         let mut iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
@@ -181,7 +184,7 @@ impl Physical {
         Ok(new)
     }
 
-    /// Lets the devices reach the memory of others, where the guest sees it now.
+    /// Updates the devices' DMA mappings of each other's memory after the guest has moved it.
     pub fn map_peers(&self) {
         let iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {
@@ -189,7 +192,7 @@ impl Physical {
         }
     }
 
-    /// Lets the devices reach RAM that was added.
+    /// Maps newly added RAM for DMA by the devices.
     pub fn memory_changed(&self) -> Result<(), Error> {
         let iommu = self.iommu.lock_unpoisoned();
         if let Some(current) = iommu.current.upgrade() {

@@ -1,4 +1,4 @@
-//! Which memory goes where in the guest's address space.
+//! Placement of memory in the guest's address space.
 
 use arch::layout::AddressMap;
 
@@ -11,11 +11,11 @@ use crate::{
 /// Name of the only zone of a machine that is configured without zones.
 pub const DEFAULT_ZONE: &str = "mem0";
 
-/// Regions of virtio-mem start at multiples of this: a block of Linux's memory, and of the largest
-/// huge pages.
+/// Alignment of virtio-mem regions: a multiple of Linux's memory block size and of the largest huge
+/// page size.
 const ZONE_ALIGNMENT: u64 = 1 << 30;
 
-/// The zones of a configuration, a single one for `memory.size`.
+/// The memory zones of a configuration; a single one for `memory.size` if there are none.
 pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
     if let Some(zones) = &memory.zones {
         return zones.clone();
@@ -38,14 +38,14 @@ pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
     }]
 }
 
-/// Bytes at boot, over all zones.
+/// Bytes of RAM at boot, over all zones.
 pub fn boot_size(config: &VmConfig) -> u64 {
     zones(&config.memory)
         .iter()
         .fold(0, |sum, zone| sum.saturating_add(zone.size))
 }
 
-/// Bytes that can be plugged in, over all zones and methods.
+/// Bytes that can be hot-plugged, over all zones and methods.
 pub fn hotplug_size(config: &VmConfig) -> u64 {
     let zones = zones(&config.memory);
     let of_zones = zones.iter().fold(0_u64, |sum, zone| {
@@ -62,7 +62,7 @@ pub fn hotplug_size(config: &VmConfig) -> u64 {
     of_zones.saturating_add(by_acpi)
 }
 
-/// How the memory of a zone is had.
+/// How the memory of a zone is allocated.
 pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
     Backing {
         shared: zone.shared,
@@ -71,7 +71,7 @@ pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
         transparent_hugepages: memory.thp,
         mergeable: zone.mergeable,
         prefault: zone.prefault,
-        // A huge page that the host does not have when the guest touches it ends the guest.
+        // If the host has no huge page left when the guest touches one, the guest is killed.
         reserve: zone.reserve || zone.hugepages,
         host_numa_node: zone.host_numa_node,
     }
@@ -89,7 +89,7 @@ pub fn add_virtio_mem(
         let Some(len) = zone.hotplug_size.filter(|&len| len > 0) else {
             continue;
         };
-        // Only what the guest plugs costs memory.
+        // Only memory that the guest has plugged in takes host memory.
         let backing = Backing {
             prefault: false,
             reserve: false,
@@ -101,7 +101,7 @@ pub fn add_virtio_mem(
     Ok(())
 }
 
-/// Adds the RAM that is there at boot: zones in their order, around the hole below 4 GiB.
+/// Adds the RAM that is present at boot: zones in their order, around the hole below 4 GiB.
 pub fn add_boot_ram(
     ram: &mut Ram,
     map: &AddressMap,

@@ -1,5 +1,5 @@
-//! What every machine has besides processors, memory and PCI devices: the serial port, the
-//! registers for reset and power-off, and the controllers that announce changes through ACPI.
+//! The fixed devices of every machine, besides processors, memory and PCI devices: the serial port,
+//! the registers for reset and power-off, and the controllers that announce changes through ACPI.
 
 use std::sync::Arc;
 
@@ -28,13 +28,13 @@ use super::{
 
 /// The fixed devices.
 pub struct Platform {
-    /// Announces changes.
+    /// Notifies the guest of changes.
     pub ged: Arc<GenericEventDevice>,
-    /// vCPUs that come and go.
+    /// Hot-plug of vCPUs.
     pub cpus: Arc<CpuHotplug>,
-    /// Memory that is plugged.
+    /// Hot-plug of memory.
     pub memory: Arc<MemoryHotplug>,
-    /// PCI devices that come and go.
+    /// Hot-plug of PCI devices.
     pub pci: Arc<HotplugController>,
     serial: Option<Arc<Serial>>,
     i8042: Arc<I8042>,
@@ -54,7 +54,7 @@ pub struct PlatformState {
 }
 
 impl PlatformState {
-    /// Memory that was plugged by ACPI: address and length of each module.
+    /// Memory that was hot-plugged by ACPI: address and length of each module.
     pub fn plugged_memory(&self) -> impl Iterator<Item = (u64, u64)> {
         self.memory
             .slots
@@ -67,13 +67,13 @@ impl PlatformState {
 pub struct PlatformSetup<'a> {
     /// Raises their interrupts.
     pub vm: &'a Vm,
-    /// They answer here.
+    /// The buses on which they are placed.
     pub buses: &'a Buses,
-    /// They report here.
+    /// Where they send events.
     pub events: &'a EventSender,
-    /// vCPUs that there can be.
+    /// The topology of all possible vCPUs.
     pub topology: Topology,
-    /// vCPUs that are there at boot.
+    /// Number of vCPUs at boot.
     pub boot_vcpus: u32,
     /// NUMA node of each vCPU that has one.
     pub node_of: &'a dyn Fn(u32) -> Option<u32>,
@@ -86,7 +86,7 @@ pub struct PlatformSetup<'a> {
 }
 
 impl Platform {
-    /// Makes the devices and puts them on the buses.
+    /// Creates the devices and attaches them to the buses.
     pub fn new(setup: PlatformSetup<'_>) -> Result<Self, MachineError> {
         let PlatformSetup {
             vm,
@@ -212,12 +212,12 @@ impl Platform {
         Ok(())
     }
 
-    /// The serial port, for its input.
+    /// The serial port, for passing input to it.
     pub fn serial(&self) -> Option<&Arc<Serial>> {
         self.serial.as_ref()
     }
 
-    /// What the DSDT says about these devices.
+    /// The part of the DSDT that describes these devices.
     pub fn aml(&self) -> Vec<Vec<u8>> {
         let bytes = |aml: &dyn Aml| {
             let mut bytes = Vec::new();
@@ -237,7 +237,7 @@ impl Platform {
         all
     }
 
-    /// The state, with the vCPUs paused.
+    /// Saves the state; the vCPUs must be paused.
     pub fn save(&self) -> PlatformState {
         PlatformState {
             ged: self.ged.save(),
@@ -250,7 +250,7 @@ impl Platform {
         }
     }
 
-    /// Takes a saved state over, before the vCPUs run.
+    /// Restores a saved state, before the vCPUs run.
     pub fn restore(&self, state: PlatformState) -> Result<(), MachineError> {
         self.cpus.restore(state.cpus)?;
         self.memory.restore(state.memory)?;

@@ -1,13 +1,13 @@
-//! Resets that the guest asks for: of a device, or of the bus behind a root port.
+//! Resets that the guest requests: of a device, or of the bus behind a root port.
 //!
 //! ```text
 //!   vCPU ──handler──> asked ──begin──> _resets (waits for the host) ──event──> end
 //!                       └──── one at a time, by the control thread ────┘
 //! ```
 //!
-//! The host takes a tenth of a second for a device, and a second or more for a bus. Neither the vCPU
-//! nor the control thread waits for that. Whatever plugs or unplugs a device waits for the one that
-//! is under way: the host may reset several devices at once.
+//! The host takes a tenth of a second to reset a device, and a second or more to reset a bus. Neither the vCPU nor the
+//! control thread waits for that. Plugging and unplugging devices wait for a reset in progress, because the host may
+//! reset several devices at once.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ use super::events::{EventSender, MachineEvent};
 
 type Segments = [Arc<PciSegment>];
 
-/// What waits its turn: each address once.
+/// Queue of requested resets, with each address at most once.
 #[derive(Clone, Default)]
 struct Asked(Arc<Mutex<VecDeque<Bdf>>>);
 
@@ -46,7 +46,7 @@ impl Asked {
     }
 }
 
-/// The thread that waits for the host; it ends with this.
+/// The thread that waits for the host; it ends when this is dropped.
 struct Helper {
     orders: mpsc::Sender<SlowReset>,
     done: mpsc::Receiver<()>,
@@ -59,7 +59,7 @@ impl Helper {
         let body = Box::new(move || {
             for slow in received {
                 slow();
-                // The machine may be gone.
+                // The machine may no longer exist.
                 let _ = told.send(());
                 events.send(MachineEvent::PciReset);
             }
@@ -73,15 +73,14 @@ impl Helper {
 pub struct Resets {
     asked: Asked,
     events: EventSender,
-    /// Comes with the first reset that takes time.
+    /// Started with the first reset that takes time.
     helper: Option<Helper>,
-    /// What the helper does.
+    /// The reset that the helper is carrying out.
     under_way: Option<Bdf>,
 }
 
 impl Resets {
-    /// None yet. The control loop hears through `events` when there is something for
-    /// [`Resets::go_on`].
+    /// Starts without resets. `events` notifies the control loop when it has to call [`Resets::go_on`].
     pub fn new(events: EventSender) -> Self {
         Self {
             asked: Asked::default(),
@@ -91,7 +90,7 @@ impl Resets {
         }
     }
 
-    /// For a segment: takes note of what its guest asks for.
+    /// Creates a handler for a segment, which records the resets that the guest requests.
     pub fn handler(&self) -> ResetHandler {
         let (asked, events) = (self.asked.clone(), self.events.clone());
         Box::new(move |at| {
@@ -100,7 +99,7 @@ impl Resets {
         })
     }
 
-    /// Ends the one that is done, and begins the next one, without waiting for what takes time.
+    /// Finishes a reset that is done and starts the next one, without blocking on slow ones.
     pub fn go_on(&mut self, segments: &Segments, spawner: &dyn ThreadSpawner) {
         if let (Some(at), Some(helper)) = (self.under_way, &self.helper) {
             if let Err(mpsc::TryRecvError::Empty) = helper.done.try_recv() {
@@ -115,16 +114,16 @@ impl Resets {
         }
     }
 
-    /// Waits for the one that is under way.
+    /// Waits for the reset in progress.
     pub fn wait(&mut self, segments: &Segments) {
         if let (Some(at), Some(helper)) = (self.under_way, &self.helper) {
-            // Without an answer it has ended, and does nothing any more.
+            // If there is no answer, the helper has ended and does nothing any more.
             let _ = helper.done.recv();
             self.end(at, segments);
         }
     }
 
-    /// Carries out all that the guest, which stands still, has asked for.
+    /// Carries out all resets that the guest, which is stopped, has requested.
     pub fn finish(&mut self, segments: &Segments, spawner: &dyn ThreadSpawner) {
         self.wait(segments);
         while let Some(at) = self.asked.pop() {
@@ -147,7 +146,7 @@ impl Resets {
         }
     }
 
-    /// Gives the helper something to do, or back what it does not take.
+    /// Passes a reset to the helper; returns it if the helper does not accept it.
     fn hand_over(&mut self, slow: SlowReset, spawner: &dyn ThreadSpawner) -> Result<(), SlowReset> {
         if self.helper.is_none() {
             self.helper = Helper::new(spawner, self.events.clone())
@@ -183,7 +182,7 @@ mod tests {
         *,
     };
 
-    /// Whatever is written to it asks for a reset, which takes as long as the host wants.
+    /// Every write to it requests a reset, which takes as long as the host wants.
     struct Slow {
         config: ConfigSpace,
         resetting: bool,
@@ -272,7 +271,7 @@ mod tests {
             self.resets.go_on(&self.segments, &Unconfined);
         }
 
-        /// Has the host end a reset, and acts on the event that follows.
+        /// Makes the host finish a reset, and handles the event that follows.
         fn host_is_done(&mut self) {
             self.host.send(()).unwrap();
             while self.receiver.waiting() == 0 {
@@ -295,7 +294,7 @@ mod tests {
             machine.ask(1);
         }
         assert_eq!(machine.receiver.waiting(), 1);
-        // Would not come back if they were carried out here: the host has not answered.
+        // Would block if the resets were carried out here: the host has not answered.
         machine.go_on();
         machine.go_on();
         assert_eq!(machine.resetting(), [true; 2]);
@@ -321,7 +320,7 @@ mod tests {
         assert_eq!(machine.resetting(), [false, true]);
         assert!(machine.resets.under_way.is_none());
         machine.segments[0].unplug(machine.at[1]).unwrap();
-        // The other one's turn, which nobody needs any more.
+        // It is the other reset's turn, which is no longer needed.
         machine.go_on();
         assert!(machine.resets.under_way.is_none());
     }

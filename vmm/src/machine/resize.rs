@@ -1,4 +1,4 @@
-//! Machines that grow and shrink while they run.
+//! Resizing of running machines.
 
 use devices::acpi::{CpuSlot, Notification};
 
@@ -8,10 +8,10 @@ use crate::{
     memory::RegionKind,
 };
 
-/// Memory is plugged in multiples of this many bytes: Linux manages blocks of that size.
+/// Granularity of memory hot-plug in bytes: Linux manages memory blocks of this size.
 const MEMORY_BLOCK: u64 = 128 << 20;
 
-/// Somebody wants to resize what is not there.
+/// The error for resizing a balloon that does not exist.
 pub fn no_balloon() -> MachineError {
     MachineError::Invalid(
         "the machine has no balloon: configure one (balloon, --balloon)".to_owned(),
@@ -19,7 +19,7 @@ pub fn no_balloon() -> MachineError {
 }
 
 impl Machine {
-    /// Brings the number of vCPUs to `wanted`: plugs them in, or asks the guest to give up those
+    /// Sets the number of vCPUs to `wanted`: plugs vCPUs in, or asks the guest to give up those
     /// with the highest numbers.
     pub fn resize_cpus(&mut self, wanted: u32) -> Result<(), MachineError> {
         let max = self.cpus.max();
@@ -57,7 +57,7 @@ impl Machine {
         }
     }
 
-    /// The guest has given up a vCPU.
+    /// Removes a vCPU that the guest has given up.
     pub fn cpu_ejected(&mut self, vcpu: u32) {
         self.cpus.unplug(vcpu);
     }
@@ -108,12 +108,12 @@ impl Machine {
         (self.ram.size() + by_devices).saturating_sub(given_up)
     }
 
-    /// vCPUs that there are.
+    /// Number of vCPUs.
     pub fn vcpus(&self) -> u32 {
         self.cpus.count()
     }
 
-    /// Brings memory to `wanted` bytes in all, by the configured method. `config` follows.
+    /// Resizes memory to `wanted` bytes in total, by the configured method. Updates `config`.
     pub fn resize_memory(
         &mut self,
         config: &mut VmConfig,
@@ -130,8 +130,8 @@ impl Machine {
         }
     }
 
-    /// Adds memory as ACPI describes it, up to `wanted` bytes in all; whether any had to be added.
-    /// A guest that runs has to be told.
+    /// Adds memory that is described by ACPI, up to `wanted` bytes in total; returns whether any
+    /// had to be added. The caller must notify a running guest.
     pub(super) fn add_memory(
         &mut self,
         config: &mut VmConfig,
@@ -184,9 +184,10 @@ impl Machine {
             &backing,
         )?;
         if let Err(error) = self.devices.memory_changed() {
-            // The guest was not told about it.
+            // The guest has not been told about it yet.
             self.ram.withdraw_last();
-            // Devices that could reach it let go of it; the first error says what is wrong.
+            // Unmap it from devices that can already access it; the first error is the one to
+            // report.
             let _ = self.devices.memory_changed();
             return Err(error);
         }
@@ -195,7 +196,7 @@ impl Machine {
         Ok(true)
     }
 
-    /// Brings a memory zone to `wanted` bytes in all, through its virtio-mem device.
+    /// Resizes a memory zone to `wanted` bytes in total, through its virtio-mem device.
     pub fn resize_zone(
         &mut self,
         config: &mut VmConfig,

@@ -1,4 +1,4 @@
-//! Snapshots: a paused machine to a directory, and back.
+//! Snapshots: saves a paused machine to a directory, and restores it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,39 +31,39 @@ use crate::{
     },
 };
 
-/// Everything of a machine but its memory and its configuration.
+/// The complete state of a machine except its memory and its configuration.
 #[derive(Serialize, Deserialize)]
 pub struct SavedMachine {
     vm: VmState,
     cpus: Vec<SavedCpu>,
     platform: PlatformState,
     devices: Vec<SavedDevice>,
-    /// Address latch of PCI's configuration ports.
+    /// Address latch of the PCI configuration ports.
     config_address: u32,
-    /// Slots whose device was taken away, which the guest has yet to eject.
+    /// Slots whose device was removed and which the guest has yet to eject.
     torn_out: BTreeSet<Bdf>,
     memory: Vec<MemoryRange>,
 }
 
-/// How memory comes back.
+/// How memory is restored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum MemorySource {
-    /// All of it before the guest goes on.
+    /// All of it before the guest resumes.
     Copy,
-    /// When it is touched.
+    /// When it is first accessed.
     OnDemand,
 }
 
-/// A snapshot that is being written. What there is of it is removed unless it is completed.
+/// A snapshot that is being written. It is removed unless it is completed.
 pub struct Saving {
     staged: Staged,
     directory: PathBuf,
-    /// Nobody else writes or reads there meanwhile.
+    /// Keeps others from reading or writing the directory meanwhile.
     _alone: DirectoryLock,
 }
 
 impl Saving {
-    /// In a directory, which is created if need be.
+    /// Starts a snapshot in a directory, which is created if needed.
     pub fn new(directory: &Path) -> Result<Self, MachineError> {
         fs::create_dir_all(directory).map_err(io_at(directory))?;
         let alone = DirectoryLock::exclusive(directory)?;
@@ -74,8 +74,8 @@ impl Saving {
         })
     }
 
-    /// Where accelerators' applications are written before the machine is: what their workers still
-    /// signal until they stand still is in the state of the interrupt controllers.
+    /// The archive to which accelerators' applications are written before the machine is saved: workers may signal
+    /// until they are stopped, and those signals are part of the state of the interrupt controllers.
     pub fn archive(&self) -> Result<Archive, MachineError> {
         let path = self.staged.path(snapshot::APPLICATIONS);
         let file = memory_file::create_private(&path).map_err(io_at(&path))?;
@@ -89,8 +89,8 @@ fn io_at(path: &Path) -> impl FnOnce(std::io::Error) -> MachineError + use<> {
 }
 
 impl Machine {
-    /// Writes the paused machine, all of it now. An older snapshot there stays until this one is complete
-    /// and on stable storage: there must be room for both.
+    /// Writes the paused machine in one go. An older snapshot in the directory stays until this one is complete and on
+    /// stable storage, so there must be room for both.
     pub fn save(&self, config: &VmConfig, saving: Saving) -> Result<(), MachineError> {
         let Saving {
             staged,
@@ -115,9 +115,9 @@ impl Machine {
         staged.commit().map_err(io_at(&directory))
     }
 
-    /// The configuration of a snapshot.
+    /// Reads the configuration of a snapshot.
     pub fn saved_config(directory: &Path) -> Result<VmConfig, MachineError> {
-        /// Larger configurations are refused.
+        /// Upper limit; larger configurations are refused.
         const MAX_BYTES: u64 = 16 << 20;
         let path = directory.join(snapshot::CONFIG);
         let read = || {
@@ -133,8 +133,8 @@ impl Machine {
         })
     }
 
-    /// The machine of a snapshot, paused. Workers have yet to take up what it has of accelerators'
-    /// applications ([`Machine::ports_to_take_up`]).
+    /// Restores the machine of a snapshot, paused. Workers have yet to restore its accelerators' applications
+    /// ([`Machine::ports_to_take_up`]).
     pub fn restore(
         config: &mut VmConfig,
         directory: &Path,
@@ -145,7 +145,7 @@ impl Machine {
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
         let spawner = Arc::clone(&host.spawner);
-        // Whether one is needed is in the state.
+        // The state says whether the archive is needed, so a missing file is not an error here.
         let archive = fs::File::open(directory.join(snapshot::APPLICATIONS));
         host.archive = archive.ok().map(Arc::new);
         let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
@@ -180,8 +180,7 @@ impl Machine {
         })
     }
 
-    /// A machine with its memory, that which was plugged in at run time included, and without
-    /// devices and vCPUs.
+    /// Creates a machine with its memory, including memory that was hot-plugged, but without devices and vCPUs.
     pub(super) fn shell(
         config: &mut VmConfig,
         plugged: &[(u64, u64)],
@@ -205,7 +204,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Devices as they were saved.
+    /// Restores the devices.
     pub(super) fn restore_devices(
         &mut self,
         config: &mut VmConfig,
@@ -227,7 +226,7 @@ impl Machine {
         Ok(())
     }
 
-    /// vCPUs and interrupt controllers as they were saved, after memory.
+    /// Restores vCPUs and interrupt controllers; the memory must have been restored before.
     pub(super) fn restore_rest(&mut self, state: SavedMachine) -> Result<(), MachineError> {
         self.cpus.restore(state.cpus)?;
         self.vm.restore(&state.vm)?;
@@ -237,7 +236,7 @@ impl Machine {
 }
 
 impl SavedMachine {
-    /// Clocks go on as if the machine had run for so long since it was saved.
+    /// Advances the clocks as if the machine had run for this long since it was saved.
     pub(super) fn advance(&mut self, by: Duration) {
         self.vm.advance(by);
         for cpu in &mut self.cpus {
@@ -245,7 +244,7 @@ impl SavedMachine {
         }
     }
 
-    /// Base and length of memory that ACPI has plugged in.
+    /// Base and length of the memory that was hot-plugged by ACPI.
     fn plugged_memory(&self) -> Vec<(u64, u64)> {
         self.platform.plugged_memory().collect()
     }

@@ -20,8 +20,7 @@ use super::{
 };
 use crate::config::{AccelApi, AccelConfig, AccelVia, GateConfig, RingConfig};
 
-/// The name of the machine's compiled programs: the configured one, or one that no other run of a
-/// machine has.
+/// The name under which compiled programs are kept: the configured one, or one that is unique to this run.
 fn compiled(named: Option<&str>) -> String {
     match named {
         Some("off") => String::new(),
@@ -29,7 +28,7 @@ fn compiled(named: Option<&str>) -> String {
         None => {
             let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
             let nanos = since.map_or(0, |since| since.as_nanos());
-            // A configured name has no dot.
+            // A configured name contains no dot, so the two cannot collide.
             format!("run.{}.{nanos:x}", std::process::id())
         }
     }
@@ -45,7 +44,7 @@ impl DeviceKind for AccelConfig {
         }
         let (function, handle): (SharedFunction, _) = match &self.via {
             AccelVia::Ring(ring) => {
-                // One that workers have taken applications up by already.
+                // A port through which workers have already restored applications.
                 let early = surroundings.ports.take(id, surroundings.archive.clone());
                 let port = match early {
                     Some(port) => port,
@@ -66,8 +65,7 @@ impl DeviceKind for AccelConfig {
     }
 }
 
-/// The port of an accelerator that is on its way here, for workers that take applications up before it has
-/// come.
+/// Creates the port of an arriving accelerator, for workers that restore applications before the device arrives.
 pub fn stand_by(
     config: &AccelConfig,
     id: &str,
@@ -83,12 +81,12 @@ pub fn stand_by(
     })
 }
 
-/// Applications that are served by another machine cannot come.
+/// Applications that are served by another VM cannot be migrated.
 #[derive(Debug, thiserror::Error)]
 #[error("no worker takes applications up by a gate")]
 struct NoPort;
 
-/// The port through which applications reach workers.
+/// Creates the port through which applications reach workers.
 fn port(
     api: AccelApi,
     ring: &RingConfig,
@@ -104,7 +102,7 @@ fn port(
         device: ring.device.clone().unwrap_or_default(),
         weight: ring.weight,
         memory: ring.memory.unwrap_or(0),
-        // Of all clients of a host: a process is one VM.
+        // Unique among all clients of a host: one process is one VM.
         client: format!("{}/{id}", std::process::id()),
         compiled: compiled(ring.compiler_cache.as_deref()),
         archive: surroundings.archive.clone(),
@@ -120,7 +118,7 @@ fn port(
     Accel::new(options, resources).map_err(DeviceError::of)
 }
 
-/// A client of a server VM.
+/// Creates a client of a server VM.
 fn client(config: &GateConfig, id: &str, surroundings: &Surroundings) -> Result<Gate, DeviceError> {
     let options = gate::Options {
         thread_name: thread_name("gate", id),

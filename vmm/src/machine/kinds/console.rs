@@ -1,4 +1,4 @@
-//! Consoles: where they lead, and the virtio console.
+//! Consoles: their backends, and the virtio console.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::config::{ConsoleConfig, ConsoleMode};
 
-/// Where a console leads; `None` if there is no such device.
+/// The backend of a console; `None` if there is no such device.
 pub fn backend_mode(
     mode: ConsoleMode,
     file: Option<&PathBuf>,

@@ -79,7 +79,7 @@ impl DiskConfig {
     }
 }
 
-/// A limiter with full buckets.
+/// Creates a rate limiter with full buckets.
 pub fn rate_limiter(config: &RateLimiterConfig) -> Result<SharedRateLimiter, DeviceError> {
     let limiter = RateLimiter::new(config).map_err(|source| DeviceError::Host {
         action: "start a rate limit's timer",

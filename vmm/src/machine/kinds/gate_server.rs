@@ -1,4 +1,4 @@
-//! Processes of this VM that others' processes execute.
+//! The server side of the gate: processes of this VM that other VMs' processes call.
 
 use std::sync::{Arc, Mutex};
 

@@ -14,14 +14,15 @@ use super::{
 };
 use crate::config::{CommonConfig, HasCommonConfig, VmConfig};
 
-/// Its slot on segment 0, where the guest's tables say it is.
+/// Its slot on segment 0, where the guest's ACPI tables say it is.
 const SLOT: u8 = 1;
 
-/// Bits of I/O addresses: as many as Intel's and AMD's IOMMUs have with four levels of tables.
+/// Width of I/O addresses in bits: that of Intel's and AMD's IOMMUs with four levels of page
+/// tables.
 const ADDRESS_WIDTH: u8 = 48;
 
-/// The IOMMU of a machine. It is not configured by itself: a platform with `iommu_segments` has
-/// one.
+/// The virtual IOMMU of a machine. It has no configuration of its own: a platform with
+/// `iommu_segments` has one.
 pub struct Iommu {
     common: CommonConfig,
     address_width: u8,
@@ -29,7 +30,7 @@ pub struct Iommu {
 }
 
 impl Iommu {
-    /// The IOMMU of a configuration, if there is one.
+    /// The virtual IOMMU of a configuration, if there is one.
     pub fn of(config: &VmConfig) -> Option<Self> {
         let platform = config.platform.as_ref()?;
         let segments = config.iommu_segments().to_vec();
@@ -43,7 +44,7 @@ impl Iommu {
         })
     }
 
-    /// What the guest's tables say of it.
+    /// Its description in the guest's ACPI tables.
     pub fn described(&self) -> acpi::VirtualIommu {
         acpi::VirtualIommu {
             device: SLOT,
@@ -66,10 +67,10 @@ impl DeviceKind for Iommu {
     const NAME: &'static str = "iommu";
     const CALLED: &'static str = "IOMMU";
 
-    /// The guest's tables say that it is there.
+    /// The guest's ACPI tables say that it is present.
     const REMOVABLE: bool = false;
 
-    /// They leave it out of its own segment.
+    /// The ACPI tables exclude it from its own segment.
     const BEHIND_IOMMU: bool = true;
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {

@@ -1,4 +1,4 @@
-//! Memory that virtio-mem plugs in and out.
+//! Memory that is plugged and unplugged by virtio-mem.
 
 use std::sync::Arc;
 
@@ -17,21 +17,21 @@ use crate::{
     memory::Region,
 };
 
-/// The device of a memory zone. It is not configured by itself: a zone with `hotplug_size` and
-/// the method `VirtioMem` has one.
+/// The virtio-mem device of a memory zone. It has no configuration of its own: a zone with
+/// `hotplug_size` and the method `VirtioMem` has one.
 pub struct ZoneMemory {
     common: CommonConfig,
     zone: String,
     address: u64,
     len: u64,
-    /// Bytes of a page of the host behind it.
+    /// Size in bytes of the host pages that back it.
     page: u64,
     requested: u64,
     prefault: bool,
 }
 
 impl ZoneMemory {
-    /// The device for a region of RAM.
+    /// Creates the device for a region of RAM.
     pub fn new(region: &Region, config: Option<&MemoryZoneConfig>) -> Self {
         Self {
             common: CommonConfig::named(format!("_mem_{}", region.zone)),
@@ -67,7 +67,7 @@ impl DeviceKind for ZoneMemory {
             len: self.len,
             block: self.page.max(mem::BLOCK),
             requested: self.requested,
-            // The host may have no huge page left when the guest touches one.
+            // The host may have no huge page left when the guest first touches one.
             populate: self.prefault || self.page > 4096,
             discards: Arc::clone(&surroundings.discards),
         };

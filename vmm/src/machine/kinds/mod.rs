@@ -1,4 +1,4 @@
-//! The kinds of devices: how each is made from its configuration.
+//! The kinds of devices: how each is created from its configuration.
 
 pub(super) mod accel;
 mod balloon;
@@ -21,9 +21,9 @@ use std::sync::Arc;
 use super::{devices::Surroundings, events::MachineEvent};
 use crate::cpu::Calling;
 
-/// Reaches a plugged device, for what is particular to its kind.
+/// A handle to a plugged device, for operations specific to its kind.
 pub enum Handle {
-    /// Nothing particular.
+    /// No specific operations.
     None,
     /// An accelerator whose applications can be moved.
     Accel(devices::accel::moving::Handle),
@@ -31,22 +31,22 @@ pub enum Handle {
     Disk(devices::virtio::blk::Handle),
     /// A balloon.
     Balloon(devices::virtio::balloon::Handle),
-    /// Memory of a zone.
+    /// Hot-pluggable memory of a zone.
     Memory {
         /// The zone.
         zone: String,
-        /// Its device.
+        /// Its virtio-mem device.
         device: devices::virtio::mem::Handle,
     },
-    /// Serves other VMs' processes.
+    /// A server of other VMs' processes.
     GateServer(std::sync::Arc<devices::gate::Server>),
-    /// A device of another process, as long as it is plugged in.
+    /// A device that another process serves, as long as it is plugged in.
     User(std::sync::Weak<devices::vfio::user::UserDevice>),
-    /// A device of the host, which is watched.
+    /// A physical device, which is watched.
     Physical(super::alarms::Watch),
     /// A network card: the queues of its tap.
     Net(Vec<std::sync::Weak<std::fs::File>>),
-    /// Sockets between guest and host: that which the host connects to.
+    /// A vsock device: the Unix socket that the host connects to.
     Vsock(devices::named_socket::SharedSocket),
     /// A console.
     Console {
@@ -57,7 +57,7 @@ pub enum Handle {
     },
 }
 
-/// What a gate port called `id` needs.
+/// Resources for a gate port called `id`.
 fn gate_resources(id: &str, surroundings: &Surroundings) -> devices::gate::Resources {
     let events = surroundings.events.clone();
     let id = id.to_owned();
@@ -75,7 +75,7 @@ fn gate_resources(id: &str, surroundings: &Surroundings) -> devices::gate::Resou
 }
 
 /// Name of a device's thread: an underscore and the kind first, as management tools expect, then
-/// the device's own name, cut to what the kernel keeps.
+/// the device's own name, truncated to what the kernel keeps.
 fn thread_name(kind: &str, id: &str) -> String {
     let name = if id.starts_with(&format!("_{kind}")) {
         id.to_owned()

@@ -17,8 +17,8 @@ use super::{
 };
 use crate::config::NetConfig;
 
-/// The host's address of an interface that Gantry makes. Clients that fill in the API's defaults
-/// send it with every card: it is no wish to change an interface that is there already.
+/// The default host address of an interface that Gantry creates. Clients that fill in the API's
+/// defaults send it with every card, so it is not a request to change an existing interface.
 const DEFAULT_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 249, 1));
 
 impl DeviceKind for NetConfig {
@@ -58,13 +58,13 @@ impl DeviceKind for NetConfig {
 }
 
 impl NetConfig {
-    /// Descriptors for one machine: the configured ones stay, for the next boot.
+    /// Duplicates descriptors for one machine: the configured ones stay open for the next boot.
     fn own_fds(&self) -> Result<Vec<OwnedFd>, DeviceError> {
         self.fds
             .iter()
             .map(|fd| {
-                // SAFETY: a descriptor that came with a request is owned by `fd`; one that was
-                // inherited belongs to the VM until the process ends.
+                // SAFETY: a descriptor that came with a request is owned by `fd`; an inherited one
+                // belongs to the VM until the process ends.
                 let borrowed = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
                 borrowed
                     .try_clone_to_owned()
@@ -76,7 +76,7 @@ impl NetConfig {
             .collect()
     }
 
-    /// The host's address that was asked for.
+    /// The explicitly requested host address, if any.
     fn address(&self) -> Option<(IpAddr, IpAddr)> {
         let ip = self.ip.filter(|ip| *ip != DEFAULT_ADDRESS)?;
         Some((ip, self.mask_for(ip)))
@@ -90,7 +90,7 @@ impl NetConfig {
     }
 }
 
-/// Six bytes in hexadecimal, with colons.
+/// Parses six hexadecimal bytes separated by colons.
 fn parse_mac(text: &str) -> Result<[u8; 6], DeviceError> {
     let bytes: Option<Vec<u8>> = text
         .split(':')

@@ -36,7 +36,8 @@ impl DeviceKind for DeviceConfig {
         let physical = &surroundings.physical;
         let host_device = vfio::HostDevice::new(path)?;
         let iommu = physical.iommu(&host_device)?;
-        // Root ports, behind which it would be elsewhere, are not in such segments.
+        // Behind a root port it would be elsewhere. Segments behind the virtual IOMMU contain no
+        // root ports.
         let behind = surroundings.iommu.as_ref().filter(|iommu| {
             self.parent.is_none() && iommu.segments.contains(&self.common.pci_segment)
         });

@@ -17,7 +17,7 @@ impl DeviceKind for PciRootPortConfig {
     const NAME: &'static str = "rootport";
     const CALLED: &'static str = "PCI root port";
 
-    /// The address windows of the others depend on it.
+    /// The address windows of the other root ports depend on it.
     const REMOVABLE: bool = false;
 
     fn make(&self, _id: &str, _surroundings: &Surroundings) -> Result<Made, DeviceError> {
