@@ -1,5 +1,5 @@
-//! What accelerators' applications have saved, on its way: a file, of which what is not zero is sent in
-//! frames of their own, before the state that says how long it is.
+//! Transfer of the archive with the saved state of accelerators' applications. It is a file; its non-zero parts are
+//! sent in frames of their own, before the state, which contains the file's length.
 //!
 //! | bytes of a frame | what |
 //! |---|---|
@@ -18,18 +18,18 @@ use super::{
     progress::Progress,
 };
 
-/// Bytes that are looked at at a time: the most that a frame has.
+/// Bytes examined at a time: the maximum contents of a frame.
 pub const CHUNK: usize = 64 << 10;
-/// Bytes before them in a frame.
+/// Bytes of the offset that precedes them in a frame.
 const HEAD: usize = 8;
-/// Most bytes of a frame.
+/// Maximum size of a frame in bytes.
 pub const FRAME: usize = HEAD + CHUNK;
-/// The longest archive.
+/// Maximum length of an archive.
 const LONGEST: u64 = 1 << 46;
-/// The most bytes that are taken from a source, which may be anybody's: of the host's memory.
+/// Maximum number of bytes of host memory that an archive may take; the source is untrusted.
 const MOST: u64 = 64 << 30;
 
-/// The most bytes that an image of an object's contents takes: parts of it are at multiples of pages, and are listed.
+/// Maximum size of an image of an object's contents: its parts are aligned to pages, and it has a list of them.
 pub fn of_object(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 16).saturating_add(1 << 20)
 }
@@ -44,20 +44,20 @@ fn host(error: io::Error) -> Error {
 /// An archive that was sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
-    /// How long it is.
+    /// Its length in bytes.
     pub size: u64,
-    /// Bytes of it that are not zero, and were sent.
+    /// Number of non-zero bytes that were sent.
     pub bytes: u64,
 }
 
-/// Sends what is in an archive.
+/// Sends the contents of an archive.
 pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) -> Result<Sent> {
     let mut bytes = 0;
     let size = archive.metadata().map_err(host)?.len();
     let mut frame = vec![0; FRAME];
     let mut at = 0;
     while at < size {
-        // Holes are not read: they can be as long as workers say.
+        // Holes are skipped without reading: they can be as long as the workers say.
         let next = data_after(archive, at, size);
         at = next - next % CHUNK as u64;
         if next >= size {
@@ -78,17 +78,17 @@ pub fn send(archive: &File, connection: &mut Connection, progress: &Progress) ->
     Ok(Sent { size, bytes })
 }
 
-/// An archive that arrives.
+/// An archive that is being received.
 #[derive(Debug)]
 pub struct Incoming {
     file: Option<File>,
-    /// The most bytes that it may take.
+    /// Maximum number of bytes that it may take.
     most: u64,
-    /// Bytes that what has come takes at most.
+    /// Upper bound of the bytes that the received part takes.
     taken: u64,
-    /// Where the next frame begins at the earliest.
+    /// Lowest offset at which the next frame may begin.
     next: u64,
-    /// The host's memory, as it is taken.
+    /// Accounts for the host memory that is taken.
     steps: Steps,
 }
 
@@ -105,7 +105,7 @@ impl Default for Incoming {
 }
 
 impl Incoming {
-    /// One that goes to this file, and takes so many bytes at most.
+    /// Writes to this file, up to `most` bytes.
     pub fn to(file: File, most: u64) -> Self {
         Self {
             file: Some(file),
@@ -114,7 +114,7 @@ impl Incoming {
         }
     }
 
-    /// Takes the contents of a frame, which may be anything.
+    /// Writes the contents of a frame, which are untrusted.
     pub fn take(&mut self, contents: &[u8]) -> Result<()> {
         let short = || protocol("a frame of an archive ends too soon");
         let (at, bytes) = contents.split_first_chunk().ok_or_else(short)?;
@@ -126,7 +126,7 @@ impl Incoming {
         if at < self.next || !at.is_multiple_of(CHUNK as u64) {
             return Err(protocol("the frames of an archive are out of order"));
         }
-        // However little has come: a byte takes a page, or more.
+        // However few bytes have come: even one byte takes a page or more.
         self.taken += CHUNK as u64;
         self.next = at + CHUNK as u64;
         if self.taken > self.most {
@@ -148,7 +148,7 @@ impl Incoming {
         file.write_all_at(bytes, at).map_err(host)
     }
 
-    /// All of it, as long as the source says that it is. None if there is none.
+    /// Returns the complete file, with the length that the source states; `None` if there is no archive.
     pub fn finish(self, size: Option<u64>) -> Result<Option<File>> {
         let (file, size) = match (self.file, size) {
             (None, None) => return Ok(None),

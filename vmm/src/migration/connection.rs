@@ -1,4 +1,4 @@
-//! Streams between two sides, which can be interrupted at any time.
+//! Interruptible connections between source and destination.
 
 use std::{
     io::{self, Read, Write},
@@ -31,31 +31,31 @@ use super::{
     vectors,
 };
 
-/// How long a wait lasts before a look at whether somebody has cancelled it.
+/// Interval at which a blocking wait checks for cancellation.
 pub(super) const TICK: Duration = Duration::from_millis(100);
 
-/// How long the other side may keep silent, unless said otherwise.
+/// Default timeout for silence of the peer.
 pub const STALL: Duration = Duration::from_secs(30);
 
-/// How long the first connection carries nothing at most while memory moves: the destination gives up who is silent for
-/// longer than [`STALL`].
+/// Maximum time without traffic on the first connection while memory is transferred: the destination gives up on a
+/// source that is silent for longer than [`STALL`].
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How long what the other side has said at last may be on its way when it has ended, or another connection to it has.
+/// How long the peer's last message may be in transit after the peer, or another connection to it, has ended.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// Frames of pages that the destination need not have said to have. What waits in a slow network is sent sooner or later,
-/// but nobody sees that it moves unless something is answered; and as long as one of several connections has the last frames
-/// of a round, all others wait.
+/// Maximum number of page frames in flight without an acknowledgment. In a slow network, queued data is sent
+/// eventually, but progress is only visible in the acknowledgments; and while one of several connections still holds
+/// the last frames of a round, all others wait.
 pub(super) const UNANSWERED: usize = 4;
 
-/// The contents of a frame of pages without any.
+/// The contents of a page frame without pages.
 const NO_PAGES: [u8; 4] = [0; 4];
 
-/// Bytes by which a buffer grows while contents arrive.
+/// Growth step of a receive buffer in bytes while contents arrive.
 const STEP: usize = 1 << 20;
 
-/// Where the other side is.
+/// Address of the peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Address {
     /// `unix:PATH`, or `unix://PATH`.
@@ -65,7 +65,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// The address in a URL.
+    /// Parses the address in a URL.
     pub fn parse(url: &str) -> Result<Self> {
         let failed = || Error::Url(url.to_owned());
         if let Some(path) = url.strip_prefix("unix:") {
@@ -88,7 +88,7 @@ impl Address {
 pub(super) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
-    /// What goes in and comes out is encrypted on its way.
+    /// To the tunnel, which encrypts all traffic.
     Tunnel(UnixStream),
 }
 
@@ -146,36 +146,37 @@ impl Stream {
 pub enum Pages<'a> {
     /// A copy of them.
     Copied(&'a [u8]),
-    /// Where they are. The guest may be changing them: only for connections that [keep
-    /// bytes](Connection::keeps_bytes), as a checksum could be wrong.
+    /// A reference to them in guest memory. The guest may be changing them, so this is only for connections that [keep
+    /// bytes](Connection::keeps_bytes): a checksum could be wrong.
     InPlace(&'a [VolatileSlice<'a>]),
 }
 
-/// Whether the other side has closed a connection or died, or does so soon. Nobody closes one direction alone.
+/// Whether the peer has closed the connection or died, waiting up to `patience` for it. Peers never close only one
+/// direction.
 fn has_ended(stream: BorrowedFd<'_>, patience: Duration) -> bool {
     let mut entries = [libc::pollfd {
         fd: stream.as_raw_fd(),
         events: libc::POLLRDHUP,
         revents: 0,
     }];
-    // A connection that cannot be looked at fails when it is used.
+    // A connection that cannot be polled fails when it is used.
     matches!(poll(&mut entries, Some(patience)), Ok(count) if count > 0)
 }
 
-/// The other side, as far as that can be looked at.
+/// The peer, as far as its state can be observed.
 pub struct OtherSide {
     stream: OwnedFd,
     doing: &'static str,
 }
 
 impl OtherSide {
-    /// Waits for so long at most, and says whether it has closed the connection or died. What it has sent before
-    /// need not have been received.
+    /// Waits up to `patience` and returns whether the peer has closed the connection or died. Data that it sent before
+    /// may still be unread.
     pub fn has_ended(&self, patience: Duration) -> bool {
         has_ended(self.stream.as_fd(), patience)
     }
 
-    /// The same, for another thread.
+    /// Duplicates the handle for another thread.
     pub fn try_clone(&self) -> Result<Self> {
         match self.stream.try_clone() {
             Ok(stream) => Ok(Self { stream, ..*self }),
@@ -186,7 +187,7 @@ impl OtherSide {
         }
     }
 
-    /// That it has ended.
+    /// The error to report when the peer has ended.
     pub fn broken(&self) -> Error {
         let failed = sockopt::socket_error(&self.stream).ok();
         let source = match failed.and_then(std::result::Result::err) {
@@ -197,11 +198,11 @@ impl OtherSide {
     }
 }
 
-/// When something moved last on any of several connections that share a network.
+/// Time of the last traffic on any of several connections that share a network.
 #[derive(Clone)]
 pub struct Movement {
     began: Instant,
-    /// Milliseconds since then.
+    /// Time of the last traffic, in milliseconds since `began`.
     last: Arc<AtomicU64>,
 }
 
@@ -221,7 +222,7 @@ impl Movement {
         self.last.fetch_max(since, Ordering::Relaxed);
     }
 
-    /// Whether nothing has moved for so long.
+    /// Whether there has been no traffic for `stall`.
     fn is_over(&self, now: Instant, stall: Duration) -> bool {
         let last = Duration::from_millis(self.last.load(Ordering::Relaxed));
         now.saturating_duration_since(self.began)
@@ -230,43 +231,44 @@ impl Movement {
     }
 }
 
-/// A connection to the other side.
+/// A connection to the peer.
 pub struct Connection {
     stream: Stream,
     progress: Progress,
-    /// How long the other side may keep silent.
+    /// How long the peer may keep silent.
     pub stall: Duration,
-    /// It may for as long as something moves on one of these connections: a slow network may serve others first.
+    /// The peer may keep silent longer while there is traffic on one of these connections: a slow network may serve
+    /// others first.
     pub beside: Option<Movement>,
-    /// How long this side keeps silent at most while memory moves.
+    /// Maximum time for which this side keeps silent while memory is transferred.
     pub quiet: Duration,
-    /// When bytes went out last.
+    /// When bytes were last sent.
     sent: Instant,
-    /// Barriers that the other side has not answered yet.
+    /// Barriers that the peer has not acknowledged yet.
     unanswered: usize,
-    /// What is going on, for messages.
+    /// The current activity, for error messages.
     pub doing: &'static str,
-    /// Somebody's wish to cancel is not looked at any more.
+    /// Cancellation requests are ignored from now on.
     pub uninterrupted: bool,
-    /// Ends it, as the end of a migration does.
+    /// Ends the connection in the same way as the end of the migration.
     pub end: Cancel,
-    /// What is going on has to be over by then, however much arrives.
+    /// Deadline of the current activity, however much data arrives.
     pub deadline: Option<Instant>,
     pace: Option<Pace>,
 }
 
-/// Holds pages back so that no more of them go out than allowed.
+/// Limits the rate at which pages are sent.
 struct Pace {
     bytes_per_second: u64,
-    /// What has gone out is paid for at that time.
+    /// Time at which the data sent so far is within the rate limit.
     paid: Instant,
 }
 
 impl Pace {
-    /// Pages may go out so much earlier than they are paid for: what the network takes at once.
+    /// How far pages may be sent ahead of the rate limit: what the network buffers at once.
     const AHEAD: Duration = Duration::from_millis(10);
 
-    /// How long to wait before so many bytes.
+    /// How long to wait before sending `bytes` more bytes.
     fn wait(&mut self, bytes: usize, now: Instant) -> Duration {
         let ahead = self.paid.saturating_duration_since(now);
         let micros = (bytes as u64).saturating_mul(1_000_000) / self.bytes_per_second.max(1);
@@ -276,12 +278,12 @@ impl Pace {
 }
 
 impl Connection {
-    /// Somebody cancels it by this from now on.
+    /// Sets the progress that can cancel the connection from now on.
     pub fn watch(&mut self, progress: Progress) {
         self.progress = progress;
     }
 
-    /// The same connection, for who goes on with it.
+    /// Duplicates the connection for a new owner.
     pub fn try_clone(&self) -> Result<Self> {
         let stream = self.stream.try_clone().map_err(|source| Error::Broken {
             doing: self.doing,
@@ -290,7 +292,7 @@ impl Connection {
         Self::new(stream, self.progress.clone())
     }
 
-    /// By which it is seen whether the other side has ended while nothing is received.
+    /// A handle that shows whether the peer has ended while nothing is being received.
     pub fn other_side(&self) -> Result<OtherSide> {
         let doing = self.doing;
         match self.stream.as_fd().try_clone_to_owned() {
@@ -299,7 +301,7 @@ impl Connection {
         }
     }
 
-    /// Connects to a URL, through a tunnel if it is to be encrypted.
+    /// Connects to a URL, through the tunnel if it is to be encrypted.
     pub fn connect(url: &str, tls: Option<&Tls>, progress: &Progress) -> Result<Self> {
         let failed = |source| Error::Connect {
             action: "connect to",
@@ -322,7 +324,7 @@ impl Connection {
         Self::new(stream, progress.clone())
     }
 
-    /// Of a pair of sockets, for tests and fuzzers.
+    /// Creates a connection from one end of a socket pair, for tests and fuzzers.
     pub fn of_unix(stream: UnixStream, progress: Progress) -> Result<Self> {
         Self::new(Stream::Unix(stream), progress)
     }
@@ -348,7 +350,7 @@ impl Connection {
         })
     }
 
-    /// Sends at most so many bytes of pages and archives per second from now on.
+    /// Limits pages and archives to this many bytes per second from now on; `None` removes the limit.
     pub fn set_rate(&mut self, bytes_per_second: Option<u64>) {
         let now = Instant::now();
         self.pace = bytes_per_second.map(|bytes_per_second| Pace {
@@ -357,12 +359,12 @@ impl Connection {
         });
     }
 
-    /// How long until something has to go out so that the other side does not take this one for dead.
+    /// Time left until something must be sent so that the peer does not consider this side dead.
     pub fn quiet_left(&self) -> Duration {
         self.quiet.saturating_sub(self.sent.elapsed())
     }
 
-    /// Sends a frame of no pages of a round if nothing has gone out for long.
+    /// Sends an empty page frame of a round if nothing has been sent for long.
     pub fn keep_alive(&mut self, round: u32) -> Result<()> {
         match self.quiet_left().is_zero() {
             true => self.send(Kind::Pages, round, &NO_PAGES),
@@ -370,7 +372,7 @@ impl Connection {
         }
     }
 
-    /// Waits until so many bytes of pages may go out; those of a round keep the other side from waiting in vain.
+    /// Waits until `bytes` bytes of pages may be sent. With a round, keepalive frames of that round are sent meanwhile.
     pub fn keep_pace(&mut self, bytes: usize, round: Option<u32>) -> Result<()> {
         let Some(pace) = &mut self.pace else {
             return Ok(());
@@ -390,12 +392,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether both ends are on one host, so that files can be handed over.
+    /// Whether both peers are on one host, so that file descriptors can be passed.
     pub fn passes_files(&self) -> bool {
         matches!(self.stream, Stream::Unix(_))
     }
 
-    /// Whether bytes arrive as they were sent without a checksum of ours.
+    /// Whether the transport itself guarantees the integrity of the data, so that no checksum is needed.
     pub fn keeps_bytes(&self) -> bool {
         matches!(self.stream, Stream::Unix(_) | Stream::Tunnel(_))
     }
@@ -410,21 +412,21 @@ impl Connection {
         self.write_all(contents)
     }
 
-    /// Sends a frame of pages that begins with a list of runs, and a barrier after it.
+    /// Sends a page frame, which begins with a list of runs, and a barrier after it.
     pub fn send_pages(&mut self, round: u32, list: &[u8], pages: Pages<'_>) -> Result<()> {
         self.hear(UNANSWERED - 1)?;
         self.send_only_pages(round, list, pages)?;
         self.barrier(round)
     }
 
-    /// Asks the other side to say when all before it is in memory.
+    /// Asks the peer to acknowledge when everything sent before is in memory.
     pub fn barrier(&mut self, round: u32) -> Result<()> {
         self.send(Kind::Barrier, round, &[])?;
         self.unanswered += 1;
         Ok(())
     }
 
-    /// Waits until so many barriers at most are unanswered; none: all pages that were sent are in memory.
+    /// Waits until at most `most` barriers are unacknowledged; 0 means that all sent pages are in memory.
     pub fn hear(&mut self, most: usize) -> Result<()> {
         while self.unanswered > most {
             self.receive(&[Kind::Barrier], &mut Vec::new())?;
@@ -459,15 +461,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives the contents of a frame of pages, which may be anything: the pages of its runs to where `place` says,
-    /// whose lengths are those of the runs that are not zero. Returns the bytes of pages.
+    /// Receives the contents of a page frame, which are untrusted: stores the pages at the slices that `place` returns,
+    /// whose lengths match the non-zero runs. Returns the number of bytes of pages.
     pub fn receive_pages<'m>(
         &mut self,
         header: Header,
         place: impl FnOnce(&[Run]) -> Result<Vec<VolatileSlice<'m>>>,
     ) -> Result<usize> {
         let mut count = [0; 4];
-        // Also says no to contents without a count.
+        // Also rejects contents without a count.
         runs_length(count, header.length)?;
         self.read_exact(&mut count)?;
         let mut list = vec![0; runs_length(count, header.length)?];
@@ -487,7 +489,7 @@ impl Connection {
             let mut page = [0; 4096];
             for slice in &memory {
                 let mut at = 0;
-                // Cannot fail: it is within the slice.
+                // Cannot fail: `at` is within the slice.
                 while let Ok(rest) = slice.offset(at)
                     && !rest.is_empty()
                 {
@@ -501,7 +503,7 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// Sends a frame about a file, and the file with it.
+    /// Sends a frame about a file, together with the file descriptor.
     pub fn send_file(&mut self, contents: &[u8], file: BorrowedFd<'_>) -> Result<()> {
         self.write_all(&Header::of(Kind::File, 0, contents, true).encode())?;
         let mut since = Instant::now();
@@ -509,7 +511,7 @@ impl Connection {
             let Stream::Unix(stream) = &self.stream else {
                 return Err(protocol("files go over Unix sockets only"));
             };
-            // So few bytes go as a whole or not at all.
+            // This few bytes are sent as a whole or not at all.
             let sent = base::socket::send(stream, contents, &[file]).map(|()| contents.len());
             if self.judge(sent, &mut since)? > 0 {
                 return Ok(());
@@ -517,10 +519,10 @@ impl Connection {
         }
     }
 
-    /// Receives a frame about a file, and the one file that has to come with it.
+    /// Receives a frame about a file, and the single file descriptor that must come with it.
     pub fn receive_file(&mut self, contents: &mut Vec<u8>) -> Result<OwnedFd> {
         let header = self.receive_header(&[Kind::File])?;
-        // The file is with the contents, which are a message of their own.
+        // The descriptor is attached to the contents, which are a message of their own.
         contents.clear();
         contents.resize(header.length, 0);
         let mut files = Vec::new();
@@ -548,15 +550,15 @@ impl Connection {
             .ok_or_else(|| protocol("a frame about a file came without it"))
     }
 
-    /// Receives the next frame, which has to be one of `expected`. The other side's reason to give
-    /// up is an error.
+    /// Receives the next frame, which must be one of `expected`. If the peer reports a failure, its reasons are
+    /// returned as an error.
     pub fn receive(&mut self, expected: &[Kind], contents: &mut Vec<u8>) -> Result<Header> {
         let header = self.receive_header(expected)?;
         self.receive_contents(header, contents)?;
         Ok(header)
     }
 
-    /// Receives the beginning of the next frame, whose contents have to be received, too.
+    /// Receives the header of the next frame. The caller must then receive the contents, too.
     pub fn receive_header(&mut self, expected: &[Kind]) -> Result<Header> {
         let header = self.next_header()?;
         if header.kind == Kind::Failed {
@@ -568,13 +570,13 @@ impl Connection {
         Ok(header)
     }
 
-    /// The other side's reasons to give up, a frame of which has begun.
+    /// Reads the peer's failure reasons from a frame whose header has been received.
     fn reasons(&mut self, header: Header) -> Result<Error> {
         let mut contents = Vec::new();
         self.receive_contents(header, &mut contents)?;
         let reasons: Vec<String> = serde_json::from_slice(&contents)
             .map_err(|_| protocol("it failed without saying why"))?;
-        // Shown to users and in logs.
+        // Sanitized, because they are shown to users and in logs.
         let clean = |text: &String| -> String {
             text.chars()
                 .filter(|c| !c.is_control())
@@ -585,8 +587,8 @@ impl Connection {
         Ok(Error::Refused(reasons))
     }
 
-    /// Why it is over, of this error of a migration that is. A side that gives up says why, and ends its connections: who
-    /// is sending then, or uses another one of them, notices the end first.
+    /// Finds the actual cause of an error that ended the migration. A peer that gives up sends its reasons and closes
+    /// its connections; a thread that is sending, or uses another connection, sees the closed connection first.
     pub fn why(&mut self, error: Error) -> Error {
         match error {
             Error::Broken { .. } | Error::HostGone { .. } => self.last_words().unwrap_or(error),
@@ -594,7 +596,7 @@ impl Connection {
         }
     }
 
-    /// The other side's reasons to give up, after whatever has come before them.
+    /// The peer's failure reasons, after any frames that were sent before them.
     fn last_words(&mut self) -> Option<Error> {
         self.uninterrupted = true;
         self.deadline = Some(Instant::now() + LAST_WORDS);
@@ -613,20 +615,20 @@ impl Connection {
         }
     }
 
-    /// Receives the beginning of the next frame, whatever that is.
+    /// Receives the header of the next frame, of any kind.
     pub fn next_header(&mut self) -> Result<Header> {
         let mut bytes = [0; HEADER];
         self.read_exact(&mut bytes)?;
         Header::decode(&bytes)
     }
 
-    /// Receives the contents of the frame that has begun.
+    /// Receives the contents of the frame whose header has been received.
     pub fn receive_contents(&mut self, header: Header, contents: &mut Vec<u8>) -> Result<()> {
-        // What a frame before has left is written over, and need not be zero.
+        // Leftovers of an earlier frame are overwritten, so they need not be zeroed.
         contents.truncate(header.length);
         let mut filled = 0;
         while filled < header.length {
-            // What arrives is what takes memory, not what was said.
+            // Memory grows with the data that arrives, not with the announced length.
             let end = header.length.min(filled + STEP);
             if contents.len() < end {
                 contents.resize(end, 0);
@@ -637,7 +639,7 @@ impl Connection {
         header.check(contents)
     }
 
-    /// Tells the other side why it is over; it may be gone.
+    /// Tells the peer why the migration failed; the peer may be gone.
     pub fn send_failure(&mut self, reasons: &[String]) {
         self.uninterrupted = true;
         self.stall = Duration::from_secs(2);
@@ -697,7 +699,7 @@ impl Connection {
                     io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
                 ) =>
             {
-                // What the other side does not take any more is not waited for until its kernel says no.
+                // Do not wait for the kernel to report that the peer no longer accepts data.
                 if has_ended(self.stream.as_fd(), Duration::ZERO) {
                     let source = io::ErrorKind::UnexpectedEof.into();
                     return Err(Error::Broken { doing, source });
@@ -742,7 +744,7 @@ mod tests {
         let at = |seconds| movement.began + Duration::from_secs(seconds);
         assert!(!movement.is_over(at(29), stall) && movement.is_over(at(30), stall));
         movement.clone().note(at(25));
-        // One that looks at its own clock late does not turn it back.
+        // A thread that notes an older time does not turn the clock back.
         movement.note(at(20));
         assert!(!movement.is_over(at(54), stall) && movement.is_over(at(55), stall));
     }
@@ -755,7 +757,7 @@ mod tests {
             [here, there].map(|end| Connection::of_unix(end, progress.clone()).unwrap());
         here.stall = Duration::from_secs(5);
         there.send_failure(&["no room".to_owned()]);
-        // It takes nothing more, and somebody on the way keeps the connection.
+        // The peer reads nothing more, but another holder keeps the connection open.
         let Stream::Unix(stream) = &there.stream else {
             unreachable!("it is one");
         };
@@ -776,7 +778,7 @@ mod tests {
             bytes_per_second: 1 << 20,
             paid: start,
         };
-        // Sixteen seconds' worth, in two sizes.
+        // Data for sixteen seconds, in two sizes.
         let mut now = start;
         for size in [1 << 20, 64 << 10] {
             for _ in 0..(8 << 20) / size {
@@ -785,7 +787,7 @@ mod tests {
         }
         let took = now - start;
         assert!((15..=16).contains(&took.as_secs()), "{took:?}");
-        // What was not used is not saved up.
+        // Unused capacity is not accumulated.
         now += Duration::from_secs(100);
         assert_eq!(pace.wait(1 << 20, now), Duration::ZERO);
         assert!(pace.wait(1, now) > Duration::from_millis(900));

@@ -1,5 +1,5 @@
-//! Copies of accelerators' applications that go on: how many are worth their time, and what is left to
-//! send while they stand still.
+//! Copies of accelerators' applications while they run: decides how many are worthwhile, and estimates what is left to
+//! send during the downtime.
 
 use std::{
     fs::File,
@@ -10,32 +10,32 @@ use devices::accel::rounds::CopiedPort;
 
 use super::offer::CopyOf;
 
-/// The most copies.
+/// Maximum number of copies.
 const MOST: u32 = 8;
-/// The most that are taken: of a Gantry that makes more, too.
+/// Maximum number of copies that the destination accepts, also from a Gantry version that makes more.
 pub const MOST_TAKEN: u32 = 4 * MOST;
-/// An application that was copied so shortly ago has not written much since.
+/// An application that was copied more recently than this has not written much since.
 const RECENT: Duration = Duration::from_secs(10);
-/// So few bytes are as soon sent while the machine stands still.
+/// Up to this many bytes, sending the data during the downtime is just as fast.
 const FEW: u64 = 1 << 20;
-/// So many bytes that were made since the last copy are worth another one, whatever the connection: workers need about
-/// half a second for them.
+/// If this many bytes were allocated since the last copy, another copy is worthwhile on any connection: workers need
+/// about half a second for them.
 const MUCH: u64 = 256 << 20;
 
-/// A copy of applications, or what is new since the last one.
+/// A copy of applications, or of what has changed since the previous one.
 pub struct Copy {
     ports: Vec<CopiedPort>,
-    /// Images and contents of slices.
+    /// Images and the contents of slices.
     pub archive: File,
 }
 
 impl Copy {
-    /// What is in an archive.
+    /// A copy with its data in an archive.
     pub fn new(ports: Vec<CopiedPort>, archive: File) -> Self {
         Self { ports, archive }
     }
 
-    /// What the destination is told of it.
+    /// Encodes the description for the destination; `archive` is the archive's length.
     pub fn describe(self, archive: u64) -> Result<Vec<u8>, String> {
         let ports = self.ports;
         serde_json::to_vec(&CopyOf { archive, ports }).map_err(|error| error.to_string())
@@ -45,23 +45,23 @@ impl Copy {
 /// The copies of a migration.
 #[derive(Debug, Default)]
 pub struct Copies {
-    /// None if there are none.
+    /// The last copy; `None` if copies are not wanted.
     last: Option<Last>,
 }
 
 #[derive(Debug)]
 struct Last {
     count: u32,
-    /// Bytes of it; none before the first.
+    /// Its size in bytes; 0 before the first copy.
     bytes: u64,
-    /// Whether it was much less than the one before.
+    /// Whether it was much smaller than the one before.
     shrinks: bool,
     ended: Instant,
     took: Duration,
 }
 
 impl Copies {
-    /// None yet, and none ever if they are not wanted.
+    /// No copies yet; and none at all if they are not `wanted`.
     pub fn new(wanted: bool) -> Self {
         Self {
             last: wanted.then(|| Last {
@@ -74,14 +74,14 @@ impl Copies {
         }
     }
 
-    /// How many there were: the next one's number.
+    /// Number of copies made so far, which is the number of the next one.
     pub fn count(&self) -> u32 {
         self.last.as_ref().map_or(0, |last| last.count)
     }
 
-    /// Whether another one would leave less to send in the stop, in a migration that has so much time left:
-    /// there was none, or one that takes as long as the last one ends in time, and that one was much less than
-    /// the one before, or applications have gone on for longer than it took.
+    /// Whether another copy would reduce what has to be sent during the downtime, with `left` until the migration's
+    /// timeout: either there was none yet; or a copy that takes as long as the last one still fits, and either the last
+    /// one was much smaller than the one before, or applications have run for longer than it took.
     pub fn are_due(&self, left: Duration) -> bool {
         self.are_due_at(Instant::now(), left)
     }
@@ -94,9 +94,9 @@ impl Copies {
         })
     }
 
-    /// How many bytes of memory applications may have made since the last copy when they are to stop, in a migration
-    /// that has so much time left and can send so many in its stop: there is another copy if it is more. Any number
-    /// where there is none.
+    /// How many bytes of memory applications may have allocated since the last copy when they are to stop, with `left`
+    /// until the migration's timeout and `in_stop` bytes that can be sent during the downtime. If they have allocated
+    /// more, another copy is made. Unlimited where no further copy is possible.
     pub fn most_made(&self, left: Duration, in_stop: u64) -> u64 {
         let last = self.last.as_ref();
         let again = last.is_some_and(|last| (1..MOST).contains(&last.count) && last.took < left);
@@ -106,7 +106,7 @@ impl Copies {
         }
     }
 
-    /// One has sent so many bytes, which began then.
+    /// Records a copy that sent `bytes` and started at `began`.
     pub fn add(&mut self, bytes: u64, began: Instant) {
         if let Some(last) = &mut self.last {
             let ended = Instant::now();
@@ -120,8 +120,8 @@ impl Copies {
         }
     }
 
-    /// Bytes that are left, as far as is known: an application that writes as much as before. The first copy
-    /// is of all, and says nothing about that.
+    /// Estimated number of bytes left to send, assuming that an application writes as much as before. The first copy
+    /// contains everything, so it says nothing about this.
     pub fn outstanding(&self) -> u64 {
         let known = self.last.as_ref().filter(|last| last.count > 1);
         known.map_or(0, |last| last.bytes)
@@ -132,7 +132,7 @@ impl Copies {
 mod tests {
     use super::*;
 
-    /// Time enough.
+    /// More than enough time.
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]

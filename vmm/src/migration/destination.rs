@@ -1,4 +1,4 @@
-//! The destination: phases as values, each with what it owns.
+//! The destination: its phases are values that own what each phase needs.
 
 use std::{
     fs::File,
@@ -24,35 +24,35 @@ use super::{
 };
 use crate::machine::applications;
 
-/// How long a machine that could run waits for GO.
+/// How long a machine that is ready to run waits for GO.
 pub const WAIT_FOR_GO: Duration = Duration::from_secs(30);
 
-/// How long a source may keep silent while workers there stop and save, one after the other.
+/// How long a source may keep silent while its workers stop and then save.
 const WORKERS: Duration = applications::LONG.saturating_mul(2).saturating_add(STALL);
 
-/// How long a source has to make its whole offer.
+/// Time limit for a source to send its complete offer.
 const OFFER: Duration = Duration::from_secs(10);
 
-/// The most that a source is believed to need for stopping its machine, in milliseconds.
+/// Upper limit, in milliseconds, of what the source claims to need for stopping its machine.
 const MOST_MS: u64 = 10_000;
 
-/// What is going on while workers are waited for.
+/// The activity while waiting for workers.
 const COPYING: &str = "having workers make a copy of applications";
 
-/// Who makes the machine. Called on the thread of the migration, which waits.
+/// Builds the machine. Called on the migration's thread, which waits for the result.
 pub trait Host: Send {
-    /// Every reason why the offer cannot be taken; empty if it can.
+    /// Returns every reason why the offer cannot be accepted; empty if it can.
     fn examine(&mut self, offer: &Offer) -> Vec<String>;
-    /// Whether that is the host on which this is, too.
+    /// Whether `host` is the host that this process runs on.
     fn is_here(&self, host: &HostId) -> bool;
-    /// Makes a machine with memory, of the files if there are any.
+    /// Creates a machine with memory, backed by the given files if there are any.
     fn prepare(
         &mut self,
         offer: Offer,
         files: Vec<GivenFile>,
     ) -> std::result::Result<Vec<Region>, String>;
-    /// Has workers make a copy of applications that go on at the source, and waits for them unless that is
-    /// cancelled. Those of a migration that fails end with the machine.
+    /// Makes workers create copies of applications that still run at the source, and waits for them unless that is
+    /// cancelled. If the migration fails, these workers end together with the machine.
     fn copy(
         &mut self,
         ports: Vec<CopiedPort>,
@@ -62,8 +62,8 @@ pub trait Host: Send {
         let _ = (ports, archive, cancel);
         Err("there are no accelerators".to_owned())
     }
-    /// Devices and vCPUs as they were at that moment, if it is known, and applications of accelerators if
-    /// some have come, as for [`Host::copy`]. The machine stands still, without disk locks.
+    /// Restores devices and vCPUs to the state at that moment, if it is known, and the applications of accelerators if
+    /// any have arrived, as for [`Host::copy`]. The machine is paused, without disk locks.
     fn restore(
         &mut self,
         state: Vec<u8>,
@@ -73,46 +73,46 @@ pub trait Host: Send {
     ) -> std::result::Result<(), String>;
     /// Starts a thread.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
-    /// Starts the thread of a connection that takes memory over.
+    /// Starts the thread of a connection that receives memory.
     fn start_lane(&mut self, number: u32, body: Body) -> std::result::Result<(), String> {
         let _ = number;
         self.start(body)
     }
-    /// Takes the disk locks.
+    /// Acquires the disk locks.
     fn take_locks(&mut self) -> std::result::Result<(), String>;
-    /// Where applications that it comes with will ask for contents that follow, when it runs.
+    /// Where the machine's applications will request contents that follow after it has started to run.
     fn asking(&mut self) -> std::result::Result<Vec<Asking>, String> {
         Ok(Vec::new())
     }
-    /// Lets the machine run. It has its locks; after an error it is gone, with them.
+    /// Lets the machine run. It must hold its locks; after an error the machine is gone, and the locks with it.
     fn run(&mut self) -> std::result::Result<(), String>;
-    /// The machine runs. Beside its memory, the move has cost it so long.
+    /// The machine runs. `fixed` is the downtime of the migration apart from memory.
     fn has_moved(&mut self, fixed: Duration);
 }
 
-/// Where the destination is, with what it owns there.
+/// The phase of the destination, with what it owns.
 enum Phase {
     Offer,
     Rounds(Memory),
     Final(Arriving),
-    /// What the stop has cost so far beside memory.
+    /// The downtime so far, apart from memory.
     Ready(Duration),
     Running,
 }
 
-/// How it ended without a machine.
+/// Why a migration ended without a machine.
 #[derive(Debug)]
 pub enum Ended {
-    /// Only an answer was wanted.
+    /// The source only asked whether the machine would be accepted.
     Asked,
-    /// It was no source: nothing has begun.
+    /// The peer was not a source: no migration has begun.
     Stranger(Error),
-    /// It failed; nothing is left of it.
+    /// The migration failed; nothing is left of it.
     Failed(Error),
 }
 
-/// Waits for a source, whoever else connects, and receives a machine, which runs when this returns
-/// `Ok`. A question is answered and does not end the wait.
+/// Waits for a source, whatever else connects, and receives a machine, which runs when this returns `Ok`. A dry run is
+/// answered and does not end the wait.
 pub fn receive(
     listener: &mut Listener,
     host: &mut dyn Host,
@@ -136,18 +136,18 @@ pub struct Destination<'a> {
     host: &'a mut dyn Host,
     progress: Progress,
     contents: Vec<u8>,
-    /// What applications have saved, as far as it has come, if the machine may have some.
+    /// The received part of the applications' archive, if the machine may have one.
     archive: Option<archive::Incoming>,
     /// Bytes of it.
     archived: u64,
-    /// How many copies of applications may come yet.
+    /// How many more copies of applications are accepted.
     copies: u32,
     dry_run: bool,
-    /// Contents of applications may follow.
+    /// Contents of applications may follow after the machine has started to run.
     postcopy: bool,
-    /// An offer has come.
+    /// An offer has arrived.
     is_source: bool,
-    /// Ends the connections for memory, whatever has become of the migration.
+    /// Ends the memory connections, whatever the outcome of the migration.
     of_lanes: Progress,
     /// Why one of them has failed.
     lane_failed: lanes::Failed,
@@ -160,7 +160,7 @@ impl Drop for Destination<'_> {
 }
 
 impl<'a> Destination<'a> {
-    /// Over a connection.
+    /// Creates a destination on a connection.
     pub fn new(connection: Connection, host: &'a mut dyn Host, progress: Progress) -> Self {
         Self {
             connection,
@@ -183,7 +183,7 @@ impl<'a> Destination<'a> {
         self.run_at(None)
     }
 
-    /// The same; the source may make further connections to the listener.
+    /// As [`Destination::run`]; the source may open further connections to the listener.
     fn run_at(mut self, mut listener: Option<&mut Listener>) -> std::result::Result<(), Ended> {
         let mut phase = Phase::Offer;
         loop {
@@ -218,7 +218,7 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// Why it is over: what has failed here, or what the source has said.
+    /// The actual cause: an error on this side, or what the source reported.
     fn why(&mut self, error: Error) -> Error {
         let is_told = matches!(
             error,
@@ -297,7 +297,7 @@ impl<'a> Destination<'a> {
         Ok(Phase::Rounds(memory))
     }
 
-    /// Waits for further connections of the source.
+    /// Waits for the further connections of the source.
     fn lanes(
         &mut self,
         count: u32,
@@ -315,7 +315,7 @@ impl<'a> Destination<'a> {
         };
         for number in 0..count {
             let mut connection = match listener.accept_lane(&awaited, &self.progress) {
-                // It may have said why.
+                // It may have sent the reason.
                 Err(_) if awaited.source.has_ended(Duration::ZERO) => {
                     let said = self.connection.receive(&[], &mut self.contents);
                     return said.map(drop);
@@ -323,8 +323,8 @@ impl<'a> Destination<'a> {
                 connection => connection?,
             };
             connection.watch(self.of_lanes.clone());
-            // With many of them, or a low bandwidth, one may have nothing to carry for long. The first connection
-            // tells whether the source is there.
+            // With many connections or a low bandwidth, one may carry nothing for long. The first connection shows
+            // whether the source is alive.
             connection.stall = Duration::MAX;
             let (memory, progress) = (memory.clone(), self.progress.clone());
             let failed = Arc::clone(&self.lane_failed);
@@ -335,7 +335,7 @@ impl<'a> Destination<'a> {
         Ok(())
     }
 
-    /// The files that follow an offer.
+    /// Receives the files that follow an offer.
     fn files(&mut self, offer: &Offer) -> Result<Vec<GivenFile>> {
         if offer.files > MAX_FILES {
             return Err(protocol(format!("{} files with a machine", offer.files)));
@@ -393,8 +393,8 @@ impl<'a> Destination<'a> {
                     self.connection.doing = doing;
                     self.connection.send(Kind::Copy, header.round, &[])?;
                 }
-                // From here on nothing of the source changes it: a frame that is still coming by another
-                // connection is given up.
+                // From here on the source cannot change the memory any more: a frame that is still arriving on another
+                // connection is dropped.
                 _ => {
                     self.of_lanes.cancel();
                     return Ok(Phase::Final(memory.close()?));
@@ -415,8 +415,8 @@ impl<'a> Destination<'a> {
         self.for_source(|host, cancel| host.copy(copy.ports, archive, cancel))
     }
 
-    /// Does what nobody needs any more once somebody cancels the migration, or the source has ended: a thread looks
-    /// for that meanwhile.
+    /// Runs work that becomes pointless when the migration is cancelled or the source ends: another thread watches for
+    /// that meanwhile.
     fn for_source(
         &mut self,
         work: impl FnOnce(&mut dyn Host, Cancel) -> std::result::Result<(), String>,
@@ -452,7 +452,7 @@ impl<'a> Destination<'a> {
             host.restore(departure.state, departure.saved_at, archive, cancel)
         })?;
         self.connection.send(Kind::Ready, 0, &[])?;
-        // The other side says so; a machine that moves on has it as a guess.
+        // The value comes from the peer. For a machine that is migrated again it serves as an estimate.
         let stopping = Duration::from_millis(departure.stopping_ms.min(MOST_MS));
         Ok(Phase::Ready(stopping + came.elapsed()))
     }
@@ -463,7 +463,8 @@ impl<'a> Destination<'a> {
         self.connection.receive(&[Kind::Go], &mut self.contents)?;
         self.connection.uninterrupted = true;
         let came = Instant::now();
-        // It holds the locks until it runs: a source that hears nothing cannot take it for dead.
+        // The destination holds the locks until the machine runs, so a source that gets no reply cannot mistake it for
+        // dead.
         let asking = match self.postcopy {
             true => self.host.asking(),
             false => Ok(Vec::new()),
@@ -491,7 +492,7 @@ impl<'a> Destination<'a> {
 }
 
 impl Destination<'_> {
-    /// Contents of applications follow, by this connection. Without it they are lost.
+    /// Receives the contents of applications that follow on this connection. Without it they are lost.
     fn follow(&mut self, asking: Vec<Asking>) {
         let host = &mut *self.host;
         match self.connection.try_clone() {
@@ -504,7 +505,7 @@ impl Destination<'_> {
     }
 }
 
-/// Cancels when a migration is cancelled, or its source has ended, as long as something goes on.
+/// Cancels `cancel` when the migration is cancelled or its source has ended, as long as `goes_on` is alive.
 fn look(source: &OtherSide, progress: &Progress, cancel: &Cancel, goes_on: &Weak<()>) {
     while goes_on.strong_count() > 0 {
         if source.has_ended(TICK) || progress.is_cancelled() {

@@ -1,5 +1,5 @@
-//! Connecting to who may never answer: the kernel tries another host for two minutes, and waits for a path whose queue
-//! is full for ever. A wish to cancel is looked at meanwhile.
+//! Connecting to a peer that may never answer: the kernel retries a TCP connection for two minutes, and blocks
+//! indefinitely on a Unix socket whose queue is full. These functions check for cancellation meanwhile.
 
 use std::{
     io,
@@ -20,10 +20,10 @@ use super::{
     progress::Progress,
 };
 
-/// How soon a path is tried again whose listener has a full queue: nobody tells when it has room.
+/// Retry interval for a Unix socket whose listener has a full queue: there is no notification when it has room.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Connects to a path; none if that was cancelled.
+/// Connects to a path; `None` if cancelled.
 pub fn unix(path: &Path, progress: &Progress) -> io::Result<Option<UnixStream>> {
     let began = Instant::now();
     loop {
@@ -41,7 +41,7 @@ pub fn unix(path: &Path, progress: &Progress) -> io::Result<Option<UnixStream>> 
     }
 }
 
-/// Connects to `HOST:PORT`, of whose addresses the first counts that answers; none if that was cancelled.
+/// Connects to `HOST:PORT`, using the first of its addresses that answers; `None` if cancelled.
 pub fn tcp(host: &str, progress: &Progress) -> io::Result<Option<TcpStream>> {
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in host.to_socket_addrs()? {
@@ -107,8 +107,8 @@ mod tests {
     #[test]
     fn a_host_that_does_not_answer_does_not_hold_up_who_cancels() {
         let progress = Progress::new(Direction::Outgoing, "test");
-        // As many as a socket takes that nobody accepts from; what comes after is not answered.
-        // SAFETY: makes a socket, which is owned by the listener then.
+        // Fills the queue of a listener that nobody accepts from; further connections are not answered.
+        // SAFETY: creates a socket, which the listener then owns.
         let listener = unsafe {
             let socket = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0);
             assert!(socket >= 0 && libc::listen(socket, 0) == 0);
@@ -143,7 +143,7 @@ mod tests {
         let progress = Progress::new(Direction::Outgoing, "test");
         assert!(unix(&path, &progress).is_err());
         let listener = UnixListener::bind(&path).unwrap();
-        // SAFETY: no pointers; the listener keeps at most one connection waiting from here on.
+        // SAFETY: no pointers; from here on the listener queues at most one connection.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 0) }, 0);
         let mut taken = Vec::new();
         while let Ok(stream) = base::socket::connect(&path) {
@@ -155,20 +155,20 @@ mod tests {
         };
         thread::sleep(2 * AGAIN);
         assert!(!waits.is_finished());
-        // One is taken from the queue, and the next one gets its place.
+        // One connection is taken from the queue, and the next one takes its place.
         drop(listener.accept().unwrap());
         assert!(waits.join().unwrap().unwrap().is_some());
         progress.cancel();
         assert!(unix(&path, &progress).unwrap().is_none());
     }
 
-    /// A network of this thread's own, in which it reaches itself, or does not any more. None where this user may
-    /// not have one.
+    /// A network namespace of this thread, whose loopback interface can be switched on and off. `None` where this user
+    /// may not create one.
     struct Network(UdpSocket);
 
     impl Network {
         fn own() -> Option<Self> {
-            // SAFETY: no pointers; it changes this thread alone.
+            // SAFETY: no pointers; affects only this thread.
             if unsafe { libc::unshare(libc::CLONE_NEWNET) } < 0 {
                 eprintln!("not tested: a network needs root");
                 return None;
@@ -178,7 +178,7 @@ mod tests {
             Some(network)
         }
 
-        /// As `ip link set lo up`, or down: nobody is told.
+        /// As `ip link set lo up`, or down: the peers are not notified.
         fn be_up(&self, up: bool) {
             // SAFETY: all zeroes are a valid request, which outlives the call.
             let set = unsafe {
@@ -204,9 +204,9 @@ mod tests {
                 let (here, _) = listener.accept().unwrap();
                 let stream = Stream::Tcp(here.try_clone().unwrap());
                 let mut connection = Connection::new(stream, progress.clone()).unwrap();
-                // Its own patience is longer than anybody's.
+                // Longer than any other timeout, so that it does not matter here.
                 connection.stall = Duration::from_secs(3600);
-                // As for all, but sooner.
+                // As for all connections, but with shorter times.
                 let soon = Silence {
                     asked_after: Duration::from_secs(1),
                     gone_after: Duration::from_secs(2),
@@ -218,7 +218,7 @@ mod tests {
             let source = works.other_side().unwrap();
             assert!(!source.has_ended(Duration::ZERO));
             network.be_up(false);
-            // Who receives, and who only looks.
+            // A thread that receives, and one that only polls.
             let received = waits.receive(&[Kind::Offer], &mut Vec::new());
             assert!(source.has_ended(Duration::from_secs(60)));
             Some([received.unwrap_err(), source.broken()])

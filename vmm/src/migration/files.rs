@@ -1,23 +1,23 @@
-//! Files that go with a machine to another process of the same host (`local=on`).
+//! Files that are handed over with a machine to another process of the same host (`local=on`).
 
 use std::{os::fd::OwnedFd, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Most files that go with a machine.
+/// Maximum number of files that are handed over with a machine.
 pub const MAX_FILES: usize = 1024;
 
-/// What a file is. Untrusted at the destination.
+/// The purpose of a file. Untrusted at the destination.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum FileUse {
     /// The memory of a region of the offer.
     Memory {
-        /// Which of them, from 0.
+        /// Index of the region, from 0.
         region: usize,
-        /// Where in the file it begins, in bytes.
+        /// Offset in the file at which it begins, in bytes.
         offset: u64,
     },
-    /// A socket that the machine listens on.
+    /// A listening socket of the machine.
     Socket {
         /// Its path.
         path: PathBuf,
@@ -31,10 +31,10 @@ pub enum FileUse {
     },
 }
 
-/// A file that goes with a machine.
+/// A file that is handed over with a machine.
 #[derive(Debug)]
 pub struct GivenFile {
-    /// What it is.
+    /// Its purpose.
     pub what: FileUse,
     /// The file.
     pub file: OwnedFd,

@@ -1,4 +1,4 @@
-//! Frames: a header of 24 bytes and what follows it.
+//! Frames: a header of 24 bytes, followed by the contents.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -15,59 +15,59 @@
 
 use super::{Error, Result, archive, lanes::TOKEN};
 
-/// Bytes of a header.
+/// Size of a header in bytes.
 pub const HEADER: usize = 24;
-/// The first bytes of a header.
+/// Magic number at the start of a header.
 pub(super) const MAGIC: [u8; 4] = *b"GMIG";
 
-/// The contents have no checksum: they are pages, on a connection that keeps bytes intact.
+/// Flag: the contents have no checksum. Only for pages on a connection that guarantees integrity.
 const UNCHECKED: u8 = 1;
 
-/// Most bytes of pages in a frame.
+/// Maximum number of bytes of pages in a frame.
 pub const MAX_PAGES: usize = 1 << 20;
-/// Most runs of pages in a frame.
+/// Maximum number of runs of pages in a frame.
 pub const MAX_RUNS: usize = 1024;
-/// Bytes of a run.
+/// Size of an encoded run in bytes.
 pub const RUN: usize = 16;
 
-/// What a frame is.
+/// Kind of a frame.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Kind {
-    /// To the destination: what is to move.
+    /// To the destination: the machine to migrate.
     Offer = 1,
-    /// To the source: the machine has memory.
+    /// To the source: the machine has been created and has memory.
     Prepared = 2,
     /// Pages.
     Pages = 3,
-    /// The round is over; answered in kind when everything has arrived.
+    /// The round is over; acknowledged with the same kind when everything has arrived.
     Barrier = 4,
-    /// Devices and vCPUs.
+    /// State of devices and vCPUs.
     State = 5,
-    /// To the source: the machine could run.
+    /// To the source: the machine is ready to run.
     Ready = 6,
-    /// To the destination: the locks are free; the machine is yours.
+    /// To the destination: the locks are released; run the machine.
     Go = 7,
-    /// To the source: the machine runs here.
+    /// To the source: the machine runs at the destination.
     Running = 8,
-    /// Either way: it is over, for a reason.
+    /// Either way: the migration has failed, with reasons.
     Failed = 9,
-    /// To the source: the machine does not run here and will not, though GO came.
+    /// To the source: the machine does not and will not run at the destination, although GO has arrived.
     Denied = 10,
-    /// To the destination, right after the offer: a file that goes with the machine.
+    /// To the destination, right after the offer: a file that is handed over with the machine.
     File = 11,
-    /// To the destination, on another connection: it carries pages; answered in kind.
+    /// To the destination, first frame of a further connection: it will carry pages; acknowledged with the same kind.
     Join = 12,
-    /// To the destination, before the state or a copy: a piece of what applications have saved.
+    /// To the destination, before the state or a copy: a part of the applications' saved state.
     Archive = 13,
-    /// To the destination: what came before is a copy of applications, which go on; answered in kind when
-    /// workers have made it.
+    /// To the destination: the frames before were a copy of applications, which still run; acknowledged with the same
+    /// kind when workers have restored it.
     Copy = 14,
-    /// To the source, when the machine runs: contents of an application's memory that are to follow.
+    /// To the source, when the machine runs: requests contents of an application's memory that were left to follow.
     Fetch = 15,
-    /// To the destination, after archives' frames: these were all, or why there are none.
+    /// To the destination, after archive frames: these were all, or why there are none.
     Fetched = 16,
-    /// To the source: an application needs nothing more.
+    /// To the source: an application needs no more contents.
     Drained = 17,
 }
 
@@ -96,7 +96,7 @@ impl Kind {
         .find(|kind| *kind as u8 == byte)
     }
 
-    /// Most bytes that its contents have.
+    /// Maximum length of its contents in bytes.
     pub fn limit(self) -> usize {
         match self {
             Self::Offer => 16 << 20,
@@ -120,17 +120,17 @@ impl Kind {
 /// A header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Header {
-    /// What it is.
+    /// Kind of the frame.
     pub kind: Kind,
-    /// Round, from 0; 0 outside of rounds.
+    /// Number of the round, from 0; 0 outside of rounds.
     pub round: u32,
-    /// Bytes that follow: at most as many as the kind has.
+    /// Length of the contents in bytes: at most [`Kind::limit`].
     pub length: usize,
     crc: Option<u32>,
 }
 
 impl Header {
-    /// The header of a frame with these contents.
+    /// The header of a frame with the given contents.
     pub fn of(kind: Kind, round: u32, contents: &[u8], checked: bool) -> Self {
         Self {
             kind,
@@ -140,7 +140,7 @@ impl Header {
         }
     }
 
-    /// The header of a frame of pages: a list of runs, and so many bytes of pages that have the checksum.
+    /// The header of a page frame: a list of runs, followed by `pages` bytes of pages, with the checksum `crc`.
     pub fn of_pages(round: u32, list: &[u8], pages: usize, crc: Option<u32>) -> Self {
         Self {
             kind: Kind::Pages,
@@ -150,7 +150,7 @@ impl Header {
         }
     }
 
-    /// Its bytes.
+    /// Encodes the header.
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -165,7 +165,7 @@ impl Header {
         bytes
     }
 
-    /// The header in bytes that may be anything.
+    /// Decodes a header from untrusted bytes.
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Self> {
         let number = |at: usize| {
             let mut number = [0; 4];
@@ -202,12 +202,12 @@ impl Header {
         })
     }
 
-    /// Whether these are the contents that were sent.
+    /// Checks the contents against the header's checksum.
     pub fn check(&self, contents: &[u8]) -> Result<()> {
         self.check_crc(|| crc32fast::hash(contents))
     }
 
-    /// Whether the contents, whose CRC-32 this is, are those that were sent.
+    /// Checks the CRC-32 of the contents against the header's checksum.
     pub fn check_crc(&self, of_contents: impl FnOnce() -> u32) -> Result<()> {
         match self.crc {
             Some(crc) if of_contents() != crc => {
@@ -218,18 +218,18 @@ impl Header {
     }
 }
 
-/// Pages that follow each other.
+/// Consecutive pages.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Run {
-    /// Guest-physical address of the first.
+    /// Guest-physical address of the first page.
     pub guest: u64,
-    /// How many, from 1.
+    /// Number of pages, at least 1.
     pub pages: u32,
-    /// They are all zero, and not in the frame.
+    /// The pages are all zero and not contained in the frame.
     pub zero: bool,
 }
 
-/// The list of runs with which the contents of a frame of pages begin. The pages of those that are not zero follow.
+/// Encodes the list of runs with which the contents of a page frame begin. The pages of the non-zero runs follow it.
 pub fn encode_runs(runs: &[Run], into: &mut Vec<u8>) {
     into.clear();
     // At most MAX_RUNS.
@@ -241,7 +241,7 @@ pub fn encode_runs(runs: &[Run], into: &mut Vec<u8>) {
     }
 }
 
-/// Bytes of the runs of which there are as many as the first word of contents says, which may be anything.
+/// Length in bytes of the list of runs, from the count in the first word of untrusted contents.
 pub fn runs_length(count: [u8; 4], contents: usize) -> Result<usize> {
     let count = u32::from_le_bytes(count) as usize;
     if count > MAX_RUNS {
@@ -253,7 +253,8 @@ pub fn runs_length(count: [u8; 4], contents: usize) -> Result<usize> {
     }
 }
 
-/// The runs in bytes that may be anything, which so many bytes of pages follow: exactly as many as the runs say.
+/// Decodes the runs from untrusted bytes. `data` is the number of bytes of pages that follow and must match the runs
+/// exactly.
 pub fn decode_runs(list: &[u8], data: usize) -> Result<Vec<Run>> {
     let mut runs = Vec::with_capacity(list.len() / RUN);
     let mut bytes = 0_usize;
@@ -325,7 +326,7 @@ mod tests {
             };
             assert!(Header::decode(&header.encode()).is_err(), "{kind:?}");
         }
-        // Only pages may go without a checksum.
+        // Only pages may be sent without a checksum.
         let state = Header::of(Kind::State, 0, b"", false);
         assert!(Header::decode(&state.encode()).is_err());
         let pages = Header::of(Kind::Pages, 0, b"", false);
