@@ -1,4 +1,4 @@
-//! What carries calls out, for each accelerator API.
+//! Executes calls, for each accelerator API.
 
 #[cfg(feature = "server")]
 pub mod cuda;

@@ -21,8 +21,9 @@ use crate::{
 };
 
 impl Server {
-    /// A stream for what allocates or frees in its order, and the graph that it is captured to, if it is: that
-    /// does so with each launch.
+    /// Looks up a stream for an allocation or free in stream order. Also returns the graph into
+    /// which the stream is being captured, if any: the graph then allocates or frees with each
+    /// launch.
     fn ordered(&mut self, stream: u32) -> Result<(CUstream, Option<u32>), i32> {
         let stream = self.backend.objects.raw(Kind::Stream, stream)?;
         if !self.is_captured(stream) {
@@ -33,7 +34,7 @@ impl Server {
         let objects = &mut self.backend.objects;
         match objects.number(Kind::Graph, graph, 0, 0) {
             0 => Err(codes::INVALID_VALUE),
-            // One of a conditional node allocates nothing.
+            // The body graph of a conditional node cannot allocate.
             graph if objects.get(Kind::Graph, graph)?.owner != 0 => Err(codes::NOT_SUPPORTED),
             graph => Ok((stream as CUstream, Some(graph))),
         }
@@ -66,12 +67,12 @@ impl Server {
             }
         })?;
         if let Some(graph) = graph {
-            // That it could be charged: that is done for each executable graph.
+            // This charge only checked the quota: each executable graph is charged by itself.
             let memory = &mut self.backend.memory;
             memory.insert_of_graph(at, call.size, call.context, graph);
             return Ok(at);
         }
-        // What comes of a pool outlives contexts.
+        // Memory from a pool outlives contexts.
         let context = match call.source {
             Source::Device() => call.context,
             Source::Stream(_) | Source::Pool(..) => 0,
@@ -97,7 +98,7 @@ impl Server {
         if self.enter(call.context)? == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
-        // The driver's pitch is known afterwards; no driver aligns rows to more than this.
+        // The driver's pitch is known only afterwards. No driver aligns rows to more than this.
         const PITCH: u64 = 4096;
         let most = call.width.checked_next_multiple_of(PITCH);
         let size = most.and_then(|most| most.checked_mul(call.height));
@@ -114,7 +115,7 @@ impl Server {
             )
         ))?;
         let size = (pitch as u64).saturating_mul(call.height);
-        // What the pitch did not need is given back.
+        // Returns the part of the charge that the actual pitch does not need.
         let charge = self.quota.charge(size).map_or(charge, Arc::new);
         self.keep(at, size, call.context, charge);
         Ok((at, pitch as u64))
@@ -162,7 +163,7 @@ impl Server {
         Ok(((free as u64).min(self.quota.left()).min(all), all))
     }
 
-    /// Has the driver know a stretch of the window: where the device has it.
+    /// Registers a range of the window with the driver and returns its device address.
     pub(super) fn pin(&mut self, call: &Pin) -> Result<u64, i32> {
         if self.enter(call.context)? == 0 {
             return Err(codes::INVALID_CONTEXT);
@@ -171,7 +172,7 @@ impl Server {
         let at = at.ok_or(codes::INVALID_VALUE)?;
         let backend = &mut self.backend;
         let stretch = (call.offset, call.length);
-        // What is in use of it another way cannot be in one part any more.
+        // A range that is already registered in several parts cannot become a single part.
         if call.whole && backend.cover.splits(&self.window, call.offset, call.length) {
             return Err(codes::NOT_SUPPORTED);
         }

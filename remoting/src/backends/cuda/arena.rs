@@ -1,27 +1,27 @@
-//! Where a worker's driver puts memory: at addresses that no guest uses for anything else, so that
+//! Makes a worker's driver place memory at addresses that no guest uses for anything else, so that
 //! an address means the same to the application and to the device.
 //!
-//! All other free address space is filled before the driver is opened, with mappings that cannot be
-//! accessed. The first 16 GiB stay free: NVIDIA's driver wants some low addresses (0x2_0560_0000 to
-//! 0x3_0020_0000 with 580.159) whatever else is free, and fails without. So filled, it puts device
-//! memory, pools and reservations into the arena, of every size.
+//! Before the driver is opened, all other free address space is filled with inaccessible mappings.
+//! The first 16 GiB stay free: NVIDIA's driver needs some low addresses (0x2_0560_0000 to
+//! 0x3_0020_0000 with 580.159) whatever else is free, and fails without them. With the rest filled,
+//! it places device memory, pools and reservations of every size in the arena.
 
 use std::{io, ops::Range};
 
 use crate::apis::cuda::WINDOW as WINDOW_START;
 
-/// What stays free beside low addresses.
+/// The range that stays free besides the low addresses.
 pub const ARENA: Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
-/// Where the window goes, in guest and worker: the beginning of the arena. No window is larger.
+/// The window's addresses, in guest and worker: the start of the arena. No window is larger.
 pub const WINDOW: Range<u64> = WINDOW_START..WINDOW_START + (1 << 40);
-/// Low addresses that stay free.
+/// Addresses below this stay free.
 const LOW: u64 = 16 << 30;
-/// The end of a process's addresses, with four levels of page tables.
+/// The end of a process's address space with four-level page tables.
 const END: u64 = 0x7fff_ffff_f000;
-/// Below this nothing can be mapped.
+/// Nothing can be mapped below this address.
 const START: u64 = 1 << 16;
 
-/// Address space between mappings of this process, as the kernel lists it.
+/// The gaps between this process's mappings, as listed by the kernel.
 fn gaps() -> io::Result<Vec<Range<u64>>> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let mut gaps = Vec::new();
@@ -47,10 +47,10 @@ fn gaps() -> io::Result<Vec<Range<u64>>> {
     Ok(gaps)
 }
 
-/// What of a gap is to be filled: all but low addresses and the arena; below the stack, room for
-/// it to grow.
+/// The parts of a gap to fill: all but low addresses and the arena. Below the stack, room for its
+/// growth is left.
 fn filled(gap: &Range<u64>) -> [Range<u64>; 2] {
-    // The stack's limit is 8 MiB as a rule, and threads' stacks are mappings of their own.
+    // The stack's limit is usually 8 MiB, and threads' stacks are mappings of their own.
     const STACK: u64 = 64 << 20;
     let end = gap.end.saturating_sub(STACK).max(gap.start);
     let end = if gap.end == END { gap.end } else { end };
@@ -63,7 +63,7 @@ fn reserve(range: &Range<u64>) -> io::Result<()> {
     let flags =
         libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let length = (range.end - range.start) as usize;
-    // SAFETY: new addresses only; nothing that is mapped is replaced.
+    // SAFETY: maps only unused addresses; MAP_FIXED_NOREPLACE replaces no existing mapping.
     let got = unsafe { libc::mmap(range.start as *mut _, length, libc::PROT_NONE, flags, -1, 0) };
     if got == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -71,8 +71,8 @@ fn reserve(range: &Range<u64>) -> io::Result<()> {
     Ok(())
 }
 
-/// Fills the address space outside of the arena, and keeps the window's place in it. Ten mappings or
-/// so: what cannot be filled stays as it is.
+/// Fills the address space outside the arena, and reserves the window's place in it. This takes
+/// about ten mappings. Gaps that cannot be filled stay free.
 ///
 /// # Errors
 /// The process cannot read its own mappings, or the window's place is taken.
@@ -80,7 +80,8 @@ pub fn fill() -> io::Result<()> {
     reserve(&WINDOW)?;
     for range in gaps()?.iter().flat_map(filled) {
         if range.start < range.end {
-            // One that has grown since it was listed: the driver finds places all the same.
+            // A mapping may have grown into the gap since it was listed. The driver still finds its
+            // places.
             let _ = reserve(&range);
         }
     }
@@ -97,7 +98,7 @@ mod tests {
         let [below, above] = filled(&whole);
         assert_eq!(below, LOW..ARENA.start);
         assert_eq!(above, ARENA.end..END);
-        // Within the arena nothing is filled.
+        // Nothing is filled within the arena.
         let inside = 0x2100_0000_0000..0x2200_0000_0000;
         assert!(filled(&inside).iter().all(|part| part.start >= part.end));
     }

@@ -1,4 +1,4 @@
-//! CUDA as a session's backend: the application's objects, and which method carries out which request.
+//! CUDA as a session's backend: the application's objects, and the method that executes each request.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -36,53 +36,53 @@ use crate::{
     },
 };
 
-/// The CUDA objects of one application, and the driver that has them.
+/// The CUDA objects of one application, and the driver that owns them.
 #[derive(Debug)]
 pub struct CudaBackend {
     pub(super) api: Arc<Api>,
-    /// The devices that are offered: the driver's, by the client's ordinals.
+    /// The devices offered to the client: the driver's devices, indexed by the client's ordinals.
     pub(super) devices: Vec<i32>,
     pub(super) objects: Objects,
     pub(super) memory: Memory,
-    /// Charges for memory that the client has let go of and that is still in use.
+    /// Charges for memory that the client has freed but that is still in use.
     pub(super) kept: Kept,
     pub(super) cover: Cover,
-    /// How often each device's primary context is retained.
+    /// Retain count of each device's primary context.
     pub(super) primary: HashMap<i32, u32>,
-    /// Captures that are under way: fences are no part of them.
+    /// Captures in progress. Fences must not become part of them.
     pub(super) captures: Captures,
-    /// Handles of cuBLAS and cuBLASLt, by number.
+    /// cuBLAS and cuBLASLt handles, by number.
     pub(super) linear: HashMap<u32, linear::State>,
-    /// Algorithms that the client has been told of.
+    /// Algorithms that have been returned to the client.
     pub(super) algorithms: HashSet<Algorithm>,
-    /// Textures and surfaces.
+    /// Texture and surface objects.
     pub(super) textures: HashSet<Texture>,
-    /// Errors of what nobody waited for, by context.
+    /// Errors of calls whose result nobody waited for, by context.
     pub(super) deferred: HashMap<u32, i32>,
-    /// Functions of the client that the driver has and that have not returned.
+    /// Client functions that have been passed to the driver and have not returned yet.
     pub(super) pending: Pending,
-    /// What kernels print, if it can be told.
+    /// The output of kernels, if it can be captured.
     pub(super) printed: Option<Printed>,
-    /// Whose legacy stream has been given work since all of that was waited for.
+    /// The contexts whose legacy stream has been given work since it was last synchronized.
     pub(super) legacy: LegacyWork,
-    /// Contexts of which a stream was destroyed before its work was done: nothing but a wait for the
-    /// whole context tells when that is.
+    /// Contexts of which a stream was destroyed before its work completed. Only a wait for the whole context tells when
+    /// that work is done.
     pub(super) left: HashSet<u32>,
-    /// The driver's stream to which the last request has given a kernel.
+    /// The driver's stream on which the last request launched a kernel.
     pub(super) launched: Option<usize>,
-    /// Whether a kernel that may print has been given to the driver, or to a graph.
+    /// Whether a kernel that may print has been launched or added to a graph.
     pub(super) prints: bool,
-    /// How many functions of the client graphs may have.
+    /// The number of client functions that graphs may hold.
     pub(super) lasting: Arc<AtomicUsize>,
-    /// Launches of graphs that may call functions of the client.
+    /// Launches of graphs that may call client functions.
     pub(super) calling: Vec<Fence>,
-    /// Graphs' handles for conditional nodes, and the graph of each.
+    /// Graphs' handles for conditional nodes, with the graph of each.
     pub(super) conditionals: HashMap<u64, u32>,
-    /// What the client has graphs have.
+    /// User objects that the client has attached to graphs.
     pub(super) user_objects: UserObjects,
-    /// What waits for a context's work or for functions of the client, as the driver would.
+    /// Requests that wait for a context's work or for client functions, as the driver itself would.
     pub(super) put_off: Vec<PutOff>,
-    /// What waits for functions of the client and has to come before all that follows.
+    /// A request that waits for client functions and must execute before all requests that follow.
     pub(super) parked: Option<(Header, Request)>,
 }
 
@@ -90,7 +90,7 @@ pub struct CudaBackend {
 pub type Server = Session<CudaBackend>;
 
 impl CudaBackend {
-    /// Offers those devices of the driver in whose names `device` occurs; all if it is empty.
+    /// Offers the driver's devices whose names contain `device`; all of them if it is empty.
     pub fn new(api: Arc<Api>, device: &str) -> Self {
         let devices = super::start::devices(&api, device);
         Self {
@@ -121,17 +121,17 @@ impl CudaBackend {
         }
     }
 
-    /// Has the client told of what kernels print, which the driver writes to this process's standard
-    /// output: that is memory from here on.
+    /// Reports to the client what kernels print. The driver writes it to this process's standard output, which this
+    /// redirects to memory.
     ///
     /// # Errors
-    /// It cannot be: kernels print to this process's output as it is.
+    /// Standard output cannot be redirected: kernels keep printing to this process's output.
     pub fn tell_printed(&mut self) -> std::io::Result<()> {
         self.printed = Some(Printed::replace_output()?);
         Ok(())
     }
 
-    /// Whether functions of the client are pending, as far as is known.
+    /// Whether client functions are known to be pending.
     pub(super) fn has_pending(&mut self) -> bool {
         let api = &self.api;
         let before = api.current();
@@ -143,7 +143,7 @@ impl CudaBackend {
             !over
         });
         let any = !self.calling.is_empty() || self.pending.any(api);
-        // Looks at fences and contexts make these current; the caller goes on in its own.
+        // Polling fences and contexts makes their contexts current; the caller continues in its own.
         api.enter(before);
         any
     }
@@ -192,7 +192,7 @@ impl Backend for CudaBackend {
             return Ok(false);
         };
         let (header, request, rounds) = backend.put_off.remove(place).take(&backend.api);
-        // Other threads may have given the driver more work meanwhile.
+        // Other threads may have submitted more work to the driver meanwhile.
         session.begin(header, request, rounds)?;
         Ok(true)
     }
@@ -206,7 +206,7 @@ impl Backend for CudaBackend {
     }
 
     fn waited(&mut self, fences: &[Fence]) {
-        // The driver prints what kernels have printed where it waits, not where it is asked.
+        // The driver flushes what kernels have printed when it waits, not when it is polled.
         if self.printed.is_some() {
             for fence in fences {
                 self.api.wait_over(*fence);
@@ -218,7 +218,7 @@ impl Backend for CudaBackend {
         self.printed.as_mut()?.take()
     }
 
-    // The driver keeps nothing back.
+    // The driver holds nothing back.
     fn flush(&self, _: u32) {}
 
     fn flush_all(&self) {}
@@ -230,7 +230,7 @@ impl Backend for CudaBackend {
     fn sweep_after(&mut self, _: &mut Vec<Fence>) {}
 }
 
-/// Whether the driver may wait for work that it has before it returns.
+/// Whether the driver may wait for outstanding work before it returns from this call.
 fn may_block(request: &Request) -> bool {
     match request {
         Request::Write(_)
@@ -259,30 +259,30 @@ fn may_block(request: &Request) -> bool {
     }
 }
 
-/// What a command has been given to.
+/// Where a command has been submitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Submitted {
     /// The driver's context.
     pub(super) context: usize,
-    /// The client's number of the stream.
+    /// The client's stream number.
     pub(super) stream: u32,
     /// The driver's stream.
     pub(super) raw: usize,
 }
 
-/// Whose legacy stream may have work.
+/// The contexts whose legacy stream may have outstanding work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum LegacyWork {
     #[default]
     Nobodys,
-    /// Of this context of the driver.
+    /// This driver context.
     Of(usize),
-    /// Of several, for good.
+    /// Several contexts. This state is final.
     Several,
 }
 
 impl LegacyWork {
-    /// A context's legacy stream has been given work.
+    /// Records that a context's legacy stream has been given work.
     pub(super) fn given(&mut self, context: usize) {
         *self = match *self {
             Self::Nobodys => Self::Of(context),
@@ -291,7 +291,7 @@ impl LegacyWork {
         };
     }
 
-    /// All of it has been waited for.
+    /// Records that all work of the context's legacy stream has completed.
     pub(super) fn done(&mut self, context: usize) {
         if *self == Self::Of(context) {
             *self = Self::Nobodys;
@@ -299,20 +299,20 @@ impl LegacyWork {
     }
 }
 
-/// Whether a client's number of a stream is the legacy one's.
+/// Whether the client's stream number denotes the legacy stream.
 pub(super) fn is_legacy(stream: u32) -> bool {
     matches!(stream, 0 | LEGACY)
 }
 
 impl Server {
-    /// Makes the client's context current: the driver's handle; 0 for none.
+    /// Makes the client's context current and returns the driver's handle; 0 for no context.
     pub(super) fn enter(&mut self, context: u32) -> Result<usize, i32> {
         let raw = self.backend.objects.raw(Kind::Context, context)?;
         self.backend.api.enter(raw);
         Ok(raw)
     }
 
-    /// Makes the client's context current and finds a stream of it.
+    /// Makes the client's context current and looks up one of its streams.
     pub(super) fn submit_to(&mut self, context: u32, stream: u32) -> Result<Submitted, i32> {
         let raw_context = self.enter(context)?;
         if raw_context == 0 {
@@ -329,19 +329,19 @@ impl Server {
         })
     }
 
-    /// Whether all of a stretch of addresses is the client's own memory.
+    /// Whether the whole address range is the client's own memory.
     pub(super) fn is_clients(&self, at: u64, size: u64) -> bool {
         self.backend.memory.holds(at, size)
             || self.window.offset_of(at as *const u8, size).is_some()
     }
 
-    /// Whether this thread may wait in the driver.
+    /// Whether this thread may block in the driver.
     pub(super) fn stays(&mut self, header: Header) -> bool {
         self.may_stay(header) && !self.backend.has_pending()
     }
 
-    /// Keeps account of a command: of what it uses of the window, of the device's time, and of the
-    /// answer. `metered` is what the session has said of it before.
+    /// Finishes a command: releases its stage, meters its device time and answers it. `metered` is the request class
+    /// that the session determined beforehand.
     pub(super) fn conclude(
         &mut self,
         header: Header,
@@ -413,7 +413,7 @@ impl Server {
         Ok(())
     }
 
-    /// Answers with an error, or keeps it for the context's next call that waits.
+    /// Answers with an error, or keeps the error for the context's next call that waits.
     pub(super) fn fail(&mut self, header: Header, context: u32, code: i32) -> Result<(), Gone> {
         if header.flags.has(Flags::ANSWER) {
             return self.answer(header, &Err::<(), i32>(code));
@@ -422,7 +422,7 @@ impl Server {
         Ok(())
     }
 
-    /// The error of something that nobody waited for, once.
+    /// Takes the deferred error of a call whose result nobody waited for.
     pub(super) fn take_deferred(&mut self, context: u32) -> Option<i32> {
         if self.backend.deferred.is_empty() {
             return None;
@@ -430,7 +430,7 @@ impl Server {
         self.backend.deferred.remove(&context)
     }
 
-    /// Carries a request out, or keeps it until the driver need not wait in it.
+    /// Executes a request, or defers it until the driver does not need to wait in it.
     fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
         if self.backend.has_pending() && may_block(&request) {
             self.wait_for_functions(header, request, rounds);
@@ -443,7 +443,7 @@ impl Server {
     }
 
     fn carry_out(&mut self, header: Header, request: Request) -> Result<(), Error> {
-        /// Calls a method and answers with what it returns.
+        /// Calls a method and answers with its result.
         macro_rules! answered {
             ($call:expr, $method:ident) => {{
                 let outcome = self.$method($call);

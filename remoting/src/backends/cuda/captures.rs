@@ -1,7 +1,7 @@
-//! Captures of streams that are under way.
+//! Stream captures in progress.
 //!
-//! The graph that a capture makes can be seen before its end, and memory may have been allocated in it. If no
-//! graph comes of the capture, or its stream goes first, the driver ends that graph by itself.
+//! The graph that a capture builds is visible before the capture ends, and memory may have been allocated in it. If the
+//! capture yields no graph, or its stream is destroyed first, the driver destroys that graph by itself.
 
 use std::{collections::HashMap, ptr::null_mut};
 
@@ -20,28 +20,28 @@ use crate::{
     wire::Blob,
 };
 
-/// The most nodes that come before what is captured next.
+/// Maximum number of nodes that the next captured node depends on.
 const MOST: usize = 64 << 10;
 
-/// Captures by the driver's handles of the streams in which they have begun.
+/// Captures, keyed by the driver's handles of the streams in which they began.
 #[derive(Debug, Default)]
 pub(super) struct Captures(HashMap<usize, Target>);
 
-/// The graph that a capture makes, by the driver's handle.
+/// The graph that a capture builds, by the driver's handle.
 #[derive(Clone, Copy, Debug)]
 enum Target {
-    /// One that was there before, and stays.
+    /// A graph that existed before the capture, and outlives it.
     Existing(usize),
-    /// A new one.
+    /// A new graph.
     New(usize),
-    /// That is not known.
+    /// Unknown.
     Unknown,
-    /// The capture has become invalid: no graph comes of it.
+    /// The capture has been invalidated: it yields no graph.
     None,
 }
 
 impl Target {
-    /// Whether it may be this graph.
+    /// Whether the target may be this graph.
     fn may_be(self, graph: usize) -> bool {
         match self {
             Self::Existing(own) | Self::New(own) => own == graph,
@@ -52,14 +52,14 @@ impl Target {
 }
 
 impl Captures {
-    /// Whether there is any.
+    /// Whether any capture is in progress.
     pub(super) fn is_any(&self) -> bool {
         !self.0.is_empty()
     }
 }
 
 impl Server {
-    /// Whether a stream is being captured, so that nothing may be added to it.
+    /// Whether a stream is being captured, so that no fence may be added to it.
     pub(super) fn is_captured(&self, stream: usize) -> bool {
         if !self.backend.captures.is_any() {
             return false;
@@ -72,10 +72,11 @@ impl Server {
         status != Status::CU_STREAM_CAPTURE_STATUS_NONE
     }
 
-    /// The graph that a stream is captured to: the driver's handle; 0 if it is not, or for nothing.
+    /// The graph into which a stream is being captured, by the driver's handle; 0 if it is not being captured, or its
+    /// capture has no graph.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub(super) fn captured_to(&self, stream: usize) -> Result<usize, i32> {
         let (mut status, mut graph) = (Status::CU_STREAM_CAPTURE_STATUS_NONE, null_mut());
         outcome(cu!(
@@ -92,7 +93,7 @@ impl Server {
         Ok(graph as usize)
     }
 
-    /// What the client is told of a capture.
+    /// Returns the state of a capture to the client.
     pub(super) fn capture_info(&mut self, call: &CaptureInfo) -> Result<Captured, i32> {
         self.enter(call.context)?;
         let stream = self.backend.objects.raw(Kind::Stream, call.stream)? as CUstream;
@@ -113,7 +114,7 @@ impl Server {
             )
         );
         if code == codes::NOT_SUPPORTED {
-            // Of a driver that knows no other edges than those without data.
+            // A driver that only knows edges without data.
             code = cu!(
                 api,
                 cuStreamGetCaptureInfo_v2(
@@ -145,7 +146,7 @@ impl Server {
         (captured.id, captured.graph) = (id, objects.number(Kind::Graph, graph as usize, 0, 0));
         for index in 0..count {
             objects.check_room()?;
-            // SAFETY: the driver's arrays of so many, until its next call that has to do with the stream.
+            // SAFETY: the driver's arrays have `count` elements and stay valid until its next call on the stream.
             let (node, edge) = unsafe {
                 let edge = (!edges.is_null()).then(|| edges.add(index).cast::<[u8; 8]>().read());
                 (nodes.add(index).read(), edge.unwrap_or_default())
@@ -157,7 +158,7 @@ impl Server {
         Ok(captured)
     }
 
-    /// A capture has begun, to a graph that was there before or to a new one.
+    /// Records the start of a capture, to an existing graph or to a new one.
     pub(super) fn capture_begun(&mut self, stream: usize, is_existing: bool) {
         let target = match self.captured_to(stream) {
             Ok(0) | Err(_) => Target::Unknown,
@@ -167,18 +168,18 @@ impl Server {
         self.backend.captures.0.insert(stream, target);
     }
 
-    /// A capture's graph has been made: the client's from here on.
+    /// Records the end of a capture. Its graph is the client's from now on.
     pub(super) fn capture_ended(&mut self, stream: usize) {
         self.backend.captures.0.remove(&stream);
     }
 
-    /// The end of a capture has failed, or its stream has gone: no graph comes of it.
+    /// Records that ending a capture failed, or that its stream is gone: it yields no graph.
     pub(super) fn capture_failed(&mut self, stream: usize) {
         let target = self.backend.captures.0.remove(&stream);
         self.forget_target(target);
     }
 
-    /// Forgets a graph that does not come of a capture, as the driver does.
+    /// Forgets the new graph of a capture that yields none; the driver destroys it.
     fn forget_target(&mut self, target: Option<Target>) {
         if let Some(Target::New(graph)) = target
             && let Some(graph) = self.backend.objects.known(Kind::Graph, graph)
@@ -187,7 +188,7 @@ impl Server {
         }
     }
 
-    /// Captures may have become invalid: when the driver ends their graphs is not known.
+    /// Forgets the graphs of captures that have been invalidated: when the driver destroys them is unknown.
     pub(super) fn forget_invalid_captures(&mut self) {
         let api = &self.backend.api;
         let is_invalid = |stream: usize| {
@@ -208,11 +209,11 @@ impl Server {
         }
     }
 
-    /// That a graph, or one of its nodes, can be destroyed: not while it is captured to, as the driver goes on
-    /// with it.
+    /// Checks that a graph, or one of its nodes, can be destroyed: not while it is the target of a capture, since the
+    /// driver would go on using it.
     ///
     /// # Errors
-    /// It is captured to, or there is no such object.
+    /// It is the target of a capture, or there is no such object.
     pub(super) fn may_destroy(&self, kind: Kind, id: u32) -> Result<(), i32> {
         let (objects, captures) = (&self.backend.objects, &self.backend.captures);
         let object = objects.get(kind, id)?;
@@ -222,7 +223,7 @@ impl Server {
         };
         let is_captured_to = match graph {
             Ok(graph) => captures.0.values().any(|target| target.may_be(graph.raw)),
-            // A node of which that is not known may be of any.
+            // A node whose graph is unknown may belong to any of them.
             Err(_) => captures.is_any(),
         };
         match is_captured_to {
@@ -231,7 +232,7 @@ impl Server {
         }
     }
 
-    /// Streams may have gone with their context: so have their captures.
+    /// Ends the captures of streams that may have been destroyed with their context.
     pub(super) fn end_captures_without_stream(&mut self) {
         let objects = &self.backend.objects;
         let streams = self.backend.captures.0.keys().copied();

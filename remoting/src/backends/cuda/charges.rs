@@ -1,10 +1,9 @@
 //! Charges for device memory, which last as long as the driver needs the memory.
 //!
-//! Memory that is freed in the order of a stream, or that belongs to a graph that is running, is in use after
-//! the client has let go of it; and the driver keeps what is freed to a pool, or by a graph, to give it out
-//! again. Such a charge is returned once the device has done the work and the driver has given the memory
-//! back: it is asked now and then how much it keeps, and to keep nothing when the quota would not suffice
-//! otherwise.
+//! Memory that is freed in stream order, or that belongs to a running graph, stays in use after the client has released
+//! it. The driver also caches memory that was freed to a pool, or by a graph, for later allocations. Such a charge is
+//! returned once the device has finished the work and the driver has given the memory back. To find out, the driver is
+//! occasionally asked how much it caches; it is told to release its caches when the quota would not suffice otherwise.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -21,22 +20,22 @@ use crate::{
     session::{backend::Fences, quota::Charge},
 };
 
-/// How long an allocation that does not fit waits for memory that is about to be freed: no other thread of
-/// the client is served meanwhile.
+/// Maximum time for which an allocation that exceeds the quota waits for memory that is about to be freed. No other
+/// thread of the client is served meanwhile.
 const LONGEST: Duration = Duration::from_secs(1);
-/// How often it looks.
+/// Interval between its checks.
 const NAP: Duration = Duration::from_micros(100);
-/// So many charges are kept before the first look at which of them can be returned.
+/// Number of charges kept before the first check for returnable ones.
 const FIRST_LOOK: usize = 64;
 
-/// Charges for memory that the client has let go of.
+/// Charges for memory that the client has freed.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Those for memory that may be in use.
+    /// Charges for memory that may still be in use.
     used: Vec<KeptCharge>,
-    /// How many there were after the last look.
+    /// Number of entries left in `used` after the last check.
     left: usize,
-    /// For memory that is in no use, of which pools and graphs may keep some.
+    /// The charge for memory that is no longer in use, some of which pools and graphs may cache.
     unused: Option<Charge>,
 }
 
@@ -46,22 +45,22 @@ struct KeptCharge {
     charge: Arc<Charge>,
 }
 
-/// When the device does not use memory any more.
+/// When the device no longer uses the memory.
 #[derive(Clone, Copy, Debug)]
 enum Until {
-    /// Now.
+    /// Immediately.
     Now,
-    /// When it has come to this fence, to which there is a reference.
+    /// When this fence, to which a reference is held, is reached.
     Fence(Fence),
-    /// When this context is gone: nothing tells earlier.
+    /// When this context is destroyed; nothing tells earlier.
     Context(u32),
 }
 
 impl Server {
-    /// Charges device memory.
+    /// Charges device memory to the quota.
     ///
     /// # Errors
-    /// The client has as much as it may have.
+    /// The client's quota is exhausted.
     pub(super) fn charge(&mut self, size: u64) -> Result<Arc<Charge>, i32> {
         let until = Instant::now() + LONGEST;
         let context = self.backend.api.current();
@@ -72,7 +71,7 @@ impl Server {
             if self.return_charges() {
                 continue;
             }
-            // Not for functions of the client, of whose end this very thread hears.
+            // Never waits for client functions, because this very thread receives their completion.
             let kept = self.backend.kept.bytes();
             let waits = kept > 0 && self.quota.left().saturating_add(kept) >= size;
             if !waits || Instant::now() >= until || self.backend.has_pending() {
@@ -84,8 +83,8 @@ impl Server {
         }
     }
 
-    /// Returns a charge once a stream's work is done, or as soon as the driver has given the memory back if no
-    /// stream is named. `context` is the call's, which need not be the stream's.
+    /// Returns a charge once the stream's work is done. Without a stream, returns it as soon as the driver has released
+    /// the memory. `context` is the context of the call, which need not be the stream's.
     pub(super) fn charge_until_done(
         &mut self,
         context: u32,
@@ -106,11 +105,11 @@ impl Server {
         }
     }
 
-    /// When a stream's work is done.
+    /// Returns when the work now in the stream is done.
     fn behind(&mut self, context: u32, stream: u32) -> Until {
         let backend = &self.backend;
         let object = backend.objects.get(Kind::Stream, stream);
-        // The legacy stream is the current context's.
+        // The legacy stream belongs to the current context.
         let context = object.map_or(context, |stream| stream.context);
         let before = backend.api.current();
         let fence = self.enter(context).and_then(|own| {
@@ -121,17 +120,17 @@ impl Server {
         fence.map_or(Until::Context(context), Until::Fence)
     }
 
-    /// Looks which memory is not used any more.
+    /// Moves charges for memory that is no longer in use to `unused`.
     fn find_unused(&mut self) {
         let (api, objects) = (&self.backend.api, &self.backend.objects);
         let kept = &mut self.backend.kept;
         let is_over = |one: &mut KeptCharge| match one.until {
             Until::Now => true,
-            // A look that fails says nothing of the work.
+            // A failed poll says nothing about the work.
             Until::Fence(fence) => api.is_done_or_gone(fence),
             Until::Context(context) => objects.get(Kind::Context, context).is_err(),
         };
-        // Looks at fences make their contexts current; the caller goes on in its own.
+        // Polling fences makes their contexts current; the caller continues in its own.
         let before = api.current();
         let over: Vec<KeptCharge> = kept.used.extract_if(.., is_over).collect();
         api.enter(before);
@@ -140,7 +139,7 @@ impl Server {
             if let Until::Fence(fence) = until {
                 api.release(fence);
             }
-            // Else an executable graph or another launch has it, too.
+            // Otherwise an executable graph or another launch shares it.
             let Some(charge) = Arc::into_inner(charge) else {
                 continue;
             };
@@ -151,18 +150,18 @@ impl Server {
         }
     }
 
-    /// Returns charges of what the device does not use any more. Whether there were any.
+    /// Returns charges for memory that the device no longer uses. Returns whether there were any.
     pub(super) fn return_charges(&mut self) -> bool {
         self.find_unused();
         let unused = self.backend.kept.unused.take();
         if unused.is_some() {
-            // Before what it costs counts as free.
+            // The caches must be released before their memory counts as free.
             self.trim();
         }
         unused.is_some()
     }
 
-    /// The client's devices and pools of memory.
+    /// The client's devices and memory pools.
     fn pools(&self) -> (BTreeSet<i32>, BTreeSet<usize>) {
         let (api, objects) = (&self.backend.api, &self.backend.objects);
         let of = |kind| {
@@ -181,8 +180,9 @@ impl Server {
         (devices, pools)
     }
 
-    /// How many bytes pools and graphs have, if the driver tells: what they keep is part of that. What of it
-    /// is allocated only it knows, as a pool that the client has destroyed may have some.
+    /// The number of bytes that pools and graphs have reserved, if the driver reports it. Cached memory is part of
+    /// that. How much of it is allocated only the driver knows, because a pool that the client has destroyed may still
+    /// hold some.
     fn kept_by_driver(&self) -> Option<u64> {
         let api = &self.backend.api;
         let (devices, pools) = self.pools();
@@ -205,7 +205,7 @@ impl Server {
         Some(pools.saturating_add(graphs))
     }
 
-    /// Has the driver give back what pools and graphs do not use, of which it keeps some.
+    /// Makes the driver release memory that pools and graphs cache but do not use.
     fn trim(&self) {
         let api = &self.backend.api;
         let (devices, pools) = self.pools();
@@ -219,8 +219,8 @@ impl Server {
 }
 
 impl Kept {
-    /// How many bytes are free as soon as the device has done its work: not those of charges that others
-    /// have, too.
+    /// The number of bytes that become free as soon as the device has finished its work, without those of charges that
+    /// are also held elsewhere.
     fn bytes(&self) -> u64 {
         let mut all: HashMap<*const Charge, (&Arc<Charge>, usize)> = HashMap::new();
         for KeptCharge { charge, .. } in &self.used {

@@ -19,7 +19,7 @@ use crate::{
     wire::{Header, messages::WindowRange},
 };
 
-/// Bytes from the first of some rows to the end of the last.
+/// Bytes from the start of the first row to the end of the last.
 fn extent(pitch: u64, width: u64, rows: u64) -> Option<u64> {
     match rows.checked_sub(1) {
         None => Some(0),
@@ -30,8 +30,9 @@ fn extent(pitch: u64, width: u64, rows: u64) -> Option<u64> {
 }
 
 impl Server {
-    /// A copy between the device and a stretch of the window, cut where two registrations meet. In a capture,
-    /// where it is a node that the client may change, it is refused instead.
+    /// Copies between the device and a range of the window, split where two registrations meet.
+    /// During a capture a split copy is refused, because it must be a single node that the client
+    /// may change.
     fn transfer(
         &mut self,
         context: u32,
@@ -115,7 +116,7 @@ impl Server {
                     return Err(codes::INVALID_VALUE);
                 }
             }
-            // Rows of nothing may be as many as the client likes.
+            // Rows of zero width may be arbitrarily many.
             if call.width == 0 || call.rows == 0 {
                 return Ok(submitted);
             }
@@ -145,7 +146,7 @@ impl Server {
             if code != codes::NOT_SUPPORTED {
                 return outcome(code).map(|()| submitted);
             }
-            // A driver without it.
+            // A driver without 2D copies: copy row by row.
             for row in 0..call.rows {
                 let (to, from) = (call.to.0 + row * call.to.1, call.from.0 + row * call.from.1);
                 let size = call.width as usize;

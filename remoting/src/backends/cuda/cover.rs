@@ -1,52 +1,52 @@
-//! The cover: which parts of the window the driver knows as host memory.
+//! The cover: the parts of the window that are registered with the driver as host memory.
 //!
-//! Registering takes time for every page and holds it in RAM: what copies go through is registered as far ahead
-//! as there is already, and pinned memory, which lies elsewhere, as far as it goes. Copies are cut where two parts
-//! meet; a node of a graph cannot be.
+//! Registration takes time for every page and pins it in RAM. The region for copies therefore grows ahead of its use by
+//! as much as is already registered; pinned memory, which lies elsewhere, is registered exactly. Copies are split where
+//! two parts meet; a graph node cannot be split.
 
 use std::{collections::BTreeMap, ffi::c_void};
 
 use super::driver::{Api, cu};
 use crate::{apis::cuda::codes, link::window::Window};
 
-/// Parts begin and end at multiples of this, in bytes, unless they meet another one: so there are not many.
+/// Parts begin and end at multiples of this, in bytes, unless they meet another part. This keeps their number small.
 const GRAIN: u64 = 2 << 20;
-/// The least that is registered for copies.
+/// Minimum size that is registered for copies, in bytes.
 const LEAST: u64 = 8 << 20;
-/// It does not grow ahead of its use by more than this, in bytes.
+/// Maximum growth ahead of use, in bytes.
 const AHEAD: u64 = 256 << 20;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const FLAGS: u32 = 1 | 2;
 
-/// How much is registered where something is missing.
+/// How much to register where something is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Extent {
-    /// As far as it goes.
+    /// Just the requested range.
     Exact,
-    /// As much again as there is.
+    /// As much again as is already registered.
     Ahead,
 }
 
-/// What is registered.
+/// The registered parts.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
-    /// Ends of parts by their beginnings, counted from the start of the data.
+    /// Ends of parts, keyed by their starts, relative to the start of the window's data.
     parts: BTreeMap<u64, u64>,
-    /// How many bytes they have.
+    /// Total size of the parts, in bytes.
     size: u64,
-    /// The context that they were made in.
+    /// The context in which they were registered.
     context: u32,
     refused: bool,
 }
 
 impl Cover {
-    /// The part that a place is in.
+    /// The part that contains an offset.
     fn part(&self, at: u64) -> Option<(u64, u64)> {
         let (start, end) = self.parts.range(..=at).next_back()?;
         (at < *end).then_some((*start, *end))
     }
 
-    /// What is to be registered next so that all of a stretch is: none if it is.
+    /// The next range to register on the way to a fully registered range; `None` if it already is.
     fn missing(&self, (start, end): (u64, u64), extent: Extent, all: u64) -> Option<(u64, u64)> {
         let mut at = start;
         while let Some((_, until)) = self.part(at) {
@@ -74,7 +74,8 @@ impl Cover {
         Some((from, to.min(behind)))
     }
 
-    /// Has the driver know all of a stretch of the window's data. One look if it does. Whether it knows it.
+    /// Registers all of a range of the window's data with the driver. Takes a single lookup if it is registered
+    /// already. Returns whether all of it is registered.
     pub(super) fn reach(
         &mut self,
         api: &Api,
@@ -95,7 +96,7 @@ impl Cover {
             match cu!(api, cuMemHostRegister_v2(pointer, size, FLAGS)) {
                 0 | codes::HOST_MEMORY_ALREADY_REGISTERED => self.add(from, to, context),
                 code => {
-                    // Copies are slower then, and kernels cannot use it.
+                    // Copies are slower from now on, and kernels cannot access it.
                     self.refused = true;
                     crate::note!(
                         "gantry-accel: the driver does not register more than {} MiB of the window \
@@ -114,7 +115,7 @@ impl Cover {
         self.context = context;
     }
 
-    /// Whether a stretch of the window's data lies in two parts, or would if the driver knew all of it.
+    /// Whether a range of the window's data spans two parts, or would if all of it were registered.
     pub(super) fn splits(&self, window: &Window, offset: u64, length: u64) -> bool {
         let start = offset.saturating_sub(window.data());
         self.split(start, start + length)
@@ -127,7 +128,7 @@ impl Cover {
         }
     }
 
-    /// A context has gone, and what was registered in it.
+    /// Forgets the parts that were registered in a context that has been destroyed.
     pub(super) fn forget(&mut self, context: u32) {
         if self.context == context {
             self.parts.clear();
@@ -135,7 +136,7 @@ impl Cover {
         }
     }
 
-    /// A stretch of the window's data, cut where two parts meet.
+    /// A range of the window's data, split where two parts meet.
     pub(super) fn parts(
         &self,
         window: &Window,
@@ -151,7 +152,7 @@ impl Cover {
             let place = at.saturating_sub(first);
             let until = match self.part(place) {
                 Some((_, until)) => first + until,
-                // What the driver does not know, up to what it knows.
+                // An unregistered piece, up to the next part.
                 None => self
                     .parts
                     .range(place..)
@@ -173,7 +174,7 @@ mod tests {
     const ALL: u64 = 2048 * MIB;
 
     impl Cover {
-        /// Registers as `reach` does, with a driver that takes everything.
+        /// Registers as `reach` does, with a driver that accepts everything.
         fn grow(&mut self, start: u64, end: u64, extent: Extent) {
             while let Some((from, to)) = self.missing((start, end), extent, ALL) {
                 self.add(from, to, 1);
@@ -191,7 +192,7 @@ mod tests {
         let mut cover = Cover::default();
         cover.grow(0, 1, Extent::Ahead);
         assert_eq!(cover.all(), [(0, 8)]);
-        // Pinned memory at the other end, whose size is no multiple of anything.
+        // Pinned memory at the other end, with a size that is no multiple of the grain.
         cover.grow(ALL - 65 * MIB - 4096, ALL, Extent::Exact);
         assert_eq!(cover.all(), [(0, 8), (1982, 2048)]);
         assert_eq!(cover.part(ALL - 1), Some((1982 * MIB, ALL)));

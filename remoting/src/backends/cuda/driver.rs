@@ -7,7 +7,7 @@ use cuda_definition::driver::{signatures, types::*};
 use super::{fences::Pool, libraries::Libraries};
 use crate::apis::cuda::{codes, forwarded::ALL};
 
-/// Why there is no driver.
+/// Why the driver is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The library cannot be opened.
@@ -15,36 +15,36 @@ pub enum Error {
         "cannot open the CUDA driver {library}: install NVIDIA's driver, or name the file by --library"
     )]
     Open {
-        /// Its name.
+        /// The library's name.
         library: String,
-        /// Why.
+        /// The cause.
         source: libloading::Error,
     },
-    /// It does not start.
+    /// The driver does not start.
     #[error(
         "the CUDA driver does not start: cuInit answers {}; `gantry-accel probe --api cuda` says \
          whether that is for the confinement, and for which part of it",
         result(*code)
     )]
     Start {
-        /// What it answers.
+        /// The result of `cuInit`.
         code: i32,
     },
-    /// Its addresses cannot be where they must.
+    /// The address space for device memory cannot be reserved.
     #[error("cannot keep addresses for device memory")]
     Arena(#[source] std::io::Error),
 }
 
 macro_rules! functions {
     ($($name:ident)*) => {
-        /// Entry points with signatures; those that the driver lacks are none.
+        /// Entry points with signatures; `None` for those that the driver lacks.
         #[allow(non_snake_case, missing_docs)]
         pub struct Functions { $(pub $name: Option<signatures::$name>,)* }
 
         impl Functions {
             fn of(library: &libloading::Library) -> Self {
                 Self {
-                    // SAFETY: what bears the name has the signature that the API's definition has.
+                    // SAFETY: a symbol of this name has the signature given in the API's definition.
                     $($name: unsafe {
                         library.get(concat!(stringify!($name), "\0").as_bytes()).ok().map(|symbol| *symbol)
                     },)*
@@ -86,10 +86,10 @@ functions! {
 pub struct Api {
     /// Entry points with signatures.
     pub functions: Functions,
-    /// Addresses of those of the list of forwarded entry points, by their numbers; 0 for none.
+    /// Addresses of the forwarded entry points, by number; 0 if missing.
     forwarded: Vec<usize>,
     pub(super) fences: Mutex<Pool>,
-    /// Libraries above it.
+    /// Libraries built on the driver.
     pub(super) libraries: Libraries,
     _library: libloading::Library,
 }
@@ -100,12 +100,12 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// Calls an entry point: its result as a number.
+/// Calls an entry point and returns its result as a number.
 macro_rules! cu {
     ($api:expr, $name:ident($($argument:expr),* $(,)?)) => {{
         match $api.functions.$name {
-            // SAFETY: handles are the driver's own; pointers are to memory of the size that the
-            // definition says, valid for the call.
+            // SAFETY: handles are the driver's own; pointers refer to memory of the size given in the definition, valid
+            // for the call.
             #[allow(unused_unsafe)]
             Some(function) => unsafe { function($($argument),*) }.0.cast_signed(),
             None => $crate::apis::cuda::codes::NOT_SUPPORTED,
@@ -114,7 +114,7 @@ macro_rules! cu {
 }
 pub(super) use cu;
 
-/// A result by name.
+/// Describes a result by its name.
 pub(super) fn result(code: c_int) -> String {
     let name = match code {
         1 => "INVALID_VALUE",
@@ -131,7 +131,7 @@ pub(super) fn result(code: c_int) -> String {
     format!("{code} ({name})")
 }
 
-/// A result.
+/// Converts a result code.
 pub(super) fn outcome(code: c_int) -> Result<(), i32> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
@@ -142,13 +142,13 @@ thread_local! {
 }
 
 impl Api {
-    /// Opens a driver and starts it. Libraries above it are looked for in a folder, or where they are
-    /// as a rule, when they are needed.
+    /// Opens a driver and initializes it. Libraries built on it are opened when they are first needed, from the given
+    /// folder or from their usual location.
     ///
     /// # Errors
-    /// There is none of this name, or it does not start.
+    /// There is no driver of this name, or it does not start.
     pub fn open(name: &str, libraries: Option<&Path>) -> Result<Self, Error> {
-        // SAFETY: the operator has named it; drivers' constructors are theirs.
+        // SAFETY: the operator named the library and trusts its constructors.
         let library = unsafe { libloading::Library::new(name) };
         let library = library.map_err(|source| Error::Open {
             library: name.to_owned(),
@@ -156,7 +156,7 @@ impl Api {
         })?;
         let address = |symbol: &str| {
             let symbol = format!("{symbol}\0");
-            // SAFETY: only the address is taken.
+            // SAFETY: only the address is taken, nothing is dereferenced.
             unsafe { library.get::<*const ()>(symbol.as_bytes()) }
                 .map_or(0, |symbol| *symbol as usize)
         };
@@ -173,7 +173,7 @@ impl Api {
         }
     }
 
-    /// Makes a context current in this thread, if it is not.
+    /// Makes a context current in this thread, unless it already is.
     pub(super) fn enter(&self, context: usize) {
         if CURRENT.get() != context {
             cu!(self, cuCtxSetCurrent(context as CUcontext));
@@ -181,22 +181,22 @@ impl Api {
         }
     }
 
-    /// The context that is current in this thread, as far as is known.
+    /// The context that is known to be current in this thread.
     pub(super) fn current(&self) -> usize {
         CURRENT.get()
     }
 
-    /// Asks the driver which context is current: after calls that change that.
+    /// Asks the driver which context is current. Needed after calls that change it.
     pub(super) fn look(&self) {
         let mut current = null_mut();
         cu!(self, cuCtxGetCurrent(&raw mut current));
         CURRENT.set(current as usize);
     }
 
-    /// Calls a forwarded entry point. All of its parameters are words.
+    /// Calls a forwarded entry point. All of its parameters are passed as words.
     ///
     /// # Safety
-    /// They are what the API wants.
+    /// The words are valid arguments of that entry point.
     pub(super) unsafe fn call(&self, number: u16, words: &[u64]) -> i32 {
         let Some(&address) = self.forwarded.get(usize::from(number)) else {
             return codes::NOT_FOUND;
@@ -208,8 +208,8 @@ impl Api {
             ($($count:literal: $($index:literal)*;)*) => {
                 match words.len() {
                     $($count => {
-                        // SAFETY: the symbol is a function of the API, whose parameters are numbers,
-                        // enumerations and pointers, each in a register or a word of the stack.
+                        // SAFETY: the symbol is a function of the API whose parameters are numbers, enumerations and
+                        // pointers, each in a register or a stack word.
                         let function = unsafe {
                             std::mem::transmute::<usize, unsafe extern "C" fn($(by_count!(@word $index)),*) -> c_int>(address)
                         };

@@ -1,4 +1,4 @@
-//! What the success of a forwarded call means for what the client has.
+//! How the success of a forwarded call changes the client's state.
 
 use std::sync::Arc;
 
@@ -21,15 +21,16 @@ use crate::{
     session::quota::Charge,
 };
 
-/// A call that the driver has carried out.
+/// A call that the driver has executed.
 pub(super) struct Call<'a> {
     pub(super) function: u16,
-    /// What the client gave, and handles that the driver has written as numbers of objects.
+    /// The client's arguments, with the handles that the driver has written replaced by object
+    /// numbers.
     pub(super) arguments: &'a [Argument],
-    /// What the driver was given.
+    /// The parameters that the driver was given.
     pub(super) words: &'a [u64],
     pub(super) context: u32,
-    /// What it has been charged.
+    /// The charge for the call.
     pub(super) charge: Option<Arc<Charge>>,
 }
 
@@ -42,19 +43,19 @@ impl Call<'_> {
         self.number(place) as u32
     }
 
-    /// The handle that is its first parameter.
+    /// The handle that is the first parameter.
     fn handle(&self) -> usize {
         self.words.first().map_or(0, |word| *word as usize)
     }
 
-    /// The device that is its last parameter.
+    /// The device that is the last parameter.
     fn device(&self) -> i32 {
         self.words.last().map_or(0, |word| *word as i32)
     }
 }
 
 impl Server {
-    /// Takes note of what a call has changed.
+    /// Updates the state after a call.
     pub(super) fn after(&mut self, call: Call<'_>) {
         match call.function {
             RETAIN | RELEASE | RESET | CREATE | DESTROY => self.after_context(&call),
@@ -68,7 +69,7 @@ impl Server {
         }
     }
 
-    /// What a call of a context has changed.
+    /// Updates the state after a call on a context.
     fn after_context(&mut self, call: &Call<'_>) {
         match call.function {
             RETAIN => {
@@ -103,7 +104,7 @@ impl Server {
         }
     }
 
-    /// What a call of a graph or a capture has changed.
+    /// Updates the state after a call on a graph or a capture.
     fn after_graph(&mut self, call: Call<'_>) {
         match call.function {
             INSTANTIATE => {
@@ -117,12 +118,12 @@ impl Server {
                     .conditionals
                     .insert(call.number(0), call.object(1));
             }
-            // A node is no graph that allocates.
+            // For a node this does nothing to memory: only graphs allocate.
             GRAPH_DESTROY | NODE_DESTROY => self.forget_graph(call.object(0)),
             EXECUTABLE_DESTROY => {
                 self.backend.memory.forget_graph(call.object(0));
                 let gone = self.backend.objects.remove(call.object(0));
-                // Its launches have this, too, as long as they run.
+                // Its launches share this charge for as long as they run.
                 if let Some(charge) = gone.and_then(|gone| gone.charge) {
                     self.charge_until_done(0, None, charge);
                 }
@@ -135,7 +136,7 @@ impl Server {
         }
     }
 
-    /// What a call of memory has changed.
+    /// Updates the state after a memory call.
     fn after_memory(&mut self, call: Call<'_>) {
         match call.function {
             MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED => {
@@ -148,7 +149,7 @@ impl Server {
                     graphs: Vec::new(),
                     charge: None,
                 };
-                // Who does not ask for both learns nothing that can be used.
+                // A client that does not ask for both learns nothing that it could use.
                 if call.number(0) != 0 && stretch.size != 0 {
                     self.backend.memory.insert(call.number(0), stretch);
                 }
@@ -176,7 +177,7 @@ impl Server {
                     freed: false,
                     of_graph: false,
                     graphs: Vec::new(),
-                    // Memory that is mapped stays when its handle is released.
+                    // Mapped memory stays when its handle is released.
                     charge: memory.ok().and_then(|memory| memory.charge.clone()),
                 };
                 self.backend.memory.insert(call.number(0), stretch);
@@ -189,7 +190,7 @@ impl Server {
         }
     }
 
-    /// What a call of any other object has changed.
+    /// Updates the state after a call on any other object.
     fn after_object(&mut self, call: Call<'_>) {
         match call.function {
             MODULE_UNLOAD | LIBRARY_UNLOAD => {
@@ -218,7 +219,7 @@ impl Server {
         }
     }
 
-    /// Fences of a primary context that is about to go are over.
+    /// Ends the fences of a primary context that is about to be destroyed.
     pub(super) fn before_primary(&mut self, function: u16, ordinal: u64) {
         let Ok(device) = self.device(ordinal) else {
             return;
@@ -236,14 +237,14 @@ impl Server {
         }
     }
 
-    /// Whether a context is a device's primary one.
+    /// Whether a context is a device's primary context.
     pub(super) fn is_primary(&self, context: u32) -> bool {
         let context = self.backend.objects.get(Kind::Context, context);
         context.is_ok_and(|context| context.references == 0)
     }
 
-    /// Number and handle of a device's primary context, which is the one without references of its
-    /// own.
+    /// Number and handle of a device's primary context, which is the one that holds no references
+    /// of its own.
     fn primary(&self, device: i32) -> Option<(u32, usize)> {
         let mut all = self.backend.objects.iter();
         let found = all.find(|(_, object)| {
@@ -252,8 +253,9 @@ impl Server {
         found.map(|(id, object)| (id, object.raw))
     }
 
-    /// Has the driver know the first part of the window as soon as there is a context: that takes some
-    /// milliseconds, of the much longer time that a context takes and not of the first wait's.
+    /// Registers the first part of the window as soon as there is a context. This takes some
+    /// milliseconds, which are better spent as part of the much longer context creation than in the
+    /// first wait.
     fn cover_start(&mut self, context: u32) {
         let own = self.backend.api.current();
         if self.enter(context).is_ok() {
@@ -270,7 +272,7 @@ impl Server {
         self.backend.api.enter(own);
     }
 
-    /// Forgets a graph or a node, and the graphs that go with it.
+    /// Forgets a graph or a node, and the graphs that belong to it.
     pub(super) fn forget_graph(&mut self, id: u32) {
         self.backend.memory.forget_graph(id);
         self.backend.objects.remove(id);

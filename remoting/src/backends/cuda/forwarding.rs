@@ -1,4 +1,4 @@
-//! Entry points whose parameters travel by the API's definition: translated, checked, called.
+//! Entry points whose parameters are marshalled by the API's definition: translates, checks and calls them.
 
 use std::sync::Arc;
 
@@ -22,13 +22,13 @@ use crate::{
     wire::{Blob, Wire},
 };
 
-/// The most contexts at a time: each has memory of the device that no quota sees.
+/// Maximum number of contexts at a time: each takes device memory that no quota accounts for.
 const MOST_CONTEXTS: usize = 256;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 const RELAXED: u64 = 2;
 
-/// The most handles of graphs for conditional nodes.
+/// Maximum number of graphs' handles for conditional nodes.
 const MOST_CONDITIONALS: usize = 1 << 16;
 
 macro_rules! numbers {
@@ -104,7 +104,7 @@ pub(super) fn returns_at_once(function: u16) -> bool {
     )
 }
 
-/// Whether the driver waits for all of a context's work in this entry point before it ends something.
+/// Whether the driver waits in this entry point for all of a context's work before it destroys something.
 pub(super) fn waits_for_work(function: u16) -> bool {
     matches!(
         function,
@@ -112,7 +112,7 @@ pub(super) fn waits_for_work(function: u16) -> bool {
     )
 }
 
-/// The kinds of objects that go with a context.
+/// The kinds of objects that are destroyed with a context.
 fn goes_with_context(kind: Kind) -> bool {
     matches!(
         kind,
@@ -170,8 +170,8 @@ impl Server {
         if matches!(function, RELEASE | RESET) {
             self.before_primary(function, word(&arguments, 0));
         }
-        // SAFETY: numbers are any, handles the driver's own, addresses of devices checked where they
-        // are used at once, and arrays of the size that the definition says.
+        // SAFETY: numbers may have any value; handles are the driver's own; device addresses are checked where they are
+        // used immediately; arrays have the size that the definition gives.
         let called = outcome(unsafe { self.backend.api.call(function, &words) });
         if called.is_err()
             && function == END_CAPTURE
@@ -192,7 +192,7 @@ impl Server {
         Ok(Blob(answer))
     }
 
-    /// What is checked of some entry points; what memory they make costs.
+    /// Checks that some entry points need before the call. Returns the charge for memory that the call allocates.
     fn before(
         &mut self,
         function: u16,
@@ -227,7 +227,7 @@ impl Server {
             },
             GRAPH_DESTROY => {
                 let graph = number(0) as u32;
-                // One of a node goes with the node.
+                // A body graph is destroyed with its node.
                 match self.backend.objects.get(Kind::Graph, graph)?.owner {
                     0 => self.may_destroy(Kind::Graph, graph).map(|()| None),
                     _ => Err(codes::INVALID_VALUE),
@@ -240,9 +240,9 @@ impl Server {
                 Err(codes::OUT_OF_MEMORY)
             }
             TEXTURE_CREATE | SURFACE_CREATE => self.check_textures(),
-            // The driver refuses that; nothing of it has ended then.
+            // The driver refuses that, and then nothing has been destroyed.
             DESTROY if self.is_primary(number(0) as u32) => Err(codes::INVALID_CONTEXT),
-            // With others the driver refuses this thread what it asks of fences meanwhile.
+            // In other modes the driver refuses fence queries from this thread during the capture.
             BEGIN_CAPTURE if number(1) != RELAXED => Err(codes::NOT_SUPPORTED),
             BEGIN_CAPTURE_TO if number(5) != RELAXED => Err(codes::NOT_SUPPORTED),
             CREATE => {
@@ -257,14 +257,14 @@ impl Server {
         }
     }
 
-    /// The driver's device of an ordinal of the client.
+    /// The driver's device for a client's ordinal.
     pub(super) fn device(&self, ordinal: u64) -> Result<i32, i32> {
         let devices = &self.backend.devices;
         let device = devices.get(ordinal as u32 as usize);
         device.copied().ok_or(codes::INVALID_DEVICE)
     }
 
-    /// The parameters as the driver gets them.
+    /// The parameters as passed to the driver.
     pub(super) fn words(
         &mut self,
         plan: &Plan,
@@ -310,7 +310,7 @@ impl Server {
         Ok(words)
     }
 
-    /// Checks what a structure from the client holds, and takes out what is none of its business.
+    /// Checks a structure from the client, and clears the parts that the client must not set.
     fn sanitize(
         &self,
         element: &Element,
@@ -329,7 +329,8 @@ impl Server {
                 }
                 Ok::<(), i32>(())
             };
-            // SAFETY: so many elements of this type are there, of plain numbers, aligned for any.
+            // SAFETY: the buffer holds that many elements of this type; they are plain numbers, and the buffer is
+            // aligned for any of them.
             unsafe {
                 match element.of {
                     "CUmemLocation" => location(&mut *at.cast::<CUmemLocation>())?,
@@ -338,8 +339,8 @@ impl Server {
                     }
                     "CUmemAllocationProp" => {
                         let properties = &mut *at.cast::<CUmemAllocationProp>();
-                        // Programs that would share memory with others ask for it whether or not they do
-                        // (PyTorch's expandable segments): exporting is what is refused.
+                        // Programs that could share memory with others request this whether or not they share
+                        // (PyTorch's expandable segments). It is exporting that is refused.
                         let file =
                             CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
                         if properties.requestedHandleTypes.0 & !file.0 != 0 {
@@ -375,7 +376,7 @@ impl Server {
         Ok(())
     }
 
-    /// The number of a handle that the driver has given.
+    /// The object number for a handle that the driver returned.
     fn number(&mut self, kind: Kind, raw: usize, arguments: &[Argument], context: u32) -> u32 {
         let mut owners = arguments.iter().filter_map(|argument| match argument {
             Argument::Object(
@@ -385,9 +386,9 @@ impl Server {
             _ => None,
         });
         let owner = match kind {
-            // A node found in a clone is that graph's, which comes last.
+            // A node found in a clone belongs to that graph, which is the last argument.
             Kind::Function | Kind::Kernel | Kind::Module | Kind::Array => owners.next_back(),
-            // One found by its neighbour is of the same graph.
+            // A node found by its neighbour belongs to the same graph.
             Kind::Node => owners.next_back().or_else(|| {
                 let node = arguments.iter().find_map(|argument| match argument {
                     Argument::Object(Kind::Node, id) => Some(*id),
@@ -396,7 +397,7 @@ impl Server {
                 let node = self.backend.objects.get(Kind::Node, node?).ok()?;
                 Some(node.owner)
             }),
-            // A child's.
+            // A child graph belongs to its node.
             Kind::Graph => arguments.iter().find_map(|argument| match argument {
                 Argument::Object(Kind::Node, id) => Some(*id),
                 _ => None,
@@ -408,7 +409,7 @@ impl Server {
         objects.number(kind, raw, context, owner.unwrap_or(0))
     }
 
-    /// What has been written, for the client: handles as numbers, which stay in the arguments.
+    /// The written results, for the client. Handles become object numbers, which stay in the arguments.
     pub(super) fn results(
         &mut self,
         plan: &Plan,
@@ -451,7 +452,7 @@ impl Server {
                 }
                 None => {
                     if element.of == "CUgraphExecUpdateResultInfo" {
-                        // SAFETY: one of these is there; its handles mean nothing to the client.
+                        // SAFETY: there is one of these; its handles mean nothing to the client.
                         let result = unsafe {
                             &mut *words.as_mut_ptr().cast::<CUgraphExecUpdateResultInfo>()
                         };

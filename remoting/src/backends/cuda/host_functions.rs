@@ -1,9 +1,11 @@
-//! Functions of the client in the order of a stream.
+//! Client functions that are called in stream order.
 //!
-//! The driver's thread tells the serving thread that one is due, which tells the client, and goes on
-//! when the client has set a word of the window: whatever the serving thread does meanwhile.
+//! The driver's thread tells the serving thread that a function is due, and the serving thread tells the client. The
+//! driver's thread continues once the client has set a word in the window, whatever the serving thread is doing
+//! meanwhile.
 //!
-//! Graphs call a function with each of their launches. What the driver keeps for it goes with the last
+//! Graphs call a function with each of their launches. What the driver holds for it is released with the last graph
+//! that uses it, by means of a user object.
 //! graph that has it, by a user object.
 
 use std::{
@@ -36,34 +38,34 @@ use crate::{
     session::notice::{Board, Notice},
 };
 
-/// What the driver's threads tell of functions of the client.
+/// Notices from the driver's threads about client functions.
 #[derive(Clone, Copy, Debug)]
 pub enum News {
-    /// One has returned.
+    /// A function has returned.
     Returned,
-    /// A graph calls that of this number.
+    /// A graph calls the function of this number.
     Due(u64),
-    /// No graph has that of this number any more, be it a function or a user object, and nor has the client.
+    /// Neither any graph nor the client refers to this function or user object any more.
     Gone(u64),
 }
 
-/// The word while the function has not returned.
+/// The word's value while the function has not returned.
 const DUE: u32 = 0;
-/// The word when this side has seen that it has.
+/// The word's value once this side has seen the return.
 const SEEN: u32 = 2;
-/// How long the word is polled before the driver's thread sleeps in between.
+/// How long the word is polled before the driver's thread sleeps between polls.
 const EAGER: Duration = Duration::from_micros(100);
-/// How long it sleeps then.
+/// How long it then sleeps between polls.
 const NAP: Duration = Duration::from_micros(50);
-/// The most functions that the driver has at a time.
+/// Maximum number of functions that the driver may hold at a time.
 const MOST: usize = 64 << 10;
 
-/// How many functions of the client the driver has that have not returned, by the driver's contexts.
+/// The number of client functions that the driver holds and that have not returned, by driver context.
 #[derive(Debug, Default)]
 pub(super) struct Pending(HashMap<usize, Arc<AtomicUsize>>);
 
 impl Pending {
-    /// One more: what counts it.
+    /// Adds one, and returns its counter.
     fn add(&mut self, context: usize) -> Result<Arc<AtomicUsize>, i32> {
         let all = self.0.values().map(|count| count.load(Ordering::Acquire));
         if all.sum::<usize>() >= MOST {
@@ -74,13 +76,13 @@ impl Pending {
         Ok(Arc::clone(count))
     }
 
-    /// A context has gone, with functions that were not called as its work had failed.
+    /// Forgets a destroyed context, whose remaining functions were never called because its work had failed.
     pub(super) fn forget_context(&mut self, context: usize) {
         self.0.remove(&context);
     }
 
-    /// Whether there are some that will still be called: where work has failed the driver calls none. Another context
-    /// may be current afterwards.
+    /// Whether any function will still be called: after failed work the driver calls none. May change the current
+    /// context.
     pub(super) fn any(&mut self, api: &Api) -> bool {
         self.0.retain(|_, count| count.load(Ordering::Acquire) > 0);
         self.0.keys().any(|context| {
@@ -91,41 +93,41 @@ impl Pending {
     }
 }
 
-/// What the driver keeps for a function.
+/// What the driver holds for a function.
 struct Leaf {
     board: Arc<Board<News>>,
     pending: Arc<AtomicUsize>,
     number: u64,
     done: *const AtomicU32,
-    /// Which holds the word.
+    /// Keeps the word mapped.
     _window: Arc<Window>,
 }
 
-/// What the driver calls, unless work has failed.
+/// Called by the driver, unless work has failed.
 unsafe extern "C" fn due(data: *mut c_void) {
-    // SAFETY: made by `host_function` for this very call.
+    // SAFETY: `host_function` made the data for this very call.
     unsafe { tell(data, 0) };
 }
 
-/// What the driver calls in any case.
+/// Called by the driver in any case.
 unsafe extern "C" fn due_with(_: CUstream, status: CUresult, data: *mut c_void) {
     // SAFETY: as above.
     unsafe { tell(data, status.0.cast_signed()) };
 }
 
 /// # Safety
-/// Made by `host_function` for this very call.
+/// `host_function` made `data` for this very call.
 unsafe fn tell(data: *mut c_void, status: i32) {
     // SAFETY: the caller's promise.
     let leaf = unsafe { Box::from_raw(data.cast::<Leaf>()) };
     leaf.board.leave(Notice::Callback(leaf.number, status));
-    // SAFETY: a word of the window, which the leaf keeps.
+    // SAFETY: a word of the window, which the leaf keeps mapped.
     wait_for(unsafe { &*leaf.done });
     leaf.pending.fetch_sub(1, Ordering::AcqRel);
     leaf.board.leave(Notice::Backend(News::Returned));
 }
 
-/// Waits until the client has set a word, and takes note of it.
+/// Waits until the client has set a word, and acknowledges it.
 fn wait_for(done: &AtomicU32) {
     let start = Instant::now();
     while done.load(Ordering::Acquire) == DUE {
@@ -135,19 +137,19 @@ fn wait_for(done: &AtomicU32) {
             thread::sleep(NAP);
         }
     }
-    // The client may use the word again.
+    // The client may now reuse the word.
     done.store(SEEN, Ordering::Release);
 }
 
-/// What the driver keeps for a function that graphs call.
+/// What the driver holds for a function that graphs call.
 struct Lasting {
     board: Arc<Board<News>>,
     all: Arc<AtomicUsize>,
     number: u64,
     done: *const AtomicU32,
-    /// Several launches may be at it: there is one word.
+    /// Serializes concurrent launches, since there is only one word.
     turn: Mutex<()>,
-    /// Which holds the word.
+    /// Keeps the word mapped.
     _window: Arc<Window>,
 }
 
@@ -158,12 +160,12 @@ impl Drop for Lasting {
     }
 }
 
-/// What the driver calls with each launch.
+/// Called by the driver with each launch.
 unsafe extern "C" fn due_again(data: *mut c_void) {
-    // SAFETY: made by `lasting`, and there as long as a graph has it.
+    // SAFETY: made by `lasting`, and alive for as long as a graph holds it.
     let lasting = unsafe { &*data.cast::<Lasting>() };
     let _turn = lasting.turn.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: a word of the window, which is kept.
+    // SAFETY: a word of the window, which is kept mapped.
     let done = unsafe { &*lasting.done };
     done.store(DUE, Ordering::Release);
     lasting
@@ -176,7 +178,7 @@ impl Server {
     pub(super) fn host_function(&mut self, call: &HostFunction) -> Result<(), i32> {
         let submitted = self.submit_to(call.context, call.stream)?;
         let done = self.word(call.done)?;
-        // A graph calls it again and again, which the client has to expect.
+        // A graph calls the function repeatedly, and the client must be prepared for that.
         let captured = self.is_captured(submitted.raw);
         if captured != call.lasting {
             return Err(codes::NOT_SUPPORTED);
@@ -204,20 +206,20 @@ impl Server {
         if code == 0 {
             self.expected += 1;
         } else {
-            // SAFETY: the driver has refused it.
+            // SAFETY: the driver has refused the data, so nobody else holds it.
             let leaf = unsafe { Box::from_raw(leaf) };
             leaf.pending.fetch_sub(1, Ordering::AcqRel);
         }
         outcome(code)
     }
 
-    /// A word of the window.
+    /// Looks up a word of the window.
     fn word(&self, at: u64) -> Result<*const AtomicU32, i32> {
         let word = self.window.at(at, 4).filter(|_| at.is_multiple_of(4));
         Ok(word.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>())
     }
 
-    /// What the driver keeps for a function that graphs call.
+    /// Makes what the driver holds for a function that graphs call.
     fn lasting(&mut self, number: u64, done: u64) -> Result<Box<Lasting>, i32> {
         let done = self.word(done)?;
         let all = Arc::clone(&self.backend.lasting);
@@ -235,7 +237,7 @@ impl Server {
         }))
     }
 
-    /// Has a graph call a function: `add` gives it to the graph. If that fails, it goes.
+    /// Makes a graph call a function: `add` adds it to the graph. If that fails, the function is dropped.
     fn kept_by(
         &self,
         graph: CUgraph,
@@ -318,7 +320,7 @@ impl Server {
             });
         }
         let executable = objects.get(Kind::Executable, call.executable)?.raw as CUgraphExec;
-        // Executable graphs keep no objects: it stays as long as the session.
+        // Executable graphs retain no user objects, so the data stays for as long as the session.
         let data = Box::into_raw(self.lasting(call.number, call.done)?);
         let params = params(data.cast());
         let code = cu!(
@@ -326,13 +328,13 @@ impl Server {
             cuGraphExecHostNodeSetParams(executable, raw, &raw const params)
         );
         if code != 0 {
-            // SAFETY: the driver has refused it.
+            // SAFETY: the driver has refused the data, so nobody else holds it.
             drop(unsafe { Box::from_raw(data) });
         }
         outcome(code)
     }
 
-    /// Takes note of a launch of a graph that may call functions of the client.
+    /// Records a launch of a graph that may call client functions.
     pub(super) fn note_calling(&mut self, submitted: Submitted) {
         let any = self.backend.lasting.load(Ordering::Acquire) > 0;
         if any
@@ -340,7 +342,7 @@ impl Server {
             && let Ok(fence) = self.backend.api.fence(submitted.context, submitted.raw)
         {
             self.backend.calling.push(fence);
-            // What is put off goes on only when that is over.
+            // Deferred requests continue only when this launch is over.
             if !self.backend.put_off.is_empty() {
                 self.watch(fence, None);
             }

@@ -21,27 +21,27 @@ use crate::{
     wire::{Blob, Flags, Header},
 };
 
-/// The most attributes of a launch.
+/// Maximum number of attributes of a launch.
 const ATTRIBUTES: usize = 64;
-/// Whether an attribute of a launch, node or stream names no object and no memory of the host.
+/// Whether an attribute of a launch, node or stream refers to no object and no host memory.
 pub(super) fn is_plain(attribute: u32) -> bool {
     matches!(attribute, 0..=6 | 8..=11 | 14 | 16)
 }
 
-/// So many parameters, of so many words together, take no allocation.
+/// Up to this many parameters, and up to this many words in total, need no allocation.
 const USUAL: usize = 24;
 
-/// A kernel's parameters for the driver: an address each.
+/// A kernel's parameters for the driver, one address each.
 struct Parameters {
     few: [*mut c_void; USUAL],
     words: [u64; USUAL],
-    /// Of a kernel that takes more, instead of those: addresses, and what they point into.
+    /// For a kernel that takes more: the addresses and the words that they point into.
     many: Option<(Vec<*mut c_void>, Vec<u64>)>,
     count: usize,
 }
 
 impl Parameters {
-    /// Those that a client has sent, if they are as many as the kernel takes.
+    /// Takes the parameters that a client has sent, if their size matches the kernel's.
     fn new(layout: &Layout, sent: &Blob) -> Result<Self, i32> {
         if sent.0.len() != layout.size as usize {
             return Err(codes::INVALID_VALUE);
@@ -71,7 +71,8 @@ impl Parameters {
         }
     }
 
-    /// For drivers' `kernelParams`, as long as this stays where it is; null for a kernel that takes none.
+    /// The driver's `kernelParams`, valid while `self` does not move; null for a kernel without
+    /// parameters.
     fn each(&mut self, layout: &Layout) -> *mut *mut c_void {
         if self.count == 0 {
             return null_mut();
@@ -85,7 +86,7 @@ impl Parameters {
     }
 }
 
-/// Attributes for the driver, and a launch's configuration with them.
+/// The attributes for the driver, and a launch configuration that contains them.
 fn configured(
     shape: &Shape,
     stream: usize,
@@ -98,7 +99,7 @@ fn configured(
     }
     let mut attributes = Vec::with_capacity(count);
     for bytes in sent.0.chunks(size) {
-        // SAFETY: plain numbers in all its variants, of which those that are not are refused next.
+        // SAFETY: all variants that are accepted are plain numbers; the others are refused next.
         let attribute = unsafe { bytes.as_ptr().cast::<CUlaunchAttribute>().read_unaligned() };
         if !is_plain(attribute.id.0) {
             return Err(codes::NOT_SUPPORTED);
@@ -186,8 +187,8 @@ impl Server {
         self.conclude_launch(header, call.context, metered, outcome)
     }
 
-    /// Keeps account of a launch. Who asks learns what has become of the launch itself, and does not
-    /// wait for what it has begun.
+    /// Finishes a launch. A client that asks learns the result of the launch itself, without
+    /// waiting for the launched work.
     fn conclude_launch(
         &mut self,
         header: Header,
@@ -205,7 +206,7 @@ impl Server {
             flags: Flags::default(),
             ..header
         };
-        // A failure that was not told is kept.
+        // A failure that was not reported is deferred.
         self.conclude(header, context, None, metered, outcome)
     }
 
@@ -229,7 +230,7 @@ impl Server {
         self.conclude(header, call.context, None, metered, outcome)
     }
 
-    /// What a kernel's node has, and the memory in it.
+    /// A kernel node's parameters, and the memory that they point to.
     fn node(
         &mut self,
         context: u32,
@@ -240,7 +241,7 @@ impl Server {
         self.enter(context)?;
         let layout = self.layout(function)?;
         self.backend.prints |= layout.prints;
-        // Where it is does not change when its owner moves.
+        // Boxed, so that it stays in place when its owner moves.
         let mut parameters = Box::new(Parameters::new(&layout, parameters)?);
         let object = self.backend.objects.get(Kind::Function, function)?;
         let is_kernel = object.kind == Kind::Kernel;
@@ -269,7 +270,7 @@ impl Server {
         Ok((node, parameters))
     }
 
-    /// The driver's handles of nodes.
+    /// Looks up the driver's handles of nodes.
     pub(super) fn nodes(&self, ids: &[u32]) -> Result<Vec<CUgraphNode>, i32> {
         let node = |id: &u32| self.backend.objects.get(Kind::Node, *id);
         ids.iter()

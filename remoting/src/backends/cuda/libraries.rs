@@ -1,4 +1,4 @@
-//! The host's libraries above the driver, cuBLAS and cuBLASLt: opened when one of their functions is first
+//! The host's libraries built on the driver, cuBLAS and cuBLASLt. Each is opened when one of its functions is first
 //! called.
 
 use std::{
@@ -17,23 +17,23 @@ use crate::apis::cuda::{
 
 /// `CUBLAS_STATUS_NOT_SUPPORTED`
 const NOT_SUPPORTED: i32 = STATUS + 15;
-/// The most parameters of a function.
+/// Maximum number of parameters of a function.
 const WORDS: usize = 24;
-/// Where the vendor's toolkit is, beside the loader's own folders.
+/// Folders with the vendor's toolkit, besides the loader's own.
 const TOOLKITS: &[&str] = &["/usr/local", "/opt"];
-/// Where Python's packages are, in folders `python3.N`.
+/// Folders that hold Python's package folders `python3.N`.
 const PYTHONS: &[&str] = &["/usr/local/lib", "/usr/lib", "/opt/venv/lib"];
 
 macro_rules! functions {
     ($($name:ident)*) => {
-        /// Functions of cuBLASLt with signatures; those that it lacks are none.
+        /// cuBLASLt functions with signatures; `None` for those that the library lacks.
         #[allow(non_snake_case)]
         pub(super) struct Light { $(pub(super) $name: Option<signatures::$name>,)* }
 
         impl Light {
             fn of(library: &libloading::Library) -> Self {
                 Self {
-                    // SAFETY: what bears the name has the signature that the API's definition has.
+                    // SAFETY: a symbol of this name has the signature given in the API's definition.
                     $($name: unsafe {
                         library.get(concat!(stringify!($name), "\0").as_bytes()).ok().map(|symbol| *symbol)
                     },)*
@@ -51,9 +51,9 @@ functions! {
     cublasLtMatmulPreferenceSetAttribute
 }
 
-/// A library that is open. It stays so: it may have threads.
+/// An open library. It is never closed, because it may have threads.
 struct Opened {
-    /// Addresses of functions that are served, by number; 0 for none.
+    /// Addresses of the supported functions, by number; 0 if missing.
     functions: Vec<usize>,
     light: Light,
     _library: ManuallyDrop<libloading::Library>,
@@ -66,7 +66,7 @@ pub(super) struct Libraries {
 }
 
 impl Libraries {
-    /// Those of a folder, or those that are found where the vendor puts them.
+    /// Libraries from the given folder, or from where the vendor installs them.
     pub(super) fn new(folder: Option<&Path>) -> Self {
         Self {
             folder: folder.map(Path::to_owned),
@@ -74,10 +74,10 @@ impl Libraries {
         }
     }
 
-    /// Calls a function all of whose parameters are words: its status as a result.
+    /// Calls a function all of whose parameters are words, and converts its status.
     ///
     /// # Safety
-    /// They are what the API wants.
+    /// The words are valid arguments of that function.
     pub(super) unsafe fn call(
         &self,
         library: Library,
@@ -95,9 +95,8 @@ impl Libraries {
         all[..words.len()].copy_from_slice(words);
         macro_rules! call {
             ($($index:literal)*) => {{
-                // SAFETY: the symbol is a function of the API, whose parameters are numbers,
-                // enumerations and pointers, each in a register or a word of the stack. What is passed
-                // beyond them is the caller's to remove and nobody reads it.
+                // SAFETY: the symbol is a function of the API whose parameters are numbers, enumerations and pointers,
+                // each in a register or a stack word. Surplus arguments are removed by the caller and read by nobody.
                 let function = unsafe {
                     std::mem::transmute::<usize, unsafe extern "C" fn($(call!(@word $index)),*) -> c_int>(address)
                 };
@@ -109,7 +108,7 @@ impl Libraries {
         status(call!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23))
     }
 
-    /// Functions of cuBLASLt.
+    /// The functions of cuBLASLt.
     pub(super) fn light(&self) -> Result<&Light, i32> {
         Ok(&self.opened(Library::BlasLt)?.light)
     }
@@ -118,7 +117,7 @@ impl Libraries {
         let place = &self.all[library as usize];
         let opened = place.get_or_init(|| {
             if library == Library::Blas {
-                // The other needs it, and finds what is open by its name.
+                // cuBLAS needs cuBLASLt, and finds the open library by its name.
                 let _ = self.opened(Library::BlasLt);
             }
             self.open(library)
@@ -130,11 +129,11 @@ impl Libraries {
         let file = library.file();
         let mut said = None;
         for path in candidates(self.folder.as_deref(), file) {
-            // SAFETY: the operator has named it, or the vendor's installer has put it there; its
-            // constructors are its own.
+            // SAFETY: the operator named the library, or the vendor's installer put it there; its constructors are
+            // trusted.
             match unsafe { libloading::Library::new(&path) } {
                 Ok(found) => return Some(Opened::new(library, found)),
-                // What is wrong with one that is there says more than that others are not.
+                // The error of a file that exists says more than that others do not exist.
                 Err(error) if said.is_none() || path.is_file() => said = Some(error),
                 Err(_) => {}
             }
@@ -163,7 +162,7 @@ impl Opened {
     }
 }
 
-/// A library's status, as a result.
+/// Converts a library's status to a result.
 pub(super) fn status(status: c_int) -> Result<(), i32> {
     match status {
         0 => Ok(()),
@@ -171,8 +170,8 @@ pub(super) fn status(status: c_int) -> Result<(), i32> {
     }
 }
 
-/// Where a library may be: in the folder that was named and nowhere else, or by its name alone, for the
-/// loader, then in toolkits' folders and Python's packages.
+/// Where a library may be: only in the given folder, if there is one. Otherwise by its bare name, for the loader, then
+/// in toolkits' folders and Python's packages.
 fn candidates(folder: Option<&Path>, file: &str) -> Vec<PathBuf> {
     if let Some(folder) = folder {
         return vec![folder.join(file)];
@@ -185,7 +184,7 @@ fn candidates(folder: Option<&Path>, file: &str) -> Vec<PathBuf> {
             .map(|entry| entry.path())
             .collect();
         found.sort();
-        // Newest last by name, and wanted first.
+        // Sorted by name, the newest is last; it is tried first.
         found.reverse();
         found
     };
@@ -218,7 +217,7 @@ mod tests {
     fn a_library_that_is_not_there_is_not_found_and_no_more() {
         let libraries = Libraries::new(Some(Path::new("/nowhere")));
         for library in Library::ALL {
-            // SAFETY: no parameters.
+            // SAFETY: the call has no parameters.
             let called = unsafe { libraries.call(library, 0, &[]) };
             assert_eq!(called, Err(codes::NOT_FOUND));
         }

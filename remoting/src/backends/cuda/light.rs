@@ -1,4 +1,5 @@
-//! Calls of cuBLASLt that take descriptors, which are made for each call of what the client has sent.
+//! cuBLASLt calls that take descriptors. The descriptors are created for each call from what the
+//! client has sent.
 
 use std::{
     ffi::c_void,
@@ -22,28 +23,28 @@ use crate::{
     wire::Wire,
 };
 
-/// The most results of a heuristic.
+/// Maximum number of results of a heuristic.
 const RESULTS: u32 = 256;
-/// The most algorithms that a client may be told of.
+/// Maximum number of algorithms returned to a client.
 const ALGORITHMS: usize = 1 << 16;
 const NOT_SUPPORTED: i32 = STATUS + 15;
 
-/// An algorithm, as the library has given it.
+/// An algorithm, as the library returned it.
 pub(super) type Algorithm = [u64; 8];
 
-/// Calls a function that may not be there.
+/// Calls a function that may be missing.
 macro_rules! lt {
     ($light:expr, $name:ident($($argument:expr),* $(,)?)) => {
         match $light.$name {
-            // SAFETY: descriptors and handles are the library's own; pointers are to memory of the size
-            // that the definition says, valid for the call.
+            // SAFETY: descriptors and handles are the library's own; pointers refer to memory of
+            // the size given in the definition, valid for the call.
             Some(function) => status(unsafe { function($($argument),*) }.0.cast_signed()),
             None => Err(NOT_SUPPORTED),
         }
     };
 }
 
-/// A descriptor of the library's, as long as a call.
+/// A library descriptor that lives for one call.
 struct Made<'a> {
     light: &'a Light,
     of: Of,
@@ -59,7 +60,7 @@ enum Of {
 
 impl Drop for Made<'_> {
     fn drop(&mut self) {
-        // Destroying one that is there does not fail.
+        // Destroying an existing descriptor does not fail.
         let _ = match self.of {
             Of::Operation(raw) => lt!(self.light, cublasLtMatmulDescDestroy(raw)),
             Of::Layout(raw) => lt!(self.light, cublasLtMatrixLayoutDestroy(raw)),
@@ -69,7 +70,7 @@ impl Drop for Made<'_> {
     }
 }
 
-/// Attributes that a client has sent.
+/// Attributes sent by a client.
 struct Sent<'a>(Vec<(u32, &'a [u8])>);
 
 impl<'a> Sent<'a> {
@@ -88,7 +89,7 @@ impl<'a> Sent<'a> {
         self.number(attribute).ok_or(INVALID_VALUE)
     }
 
-    /// Those that creation does not take.
+    /// The attributes that creation does not take.
     fn others<'b>(&'b self, taken: &'b [u32]) -> impl Iterator<Item = (u32, &'a [u8])> + 'b {
         let all = self.0.iter().copied();
         all.filter(|(number, _)| !taken.contains(number))
@@ -121,7 +122,7 @@ impl<'a> Made<'a> {
         Ok(made)
     }
 
-    /// A layout; none for no bytes.
+    /// Creates a layout; no layout for empty bytes.
     fn layout(light: &'a Light, bytes: &[u8]) -> Result<Self, i32> {
         if bytes.is_empty() {
             return Ok(Self {
@@ -196,18 +197,18 @@ impl<'a> Made<'a> {
     }
 }
 
-/// Whether alpha and beta are the host's in this mode of pointers.
+/// Whether alpha and beta are in host memory in this pointer mode.
 fn are_hosts(mode: u64) -> Result<(bool, bool), i32> {
     match mode {
         0 => Ok((true, true)),
-        // One number or one for each row, on the device; with beta zero or the host's.
+        // A single number or one per row, on the device; with beta zero or in host memory.
         1..=3 => Ok((false, false)),
         4 => Ok((false, true)),
         _ => Err(INVALID_VALUE),
     }
 }
 
-/// A scalar for the library, which follows addresses of the host's where the mode says so.
+/// A scalar for the library, which dereferences host addresses if the mode says so.
 fn scalar(scalar: &Scalar, is_hosts: bool) -> Result<*const c_void, i32> {
     match (scalar.here, is_hosts) {
         (true, true) => Ok(scalar.bytes.as_ptr().cast()),
@@ -235,7 +236,8 @@ impl Server {
                 for (to, word) in algorithm.iter_mut().zip(words) {
                     *to = u64::from_le_bytes(*word);
                 }
-                // The library looks things up by what is in it.
+                // The library uses its contents to look things up, so it must be one that the
+                // library returned.
                 if !self.backend.algorithms.contains(&algorithm) {
                     return Err(INVALID_VALUE);
                 }
@@ -268,7 +270,7 @@ impl Server {
         Ok(submitted)
     }
 
-    /// Results, 96 bytes each.
+    /// Returns results of 96 bytes each.
     pub(super) fn heuristic(&mut self, bytes: &[u8]) -> Result<Vec<u8>, i32> {
         let call = Heuristic::from_bytes(bytes).map_err(|_| INVALID_VALUE)?;
         let (handle, context) = self.library_handle(Kind::BlasLt, call.handle)?;
@@ -325,11 +327,11 @@ impl Server {
         Ok(answer)
     }
 
-    /// `cublasLtGetVersion`, 8 bytes.
+    /// `cublasLtGetVersion`; returns 8 bytes.
     pub(super) fn light_version(&self) -> Result<Vec<u8>, i32> {
         let light = self.backend.api.libraries.light()?;
         let version = light.cublasLtGetVersion.ok_or(NOT_SUPPORTED)?;
-        // SAFETY: it takes nothing.
+        // SAFETY: it takes no parameters.
         let version = unsafe { version() } as u64;
         Ok(version.to_le_bytes().to_vec())
     }

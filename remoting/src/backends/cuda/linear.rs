@@ -1,5 +1,5 @@
-//! Calls of cuBLAS: handles with their streams and pointer modes, and functions whose parameters travel by
-//! the API's definition.
+//! cuBLAS calls: handles with their streams and pointer modes, and functions whose parameters are
+//! marshalled by the API's definition.
 
 use std::sync::{Arc, LazyLock};
 
@@ -17,23 +17,23 @@ use crate::{
     wire::{Blob, Flags, Header},
 };
 
-/// The most handles at a time: each has memory of the host's.
+/// Maximum number of handles at a time: each takes host memory.
 const MOST: usize = 1024;
-/// What a handle of cuBLAS keeps of the device's memory: its own workspace, on the newest devices.
+/// Device memory that a cuBLAS handle holds: its own workspace, as large as on the newest devices.
 const WORKSPACE: u64 = 32 << 20;
-/// `CUBLAS_STATUS_NOT_INITIALIZED`: no handle.
+/// `CUBLAS_STATUS_NOT_INITIALIZED`: not a valid handle.
 pub(super) const NO_HANDLE: i32 = STATUS + 1;
 
-/// A handle of cuBLAS.
+/// The state of a cuBLAS handle.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct State {
-    /// Scalars are addresses on the device.
+    /// Whether scalars are device addresses.
     scalars_on_device: bool,
     /// The stream's number.
     stream: u32,
 }
 
-/// Functions of which more is to be known, by library and number.
+/// Functions that need special treatment, by library and number.
 struct Known {
     create: u16,
     destroy: u16,
@@ -47,7 +47,7 @@ struct Known {
 }
 
 static KNOWN: LazyLock<Known> = LazyLock::new(|| {
-    // A name that is not served has no number, which no call has either.
+    // A function that is not supported gets a number that no call has.
     let blas = |symbol| Library::Blas.number(symbol).unwrap_or(u16::MAX);
     let light = |symbol| Library::BlasLt.number(symbol).unwrap_or(u16::MAX);
     Known {
@@ -63,7 +63,7 @@ static KNOWN: LazyLock<Known> = LazyLock::new(|| {
     }
 });
 
-/// A call's result where nobody waits for it: a `CUresult` that says as much.
+/// Converts the result of a call that nobody waits for to a `CUresult` of the same meaning.
 fn as_result(code: i32) -> i32 {
     match code - STATUS {
         3 => codes::OUT_OF_MEMORY,
@@ -77,11 +77,11 @@ fn as_result(code: i32) -> i32 {
     }
 }
 
-/// What a call has written, and to which stream it has given work.
+/// The results that a call has written, and the stream to which it has submitted work.
 pub(super) type Done = (Vec<u8>, Option<Submitted>);
 
 impl Server {
-    /// A call that is answered with what it has written.
+    /// Executes a call that is answered with its results.
     pub(super) fn library(&mut self, header: Header, call: &calls::Library) -> Result<(), Gone> {
         let metered = self.sharing.metered.take();
         let outcome =
@@ -104,7 +104,7 @@ impl Server {
         }
     }
 
-    /// A call that writes nothing. Who asks learns what has become of the call itself.
+    /// Executes a call without results. A client that asks learns the result of the call itself.
     pub(super) fn post_library(&mut self, header: Header, call: &PostLibrary) -> Result<(), Gone> {
         let metered = self.sharing.metered.take();
         let outcome =
@@ -160,7 +160,7 @@ impl Server {
         };
         let mut context = context;
         if let Some(id) = handle {
-            // The driver's context is the handle's, whichever is the thread's.
+            // The driver's context is the handle's, whichever context is current in the thread.
             let kind = match library {
                 Library::Blas => Kind::Blas,
                 Library::BlasLt => Kind::BlasLt,
@@ -176,7 +176,7 @@ impl Server {
         let id = handle.ok_or(NO_HANDLE)?;
         let ends_light = library == Library::BlasLt && function == KNOWN.destroy_light;
         if ends_light && self.backend.objects.get(Kind::Blas, id).is_ok() {
-            // One of cuBLAS serves as well, and is ended by its own library.
+            // A cuBLAS handle is valid here, too, but only its own library may destroy it.
             return Err(NO_HANDLE);
         }
         if let Some(Argument::Object(Kind::Stream, stream)) = arguments.get(1)
@@ -185,15 +185,17 @@ impl Server {
             && let Ok(stream) = self.backend.objects.get(Kind::Stream, *stream)
             && stream.context != context
         {
-            // It would stay with the handle when its own context has gone.
+            // Otherwise the stream would stay with the handle after the stream's own context is
+            // destroyed.
             return Err(INVALID_VALUE);
         }
         let state = self.backend.linear.get(&id).copied().unwrap_or_default();
         check_scalars(plan, &arguments, state.scalars_on_device)?;
         let words = self.words(plan, &mut arguments)?;
-        // SAFETY: numbers are any, handles the library's own and of this session, scalars either in
-        // memory as long as the longest or, in the mode that the library has as well, on the device,
-        // where addresses are followed; arrays of the size that the definition says.
+        // SAFETY: numbers may have any value; handles are the library's own and of this session.
+        // Scalars are either in memory as large as the largest scalar or, in the mode that the
+        // library has set as well, on the device, where addresses are dereferenced. Arrays have the
+        // size that the definition gives.
         unsafe { self.backend.api.libraries.call(library, function, &words) }?;
         let answer = self.results(plan, &mut arguments, context)?;
         if ends_light {
@@ -202,7 +204,7 @@ impl Server {
             self.after_blas(function, id, &arguments);
         }
         let submitted = match plan.parameters.len() {
-            // What asks or sets something gives the device nothing to do.
+            // Functions that query or set something submit no work.
             0..=3 => None,
             _ => Some(self.submit_to(context, state.stream)?),
         };
@@ -230,7 +232,7 @@ impl Server {
         if handles.count() >= MOST {
             return Err(codes::OUT_OF_MEMORY);
         }
-        // A place for the handle, which is none yet.
+        // Space for the handle, which does not exist yet.
         let [Argument::Memory { .. }] = arguments else {
             return Err(INVALID_VALUE);
         };
@@ -239,7 +241,7 @@ impl Server {
             Library::BlasLt => None,
         };
         let words = self.words(plan, arguments)?;
-        // SAFETY: a place for a handle.
+        // SAFETY: the parameter is space for a handle.
         unsafe { self.backend.api.libraries.call(library, function, &words) }?;
         let answer = self.results(plan, arguments, context)?;
         let id = match arguments.first() {
@@ -255,7 +257,7 @@ impl Server {
         Ok((answer, None))
     }
 
-    /// What the success of some functions means.
+    /// Updates the state after the success of some functions.
     fn after_blas(&mut self, function: u16, id: u32, arguments: &[Argument]) {
         if function == KNOWN.destroy {
             self.backend.objects.remove(id);
@@ -270,14 +272,14 @@ impl Server {
                 state.stream = *stream;
             }
             Some(Argument::Word(mode)) if function == KNOWN.set_pointer_mode => {
-                // The library reads 32 bits.
+                // The library reads only 32 bits.
                 state.scalars_on_device = *mode as u32 == 1;
             }
             _ => {}
         }
     }
 
-    /// Takes a stream that is about to be destroyed from handles that use it.
+    /// Detaches a stream that is about to be destroyed from the handles that use it.
     pub(super) fn leave_stream(&mut self, stream: u32) {
         if stream == 0 {
             return;
@@ -300,13 +302,13 @@ impl Server {
                 let libraries = &self.backend.api.libraries;
                 libraries.call(Library::Blas, KNOWN.set_stream, &words)
             };
-            // It has no way to fail with a handle.
+            // It cannot fail with a valid handle.
             debug_assert!(left.is_ok());
         }
     }
 }
 
-/// That scalars are where the library takes them to be: it follows addresses of the host's.
+/// Checks that scalars are where the library expects them, since it dereferences host addresses.
 fn check_scalars(plan: &Plan, arguments: &[Argument], on_device: bool) -> Result<(), i32> {
     for (parameter, argument) in plan.parameters.iter().zip(arguments) {
         if let Parameter::Scalar { .. } = parameter

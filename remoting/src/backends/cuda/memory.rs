@@ -1,7 +1,7 @@
-//! Which addresses are the client's: everything that copies and fills may touch.
+//! The addresses that belong to the client, which are all that copies and fills may access.
 //!
-//! The driver itself takes any address of this process where it takes one of a device, so that what
-//! is not in this list is refused before.
+//! The driver accepts any address of this process where it takes a device address. Anything outside this list is
+//! therefore refused first.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,59 +10,59 @@ use std::{
 
 use crate::session::quota::Charge;
 
-/// How many stretches before an address are looked at: those of graphs may lie within each other.
+/// How many ranges before an address are checked: ranges of graphs may lie within each other.
 const NEAR: usize = 64;
 
-/// A graph that allocates a stretch.
+/// A graph that allocates a range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allocating {
-    /// Its number, or an executable graph's.
+    /// Number of the graph or executable graph.
     pub(super) graph: u32,
-    /// Whether it frees what it allocates, so that nothing is left behind a launch.
+    /// Whether the graph frees what it allocates, so that a launch leaves nothing allocated.
     pub(super) frees: bool,
 }
 
-/// A stretch of addresses that the client may use.
+/// An address range that the client may use.
 #[derive(Debug)]
 pub(super) struct Stretch {
     pub(super) size: u64,
-    /// The context that it goes with; 0 for none.
+    /// The context with which it is freed; 0 for none.
     pub(super) context: u32,
-    /// The module or library that it goes with; 0 for none.
+    /// The module or library with which it is freed; 0 for none.
     pub(super) owner: u32,
-    /// The client frees it by itself.
+    /// Whether the client frees it explicitly.
     pub(super) freed: bool,
-    /// A graph has allocated it.
+    /// Whether a graph allocated it.
     pub(super) of_graph: bool,
-    /// The graphs, also executable ones, that allocate it: as long as there is one, it is the client's.
+    /// The graphs, including executable ones, that allocate it. It belongs to the client while there is any.
     pub(super) graphs: Vec<Allocating>,
-    /// What it costs. A graph's stretch has this while a launch may have left it allocated: it is the
-    /// client's until that frees it, whatever becomes of the graphs.
+    /// The charge for it. A graph's range has one while a launch may have left it allocated: it then belongs to the
+    /// client until the client frees it, whatever becomes of the graphs.
     pub(super) charge: Option<Arc<Charge>>,
 }
 
 impl Stretch {
-    /// Whether the driver may keep the memory for a pool or for graphs when the client has freed it.
+    /// Whether the driver may cache the memory for a pool or for graphs after the client has freed it.
     pub(super) fn is_kept(&self) -> bool {
         self.of_graph || self.freed && self.context == 0
     }
 }
 
-/// All of them.
+/// All ranges of the client.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     stretches: BTreeMap<u64, Stretch>,
-    /// Bytes that graphs allocate, by their numbers.
+    /// Bytes allocated by graphs, by graph number.
     of_graphs: HashMap<u32, u64>,
 }
 
 impl Memory {
-    /// Adds a stretch.
+    /// Adds a range.
     pub(super) fn insert(&mut self, at: u64, stretch: Stretch) {
         self.stretches.insert(at, stretch);
     }
 
-    /// A graph allocates a stretch: also one that it, or another one, has allocated and freed before.
+    /// Records that a graph allocates a range, possibly one that this or another graph has allocated and freed before.
     pub(super) fn insert_of_graph(&mut self, at: u64, size: u64, context: u32, graph: u32) {
         let bytes = self.of_graphs.entry(graph).or_default();
         *bytes = bytes.saturating_add(size);
@@ -76,13 +76,13 @@ impl Memory {
             charge: None,
         });
         stretch.size = stretch.size.max(size);
-        // It is allocated anew, to be freed once more.
+        // It is allocated again, and must be freed again.
         stretch.graphs.retain(|one| one.graph != graph);
         let frees = false;
         stretch.graphs.push(Allocating { graph, frees });
     }
 
-    /// A graph frees a stretch that it may allocate itself.
+    /// Records that a graph frees a range, possibly one that it allocates itself.
     pub(super) fn freed_by_graph(&mut self, at: u64, graph: u32) {
         let Some(stretch) = self.stretches.get_mut(&at) else {
             return;
@@ -92,17 +92,17 @@ impl Memory {
         }
     }
 
-    /// How many there are.
+    /// The number of ranges.
     pub(super) fn count(&self) -> usize {
         self.stretches.len()
     }
 
-    /// Bytes that a graph allocates.
+    /// The bytes that a graph allocates.
     pub(super) fn of_graph(&self, graph: u32) -> u64 {
         self.of_graphs.get(&graph).copied().unwrap_or(0)
     }
 
-    /// An executable graph has been made of a graph.
+    /// Records that a graph has been instantiated as an executable graph.
     pub(super) fn instantiated(&mut self, graph: u32, executable: u32) {
         for stretch in self.stretches.values_mut() {
             let of = stretch.graphs.iter().find(|one| one.graph == graph);
@@ -113,7 +113,7 @@ impl Memory {
         }
     }
 
-    /// An executable graph has been launched, which costs this.
+    /// Records the launch of an executable graph, with its charge.
     pub(super) fn launched(&mut self, executable: u32, charge: &Arc<Charge>) {
         for stretch in self.stretches.values_mut() {
             let mut own = stretch.graphs.iter();
@@ -123,7 +123,7 @@ impl Memory {
         }
     }
 
-    /// A graph has gone, executable or not. What a launch has left allocated stays.
+    /// Forgets a destroyed graph, executable or not. What a launch has left allocated stays.
     pub(super) fn forget_graph(&mut self, graph: u32) {
         self.of_graphs.remove(&graph);
         self.stretches.retain(|_, stretch| {
@@ -133,7 +133,8 @@ impl Memory {
         });
     }
 
-    /// The client has freed a stretch by itself: what it cost. What a graph allocates, it allocates again.
+    /// Records that the client has freed a range explicitly, and returns its charge. A range that graphs allocate is
+    /// kept, because they may allocate it again.
     pub(super) fn freed(&mut self, at: u64) -> Option<Arc<Charge>> {
         match self.stretches.get_mut(&at) {
             Some(stretch) if !stretch.graphs.is_empty() => stretch.charge.take(),
@@ -141,13 +142,12 @@ impl Memory {
         }
     }
 
-    /// The stretch that begins here.
+    /// The range that starts at this address.
     pub(super) fn get(&self, at: u64) -> Option<&Stretch> {
         self.stretches.get(&at)
     }
 
-    /// Whether all of a stretch is the client's: within one, or within several that follow each
-    /// other.
+    /// Whether the whole range is the client's: within one range, or within several adjacent ones.
     pub(super) fn holds(&self, at: u64, size: u64) -> bool {
         let Some(end) = at.checked_add(size) else {
             return false;
@@ -166,7 +166,7 @@ impl Memory {
         }
     }
 
-    /// Takes all stretches within another.
+    /// Removes all ranges within the given range.
     pub(super) fn remove_within(&mut self, at: u64, size: u64) {
         let end = at.saturating_add(size);
         let inside: Vec<u64> = self
@@ -179,13 +179,13 @@ impl Memory {
         }
     }
 
-    /// Forgets what goes with a context.
+    /// Forgets the ranges of a context.
     pub(super) fn forget_context(&mut self, context: u32) {
         self.stretches
             .retain(|_, stretch| stretch.context != context);
     }
 
-    /// Forgets what goes with a module or library.
+    /// Forgets the ranges of a module or library.
     pub(super) fn forget_owner(&mut self, owner: u32) {
         self.stretches.retain(|_, stretch| stretch.owner != owner);
     }
@@ -226,12 +226,12 @@ mod tests {
         memory.insert_of_graph(0x1000, 0x2000, 16, graph);
         memory.freed_by_graph(0x1000, graph);
         memory.insert_of_graph(0x1000, 0x1000, 16, graph);
-        // Within it, too.
+        // A range within another.
         memory.insert_of_graph(0x1800, 0x100, 16, graph);
         assert_eq!(memory.of_graph(graph), 0x3100);
         assert!(memory.holds(0x1000, 0x2000) && memory.holds(0x1810, 0x1000));
         assert!(!memory.holds(0x1810, 0x2000));
-        // An executable graph has all of it, also when the graph has gone.
+        // An executable graph has all of it, even after the graph is gone.
         memory.instantiated(graph, 21);
         memory.forget_graph(graph);
         assert_eq!(memory.of_graph(graph), 0);

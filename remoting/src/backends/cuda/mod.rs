@@ -1,18 +1,19 @@
-//! CUDA's driver API, carried out by the host's driver.
+//! Executes CUDA driver API calls with the host's driver.
 //!
-//! - [`backend`]: all of it for a [session](crate::session).
-//! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: how far its work is;
-//!   [`arena`]: where it puts memory; [`probe`]: whether all of that works here.
-//! - `objects`: what the client has, by number; `memory`: which addresses are the client's;
-//!   `charges`: what they cost, and how long;
-//!   `cover`: what of the window the driver knows; `printed`: what kernels print,
-//!   `prints`: which may.
-//! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (of rows, planes and arrays),
-//!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`, `host_functions`,
-//!   `user_objects` (of graphs); `forwarding`: all those whose parameters travel by the API's definition, and
-//!   `effects`: what their success means.
-//! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: calls of the first and handles of both;
-//!   `light`: what takes the other's descriptors.
+//! - [`backend`]: the backend of a [session](crate::session).
+//! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: the progress of its work;
+//!   [`arena`]: the addresses at which it places memory; [`probe`]: a check that all of this works
+//!   on this host.
+//! - `objects`: the client's objects, by number; `memory`: the addresses that belong to the client;
+//!   `charges`: what they are charged, and for how long; `cover`: the parts of the window that are
+//!   registered with the driver; `printed`: the output of kernels; `prints`: which kernels may
+//!   print.
+//! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (rows, planes and arrays),
+//!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
+//!   `host_functions`, `user_objects` (of graphs); `forwarding`: all calls whose parameters are
+//!   marshalled by the API's definition, and `effects`: what their success implies.
+//! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: cuBLAS calls and the handles of both;
+//!   `light`: cuBLASLt calls that take descriptors.
 
 pub mod arena;
 pub mod backend;

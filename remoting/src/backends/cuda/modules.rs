@@ -1,4 +1,4 @@
-//! Images: modules, libraries, linking, and what they contain.
+//! Images: modules, libraries, linking, and their contents.
 
 use std::{
     ffi::{CStr, CString, c_void},
@@ -23,22 +23,22 @@ use crate::{
     wire::Blob,
 };
 
-/// The most parameters of a kernel that are asked for: each has a byte at least, of 32,764.
+/// Maximum number of kernel parameters to query: each takes at least one of 32,764 bytes.
 const PARAMETERS: usize = 32_764;
-/// The longest text of a compiler.
+/// Maximum length of a compiler log.
 const LOG: u32 = 1 << 20;
-/// The most functions that are enumerated.
+/// Maximum number of functions to enumerate.
 const ENUMERATED: u32 = 1 << 16;
-/// The most images that are linked.
+/// Maximum number of images to link.
 const INPUTS: usize = 4096;
 
-/// Options of the compiler that are numbers: those that would have the driver read or write memory
-/// are none of the client's business.
+/// Compiler options that are numbers. Options that would make the driver read or write memory are
+/// not offered to the client.
 const OPTIONS: [u32; 19] = [
     0, 1, 7, 8, 9, 10, 11, 12, 13, 14, 20, 21, 22, 23, 24, 29, 30, 31, 32,
 ];
 
-/// Options for a compiler, with room for its texts.
+/// Options for a compiler, with buffers for its logs.
 struct Jit {
     names: Vec<CUjit_option>,
     values: Vec<*mut c_void>,
@@ -87,7 +87,7 @@ impl Jit {
         self.names.len() as u32
     }
 
-    /// The two texts.
+    /// The two logs.
     fn texts(self) -> (Blob, Blob) {
         let text = |mut log: Vec<u8>| {
             let end = log.iter().position(|byte| *byte == 0);
@@ -110,7 +110,7 @@ impl Server {
             return Err(codes::INVALID_IMAGE);
         }
         let is_silent = prints::is_silent(&image);
-        // A text ends whatever it is.
+        // Terminates the image in case it is text.
         image.extend([0; 16]);
         let image = image.as_ptr().cast();
         let (names, values) = (jit.names.as_mut_ptr(), jit.values.as_mut_ptr());
@@ -217,7 +217,7 @@ impl Server {
         if image.is_null() {
             return Err(codes::UNKNOWN);
         }
-        // SAFETY: the driver's image, there until the state is destroyed.
+        // SAFETY: the driver's image, valid until the state is destroyed.
         Ok(unsafe { std::slice::from_raw_parts(image.cast::<u8>(), size) }.to_vec())
     }
 
@@ -260,7 +260,7 @@ impl Server {
         Ok(numbers)
     }
 
-    /// The layout of a function's or kernel's parameters, looked at once.
+    /// The layout of a function's or kernel's parameters, cached after the first query.
     pub(super) fn layout(&mut self, function: u32) -> Result<Arc<Layout>, i32> {
         let object = self.backend.objects.get(Kind::Function, function)?;
         if let Some(layout) = &object.layout {
@@ -282,7 +282,7 @@ impl Server {
             };
             match code {
                 0 => {}
-                // There is no such parameter.
+                // There are no more parameters.
                 codes::INVALID_VALUE => break,
                 code => return Err(code),
             }
@@ -324,7 +324,7 @@ impl Server {
         let name = if name.is_null() {
             Vec::new()
         } else {
-            // SAFETY: the driver's name, there as long as the function.
+            // SAFETY: the driver's name, valid as long as the function.
             unsafe { CStr::from_ptr(name) }.to_bytes().to_vec()
         };
         Ok(KernelInfo {

@@ -1,4 +1,4 @@
-//! Nodes of graphs that allocate memory, or have graphs of their own.
+//! Graph nodes that allocate memory, or have graphs of their own.
 
 use std::ptr::null_mut;
 
@@ -14,13 +14,14 @@ use crate::apis::cuda::{
     codes,
 };
 
-/// The most stretches of memory, those of graphs among them.
+/// Maximum number of memory ranges, including those of graphs.
 pub(super) const MOST: usize = 1 << 20;
-/// The most graphs of a conditional node.
+/// Maximum number of body graphs of a conditional node.
 const MOST_GRAPHS: u32 = 1024;
 
 impl Server {
-    /// A graph that is no other one's part, as those are whose memory's end is known.
+    /// Looks up a graph that is not part of another: only for these is it known when their memory
+    /// is released.
     fn own_graph(&self, graph: u32) -> Result<CUgraph, i32> {
         let graph = self.backend.objects.get(Kind::Graph, graph)?;
         match graph.owner {
@@ -42,9 +43,9 @@ impl Server {
             .device;
         let graph = self.own_graph(call.graph)?;
         let after = self.nodes(&call.after)?;
-        // That it can be charged: that is done for each executable graph.
+        // This only checks the quota: each executable graph is charged by itself.
         drop(self.charge(call.size)?);
-        // SAFETY: numbers and pointers: zero is a value of each.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
         params.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         params.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -104,12 +105,12 @@ impl Server {
         }
         let graph = self.backend.objects.get(Kind::Graph, call.graph)?;
         let graph = graph.raw as CUgraph;
-        // Of which graph it is, the driver checks: a node may be in a body of that one.
+        // The driver checks which graph it belongs to: the node may be in a body of that graph.
         if !self.backend.conditionals.contains_key(&call.handle) {
             return Err(codes::INVALID_VALUE);
         }
         let after = self.nodes(&call.after)?;
-        // SAFETY: numbers and pointers: zero is a value of each.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut params: CUgraphNodeParams = unsafe { std::mem::zeroed() };
         params.r#type = CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
         params.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
@@ -131,15 +132,15 @@ impl Server {
                 &raw mut params,
             )
         ))?;
-        // SAFETY: the part that was written, in which the driver has put its array.
+        // SAFETY: the variant that was written, in which the driver has stored its array.
         let bodies = unsafe { params.anonymous2.conditional.phGraph_out };
         let objects = &mut self.backend.objects;
         let node = objects.number(Kind::Node, node as usize, 0, call.graph);
-        // They go with the node.
+        // The bodies are destroyed with the node.
         let mut numbers = Vec::new();
         for index in 0..call.size as usize {
             objects.check_room()?;
-            // SAFETY: so many graphs are there, as long as the node.
+            // SAFETY: the array has `call.size` graphs, for as long as the node exists.
             let body = unsafe { bodies.add(index).read() };
             numbers.push(objects.number(Kind::Graph, body as usize, 0, node));
         }

@@ -1,4 +1,4 @@
-//! The client's objects, by the numbers that the worker gives them.
+//! The client's objects, by the numbers that the worker assigns.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,17 +11,18 @@ use crate::{
     session::quota::Charge,
 };
 
-/// The most objects at a time: what a client can make the table grow to.
+/// Maximum number of objects at a time, which bounds how far a client can grow the table.
 const MOST: usize = 1 << 20;
-/// As many numbers stay free: what a client still calls by an old number is then none, and no other object.
+/// This many numbers rest before reuse, so that a stale number denotes no object rather than
+/// another one.
 const RESTING: usize = 256;
 
-/// Offset and size of each parameter of a kernel, and the size of all.
+/// Offset and size of each parameter of a kernel, and the total size.
 #[derive(Debug, Default)]
 pub(super) struct Layout {
     pub(super) parameters: Vec<(u32, u32)>,
     pub(super) size: u32,
-    /// Whether it may print.
+    /// Whether the kernel may print.
     pub(super) prints: bool,
 }
 
@@ -31,23 +32,23 @@ pub(super) struct Object {
     pub(super) kind: Kind,
     /// The driver's handle.
     pub(super) raw: usize,
-    /// The context that it goes with; 0 for none.
+    /// The context with which it is destroyed; 0 for none.
     pub(super) context: u32,
-    /// The object that it goes with; 0 for none.
+    /// The object with which it is destroyed; 0 for none.
     pub(super) owner: u32,
-    /// Of a function or kernel, when it has been looked at.
+    /// Parameter layout of a function or kernel, once queried.
     pub(super) layout: Option<Arc<Layout>>,
-    /// What it costs.
+    /// The charge for it.
     pub(super) charge: Option<Arc<Charge>>,
-    /// The device, of a context.
+    /// The device of a context.
     pub(super) device: i32,
-    /// How often the client has got it, of physical memory.
+    /// How many times the client has obtained this handle of physical memory.
     pub(super) references: u32,
-    /// Whether kernels of it are known not to print, of an image.
+    /// Whether kernels of this image are known not to print.
     pub(super) is_silent: bool,
-    /// What the client has had it retain, of a graph.
+    /// User objects that the client has made this graph retain.
     pub(super) retained: Vec<Retained>,
-    /// Whether there are graphs that go with it, of a node.
+    /// Whether graphs belong to this node.
     has_graphs: bool,
 }
 
@@ -55,15 +56,15 @@ pub(super) struct Object {
 #[derive(Debug, Default)]
 pub(super) struct Objects {
     slots: Vec<Option<Object>>,
-    /// Those that are free, the one that has been free for longest first.
+    /// Free numbers, the one that has been free for longest first.
     free: VecDeque<u32>,
     by_raw: HashMap<(Kind, usize), u32>,
-    /// How many are streams.
+    /// The number of streams.
     streams: usize,
 }
 
 impl Objects {
-    /// The object of a number, if it can stand for this kind.
+    /// The object with a number, if it can serve as this kind.
     pub(super) fn get(&self, kind: Kind, id: u32) -> Result<&Object, i32> {
         let index = id.checked_sub(FIRST).ok_or(kind.invalid())? as usize;
         match self.slots.get(index) {
@@ -72,7 +73,7 @@ impl Objects {
         }
     }
 
-    /// The same, to change it.
+    /// Like [`get`](Self::get), for modification.
     pub(super) fn get_mut(&mut self, kind: Kind, id: u32) -> Result<&mut Object, i32> {
         let index = id.checked_sub(FIRST).ok_or(kind.invalid())? as usize;
         match self.slots.get_mut(index) {
@@ -81,7 +82,8 @@ impl Objects {
         }
     }
 
-    /// The driver's handle of a number; 0 is none, and streams have numbers that are no objects'.
+    /// The driver's handle for a number. 0 is no handle; the predefined streams have numbers that
+    /// are not objects.
     pub(super) fn raw(&self, kind: Kind, id: u32) -> Result<usize, i32> {
         match id {
             0 => Ok(0),
@@ -90,19 +92,19 @@ impl Objects {
         }
     }
 
-    /// The number of a handle of the driver, if it has one.
+    /// The number of a driver's handle, if it has one.
     pub(super) fn known(&self, kind: Kind, raw: usize) -> Option<u32> {
         self.by_raw.get(&(kind, raw)).copied()
     }
 
-    /// Whether there are streams beside the legacy one.
+    /// Whether there are streams besides the legacy stream.
     pub(super) fn has_streams(&self) -> bool {
         self.streams > 0
     }
 
-    /// Whether a function or kernel is of an image whose kernels do not print.
+    /// Whether a function or kernel belongs to an image whose kernels do not print.
     pub(super) fn is_silent(&self, function: u32) -> bool {
-        // A function of a kernel of a library at most, or of a library's module.
+        // The longest chain is a function of a library's kernel, or of a library's module.
         let mut id = function;
         for _ in 0..3 {
             let index = id.checked_sub(FIRST);
@@ -122,12 +124,12 @@ impl Objects {
         numbered.filter_map(|(index, slot)| Some((index as u32 + FIRST, slot.as_ref()?)))
     }
 
-    /// Whether there is no room for another one.
+    /// Whether there is no room for another object.
     pub(super) fn is_full(&self) -> bool {
         self.free.is_empty() && self.slots.len() >= MOST
     }
 
-    /// The number of a handle of the driver, which is new if the handle is. 0 for none.
+    /// The number of a driver's handle, which is assigned if the handle is new. 0 for no handle.
     pub(super) fn number(&mut self, kind: Kind, raw: usize, context: u32, owner: u32) -> u32 {
         if raw == 0 || kind == Kind::Stream && raw == LEGACY as usize {
             return raw as u32;
@@ -169,7 +171,7 @@ impl Objects {
         index + FIRST
     }
 
-    /// Forgets an object and all that go with it.
+    /// Forgets an object and all that belong to it.
     pub(super) fn remove(&mut self, id: u32) -> Option<Object> {
         let index = id.checked_sub(FIRST)?;
         let object = self.slots.get_mut(index as usize)?.take()?;
@@ -185,7 +187,7 @@ impl Objects {
                 | Kind::Kernel
                 | Kind::Mipmap
         );
-        // There are many nodes, of which few have graphs.
+        // There are many nodes, but few have graphs.
         if owns || object.has_graphs {
             let is_context = object.kind == Kind::Context;
             let goes = |one: &Object| one.owner == id || is_context && one.context == id;
@@ -201,7 +203,7 @@ impl Objects {
         Some(object)
     }
 
-    /// The code for what cannot be made any more.
+    /// Returns the error code if no further object can be created.
     pub(super) fn check_room(&self) -> Result<(), i32> {
         if self.is_full() {
             return Err(codes::OUT_OF_MEMORY);

@@ -1,9 +1,9 @@
-//! What kernels print: the driver writes it to this process's standard output when the host waits for
-//! them, and the client prints it to its own.
+//! The output of kernels: the driver writes it to this process's standard output when the host waits for them, and the
+//! client prints it to its own.
 //!
-//! The standard output becomes memory of a fixed size. What does not fit is lost, as it is natively
-//! where kernels print more than the device keeps. Whether there is anything is a look at its first
-//! cache line, and now and then, as what is printed may begin with zeros, at the file's position.
+//! Standard output becomes a memory buffer of fixed size. What does not fit is lost, just as it is natively when
+//! kernels print more than the device's buffer holds. To check for output, this reads the first cache line of the
+//! buffer and occasionally, as output may begin with zeros, queries the file position.
 
 use std::{
     io,
@@ -12,41 +12,41 @@ use std::{
 
 use base::{Access, Mapping, memfd};
 
-/// Bytes that are kept until the client is told.
+/// Buffer size in bytes for output that the client has not received yet.
 const SIZE: usize = 4 << 20;
-/// Bytes of a message at most.
+/// Maximum size of a message in bytes.
 const MESSAGE: usize = 64 << 10;
-/// The words that are looked at for something that is printed: a cache line.
+/// The number of words checked for output: one cache line.
 const LOOK: usize = 8;
-/// Of so many looks one is at the file's position.
+/// One check in this many queries the file position.
 const EVERY: u32 = 64;
 
-/// What is known of a standard output.
+/// The state of a redirected standard output.
 #[derive(Debug)]
 pub struct Printed {
     memory: Mapping,
     file: OwnedFd,
-    /// Where what the client knows ends.
+    /// End of the output that the client has received.
     told: usize,
-    /// Looks that found nothing since the position was last asked for.
+    /// Checks without output since the position was last queried.
     looks: u32,
 }
 
 unsafe extern "C" {
-    /// C's standard output, by which a driver prints.
+    /// C's standard output, through which a driver prints.
     static mut stdout: *mut libc::FILE;
 }
 
 impl Printed {
-    /// Puts memory in the place of this process's standard output, for good.
+    /// Replaces this process's standard output with memory, permanently.
     ///
     /// # Errors
-    /// There is no memory, or it cannot be limited.
+    /// There is no memory, or its size cannot be sealed.
     pub fn replace_output() -> io::Result<Self> {
         let file = OwnedFd::from(memfd::sealed(c"gantry-printed", SIZE as u64)?);
         let memory = Mapping::shared(&file, 0, SIZE, Access::ReadWrite)?;
-        // SAFETY: plain calls on a descriptor that is open. C's stream has no buffer from here on, so that
-        // nothing stays in it; no other thread of this process prints.
+        // SAFETY: plain calls on an open descriptor. C's stream is unbuffered from now on, so that nothing stays in it;
+        // no other thread of this process prints.
         unsafe {
             if libc::dup2(file.as_raw_fd(), libc::STDOUT_FILENO) < 0 {
                 return Err(io::Error::last_os_error());
@@ -65,23 +65,23 @@ impl Printed {
         self.memory.start()
     }
 
-    /// What has been printed since, a message of it; none as a rule.
+    /// Takes new output, at most one message of it; usually there is none.
     pub fn take(&mut self) -> Option<Vec<u8>> {
         let words = self.start().cast::<u64>();
-        // SAFETY: the first words of the mapping, which begins at a page; this process alone writes to
-        // it, by the kernel.
+        // SAFETY: the first words of the mapping, which is page-aligned. Only this process writes to it, through the
+        // kernel.
         let seen = (0..LOOK).any(|index| unsafe { words.add(index).read_volatile() } != 0);
         if !seen && self.told == 0 && self.looks < EVERY {
             self.looks += 1;
             return None;
         }
         self.looks = 0;
-        // SAFETY: plain calls on a descriptor that is open: both share one position.
+        // SAFETY: plain calls on an open descriptor; both descriptors share one position.
         let end = unsafe { libc::lseek(self.file.as_raw_fd(), 0, libc::SEEK_CUR) };
         let end = usize::try_from(end).unwrap_or(0).min(SIZE);
         if self.told >= end {
-            // All of it is told: from the beginning again.
-            // SAFETY: within the mapping; nobody prints meanwhile, as the driver does so in calls.
+            // All output has been delivered: start over at the beginning.
+            // SAFETY: within the mapping; nobody prints meanwhile, since the driver prints only during calls.
             unsafe {
                 std::ptr::write_bytes(self.start(), 0, end);
                 libc::lseek(self.file.as_raw_fd(), 0, libc::SEEK_SET);
@@ -107,14 +107,13 @@ mod tests {
 
     use super::*;
 
-    /// What a process has printed to its output, as a client is told: nothing, a line, and more than
-    /// there is room for.
+    /// Checks what a process's output yields: nothing, a line, and more than fits.
     fn told() -> bool {
         let Ok(mut printed) = Printed::replace_output() else {
             return false;
         };
         let print = |text: &[u8]| {
-            // SAFETY: as many bytes as there are.
+            // SAFETY: `text` has that many bytes.
             unsafe {
                 libc::write(
                     libc::STDOUT_FILENO,
@@ -134,7 +133,7 @@ mod tests {
         let two = all() == b"two\n";
         print(b"\0three\n");
         let zero = all() == b"\0three\n";
-        // Zeros alone are told of some looks later.
+        // Zeros alone are noticed some checks later.
         print(&[0; 100]);
         let zeros = (0..=EVERY).find_map(|_| Some(all()).filter(|text| !text.is_empty()));
         let zeros = zeros == Some(vec![0; 100]);
@@ -156,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_is_printed_is_told_once_and_no_more_than_there_is_room_for() {
-        // SAFETY: a process of its own, as its output is replaced; it ends at once.
+        // SAFETY: the child is a process of its own, since its output is replaced; it ends at once.
         let status = unsafe {
             let child = libc::fork();
             if child == 0 {

@@ -1,21 +1,21 @@
-//! Which images have kernels that may print: those where the name of the device's function for that
-//! occurs, and those that cannot be looked into.
+//! Determines which images have kernels that may print: those that contain the name of the device's
+//! print function, and those that cannot be inspected.
 
 use std::io::Read;
 
-/// What a kernel calls that prints. Neither PTX nor machine code can do without the name, as the
-/// driver puts the function in.
+/// The function that printing kernels call. Both PTX and machine code must contain the name,
+/// because the driver links the function in.
 const NAME: &[u8] = b"vprintf";
-/// How fat binaries begin: see the headers of their parts in [`parts`].
+/// Magic number of fat binaries; see [`parts`] for the headers of their parts.
 const FAT: [u8; 4] = 0xba55_ed50u32.to_le_bytes();
 const ELF: &[u8] = b"\x7fELF";
-/// Bytes of a fat binary's header, and of those of its parts that mean something here.
+/// Size in bytes of a fat binary's header, and of the relevant fields of its parts' headers.
 const HEADER: usize = 16;
 const PART: usize = 64;
-/// Flags: how a part is compressed.
+/// Flags that give a part's compression.
 const LZ4: u64 = 0x2000;
 const ZSTANDARD: u64 = 0x8000;
-/// Bytes that are looked through at most: an image that has more may print.
+/// Maximum number of bytes searched: a larger image counts as one that may print.
 const LARGEST: usize = 4 << 20;
 
 /// Whether no kernel of an image prints.
@@ -32,15 +32,15 @@ fn number<const BYTES: usize>(of: &[u8], at: usize) -> Option<[u8; BYTES]> {
     of.get(at..at.checked_add(BYTES)?)?.try_into().ok()
 }
 
-/// Whether something is machine code or PTX, and has not the name.
+/// Whether the image is machine code or PTX without the name.
 fn is_plain_and_silent(image: &[u8]) -> bool {
-    // What the driver would read of it as text ends at the first zero; what follows is looked at, too.
+    // The driver reads text only up to the first zero; the rest is searched, too.
     let starts_as_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
     (image.starts_with(ELF) || image.iter().take(16).all(starts_as_text))
         && !image.windows(NAME.len()).any(|part| part == NAME)
 }
 
-/// Whether all parts of a fat binary are silent; none if it cannot be read.
+/// Whether all parts of a fat binary are silent; `None` if it cannot be parsed.
 fn all_silent(image: &[u8]) -> Option<bool> {
     let mut at = usize::from(u16::from_le_bytes(number(image, 6)?));
     let bytes = u64::from_le_bytes(number(image, 8)?);
@@ -68,11 +68,11 @@ fn all_silent(image: &[u8]) -> Option<bool> {
         parts += 1;
         at += next;
     }
-    // What has no part that is known has nothing that could be looked at.
+    // A binary without known parts has nothing that could be inspected.
     Some(parts > 0)
 }
 
-/// A part as it was before it was compressed; none if that is more than there is room for.
+/// Decompresses a part; `None` if it exceeds the remaining room.
 fn unpacked(mut packed: &[u8], room: &mut usize) -> Option<Vec<u8>> {
     let decoder = ruzstd::decoding::StreamingDecoder::new(&mut packed).ok()?;
     let mut all = Vec::new();
@@ -86,7 +86,7 @@ fn unpacked(mut packed: &[u8], room: &mut usize) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    /// A fat binary with these parts and their flags.
+    /// A fat binary with the given parts and their flags.
     fn fat(parts: &[(u64, &[u8])]) -> Vec<u8> {
         let mut body = Vec::new();
         for (flags, part) in parts {
@@ -105,7 +105,7 @@ mod tests {
         all
     }
 
-    /// As Zstandard has it without compressing: a frame of one raw block.
+    /// Zstandard without compression: a frame of one raw block.
     fn framed(bytes: &[u8]) -> Vec<u8> {
         let mut all = vec![0x28, 0xb5, 0x2f, 0xfd, 0xa0];
         all.extend((bytes.len() as u32).to_le_bytes());

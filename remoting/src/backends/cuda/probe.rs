@@ -1,4 +1,5 @@
-//! Whether the host's driver does what this backend relies on: step by step, with what it says to each.
+//! Probes whether the host's driver does what this backend relies on, step by step, and reports the
+//! driver's result of each.
 
 use std::{
     ffi::{c_int, c_void},
@@ -13,21 +14,21 @@ use super::{
 };
 use crate::link::window::{self, Window};
 
-/// A kernel that adds 1 to a word for each thread.
+/// A kernel that increments one word per thread.
 const KERNEL: &[u8] = b".version 6.0\n.target sm_50\n.address_size 64\n\
     .visible .entry increment(.param .u64 words)\n{\n\
     .reg .b32 %r<3>;\n.reg .b64 %rd<4>;\n\
     ld.param.u64 %rd1, [words];\ncvta.to.global.u64 %rd2, %rd1;\n\
     mov.u32 %r1, %tid.x;\nmul.wide.u32 %rd3, %r1, 4;\nadd.s64 %rd2, %rd2, %rd3;\n\
     ld.global.u32 %r2, [%rd2];\nadd.s32 %r2, %r2, 1;\nst.global.u32 [%rd2], %r2;\nret;\n}\n\0";
-/// Threads, and words.
+/// Number of threads, and of words.
 const WORDS: usize = 256;
 const BYTES: usize = WORDS * 4;
-/// Size of the window that is tried, and of its rings.
+/// Size of the test window, and of its rings.
 const WINDOW: u64 = 64 << 20;
 const RING: u64 = 1 << 20;
 
-/// What a step has found, or why it has not.
+/// The finding of a step, or why it failed.
 pub type Found = Result<String, String>;
 
 fn answered(name: &str, code: c_int) -> Result<(), String> {
@@ -43,7 +44,7 @@ macro_rules! ask {
     };
 }
 
-/// Tries all steps up to the first that fails, and tells each: whether none did.
+/// Runs all steps up to the first that fails, and reports each. Returns whether all succeeded.
 pub fn steps(library: &str, with_arena: bool, mut tell: impl FnMut(&str, &Found)) -> bool {
     let mut step = |name: &str, found: Found| {
         tell(name, &found);
@@ -69,7 +70,7 @@ pub fn steps(library: &str, with_arena: bool, mut tell: impl FnMut(&str, &Found)
         step("memory", allocate(&api, &mut memory))?;
         let mut shared = None;
         step("window", window(&api, with_arena, &mut shared))?;
-        // Mapped until all is done.
+        // Stays mapped until all steps are done.
         let (_window, at) = shared?;
         step("kernel", kernel(&api, memory, at))
     };
@@ -103,8 +104,8 @@ fn allocate(api: &Api, at: &mut CUdeviceptr) -> Found {
     Ok(format!("64 MiB at {at:#x}, {place}"))
 }
 
-/// Maps a window, in the place that is kept for it if one is, and has the driver know all of it: the
-/// address of its data.
+/// Maps a window, in its reserved place if there is one, and registers all of it with the driver.
+/// Yields the address of its data.
 fn window(
     api: &Api,
     kept: bool,
@@ -113,7 +114,7 @@ fn window(
     let text = |error: window::Error| error.to_string();
     let file = window::create(WINDOW).map_err(text)?;
     let mapped = match kept {
-        // SAFETY: `arena::fill` has kept the place for this.
+        // SAFETY: `arena::fill` has reserved the place for this.
         true => unsafe { Window::map_at(&file, WINDOW, RING, arena::WINDOW.start) },
         false => Window::map(&file, WINDOW, RING),
     };
@@ -135,7 +136,7 @@ fn window(
     }
 }
 
-/// Copies words to the device, has a kernel change them, and copies them back.
+/// Copies words to the device, lets a kernel change them, and copies them back.
 fn kernel(api: &Api, memory: CUdeviceptr, data: *mut c_void) -> Found {
     let mut module = null_mut();
     let image = KERNEL.as_ptr().cast();
@@ -149,7 +150,7 @@ fn kernel(api: &Api, memory: CUdeviceptr, data: *mut c_void) -> Found {
     let words = data.cast::<u32>();
     let value = |index: usize| (index as u32).wrapping_mul(0x9e37_79b9);
     for index in 0..WORDS {
-        // SAFETY: the window's data are longer, and nobody else has this window.
+        // SAFETY: the window's data area is longer, and nobody else has this window.
         unsafe { words.add(index).write_volatile(value(index)) };
     }
     let stream = null_mut();

@@ -1,4 +1,4 @@
-//! What the driver is, and what its devices are.
+//! Information about the driver and its devices.
 
 use std::ffi::{CStr, c_char};
 
@@ -13,12 +13,12 @@ use crate::{
     wire::Blob,
 };
 
-/// Attributes have numbers up to this.
+/// Attribute numbers are below this.
 const ATTRIBUTES: u32 = 160;
 
 fn text(call: impl FnOnce(*mut c_char, i32) -> i32) -> Vec<u8> {
     let mut buffer = [0u8; 256];
-    // One byte is left as it is.
+    // The last byte stays zero.
     if call(buffer.as_mut_ptr().cast(), 255) != 0 {
         return Vec::new();
     }
@@ -30,7 +30,7 @@ fn name(api: &Api, device: i32) -> Vec<u8> {
     text(|buffer, length| cu!(api, cuDeviceGetName(buffer, length, device)))
 }
 
-/// The devices of the driver in whose names `part` occurs.
+/// The driver's devices whose names contain `part`.
 pub(super) fn devices(api: &Api, part: &str) -> Vec<i32> {
     let mut count = 0;
     cu!(api, cuDeviceGetCount(&raw mut count));
@@ -79,7 +79,7 @@ impl Server {
         }
     }
 
-    /// The driver's words for an error.
+    /// The driver's description of an error.
     pub(super) fn describe(&mut self, error: i32) -> Result<Blob, i32> {
         let mut words = std::ptr::null();
         outcome(cu!(
@@ -89,7 +89,7 @@ impl Server {
         if words.is_null() {
             return Ok(Blob::default());
         }
-        // SAFETY: the driver's texts end in a zero and stay.
+        // SAFETY: the driver's texts are zero-terminated and static.
         Ok(Blob(unsafe { CStr::from_ptr(words) }.to_bytes().to_vec()))
     }
 }

@@ -1,4 +1,4 @@
-//! Arrays, textures and surfaces: what is checked of them, and what they cost.
+//! Arrays, textures and surfaces: checks and charges.
 
 use std::sync::Arc;
 
@@ -10,32 +10,32 @@ use crate::{
     session::quota::Charge,
 };
 
-/// The most textures and surfaces at a time.
+/// Maximum number of textures and surfaces at a time.
 const MOST: usize = 1 << 20;
 
-/// A texture or surface: kernels have its handle as a number.
+/// A texture or surface. Kernels use its handle as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Texture {
-    /// The driver's handles differ within a context only.
+    /// The driver's handles are unique only within a context.
     pub(super) context: u32,
     pub(super) is_surface: bool,
     pub(super) handle: u64,
 }
 
-/// Bytes of a number of this format, or a bound of them.
+/// Size in bytes of a component of this format, or an upper bound.
 fn format(format: u32) -> u64 {
     match format {
         0x01 | 0x08 => 1,
         0x02 | 0x09 | 0x10 => 2,
-        // Formats of compressed blocks and of planes have 16 bytes at most for their four.
+        // Block-compressed and planar formats have at most 16 bytes for their four components.
         _ => 4,
     }
 }
 
-/// A GPU keeps arrays in tiles of so many bytes of a row, and so many rows.
+/// A GPU stores arrays in tiles of this many bytes of a row and this many rows.
 const TILE: (u64, u64) = (64, 8);
 
-/// Bytes of an array that is described so, with all its levels, as a GPU keeps it.
+/// Size in bytes of the described array, with all its levels, as a GPU stores it.
 fn size(words: &[u64], is_flat: bool, has_levels: bool) -> Option<u64> {
     let depth = if is_flat { 0 } else { *words.get(2)? };
     let kind = *words.get(if is_flat { 2 } else { 3 })?;
@@ -44,12 +44,12 @@ fn size(words: &[u64], is_flat: bool, has_levels: bool) -> Option<u64> {
     let row = row.checked_next_multiple_of(TILE.0)?;
     let rows = words.get(1)?.max(&1).checked_next_multiple_of(TILE.1)?;
     let all = row.checked_mul(rows)?.checked_mul(depth.max(1))?;
-    // A level is half the one before at most.
+    // A level has at most half the size of the one before.
     all.checked_mul(if has_levels { 2 } else { 1 })
 }
 
 impl Server {
-    /// What an array costs.
+    /// Charges an array.
     pub(super) fn charge_array(
         &mut self,
         arguments: &[Argument],
@@ -63,24 +63,24 @@ impl Server {
         self.charge(size).map(Some)
     }
 
-    /// Memory or an array has been made, and costs so much as long as it is there.
+    /// Attaches a charge to a new allocation or array, for as long as that exists.
     pub(super) fn costs(&mut self, kind: Kind, id: u32, charge: Option<Arc<Charge>>) {
         if let Ok(object) = self.backend.objects.get_mut(kind, id) {
             object.charge = charge;
         }
     }
 
-    /// A texture or surface has been made.
+    /// Records a new texture or surface.
     pub(super) fn texture_made(&mut self, texture: Texture) {
         self.backend.textures.insert(texture);
     }
 
-    /// One has been ended.
+    /// Records that a texture or surface has been destroyed.
     pub(super) fn texture_ended(&mut self, texture: Texture) {
         self.backend.textures.remove(&texture);
     }
 
-    /// That this is a texture or surface of the client.
+    /// Checks that this is a texture or surface of the client.
     pub(super) fn check_texture(&self, texture: Texture) -> Result<Option<Arc<Charge>>, i32> {
         match self.backend.textures.contains(&texture) {
             true => Ok(None),
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    /// That there may be one more.
+    /// Checks that one more may be created.
     pub(super) fn check_textures(&self) -> Result<Option<Arc<Charge>>, i32> {
         match self.backend.textures.len() < MOST {
             true => Ok(None),
@@ -96,11 +96,12 @@ impl Server {
         }
     }
 
-    /// What a texture or surface is made of: numbers become handles, memory has to be the client's.
+    /// Checks the resource of a texture or surface: numbers become handles, and memory has to be
+    /// the client's.
     pub(super) fn resource(&self, described: &mut CUDA_RESOURCE_DESC) -> Result<(), i32> {
         use CUresourcetype as T;
         let objects = &self.backend.objects;
-        // SAFETY: numbers and pointers, of which any value is one; the kind says which are meant.
+        // SAFETY: numbers and pointers, for which any value is valid; the kind selects the variant.
         unsafe {
             match described.resType {
                 T::CU_RESOURCE_TYPE_ARRAY => {

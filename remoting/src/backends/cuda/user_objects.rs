@@ -1,8 +1,9 @@
-//! User objects: what the client has graphs keep, with a function that it calls when nobody has it any more.
+//! User objects: values that the client makes graphs retain, with a client function to call when nobody holds the
+//! object any more.
 //!
-//! A graph that has one has a user object of the driver's, with one reference: the driver knows which clones and
-//! executable graphs have it as well, and what of them still runs. The client's own references are counted here, and
-//! so are those of a graph that the client names: it gives up none that it does not have.
+//! A graph that retains one holds one reference to a user object of the driver. The driver knows which clones and
+//! executable graphs share it, and which of their launches still run. The client's own references are counted here. So
+//! are those of each graph that the client names, so that a graph releases no more than it holds.
 
 use std::{
     collections::HashMap,
@@ -30,14 +31,14 @@ use crate::{
     session::notice::{Board, Notice},
 };
 
-/// The most user objects, and the most that graphs have.
+/// Maximum number of user objects, and of user objects retained by graphs.
 const MOST: usize = 64 << 10;
 /// `CU_USER_OBJECT_NO_DESTRUCTOR_SYNC`
 const NO_SYNC: u32 = 1;
 /// `CU_GRAPH_USER_OBJECT_MOVE`
 const MOVE: u32 = 1;
 
-/// A user object, as long as somebody has it. The client is told of its end, on whichever thread that is.
+/// A user object while anybody holds it. Its end is reported to the client, on whichever thread it happens.
 #[derive(Debug)]
 struct Shared {
     board: Arc<Board<News>>,
@@ -52,7 +53,7 @@ impl Drop for Shared {
     }
 }
 
-/// What the driver keeps for graphs.
+/// What the driver holds for graphs.
 struct Kept {
     _shared: Arc<Shared>,
     all: Arc<AtomicUsize>,
@@ -64,14 +65,14 @@ impl Drop for Kept {
     }
 }
 
-/// What the driver calls when no graph has a value any more.
+/// Called by the driver when no graph holds the value any more.
 unsafe extern "C" fn gone<T>(data: *mut c_void) {
-    // SAFETY: made by `keep`; the driver calls this once and nothing with it afterwards.
+    // SAFETY: made by `keep`; the driver calls this once and does not use the data afterwards.
     drop(unsafe { Box::from_raw(data.cast::<T>()) });
 }
 
-/// Has a graph keep a value, by a user object of the driver's of which it has the only reference: that object, and where
-/// the value is. If that fails, the value goes.
+/// Makes a graph hold a value, by a user object of the driver to which the graph has the only reference. Returns that
+/// object and the value's address. If this fails, the value is dropped.
 pub(super) fn keep<T>(
     api: &Api,
     graph: CUgraph,
@@ -83,7 +84,7 @@ pub(super) fn keep<T>(
         cuUserObjectCreate(&raw mut object, data, Some(gone::<T>), 1, NO_SYNC)
     );
     if made != 0 {
-        // SAFETY: the driver has refused it.
+        // SAFETY: the driver has refused the data, so nobody else holds it.
         unsafe { gone::<T>(data) };
         return Err(made);
     }
@@ -94,13 +95,13 @@ pub(super) fn keep<T>(
     outcome(retained).map(|()| (object, data))
 }
 
-/// What a graph has.
+/// A user object that a graph retains.
 #[derive(Debug)]
 pub(super) struct Retained {
     /// The client's number of the user object.
     number: u64,
     count: u32,
-    /// The driver's user object, of which the graph has one reference.
+    /// The driver's user object, to which the graph has one reference.
     raw: usize,
 }
 
@@ -108,18 +109,18 @@ pub(super) struct Retained {
 #[derive(Debug)]
 struct UserObject {
     shared: Weak<Shared>,
-    /// The client's own references, if it has any.
+    /// The client's own references, if any.
     own: Option<(Arc<Shared>, u32)>,
 }
 
-/// All of them, by the client's numbers.
+/// All user objects, by the client's numbers.
 #[derive(Debug, Default)]
 pub(super) struct UserObjects {
     by_number: HashMap<u64, UserObject>,
     all: Arc<AtomicUsize>,
 }
 
-/// As many references as the API has.
+/// Checks a reference count against the API's limit.
 fn counted(count: u32) -> Result<u32, i32> {
     match count {
         1..=0x7fff_ffff => Ok(count),
@@ -128,12 +129,12 @@ fn counted(count: u32) -> Result<u32, i32> {
 }
 
 impl UserObjects {
-    /// One has ended.
+    /// Forgets a user object that has ended.
     pub(super) fn forget(&mut self, number: u64) {
         self.by_number.remove(&number);
     }
 
-    /// There is room for one more, which counts from here on.
+    /// Checks that there is room for one more, and counts it.
     fn count_one(&self) -> Result<Arc<AtomicUsize>, i32> {
         if self.all.load(Ordering::Acquire) >= MOST {
             return Err(codes::OUT_OF_MEMORY);
@@ -146,13 +147,13 @@ impl UserObjects {
         self.by_number.get(&number).ok_or(codes::INVALID_VALUE)
     }
 
-    /// One that somebody has.
+    /// Looks up a user object that is still held.
     fn shared(&self, number: u64) -> Result<Arc<Shared>, i32> {
         let shared = self.get(number)?.shared.upgrade();
         shared.ok_or(codes::INVALID_VALUE)
     }
 
-    /// That the client has so many references.
+    /// Checks that the client holds at least this many references.
     fn check_own(&self, number: u64, count: u32) -> Result<(), i32> {
         match &self.get(number)?.own {
             Some((_, own)) if *own >= count => Ok(()),
@@ -160,7 +161,7 @@ impl UserObjects {
         }
     }
 
-    /// The client has so many more.
+    /// Adds to the client's references.
     fn add_own(&mut self, number: u64, count: u32) -> Result<(), i32> {
         let shared = self.shared(number)?;
         let object = self.by_number.get_mut(&number);
@@ -171,7 +172,7 @@ impl UserObjects {
         Ok(())
     }
 
-    /// The client has so many fewer.
+    /// Subtracts from the client's references.
     fn drop_own(&mut self, number: u64, count: u32) -> Result<(), i32> {
         self.check_own(number, count)?;
         if let Some(object) = self.by_number.get_mut(&number)

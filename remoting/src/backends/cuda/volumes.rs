@@ -1,4 +1,4 @@
-//! Copies of rows and planes between memory, arrays and the window, at once or as nodes of graphs.
+//! Copies of rows and planes between memory, arrays and the window, immediately or as graph nodes.
 
 use std::ptr::null_mut;
 
@@ -20,23 +20,23 @@ use crate::{
     wire::Header,
 };
 
-/// Bytes of a row, rows, planes.
+/// Bytes per row, number of rows, number of planes.
 type Size = [u64; 3];
 
-/// A side for the driver.
+/// The source or destination of a copy, for the driver.
 #[derive(Clone, Copy)]
 struct End {
     kind: CUmemorytype,
-    /// Where memory begins.
+    /// Start address, for memory.
     at: u64,
     array: CUarray,
-    /// Bytes of a row and rows of a plane, of memory.
+    /// Bytes per row and rows per plane, for memory.
     pitch: (usize, usize),
-    /// Where an array's part begins: bytes in a row, row, plane.
+    /// Start within an array: byte in the row, row, plane.
     place: (usize, usize, usize),
 }
 
-/// Bytes from the first row's start to the last one's end.
+/// Bytes from the start of the first row to the end of the last.
 fn extent(pitch: u64, height: u64, [width, rows, planes]: Size) -> Option<u64> {
     if rows.max(planes) > 1 && pitch < width || planes > 1 && height < rows {
         return None;
@@ -48,13 +48,14 @@ fn extent(pitch: u64, height: u64, [width, rows, planes]: Size) -> Option<u64> {
     planes.checked_add(rows)?.checked_add(width)
 }
 
-/// Bytes of all rows.
+/// Total bytes of all rows.
 fn bytes([width, rows, planes]: Size) -> Option<u64> {
     width.checked_mul(rows)?.checked_mul(planes)
 }
 
 impl Server {
-    /// A side that is the client's. The stretch of the window that it is, if it is one.
+    /// Resolves a side, which must be the client's. Also returns its range of the window, if it is
+    /// in the window.
     fn end(
         &mut self,
         context: u32,
@@ -107,7 +108,7 @@ impl Server {
         Ok((end, stretch))
     }
 
-    /// A copy for the driver, and stretches of the window that it reads or writes.
+    /// Makes a copy for the driver, and returns the window ranges that it reads or writes.
     fn volume(
         &mut self,
         context: u32,
@@ -119,7 +120,7 @@ impl Server {
         }
         let (to, to_window) = self.end(context, to, size)?;
         let (from, from_window) = self.end(context, from, size)?;
-        // SAFETY: numbers and pointers: zero is a value of each.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
         (copy.srcMemoryType, copy.dstMemoryType) = (from.kind, to.kind);
         (copy.srcHost, copy.srcDevice) = (from.at as *const _, from.at);
@@ -134,7 +135,7 @@ impl Server {
         Ok((copy, [to_window, from_window]))
     }
 
-    /// Whether two registrations meet within stretches of the window: the driver takes no such memory.
+    /// Whether a window range spans two registrations: the driver does not accept such memory.
     pub(super) fn is_cut(&self, stretches: [Option<(u64, u64)>; 2]) -> bool {
         let cover = &self.backend.cover;
         stretches
@@ -156,7 +157,7 @@ impl Server {
             let sides = (&call.to, &call.from);
             let (copy, window) = self.volume(call.context, sides, call.size)?;
             if self.is_cut(window) {
-                // A node that the client may change is one copy.
+                // A node that the client may change must be a single copy.
                 if self.is_captured(submitted.raw) {
                     return Err(codes::NOT_SUPPORTED);
                 }
@@ -173,7 +174,7 @@ impl Server {
         self.conclude(header, call.context, stage, metered, outcome)
     }
 
-    /// The same row by row, each cut where two registrations meet. One side is the window's.
+    /// Copies row by row, each row split where two registrations meet. One side is in the window.
     fn copy_parts(
         &self,
         submitted: Submitted,
@@ -197,8 +198,8 @@ impl Server {
             let mut part = *copy;
             (part.WidthInBytes, part.Height, part.Depth) = ((until - done) as usize, 1, 1);
             let (x, y, z) = (x as usize, (row % rows) as usize, (row / rows) as usize);
-            // The window's side begins in the registration that it is in: the driver looks for the one
-            // of where it begins.
+            // The window's side starts in the registration that contains it: the driver looks up
+            // the registration by the start address.
             let (other_x, other_y, other_z) = if is_to {
                 part.dstHost = copy.dstHost.wrapping_byte_add(done as usize);
                 (&mut part.srcXInBytes, &mut part.srcY, &mut part.srcZ)

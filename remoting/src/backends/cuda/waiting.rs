@@ -21,27 +21,27 @@ use crate::{
     wire::{Flags, Header, messages::StageId},
 };
 
-/// The most requests that are put off: each is a thread of the client.
+/// Maximum number of deferred requests: each blocks a thread of the client.
 const MOST_PUT_OFF: usize = 1024;
-/// The most streams whose work one of them waits for.
+/// Maximum number of streams for whose work a deferred request waits.
 const MOST_FENCES: usize = 4096;
-/// How often one waits for work that it has been given meanwhile, before the driver waits: other threads
-/// may never stop giving it some.
+/// How many times a request waits for newly submitted work before the driver waits instead: other threads might never
+/// stop submitting.
 const MOST_ROUNDS: u32 = 16;
 
-/// A request that waits until the driver need not wait in it.
+/// A request that is deferred until the driver does not need to wait in it.
 #[derive(Debug)]
 pub(super) struct PutOff {
     header: Header,
     request: Request,
-    /// Of which each has a reference.
+    /// Fences to wait for; a reference to each is held.
     fences: Vec<Fence>,
-    /// How often it has been put off before.
+    /// How many times the request has been deferred before.
     rounds: u32,
 }
 
 impl PutOff {
-    /// One that waits only until no function of the client is pending.
+    /// Defers a request only until no client function is pending.
     fn for_functions(header: Header, request: Request, rounds: u32) -> Self {
         Self {
             header,
@@ -51,18 +51,18 @@ impl PutOff {
         }
     }
 
-    /// Whether the work is done, or has failed, of which the driver tells at once.
+    /// Whether the work is done or has failed; the driver reports failures at once.
     pub(super) fn is_ready(&self, api: &Api) -> bool {
         self.fences.iter().all(|fence| api.poll(*fence).is_over())
     }
 
-    /// The request, and how often it has been put off.
+    /// The request, and how many times it has been deferred.
     pub(super) fn take(self, api: &Api) -> (Header, Request, u32) {
         self.fences.iter().for_each(|fence| api.release(*fence));
         (self.header, self.request, self.rounds + 1)
     }
 
-    /// The request by itself.
+    /// The request alone.
     fn give_back(self, api: &Api) -> (Header, Request) {
         let (header, request, _) = self.take(api);
         (header, request)
@@ -70,7 +70,7 @@ impl PutOff {
 }
 
 impl Server {
-    /// Waits in the driver, and says so to a client that polls meanwhile.
+    /// Waits in the driver, and signals this to a client that polls meanwhile.
     fn wait_here(&mut self, wait: impl FnOnce(&Self) -> i32) -> Result<(), i32> {
         let start = Moment::now();
         self.sender.attend(true);
@@ -100,7 +100,7 @@ impl Server {
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
         if self.is_captured(submitted.raw) {
-            // The driver says what becomes of the capture.
+            // The driver decides what happens to the capture.
             let stream = submitted.raw as CUstream;
             let code = cu!(self.backend.api, cuStreamSynchronize(stream));
             return self.answer(header, &outcome(code));
@@ -134,13 +134,13 @@ impl Server {
         }
     }
 
-    /// A stream is about to be destroyed, whose work goes on.
+    /// Records that a stream is about to be destroyed while its work continues.
     pub(super) fn leave_work(&mut self, stream: u32) {
         let Ok(object) = self.backend.objects.get(Kind::Stream, stream) else {
             return;
         };
         let (context, raw) = (object.context, object.raw as CUstream);
-        // One that takes part in a capture has no work, and a question would end the capture.
+        // A stream in a capture has no outstanding work, and a query would invalidate the capture.
         if self.is_captured(object.raw) {
             return;
         }
@@ -149,14 +149,14 @@ impl Server {
         }
     }
 
-    /// Fences behind all that a context has been given, each with a reference.
+    /// Fences behind all submitted work of a context, each with a reference.
     fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
         let of_context = |object: &super::objects::Object| {
             object.kind == Kind::Stream && object.context == context
         };
         let streams = self.backend.objects.iter();
         let streams = streams.filter(|(_, object)| of_context(object));
-        // The legacy stream: what was given to no stream.
+        // The legacy stream, for work that was submitted to no stream.
         let streams = streams.map(|(_, object)| object.raw).chain([0]);
         let api = &self.backend.api;
         let mut fences = Vec::new();
@@ -172,13 +172,13 @@ impl Server {
         Ok(fences)
     }
 
-    /// Keeps a request in which the driver might wait for a function of the client, of which this very
-    /// thread tells: until none is pending.
+    /// Defers a request in which the driver might wait for a client function until none is pending. Client functions
+    /// are reported by this very thread, which therefore must not block.
     pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: u32) {
         for fence in self.backend.calling.clone() {
             self.watch(fence, None);
         }
-        // Who waits for the answer sends nothing that must come behind it.
+        // A client that waits for the answer sends nothing that must be ordered behind it.
         if header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
             let off = PutOff::for_functions(header, request, rounds);
             self.backend.put_off.push(off);
@@ -187,8 +187,8 @@ impl Server {
         }
     }
 
-    /// Puts a request off in which the driver waits for a context's work, where other threads of the
-    /// client must be served meanwhile: that work may wait for what they do next. None if it need not be.
+    /// Defers a request in which the driver would wait for a context's work, if other threads of the client must be
+    /// served meanwhile: that work may depend on what they do next. Returns the request if it need not be deferred.
     pub(super) fn put_off(
         &mut self,
         header: Header,
@@ -208,7 +208,7 @@ impl Server {
             Ok(raw) if raw != 0 => self.all_work(context, raw),
             _ => return Some((header, request)),
         };
-        // What is wrong the request tells.
+        // The request itself reports what is wrong.
         let Ok(fences) = fences else {
             return Some((header, request));
         };
@@ -221,7 +221,7 @@ impl Server {
         if off.is_ready(&self.backend.api) {
             return Some(off.give_back(&self.backend.api));
         }
-        // Who has more is held up alone.
+        // A client that exceeds the limits only blocks itself.
         if self.backend.put_off.len() >= MOST_PUT_OFF || off.fences.len() > MOST_FENCES {
             return Some(off.give_back(&self.backend.api));
         }
