@@ -1,8 +1,8 @@
-//! A second host, for VMs that move from one to another.
+//! A second host, for VMs that move between hosts.
 //!
-//! Both are L1s. Scenarios run in the first one; the second one takes its orders by a network that is never
-//! cut. Another network is for what moves, and scenarios cut it. Both have a disk, as hosts have one in a
-//! storage network: each writes to it, and neither hears of the other's locks.
+//! Both hosts are L1s. Scenarios run in the first. The second takes its orders over a network that is never cut. A
+//! second network carries migrations, and scenarios cut it. Both hosts have the same disk, as hosts share one in a
+//! storage network: each writes to it, and neither sees the other's locks.
 
 use std::{
     fs,
@@ -27,35 +27,35 @@ use crate::{
     net,
 };
 
-/// Networks between both.
+/// Number of networks between the two hosts.
 pub const NETWORKS: usize = 2;
-/// That of orders, and that of what moves.
+/// The network for orders, and the one for migrations.
 const ORDERS: usize = 0;
 const LINK: usize = 1;
 
-/// Serial number of the disk that both have.
+/// Serial number of the shared disk.
 pub const LUN: &str = "lun";
 
-/// Where the second host takes orders.
+/// Port on which the second host takes orders.
 const PORT: u16 = 7000;
 
-/// What comes before a program's exit status.
+/// Precedes a program's exit status in its output.
 const ENDED: &str = "@ended=";
 
-/// How soon a program is looked after again.
+/// Interval at which a running program is polled.
 const AGAIN: Duration = Duration::from_millis(50);
 
-/// Which of both.
+/// Which of the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Number {
-    /// The one in which scenarios run.
+    /// The host in which scenarios run.
     First = 1,
-    /// The other one.
+    /// The other host.
     Second = 2,
 }
 
 impl Number {
-    /// The hardware address of its card for a network.
+    /// MAC address of the host's card for a network.
     pub fn mac(self, network: usize) -> String {
         format!("52:54:00:77:{network:02}:{:02}", self as u8)
     }
@@ -64,23 +64,23 @@ impl Number {
         format!("10.77.{network}.{}", self as u8)
     }
 
-    /// Its address for what moves.
+    /// The host's address on the migration network.
     pub fn link(self) -> String {
         self.address(LINK)
     }
 
-    /// Its certificates and keys.
+    /// Folder of the host's certificates and keys.
     pub fn tls_dir(self) -> PathBuf {
         format!("/images/tls/{}", self as u8).into()
     }
 
-    /// A command that has a variable `i` with the interface of a network.
+    /// A shell command that sets the variable `i` to the interface of a network.
     fn interface(self, network: usize) -> String {
         let mac = self.mac(network);
         format!("i=$(basename $(dirname $(grep -l {mac} /sys/class/net/*/address)))")
     }
 
-    /// Drivers, and addresses of both networks.
+    /// Loads drivers and sets the addresses of both networks.
     fn set_up(self) -> Result<()> {
         const MODULES: &str = "virtio_ring virtio virtio_pci_legacy_dev virtio_pci_modern_dev \
              virtio_pci virtio_blk failover net_failover virtio_net";
@@ -98,7 +98,7 @@ impl Number {
     }
 }
 
-/// Makes an authority, and what both hosts show to each other when a VM moves.
+/// Creates a certificate authority, and the certificates that the hosts show each other when a VM moves.
 pub fn keys(to: &Path) -> Result<()> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../remoting/certificates.sh");
     let work = tempfile::tempdir()?;
@@ -125,16 +125,16 @@ pub fn keys(to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// What a connection to the second host is for. It is its first line.
+/// What a connection to the second host is for. Sent as its first line.
 #[derive(Serialize, Deserialize)]
 enum Order {
-    /// Run a program, whose output is sent, and then its status. It is killed when the connection ends.
+    /// Run a program, and send its output and then its exit status. The program is killed when the connection ends.
     Run(Vec<String>),
-    /// Pass bytes to and from a socket there.
+    /// Relay bytes to and from a Unix socket on the second host.
     Connect(PathBuf),
 }
 
-/// Takes orders of the first host from now on.
+/// Takes orders from the first host from now on.
 pub fn serve() -> Result<()> {
     Number::Second.set_up()?;
     let listener = TcpListener::bind(("0.0.0.0", PORT))?;
@@ -152,7 +152,7 @@ pub fn serve() -> Result<()> {
 
 fn obey(mut stream: TcpStream) -> Result<()> {
     let (mut line, mut byte) = (Vec::new(), [0]);
-    // One by one: what follows is for a socket.
+    // Byte by byte: what follows the line is for the socket.
     while stream.read(&mut byte)? == 1 && byte != *b"\n" {
         line.extend(byte);
     }
@@ -183,21 +183,21 @@ fn run_here(mut stream: TcpStream, words: &[String]) -> Result<()> {
         }
         if gone || child.try_wait()?.is_some() {
             let status = child.wait()?.code().unwrap_or(255);
-            // Nobody may be there any more.
+            // The peer may already be gone.
             let _ = write!(stream, "\n{ENDED}{status}\n");
-            // What it has left behind may have the connection open.
+            // Processes that it left behind may keep the connection open.
             let _ = stream.shutdown(Shutdown::Both);
             return Ok(());
         }
     }
 }
 
-/// Passes bytes on in both directions, until both have ended.
+/// Relays bytes in both directions until both have ended.
 fn relay(tcp: &TcpStream, unix: &UnixStream) -> io::Result<()> {
     thread::scope(|scope| {
         scope.spawn(|| {
             let (mut from, mut to) = (unix, tcp);
-            // One of them has ended.
+            // An error means that one side has ended.
             let _ = io::copy(&mut from, &mut to);
             let _ = tcp.shutdown(Shutdown::Write);
         });
@@ -214,7 +214,7 @@ fn order(order: &Order) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// Runs a program on the second host, prints what it prints, and returns its exit status.
+/// Runs a program on the second host, prints its output, and returns its exit status.
 pub fn run(words: &[&str]) -> Result<i32> {
     let words = words.iter().map(ToString::to_string).collect();
     let reader = BufReader::new(order(&Order::Run(words))?);
@@ -224,7 +224,7 @@ pub fn run(words: &[&str]) -> Result<i32> {
         let line = line?;
         let text = String::from_utf8_lossy(&line);
         if let Some(status) = text.strip_prefix(ENDED) {
-            // The line before ends with the end of line that belongs to the status.
+            // The line end before the marker belongs to the status, not to the output.
             out.write_all(&before.unwrap_or_default())?;
             out.flush()?;
             return Ok(status.parse()?);
@@ -238,7 +238,7 @@ pub fn run(words: &[&str]) -> Result<i32> {
     bail!("the other host has not said how the program ended")
 }
 
-/// A command that runs a program on the second host, with the arguments that are added.
+/// A command that runs a program on the second host, with whatever arguments are added.
 pub fn command(program: &str) -> Command {
     let mut command = Command::new("/bin/runner");
     command.args(["beside", program]);
@@ -249,8 +249,8 @@ pub fn command(program: &str) -> Command {
 pub struct Beside(());
 
 impl Beside {
-    /// Both hosts, with nothing left of what was there before, and a folder for the scenario in the second
-    /// one, too.
+    /// Sets up the networks, removes whatever earlier scenarios left on the second host, and creates a folder for this
+    /// scenario there, too.
     pub fn reach(dir: &Path) -> Result<Self> {
         Number::First.set_up()?;
         let deadline = Instant::now() + BOOT;
@@ -266,7 +266,7 @@ impl Beside {
         Ok(beside)
     }
 
-    /// Runs a command there that has to succeed.
+    /// Runs a command on the second host that must succeed.
     pub fn sh(&self, line: &str) -> Result<String> {
         let output = command("/bin/sh").args(["-c", line]).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned()
@@ -275,7 +275,7 @@ impl Beside {
         Ok(text)
     }
 
-    /// Starts Gantry there, in a folder of that name. Its sockets can be reached in that folder here.
+    /// Starts Gantry on the second host, in a folder of that name. Its sockets can be reached in the same folder here.
     pub fn gantry(&self, dir: &Path) -> Result<Gantry> {
         fs::create_dir_all(dir)?;
         self.sh(&format!("mkdir -p {}", dir.display()))?;
@@ -285,7 +285,7 @@ impl Beside {
         Gantry::start_by(dir, command(GANTRY))
     }
 
-    /// The disk that both have, by its path on either: they have the same devices.
+    /// Path of the shared disk. It is the same on both hosts, because they have the same devices.
     pub fn lun(&self) -> Result<PathBuf> {
         let find = format!("basename $(dirname $(grep -l ^{LUN}$ /sys/block/*/serial))");
         let names = [net::sh(&find)?, self.sh(&find)?];
@@ -295,26 +295,26 @@ impl Beside {
     }
 }
 
-/// Cuts the network for what moves: nothing arrives any more.
+/// Cuts the migration network: nothing arrives any more.
 pub fn cut() -> Result<()> {
     let interface = Number::First.interface(LINK);
     net::sh(&format!("{interface}; ifconfig $i down")).map(drop)
 }
 
-/// Mends it.
+/// Restores the migration network.
 pub fn mend() -> Result<()> {
     let interface = Number::First.interface(LINK);
     net::sh(&format!("{interface}; ifconfig $i up")).map(drop)
 }
 
-/// Has a socket here that is one of the second host's.
+/// Listens on a socket here and relays its connections to the second host's socket of the same path.
 fn pass_on(path: PathBuf) -> Result<()> {
     let listener = UnixListener::bind(&path)?;
     thread::spawn(move || {
         for client in listener.incoming().filter_map(Result::ok) {
             let path = path.clone();
             thread::spawn(move || {
-                // Without a process there, the client is hung up on.
+                // If no process listens there, the client's connection is closed.
                 if let Ok(stream) = order(&Order::Connect(path)) {
                     let _ = relay(&stream, &client);
                 }

@@ -1,7 +1,7 @@
-//! QEMU's `edu` device from user space: a driver of a few registers (QEMU, docs/specs/edu).
+//! QEMU's `edu` device driven from user space: a driver for a few registers (QEMU, docs/specs/edu).
 //!
-//! It stands in for an accelerator: it has registers, DMA and message-signalled interrupts, and
-//! computes something.
+//! The device stands in for an accelerator: it has registers, DMA and message-signaled interrupts,
+//! and it computes something.
 
 use std::{
     fs,
@@ -30,21 +30,21 @@ const DMA_COMMAND: usize = 0x98;
 pub(crate) const BUFFER: u64 = 0x4_0000;
 pub(crate) const DMA_START: u64 = 1;
 pub(crate) const DMA_FROM_DEVICE: u64 = 2;
-/// Bytes of the registers.
+/// Size of the registers in bytes.
 pub(crate) const REGISTERS: usize = 1 << 20;
 
 pub(crate) const PAGE: usize = 4096;
 /// Offset of the first BAR in configuration space.
 const BAR0: usize = 0x10;
 
-/// An interrupt vector that no driver of the guest's kernel has.
+/// An interrupt vector that no driver in the guest's kernel uses.
 const VECTOR: u16 = 0xe7;
 
 /// The device.
 pub(crate) struct Edu {
     /// Its folder in sysfs.
     pub folder: PathBuf,
-    /// Where its registers are, in this process.
+    /// Address of its registers in this process.
     pub registers: *mut u8,
 }
 
@@ -64,7 +64,7 @@ impl Edu {
         fs::write(folder.join("enable"), "1").context("cannot enable the device")?;
         let registers = map(&folder.join("resource0"), REGISTERS)?;
         let edu = Self { folder, registers };
-        // Memory and bus mastering.
+        // Enables memory and bus mastering.
         edu.write_config(4, &6_u16.to_le_bytes())?;
         Ok(edu)
     }
@@ -114,14 +114,14 @@ impl Edu {
         }
     }
 
-    /// It is there, and may use DMA.
+    /// Whether the device is present and may use DMA.
     fn is_there(&self) -> Result<bool> {
         let mut header = [0; 6];
         self.config()?.read_exact(&mut header)?;
         Ok(header[..2] == [0x34, 0x12] && header[4] & 4 != 0)
     }
 
-    /// Waits until something is done, for some seconds.
+    /// Waits a few seconds for a condition.
     pub fn wait(&self, what: &str, done: impl Fn() -> bool) -> Result<()> {
         let start = Instant::now();
         while !done() {
@@ -136,7 +136,7 @@ impl Edu {
         self.dma_of(64, from, to, command)
     }
 
-    /// Copies so many bytes, 4,096 at most.
+    /// Copies `count` bytes, at most 4,096.
     pub fn dma_of(&self, count: u64, from: u64, to: u64, command: u64) -> Result<()> {
         self.write_wide(DMA_SOURCE, from);
         self.write_wide(DMA_TARGET, to);
@@ -146,13 +146,13 @@ impl Edu {
     }
 }
 
-/// Maps a BAR, for good.
+/// Maps a BAR permanently.
 fn map(resource: &Path, len: usize) -> Result<*mut u8> {
     let file = fs::File::options().read(true).write(true).open(resource)?;
     map_file(&file, len, 0)
 }
 
-/// Maps a part of a file that is a device's, for good.
+/// Maps a part of a device's file permanently.
 pub fn map_file(file: &fs::File, len: usize, offset: u64) -> Result<*mut u8> {
     // SAFETY: a new mapping at an address that the kernel picks; it is never unmapped.
     let bar = unsafe {
@@ -169,7 +169,7 @@ pub fn map_file(file: &fs::File, len: usize, offset: u64) -> Result<*mut u8> {
     Ok(bar.cast())
 }
 
-/// A page of this process, in memory for good, and its guest-physical address.
+/// A page of this process that stays in RAM permanently, and its guest-physical address.
 pub fn page() -> Result<(*mut u8, u64)> {
     // SAFETY: new memory, never unmapped.
     let page = unsafe {
@@ -187,21 +187,23 @@ pub fn page() -> Result<(*mut u8, u64)> {
     pagemap.seek(SeekFrom::Start((page as usize / PAGE * 8) as u64))?;
     let mut entry = [0; 8];
     pagemap.read_exact(&mut entry)?;
-    // Bits 0 to 54: the page frame (Documentation/admin-guide/mm/pagemap.rst).
+    // Bits 0 to 54: the page frame number (Documentation/admin-guide/mm/pagemap.rst).
     let frame = u64::from_le_bytes(entry) & ((1 << 55) - 1);
     ensure!(frame != 0, "no permission to see page frames");
     Ok((page.cast(), frame * PAGE as u64))
 }
 
-/// A page of this process that a device could reach without an IOMMU, and a guest does not have.
+/// A page of this process that a device could reach if there were no IOMMU, and that the guest does
+/// not have.
 pub struct HostPage {
-    /// Its physical address, at which the guest has nothing.
+    /// Its physical address. The guest has nothing at this address.
     pub address: u64,
     memory: *mut u8,
 }
 
 impl HostPage {
-    /// With a pattern, for guests whose memory ends at `end`. The kernel gives high pages first.
+    /// Fills a page with a pattern, for guests whose memory ends at `end`. Relies on the kernel to
+    /// hand out high pages first.
     pub fn beyond(end: u64) -> Result<Self> {
         let pages: Vec<_> = (0..16).map(|_| page()).collect::<Result<_>>()?;
         let found = pages.into_iter().find(|(_, address)| *address >= end);
@@ -214,7 +216,7 @@ impl HostPage {
         Ok(Self { address, memory })
     }
 
-    /// The pattern is what it was.
+    /// Checks that the pattern is unchanged.
     pub fn check(&self) -> Result<()> {
         for at in 0..PAGE {
             // SAFETY: within the page.
@@ -228,7 +230,7 @@ impl HostPage {
     }
 }
 
-/// Registers, computation, DMA in both directions and an interrupt.
+/// Checks registers, computation, DMA in both directions and an interrupt.
 pub fn check(path: Option<&str>) -> Result<()> {
     let edu = match path {
         Some(path) => Edu::at(path.into())?,
@@ -240,8 +242,8 @@ pub fn check(path: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// As [`check`], without an interrupt. Returns the guest-physical address of the page that it copies
-/// from and to.
+/// Like [`check`], without an interrupt. Returns the guest-physical address of the page that it
+/// copies from and to.
 fn works(edu: &Edu) -> Result<u64> {
     let id = edu.read(IDENTIFICATION);
     ensure!(id & 0xff == 0xed, "identification {id:#x}");
@@ -268,10 +270,10 @@ fn works(edu: &Edu) -> Result<u64> {
     Ok(address)
 }
 
-/// The offset of a capability in configuration space, and that.
+/// A capability's offset in configuration space, and the configuration space.
 fn capability(edu: &Edu, id: u8) -> Result<(u64, [u8; 256])> {
     let mut header = [0; 256];
-    // Without privileges the kernel shows 64 bytes only.
+    // Unprivileged, only 64 bytes are visible.
     edu.config()?.read_exact(&mut header)?;
     let mut at = usize::from(header[0x34]);
     while at != 0 && header[at] != id {
@@ -281,7 +283,7 @@ fn capability(edu: &Edu, id: u8) -> Result<(u64, [u8; 256])> {
     Ok((at as u64, header))
 }
 
-/// Has the device send a message to a vector that is free: the kernel complains of it.
+/// Makes the device send a message to an unused vector. The kernel logs a complaint about it.
 fn interrupt(edu: &Edu) -> Result<()> {
     let (offset, header) = capability(edu, 5)?;
     edu.write_config(offset + 4, &0xfee0_0000_u32.to_le_bytes())?;
@@ -299,7 +301,7 @@ fn interrupt(edu: &Edu) -> Result<()> {
 fn raise(edu: &Edu) -> Result<()> {
     let complaints = || {
         let log = crate::net::sh("dmesg").unwrap_or_default();
-        // Before and after 6.12 in another order.
+        // Linux 6.12 changed the order of the words.
         let vector = format!(".{VECTOR}");
         let lines = log
             .lines()
@@ -313,7 +315,7 @@ fn raise(edu: &Edu) -> Result<()> {
     Ok(())
 }
 
-/// As [`interrupt`], with the first vector of the table.
+/// Like [`interrupt`], with the first vector of the MSI-X table.
 pub fn msix() -> Result<()> {
     let edu = Edu::find()?;
     let (offset, _) = capability(&edu, 0x11)?;
@@ -330,7 +332,8 @@ pub fn msix() -> Result<()> {
     Ok(())
 }
 
-/// Reads and writes the device's memory without its server, and has its DMA engine do the same.
+/// Reads and writes the device's memory without its server being involved, and makes its DMA engine
+/// do the same.
 pub fn memory() -> Result<()> {
     let edu = Edu::find()?;
     let bar = map(&edu.folder.join("resource2"), COUNTER as usize + PAGE)?;
@@ -371,7 +374,7 @@ pub fn memory() -> Result<()> {
     Ok(())
 }
 
-/// Has the device copy to and fro until it goes away.
+/// Makes the device copy back and forth until it goes away.
 pub fn copy() -> Result<()> {
     let edu = Edu::find()?;
     let (memory, address) = page()?;
@@ -390,7 +393,7 @@ pub fn copy() -> Result<()> {
         if (0..64).all(right) {
             println!("copied");
         } else {
-            // A device that is about to go, or has gone, copies nothing.
+            // A device that is about to go, or is gone, copies nothing.
             ensure!(edu.is_there()?, "the device has gone");
             println!("wrong");
         }
@@ -398,8 +401,8 @@ pub fn copy() -> Result<()> {
     Ok(())
 }
 
-/// Has the device at one address in sysfs write to a register of that at another, without the
-/// guest's RAM in between.
+/// Makes the device at address `one` in sysfs write to a register of the device at `other`, without
+/// going through the guest's RAM.
 pub fn peers(one: &str, other: &str) -> Result<()> {
     const VALUE: u32 = 0x600d_1dea;
     let [one, other] = [one, other].map(|path| Edu::at(path.into()));
@@ -419,16 +422,17 @@ pub fn peers(one: &str, other: &str) -> Result<()> {
     Ok(())
 }
 
-/// Maps the registers of a device that is at an address, for good.
+/// Maps the registers of a device at a physical address permanently.
 fn map_registers(address: u64) -> Result<*mut u8> {
     let mut options = fs::File::options();
-    // Not cached.
+    // Uncached.
     options.read(true).write(true).custom_flags(libc::O_SYNC);
     map_file(&options.open("/dev/mem")?, REGISTERS, address)
 }
 
-/// Moves the memory of the device at a path in sysfs, of which the guest's kernel knows nothing. It
-/// answers and copies there, and nothing does where it was.
+/// Moves the memory BAR of the device at a path in sysfs without the knowledge of the guest's
+/// kernel. Checks that the device answers and copies at its new address, and that nothing answers
+/// at the old one.
 pub fn move_to(path: &str, target: u64) -> Result<()> {
     let folder = PathBuf::from(path);
     let target_bits = u32::try_from(target).context("the BAR has 32 bits")?;
@@ -456,7 +460,7 @@ pub fn move_to(path: &str, target: u64) -> Result<()> {
     Ok(())
 }
 
-/// Has the device at a path in sysfs write 32 bits to an address.
+/// Makes the device at a path in sysfs write 32 bits to an address.
 pub fn poke(path: &str, target: u64, value: u32) -> Result<()> {
     let edu = Edu::at(path.into())?;
     let (memory, address) = page()?;
@@ -466,7 +470,7 @@ pub fn poke(path: &str, target: u64, value: u32) -> Result<()> {
     edu.dma_of(4, BUFFER, target, DMA_START | DMA_FROM_DEVICE)
 }
 
-/// Has the device write to an address that the guest does not have.
+/// Makes the device write to an address that the guest does not have.
 pub fn write_outside(address: u64) -> Result<()> {
     let edu = Edu::find()?;
     edu.dma(BUFFER, address, DMA_START | DMA_FROM_DEVICE)

@@ -1,4 +1,4 @@
-//! Exits of a guest, by KVM's own counters, and what a block read from a disk costs of them.
+//! A guest's exits by KVM's own counters, and how many of them a block read from a disk costs.
 
 use std::{
     fs,
@@ -13,25 +13,25 @@ use crate::{guest::Guest, net::sh};
 /// Where KVM's statistics are (Documentation/virt/kvm/api.rst, 4.133 names the counters).
 const STATISTICS: &str = "/sys/kernel/debug/kvm";
 
-/// Counters of one VM, of all its vCPUs.
+/// Counters of one VM, summed over its vCPUs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Exits {
-    /// Whatever made a vCPU leave the guest.
+    /// Exits for any reason.
     pub all: f64,
-    /// Accesses to registers for which KVM asked the VMM: memory that it traps, and I/O ports.
+    /// Accesses that KVM handed to the VMM: trapped memory and I/O ports.
     pub to_vmm: f64,
-    /// The host had an interrupt, of a device or its timer.
+    /// Interrupts of the host, from a device or its timer.
     pub interrupts: f64,
-    /// Pages of the guest that had no memory of the host yet.
+    /// Faults on guest pages that had no host memory yet.
     pub pages: f64,
-    /// Writes to pages that were there, and write-protected: the first after KVM's log was cleared.
+    /// Writes to present but write-protected pages: the first write after KVM's log was cleared.
     pub write_faults: f64,
-    /// The guest had nothing to do.
+    /// The guest was idle.
     pub halts: f64,
 }
 
 impl Exits {
-    /// The counters of the VM of a process so far. KVM names it after the thread that has made it.
+    /// The counters of a process's VM so far. KVM names the VM after the thread that created it.
     pub fn of(pid: u32) -> Result<Self> {
         sh(&format!(
             "[ -e {STATISTICS} ] || mount -t debugfs debug /sys/kernel/debug"
@@ -74,7 +74,7 @@ impl Exits {
     }
 }
 
-/// What reading a block costs.
+/// Cost of reading one block.
 #[derive(Clone, Copy, Debug)]
 pub struct PerRead {
     /// Exits.
@@ -83,9 +83,9 @@ pub struct PerRead {
     pub time: Duration,
 }
 
-/// Has the guest of process `pid` read blocks of 4 KiB from `disk`, one after the other: `count` of
-/// them, then three times as many. What both runs have in common (the command and its output pass
-/// the serial port, at an exit a byte) cancels out.
+/// Makes the guest of process `pid` read blocks of 4 KiB from `disk`, one after the other: first
+/// `count` of them, then three times as many. Costs that both runs have in common cancel out (the
+/// command and its output cross the serial port at one exit per byte).
 pub fn per_read(guest: &mut Guest, pid: u32, disk: &str, count: u32) -> Result<PerRead> {
     let mut run = |count: u32| -> Result<(Exits, f64)> {
         let before = Exits::of(pid)?;
@@ -106,7 +106,7 @@ pub fn per_read(guest: &mut Guest, pid: u32, disk: &str, count: u32) -> Result<P
     })
 }
 
-/// Reads so many blocks past the page cache, and prints the seconds that it took.
+/// Reads this many blocks with the page cache bypassed, and prints the seconds it took.
 pub fn read_blocks(disk: &str, count: u32) -> Result<()> {
     use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
 

@@ -1,9 +1,8 @@
-//! What a virtual GPU costs a guest with nouveau as Debian ships it: exits to the VMM and looks at
-//! page tables, counted. Nothing here is a time: the processor is emulated.
+//! What a virtual GPU costs a guest with nouveau as Debian ships it: counts of exits to the VMM and
+//! of page table accesses. Nothing here is a time, since the CPU is emulated.
 //!
-//! GPUvm's mechanisms are switched on one after the other: `remap` (BAR remap), `lazy` (lazy
-//! shadowing), and what GPUvm did not have, `watch`: only pages of tables that were written are
-//! compared.
+//! GPUvm's mechanisms are enabled one by one: `remap` (BAR remap) and `lazy` (lazy shadowing).
+//! GPUvm did not have `watch`: only table pages that were written are compared.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
@@ -21,11 +20,11 @@ use crate::{
     scenarios::{Context, gf100::does, virtual_gpu::Mediated},
 };
 
-/// Flushes and submissions that are counted one by one.
+/// Flushes and submissions to count one by one.
 const FLUSHES: u64 = 100;
 const SUBMISSIONS: u64 = 100;
 
-/// Mechanisms: a name, and `remap`, `lazy`, `watch`.
+/// Modes: a name, and whether `remap`, `lazy` and `watch` are enabled.
 const MODES: &[(&str, [bool; 3])] = &[
     ("all", [true, true, true]),
     ("remap and lazy (GPUvm, FV optimized)", [true, true, false]),
@@ -59,7 +58,7 @@ fn get(counts: &Counts, name: &str) -> u64 {
     counts.get(name).copied().unwrap_or(0)
 }
 
-/// The counters of a virtual GPU that are exits to the VMM.
+/// The counters of a virtual GPU that count exits to the VMM.
 pub const EXIT_COUNTERS: [&str; 5] = [
     "register_reads",
     "register_writes",
@@ -73,9 +72,9 @@ fn exits(counts: &Counts) -> u64 {
     EXIT_COUNTERS.iter().map(|name| get(counts, name)).sum()
 }
 
-/// Loads nouveau and runs the copy test, however long that takes: with all accesses trapped, a million
-/// exits and minutes, in which the guest's processor does nothing else. As long as there are more of them, it
-/// has not stopped.
+/// Loads nouveau and runs the copy test, however long it takes. With all accesses trapped that is a
+/// million exits and several minutes, in which the guest's CPU does nothing else. While the number
+/// of exits grows, the guest has not stopped.
 fn start_and_copy(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     let modules = L2_GPU.join(" ");
     guest.run(&format!(
@@ -97,7 +96,7 @@ fn start_and_copy(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     }
 }
 
-/// Counts, and hands on a row for each figure.
+/// Measures, and passes on a row for each figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     shares::measure(row)?;
     let dir = PathBuf::from("/tmp/bench-gpuvm");
@@ -113,7 +112,7 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         }
         let before = counts(&gantry)?;
         start_and_copy(&gantry, &mut guest).with_context(|| format!("with {name}"))?;
-        // Interrupts that are under way.
+        // Lets interrupts under way arrive.
         std::thread::sleep(Duration::from_secs(1));
         let spent = since(&before, &counts(&gantry)?);
         row(
@@ -132,14 +131,14 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// What a flush costs, without a driver.
+/// Cost of a flush, without a driver.
 fn one_by_one(gantry: &Gantry, guest: &mut Guest, row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let mut run = |count: u64| -> Result<u64> {
         let before = counts(gantry)?;
         does(guest, &format!("gpu-flush {count}"), "flushes")?;
         Ok(exits(&since(&before, &counts(gantry)?)))
     };
-    // What both have in common cancels out.
+    // Costs that both runs have in common cancel out.
     let (few, many) = (run(FLUSHES)?, run(3 * FLUSHES)?);
     row(
         "exits of a flush of page tables, as nouveau does it",
@@ -151,7 +150,7 @@ fn one_by_one(gantry: &Gantry, guest: &mut Guest, row: &mut dyn FnMut(&str, Stri
     Ok(())
 }
 
-/// What a submission of nouveau's costs.
+/// Cost of one of nouveau's submissions.
 fn submissions(
     gantry: &Gantry,
     guest: &mut Guest,

@@ -1,4 +1,4 @@
-//! Physical devices of L1, which QEMU emulates behind an IOMMU.
+//! L1's physical devices, which QEMU emulates behind an IOMMU.
 
 use std::{
     fs,
@@ -19,29 +19,31 @@ pub struct HostDevice {
 
 /// QEMU's teaching device.
 pub const EDU: (&str, &str) = ("0x1234", "0x11e8");
-/// QEMU's device for tests of registers: it has I/O ports.
+/// QEMU's device for tests of registers, which has I/O ports.
 pub const TESTDEV: (&str, &str) = ("0x1b36", "0x0005");
-/// A virtio network card, which looks like hardware: it uses the IOMMU.
+/// A virtio network card that behaves like hardware in that it uses the IOMMU.
 pub const CARD: (&str, &str) = ("0x1af4", "0x1041");
-/// Which of the edu devices is one of two functions in a slot; the other one is next.
+/// Index of an edu device that is one of two functions in a slot; the other one has the next index.
 pub const EDU_OF_TWO: usize = 2;
-/// Which of the edu devices is alone behind a root port, so that its bus resets it, and has a ROM.
+/// Index of the edu device that is alone behind a root port, so that a bus reset can reset it. It
+/// has a ROM.
 pub const EDU_BEHIND_PORT: usize = 4;
-/// Which of the edu devices is one of two functions behind a root port; the other one is next.
+/// Index of an edu device that is one of two functions behind a root port; the other one has the
+/// next index.
 pub const EDU_OF_PORT: usize = 5;
-/// A network card of PCI Express, behind a root port: it reports errors, and has a serial number.
+/// A PCI Express network card behind a root port. It reports errors and has a serial number.
 pub const EXPRESS_CARD: (&str, &str) = ("0x8086", "0x10d3");
-/// A source of entropy behind a root port: it reports errors, and could translate addresses.
+/// An entropy source behind a root port. It reports errors and is capable of address translation.
 pub const EXPRESS_RNG: (&str, &str) = ("0x1af4", "0x1044");
 /// QEMU's NVMe controller.
 pub const NVME: (&str, &str) = ("0x1b36", "0x0010");
 
-/// The variant of vfio-pci.
+/// Driver that is a variant of vfio-pci.
 pub const VARIANT: &str = "vendors-vfio";
 
-/// Loads VFIO, and further modules, those that are not there yet.
+/// Loads the VFIO modules and further ones, unless they are loaded already.
 pub fn load(more: &[&str]) -> Result<()> {
-    // Newer kernels have some of them in others.
+    // Newer kernels have merged some of these into others.
     const VFIO: &str = "iommufd vfio vfio_virqfd vfio_iommu_type1 vfio-pci-core vfio-pci";
     let names = [&[VFIO], more].concat().join(" ");
     sh(&format!(
@@ -60,12 +62,12 @@ impl HostDevice {
         Ok(device)
     }
 
-    /// The device with a folder in sysfs.
+    /// The device with this folder in sysfs.
     pub fn at(path: &Path) -> Result<Self> {
         Self::named(fs::canonicalize(path)?)
     }
 
-    /// The `index`th device of a kind by address.
+    /// The `index`th device of a kind, ordered by address.
     pub fn find(kind: (&str, &str), index: usize) -> Result<Self> {
         let mut found = Vec::new();
         for entry in fs::read_dir("/sys/bus/pci/devices")? {
@@ -91,12 +93,12 @@ impl HostDevice {
         Ok(Self { path, address })
     }
 
-    /// Gives it to vfio-pci.
+    /// Binds the device to vfio-pci.
     pub fn bind(&self) -> Result<()> {
         self.bind_to("vfio-pci")
     }
 
-    /// Gives it to a driver that gives it to VFIO: vfio-pci, or the variant of it.
+    /// Binds the device to a driver that exposes it through VFIO: vfio-pci or its variant.
     pub fn bind_to(&self, driver: &str) -> Result<()> {
         if self.driver().as_deref() == Some(driver) {
             return Ok(());
@@ -116,7 +118,7 @@ impl HostDevice {
         }
     }
 
-    /// Takes it from its driver; it has none then.
+    /// Unbinds the device from its driver; it has none afterwards.
     pub fn release(&self) -> Result<()> {
         fs::write(self.path.join("driver_override"), "\n")?;
         fs::write(self.path.join("driver/unbind"), &self.address)?;

@@ -1,4 +1,4 @@
-//! A client of the REST API, as small as a test needs it.
+//! A minimal client of the REST API for tests.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Longest wait for an answer: a snapshot takes a while in the rig, and an application's move longer.
+/// Timeout for an answer: a snapshot takes a while in the rig, and moving an application even
+/// longer.
 const TIMEOUT: Duration = Duration::from_secs(150);
 
 /// An answer.

@@ -4,12 +4,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// L1's address, on a tap.
+/// L1's address on a tap.
 pub const HOST: &str = "192.168.77.1";
 /// The guest's address.
 pub const GUEST: &str = "192.168.77.2";
 
-/// Runs a command of L1 that has to succeed.
+/// Runs a command in L1 that must succeed.
 pub fn sh(command: &str) -> Result<String> {
     let output = Command::new("/bin/sh")
         .args(["-c", command])
@@ -21,7 +21,7 @@ pub fn sh(command: &str) -> Result<String> {
     Ok(text)
 }
 
-/// Whether there is a network interface of that name.
+/// Whether a network interface of that name exists.
 pub fn exists(interface: &str) -> bool {
     std::path::Path::new("/sys/class/net")
         .join(interface)

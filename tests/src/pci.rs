@@ -1,4 +1,4 @@
-//! A PCI device from user space, whatever its driver is.
+//! A PCI device seen from user space, whatever its driver.
 
 use std::{
     fs,
@@ -14,10 +14,11 @@ use anyhow::{Context, Result, ensure};
 const CAPABILITIES: usize = 0x34;
 const POWER_MANAGEMENT: u8 = 1;
 const EXPRESS: u8 = 0x10;
-/// Device control, in the PCI Express capability, and in its upper byte a function level reset.
+/// Device Control in the PCI Express capability; its upper byte has the bit that starts a
+/// function-level reset.
 const DEVICE_CONTROL: u64 = 8;
 const FUNCTION_RESET: u8 = 0x80;
-/// The power state, in the control register.
+/// The power state, in the power management control register.
 const STATE: u8 = 3;
 
 struct Function(PathBuf);
@@ -74,7 +75,7 @@ impl Function {
     }
 }
 
-/// Puts the device at an address in sysfs into D3hot, looks at its memory, and wakes it.
+/// Puts the device at an address in sysfs into D3hot, reads its memory, and wakes it.
 pub fn sleep(path: &str) -> Result<()> {
     let function = Function(Path::new(path).to_owned());
     fs::write(function.0.join("enable"), "1").context("cannot enable the device")?;
@@ -88,8 +89,9 @@ pub fn sleep(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Resets the device at an address in sysfs (PCI Express 6.6.2), and says how long the write took that
-/// asks for it. The reset goes on after that: the device does not answer.
+/// Resets the device at an address in sysfs (PCI Express 6.6.2), and prints how long the write that
+/// requests the reset took. The reset continues after the write; until it ends, the device does not
+/// answer.
 pub fn reset(path: &str) -> Result<()> {
     let function = Function(Path::new(path).to_owned());
     let control = function.capability(EXPRESS)? + DEVICE_CONTROL + 1;
@@ -119,8 +121,8 @@ pub fn reset(path: &str) -> Result<()> {
     Ok(())
 }
 
-/// Registers of the hot-plug controller (the DSDT says where), and in them: slots to give up,
-/// segment, and the arguments of `_OST`.
+/// Registers of the hot-plug controller (the DSDT has its address). Offsets in them: slots to
+/// eject, segment, and the arguments of `_OST`.
 const HOTPLUG: libc::off_t = 0xfe80_3000;
 const DOWN: usize = 1;
 const SEGMENT: usize = 3;
@@ -129,8 +131,8 @@ const STATUS: usize = 5;
 const SLOT: usize = 6;
 const EJECT_REQUEST: u32 = 3;
 
-/// Answers, in the place of the guest's kernel and as `_OST` would, that the next device that is to
-/// be given up will not be. The kernel is kept from running meanwhile.
+/// Answers the next eject request in place of the guest's kernel, as `_OST` would: the device will
+/// not be ejected. Keeps the kernel from running meanwhile.
 pub fn refuse_eject(slot: u32, status: u32) -> Result<()> {
     const RUNTIME: &str = "/proc/sys/kernel/sched_rt_runtime_us";
     let memory = fs::File::options()
@@ -163,10 +165,10 @@ pub fn refuse_eject(slot: u32, status: u32) -> Result<()> {
     // SAFETY: the parameter outlives the call.
     ensure!(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const highest) } == 0);
     write(SEGMENT, 0);
-    // To the console: its driver needs interrupts only.
+    // Printed to the console, whose driver needs only interrupts.
     println!("nothing else runs");
     let start = Instant::now();
-    // Reading takes the request away from the kernel.
+    // Reading the register takes the request, so the kernel does not see it.
     while read(DOWN) & 1 << slot == 0 && start.elapsed() < Duration::from_secs(60) {}
     write(EVENT, EJECT_REQUEST);
     write(STATUS, status);

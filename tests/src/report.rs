@@ -1,7 +1,6 @@
-//! Results on their way from L1 to the host: one line each.
+//! Results on their way from L1 to the host, one per line.
 //!
-//! Lines that belong to the protocol start with a marker, because the kernel writes to serial
-//! ports as well.
+//! Lines of the protocol start with a marker, because the kernel writes to serial ports, too.
 
 use std::fmt;
 
@@ -10,41 +9,42 @@ use serde::{Deserialize, Serialize};
 
 const MARKER: &str = "@gantry@";
 
-/// The order to show the demonstration, instead of the name of a scenario.
+/// The order to run the demonstration, sent in place of a scenario's name.
 pub const DEMO: &str = "--demo";
 
-/// The order to measure, instead of the name of a scenario. Names of measurements may follow.
+/// The order to run measurements, sent in place of a scenario's name. Names of measurements may
+/// follow.
 pub const BENCH: &str = "--bench";
 
-/// The order to have guests share a device, instead of the name of a scenario. The policy, the
+/// The order to let guests share a device, sent in place of a scenario's name. The policy, the
 /// seconds and the guests' weights follow.
 pub const SHARING: &str = "--sharing";
 
-/// The order to take orders of another L1 from now on, instead of the name of a scenario.
+/// The order to take orders from another L1 from now on, sent in place of a scenario's name.
 pub const BESIDE: &str = "--beside";
 
 /// What L1 tells the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Report {
-    /// L1 is up and the runner takes orders.
+    /// L1 is up, and the runner takes orders.
     Ready,
     /// A scenario is over.
     Finished {
         /// Its name.
         name: String,
-        /// How.
+        /// How it ended.
         outcome: Outcome,
         /// Seconds that it took.
         seconds: f64,
     },
-    /// A line of a log of the scenario that is about to be reported as failed.
+    /// A log line of the scenario that is about to be reported as failed.
     Log {
-        /// Where it comes from.
+        /// The file that it comes from.
         file: String,
         /// The line.
         line: String,
     },
-    /// A line for people.
+    /// A line for a human reader.
     Note(String),
 }
 
@@ -59,7 +59,7 @@ pub enum Outcome {
     Skipped(String),
 }
 
-/// What a scenario fails with that cannot be run here: why.
+/// The error of a scenario that cannot run here, with the reason.
 #[derive(Debug)]
 pub struct Skipped(pub String);
 
@@ -72,7 +72,7 @@ impl fmt::Display for Skipped {
 impl std::error::Error for Skipped {}
 
 impl Outcome {
-    /// How a scenario has ended that has returned this.
+    /// The outcome of a scenario that returned this result.
     pub fn of(result: Result<()>) -> Self {
         match result {
             Ok(()) => Self::Passed,
@@ -83,7 +83,7 @@ impl Outcome {
 }
 
 impl Report {
-    /// The line that carries the report, without its end.
+    /// The line that carries the report, without a line end.
     pub fn to_line(&self) -> String {
         // Strings and finite numbers always serialize.
         format!(
@@ -92,7 +92,7 @@ impl Report {
         )
     }
 
-    /// The report in a line, if there is one.
+    /// The report in a line, if the line has one.
     pub fn parse(line: &str) -> Option<Self> {
         let at = line.find(MARKER)?;
         serde_json::from_str(line[at + MARKER.len()..].trim_end()).ok()

@@ -1,7 +1,7 @@
-//! Guests that share L1's OpenCL device by weight: what each gets of it.
+//! Guests that share L1's OpenCL device by weight: what each of them gets.
 //!
-//! L1 has one emulated processor, which is the device, too. So a guest's application enqueues many
-//! kernels and sleeps while they run, and what is compared is time of the device, not of a clock.
+//! L1 has a single emulated CPU, which is also the device. So each guest's application enqueues many kernels and sleeps
+//! while they run, and tests compare device time, not wall-clock time.
 
 use std::{
     fs,
@@ -21,28 +21,28 @@ use crate::{
     opencl::{Arbiter, Compiled, Pool, guest_files, load_uio, start_agent, until},
 };
 
-/// Lengths in microseconds that the kernels of every guest have, at random, if nothing else runs.
+/// Kernel lengths in microseconds if nothing else runs; every guest's kernels draw from these at random.
 const LENGTHS: [u32; 3] = [3_000, 6_000, 12_000];
-/// Kernels that a guest has enqueued at a time.
+/// Maximum number of kernels that a guest has enqueued at a time.
 const IN_FLIGHT: u32 = 32;
-/// Kernels that a guest waits for together before it enqueues others.
+/// Kernels in a batch, which a guest waits for before it enqueues the next batch.
 const BATCH: u32 = 4;
-/// Turns that the guest with the fewest has had before what is had counts.
+/// Every guest must have had more than this many turns before measurements start.
 const WARM: u64 = 3;
-/// The longest wait for all guests to compute.
+/// Timeout for all guests to make progress.
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// A guest, and its application.
+/// A guest and its application.
 struct Vm {
-    /// Of its client.
+    /// Name of its client at the arbiter.
     name: String,
     guest: Guest,
     gantry: Gantry,
 }
 
 impl Vm {
-    /// Restores a guest, with this weight, and starts its application: one that always has kernels
-    /// enqueued, or one that `waits` for its results before it goes on.
+    /// Restores a guest with this weight and starts its application, which either always keeps kernels enqueued, or, if
+    /// it `waits`, waits for the results of a batch before it goes on.
     fn start(
         dir: &Path,
         snapshot: &Path,
@@ -60,7 +60,7 @@ impl Vm {
         config["serial"]["socket"] = json!(gantry.serial);
         config["accels"][0]["weight"] = json!(weight);
         fs::write(copy.join("config.json"), config.to_string())?;
-        // What a guest does not touch is not there six times.
+        // On demand, so that RAM that no guest touches is not loaded once per guest.
         gantry.put(
             "vm.restore",
             json!({
@@ -79,7 +79,7 @@ impl Vm {
              opencl-turns {lengths} {in_flight} 0 {iteration} </tmp/in >/tmp/out 2>&1 & \
              sleep 1000000 >/tmp/in & true"
         ))?;
-        // Looking from here makes the guest start programs again and again, while others compute.
+        // Wait in the guest: polling from here would make it start programs over and over while other guests compute.
         let said = guest.run("until [ -s /tmp/out ]; do sleep 1; done; cat /tmp/out")?;
         ensure!(
             said.starts_with("running "),
@@ -94,8 +94,8 @@ impl Vm {
     }
 }
 
-/// Boots a guest until everything is ready for its application, and saves it: several guests that
-/// boot take an emulated processor minutes.
+/// Boots a guest until everything is ready for its application, and saves it. Booting several guests would take minutes
+/// on an emulated CPU.
 fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Result<()> {
     fs::create_dir_all(dir)?;
     let Compiled { file, size } = compiled;
@@ -126,8 +126,8 @@ pub struct Vms {
 }
 
 impl Vms {
-    /// Starts a guest for each weight, all from one snapshot, and in each its application, which does
-    /// not begin yet. The application of the guest `waiting` waits for its results, batch by batch.
+    /// Starts a guest for each weight, all from one snapshot, and in each its application, which does not begin to
+    /// compute yet. The application of guest `waiting` waits for its results batch by batch.
     pub fn start(
         dir: &Path,
         policy: &str,
@@ -147,13 +147,13 @@ impl Vms {
         Ok(Self { vms, pool, arbiter })
     }
 
-    /// Has all applications begin, and waits until each has had the device a few times.
+    /// Lets all applications begin, and waits until each has had several turns on the device.
     pub fn go(&mut self) -> Result<()> {
         self.all("echo >/tmp/in")?;
         self.each(|_, client| client.turns > WARM)
     }
 
-    /// How often a sleeping application of each guest was woken by an interrupt.
+    /// How often an interrupt woke each guest's sleeping application.
     pub fn wakes(&self) -> Result<Vec<u64>> {
         let of = |vm: &Vm| {
             let counters = vm.gantry.ok("GET", "vm.counters", None)?;
@@ -163,7 +163,7 @@ impl Vms {
         self.vms.iter().map(of).collect()
     }
 
-    /// What the arbiter and the guests' applications say, for a test that has failed.
+    /// What the arbiter and the guests' applications report, for the message of a failed test.
     pub fn state(&mut self) -> Result<String> {
         let mut text = String::new();
         for (client, vm) in self.clients()?.into_iter().zip(&mut self.vms) {
@@ -176,7 +176,7 @@ impl Vms {
         Ok(text)
     }
 
-    /// Waits until something is so for each guest.
+    /// Waits until a condition holds for every guest.
     fn each(&self, is: impl Fn(usize, &Client) -> bool) -> Result<()> {
         let start = Instant::now();
         loop {
@@ -196,12 +196,12 @@ impl Vms {
         }
     }
 
-    /// Has an application without scruples take the place of the last guest's: its worker refuses
-    /// what it asks for, or ends, or it is killed itself. Meanwhile the others compute, and its guest
-    /// has a worker for the next one, which is an honest one.
+    /// Replaces the last guest's application with hostile ones. Their worker refuses what they ask for, or ends, or
+    /// they are killed. Meanwhile the other guests keep computing, and afterwards the guest gets a worker for an honest
+    /// application.
     pub fn one_does_wrong(&mut self) -> Result<()> {
         const HOSTILE: &str = "opencl-hostile /run/gantry/opencl.sock";
-        /// What each does, and says. A number: it is killed after so many steps.
+        /// Each attack and what the program prints. A number kills the program after that many steps.
         const ATTACKS: [(&str, &str); 9] = [
             ("0", "Killed"),
             ("3", "Killed"),
@@ -231,9 +231,8 @@ impl Vms {
         Ok(())
     }
 
-    /// Kills the process of the guest that came last, in the middle of what it computes: its worker
-    /// goes and nothing of it is left with the arbiter, and each of the others computes more than it
-    /// had enqueued by then.
+    /// Kills the VMM of the last guest in the middle of its computation. Its worker must go and the arbiter must hold
+    /// nothing for it, and each of the other guests must compute more than it had enqueued by then.
     pub fn lose_one(&mut self) -> Result<()> {
         let mut lost = self.vms.pop().context("there is no guest")?;
         let workers = self.pool.workers()?.len();
@@ -248,7 +247,7 @@ impl Vms {
         self.each(|vm, now| now.calls > before[vm].calls + u64::from(IN_FLIGHT))
     }
 
-    /// Runs a command in all guests at a time.
+    /// Runs a command in all guests at once.
     fn all(&mut self, command: &str) -> Result<()> {
         for vm in &mut self.vms {
             vm.guest.send(command)?;
@@ -259,7 +258,7 @@ impl Vms {
         Ok(())
     }
 
-    /// What each guest has had, in the guests' order.
+    /// The arbiter's view of each guest, in the guests' order.
     fn clients(&self) -> Result<Vec<Client>> {
         let clients = self.arbiter.clients()?;
         let of = |vm: &Vm| {
@@ -270,8 +269,8 @@ impl Vms {
         self.vms.iter().map(of).collect()
     }
 
-    /// Looks again and again at the seconds for which each guest has had the device since now, and
-    /// hands on the time that has passed and them, for as long as it is told to.
+    /// Every interval, passes to `each` the time elapsed and the seconds for which each guest has had the device since
+    /// this call, until `each` breaks.
     pub fn watch(
         &self,
         every: Duration,
@@ -293,7 +292,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Has all applications end: each says how many kernels it had run.
+    /// Ends all applications. Each reports how many kernels it ran.
     pub fn end(&mut self) -> Result<Vec<u64>> {
         let mut kernels = Vec::new();
         self.all("killall sleep")?;
@@ -309,8 +308,8 @@ impl Vms {
     }
 }
 
-/// Has guests of these weights share the device for so long, and hands on a line every so often:
-/// the seconds that have passed, and those for which each has had the device.
+/// Lets guests with these weights share the device for `time`, and regularly passes on a line: the seconds elapsed, and
+/// the seconds for which each guest has had the device.
 pub fn show(
     dir: &Path,
     policy: &str,

@@ -1,4 +1,4 @@
-//! What a VMM's process has used up when its API answers for the first time.
+//! Resources that a VMM process has used when its API answers for the first time.
 
 use std::{
     fs,
@@ -12,19 +12,20 @@ use anyhow::{Context, Result, ensure};
 
 use crate::{bench::cpu_time, http};
 
-/// How long a start may take.
+/// Timeout of a start.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a process has used up.
+/// Resources that a process has used.
 #[derive(Clone, Copy)]
 struct Used {
-    /// Milliseconds of processor time of all its threads.
+    /// CPU time of all its threads in milliseconds.
     cpu: f64,
-    /// Pages that it has touched for the first time: unlike time, these do not vary.
+    /// Page faults without I/O: pages touched for the first time. Unlike time, their number does
+    /// not vary.
     faults: f64,
 }
 
-/// A process that ends with the value.
+/// A process that is killed when the value is dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -37,7 +38,7 @@ impl Drop for Process {
 impl Used {
     fn of(pid: u32) -> Result<Self> {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The program's name, which may have any characters, is in parentheses (proc(5)).
+        // The program's name in parentheses may contain any character (proc(5)).
         let faults = stat
             .rsplit_once(')')
             .and_then(|(_, rest)| rest.split_whitespace().nth(7))
@@ -48,7 +49,7 @@ impl Used {
         })
     }
 
-    /// Starts a program until its API answers.
+    /// Starts a program and waits until its API answers.
     fn by(program: &Path, socket: &Path) -> Result<Self> {
         if socket.exists() {
             fs::remove_file(socket)?;
@@ -81,16 +82,17 @@ impl Used {
     }
 }
 
-/// Least and median of some figures.
+/// Minimum and median of some figures.
 fn least_and_median(mut figures: Vec<f64>) -> (f64, f64) {
     figures.sort_by(f64::total_cmp);
     let at = |nth: usize| figures.get(nth).copied().unwrap_or(f64::NAN);
     (at(0), at(figures.len() / 2))
 }
 
-/// Starts programs so many times, all by turns, so that what else the machine does meets them alike, and hands on
-/// a row for each. Copies are started: how large the pieces are in which the kernel has a file in memory, and with
-/// them page faults, depends on how the file was written.
+/// Starts each program `times` times, taking turns so that other load on the machine affects all
+/// programs alike, and passes on a row for each. It starts copies of the programs: how a file was
+/// written determines how large the pieces are in which the page cache holds it, and thus the
+/// number of page faults.
 ///
 /// # Errors
 /// A program cannot be started, or its API does not answer.

@@ -1,26 +1,26 @@
-//! What it costs a guest that a page is armed, so that KVM logs the next write to it ([`DirtyLog`]): by a loop of a
-//! guest of a few bytes that writes to each of some pages.
+//! What it costs a guest that a page is armed, so that KVM logs the next write to it ([`DirtyLog`]). Measured by a
+//! guest of a few bytes, whose loop writes to each of several pages.
 
 use std::{sync::Arc, time::Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use hypervisor::{DirtyLog, Exit, Exits, Kvm, MemorySlot, Vcpu, Vm, install_kick_handler};
 
-/// Where the guest's code is, and the pages that it writes to.
+/// Addresses of the guest's code and of the pages that it writes to.
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x1_0000;
-/// As many as a segment of real mode has.
+/// As many pages as a real-mode segment has.
 const PAGES: usize = 16;
 const PAGE: usize = 4096;
-/// Times that all pages are written, armed and not, by turns.
+/// How often all pages are written armed, alternating with unarmed.
 const ROUNDS: usize = 201;
 
-/// mov byte [di], 1; add di, 0x1000; loop to the first; out 0x80, al
+/// mov byte [di], 1; add di, 0x1000; loop back to the first; out 0x80, al
 const PROGRAM: [u8; 11] = [
     0xc6, 0x05, 0x01, 0x81, 0xc7, 0x00, 0x10, 0xe2, 0xf7, 0xe6, 0x80,
 ];
 
-/// Nobody is at the port.
+/// No device is at the port.
 struct Nothing;
 
 impl Exits for Nothing {
@@ -30,7 +30,7 @@ impl Exits for Nothing {
     fn mmio_write(&self, _address: u64, _data: &[u8]) {}
 }
 
-/// Memory of the guest, which stays mapped as long as the process lives: there are two pieces of it.
+/// Guest memory, which stays mapped for the life of the process. Only two pieces are ever made.
 fn memory(vm: &Vm, guest: u64, pages: usize) -> Result<(hypervisor::SlotId, *mut u8)> {
     // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
     let host = unsafe {
@@ -55,11 +55,11 @@ fn memory(vm: &Vm, guest: u64, pages: usize) -> Result<(hypervisor::SlotId, *mut
         host,
         read_only: false,
     };
-    // SAFETY: nobody unmaps it, and nobody but the guest uses it once code is in it.
+    // SAFETY: it is never unmapped, and only the guest uses it once it contains code.
     Ok((unsafe { vm.map(slot) }?, host))
 }
 
-/// A guest that writes to [`PAGES`] pages each time it runs.
+/// A guest that writes to [`PAGES`] pages on every run.
 struct Writer {
     vcpu: Vcpu,
     log: DirtyLog,
@@ -82,7 +82,7 @@ impl Writer {
         Ok(Self { vcpu, log })
     }
 
-    /// Microseconds that it takes to write to all pages.
+    /// Writes to all pages, and returns the time in microseconds.
     fn run(&mut self) -> Result<f64> {
         let mut regs = self.vcpu.regs()?;
         (regs.rip, regs.rflags) = (CODE, 2);
@@ -105,7 +105,7 @@ impl Writer {
     }
 }
 
-/// Microseconds that a write to an armed page takes more than one to a page that is not: the median.
+/// The median time in microseconds that a write to an armed page takes longer than a write to an unarmed page.
 ///
 /// # Errors
 /// There is no KVM that keeps such a log.
@@ -133,7 +133,7 @@ mod tests {
         if let Err(error) = Kvm::open() {
             return eprintln!("not tested: {error}");
         }
-        // What it costs depends on the host: a guest whose instructions KVM emulates has no faults.
+        // The cost depends on the host: a guest whose instructions KVM emulates takes no faults.
         assert!(cost().unwrap().is_finite());
     }
 }

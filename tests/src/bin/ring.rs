@@ -1,7 +1,7 @@
-//! `gantry-ring-bench [FOLDER] [--api opencl|cuda] [--library FILE] [--heap MIB] [--rounds N] [--check]`: what a call over
-//! the rings costs, as a table. FOLDER holds `gantry`, `gantry-accel` and `gantry-ring-guest`; without one it is that of
-//! this program. `--library` names the API's driver, `--rounds` how often everything is measured, by turns. With `--check`
-//! it only checks that a guest's calls are no exits and no system calls.
+//! `gantry-ring-bench [FOLDER] [--api opencl|cuda] [--library FILE] [--heap MIB] [--rounds N] [--check]`: prints a
+//! table of what a call over the rings costs. FOLDER contains `gantry`, `gantry-accel` and `gantry-ring-guest`; the
+//! default is this program's folder. `--library` names the API's driver, `--rounds` is how often everything is
+//! measured, taking turns. With `--check` it only checks that a guest's calls cause no exits and no system calls.
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use gantry_remoting::wire::api::ApiId;
 use gantry_tests::ring::{Options, check, programs, run};
 
-/// What it was told.
+/// Command line options.
 #[derive(Default)]
 struct Told {
     folder: Option<PathBuf>,

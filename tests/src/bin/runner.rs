@@ -1,8 +1,8 @@
 //! Runs scenarios in L1, and is the agent in L2.
 //!
-//! - `runner serve PORT` reads orders from a serial port, a line each, and reports there.
-//! - `runner scenario NAME PORT` is started by it for each scenario: a scenario that hangs or dies
-//!   takes nothing else with it.
+//! - `runner serve PORT` reads orders from a serial port, one per line, and reports there.
+//! - `runner scenario NAME PORT` is started by `runner serve` for each scenario, so that a scenario
+//!   that hangs or dies affects nothing else.
 //! - `runner edu-server SOCKET` serves a device to a VM.
 //! - `runner beside PROGRAM ARGUMENTS` runs a program on the other one of two hosts.
 
@@ -25,10 +25,10 @@ use gantry_tests::{
     shared_vms,
 };
 
-/// Longest log that is sent to the host, in lines from the end.
+/// Maximum length of a log sent to the host, in lines counted from its end.
 const LOG_LINES: usize = 400;
 
-/// Longest time of a scenario; the slowest takes a quarter of it on an idle host.
+/// Timeout of a scenario. The slowest takes a quarter of this on an idle host.
 const LIMIT: Duration = Duration::from_secs(480);
 
 /// Folder of the running scenario.
@@ -62,7 +62,7 @@ impl Port {
     }
 
     fn report(&mut self, report: &Report) {
-        // Without a host there is nobody to complain to.
+        // Without a host there is nowhere to report the error.
         let _ = writeln!(self.0, "{}", report.to_line());
     }
 
@@ -83,7 +83,7 @@ fn serve(port: &str) -> Result<()> {
         let order = order?;
         let start = Instant::now();
         match order.as_str() {
-            // Sent for its interrupt alone.
+            // Sent only to cause an interrupt.
             "" => {}
             BESIDE => beside::serve()?,
             DEMO => {
@@ -113,7 +113,8 @@ fn serve(port: &str) -> Result<()> {
     Ok(())
 }
 
-/// Runs a scenario in a process of its own, which reports by itself; why it did not, if so.
+/// Runs a scenario in its own process, which reports its outcome itself. Otherwise returns why it
+/// did not.
 fn supervise(name: &str, port: &str) -> Result<Option<String>> {
     // Left over only if an earlier removal failed.
     let _ = fs::remove_dir_all(DIR);
@@ -136,7 +137,7 @@ fn supervise(name: &str, port: &str) -> Result<Option<String>> {
     Ok(why)
 }
 
-/// Waits for a process, for a limited time.
+/// Waits for a process until a timeout.
 fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
     let start = Instant::now();
     while start.elapsed() < limit {
@@ -163,7 +164,7 @@ fn scenario(name: &str, out: &mut Port) -> Result<()> {
         send_logs(out);
     }
     out.finished(name, outcome, start);
-    // Mounts of a scenario go first.
+    // Unmount what the scenario mounted first.
     let _ = Command::new("/bin/sh")
         .args(["-c", &format!("umount {DIR}/* 2>/dev/null")])
         .status();
@@ -189,7 +190,7 @@ fn demo(out: &mut Port) -> Result<()> {
     Ok(())
 }
 
-/// Has guests share a device, as the order says.
+/// Lets guests share a device, as the order says.
 fn share(order: &str, out: &mut Port) -> Result<()> {
     let words: Vec<_> = order.split(' ').collect();
     let [_, policy, seconds, weights] = words[..] else {

@@ -1,4 +1,4 @@
-//! As many channels as a guest's programs can have, each with work of its own.
+//! As many channels as a guest's programs can have, each with its own work.
 
 use std::{path::Path, time::Duration};
 
@@ -6,8 +6,8 @@ use anyhow::{Result, ensure};
 
 use super::{Buffer, COPY, COPY_CLASS, GART, Gpu, MAPPABLE, Mapped, VRAM, bind, halves, method};
 
-/// So many channels, and the files that they are opened by: nouveau (of Linux 6.1) gives each file 16. That the GPU
-/// has no more it does not notice: it writes behind the submission pages, and the guest's kernel ends.
+/// Opens this many channels, and the files they belong to: nouveau (in Linux 6.1) allows 16 per file. It does not
+/// notice when the GPU has no more channels: it writes past the submission pages, and the guest's kernel crashes.
 fn open(count: usize) -> Result<Vec<(Gpu, Vec<i32>)>> {
     const OF_A_FILE: usize = 16;
     let mut files = Vec::new();
@@ -23,7 +23,7 @@ fn open(count: usize) -> Result<Vec<(Gpu, Vec<i32>)>> {
     Ok(files)
 }
 
-/// A channel with memory that no other one uses: a page to copy from, and one to copy to.
+/// A channel with memory that no other channel uses: a page to copy from, and one to copy to.
 struct Worker<'a> {
     channel: i32,
     push: Buffer<'a>,
@@ -59,14 +59,14 @@ impl<'a> Worker<'a> {
         gpu.submit(self.channel, &self.pushed, words, &all)
     }
 
-    /// Tells it to copy its first page to VRAM, and not when.
+    /// Sets the channel up to copy its first page to VRAM, without starting the copy.
     fn prepare(&self) -> Result<()> {
         let mut words = bind(COPY, COPY_CLASS);
         words.extend(one_page(self.pages.info.offset, self.video.info.offset));
         self.submit(&words)
     }
 
-    /// Has it do that, and copy the page back to where its second one is.
+    /// Starts that copy, and copies the page back to the place of its second page.
     fn copy(&self) -> Result<()> {
         let mut words = method(COPY, 0x300, &[0x110]);
         let back = self.pages.info.offset + 0x1000;
@@ -80,15 +80,15 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// A copy of one page, as the copy engine is told about it.
+/// The copy engine's methods for copying one page.
 fn one_page(from: u64, to: u64) -> Vec<u32> {
     let ([s1, s0], [d1, d0]) = (halves(from), halves(to));
     method(COPY, 0x30c, &[s1, s0, d1, d0, 4096, 4096, 4096, 1])
 }
 
-/// Has channels copy to VRAM and back, each its own page, all at the same time: what engines have of each, which
-/// are told before what to copy, is kept when others need its place on the GPU. If `go` is given, only once
-/// there is a file of that name, when all have been told.
+/// Makes channels copy to VRAM and back, all at the same time, each its own page. Engine state, which is set up before
+/// the copy itself, must survive while other channels take their place on the GPU. If `go` is given, the copies wait,
+/// once all channels are set up, until a file of that name exists.
 pub fn copy(count: usize, go: Option<&str>) -> Result<()> {
     let files = open(count)?;
     let channels = files
