@@ -1,12 +1,12 @@
-//! Connections that carry pages beside the first one, each with a thread of its own on both sides.
+//! Lanes: connections that carry pages beside the first one, each with a thread of its own on both sides.
 //!
-//! The destination names a token when it has memory; a connection that begins with it belongs to the
-//! migration. Each frame of pages is followed by a barrier, which is answered when all before it is in memory. A round
-//! ends when all are answered, so that no page of a later round is overtaken by an older one. Within a round each page
-//! is sent once, and the order does not matter: a frame goes by whichever connection has room.
+//! The destination issues a token when the machine has memory; a connection that begins with the token belongs to the
+//! migration. Each page frame is followed by a barrier, which is acknowledged when everything before it is in memory. A
+//! round ends when all barriers are acknowledged, so no page of a later round can be overtaken by an older one. Within
+//! a round each page is sent once, and the order does not matter: a frame goes to whichever connection has room.
 //!
-//! The first connection carries no pages meanwhile. It says that the source is there, however slow the others are: a
-//! frame without pages now and then.
+//! Meanwhile the first connection carries no pages. An empty page frame now and then shows that the source is alive,
+//! however slow the others are.
 
 use std::{
     mem,
@@ -28,38 +28,38 @@ use super::{
     tunnel::Tls,
 };
 
-/// Most of them.
+/// Maximum number of lanes.
 pub const MOST: u32 = 128;
 
-/// Bytes of a token.
+/// Length of a token in bytes.
 pub const TOKEN: usize = 16;
 
-/// How long the source tries to make one of them.
+/// How long the source keeps trying to open one lane.
 const JOIN: Duration = Duration::from_secs(20);
 
-/// How much longer all of them may take to come for each: they are made one after the other, and each takes the
-/// network a few round trips.
+/// Additional time per lane until all have connected: they are opened one after the other, and each takes a few network
+/// round trips.
 const EACH: Duration = Duration::from_millis(500);
 
-/// How soon the source tries again: a tunnel lets one in at a time.
+/// Retry interval of the source: a tunnel accepts one connection at a time.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// Frames that wait for a connection.
+/// Maximum number of frames queued per lane.
 const WAITING: usize = 2;
 
-/// Bytes of pages that wait at the source for all of them together, or are being sent.
+/// Maximum number of bytes of pages that are queued at the source or being sent, over all lanes.
 const OUTSTANDING: usize = 24 << 20;
 
-/// What a thread does.
+/// Body of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
-/// By which a source's connections are known.
+/// Identifies the connections of a source.
 pub type Token = [u8; TOKEN];
 
-/// One that nobody guesses.
+/// Creates an unpredictable token.
 pub fn token() -> Result<Token> {
     let mut token = [0; TOKEN];
-    // SAFETY: the buffer has the length that is said.
+    // SAFETY: the buffer has the given length.
     let got = unsafe { libc::getrandom(token.as_mut_ptr().cast(), TOKEN, 0) };
     match usize::try_from(got) {
         Ok(TOKEN) => Ok(token),
@@ -67,45 +67,45 @@ pub fn token() -> Result<Token> {
     }
 }
 
-/// What a thread of the source is given.
+/// An order for a lane's thread at the source.
 enum Order {
-    /// Of a round: runs, and the pages of those that are not zero.
+    /// Send a page frame of a round: encoded runs, and the pages of the non-zero ones.
     Pages(u32, Vec<u8>, Vec<u8>),
-    /// To say when all before it is in memory.
+    /// Report when everything before is in memory.
     Barrier(Sender<()>),
 }
 
-/// How long so many of them may take to come.
+/// Time limit for opening `count` lanes.
 pub fn patience(count: u32) -> Duration {
     JOIN + EACH * count
 }
 
-/// Where a source's connections go.
+/// Where a source's lanes connect to.
 pub struct To<'a> {
     /// The destination's URL.
     pub url: &'a str,
-    /// How they are encrypted, if they are.
+    /// TLS settings, if they are encrypted.
     pub tls: Option<&'a Tls>,
-    /// What the destination knows them by.
+    /// The token that identifies them to the destination.
     pub token: &'a Token,
-    /// How long it may keep silent.
+    /// How long the destination may keep silent.
     pub stall: Duration,
-    /// The other end of the first connection.
+    /// The peer of the first connection.
     pub destination: &'a OtherSide,
-    /// By which the migration is cancelled.
+    /// Cancels the migration.
     pub progress: &'a Progress,
 }
 
-/// The source's connections for pages.
+/// The source's lanes.
 pub struct Lanes {
     orders: Vec<SyncSender<Order>>,
-    /// Which one is asked first whether it has room.
+    /// The lane that is tried first for the next frame.
     next: usize,
-    /// One of them has room again, or has failed.
+    /// Signals that a lane has room again or has failed.
     room: (SyncSender<()>, Receiver<()>),
-    /// Why one of them has ended.
+    /// The error of the first lane that failed.
     failed: Arc<Mutex<Option<Error>>>,
-    /// Ends all of them: one has failed, or nobody sends any more.
+    /// Ends all lanes: one has failed, or the sender is gone.
     end: Cancel,
 }
 
@@ -128,7 +128,7 @@ impl Drop for Lanes {
 }
 
 impl Lanes {
-    /// Opens so many connections; `start` starts the thread of each.
+    /// Opens `count` lanes; `start` starts the thread of each.
     pub fn open(
         count: u32,
         to: &To<'_>,
@@ -147,12 +147,12 @@ impl Lanes {
             let room = lanes.room.0.clone();
             let body = move || {
                 for order in of_thread {
-                    // Whoever looks for room knows already if that is full.
+                    // If the channel is full, a signal is already pending.
                     let _ = room.try_send(());
                     if let Err(error) = carry(&mut connection, &order) {
                         let error = connection.why(error);
                         failed.lock_unpoisoned().get_or_insert(error);
-                        // Others may be waiting for what the destination will not take any more.
+                        // Other lanes may be waiting for a destination that no longer accepts data.
                         end.cancel();
                         let _ = room.try_send(());
                         return;
@@ -165,21 +165,20 @@ impl Lanes {
         Ok(lanes)
     }
 
-    /// Bytes of pages of a frame: fewer if there are many connections, so that what waits for all of them is
-    /// bounded.
+    /// Number of bytes of pages per frame: fewer with many lanes, so that the total of queued data is bounded.
     pub fn frame(&self) -> usize {
         let frames = self.orders.len() * (WAITING + 1);
         let each = OUTSTANDING / frames.max(1);
         (each - each % PAGE as usize).min(MAX_PAGES)
     }
 
-    /// Whether there are none.
+    /// Whether there are no lanes.
     pub fn is_empty(&self) -> bool {
         self.orders.is_empty()
     }
 
-    /// Sends a frame of pages by one that has room: a list of runs, and a copy of their pages. The first connection is
-    /// kept alive meanwhile.
+    /// Sends a page frame on a lane that has room: a list of runs, and a copy of their pages. Keeps the first
+    /// connection alive meanwhile.
     pub fn send(
         &mut self,
         round: u32,
@@ -202,7 +201,7 @@ impl Lanes {
         }
     }
 
-    /// Waits until all that was sent is in memory, and keeps the first connection alive meanwhile.
+    /// Waits until everything that was sent is in memory, and keeps the first connection alive meanwhile.
     pub fn barrier(&self, round: u32, first: &mut Connection) -> Result<()> {
         let (done, all) = mpsc::channel();
         let mut left: Vec<_> = self.orders.iter().collect();
@@ -235,12 +234,12 @@ impl Lanes {
         Ok(())
     }
 
-    /// Until one may have room.
+    /// Waits until a lane may have room.
     fn await_room(&self, round: u32, first: &mut Connection) -> Result<()> {
         if self.failed.lock_unpoisoned().is_some() {
             return Err(self.error());
         }
-        // It does not fail otherwise: the other end is here, too.
+        // The only possible failure is a timeout: the sending end is held here, too.
         let _ = self.room.1.recv_timeout(first.quiet_left());
         first.keep_alive(round)
     }
@@ -251,7 +250,7 @@ impl Lanes {
     }
 }
 
-/// A connection that begins with the token.
+/// Opens a connection that begins with the token.
 fn join(to: &To<'_>) -> Result<Connection> {
     let end = Instant::now() + JOIN;
     loop {
@@ -273,7 +272,7 @@ fn join(to: &To<'_>) -> Result<Connection> {
     }
 }
 
-/// What a thread of the source does.
+/// Carries out an order in a lane's thread at the source.
 fn carry(connection: &mut Connection, order: &Order) -> Result<()> {
     match order {
         Order::Pages(round, list, pages) => {
@@ -281,24 +280,24 @@ fn carry(connection: &mut Connection, order: &Order) -> Result<()> {
         }
         Order::Barrier(done) => {
             connection.hear(0)?;
-            // Whoever waits may have failed by another connection.
+            // The waiting thread may already have failed because of another connection.
             let _ = done.send(());
         }
     }
     Ok(())
 }
 
-/// RAM that arrives by several connections; taken out when no more may arrive.
+/// RAM that is received on several connections; taken out when no more may arrive.
 #[derive(Clone)]
 pub struct Memory(Arc<RwLock<Option<Arriving>>>);
 
 impl Memory {
-    /// Of a machine that does not run yet.
+    /// The RAM of a machine that does not run yet.
     pub fn new(memory: Arriving) -> Self {
         Self(Arc::new(RwLock::new(Some(memory))))
     }
 
-    /// Receives the contents of a frame of pages, which may be anything. Returns the bytes of pages.
+    /// Receives the contents of a page frame, which are untrusted. Returns the number of bytes of pages.
     pub fn receive(&self, header: Header, connection: &mut Connection) -> Result<u64> {
         match &*self.0.read_unpoisoned() {
             Some(memory) => memory.receive(header, connection),
@@ -306,18 +305,18 @@ impl Memory {
         }
     }
 
-    /// Nothing more is received: waits for what is being received, which has to be over soon.
+    /// Stops receiving: waits for frames that are being received, which must be over soon, and takes the memory out.
     pub fn close(&self) -> Result<Arriving> {
         let memory = mem::take(&mut *self.0.write_unpoisoned());
         memory.ok_or_else(|| protocol("the state came twice"))
     }
 }
 
-/// Why a connection of the destination's has failed, if it was not the source that ended it.
+/// Why a lane of the destination has failed, unless the source ended it.
 pub type Failed = Arc<Mutex<Option<Error>>>;
 
-/// A thread of the destination: takes pages over until the connection ends, or no more may arrive. What it allocates is
-/// a list of runs at most: pages go right into memory.
+/// A lane's thread at the destination: receives pages until the connection ends or no more may arrive. It allocates a
+/// list of runs at most: pages go directly into memory.
 pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress, failed: &Failed) {
     let next = |connection: &mut Connection| -> Result<()> {
         let header = connection.next_header()?;
@@ -327,7 +326,7 @@ pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress, fa
                 connection.receive_contents(header, &mut Vec::new())?;
                 return connection.send(Kind::Barrier, header.round, &[]);
             }
-            // Not even the reasons of a failure, which come by the first connection.
+            // Not even failure reasons are accepted: those arrive on the first connection.
             kind => return Err(protocol(format!("{kind:?} by a connection for memory"))),
         }
         let bytes = memory.receive(header, connection)?;
@@ -336,7 +335,7 @@ pub fn take(mut connection: Connection, memory: &Memory, progress: &Progress, fa
     };
     loop {
         if let Err(error) = next(&mut connection) {
-            // The source sees that it has ended, and fails if it still needs it.
+            // The source notices the end of the connection, and fails if it still needs it.
             log::debug!("a connection for memory has ended: {}", base::Chain(&error));
             if matches!(error, Error::Protocol(_) | Error::Machine(_)) {
                 connection.send_failure(&[error.to_string()]);
@@ -381,14 +380,14 @@ mod tests {
         here.write_all(&header.encode()).unwrap();
         here.write_all(&list).unwrap();
         here.write_all(&[1; 4096]).unwrap();
-        // SAFETY: within the mapping; the thread beside writes it.
+        // SAFETY: within the mapping, which the other thread writes.
         let byte = |at: usize| unsafe { mapping.address().add(at).read_volatile() };
         while byte(4095) != 1 {
             thread::yield_now();
         }
         progress.cancel();
         memory.close().unwrap();
-        // Nobody takes it any more.
+        // Nobody reads it any more.
         let _ = here.write_all(&[1; 4096]);
         receiving.join().unwrap();
         assert_eq!(byte(4096), 0);
@@ -404,14 +403,14 @@ mod tests {
         let failed = Failed::default();
         here.send(Kind::Go, 0, &[]).unwrap();
         take(there, &memory, &progress, &failed);
-        // Whoever was sending when it ended hears it, too.
+        // A thread that was sending when the connection ended gets the reason, too.
         let broken = here.send(Kind::Barrier, 0, &[]).unwrap_err();
         let said = here.why(broken).to_string();
         assert!(said.contains("Go by a connection for memory"), "{said}");
         assert!(failed.lock_unpoisoned().is_some());
     }
 
-    /// The source's end of so many connections, and what they are given.
+    /// The source's end of `count` lanes, and the orders that they receive.
     fn lanes(count: usize) -> (Lanes, Vec<Receiver<Order>>) {
         let mut lanes = Lanes::default();
         let channels = (0..count).map(|_| mpsc::sync_channel(WAITING));
@@ -428,7 +427,7 @@ mod tests {
         let (here, _there) = UnixStream::pair().unwrap();
         let progress = Progress::new(Direction::Outgoing, "test");
         let mut first = Connection::of_unix(here, progress).unwrap();
-        // Should nobody have room it looks again soon.
+        // If no lane has room, the sender retries soon.
         first.quiet = Duration::from_millis(10);
         let sending = thread::spawn(move || {
             for round in 0..FRAMES as u32 {
@@ -439,7 +438,7 @@ mod tests {
         let (slow, others) = given.split_first().unwrap();
         let mut rounds = Vec::new();
         let began = Instant::now();
-        // All but those that wait for the slow one.
+        // All frames but those that are queued for the slow lane.
         while rounds.len() < FRAMES - WAITING {
             for other in others {
                 if let Ok(Order::Pages(round, ..)) = other.try_recv() {

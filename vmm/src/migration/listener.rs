@@ -1,9 +1,9 @@
-//! Waiting for the source, among whoever else connects.
+//! Waits for the source among arbitrary peers.
 //!
-//! A port of a host hears from many: scanners, health checks, a client that has mistaken the port. None
-//! of them keeps the source waiting, and none ends the wait. All that have connected are looked at
-//! without taking a byte from them, until one has sent the beginning of an offer. Those that send
-//! something else, or nothing for a while, are turned away; there is a bound on how many.
+//! A host's port is contacted by many: scanners, health checks, clients that use the wrong port. None of them delays
+//! the source, and none ends the wait. The listener peeks at all connections without consuming a byte, until one has
+//! sent the beginning of an offer. Connections that send something else, or nothing for a while, are turned away; their
+//! number is bounded.
 
 use std::{
     io,
@@ -26,25 +26,26 @@ use super::{
     tunnel::Tls,
 };
 
-/// Connections that are looked at at once; one more takes the place of the oldest.
+/// Maximum number of connections examined at once; a new one replaces the oldest.
 const MOST_WAITING: usize = 16;
 
-/// How long one may keep silent.
+/// How long a connection may keep silent.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How long a frame may take that has come already.
+/// Time limit for reading a frame that has already begun to arrive.
 const COME: Duration = Duration::from_secs(2);
 
-/// Connections that are turned away before the wait ends.
+/// Number of connections that are turned away before the wait ends.
 pub const MOST_STRANGERS: u32 = 256;
 
-/// How long a tunnel that has listened may fail to listen again: it may have been restarted, or be short of something.
+/// How long a tunnel that has listened before may fail to listen again: it may have been restarted, or may lack a
+/// resource for a while.
 const LISTENS_AGAIN: Duration = Duration::from_secs(10);
 
-/// How soon one is looked at again that has sent a part of what is waited for.
+/// Interval for examining a connection again that has sent only part of the expected bytes.
 const AGAIN: Duration = Duration::from_millis(5);
 
-/// Waits for the source.
+/// A listener that waits for the source.
 pub struct Listener {
     socket: Socket,
     waiting: Vec<Waiting>,
@@ -52,11 +53,11 @@ pub struct Listener {
 }
 
 enum Socket {
-    /// At a path, which is removed with it.
+    /// At a path, which is removed when this is dropped.
     Unix(UnixListener, PathBuf),
     /// At a port.
     Tcp(TcpListener),
-    /// At an address of which a tunnel has the port.
+    /// At an address whose port the tunnel has.
     Tunnel(Door),
 }
 
@@ -64,15 +65,15 @@ enum Socket {
 struct Door {
     at: String,
     tls: Tls,
-    /// It has listened there.
+    /// The tunnel has listened there before.
     has_listened: bool,
-    /// Since when it does not any more.
+    /// When listening started to fail.
     fails_since: Option<Instant>,
 }
 
 impl Door {
-    /// The tunnel's end from which the next connection comes; none if it does not listen at the moment. That neither
-    /// ends the wait for a source, nor a migration of which some connections have come.
+    /// The tunnel's end of the next connection; `None` if the tunnel does not listen at the moment. That ends neither
+    /// the wait for a source nor a migration of which some connections have already arrived.
     fn listen(&mut self, progress: &Progress) -> Result<Option<UnixStream>> {
         let error = match self.tls.listen(&self.at, progress) {
             Ok(stream) => {
@@ -95,27 +96,27 @@ impl Door {
     }
 }
 
-/// Somebody who has connected and may be the source.
+/// A peer that has connected and may be the source.
 struct Waiting {
     stream: Stream,
-    /// `None`: nobody has connected yet, but the tunnel.
+    /// When it connected. `None`: only the tunnel is connected, no peer yet.
     since: Option<Instant>,
 }
 
-/// Further connections of a source.
+/// The further connections of a source that are awaited.
 pub struct Awaited {
-    /// By which they are known.
+    /// The token that identifies them.
     pub token: Token,
-    /// How long all of them may take to come.
+    /// Time limit for all of them to connect.
     pub patience: Duration,
-    /// When that is over.
+    /// The deadline that follows from it.
     pub end: Instant,
-    /// When it ends, no further one comes.
+    /// The source; when it has ended, no more connections will arrive.
     pub source: OtherSide,
 }
 
 impl Awaited {
-    /// Whether one may yet come.
+    /// Returns an error if no more connections can arrive.
     fn check(&self) -> Result<()> {
         if Instant::now() >= self.end {
             return Err(Error::Stalled {
@@ -130,18 +131,18 @@ impl Awaited {
     }
 }
 
-/// What somebody is, as far as can be seen.
+/// What a connection looks like so far.
 enum Looks {
     /// It sends an offer.
     Source,
-    /// It has not sent enough.
+    /// It has not sent enough to tell.
     Unknown,
-    /// It is none.
+    /// It is not a source.
     Stranger,
 }
 
 impl Listener {
-    /// Listens at a URL, for those with a certificate if it is to be encrypted.
+    /// Listens at a URL; with TLS, only for peers that have a certificate.
     pub fn bind(url: &str, tls: Option<&Tls>) -> Result<Self> {
         let failed = |source| Error::Connect {
             action: "listen at",
@@ -149,7 +150,7 @@ impl Listener {
             source,
         };
         let socket = match Address::parse(url)? {
-            // The tunnel, which may take long, is asked by who waits.
+            // The tunnel may take long, so it is only asked when a connection is awaited.
             Address::Tcp(at) if let Some(tls) = tls => Socket::Tunnel(Door {
                 at,
                 tls: tls.clone(),
@@ -174,7 +175,7 @@ impl Listener {
         })
     }
 
-    /// Where clients reach it, for tests.
+    /// The port at which clients reach it, for tests.
     #[cfg(test)]
     pub fn port(&self) -> Option<u16> {
         match &self.socket {
@@ -183,12 +184,12 @@ impl Listener {
         }
     }
 
-    /// The next connection that begins with an offer.
+    /// Returns the next connection that begins with an offer.
     pub fn accept(&mut self, progress: &Progress) -> Result<Connection> {
         self.accept_with(Kind::Offer, None, progress)
     }
 
-    /// A further connection of the source that is served.
+    /// Returns a further connection of the source that is being served.
     pub fn accept_lane(&mut self, awaited: &Awaited, progress: &Progress) -> Result<Connection> {
         loop {
             let mut connection = self.accept_with(Kind::Join, Some(awaited), progress)?;
@@ -211,7 +212,7 @@ impl Listener {
         }
     }
 
-    /// The next connection that begins with a frame of a kind.
+    /// Returns the next connection that begins with a frame of the given kind.
     fn accept_with(
         &mut self,
         kind: Kind,
@@ -246,7 +247,7 @@ impl Listener {
         }
     }
 
-    /// Somebody was no source: the wait goes on, unless there were too many.
+    /// Counts a peer that was not a source. The wait continues, unless there were too many.
     pub fn turned_away(&mut self, why: &str) -> Result<()> {
         self.strangers += 1;
         if self.strangers >= MOST_STRANGERS {
@@ -259,7 +260,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Until there may be something to do.
+    /// Waits until there may be something to do.
     fn wait(&self) {
         let of = |fd: BorrowedFd<'_>| libc::pollfd {
             fd: fd.as_raw_fd(),
@@ -276,7 +277,7 @@ impl Listener {
                 .iter()
                 .map(|waiting| of(waiting.stream.as_fd())),
         );
-        // SAFETY: as many descriptors as the vector has, which outlives the call.
+        // SAFETY: the count is that of the vector, which outlives the call.
         unsafe {
             libc::poll(
                 fds.as_mut_ptr(),
@@ -284,7 +285,7 @@ impl Listener {
                 TICK.as_millis() as libc::c_int,
             )
         };
-        // Who has sent a part is readable all the time.
+        // A connection that has sent a part of the bytes stays readable, so polling would spin.
         if fds[0].revents == 0 && fds[1..].iter().any(|fd| fd.revents != 0) {
             thread::sleep(AGAIN);
         }
@@ -293,7 +294,7 @@ impl Listener {
     fn accept_new(&mut self, progress: &Progress) -> Result<()> {
         loop {
             let accepted = match &mut self.socket {
-                // One after the other: the tunnel looks at several at once.
+                // One after the other: the tunnel itself examines several at once.
                 Socket::Tunnel(..) if !self.waiting.is_empty() => return Ok(()),
                 Socket::Tunnel(door) => {
                     let end = door.listen(progress)?;
@@ -340,14 +341,14 @@ impl Waiting {
     }
 
     fn looks(&self, kind: Kind) -> Looks {
-        // Nobody is waited for who has sent a part only: a token is looked at like what is before it.
+        // Never blocks on a connection that has sent only a part: the token is peeked at like the header before it.
         let mut bytes = [0; HEADER + TOKEN];
         let wanted = match kind {
             Kind::Join => &mut bytes[..],
             _ => &mut bytes[..HEADER],
         };
         let length = wanted.len();
-        // SAFETY: the buffer has the length that is said, and outlives the call.
+        // SAFETY: the buffer has the given length and outlives the call.
         let got = unsafe {
             libc::recv(
                 self.stream.as_fd().as_raw_fd(),
@@ -384,7 +385,7 @@ impl Waiting {
 }
 
 impl Socket {
-    /// A number that poll(2) takes; negative if there is nothing to wait for.
+    /// A descriptor for poll(2); negative if there is nothing to wait for.
     fn as_raw_fd(&self) -> RawFd {
         match self {
             Self::Unix(listener, _) => listener.as_raw_fd(),

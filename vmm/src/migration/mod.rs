@@ -1,4 +1,4 @@
-//! Live migration: a running VM moves to another Gantry.
+//! Live migration: moves a running VM to another Gantry process.
 //!
 //! ```text
 //!   source                                   destination
@@ -13,26 +13,25 @@
 //!   Postcopy  contents of applications <───> if that is wished: workers ask for them
 //! ```
 //!
-//! Until GO, whatever fails leaves the source running as before, and the destination drops what it
-//! has. Between GO and RUNNING the source cannot know who runs the VM if the connection breaks: the
-//! disk locks say it. The source goes on if it gets all of them back, or is told that the
-//! destination does not run; a VM without exclusive locks waits for `vm.resolve-migration`.
+//! Until GO, any failure leaves the source running as before, and the destination drops what it has. If the connection
+//! breaks between GO and RUNNING, the source cannot know which side runs the VM: the disk locks decide. The source
+//! continues if it gets all of them back, or if the destination reports that it does not run the VM; a VM without
+//! exclusive locks waits for `vm.resolve-migration`.
 //!
-//! Both sides take each other for hostile: lengths are bounded before memory is taken, frames have
-//! checksums, and what arrives is the input of the same checks as a snapshot.
+//! Each side treats the other as hostile: lengths are bounded before memory is allocated, frames have checksums, and
+//! received state passes the same checks as a snapshot.
 //!
-//! With `local=on` both are on one host, and memory is not sent: its files are handed over with the
-//! offer. There are no rounds then, and the VM stands still only for the state of its devices.
+//! With `local=on` both sides are on one host, and memory is not sent: its files are handed over with the offer. There
+//! are no rounds then, and the VM is stopped only while the state of its devices is transferred.
 //!
-//! - [`frame`]: the format on the wire; [`connection`]: streams that can be interrupted;
-//!   [`vectors`]: memory that goes out and comes in without a buffer; [`listener`]: waiting for the source;
-//!   [`dial`]: connecting to a host that may not answer;
-//!   [`lanes`]: further connections, for pages; [`tunnel`]: TLS.
-//! - [`pages`]: which pages are sent, and how they are received; [`files`]: what is handed over;
-//!   [`archive`]: what accelerators' applications have saved; [`copies`]: of them, while they go on.
-//! - [`postcopy`]: contents of applications that follow.
+//! - [`frame`]: the wire format; [`connection`]: interruptible connections; [`vectors`]: vectored I/O on memory without
+//!   a buffer; [`listener`]: waiting for the source; [`dial`]: connecting to a host that may not answer; [`lanes`]:
+//!   further connections, for pages; [`tunnel`]: TLS.
+//! - [`pages`]: which pages are sent, and how they are received; [`files`]: files that are handed over; [`archive`]:
+//!   saved state of accelerators' applications; [`copies`]: copies of applications that still run.
+//! - [`postcopy`]: contents of applications that follow after the machine runs.
 //! - [`source`], [`destination`]: the phases of each side.
-//! - [`progress`]: what `vm.migration` shows, and how a migration is cancelled.
+//! - [`progress`]: what `vm.migration` reports, and how a migration is cancelled.
 
 pub mod archive;
 pub mod connection;
@@ -55,37 +54,38 @@ pub mod vectors;
 
 use std::io;
 
-/// Version of the protocol. The destination says which it takes.
+/// Version of the protocol. The destination refuses versions that it does not support.
 ///
-/// 2: files that go with the offer. 3: several connections. 4: applications of accelerators. 5: contents of theirs that
-/// follow. An offer has the version that it needs, so that older destinations take what they know.
+/// 2: files that follow the offer. 3: several connections. 4: applications of accelerators. 5: contents of applications
+/// that follow after the machine runs. An offer states the version that it needs, so that older destinations accept
+/// what they support.
 pub const PROTOCOL: u32 = 5;
 
-/// The oldest version of which offers are taken.
+/// The oldest supported protocol version of an offer.
 pub const OLDEST_PROTOCOL: u32 = 1;
 
 /// A migration failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The URL says nothing that can be connected to.
+    /// The URL is not a valid address.
     #[error("{0:?} is no URL of a migration: use unix:PATH or tcp:HOST:PORT")]
     Url(String),
-    /// The connection could not be made.
+    /// The connection could not be established.
     #[error("cannot {action} {url}")]
     Connect {
         /// `connect to` or `listen at`.
         action: &'static str,
         /// The URL.
         url: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The connection broke.
     #[error("the connection broke while {doing}")]
     Broken {
-        /// What was going on.
+        /// The activity at that time.
         doing: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The other host is gone.
@@ -94,80 +94,80 @@ pub enum Error {
          firewall between the two has forgotten the connection"
     )]
     HostGone {
-        /// What was going on.
+        /// The activity at that time.
         doing: &'static str,
         /// How it was noticed.
         source: io::Error,
     },
-    /// Nothing arrives or leaves.
+    /// Nothing has arrived or left within the timeout.
     #[error("the other side has not answered for {seconds} s while {doing}")]
     Stalled {
-        /// What was going on.
+        /// The activity at that time.
         doing: &'static str,
-        /// For how long.
+        /// The timeout in seconds.
         seconds: u64,
     },
-    /// Too many have connected that were no source.
+    /// Too many peers connected that were not a source.
     #[error(
         "{count} connections came, and none was from a Gantry that sends a VM; of the last: {last}"
     )]
     Strangers {
-        /// How many.
+        /// Number of connections.
         count: u32,
-        /// Why the last was none.
+        /// Why the last one was not a source.
         last: String,
     },
     /// A client asked for it.
     #[error("the migration was cancelled")]
     Cancelled,
-    /// What arrived is no frame, or not the one that has to come.
+    /// Received data is not a valid frame, or not a frame that is expected now.
     #[error("the other side does not keep to the protocol: {0}")]
     Protocol(String),
-    /// The other side says no, with all its reasons.
+    /// The peer refuses, with all its reasons.
     #[error("the other side refuses: {}", .0.join("; "))]
     Refused(Vec<String>),
-    /// The VM cannot leave.
+    /// The VM cannot be migrated.
     #[error("the VM cannot move: {}", .0.join("; "))]
     Stays(Vec<String>),
-    /// The time is over.
+    /// The timeout has expired.
     #[error(
         "the VM writes its memory faster than it can be sent: after {seconds} s it would still \
          stand still for {predicted_ms} ms; allow a longer downtime_ms, or timeout_strategy=Ignore"
     )]
     Timeout {
-        /// The time that it had.
+        /// The timeout in seconds.
         seconds: u64,
-        /// Milliseconds.
+        /// The predicted downtime in milliseconds.
         predicted_ms: u64,
     },
-    /// Further rounds would not shorten the stop.
+    /// Further rounds would not shorten the downtime.
     #[error(
         "the VM writes its memory as fast as it is sent, and is slowed down as far as it may be: it would stand \
          still for {predicted_ms} ms, of which its memory takes {memory_ms}; allow a longer downtime_ms, more \
          max_throttle, or timeout_strategy=Ignore"
     )]
     Useless {
-        /// Milliseconds.
+        /// The predicted downtime in milliseconds.
         predicted_ms: u64,
-        /// Milliseconds of them that memory takes.
+        /// The part of it that memory takes, in milliseconds.
         memory_ms: u64,
     },
-    /// The memory that arrived is not that which was sent.
+    /// The received memory differs from the memory that was sent.
     #[error("the memory that arrived differs from that which was sent: this is a defect of Gantry")]
     Differs,
-    /// The machine.
+    /// An error of the machine.
     #[error("{0}")]
     Machine(String),
-    /// KVM.
+    /// An error of KVM's dirty log.
     #[error("cannot follow what the guest writes")]
     Log(#[from] hypervisor::Error),
-    /// The kernel.
+    /// The kernel lacks membarrier(2), without which writes of devices cannot be tracked.
     #[error("cannot follow what devices write: the kernel has no membarrier")]
     Order(#[source] io::Error),
 }
 
 impl Error {
-    /// That a connection has failed so.
+    /// The error for a connection that failed with `source`.
     fn lost(doing: &'static str, source: io::Error) -> Self {
         match base::tcp::is_gone(&source) {
             true => Self::HostGone { doing, source },
@@ -176,5 +176,5 @@ impl Error {
     }
 }
 
-/// Result of a step.
+/// Result of a migration step.
 pub type Result<T> = std::result::Result<T, Error>;

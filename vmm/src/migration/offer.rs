@@ -1,4 +1,4 @@
-//! What the source offers.
+//! The source's offer, and the messages that describe the machine.
 
 use std::{
     fs,
@@ -24,50 +24,50 @@ use crate::{
 pub struct OfferedRegion {
     /// Guest-physical address.
     pub guest: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// Plugged in at run time by ACPI.
+    /// Hot-plugged by ACPI.
     pub hotplugged: bool,
 }
 
-/// What is to move. Untrusted at the destination.
+/// Description of the machine to migrate. Untrusted at the destination.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Offer {
     /// Version of the protocol.
     pub protocol: u32,
-    /// Version of the state format that will follow.
+    /// Version of the state format that will be used.
     pub state_version: u32,
-    /// The program that offers, for people.
+    /// The offering program's version, for humans.
     pub gantry: String,
-    /// The machine.
+    /// The machine's configuration.
     pub config: Box<VmConfig>,
     /// Its memory.
     pub regions: Vec<OfferedRegion>,
-    /// The state will carry a hash of all memory.
+    /// The state will contain a hash of all memory.
     pub verify: bool,
-    /// Only an answer is wanted: nothing is to move.
+    /// Dry run: the source only asks whether the machine would be accepted.
     pub dry_run: bool,
-    /// It was paused, and is to stay so.
+    /// The machine was paused and must stay so.
     pub paused: bool,
-    /// What the guest has seen of its vCPUs.
+    /// The CPU features that the guest has seen.
     #[serde(default)]
     pub cpu: Option<CpuNeeds>,
     /// Its memory is handed over as files, which follow the offer.
     #[serde(default)]
     pub local: bool,
-    /// How many files follow.
+    /// Number of files that follow.
     #[serde(default)]
     pub files: usize,
-    /// How many connections carry its memory beside this one, which does if there are none.
+    /// Number of further connections that carry memory; if 0, this connection carries it.
     #[serde(default)]
     pub lanes: u32,
-    /// The host that it leaves, if the destination is to say whether it is there, too.
+    /// The source's host, if the destination is to say whether it runs there, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostId>,
-    /// Applications are copied while they go on, if the destination says that it takes that.
+    /// Applications are copied while they run, if the destination supports that.
     #[serde(default, skip_serializing_if = "is_false")]
     pub copies: bool,
-    /// Contents of applications may be left out of their state: they follow when the machine runs there.
+    /// Contents of applications may be left out of their state; they follow when the machine runs at the destination.
     #[serde(default, skip_serializing_if = "is_false")]
     pub postcopy: bool,
 }
@@ -77,38 +77,38 @@ fn is_false(flag: &bool) -> bool {
     !flag
 }
 
-/// Which kernel a program runs on, and since which boot: two that have the same one have locks in common,
-/// unless they were made from one snapshot of a virtual host's memory.
+/// Identifies a running kernel: the host and its current boot. Two programs with the same ID share file locks, unless
+/// their hosts were restored from one snapshot of a virtual host's memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct HostId(String);
 
 impl HostId {
-    /// This host's, if it may be read.
+    /// This host's ID, if it is readable.
     pub fn read() -> Option<Self> {
         let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         Some(Self(id.trim().to_owned()))
     }
 }
 
-/// The answer to an offer that is taken.
+/// The reply to an offer that is accepted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Prepared {
-    /// By which further connections are known, if the offer has some.
+    /// The token for further connections, if the offer has some.
     pub token: Option<Token>,
-    /// Both sides are on one host. An older destination does not say so, and is not asked by an older source.
+    /// Both sides are on one host. An older destination does not report this, and an older source does not ask for it.
     pub same_host: bool,
-    /// It takes copies of applications. Only said to a source that has offered some.
+    /// The destination accepts copies of applications. Only reported to a source that has offered copies.
     pub copies: bool,
 }
 
 impl Prepared {
-    /// Of the flags that follow the token: both sides are on one host.
+    /// Flag after the token: both sides are on one host.
     const SAME_HOST: u8 = 1;
-    /// It takes copies.
+    /// Flag after the token: the destination accepts copies.
     const COPIES: u8 = 2;
 
-    /// The contents of the frame. Without [`Offer::host`] and [`Offer::copies`] nothing but the token may
-    /// be in it.
+    /// Encodes the contents of the frame. Unless the source sent [`Offer::host`] or [`Offer::copies`], it must contain
+    /// nothing but the token.
     pub fn encode(&self) -> Vec<u8> {
         let mut contents: Vec<u8> = self.token.iter().flatten().copied().collect();
         let flags =
@@ -117,7 +117,7 @@ impl Prepared {
         contents
     }
 
-    /// What is in contents that may be anything, of an answer to an offer with so many connections.
+    /// Decodes untrusted contents, as the reply to an offer with `lanes` further connections.
     pub fn decode(contents: &[u8], lanes: u32) -> Result<Self> {
         let (token, rest) = match lanes {
             0 => (None, contents),
@@ -140,8 +140,8 @@ impl Prepared {
 }
 
 impl Offer {
-    /// The oldest version of the protocol that has what it needs. `applications`: some may go along; `postcopy`: and
-    /// contents of theirs may follow.
+    /// The oldest protocol version that supports everything that is needed. `applications`: some may be migrated too;
+    /// `postcopy`: some of their contents may follow later.
     pub fn needed_version(lanes: u32, applications: bool, postcopy: bool) -> u32 {
         match (applications, lanes) {
             (true, _) if postcopy => 5,
@@ -157,7 +157,7 @@ impl Offer {
         self.protocol >= 4 && accels.any(|one| matches!(one.via, AccelVia::Ring(_)))
     }
 
-    /// Why this program cannot take it, as far as versions go.
+    /// Why this program cannot accept the offer because of its versions; empty if it can.
     pub fn version_reasons(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if !(OLDEST_PROTOCOL..=PROTOCOL).contains(&self.protocol) {
@@ -190,18 +190,18 @@ impl Offer {
     }
 }
 
-/// The state of the machine, with the hash of its memory if it was wished.
+/// The state of the machine, with a hash of its memory if that was requested.
 #[derive(Serialize, Deserialize)]
 pub struct Departure {
-    /// As in a state file.
+    /// In the format of a state file.
     #[serde(with = "bytes")]
     pub state: Vec<u8>,
-    /// Of all RAM.
+    /// Hash of all RAM.
     pub hash: Option<u64>,
-    /// Bytes of the archive of applications, if one has come.
+    /// Length of the applications' archive, if one has been sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub archive: Option<u64>,
-    /// When the guest's clocks were read, by the host's clock.
+    /// When the guest's clocks were read, by the source host's clock.
     #[serde(default)]
     pub saved_at: Option<Moment>,
     /// How long it took to stop the machine and to save its state, in milliseconds.
@@ -209,31 +209,31 @@ pub struct Departure {
     pub stopping_ms: u64,
 }
 
-/// What a frame says of a copy, the archive of which came before.
+/// Description of a copy, whose archive was sent before.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CopyOf {
-    /// Bytes of the archive.
+    /// Length of the archive in bytes.
     pub archive: u64,
-    /// What is in it.
+    /// Its ports.
     pub ports: Vec<CopiedPort>,
 }
 
-/// A moment of the host's clock: nanoseconds since 1970.
+/// A point in time by the host's clock: nanoseconds since 1970.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// Now.
+    /// The current time.
     pub fn now() -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let since = since.unwrap_or_default().as_nanos();
         Self(u64::try_from(since).unwrap_or(u64::MAX))
     }
 
-    /// How long ago it was, by this host's clock. Hosts whose clocks differ by more than a machine
-    /// can be on its way are not believed: then it is just now.
+    /// How long ago this was, by this host's clock. If the hosts' clocks differ by more than the longest possible
+    /// transfer, the value is not credible, and the result is zero.
     pub fn ago(self) -> Duration {
-        /// Longest time on the way.
+        /// Longest possible transfer.
         const MOST: Duration = Duration::from_secs(600);
         let ago = Self::now().0.checked_sub(self.0).map(Duration::from_nanos);
         match ago.filter(|ago| *ago <= MOST) {
@@ -249,7 +249,7 @@ impl Moment {
     }
 }
 
-/// A state file is text.
+/// The encoding of a state file, which is text.
 mod bytes {
     use serde::{Deserialize, Deserializer, Serializer, ser::Error};
 

@@ -1,4 +1,4 @@
-//! Which pages are sent, and how they are received.
+//! Selects the pages to send, and stores received pages.
 
 use std::{
     arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_or_si128, _mm_setzero_si128},
@@ -28,13 +28,13 @@ use crate::{
     snapshot::memory_file,
 };
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE: u64 = 4096;
 
-/// Words of the bitmap that are armed and sent at once: 2 MiB of memory.
+/// Number of bitmap words whose pages are armed and sent at once: 2 MiB of memory.
 const STEP: usize = 8;
 
-/// RAM as a migration sees it.
+/// A region of RAM to migrate.
 pub struct Region {
     /// Guest-physical address.
     pub guest: u64,
@@ -43,7 +43,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Memory of its own that no machine has: for tests and fuzzers.
+    /// Fresh memory that belongs to no machine, for tests and fuzzers.
     pub fn unused(guest: u64, len: u64) -> Result<Self> {
         let mapping = Mapping::new(len, &Backing::default(), 0)
             .map_err(|error| Error::Machine(error.to_string()))?;
@@ -53,24 +53,24 @@ impl Region {
         })
     }
 
-    /// Pages of 4 KiB.
+    /// Number of 4 KiB pages.
     fn pages(&self) -> u64 {
         self.mapping.size() as u64 / PAGE
     }
 
-    /// Some pages, which the guest may be writing.
+    /// Consecutive pages, which the guest may be writing.
     fn slice(&self, page: u64, pages: u32) -> VolatileSlice<'_> {
         let len = pages as usize * PAGE as usize;
-        // SAFETY: the pages are within the mapping, which lives as long as `self`; whoever has a slice does
-        // not take its bytes for memory that nobody changes.
+        // SAFETY: the pages are within the mapping, which lives as long as `self`; users of a slice do not assume that
+        // its bytes stay unchanged.
         unsafe { VolatileSlice::new(self.page_address(page), len) }
     }
 
-    /// Whether a page is zero now. Whoever writes it afterwards marks it.
+    /// Whether a page is all zero now. A later write marks the page as dirty.
     fn is_zero(&self, page: u64) -> bool {
         let first = self.page_address(page).cast::<__m128i>().cast_const();
-        // SAFETY: four vectors at once of a page that is within the mapping, which lives as long as `self`; others
-        // may be writing it, which is why they are read as volatile.
+        // SAFETY: reads four vectors of a page that is within the mapping, which lives as long as `self`. Others may be
+        // writing the page, which is why the reads are volatile.
         let part = |at: usize| unsafe {
             let vector = |number| first.add(at + number).read_volatile();
             let all = _mm_or_si128(
@@ -84,13 +84,13 @@ impl Region {
             .all(part)
     }
 
-    /// Copies a page out; the guest may be writing it.
+    /// Copies a page into a buffer; the guest may be writing it.
     fn copy_page(&self, page: u64, into: &mut Vec<u8>) {
         let len = PAGE as usize;
         into.reserve(len);
-        // SAFETY: `page` is within the mapping, which lives as long as `self`; the target is fresh
-        // memory of this process, as much as was reserved. Whoever writes the page meanwhile marks it
-        // afterwards, so that a mix of old and new bytes is sent again.
+        // SAFETY: `page` is within the mapping, which lives as long as `self`; the target is fresh memory of this
+        // process, of the size that was reserved. A concurrent writer marks the page as dirty afterwards, so a mix of
+        // old and new bytes is sent again.
         unsafe {
             let end = into.as_mut_ptr().add(into.len());
             std::ptr::copy_nonoverlapping(self.page_address(page), end, len);
@@ -98,47 +98,47 @@ impl Region {
         }
     }
 
-    /// The address of a page that is within the mapping.
+    /// The address of a page, which must be within the mapping.
     fn page_address(&self, page: u64) -> *mut u8 {
         self.mapping.address().wrapping_add((page * PAGE) as usize)
     }
 }
 
-/// A region that is watched.
+/// A region whose writes are tracked.
 struct Watched {
     region: Region,
     moving: Option<MovingRegion>,
     guest_log: Option<DirtyLog>,
-    /// Written by devices, and not sent since.
+    /// Pages that devices have written since they were last sent.
     pending: Vec<u64>,
-    /// Sent in the round before. Those that are written again are held back for a round: they are
-    /// likely to be written once more.
+    /// Pages sent in the previous round. If they are written again they are held back for one round: they are likely to
+    /// be written once more.
     recent: Vec<u64>,
 }
 
-/// RAM that leaves.
+/// RAM that is being sent.
 pub struct Departing {
     regions: Vec<Watched>,
-    /// Which pages of private memory were ever touched.
+    /// Shows which pages of private memory have ever been touched.
     pagemap: Option<File>,
     contents: Vec<u8>,
-    /// By which pages go, if there are any.
+    /// The lanes that carry the pages, if there are any.
     lanes: Lanes,
 }
 
-/// A gathered frame.
+/// A page frame that is being filled.
 struct Batch {
     runs: Vec<Run>,
-    /// Bytes of the pages that are not zero.
+    /// Bytes of non-zero pages.
     bytes: usize,
-    /// Those pages, if they cannot be sent from where they are: they go by another thread, or with a checksum.
+    /// Copies of those pages, if they cannot be sent in place: another thread sends them, or they need a checksum.
     copied: Option<Vec<u8>>,
-    /// Most bytes of pages.
+    /// Maximum number of bytes of pages.
     most: usize,
 }
 
 impl Departing {
-    /// Watches all RAM. `pagemap` is this process's `/proc/self/pagemap`, if it may be read.
+    /// Starts tracking writes to all RAM. `pagemap` is this process's `/proc/self/pagemap`, if it is readable.
     pub fn watch(regions: Vec<MovingRegion>, pagemap: Option<File>) -> Result<Self> {
         let mut watched = Vec::new();
         for moving in regions {
@@ -165,7 +165,7 @@ impl Departing {
         })
     }
 
-    /// Memory whose writes are only those of [`Departing::mark`], for tests.
+    /// Memory whose only writes are those of [`Departing::mark`], for tests.
     #[cfg(test)]
     pub fn unwatched(regions: Vec<Region>) -> Self {
         let regions = regions.into_iter().map(|region| Watched {
@@ -183,18 +183,18 @@ impl Departing {
         }
     }
 
-    /// Marks a page.
+    /// Marks a page as written.
     #[cfg(test)]
     pub fn mark(&mut self, region: usize, page: usize) {
         self.regions[region].pending[page / 64] |= 1 << (page % 64);
     }
 
-    /// Sends pages by these connections from now on.
+    /// Sends pages on these lanes from now on.
     pub fn set_lanes(&mut self, lanes: Lanes) {
         self.lanes = lanes;
     }
 
-    /// Bytes of RAM.
+    /// Size of RAM in bytes.
     pub fn total(&self) -> u64 {
         let sizes = self.regions.iter();
         sizes
@@ -202,7 +202,7 @@ impl Departing {
             .sum()
     }
 
-    /// Bytes that have been written and not sent.
+    /// Number of bytes that were written and not sent yet.
     pub fn outstanding(&mut self) -> Result<u64> {
         let mut pages = 0;
         for watched in &mut self.regions {
@@ -215,9 +215,9 @@ impl Departing {
         Ok(pages * PAGE)
     }
 
-    /// Sends what has been written since it was sent last, or everything in the first round, and
-    /// waits until all of it has arrived. What was sent in the round before, and is written again,
-    /// waits for the next one. Returns the bytes of pages that were sent.
+    /// Sends what has been written since it was last sent, or everything in the first round, and waits until all of it
+    /// has arrived. Pages that were sent in the previous round and written again are left for the next one. Returns the
+    /// number of bytes of pages that were sent.
     pub fn send_round(
         &mut self,
         round: u32,
@@ -227,7 +227,7 @@ impl Departing {
         self.send(round, true, connection, progress)
     }
 
-    /// As [`Departing::send_round`], of a machine that stands still: all that is left.
+    /// As [`Departing::send_round`], for a paused machine: sends everything that is left.
     pub fn send_rest(
         &mut self,
         round: u32,
@@ -294,7 +294,7 @@ impl Departing {
         Ok(sent)
     }
 
-    /// Sends a gathered frame, if there is anything in it, and returns the bytes of its pages.
+    /// Sends a batch, unless it is empty, and returns the number of bytes of its pages.
     fn send_batch(
         &mut self,
         batch: &mut Batch,
@@ -334,7 +334,7 @@ impl Departing {
         Ok(bytes)
     }
 
-    /// The memory of a run, which is within a region.
+    /// The memory of a run, which must be within a region.
     fn slice(&self, run: &Run) -> Option<VolatileSlice<'_>> {
         let regions = self.regions.iter().map(|watched| &watched.region);
         let mut regions = regions.filter(|region| region.guest <= run.guest);
@@ -345,8 +345,7 @@ impl Departing {
         Some(region.slice((run.guest - region.guest) / PAGE, run.pages))
     }
 
-    /// Which of the pages were ever touched; `None` if nobody knows. Those that were not are zero
-    /// at the destination, too.
+    /// Which of the pages have ever been touched; `None` if unknown. Untouched pages are zero at the destination, too.
     fn present(&self, index: usize, pages: &Range<u64>) -> Option<Vec<bool>> {
         let region = &self.regions[index].region;
         let count = (pages.end - pages.start) as usize;
@@ -372,7 +371,7 @@ impl Departing {
         Some(entries.chunks_exact(8).map(is_there).collect())
     }
 
-    /// A hash of all RAM. Nobody writes it meanwhile.
+    /// A hash of all RAM, which must not be written meanwhile.
     pub fn hash(&self) -> u64 {
         let mut hash = Hash::default();
         for index in 0..self.regions.len() {
@@ -394,7 +393,7 @@ impl Departing {
 }
 
 impl Watched {
-    /// All pages that have been written and not sent.
+    /// Bitmap of all pages that were written and not sent yet.
     fn words(&mut self) -> Result<Vec<u64>> {
         if let Some(moving) = &self.moving {
             let pending = &mut self.pending;
@@ -410,18 +409,18 @@ impl Watched {
         Ok(words)
     }
 
-    /// Takes those out of a round's pages that are to wait, and remembers the others.
+    /// Removes the pages to hold back from a round, and remembers the others as recently sent.
     fn hold_back(&mut self, words: &mut [u64], round: u32, hold_back: bool) {
         for (word, recent) in words.iter_mut().zip(&mut self.recent) {
             if hold_back {
                 *word &= !*recent;
             }
-            // The first round has every page, whoever writes them.
+            // The first round contains every page, whether it is written or not.
             *recent = if round == 0 { 0 } else { *word };
         }
     }
 
-    /// The pages of the words from `first` are about to be sent.
+    /// Re-arms tracking for the pages of the words from `first`, which are about to be sent.
     fn arm(&mut self, first: usize, words: &[u64]) -> Result<()> {
         if let Some(log) = &self.guest_log {
             log.arm(first as u64, &mut words.to_vec())?;
@@ -444,7 +443,7 @@ impl Drop for Departing {
 }
 
 impl Batch {
-    /// An empty one that is full with so many bytes of pages.
+    /// An empty batch with room for `most` bytes of pages.
     fn of(most: usize) -> Self {
         Self {
             runs: Vec::new(),
@@ -454,7 +453,7 @@ impl Batch {
         }
     }
 
-    /// Adds a page; true if the frame is full.
+    /// Adds a page; returns whether the batch is full.
     fn add(&mut self, region: &Region, page: u64) -> bool {
         let zero = region.is_zero(page);
         if let Some(data) = &mut self.copied
@@ -495,20 +494,20 @@ impl Batch {
     }
 }
 
-/// RAM that arrives, by several threads at once.
+/// RAM that is being received, by several threads at once.
 pub struct Arriving {
     regions: Vec<Taken>,
 }
 
-/// A region that is filled.
+/// A region that is being filled.
 struct Taken {
     region: Region,
-    /// A bit for each page in which something may be.
+    /// One bit per page: set if the page may be non-zero.
     touched: Vec<AtomicU64>,
 }
 
 impl Taken {
-    /// The first page of a run, if all of it is within the region.
+    /// The first page of a run, if the whole run is within the region.
     fn first(&self, run: &Run) -> Option<u64> {
         let at = run.guest.checked_sub(self.region.guest)?;
         let end = at.checked_add(u64::from(run.pages) * PAGE)?;
@@ -519,17 +518,17 @@ impl Taken {
         self.touched[page as usize / 64].load(Ordering::Relaxed) >> (page % 64) & 1 == 1
     }
 
-    /// Makes a page one that was not touched; whether it was.
+    /// Clears a page's bit; returns whether it was set.
     fn forget(&self, page: u64) -> bool {
         let bit = 1 << (page % 64);
-        // Most were not.
+        // Most are not set, so test before the atomic operation.
         self.is_touched(page)
             && self.touched[page as usize / 64].fetch_and(!bit, Ordering::Relaxed) & bit != 0
     }
 }
 
 impl Arriving {
-    /// RAM that nobody uses yet, all of it zero.
+    /// Unused RAM, all zero.
     pub fn new(regions: Vec<Region>) -> Self {
         let taken = |region: Region| Taken {
             touched: (0..region.pages().div_ceil(64))
@@ -542,21 +541,21 @@ impl Arriving {
         }
     }
 
-    /// Receives the contents of a frame of pages, which may be anything, right to where they belong. If that fails
-    /// some of them may have come. Returns the bytes of pages.
+    /// Receives the contents of a page frame, which are untrusted, directly into memory. If that fails, some of the
+    /// pages may have been written. Returns the number of bytes of pages.
     pub fn receive(&self, header: Header, connection: &mut Connection) -> Result<u64> {
         let bytes = connection.receive_pages(header, |runs| self.place(runs))?;
         Ok(bytes as u64)
     }
 
-    /// Where the pages of those runs are that are not zero. The others are zero afterwards.
+    /// Returns the memory for the pages of the non-zero runs. The pages of the others are zero afterwards.
     ///
-    /// A few bytes say that any number of pages is zero: none is written that is zero already, and no page is
-    /// named more than once by those who make frames, so that a frame costs no more than a look at all RAM.
+    /// A few bytes can declare any number of pages as zero. Pages that are already zero are not written, and a frame
+    /// names no more pages than there are in RAM, so the cost of a frame is bounded by one pass over all RAM.
     fn place(&self, runs: &[Run]) -> Result<Vec<VolatileSlice<'_>>> {
         let all = self.regions.iter().map(|taken| taken.region.pages());
         let named = runs.iter().map(|run| u64::from(run.pages));
-        // Cannot overflow: at most 1024 runs of 2^32 pages; and RAM has fewer than 2^52.
+        // Cannot overflow: at most 1024 runs of 2^32 pages, and RAM has fewer than 2^52.
         if named.sum::<u64>() > all.sum() {
             return Err(protocol("a frame has more pages than there are"));
         }
@@ -571,8 +570,8 @@ impl Arriving {
             if run.zero {
                 for page in pages.filter(|page| taken.forget(*page)) {
                     let target = taken.region.page_address(page);
-                    // SAFETY: the page is within the mapping, as was checked, which lives as long as `self`. No
-                    // Rust object is in it, and the machine does not run yet.
+                    // SAFETY: the page is within the mapping, as was checked, and the mapping lives as long as `self`.
+                    // It contains no Rust object, and the machine does not run yet.
                     unsafe { std::ptr::write_bytes(target, 0, PAGE as usize) };
                 }
             } else {
@@ -586,7 +585,7 @@ impl Arriving {
         Ok(memory)
     }
 
-    /// The hash of [`Departing::hash`].
+    /// The same hash as [`Departing::hash`].
     pub fn hash(&self) -> u64 {
         let mut hash = Hash::default();
         for taken in &self.regions {
@@ -599,7 +598,7 @@ impl Arriving {
     }
 }
 
-/// Finds errors, not attacks: whoever could forge memory could forge its hash.
+/// Detects errors, not attacks: an attacker who can forge memory can forge its hash.
 #[derive(Default)]
 struct Hash {
     value: u64,
@@ -607,7 +606,7 @@ struct Hash {
 }
 
 impl Hash {
-    /// Pages of zeroes do not count: they may or may not have been touched.
+    /// Adds a page. Zero pages do not count, because they may or may not have been touched.
     fn add(&mut self, region: &Region, page: u64) {
         const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
         if region.is_zero(page) {
@@ -670,7 +669,7 @@ mod tests {
         arriving.place(&[run(false, 2)]).unwrap();
         assert!(arriving.regions[0].is_touched(1));
         let address = arriving.regions[0].region.page_address(1);
-        // SAFETY: within the mapping, which nobody else uses.
+        // SAFETY: within the mapping, which nothing else uses.
         unsafe { address.write(7) };
         arriving.place(&[run(true, pages)]).unwrap();
         // SAFETY: as above.
@@ -685,7 +684,7 @@ mod tests {
         let region = Region::unused(0, 3 * PAGE).unwrap();
         for at in 0..PAGE as usize {
             let byte = region.page_address(1).wrapping_add(at);
-            // SAFETY: within the mapping, which nobody else uses.
+            // SAFETY: within the mapping, which nothing else uses.
             unsafe { byte.write(0x80) };
             assert!(!region.is_zero(1), "{at}");
             // SAFETY: as above.

@@ -1,5 +1,5 @@
 //! Contents of accelerators' applications that follow their machine (`accel_postcopy=on`): workers at the destination
-//! ask for them when it runs, and those at the source stay until all have come.
+//! request them when the machine runs, and the workers at the source stay until everything has been transferred.
 //!
 //! ```text
 //!   worker there        destination             source             worker here
@@ -9,8 +9,10 @@
 //!   its end        ──>  Drained   ────────────>  its end       ──>
 //! ```
 //!
-//! They go by the migration's first connection, one after the other. If that breaks, or the worker here ends, each
-//! application there gets an error when it needs what is lost. The machine itself has all that it needs.
+//!
+//! The requests are served one after the other on the migration's first connection. If it breaks, or a worker at the
+//! source ends, each affected application gets an error when it needs the lost contents. The machine itself has
+//! everything that it needs.
 
 use std::{
     fs::File,
@@ -31,28 +33,28 @@ use super::{
 };
 use crate::machine::applications;
 
-/// The longest reason why contents are lost, in characters.
+/// Maximum length of the reason for lost contents, in characters.
 const LONGEST: usize = 1000;
 
-/// How long the source may take before the first of an object's contents come.
+/// How long the source may take before the first contents of an object arrive.
 const SAVED: Duration = applications::LONG.saturating_add(STALL);
 
-/// Contents that are asked for.
+/// A request for contents.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Asked {
-    /// Whose.
+    /// The application that requests them.
     #[serde(flatten)]
     pub of: Application,
     /// The object's number.
     pub mem: u32,
-    /// Bytes that it has.
+    /// Size of the object in bytes.
     pub bytes: u64,
-    /// Bytes of all that have yet to come, these included.
+    /// Bytes of all objects that have yet to be transferred, including this one.
     pub left: u64,
 }
 
 impl Asked {
-    /// As a worker hears it.
+    /// The request in the form that a worker gets.
     pub fn fetch(&self) -> Fetch {
         Fetch {
             mem: self.mem,
@@ -62,7 +64,7 @@ impl Asked {
     }
 }
 
-/// What has come of it: so many bytes with those in archives' frames before, or why they are lost.
+/// The reply to a request: how many bytes the preceding archive frames contain, or why the contents are lost.
 #[derive(Debug, Serialize, Deserialize)]
 enum Answer {
     Came(u64),
@@ -78,16 +80,16 @@ fn text(of: &impl Serialize) -> Result<Vec<u8>> {
     serde_json::to_vec(of).map_err(|error| Error::Machine(error.to_string()))
 }
 
-/// What the destination says once the machine runs there.
+/// A message of the destination after the machine has started to run there.
 #[derive(Debug)]
 pub enum Said {
-    /// It asks for contents.
+    /// A request for contents.
     Asks(Asked),
-    /// An application needs nothing more.
+    /// An application needs no more contents.
     Drained(Application),
 }
 
-/// Waits for what the destination says next, as long as the connection lasts.
+/// Waits for the destination's next message, as long as the connection lasts.
 pub fn hear(connection: &mut Connection, contents: &mut Vec<u8>) -> Result<Said> {
     let header = connection.receive(&[Kind::Fetch, Kind::Drained], contents)?;
     Ok(match header.kind {
@@ -96,7 +98,7 @@ pub fn hear(connection: &mut Connection, contents: &mut Vec<u8>) -> Result<Said>
     })
 }
 
-/// Sends what a worker has saved, or why it has not.
+/// Sends what a worker has saved, or the reason why it failed.
 pub fn answer(
     connection: &mut Connection,
     asked: &Asked,
@@ -117,16 +119,16 @@ pub fn answer(
     connection.send(Kind::Fetched, 0, &text(&answer)?)
 }
 
-/// The connection to the source, for all who ask.
+/// The connection to the source, shared by all workers that request contents.
 struct Source {
     connection: Connection,
     contents: Vec<u8>,
-    /// Why nothing comes any more.
+    /// Why no more contents can arrive.
     lost: Option<String>,
 }
 
 impl Source {
-    /// Asks for contents, and writes them to a file, which may be anything.
+    /// Requests contents and writes them to a file; the received data is untrusted.
     fn fetch(&mut self, asked: &Asked, file: BorrowedFd<'_>) -> std::result::Result<(), String> {
         if let Some(why) = &self.lost {
             return Err(why.clone());
@@ -145,7 +147,7 @@ impl Source {
         asked: &Asked,
         file: BorrowedFd<'_>,
     ) -> Result<std::result::Result<(), String>> {
-        // What does not fit there is received all the same: others come after it.
+        // Data that cannot be written is received all the same, because other replies follow it.
         let file = file.try_clone_to_owned();
         let mut incoming = match file {
             Ok(file) => Ok(archive::Incoming::to(
@@ -160,14 +162,14 @@ impl Source {
             let expected = [Kind::Archive, Kind::Fetched];
             let header = self.connection.receive(&expected, &mut self.contents)?;
             if header.kind == Kind::Archive {
-                // However little is in it: there is an end to them.
+                // Counts whole chunks, however little they contain, so that the number of frames is bounded.
                 came += archive::CHUNK as u64;
                 if came > archive::of_object(asked.bytes) {
                     return Err(protocol("it sends more contents than were asked for"));
                 }
                 let taken = incoming.as_mut().map(|file| file.take(&self.contents));
                 match taken {
-                    // The worker's file.
+                    // A problem of the worker's file only.
                     Ok(Err(error @ Error::Machine(_))) => {
                         incoming = Err(Chain(&error).to_string());
                     }
@@ -187,13 +189,13 @@ impl Source {
     }
 }
 
-/// For logs, and for programs' users.
+/// Sanitizes text for logs and for users of programs.
 fn clean(text: &str) -> String {
     let shown = text.chars().filter(|c| !c.is_control());
     shown.take(LONGEST).collect()
 }
 
-/// Brings workers what they ask for by these sockets, each in a thread of its own, until all have ended that.
+/// Serves the requests that workers make on these sockets, with one thread for each, until all have ended.
 pub fn relay(
     mut connection: Connection,
     asking: Vec<Asking>,
@@ -217,7 +219,7 @@ pub fn relay(
     }
 }
 
-/// Serves a worker.
+/// Serves one worker.
 fn serve(source: &Mutex<Source>, asking: &Asking) {
     let Asking {
         of,
