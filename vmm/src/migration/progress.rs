@@ -1,4 +1,4 @@
-//! What a migration is doing, for whoever asks, and how it is cancelled.
+//! Progress of a migration, for clients that ask, and its cancellation.
 
 use std::{
     sync::{Arc, Mutex},
@@ -8,32 +8,33 @@ use std::{
 use base::{Cancel, Unpoisoned};
 use serde::{Deserialize, Serialize};
 
-/// How often `gantry ctl` looks at a migration that it watches.
+/// Interval at which `gantry ctl` polls a migration that it watches.
 pub const LOOK: Duration = Duration::from_millis(200);
 
-/// Where a migration is.
+/// Phase of a migration.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Phase {
-    /// Nothing was agreed yet.
+    /// Nothing has been agreed yet.
     #[default]
     Offer,
-    /// The guest's applications go from its own devices to the host's pool.
+    /// The guest's applications move from its own devices to the host's pool.
     Seats,
-    /// The guest gives up what stays here.
+    /// The guest gives up the devices that stay here.
     Detach,
-    /// The destination makes a machine.
+    /// The destination creates a machine.
     Prepare,
-    /// Memory moves while the VM runs.
+    /// Memory is transferred while the VM runs.
     Rounds,
-    /// What is outstanding is waited for.
+    /// Outstanding requests are drained.
     Quiesce,
-    /// The VM stands still.
+    /// The VM is stopped.
     Final,
     /// The destination may run the VM.
     Go,
     /// The VM runs at the destination, and contents of its accelerators' applications follow.
     Postcopy,
-    /// The connection broke after GO, and no lock says who runs the VM: see `vm.resolve-migration`.
+    /// The connection broke after GO, and no lock shows which side runs the VM: see
+    /// `vm.resolve-migration`.
     Undecided,
     /// The VM runs at the destination.
     Completed,
@@ -41,63 +42,63 @@ pub enum Phase {
     Failed,
 }
 
-/// The answer to `vm.migration`.
+/// The reply to `vm.migration`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MigrationInfo {
     /// `Outgoing` or `Incoming`.
     pub direction: Direction,
-    /// The other side, or where it is waited for.
+    /// Address of the peer, or the address at which the peer is awaited.
     pub url: String,
-    /// What is going on.
+    /// The current phase.
     pub phase: Phase,
-    /// Rounds of memory that have begun.
+    /// Number of memory rounds started.
     pub rounds: u32,
-    /// Bytes of RAM, those that were never touched included.
+    /// Size of RAM in bytes, including pages that were never touched.
     pub total_bytes: u64,
-    /// Bytes of pages that were sent or received, repetitions included.
+    /// Bytes of pages sent or received, including repetitions.
     pub sent_bytes: u64,
-    /// Pages that were zero, and sent as a number.
+    /// Number of zero pages, which are only counted, not sent.
     pub zero_pages: u64,
-    /// Bytes that are yet to be sent, as far as is known.
+    /// Estimated number of bytes left to send.
     pub remaining_bytes: u64,
-    /// Bytes per second of the last round.
+    /// Throughput of the last round in bytes per second.
     pub bytes_per_second: u64,
     /// Bytes of accelerators' applications that were sent while the VM ran.
     #[serde(default)]
     pub accel_bytes: u64,
-    /// The same while it stood still.
+    /// Bytes of accelerators' applications that were sent while the VM was stopped.
     #[serde(default)]
     pub accel_stop_bytes: u64,
-    /// Bytes of theirs that have yet to follow the VM, as far as is known.
+    /// Estimated number of bytes of accelerators' applications that have yet to follow the VM.
     #[serde(default)]
     pub accel_remaining_bytes: u64,
-    /// How much of their time is taken away from the vCPUs, in percent.
+    /// Percentage of their time by which the vCPUs are throttled.
     #[serde(default)]
     pub throttle_percent: u8,
-    /// Milliseconds for which the VM would stand still if it were stopped now.
+    /// Downtime in milliseconds if the VM were stopped now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub predicted_downtime_ms: Option<u64>,
-    /// Milliseconds for which it stood still.
+    /// Actual downtime in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downtime_ms: Option<u64>,
-    /// Milliseconds since the beginning, or that it took.
+    /// Milliseconds since the start, or the duration of a migration that has ended.
     pub elapsed_ms: u64,
-    /// Why it failed.
+    /// The reason of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// Which way the VM goes.
+/// Direction of a migration.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum Direction {
-    /// It leaves.
+    /// The VM leaves this host.
     #[default]
     Outgoing,
-    /// It comes.
+    /// The VM arrives at this host.
     Incoming,
 }
 
-/// Shared by the thread that migrates and the one that answers clients.
+/// Shared between the migration's thread and the thread that serves clients.
 #[derive(Clone, Debug)]
 pub struct Progress(Arc<Shared>);
 
@@ -109,7 +110,7 @@ struct Shared {
 }
 
 impl Progress {
-    /// Of a migration that begins now.
+    /// For a migration that starts now.
     pub fn new(direction: Direction, url: &str) -> Self {
         Self(Arc::new(Shared {
             cancel: Cancel::default(),
@@ -122,32 +123,32 @@ impl Progress {
         }))
     }
 
-    /// Asks for its end. Connections notice within a fraction of a second.
+    /// Requests cancellation. Connections notice it within a fraction of a second.
     pub fn cancel(&self) {
         self.0.cancel.cancel();
     }
 
-    /// Whether somebody asked for its end.
+    /// Whether cancellation was requested.
     pub fn is_cancelled(&self) -> bool {
         self.0.cancel.is_cancelled()
     }
 
-    /// By which its end is asked for.
+    /// The handle through which cancellation is requested.
     pub fn cancellation(&self) -> Cancel {
         self.0.cancel.clone()
     }
 
-    /// Changes what is shown.
+    /// Changes the reported progress.
     pub fn update(&self, work: impl FnOnce(&mut MigrationInfo)) {
         work(&mut self.0.info.lock_unpoisoned());
     }
 
-    /// What is going on now.
+    /// The current phase.
     pub fn phase(&self) -> Phase {
         self.0.info.lock_unpoisoned().phase
     }
 
-    /// What is shown.
+    /// The reported progress.
     pub fn info(&self) -> MigrationInfo {
         let mut info = self.0.info.lock_unpoisoned();
         if !matches!(info.phase, Phase::Completed | Phase::Failed) {

@@ -1,4 +1,4 @@
-//! The source: phases as values, each with what it owns.
+//! The source: its phases are values that own what each phase needs.
 
 use std::{
     collections::BTreeMap,
@@ -25,28 +25,28 @@ use super::{
 };
 use crate::machine::moving::MovingRegion;
 
-/// What a stop costs beside the pages and the round trips, of a machine that has not moved yet.
+/// Estimated downtime apart from the pages and the round trips, for a machine that has not been migrated yet.
 pub const FIXED: Duration = Duration::from_millis(20);
 
-/// How often rounds begin at most.
+/// Minimum interval between the starts of two rounds.
 const SHORTEST: Duration = Duration::from_millis(50);
 
-/// Round trips while the machine stands still: the last pages, the state, and GO.
+/// Number of round trips during the downtime: the last pages, the state, and GO.
 const ROUND_TRIPS: u32 = 3;
 
-/// Rounds at most, once applications of accelerators stand still.
+/// Maximum number of rounds after accelerator applications have been quiesced.
 const AFTER_QUIESCE: u32 = 2;
 
-/// How long the source waits for RUNNING. The destination takes locks and starts threads.
+/// How long the source waits for RUNNING. The destination acquires locks and starts threads meanwhile.
 const GO: Duration = Duration::from_secs(30);
 
-/// Who owns the machine. Called on the thread of the migration, which waits.
+/// The owner of the machine. Called on the migration's thread, which waits for the result.
 pub trait Owner: Send {
-    /// RAM.
+    /// The regions of RAM.
     fn ram(&mut self) -> Vec<MovingRegion>;
-    /// Checks whether its accelerators' applications can go elsewhere, as far as that is known while they go on.
+    /// Checks whether the applications of accelerators can be moved, as far as that can be told while they run.
     fn check_movable(&mut self) -> std::result::Result<(), String>;
-    /// The files that go with the machine (`local=on`).
+    /// The files to hand over with the machine (`local=on`).
     fn files(&mut self) -> std::result::Result<Vec<GivenFile>, String>;
     /// Starts a thread.
     fn start(&mut self, body: Body) -> std::result::Result<(), String>;
@@ -55,118 +55,121 @@ pub trait Owner: Send {
         let _ = number;
         self.start(body)
     }
-    /// Watches RAM.
+    /// Starts tracking writes to RAM.
     fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
     }
-    /// Has what the guest waits for come to its end, while the machine runs; once or again. After an
-    /// error, or when the owner goes, it goes on. It does not stop, either, where applications of accelerators have made
-    /// more bytes of memory than these since they were copied.
+    /// Drains the guest's outstanding requests while the VM runs. May be called repeatedly. The VM continues normally
+    /// after an error, or when the owner is dropped. It also continues if applications of accelerators have allocated
+    /// more than `most_made` bytes of memory since they were copied.
     fn quiesce(&mut self, most_made: u64) -> std::result::Result<Quiesced, String>;
-    /// Copies what is new of its accelerators' applications, which go on; None if there are none now.
+    /// Copies what has changed in the applications of accelerators, which keep running; `None` if there are no
+    /// applications now.
     fn copy(&mut self) -> std::result::Result<Option<Copy>, String>;
-    /// Takes so many percent of their time away from the vCPUs; 0: none.
+    /// Throttles the vCPUs by this percentage of their time; 0 disables throttling.
     fn throttle(&mut self, percent: u8);
-    /// Stops the machine. After an error it runs.
+    /// Pauses the machine. After an error it keeps running.
     fn pause(&mut self) -> std::result::Result<Paused, String>;
-    /// The machine goes on as before [`Owner::pause`], with its locks.
+    /// Resumes the machine as it was before [`Owner::pause`], with its locks.
     fn resume(&mut self);
-    /// Gives the disk locks up. After an error it has them all.
+    /// Releases the disk locks. After an error it holds all of them.
     fn release(&mut self) -> std::result::Result<(), String>;
-    /// Takes them back from a destination that is `among` those that hear of them, or not.
+    /// Re-acquires the disk locks. `among` is the scope in which a lock must be visible so that the destination would
+    /// notice it.
     fn retake(&mut self, among: Scope) -> Retaken;
-    /// Waits until a client says who has the machine: true if it runs at the destination.
+    /// Waits until a client decides which side has the machine; returns true if it runs at the destination.
     fn ask(&mut self) -> bool;
-    /// The machine runs elsewhere, and contents of its applications follow: their workers stay until it is gone. True
-    /// if there are some.
+    /// The machine runs at the destination, and contents of its applications may follow: their workers stay until
+    /// [`Owner::gone`]. Returns whether there are any.
     fn left(&mut self) -> bool {
         false
     }
-    /// Has an application's worker save contents that follow, or says why they are lost.
+    /// Makes an application's worker save contents that follow; returns why they are lost if that fails.
     fn fetch(&mut self, asked: &Asked) -> std::result::Result<File, String> {
         let _ = asked;
         Err("nothing is left here".to_owned())
     }
-    /// An application has all. False if that was the last one.
+    /// An application has received everything. Returns false if it was the last one.
     fn drained(&mut self, of: &Application) -> bool {
         let _ = of;
         false
     }
-    /// The machine runs elsewhere.
+    /// The machine runs at the destination and is no longer needed here.
     fn gone(&mut self);
 }
 
-/// A machine that stands still.
+/// A paused machine.
 pub struct Paused {
     /// Its state.
     pub state: Vec<u8>,
-    /// When its clocks were read.
+    /// When the guest's clocks were read.
     pub saved_at: Moment,
-    /// What applications of its accelerators have saved, if some go along.
+    /// The archive of its accelerators' applications, if any are migrated.
     pub archive: Option<File>,
 }
 
-/// What came of having applications of accelerators stand still.
+/// Result of quiescing the applications of accelerators.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Quiesced {
-    /// They do, or there are none.
+    /// They are quiesced, or there are none.
     Still,
-    /// They go on: they have made so many bytes of memory since they were copied.
+    /// They keep running: they have allocated this many bytes of memory since they were copied.
     Made(u64),
 }
 
-/// What came of taking disk locks back.
+/// Result of re-acquiring disk locks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Retaken {
-    /// All are held, and one of them is exclusive wherever the destination is: nobody else runs the machine.
+    /// All locks are held, and at least one of them is exclusive as seen by the destination: no other process runs the
+    /// machine.
     Held,
-    /// Somebody else has such a one.
+    /// Another process holds such a lock.
     Denied,
-    /// There is none, as with block devices that two hosts share: they say nothing.
+    /// There is no such lock, as with block devices that two hosts share, so the locks prove nothing.
     Silent,
 }
 
-/// What a client wishes.
+/// A client's parameters for a migration.
 #[derive(Clone, Debug)]
 pub struct Wishes {
-    /// How long the VM may stand still.
+    /// Maximum downtime.
     pub downtime: Duration,
-    /// How long all of it may take.
+    /// Maximum duration of the whole migration.
     pub timeout: Duration,
-    /// After that the VM moves, whatever the downtime.
+    /// After the timeout the VM is migrated anyway, whatever the downtime.
     pub ignore_timeout: bool,
-    /// How long the other side may keep silent.
+    /// How long the peer may keep silent.
     pub stall: Duration,
-    /// The same while workers take applications up there.
+    /// How long the peer may keep silent while its workers restore applications.
     pub take_up: Duration,
-    /// Bytes of memory per second at most, while the VM runs.
+    /// Maximum bandwidth for memory while the VM runs, in bytes per second.
     pub bandwidth: Option<u64>,
-    /// How much of their time vCPUs may lose so that the rest becomes small, in percent.
+    /// Maximum percentage of their time by which vCPUs may be throttled so that little memory remains to be sent.
     pub max_throttle: u8,
-    /// What the stop costs beside the pages and the round trips, as far as is known.
+    /// Estimated downtime apart from the pages and the round trips.
     pub fixed: Duration,
-    /// Where the destination is, for further connections.
+    /// Address of the destination, for further connections.
     pub to: (String, Option<Tls>),
 }
 
-/// How it ended.
+/// How a migration ended.
 #[derive(Debug)]
 pub enum Outcome {
     /// The VM runs at the destination.
     Moved,
-    /// The destination would take it; nothing has moved.
+    /// The destination would accept the VM; nothing was migrated.
     Acceptable,
-    /// The VM is here, and runs if it ran.
+    /// The VM stayed here, and runs if it ran before.
     Stayed(Error),
 }
 
-/// Where the source is, with what it owns there. What was paused is resumed by whoever drops a
-/// phase on its way to [`Outcome::Stayed`].
+/// The phase of the source, with what it owns. When a phase is dropped on the way to [`Outcome::Stayed`], the caller
+/// resumes what was paused.
 enum Phase {
     Offer,
     Prepare,
     Rounds(Rounds),
-    /// From here on without rounds if memory was handed over.
+    /// From here on there are no rounds if memory was handed over.
     Quiesce(Option<Rounds>),
     Final(Option<Rounds>),
     Go {
@@ -181,44 +184,43 @@ struct Rounds {
     memory: Departing,
     round: u32,
     brake: Brake,
-    /// Bytes per second, of the round before.
+    /// Throughput of the previous round in bytes per second.
     rate: u64,
-    /// Bytes that the next round has.
+    /// Number of bytes to send in the next round.
     outstanding: u64,
-    /// What the stop costs beside them and applications, in milliseconds.
+    /// Estimated downtime apart from those bytes and applications, in milliseconds.
     fixed: u64,
 }
 
-/// Slows the guest down if it writes as fast as its memory is sent. The steps are QEMU's.
+/// Throttles the guest if it writes its memory as fast as it is sent. The steps are those of QEMU.
 struct Brake {
-    /// The least that was left after a round, in bytes, since the brake is as it is.
+    /// Minimum number of bytes left after a round since the throttling last changed.
     least: Option<u64>,
-    /// Rounds in a row after which hardly less was left.
+    /// Number of consecutive rounds without much progress.
     stalled_rounds: u32,
     percent: u8,
     most: u8,
-    /// Since when rounds do not shorten the stop although it is slowed down as far as is allowed.
+    /// Since when rounds do not shorten the downtime although the throttling is at its maximum.
     held: Option<Instant>,
 }
 
-/// What a round was good for.
+/// What to do after a round.
 #[derive(Debug, Eq, PartialEq)]
 enum Round {
-    /// Another one may help.
+    /// Another round may help.
     Useful,
-    /// The guest is to be slowed down by so many percent.
+    /// Throttle the guest by this percentage.
     Slow(u8),
-    /// No round will help.
+    /// No further round will help.
     Useless,
 }
 
 impl Brake {
-    /// Rounds that may pass without progress.
+    /// Number of consecutive rounds without progress that are tolerated.
     const PATIENCE: u32 = 3;
     const FIRST: u8 = 20;
     const STEP: u8 = 10;
-    /// How long rounds may not shorten the stop when the guest cannot be slowed down further: it may do something
-    /// else soon.
+    /// How long rounds without progress are tolerated at maximum throttling: the guest may soon do something else.
     const HELD: Duration = Duration::from_secs(30);
 
     fn new(most: u8) -> Self {
@@ -231,13 +233,13 @@ impl Brake {
         }
     }
 
-    /// So many bytes are left after a round.
+    /// Decides what to do when `left` bytes remain after a round.
     fn after_round(&mut self, left: u64, now: Instant) -> Round {
         let Some(least) = self.least else {
             self.least = Some(left);
             return Round::Useful;
         };
-        // A tenth was gained at least.
+        // Progress means that at least a tenth less remains.
         if left < least - least / 10 {
             self.least = Some(left);
             self.stalled_rounds = 0;
@@ -275,19 +277,18 @@ pub struct Source<'a> {
     pagemap: Option<File>,
     contents: Vec<u8>,
     copies: Copies,
-    /// What is outstanding was waited for, and the guest has written memory meanwhile: the round after
-    /// that.
+    /// The first round after outstanding requests were drained, if the guest has written memory during that.
     quiesced: Option<u32>,
-    /// The machine stands still since then, with its locks.
+    /// When the machine was paused; it still holds its locks.
     paused: Option<Instant>,
-    /// Who has to hear of a lock that tells who runs the machine.
+    /// The scope in which a lock must be visible to show who runs the machine.
     among: Scope,
-    /// GO may have left.
+    /// GO may have been sent.
     went: bool,
 }
 
 impl<'a> Source<'a> {
-    /// Over a connection. `pagemap` is `/proc/self/pagemap`, if it may be read.
+    /// Creates a source on a connection. `pagemap` is `/proc/self/pagemap`, if it is readable.
     pub fn new(
         mut connection: Connection,
         owner: &'a mut dyn Owner,
@@ -314,7 +315,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Moves the machine, or leaves it as it was.
+    /// Migrates the machine, or leaves it as it was.
     pub fn run(mut self) -> Outcome {
         let mut phase = Phase::Offer;
         loop {
@@ -433,7 +434,7 @@ impl<'a> Source<'a> {
             info.remaining_bytes = rounds.outstanding;
         });
         if rounds.round == 0 && self.are_copies_due() {
-            // First of all: what is made there takes its time, and programs are built.
+            // Before anything else, because the destination takes time to restore them and to build programs.
             self.copy(rounds.brake.percent)?;
         }
         let began = Instant::now();
@@ -444,14 +445,14 @@ impl<'a> Source<'a> {
         rounds.round += 1;
         let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
         let rate = sent.saturating_mul(1_000_000) / micros.max(1);
-        // A short round says little about the connection.
+        // A short round says little about the throughput.
         if sent >= 1 << 20 || rounds.rate == 0 {
             rounds.rate = rate.max(1);
         }
         rounds.outstanding = rounds.memory.outstanding()?;
         let memory = rounds.outstanding.saturating_mul(1000) / rounds.rate;
         let applications = self.copies.outstanding().saturating_mul(1000) / rounds.rate;
-        // So long it stands still whatever the rounds of memory do.
+        // This part of the downtime does not depend on further rounds.
         let fixed = rounds.fixed.saturating_add(applications);
         let predicted = fixed.saturating_add(memory);
         self.progress.update(|info| {
@@ -459,10 +460,10 @@ impl<'a> Source<'a> {
             info.bytes_per_second = rounds.rate;
             info.predicted_downtime_ms = Some(predicted);
         });
-        // Further rounds make the memory less, and nothing else: that has half of the time at least.
+        // Further rounds can only reduce the memory part. So that part gets at least half of the permitted downtime.
         let promised = milliseconds(self.wishes.downtime);
         let counted = memory.saturating_add(fixed.min(promised / 2));
-        // Applications stand still until then, whatever the guest writes.
+        // Applications stay quiesced until the machine is paused, so rounds are limited, whatever the guest writes.
         let waited = self
             .quiesced
             .is_some_and(|at| rounds.round >= at + AFTER_QUIESCE);
@@ -503,7 +504,7 @@ impl<'a> Source<'a> {
                 });
             }
         }
-        // So little that it was sent at once: the guest is let write, or rounds would do nothing but spin.
+        // There was so little that it was sent at once. Let the guest write, because otherwise rounds would only spin.
         if let Some(rest) = SHORTEST.checked_sub(began.elapsed()) {
             thread::sleep(rest);
         }
@@ -520,8 +521,8 @@ impl<'a> Source<'a> {
         self.copies.are_due(left)
     }
 
-    /// How many bytes of memory applications may have made since they were copied when they are to stop: any number if
-    /// contents follow the machine, or if they are not copied again.
+    /// How many bytes of memory applications may have allocated since they were copied when they are to stop. Unlimited
+    /// if contents follow the machine, or if they are not copied again.
     fn most_made(&self, rounds: Option<&Rounds>) -> u64 {
         if self.offer.postcopy {
             return u64::MAX;
@@ -532,8 +533,8 @@ impl<'a> Source<'a> {
         self.copies.most_made(left, in_stop)
     }
 
-    /// A copy of applications; waits until workers at the destination have made it. A guest that is slowed
-    /// down by so many percent is not meanwhile: no memory is sent.
+    /// Sends a copy of applications and waits until workers at the destination have restored it. Throttling of the
+    /// guest by `slowed` percent is suspended meanwhile, because no memory is sent.
     pub(super) fn copy(&mut self, slowed: u8) -> Result<()> {
         if slowed > 0 {
             self.throttle(0);
@@ -567,7 +568,7 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Calls of accelerators' applications wait from here on, while vCPUs run.
+    /// Quiesces accelerators: calls of their applications wait from here on, while vCPUs run.
     fn quiesce(&mut self, rounds: Option<Rounds>) -> Result<Phase> {
         self.show(Shown::Quiesce, "waiting for what is outstanding");
         let began = Instant::now();
@@ -583,13 +584,13 @@ impl<'a> Source<'a> {
             );
             self.copy(rounds.as_ref().map_or(0, |rounds| rounds.brake.percent))?;
             return Ok(match rounds {
-                // What the guest has written meanwhile is sent while it runs.
+                // Memory that the guest has written meanwhile is sent while it runs.
                 Some(rounds) => Phase::Rounds(rounds),
                 None => Phase::Quiesce(None),
             });
         }
         match rounds {
-            // What the guest has written meanwhile is sent while it runs.
+            // Memory that the guest has written meanwhile is sent while it runs.
             Some(rounds)
                 if self.quiesced.is_none() && began.elapsed() > self.wishes.downtime / 2 =>
             {
@@ -600,7 +601,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Why the machine does not leave.
+    /// The error for a machine that cannot leave.
     fn stays(&self, why: String) -> Error {
         match self.progress.is_cancelled() {
             true => Error::Cancelled,
@@ -618,9 +619,9 @@ impl<'a> Source<'a> {
         } = self.owner.pause().map_err(|why| self.stays(why))?;
         self.paused = Some(paused);
         let stopping_ms = milliseconds(paused.elapsed());
-        // After the state: to save it may have written memory.
+        // After the state, because saving it may have written memory.
         if let Some(Rounds { memory, round, .. }) = &mut rounds {
-            // Nobody runs meanwhile who could be disturbed.
+            // The VM is stopped, so the transfer disturbs nothing.
             self.connection.set_rate(None);
             memory.send_rest(*round, &mut self.connection, &self.progress)?;
         }
@@ -670,7 +671,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Sends what the destination's workers ask for, until they have all.
+    /// Sends what the destination's workers request, until they have everything.
     fn follow(&mut self) {
         if !self.owner.left() {
             return;
@@ -689,7 +690,7 @@ impl<'a> Source<'a> {
         self.connection.set_rate(self.wishes.bandwidth);
         let mut left = BTreeMap::new();
         loop {
-            // A worker there may have to wait for its device; who has lost the network is noticed.
+            // A worker there may have to wait for its device. A lost network is detected by other means.
             self.connection.stall = Duration::MAX;
             let said = postcopy::hear(&mut self.connection, &mut self.contents)?;
             self.connection.stall = self.wishes.stall;
@@ -698,7 +699,7 @@ impl<'a> Source<'a> {
                     let is_known = left.insert(asked.of.clone(), asked.left).is_some();
                     self.show_left(&left);
                     let saved = self.owner.fetch(&asked);
-                    // The other side may name as many as it likes that are not there.
+                    // The peer may name any number of applications that do not exist.
                     match saved.is_ok() || is_known {
                         true => {
                             left.insert(asked.of.clone(), asked.left.saturating_sub(asked.bytes))
@@ -727,7 +728,7 @@ impl<'a> Source<'a> {
     }
 
     fn failed(mut self, mut error: Error) -> Outcome {
-        // From GO on what follows is judged by itself.
+        // After GO, errors are handled by the code that follows.
         if !self.went && !self.progress.is_cancelled() {
             error = self.connection.why(error);
         }
@@ -749,7 +750,7 @@ impl<'a> Source<'a> {
                 return Outcome::Moved;
             }
         } else if self.went && self.owner.retake(self.among) == Retaken::Denied {
-            // The destination does not run it, and somebody else has a disk.
+            // The destination does not run it, and another process holds a disk.
             log::error!("a disk of the VM is in use elsewhere: it stays paused");
             self.owner.throttle(0);
             return Outcome::Stayed(error);
@@ -799,7 +800,7 @@ mod tests {
             };
             let rounds = (0..29).map(|_| after(1000));
             assert!(rounds.into_iter().all(|round| round != Round::Useless));
-            // What goes up and down is no progress, and what is, begins anew.
+            // Fluctuation is not progress; real progress resets the counters.
             assert_eq!(after(2000), Round::Useful);
             assert_eq!(after(500), Round::Useful);
             let count = (0..1000)

@@ -1,5 +1,5 @@
-//! Both sides over a wire that fails at every step. Memory and disk locks are real; the lock is the
-//! witness of who may run.
+//! Both sides over a wire that fails at every step. Memory and disk locks are real; the lock shows
+//! which side may run.
 
 use std::{
     fs::File,
@@ -60,11 +60,12 @@ fn region(guest: u64) -> Region {
 
 #[allow(clippy::mut_from_ref, reason = "the memory is no Rust object")]
 fn bytes(region: &Region) -> &mut [u8] {
-    // SAFETY: the mapping is that long, and lives in the test that borrows it; nobody else writes.
+    // SAFETY: the mapping has this length and lives in the test that borrows it; nothing else
+    // writes it.
     unsafe { std::slice::from_raw_parts_mut(region.mapping.address(), region.mapping.size()) }
 }
 
-/// A disk's lock, taken by a descriptor of its own.
+/// A disk's lock, held through a descriptor of its own.
 struct Disk(File);
 
 impl Disk {
@@ -91,20 +92,20 @@ struct Here {
     fail: Option<&'static str>,
     /// How long workers take to stop.
     slow: Duration,
-    /// How long they take for a copy.
+    /// How long they take to copy.
     copying: Duration,
-    /// Bytes of the first copy.
+    /// Size of the first copy in bytes.
     copy_size: usize,
-    /// How much the guest was slowed down during each copy.
+    /// Throttling of the guest during each copy, in percent.
     copied: Vec<u8>,
-    /// How many bytes of memory applications have made after so many copies.
+    /// Bytes of memory that applications have allocated, by the number of copies so far.
     made: Vec<u64>,
-    /// How many they might have made, whenever they were to stop.
+    /// Value of `most_made` at each attempt to stop them.
     most_made: Vec<u64>,
     decision: bool,
 }
 
-/// Without memory, files and disk.
+/// A source without memory, files and disk.
 fn here() -> Here {
     Here {
         memory: None,
@@ -153,7 +154,7 @@ impl Owner for Here {
     fn quiesce(&mut self, most_made: u64) -> std::result::Result<Quiesced, String> {
         thread::sleep(self.slow);
         self.most_made.push(most_made);
-        // What was made before a copy is in it.
+        // A copy contains whatever was allocated before it.
         let made = self.made.get(self.copied.len()).copied().unwrap_or(0);
         Ok(match made > most_made {
             true => Quiesced::Made(made),
@@ -163,7 +164,7 @@ impl Owner for Here {
 
     fn copy(&mut self) -> std::result::Result<Option<Copy>, String> {
         thread::sleep(self.copying);
-        // Much less each time.
+        // Each copy is much smaller than the one before.
         let more = vec![1; self.copy_size >> (2 * self.copied.len())];
         self.copied.push(self.throttled);
         Ok(Some(Copy::new(Vec::new(), applications::copy(&more))))
@@ -217,7 +218,7 @@ impl Owner for Here {
     fn gone(&mut self) {}
 }
 
-/// What applications have saved, and where it is.
+/// The saved state of applications, with its offsets.
 const ARCHIVE: [(u64, &[u8; 3]); 3] = [
     (5, b"one"),
     ((5 << 20) - 1, b"two"),
@@ -231,12 +232,12 @@ struct There {
     disk: Option<Disk>,
     running: Arc<AtomicBool>,
     fail: Option<&'static str>,
-    /// How long workers take to take applications up.
+    /// How long workers take to restore applications.
     slow: Duration,
     state: Vec<u8>,
 }
 
-/// On the source's host, without a disk.
+/// A destination on the source's host, without a disk.
 fn there() -> There {
     There {
         same_host: true,
@@ -334,7 +335,7 @@ impl Host for There {
     }
 
     fn run(&mut self) -> std::result::Result<(), String> {
-        // The machine goes, and its locks with it.
+        // The machine is dropped, and its locks with it.
         self.failing("run").inspect_err(|_| self.disk = None)?;
         self.running.store(true, Ordering::SeqCst);
         Ok(())
@@ -345,15 +346,15 @@ impl Host for There {
     }
 }
 
-/// What the wire does to the first frame of a kind.
+/// The fault that the wire injects at the first frame of a kind.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Fault {
     None,
-    /// There is no wire in between.
+    /// No wire in between.
     Direct,
-    /// Nothing arrives any more, in both directions.
+    /// Nothing passes any more in either direction.
     Cut,
-    /// Nothing moves any more, and the connection stays.
+    /// Nothing passes any more, but the connection stays open.
     Stall,
     /// A bit of the header is flipped.
     DamagedHeader,
@@ -361,7 +362,7 @@ enum Fault {
     DamagedContents,
 }
 
-/// Passes frames on.
+/// Forwards frames.
 fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent: &AtomicBool) {
     let mut done = || -> std::io::Result<()> {
         let mut seen = false;
@@ -395,7 +396,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// Files that can be told apart.
+/// Distinguishable files.
 fn shared_files() -> Vec<File> {
     let file = |byte| {
         let file = tempfile::tempfile().unwrap();
@@ -409,13 +410,13 @@ struct Setup {
     fault: Fault,
     at: Kind,
     with_disk: bool,
-    /// Otherwise both have a disk of their own, as far as locks go.
+    /// If false, each side has a disk of its own, as far as locks are concerned.
     same_host: bool,
     source_fails: Option<&'static str>,
     destination_fails: Option<&'static str>,
-    /// How long workers of either side take; nobody else may be silent for so long.
+    /// How long workers of either side take; nothing else may be silent for so long.
     slow: Duration,
-    /// What the client decides, if it is asked: it runs at the destination.
+    /// The client's decision, if it is asked: true means that the VM runs at the destination.
     decision: bool,
     change: fn(&mut Offer),
 }
@@ -438,7 +439,7 @@ impl Default for Setup {
 
 struct Case {
     outcome: Outcome,
-    /// First byte of each file that arrived.
+    /// Purpose and first byte of each file that arrived.
     files: Vec<(FileUse, u8)>,
     received: std::result::Result<(), Ended>,
     source_runs: bool,
@@ -481,7 +482,7 @@ fn wishes() -> Wishes {
         downtime: Duration::from_millis(300),
         timeout: Duration::from_secs(60),
         ignore_timeout: false,
-        // On a busy machine nobody is taken for dead who is not.
+        // Long enough not to take a peer for dead on a busy machine.
         stall: Duration::from_secs(60),
         take_up: Duration::ZERO,
         bandwidth: None,
@@ -519,7 +520,7 @@ fn migrate(setup: &Setup) -> Case {
     }
     let originals: Vec<_> = regions.iter().map(|r| Arc::clone(&r.mapping)).collect();
     let mut memory = Departing::unwatched(regions.into());
-    // Sent twice: in the first round, and as one that was written meanwhile.
+    // Sent twice: in the first round, and because it was written meanwhile.
     memory.mark(1, 511);
     let mut offer = offer();
     (setup.change)(&mut offer);
@@ -624,7 +625,7 @@ fn on_one_host_memory_is_handed_over_and_nothing_of_it_sent() {
     }
 }
 
-/// A move without a wire in between, through which no files would go.
+/// A migration without a wire in between, because a wire would not pass files.
 fn local(destination_fails: Option<&'static str>) -> Case {
     migrate(&Setup {
         fault: Fault::Direct,
@@ -656,7 +657,8 @@ fn whatever_breaks_exactly_one_machine_runs() {
     ];
     for at in kinds {
         for fault in faults {
-            // Pages go unchecked over a connection within the host: the hash finds it.
+            // Pages have no checksum on a connection within the host, so the hash detects the
+            // damage.
             let case = migrate(&Setup {
                 fault,
                 at,
@@ -670,7 +672,7 @@ fn whatever_breaks_exactly_one_machine_runs() {
             assert_eq!(case.destination_runs, case.received.is_ok(), "{what}");
             let moved = matches!(case.outcome, Outcome::Moved);
             assert_eq!(case.destination_runs, moved, "{what}");
-            // Only the answer to GO can be lost without harm.
+            // Only the reply to GO can be lost without harm.
             assert_eq!(moved, at == Kind::Running, "{what}");
         }
     }
@@ -762,7 +764,7 @@ fn a_lock_that_the_other_host_does_not_hear_of_lets_neither_run_beside_the_other
             assert_eq!(case.destination_runs, at == Kind::Running, "{what}");
         }
     }
-    // What the destination says itself needs no witness.
+    // What the destination itself reports needs no lock as evidence.
     let case = migrate(&Setup {
         same_host: false,
         destination_fails: Some("take_locks"),
@@ -788,13 +790,13 @@ fn an_older_side_is_taken_for_one_on_another_host() {
             let contents = prepared.encode();
             assert_eq!(Prepared::decode(&contents, lanes).unwrap(), prepared);
         }
-        // Only the token, and nothing.
+        // Only the token, without flags.
         let older: Vec<u8> = token.iter().flatten().copied().collect();
         let decoded = Prepared::decode(&older, lanes).unwrap();
         assert!(!decoded.same_host && decoded.token == token);
     }
     assert!(Prepared::decode(&[7; lanes::TOKEN - 1], 2).is_err());
-    // An older source does not say where it is, and hears nothing that it does not know.
+    // An older source does not name its host and gets no reply that it does not know.
     let moved = migrate(&Setup {
         change: |offer| offer.host = None,
         ..Setup::default()
@@ -840,7 +842,7 @@ fn pages_outside_of_ram_are_refused() {
         for (guest, pages) in [(0, 1), (past, 2), (u64::MAX - 4095, 1)] {
             assert!(high(guest, pages).is_err(), "{guest:#x}");
         }
-        // Their end would be an address in RAM, counted round.
+        // Their end address would wrap around into RAM.
         assert!(take(region(0), u64::MAX - 4095, 2, zero).is_err());
     }
     assert!(take(region(1 << 20), past, u32::MAX, true).is_err());

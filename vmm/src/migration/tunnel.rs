@@ -1,5 +1,5 @@
-//! TLS for migrations: a process of its own, `gantry-tunnel`, has the sockets and the keys, and hands
-//! over what goes in and comes out of them by a Unix socket.
+//! TLS for migrations: a separate process, `gantry-tunnel`, owns the sockets and the keys, and passes the decrypted
+//! data through a Unix socket.
 
 use std::{
     io::{self, Read, Write},
@@ -12,23 +12,23 @@ use serde_json::{Value, json};
 
 use super::{Error, Result, connection::TICK, dial, progress::Progress};
 
-/// How long the tunnel may take: it connects, and both sides show their certificates.
+/// Time limit for the tunnel to connect, with both sides presenting their certificates.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Longest answer.
+/// Maximum length of a reply.
 const MAX_LINE: usize = 64 << 10;
 
-/// How a migration is encrypted.
+/// TLS settings of a migration.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Tls {
     /// Directory with certificates and keys, which the tunnel reads.
     pub dir: PathBuf,
-    /// Socket of the tunnel.
+    /// Unix socket of the tunnel process.
     pub tunnel: PathBuf,
 }
 
 impl Tls {
-    /// A tunnel to `HOST:PORT`.
+    /// Connects to `HOST:PORT` through the tunnel.
     pub fn connect(&self, to: &str, progress: &Progress) -> Result<UnixStream> {
         self.ask(
             &json!({"connect": {"to": to, "tls_dir": self.dir}}),
@@ -36,7 +36,7 @@ impl Tls {
         )
     }
 
-    /// A tunnel's end, from which bytes come when the other side has connected to `ADDRESS:PORT`.
+    /// Listens at `ADDRESS:PORT`. The returned stream delivers data when a peer has connected.
     pub fn listen(&self, at: &str, progress: &Progress) -> Result<UnixStream> {
         self.ask(
             &json!({"listen": {"at": at, "tls_dir": self.dir}}),
@@ -64,7 +64,7 @@ impl Tls {
         let deadline = Instant::now() + PATIENCE;
         let mut line = Vec::new();
         let mut byte = [0];
-        // One by one: what follows is the other side's.
+        // Byte by byte: whatever follows the line comes from the peer.
         while byte != *b"\n" && line.len() < MAX_LINE {
             if progress.is_cancelled() {
                 return Err(Error::Cancelled);

@@ -1,4 +1,4 @@
-//! Memory that goes out or comes in by as few system calls as the socket allows, without a buffer in between.
+//! Sends and receives memory with as few system calls as the socket allows, without a buffer in between.
 
 use std::{
     io,
@@ -7,11 +7,11 @@ use std::{
 
 use vm_memory::VolatileSlice;
 
-/// Pieces that a system call takes (`UIO_MAXIOV`).
+/// Maximum number of vectors per system call (`UIO_MAXIOV`).
 const MOST: usize = 1024;
 
-/// Sends what follows the first `done` bytes of some buffers and then of some memory, which somebody else may be
-/// changing; as much of it as the socket takes.
+/// Sends what follows the first `done` bytes of the concatenation of buffers and memory, which may be changing; returns
+/// how much the socket accepted.
 pub fn send(
     socket: BorrowedFd<'_>,
     buffers: &[&[u8]],
@@ -23,13 +23,11 @@ pub fn send(
         .map(|buffer| (buffer.as_ptr().cast_mut(), buffer.len()));
     let mut vectors = after(buffers.chain(memory.iter().map(place)), done);
     let message = message(&mut vectors);
-    // SAFETY: the vectors are buffers and memory that are borrowed until this returns; the kernel
-    // only reads them.
+    // SAFETY: the vectors refer to buffers and memory that are borrowed until this returns; the kernel only reads them.
     count(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) })
 }
 
-/// Fills what follows the first `done` bytes of some memory, as far as something comes before the socket's time is
-/// over.
+/// Fills memory after its first `done` bytes, with as much data as arrives within the socket's timeout.
 pub fn receive(
     socket: BorrowedFd<'_>,
     memory: &[VolatileSlice<'_>],
@@ -37,7 +35,7 @@ pub fn receive(
 ) -> io::Result<usize> {
     let mut vectors = after(memory.iter().map(place), done);
     let mut message = message(&mut vectors);
-    // SAFETY: the vectors are memory that is borrowed until this returns, and that is no Rust object.
+    // SAFETY: the vectors refer to memory that is borrowed until this returns and contains no Rust object.
     count(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_WAITALL) })
 }
 
@@ -45,7 +43,7 @@ fn place(slice: &VolatileSlice<'_>) -> (*mut u8, usize) {
     (slice.ptr_guard_mut().as_ptr(), slice.len())
 }
 
-/// The pieces after so many bytes, as the kernel takes them.
+/// The vectors for what follows the first `done` bytes, in the form that the kernel takes.
 fn after(pieces: impl Iterator<Item = (*mut u8, usize)>, mut done: usize) -> Vec<libc::iovec> {
     let mut vectors = Vec::new();
     for (address, len) in pieces {
@@ -65,7 +63,7 @@ fn after(pieces: impl Iterator<Item = (*mut u8, usize)>, mut done: usize) -> Vec
 }
 
 fn message(vectors: &mut [libc::iovec]) -> libc::msghdr {
-    // SAFETY: all of it may be zero.
+    // SAFETY: all-zero is a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = vectors.as_mut_ptr();
     message.msg_iovlen = vectors.len();
@@ -97,7 +95,7 @@ mod tests {
             target.fill(b'.');
             let (first, rest) = target.split_at_mut(1);
             let memory = [first, rest].map(VolatileSlice::from);
-            // The time is over before all of it has come.
+            // The timeout expires before all data has arrived.
             here.set_nonblocking(true).unwrap();
             there
                 .set_read_timeout(Some(std::time::Duration::from_millis(1)))

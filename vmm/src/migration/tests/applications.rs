@@ -1,11 +1,11 @@
-//! Applications of accelerators that go with their machine, and copies of those that go on.
+//! Migration of accelerators' applications with their machine, and copies of running ones.
 
 use super::{
     super::{archive, copies::MOST_TAKEN},
     *,
 };
 
-/// An archive that has this, and more.
+/// An archive with this content, and more.
 pub(super) fn copy(more: &[u8]) -> File {
     let archive = image().unwrap();
     archive.write_all_at(more, 0).unwrap();
@@ -23,7 +23,7 @@ pub(super) fn pair() -> (Connection, Connection) {
     (end(here), end(there))
 }
 
-/// What becomes of a destination with this offer, whose source does something after it.
+/// Outcome of a destination that gets this offer, and whose source then acts as given.
 fn offered(
     offer: &Offer,
     source: impl FnOnce(&mut Connection) -> Result<()>,
@@ -34,7 +34,7 @@ fn offered(
         let text = serde_json::to_vec(offer).unwrap();
         here.send(Kind::Offer, 0, &text).unwrap();
         here.receive(&[Kind::Prepared], &mut Vec::new()).unwrap();
-        // What it is refused for the destination says.
+        // The destination reports why it refuses.
         let _ = source(&mut here);
         drop(here);
         received.join().unwrap()
@@ -132,8 +132,8 @@ fn a_guest_that_is_slowed_down_for_its_memory_is_not_while_applications_are_copi
     assert_eq!((owner.copied, owner.throttled), (vec![0], 40));
 }
 
-/// A machine whose applications have made so many bytes of memory after so many copies: how many copies there were, and
-/// how many bytes they might have made whenever they were to stop.
+/// Migrates a machine whose applications have allocated `made[n]` bytes of memory after `n` copies. Returns the number
+/// of copies, and the value of `most_made` at each attempt to stop them.
 fn stopped(made: &[u64], change: fn(&mut Offer)) -> (usize, Vec<u64>) {
     let (connection, other) = pair();
     let mut owner = Here {
@@ -166,16 +166,16 @@ fn memory_that_applications_make_after_a_copy_is_copied_before_they_stop() {
             false => |_| {},
             true => |offer| offer.local = true,
         };
-        // Once, and whatever comes then.
+        // Once, whatever comes then.
         let (copies, most) = stopped(&[0, all], change);
         assert_eq!((copies, most.len()), (2, 2));
         assert!(most.iter().all(|most| (1 << 20..=MUCH).contains(most)));
-        // For ever: there is an end to that.
+        // Always too much: the number of copies is bounded.
         let (copies, most) = stopped(&[all; 20], change);
         assert_eq!((copies, most.len()), (8, 8));
         assert_eq!(most[7], all);
     }
-    // As much as there may be, contents that follow, and what was never copied.
+    // Within the limit; with contents that follow; and without any copy.
     assert_eq!(stopped(&[0, 1 << 20], |_| {}).0, 1);
     assert_eq!(stopped(&[0, all], |offer| offer.postcopy = true).0, 1);
     let (copies, most) = stopped(&[all], |offer| offer.copies = false);

@@ -1,16 +1,16 @@
-//! What the first round of memory takes, beside a plain copy of the same bytes by turns.
+//! Measures the first round of memory, alternating with a plain copy of the same number of bytes.
 
 use std::time::Instant;
 
 use super::*;
 use crate::migration::pages::PAGE;
 
-/// Pages of RAM, and how many of every sixteen have something in them.
+/// Number of pages of RAM, and how many of every sixteen are non-zero.
 const PAGES: u64 = 64 << 10;
 const FULL: u64 = 6;
 const TURNS: usize = 7;
 
-/// Takes memory over, and nothing else.
+/// A destination that only receives memory.
 struct Fresh;
 
 impl Host for Fresh {
@@ -57,7 +57,7 @@ impl Host for Fresh {
     fn has_moved(&mut self, _fixed: Duration) {}
 }
 
-/// Bytes of pages that went over, and how long that took.
+/// Number of bytes transferred, and the duration.
 fn first_round(memory: &mut Departing) -> (u64, Duration) {
     let (here, there) = UnixStream::pair().unwrap();
     let receiving = thread::spawn(move || {
@@ -80,7 +80,7 @@ fn first_round(memory: &mut Departing) -> (u64, Duration) {
     (sent, took)
 }
 
-/// So many bytes through a socket into fresh memory.
+/// Duration of sending this many bytes through a socket into fresh memory.
 fn plain_copy(bytes: u64) -> Duration {
     let (mut here, mut there) = UnixStream::pair().unwrap();
     let receiving = thread::spawn(move || {
@@ -104,7 +104,8 @@ fn plain_copy(bytes: u64) -> Duration {
 fn first_round_beside_a_plain_copy() {
     let region = Region::unused(0, PAGES * PAGE).unwrap();
     for (number, page) in bytes(&region).chunks_mut(PAGE as usize).enumerate() {
-        // Runs of one to six pages, zeroes between them; half of memory was never touched.
+        // Runs of one to six pages with zero pages between them; half of the memory was never
+        // touched.
         match number as u64 {
             page if page >= PAGES / 2 => {}
             number if number % 16 < FULL && number % 7 != 3 => page.fill(number as u8 | 1),

@@ -15,7 +15,7 @@ use super::{
     *,
 };
 
-/// Bytes of an object.
+/// Size of an object in bytes.
 const BYTES: u64 = 1 << 20;
 
 fn application(slice: u32) -> Application {
@@ -25,12 +25,12 @@ fn application(slice: u32) -> Application {
     }
 }
 
-/// Workers of so many applications that ask, and the source's end of the connection.
+/// The requesting workers of `count` applications, and the source's end of the connection.
 fn asking(count: u32) -> (Vec<UnixStream>, Connection) {
     asking_counted(count, &Followed::default())
 }
 
-/// The same, where it is counted what has come.
+/// The same, with a counter of received contents.
 fn asking_counted(count: u32, followed: &Followed) -> (Vec<UnixStream>, Connection) {
     let (here, there) = pair();
     let mut workers = Vec::new();
@@ -51,7 +51,7 @@ fn asking_counted(count: u32, followed: &Followed) -> (Vec<UnixStream>, Connecti
     (workers, here)
 }
 
-/// What a worker asks for, to this file.
+/// A worker's request for contents, to be written to this file.
 fn ask(worker: &UnixStream, mem: u32, to: BorrowedFd<'_>) -> std::result::Result<(), NotMoved> {
     let source = Peer {
         channel: worker,
@@ -66,7 +66,7 @@ fn ask(worker: &UnixStream, mem: u32, to: BorrowedFd<'_>) -> std::result::Result
     Ok(())
 }
 
-/// Answers the next question.
+/// Replies to the next request.
 fn answer(source: &mut Connection, saved: std::result::Result<File, String>) -> Said {
     let said = postcopy::hear(source, &mut Vec::new()).unwrap();
     if let Said::Asks(asked) = &said {
@@ -170,7 +170,7 @@ fn a_source_that_ends_or_talks_nonsense_costs_all_that_has_not_come() {
                     Some(source)
                 }
                 "bytes" => {
-                    // Nobody takes them at last.
+                    // Nothing receives them in the end, so sending fails.
                     let progress = Progress::new(Direction::Outgoing, "test");
                     let _ = archive::send(&long(), &mut source, &progress);
                     Some(source)
@@ -183,7 +183,7 @@ fn a_source_that_ends_or_talks_nonsense_costs_all_that_has_not_come() {
             asked.join().unwrap().unwrap_err();
             source
         });
-        // Whoever asks later is told the same, though the connection may be there.
+        // Later requests get the same error, even if the connection still exists.
         for worker in &workers {
             let refused = ask(worker, 2, file.as_fd()).unwrap_err();
             assert!(matches!(refused, NotMoved::Refused(_)), "{refused:?}");

@@ -1,4 +1,4 @@
-//! Memory that goes over further connections, of which a wire between both sides decides how fast they are.
+//! Memory transfer on lanes whose speed is decided by a wire between both sides.
 
 use std::{
     io,
@@ -15,35 +15,34 @@ use super::{
     *,
 };
 
-/// Further connections.
+/// Number of lanes.
 const LANES: usize = 2;
 
 /// Long enough for any machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What has passed a wire.
+/// Frames that have passed a wire.
 #[derive(Default)]
 struct Passed {
-    /// Frames of pages by each further connection.
+    /// Page frames on each lane.
     frames: [u32; LANES],
-    /// Frames of no pages by the first one.
+    /// Empty page frames on the first connection.
     alive: u32,
-    /// Frames with pages by the first one.
+    /// Page frames with pages on the first connection.
     by_first: u32,
 }
 
-/// All connections of a source, and what has passed.
+/// All connections of a source, and the frames that have passed.
 #[derive(Default)]
 struct Wire {
     passed: Mutex<Passed>,
     changed: Condvar,
-    /// Cancelled at the first frame of pages by a further connection, of which none passes.
+    /// Cancelled at the first page frame on a lane; none of those passes.
     cancels: Option<Progress>,
 }
 
 impl Wire {
-    /// Passes frames of a source on; those of pages by a further connection when the first one has said another time that
-    /// it is there.
+    /// Forwards frames of a source. A page frame on a lane passes when the first connection has sent another keepalive.
     fn pass(&self, connection: usize, mut from: UnixStream, mut to: UnixStream) -> io::Result<()> {
         loop {
             let mut head = [0; HEADER];
@@ -59,7 +58,7 @@ impl Wire {
         }
     }
 
-    /// Whether it passes.
+    /// Counts a frame; returns whether it passes.
     fn count(&self, connection: usize, contents: &[u8]) -> io::Result<bool> {
         let mut passed = self.passed.lock_unpoisoned();
         match connection.checked_sub(1) {
@@ -85,7 +84,7 @@ impl Wire {
         Ok(true)
     }
 
-    /// Serves at a path until as many have connected as there are.
+    /// Serves at a path until all expected connections have been made.
     fn serve(self: &Arc<Self>, at: &Path, to: &Path) {
         let (listener, to) = (UnixListener::bind(at).unwrap(), to.to_owned());
         let wire = Arc::clone(self);
@@ -110,15 +109,15 @@ impl Wire {
     }
 }
 
-/// A source that goes by a wire to a destination.
+/// A migration whose source reaches the destination through a wire.
 struct Moved {
     outcome: Outcome,
     received: std::result::Result<Vec<Arc<Mapping>>, Ended>,
     originals: Vec<Arc<Mapping>>,
 }
 
-/// Moves memory all of which has something in it: more frames than wait at the source, which waits for room, and then
-/// for the end of the round.
+/// Transfers memory without zero pages: more frames than the source queues, so the source waits for room, and then for
+/// the end of the round.
 fn by(wire: &Arc<Wire>, incoming: Progress) -> Moved {
     let dir = tempfile::tempdir().unwrap();
     let [path, wire_path] = ["socket", "wire"].map(|name| dir.path().join(name));
@@ -200,9 +199,9 @@ fn a_source_is_answered_while_a_round_goes_on_by_one_connection_too() {
         base::poll::poll(&mut entry, Some(patience)).unwrap() > 0
     };
     let (mut frames, mut barriers, mut answered) = (0, 0, 0);
-    // One after each frame, and one at the end.
+    // One per frame, and one at the end.
     while answered < FRAMES + 1 {
-        // Nothing is answered as long as something comes.
+        // Nothing is acknowledged as long as data arrives.
         while comes(Duration::from_millis(200)) {
             let came = other.receive(&[Kind::Pages, Kind::Barrier], &mut Vec::new());
             match came.unwrap().kind {
@@ -237,7 +236,7 @@ fn a_destination_that_gives_up_while_memory_comes_tells_the_source_why() {
 
 #[test]
 fn who_sends_no_token_does_not_keep_a_further_connection_waiting() {
-    /// As many as are looked at at once, beside the one that is awaited.
+    /// As many as are examined at once, besides the awaited one.
     const HALF: usize = 15;
     let mut listener = Listener::bind("tcp:127.0.0.1:0", None).unwrap();
     let port = listener.port().unwrap();

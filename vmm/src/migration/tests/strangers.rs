@@ -1,4 +1,4 @@
-//! Who connects to a destination and is no source.
+//! Peers that connect to a destination but are not a source.
 
 use super::*;
 
@@ -7,8 +7,8 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     let mut listener = Listener::bind("tcp:127.0.0.1:0", None).unwrap();
     let port = listener.port().unwrap();
     let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
-    // Says nothing, sends half an offer's header, speaks HTTP, sends another frame, hangs up, and
-    // offers what is none.
+    // Peers that send nothing, half of an offer's header, HTTP, another frame, close the
+    // connection, or send an invalid offer.
     let silent = connect();
     let mut slow = connect();
     slow.write_all(&Header::of(Kind::Offer, 0, b"", true).encode()[..9])
@@ -29,7 +29,7 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
         let progress = Progress::new(Direction::Incoming, "test");
         receive(&mut listener, &mut there, &progress).map(|()| there.state)
     });
-    // The one that was taken for a source hears why it is none.
+    // The peer that was mistaken for a source is told why it is refused.
     let mut answer = Vec::new();
     wrong.read_to_end(&mut answer).unwrap_or_default();
     assert!(String::from_utf8_lossy(&answer).contains("does not parse"));
