@@ -17,16 +17,16 @@ use super::{
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
-/// The window by default: address space, and memory only where it is used.
+/// Default window size: address space, backed by memory only where it is used.
 const WINDOW: u64 = 4 << 30;
-/// Applications at a time by default.
+/// Default number of concurrent applications.
 const SLICES: u32 = 8;
-/// Memory shared with a server by default.
+/// Default size of the memory shared with a server.
 pub const SHARED: u64 = 1 << 20;
-/// The largest window.
+/// Maximum window size.
 const LARGEST_WINDOW: u64 = 1 << 40;
 
-/// Which API of an accelerator the guest's applications call, or which ones.
+/// The accelerator APIs that the guest's applications may use.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum AccelApi {
     /// OpenCL, on any device that the host has an OpenCL driver for.
@@ -34,12 +34,12 @@ pub enum AccelApi {
     Opencl,
     /// CUDA's driver API, on NVIDIA's devices.
     Cuda,
-    /// Each application one of the two.
+    /// Either one; each application chooses.
     OpenclCuda,
 }
 
 impl AccelApi {
-    /// The same for a port.
+    /// The APIs that the port offers.
     pub fn offered(self) -> Apis {
         match self {
             Self::Opencl => Apis::one(ApiId::OpenCl),
@@ -48,7 +48,7 @@ impl AccelApi {
         }
     }
 
-    /// As command lines name it.
+    /// Its name on the command line.
     fn name(self) -> &'static str {
         match self {
             Self::Opencl => "opencl",
@@ -58,13 +58,13 @@ impl AccelApi {
     }
 }
 
-/// How calls reach the process that executes them, as configuration files name it.
+/// How calls reach the process that executes them, in the form of configuration files.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum AccelTransport {
-    /// By rings in shared memory: a worker process of the host polls them.
+    /// Through rings in shared memory, which a worker process of the host polls.
     #[default]
     Ring,
-    /// The caller's vCPU executes a process of a server VM, without an exit.
+    /// The caller's vCPU executes the code of a server VM's process, without an exit.
     Gate,
 }
 
@@ -72,22 +72,22 @@ pub enum AccelTransport {
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Flat", into = "Flat")]
 pub struct AccelConfig {
-    /// What its applications call.
+    /// The API that its applications use.
     pub api: AccelApi,
     /// How calls reach the process that executes them.
     pub via: AccelVia,
     /// Behind a virtual IOMMU.
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     pub common: CommonConfig,
 }
 
-/// How calls reach the process that executes them, with the settings of that way.
+/// How calls reach the process that executes them, with the settings of that transport.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AccelVia {
-    /// By rings in shared memory, to a worker process of the host.
+    /// Through rings in shared memory, to a worker process of the host.
     Ring(RingConfig),
-    /// By VMFUNC, to a process of a server VM.
+    /// Through VMFUNC, to a process of a server VM.
     Gate(GateConfig),
 }
 
@@ -97,24 +97,25 @@ impl Default for AccelVia {
     }
 }
 
-/// Workers of a pool, and the memory that is shared with them.
+/// The workers of a pool, and the memory that is shared with them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct RingConfig {
     /// Socket of the worker pool (`gantry-accel serve`).
     pub socket: PathBuf,
-    /// Part of the names of the devices that the guest gets; all if absent.
+    /// Substring of the names of the devices that the guest gets; all devices if absent.
     pub device: Option<String>,
-    /// Share of the device against other VMs', 1 to 10000.
+    /// Weight against other VMs when the device is shared, 1 to 10000.
     pub weight: u32,
-    /// Bytes of device memory that the VM's applications may have by this port, together; all that
-    /// there is if absent.
+    /// Maximum number of bytes of device memory for all of the VM's applications on this port
+    /// together; unlimited if absent.
     pub memory: Option<u64>,
     /// Bytes of memory shared with workers, a power of two.
     pub window: u64,
-    /// Applications at a time, a power of two up to 64; each has an equal part of the window.
+    /// Maximum number of concurrent applications, a power of two up to 64; each gets an equal part
+    /// of the window.
     pub slices: u32,
-    /// The name under which the pool keeps the machine's compiled programs; `off`: none are kept.
-    /// Without it they are kept as long as the machine runs.
+    /// The name under which the pool keeps the machine's compiled programs; `off` keeps none. If
+    /// absent, they are kept as long as the machine runs.
     pub compiler_cache: Option<String>,
 }
 
@@ -141,7 +142,7 @@ pub struct GateConfig {
     pub shared: u64,
 }
 
-/// The written form: one object with the fields of both ways.
+/// The serialized form: one object with the fields of both transports.
 #[derive(Default, Serialize, Deserialize)]
 struct Flat {
     #[serde(default, alias = "backend")]
@@ -172,7 +173,7 @@ struct Flat {
     common: CommonConfig,
 }
 
-/// Fields that do not go together.
+/// Fields that cannot be combined.
 #[derive(Debug, thiserror::Error)]
 enum FlatError {
     #[error(
@@ -189,7 +190,7 @@ enum FlatError {
 impl TryFrom<Flat> for AccelConfig {
     type Error = FlatError;
 
-    // Earlier versions wrote the defaults of both ways: those are accepted for either.
+    // Earlier versions wrote the defaults of both transports, so those are accepted for either.
     fn try_from(flat: Flat) -> Result<Self, FlatError> {
         let ring = RingConfig::default();
         let ring = RingConfig {
@@ -257,7 +258,7 @@ impl From<AccelConfig> for Flat {
 }
 
 impl AccelConfig {
-    /// What is to be done if nobody serves the port's applications.
+    /// Advice for the user if no process serves the port's applications.
     pub fn missing_pool(&self) -> Option<String> {
         let AccelVia::Ring(ring) = &self.via else {
             return None;
@@ -276,7 +277,7 @@ impl AccelConfig {
 }
 
 impl RingConfig {
-    /// Where the worker pool of an API listens: where it does by default, unless it is said.
+    /// The socket of the worker pool of an API: the configured one, or the default.
     pub fn pool(&self, api: AccelApi) -> &Path {
         match api {
             AccelApi::Cuda if self.socket == Path::new(OPENCL_SOCKET) => Path::new(CUDA_SOCKET),
@@ -406,7 +407,7 @@ impl Device for AccelConfig {
         }
     }
 
-    /// A guest that has found out what its CPU can do is not told anything else later.
+    /// The guest has already detected its CPU's features, and they do not change later.
     fn check_joins(&self, vm: &VmConfig, running: bool) -> Result<(), Refused> {
         if running && self.is_gate() && !vm.has_gate() && vm.cpus.nested {
             return Err(Refused(
@@ -415,7 +416,7 @@ impl Device for AccelConfig {
                     .to_owned(),
             ));
         }
-        // One that comes with the VM may wait for its pool: the log says so.
+        // A port that the VM starts with may wait for its pool; the log reports it.
         match self.missing_pool() {
             Some(missing) if running => Err(Refused(missing)),
             _ => Ok(()),
@@ -428,7 +429,7 @@ impl Device for AccelConfig {
 }
 
 impl AccelConfig {
-    /// Whether its calls pass a gate.
+    /// Whether its calls go through a gate.
     pub fn is_gate(&self) -> bool {
         matches!(self.via, AccelVia::Gate(_))
     }

@@ -1,4 +1,4 @@
-//! A VM whose process other VMs' processes execute, by the gate.
+//! The server side of the gate: a VM whose process is executed by other VMs' processes.
 
 use std::path::PathBuf;
 
@@ -12,20 +12,20 @@ use super::{
     syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
-/// A process of the guest serves a client's process, and the VM stands still meanwhile.
+/// A process of the guest serves a client's process; the VM is stopped meanwhile.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct AccelServerConfig {
-    /// Where clients' machines connect.
+    /// The socket to which clients' VMs connect.
     pub socket: PathBuf,
-    /// A range of guest-physical addresses without RAM, where clients' page tables may be: first
-    /// address. Handlers can make system calls only if the client's page table is there, or
-    /// elsewhere where this VM has no RAM.
+    /// Start of a range of guest-physical addresses without RAM, in which clients' page tables may
+    /// be. Handlers can make system calls only if the client's page table is in this range, or at
+    /// another address where this VM has no RAM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hole_start: Option<u64>,
     /// End (exclusive) of that range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hole_end: Option<u64>,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -62,7 +62,7 @@ impl Device for AccelServerConfig {
         self.placement().validate()
     }
 
-    /// What a client's vCPU finds in its place is the state of one CPU.
+    /// A client's vCPU can take over the state of one CPU only.
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
         if vm.cpus.max_vcpus == 1 {
             return Ok(());
@@ -82,7 +82,7 @@ impl Device for AccelServerConfig {
 }
 
 impl AccelServerConfig {
-    /// Start and end of the hole, if there is one.
+    /// Start and end (exclusive) of the hole, if there is one.
     pub fn hole(&self) -> Option<(u64, u64)> {
         self.hole_start.zip(self.hole_end)
     }

@@ -13,18 +13,18 @@ use super::{
 /// Memory balloon.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct BalloonConfig {
-    /// Bytes that the guest gives up.
+    /// Number of bytes that the guest gives up.
     pub size: u64,
-    /// The guest takes them back before it runs out of memory.
+    /// The guest takes memory back before it runs out of memory.
     #[serde(default)]
     pub deflate_on_oom: bool,
-    /// The guest tells which pages it does not use.
+    /// The guest reports pages that it does not use.
     #[serde(default)]
     pub free_page_reporting: bool,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

@@ -1,6 +1,6 @@
-//! What a configuration that parses can still have wrong.
+//! Validation of configurations that parse but may still be invalid.
 
-/// A value of the configuration that the machine cannot be built with.
+/// An invalid value in a configuration.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{place}: {problem}")]
 pub struct Invalid {
@@ -8,10 +8,10 @@ pub struct Invalid {
     problem: Problem,
 }
 
-/// What is wrong with a value, and what would be right.
+/// What is wrong with a value, and what would be valid.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Problem {
-    /// Gantry does not have it.
+    /// Gantry does not support it.
     #[error("not supported by Gantry: {what}; {advice}")]
     Unsupported {
         /// The feature.
@@ -19,44 +19,44 @@ pub enum Problem {
         /// What to do instead.
         advice: &'static str,
     },
-    /// It has to be there.
+    /// A required value is missing.
     #[error("is missing; {0}")]
     Missing(&'static str),
-    /// A number is too small or too large.
+    /// A number is out of range.
     #[error("{value} is not between {min} and {max}")]
     Range {
         /// The number.
         value: u64,
-        /// Smallest allowed.
+        /// Minimum.
         min: u64,
-        /// Largest allowed.
+        /// Maximum.
         max: u64,
     },
-    /// A number is not of the form that it has to be.
+    /// A number does not have the required form.
     #[error("{value} is not {expected}")]
     Number {
         /// The number.
         value: u64,
-        /// What would be right.
+        /// The required form.
         expected: &'static str,
     },
-    /// A text is not of the form that it has to be.
+    /// A text does not have the required form.
     #[error("'{value}' is not {expected}")]
     Text {
         /// The text.
         value: String,
-        /// What would be right.
+        /// The required form.
         expected: &'static str,
     },
-    /// Another device or zone has the same name or place.
+    /// Another device or zone has the same name or location.
     #[error("{what} is already taken by {other}")]
     Taken {
-        /// The name or place.
+        /// The name or location.
         what: String,
-        /// Who has it.
+        /// The one that has it.
         other: String,
     },
-    /// A name that nothing has.
+    /// A reference to a name that does not exist.
     #[error("there is no {what} '{name}'")]
     Unknown {
         /// Kind of thing.
@@ -75,7 +75,7 @@ pub enum Problem {
 }
 
 impl Problem {
-    /// With the place where it is: a path in the JSON form.
+    /// Adds the location: a path in the JSON form.
     pub(super) fn at(self, place: impl Into<String>) -> Invalid {
         Invalid {
             place: place.into(),
@@ -85,17 +85,17 @@ impl Problem {
 }
 
 impl Invalid {
-    /// Where: a path in the JSON form, `disks[0].num_queues`.
+    /// The location: a path in the JSON form, such as `disks[0].num_queues`.
     pub fn place(&self) -> &str {
         &self.place
     }
 
-    /// What.
+    /// The problem.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// The same, seen from further out.
+    /// Prefixes the location with the enclosing `place`.
     #[must_use]
     pub(super) fn within(mut self, place: &str) -> Self {
         self.place = match self.place.as_str() {
@@ -160,7 +160,7 @@ pub(super) fn text(
     }
 }
 
-/// A queue's length: a power of two up to the 32768 of virtio 1.2, 2.7.
+/// Checks a queue's length: a power of two up to 32768 (virtio 1.2, 2.7).
 pub(super) fn queue_size(value: u16) -> Result<(), Invalid> {
     let valid = value.is_power_of_two() && value >= 2;
     number(
@@ -171,7 +171,7 @@ pub(super) fn queue_size(value: u16) -> Result<(), Invalid> {
     )
 }
 
-/// Whether a number is left out when it is written.
+/// Whether a number is omitted when it is serialized.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde hands the field over like this"
@@ -180,25 +180,25 @@ pub(super) fn is_zero(number: &u8) -> bool {
     *number == 0
 }
 
-/// Name and place of a PCI device.
+/// Name and location of a PCI device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Placement<'a> {
     /// Its name, if it has one already.
     pub id: Option<&'a str>,
     /// PCI segment.
     pub segment: u16,
-    /// The root port behind which it is.
+    /// The root port behind which it is located.
     pub parent: Option<&'a str>,
-    /// Slot, if it is not the machine's to choose.
+    /// Slot; if absent, the machine chooses one.
     pub device: Option<u8>,
-    /// Function of the slot.
+    /// Function number within the slot.
     pub function: u8,
-    /// It is to be behind a virtual IOMMU, where it cannot be.
+    /// It is configured to be behind a virtual IOMMU, which this kind of device does not support.
     pub iommu: bool,
 }
 
 impl Placement<'_> {
-    /// There can be such a place.
+    /// Checks that such a location can exist.
     pub fn validate(&self) -> Result<(), Invalid> {
         unsupported(
             self.iommu,
@@ -218,7 +218,7 @@ impl Placement<'_> {
         }
         range("pci_function", self.function, 0, 7)?;
         match (self.parent, self.device) {
-            // There is one slot.
+            // There is only one slot behind a root port.
             (Some(_), device) => range("pci_device_id", device.unwrap_or(0), 0, 0),
             (None, Some(device)) => range("pci_device_id", device, 1, 31),
             (None, None) if self.function > 0 => {
@@ -229,10 +229,10 @@ impl Placement<'_> {
         }
     }
 
-    /// Segment, root port, slot and function, if they are not the machine's to choose.
+    /// Segment, root port, slot and function, unless the machine chooses them.
     pub fn seat(&self) -> Option<(u16, Option<&str>, u8, u8)> {
         match self.parent {
-            // The port has a segment; this one need not be given.
+            // The port's segment applies, so the device's own need not be given.
             Some(parent) => Some((0, Some(parent), 0, self.function)),
             None => Some((self.segment, None, self.device?, self.function)),
         }

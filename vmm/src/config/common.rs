@@ -1,25 +1,25 @@
-//! Name and place of a device, which those of all kinds have.
+//! Name and location, which devices of all kinds have.
 
 use serde::{Deserialize, Serialize};
 
 use super::check::Placement;
 
-/// What a device is called, and where on the PCI buses it sits.
+/// Name of a device and its location on the PCI buses.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CommonConfig {
-    /// Name of the device in the API; made up if absent.
+    /// Name of the device in the API; generated if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
     /// PCI segment to plug it into.
     #[serde(default)]
     pub pci_segment: u16,
-    /// Device number on the segment's bus, 1 to 31; the first free one if absent.
+    /// Device number on the segment's root bus, 1 to 31; the first free one if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_device_id: Option<u8>,
 }
 
 impl CommonConfig {
-    /// A device of this name, anywhere.
+    /// A device with this name, at any location.
     #[must_use]
     pub fn named(id: impl Into<String>) -> Self {
         Self {
@@ -28,7 +28,7 @@ impl CommonConfig {
         }
     }
 
-    /// What there is to check about it.
+    /// The part that has to be validated.
     pub(super) fn placement(&self) -> Placement<'_> {
         Placement {
             id: self.id.as_deref(),
@@ -39,16 +39,16 @@ impl CommonConfig {
     }
 }
 
-/// A device that has a name and a place.
+/// A device that has a name and a location.
 pub trait HasCommonConfig {
-    /// Where it is to be.
+    /// Its name and location.
     fn common(&self) -> &CommonConfig;
 
-    /// The same, to give it the name that it has not.
+    /// Mutable access, for naming a device that has no name.
     fn common_mut(&mut self) -> &mut CommonConfig;
 }
 
-/// For a configuration with the field `common`.
+/// Implements [`HasCommonConfig`] for a configuration with the field `common`.
 macro_rules! has_common_config {
     ($config:ident) => {
         impl $crate::config::HasCommonConfig for $config {

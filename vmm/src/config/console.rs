@@ -11,13 +11,13 @@ use super::{
     syntax::{IOMMU, Key, PLACE, Parsed, SyntaxError, SyntaxProblem, ValueType, parse},
 };
 
-/// Where a console goes.
+/// What a console is connected to.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum ConsoleMode {
     /// There is no such device.
     #[default]
     Off,
-    /// A pseudo-terminal that Gantry opens; `vm.info` says which.
+    /// A pseudo-terminal that Gantry opens; `vm.info` reports its path.
     Pty,
     /// The terminal that Gantry was started in.
     Tty,
@@ -25,16 +25,16 @@ pub enum ConsoleMode {
     File,
     /// A Unix socket that Gantry listens on.
     Socket,
-    /// The device is there, its output goes nowhere.
+    /// The device exists, but its output is discarded.
     Null,
 }
 
 /// The virtio console.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ConsoleConfig {
-    /// Where it goes.
+    /// What it is connected to.
     pub mode: ConsoleMode,
-    /// The file for mode `File`; the path of the terminal in mode `Pty`, as an answer.
+    /// The file for mode `File`; in responses, the path of the terminal in mode `Pty`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
     /// The socket for mode `Socket`.
@@ -43,7 +43,7 @@ pub struct ConsoleConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -63,9 +63,9 @@ impl Default for ConsoleConfig {
 /// The serial port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SerialConfig {
-    /// Where it goes.
+    /// What it is connected to.
     pub mode: ConsoleMode,
-    /// The file for mode `File`; the path of the terminal in mode `Pty`, as an answer.
+    /// The file for mode `File`; in responses, the path of the terminal in mode `Pty`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
     /// The socket for mode `Socket`.
@@ -86,12 +86,12 @@ impl Default for SerialConfig {
 /// The debug console, an I/O port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct DebugConsoleConfig {
-    /// Where it goes; `Socket` is not possible.
+    /// What it is connected to; `Socket` is not possible.
     pub mode: ConsoleMode,
     /// The file for mode `File`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Its port, 0xe9 if absent.
+    /// Its I/O port; 0xe9 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iobase: Option<u16>,
 }
@@ -118,7 +118,7 @@ const SOCKET: &[Key] = &[Key::new("socket", ValueType::Text)];
 
 const IOBASE: &[Key] = &[Key::new("iobase", ValueType::Number)];
 
-/// Turns the one mode that was written into the field `mode`.
+/// Converts the mode that was given into the field `mode`.
 fn parse_mode(parsed: &mut Parsed) -> Result<(), SyntaxError> {
     let one = "write one of off, null, tty, pty, file=PATH, socket=PATH";
     let mut modes = Vec::new();
@@ -137,7 +137,7 @@ fn parse_mode(parsed: &mut Parsed) -> Result<(), SyntaxError> {
     Ok(())
 }
 
-/// Fails if the mode needs a path that is not there.
+/// Fails if the mode needs a path that is missing.
 fn validate_mode(
     mode: ConsoleMode,
     file: Option<&PathBuf>,
@@ -192,7 +192,7 @@ impl Device for ConsoleConfig {
 }
 
 impl SerialConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[MODES, SOCKET];
 
     /// Parses the value of `--serial`.
@@ -202,14 +202,14 @@ impl SerialConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         validate_mode(self.mode, self.file.as_ref(), self.socket.as_ref())
     }
 }
 
 impl DebugConsoleConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[MODES, IOBASE];
 
     /// Parses the value of `--debug-console`.
@@ -219,7 +219,7 @@ impl DebugConsoleConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         check::unsupported(
             self.mode == ConsoleMode::Socket,

@@ -7,7 +7,7 @@ use super::{
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
-/// Host processors that a vCPU may run on.
+/// Host CPUs on which a vCPU may run.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuAffinity {
     /// The vCPU's number.
@@ -16,7 +16,7 @@ pub struct CpuAffinity {
     pub host_cpus: Vec<usize>,
 }
 
-/// Features beyond the profile.
+/// CPU features beyond those of the profile.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuFeatures {
     /// Intel AMX.
@@ -27,37 +27,37 @@ pub struct CpuFeatures {
 /// How vCPUs are grouped.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuTopology {
-    /// Threads of a core.
+    /// Threads per core.
     pub threads_per_core: u16,
-    /// Cores of a die.
+    /// Cores per die.
     pub cores_per_die: u16,
-    /// Dies of a package.
+    /// Dies per package.
     pub dies_per_package: u16,
-    /// Packages.
+    /// Number of packages.
     pub packages: u16,
 }
 
-/// Which vCPUs may share a physical core at the same time, on hosts whose kernel has core
+/// Which vCPUs may share a physical core at the same time, on hosts whose kernel supports core
 /// scheduling.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum CoreScheduling {
-    /// Those of the same VM.
+    /// vCPUs of the same VM.
     #[default]
     Vm,
-    /// None.
+    /// No vCPU shares a core with another.
     Vcpu,
-    /// Any.
+    /// Any vCPUs.
     Off,
 }
 
 /// Virtual processors.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpusConfig {
-    /// vCPUs at boot, from 1.
+    /// Number of vCPUs at boot, at least 1.
     pub boot_vcpus: u32,
-    /// vCPUs that can be plugged in, `boot_vcpus` to 255.
+    /// Maximum number of vCPUs, including hot-plugged ones: `boot_vcpus` to 255.
     pub max_vcpus: u32,
-    /// Grouping; one thread per core and one package if absent.
+    /// Topology; one thread per core and one package if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<CpuTopology>,
     /// Hyper-V enlightenments.
@@ -66,19 +66,20 @@ pub struct CpusConfig {
     /// Physical address width in bits; the host's if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_phys_bits: Option<u8>,
-    /// The guest may itself run virtual machines.
+    /// The guest may run virtual machines itself.
     #[serde(default = "yes")]
     pub nested: bool,
-    /// Pinning.
+    /// Pinning of vCPUs to host CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub affinity: Option<Vec<CpuAffinity>>,
-    /// Features beyond the profile.
+    /// CPU features beyond those of the profile.
     #[serde(default)]
     pub features: CpuFeatures,
     /// Core scheduling.
     #[serde(default)]
     pub core_scheduling: CoreScheduling,
-    /// Features that the guest sees: `host`, or a profile for migration between hosts.
+    /// CPU features that the guest sees: `host`, or a profile for migration between different
+    /// hosts.
     #[serde(default = "host")]
     pub profile: String,
 }
@@ -139,13 +140,14 @@ const KEYS: &[Key] = &[
 ];
 
 impl CpusConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[KEYS];
 
-    /// vCPUs at most: local APIC ids have 8 bits, and the last is the broadcast address.
+    /// Maximum number of vCPUs: local APIC IDs have 8 bits, and the last one is the broadcast
+    /// address.
     pub const MAX: u32 = arch::topology::MAX_VCPUS;
 
-    /// Parses the value of `--cpus`. A bare number is the number at boot.
+    /// Parses the value of `--cpus`. A bare number is the number of vCPUs at boot.
     pub fn parse(input: &str) -> Result<Self, SyntaxError> {
         if input.parse::<u32>().is_ok() {
             return Self::parse(&format!("boot={input}"));
@@ -158,7 +160,7 @@ impl CpusConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         check::range("boot_vcpus", self.boot_vcpus, 1, u64::from(Self::MAX))?;
         check::range(

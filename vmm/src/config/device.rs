@@ -15,28 +15,28 @@ use super::{
 /// A physical device (VFIO).
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct DeviceConfig {
-    /// Its folder in sysfs.
+    /// Its directory in sysfs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Behind the virtual IOMMU, as all in segments that are; without a segment, in the first of
-    /// those.
+    /// Behind the virtual IOMMU, as are all devices in the IOMMU's segments; if no segment is given, the device is
+    /// placed in the first of them.
     #[serde(default)]
     pub iommu: bool,
-    /// The segment behind the virtual IOMMU that it goes into: short for `pci_segment` with `iommu`,
-    /// and for naming it in the platform before the VM starts.
+    /// Segment behind the virtual IOMMU in which the device is placed. Short for `pci_segment` with `iommu`; it also
+    /// adds the segment to the platform's list before the VM starts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_segment: Option<u16>,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
-    /// Function of the slot, 0 to 7.
+    /// Function number within the slot, 0 to 7.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pci_function: u8,
-    /// The root port behind which it sits, in the only slot there.
+    /// The root port behind which it is placed, in that port's only slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
-    /// The accelerator whose port the applications on this device go through when it leaves the VM, and come
-    /// back from when it is there again.
+    /// The accelerator port that applications on this device use while the device is removed from the VM. They return
+    /// to the device when it is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracked: Option<String>,
     /// GPUDirect clique.
@@ -47,8 +47,8 @@ pub struct DeviceConfig {
     pub x_exclude_mmap_bars: Vec<u64>,
 }
 
-/// The folder of a device that is named as people do: by its address, with or without the domain, by
-/// a mediated device's UUID, or by the folder itself.
+/// Finds the sysfs directory of a device from the names that people use: its address, with or without the domain, a
+/// mediated device's UUID, or the directory itself.
 pub fn host_device(text: &str) -> Option<String> {
     let is_hexadecimal =
         |part: &str, len| part.len() == len && part.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -96,8 +96,7 @@ impl Configured for DeviceConfig {
 
     const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE, FUNCTION];
 
-    /// The first word may be the device itself: `0000:01:00.0`, `01:00.0`, a mediated device's
-    /// UUID, or its folder.
+    /// The first word may be the device itself: `0000:01:00.0`, `01:00.0`, a mediated device's UUID, or its directory.
     fn parse(input: &str) -> Result<Self, SyntaxError> {
         let first = input.split(',').next().unwrap_or_default().trim();
         let named = host_device(first);
@@ -114,7 +113,7 @@ impl Configured for DeviceConfig {
         }
         parsed.require("path", "path")?;
         let mut config: Self = parsed.build()?;
-        // As above, behind `path=`.
+        // As above, after `path=`.
         let path = config.path.as_deref().and_then(Path::to_str);
         if let Some(path) = path.and_then(host_device) {
             config.path = Some(path.into());
@@ -163,7 +162,7 @@ impl Device for DeviceConfig {
             self.iommu = true;
             return;
         }
-        // Clients that always name a segment name this one if they mean none.
+        // Clients that always send a segment send 0 if they mean none.
         let is_named = self.common.pci_segment != 0 || behind.contains(&0);
         if let Some(first) = behind.first()
             && self.iommu
@@ -189,7 +188,7 @@ impl Device for DeviceConfig {
 }
 
 impl DeviceConfig {
-    /// Applications can go from the device to the accelerator that it names.
+    /// Checks whether applications can move from the device to the accelerator that it names.
     fn check_tracked(&self, vm: &VmConfig) -> Result<(), Problem> {
         let Some(name) = &self.tracked else {
             return Ok(());

@@ -13,7 +13,7 @@ use super::{
     syntax::{IOMMU, Key, LIMITS, PLACE, Part, SyntaxError, ValueType, parse},
 };
 
-/// Host processors that serve a queue.
+/// Host CPUs that serve a queue.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VirtQueueAffinity {
     /// The queue's number.
@@ -22,7 +22,7 @@ pub struct VirtQueueAffinity {
     pub host_cpus: Vec<usize>,
 }
 
-/// Limits that several disks share.
+/// Rate limits that several disks share.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RateLimitGroupConfig {
     /// Its name.
@@ -34,52 +34,52 @@ pub struct RateLimitGroupConfig {
 /// A disk.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct DiskConfig {
-    /// The image.
+    /// The image file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// The guest cannot write.
+    /// The guest cannot write to it.
     #[serde(default)]
     pub readonly: bool,
-    /// Bypass the host's page cache.
+    /// Bypasses the host's page cache.
     #[serde(default)]
     pub direct: bool,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Queues.
+    /// Number of queues.
     #[serde(default = "one")]
     pub num_queues: u16,
-    /// Entries of a queue, a power of two.
+    /// Number of entries per queue, a power of two.
     #[serde(default = "queue_size")]
     pub queue_size: u16,
-    /// Served by another process.
+    /// Another process serves the device.
     #[serde(default)]
     pub vhost_user: bool,
     /// That process's socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_socket: Option<PathBuf>,
-    /// Limits.
+    /// Rate limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<devices::rate_limiter::RateLimiterConfig>,
-    /// Limits shared with other disks.
+    /// Group of rate limits shared with other disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limit_group: Option<String>,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
-    /// Serial number, at most 20 printable characters of ASCII.
+    /// Serial number, at most 20 printable ASCII characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// Pinning of queues.
+    /// Pinning of queues to host CPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_affinity: Option<Vec<VirtQueueAffinity>>,
     /// Images may name backing files.
     #[serde(default)]
     pub backing_files: bool,
-    /// Discarded blocks are given back to the host.
+    /// Blocks that the guest discards are returned to the host.
     #[serde(default = "yes")]
     pub sparse: bool,
-    /// Format.
+    /// Image format.
     #[serde(default)]
     pub image_type: ImageType,
     /// What the lock covers.
@@ -162,7 +162,7 @@ const KEYS: &[Key] = &[
 const GROUP: &[Key] = &[Key::new("id", ValueType::Text)];
 
 impl RateLimitGroupConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[GROUP, LIMITS];
 
     /// Parses the value of `--rate-limit-group`.
@@ -258,7 +258,7 @@ impl Device for DiskConfig {
         }
     }
 
-    /// It names a group of limits that exists.
+    /// Checks that a named group of rate limits exists.
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
         let mut groups = vm.rate_limit_groups.iter().flatten();
         match &self.rate_limit_group {
@@ -279,6 +279,6 @@ impl Device for DiskConfig {
 }
 
 impl DiskConfig {
-    /// Queues at most: one for each vCPU.
+    /// Maximum number of queues: one for each vCPU.
     const MAX_QUEUES: u64 = 255;
 }

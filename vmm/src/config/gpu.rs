@@ -1,4 +1,4 @@
-//! Virtual GPUs, of which a mediator has the physical one.
+//! Virtual GPUs, which share a physical GPU through a mediator.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ use super::{
     syntax::{Key, PLACE, SyntaxError, ValueType, parse},
 };
 
-/// Bytes of VRAM by default, and at least.
+/// Default and minimum size of VRAM in bytes.
 const VRAM: u64 = 256 << 20;
 const SMALLEST: u64 = 64 << 20;
-/// Channels by default, and at most.
+/// Default and maximum number of channels.
 const CHANNELS: u8 = 64;
 const MOST_CHANNELS: u8 = 128;
 
@@ -24,28 +24,28 @@ const MOST_CHANNELS: u8 = 128;
 pub struct GpuConfig {
     /// Socket of the mediator (`gantry-gpu serve`).
     pub socket: PathBuf,
-    /// Bytes of VRAM, whole MiB.
+    /// Size of VRAM in bytes, a multiple of 1 MiB.
     #[serde(default = "vram")]
     pub vram: u64,
-    /// Channels at a time, 1 to 128.
+    /// Maximum number of channels in use at the same time, 1 to 128.
     #[serde(default = "channels")]
     pub channels: u8,
-    /// Share of the GPU against other VMs'.
+    /// Weight against other VMs when the GPU is shared.
     #[serde(default = "weight")]
     pub weight: u32,
-    /// BARs are the guest's memory; otherwise each access is trapped.
+    /// BARs are mapped into the guest; otherwise each access is trapped.
     #[serde(default = "on")]
     pub remap: bool,
-    /// Changed page tables are shadowed when they are used next; otherwise as soon as they change.
+    /// Changed page tables are shadowed when they are next used; otherwise as soon as they change.
     #[serde(default = "on")]
     pub lazy: bool,
-    /// Page tables are compared where they were written; otherwise as a whole.
+    /// Only the written parts of page tables are compared; otherwise whole tables.
     #[serde(default = "on")]
     pub watch: bool,
-    /// File in which all that the guest does with it is recorded.
+    /// File to which everything that the guest does with it is recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub record: Option<PathBuf>,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -125,7 +125,7 @@ impl Device for GpuConfig {
         )?;
         check::range("weight", self.weight, 1, 10_000)?;
         if self.record.is_some() && self.remap {
-            // Most of what a guest does would not be seen.
+            // Most accesses of the guest would not be recorded.
             let (with, advice) = ("remap=on", "write remap=off");
             return Err(Problem::Conflict { with, advice }.at("record"));
         }
@@ -137,7 +137,8 @@ impl Device for GpuConfig {
             let advice = "start the VM with --memory shared=on";
             ("memory that the GPU cannot reach", advice)
         } else if vm.memory.has_huge_pages() {
-            // One that the guest has given back would end the GPU's server at its next use.
+            // A huge page that the guest has given back would terminate the GPU's server when it is
+            // next accessed.
             let advice = "start the VM with --memory hugepages=off";
             ("memory of huge pages", advice)
         } else {

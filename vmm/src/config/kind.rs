@@ -1,9 +1,9 @@
-//! Kinds of devices: what each says of itself, from which everything else is derived.
+//! Kinds of devices: each describes itself, and everything else is derived from the description.
 //!
-//! The list of kinds is in [`super`], a line each. [`VmConfig`] has a field for each of them, and the
-//! command line, the API, Landlock, removal and the order in which a machine plugs its devices
-//! follow from the list. A kind implements [`Configured`] and [`Device`] for its configuration, next
-//! to it, and [`DeviceKind`], which makes the device.
+//! The list of kinds is in [`super`], one line for each. [`VmConfig`] has a field for each of them. The command line,
+//! the API, Landlock, removal and the order in which a machine plugs its devices in follow from the list. A kind
+//! implements [`Configured`] and [`Device`] for its configuration, next to it, and [`DeviceKind`], which creates the
+//! device.
 
 use std::{
     any::Any,
@@ -22,23 +22,23 @@ use super::{
 };
 use crate::machine::devices::{DeviceKind, Pluggable};
 
-/// A file of the host that a device uses.
+/// A host file that a device uses.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct FileUse {
     /// The file.
     pub path: PathBuf,
-    /// How.
+    /// How it is used.
     pub access: FileAccess,
 }
 
 /// How a device uses a file.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FileAccess {
-    /// It reads it.
+    /// The device reads it.
     Read,
-    /// It reads and writes it.
+    /// The device reads and writes it.
     Write,
-    /// It makes it, and takes it away.
+    /// The device creates and removes it.
     Create,
 }
 
@@ -61,7 +61,7 @@ impl FileUse {
         Self { path, access }
     }
 
-    /// A file or socket that is made.
+    /// A file or socket that the device creates.
     pub fn create(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
@@ -70,55 +70,55 @@ impl FileUse {
     }
 }
 
-/// A VM cannot have a device, in words for users.
+/// Why a VM cannot have a device, as a message for users.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refused(pub String);
 
 /// A configured device of any kind.
 pub trait Device: HasCommonConfig + Pluggable + Erased + Send + Sync {
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     fn validate(&self) -> Result<(), Invalid>;
 
-    /// It fits the rest of the machine. A problem of the device as a whole is at `""`.
+    /// Checks whether it fits the rest of the machine. A problem of the device as a whole has the location `""`.
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
         let _ = vm;
         Ok(())
     }
 
-    /// Where it is to be.
+    /// Where it is to be placed.
     fn placement(&self) -> Placement<'_> {
         self.common().placement()
     }
 
-    /// Whether the machine has it: consoles can be configured away.
+    /// Whether the device exists: consoles can be switched off.
     fn is_present(&self) -> bool {
         true
     }
 
-    /// The files that it opens, for Landlock.
+    /// The files that it opens; Landlock must permit them.
     fn files(&self) -> Vec<FileUse> {
         Vec::new()
     }
 
-    /// What it is called if it keeps its VM from moving to another host.
+    /// The name of this kind of device in messages, if it prevents its VM from being migrated.
     fn cannot_move(&self) -> Option<&'static str> {
         None
     }
 
-    /// Says by `pci_segment` and `iommu` alone where it is to be, in a machine in which these
-    /// segments are behind the virtual IOMMU.
+    /// Reduces the location to `pci_segment` and `iommu`, in a machine in which the segments `behind` are behind the
+    /// virtual IOMMU.
     fn normalize_segment(&mut self, behind: &[u16]) {
         let _ = behind;
     }
 
-    /// A VM that exists, `running` or not, can be given it. Comes before anything is opened.
+    /// Checks whether the device can be added to an existing VM, `running` or not. Called before anything is opened.
     fn check_joins(&self, vm: &VmConfig, running: bool) -> Result<(), Refused> {
         let _ = (vm, running);
         Ok(())
     }
 
-    /// The name of the device that has to be there as long as it is.
+    /// The name of another device that must exist as long as this one does.
     fn needs(&self) -> Option<&str> {
         None
     }
@@ -128,7 +128,7 @@ pub trait Device: HasCommonConfig + Pluggable + Erased + Send + Sync {
         Vec::new()
     }
 
-    /// Takes the descriptors that came with the request to add it; there are some.
+    /// Takes the descriptors that came with the request to add it; only called if there are any.
     fn take_descriptors(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
         drop(descriptors);
         Err(Refused(
@@ -137,7 +137,7 @@ pub trait Device: HasCommonConfig + Pluggable + Erased + Send + Sync {
     }
 }
 
-/// For devices of other processes, before their server is asked.
+/// For devices of other processes, to be called before their server is contacted.
 pub(super) fn check_shared_memory(vm: &VmConfig) -> Result<(), Refused> {
     if vm.memory.is_shared() {
         return Ok(());
@@ -151,13 +151,13 @@ pub(super) fn check_shared_memory(vm: &VmConfig) -> Result<(), Refused> {
 
 /// What every configuration can do, for those whose type is not known.
 pub trait Erased: Any + Debug {
-    /// A copy.
+    /// Clones the configuration.
     fn boxed(&self) -> Box<dyn Device>;
 
-    /// Whether another device is of the same kind and configured alike.
+    /// Whether another device is of the same kind and has an equal configuration.
     fn equals(&self, other: &dyn Device) -> bool;
 
-    /// As the API carries it.
+    /// The JSON form that the API uses.
     fn to_json(&self) -> serde_json::Result<serde_json::Value>;
 }
 
@@ -187,31 +187,31 @@ impl PartialEq for dyn Device {
     }
 }
 
-/// How a device is added to a VM that exists: `vm.add-...` of the API and of `gantry ctl`.
+/// How a device is added to an existing VM: `vm.add-...` of the API and of `gantry ctl`.
 #[derive(Clone, Copy, Debug)]
 pub struct HotPlug {
     /// What the command does.
     pub about: &'static str,
-    /// What its argument is.
+    /// Help for its argument.
     pub help: &'static str,
 }
 
-/// A kind of device, by the type of its configuration.
+/// A kind of device, identified by the type of its configuration.
 pub trait Configured: Device + DeviceKind + Clone + Debug + DeserializeOwned + 'static {
-    /// What the option of the command line is for, and its keys.
+    /// Help for the command-line option and its keys.
     const HELP: &'static str;
 
-    /// How it is added to a VM that exists; `None` if it is only there from the start.
+    /// How it is added to an existing VM; `None` if it cannot be hot-plugged.
     const HOT_PLUG: Option<HotPlug> = None;
 
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     const SYNTAX: &'static [&'static [Key]];
 
-    /// Parses the value of the option.
+    /// Parses the value of the command-line option.
     fn parse(input: &str) -> Result<Self, SyntaxError>;
 }
 
-/// The devices of one kind in a [`VmConfig`]: one that is always there, one at most, or many.
+/// The devices of one kind in a [`VmConfig`]: exactly one, at most one, or many.
 pub trait Field {
     /// The kind.
     type Config: Configured;
@@ -219,19 +219,19 @@ pub trait Field {
     /// Whether there can be several.
     const MANY: bool;
 
-    /// Whether the configuration says nothing about them.
+    /// Whether the configuration contains none of them.
     fn is_absent(&self) -> bool;
 
-    /// The devices, by their places in the configuration.
+    /// Collects the devices, with their locations in the configuration.
     fn collect<'a>(&'a self, key: &str, devices: &mut Vec<(String, &'a dyn Device)>);
 
-    /// The devices.
+    /// Collects the devices for changes.
     fn collect_mut<'a>(&'a mut self, devices: &mut Vec<&'a mut dyn Device>);
 
-    /// Takes the device of that name away; false if it is not there or has to stay.
+    /// Removes the device with this name; false if there is none or it is not removable.
     fn take(&mut self, id: &str) -> bool;
 
-    /// Adds a device, in the place of the one that there is if there cannot be several.
+    /// Adds a device. It replaces the existing one if there can be only one.
     fn put(&mut self, device: Self::Config);
 }
 
@@ -327,35 +327,35 @@ impl<C: Configured> Field for Option<Vec<C>> {
     }
 }
 
-/// What there is to know about a kind of device without one.
+/// The static description of a kind of device.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
     /// Its key in the configuration.
     pub key: &'static str,
-    /// Its option of the command line, without dashes.
+    /// Its command-line option, without dashes.
     pub option: &'static str,
-    /// The command of `gantry ctl` that adds one.
+    /// The `gantry ctl` command that adds one.
     pub command: &'static str,
-    /// The API's path that adds one.
+    /// The API path that adds one.
     pub path: &'static str,
     /// Whether a machine can have several.
     pub many: bool,
-    /// What the option is for.
+    /// Help for the option.
     pub help: &'static str,
-    /// How it is added to a VM that exists.
+    /// How it is added to an existing VM.
     pub hot_plug: Option<HotPlug>,
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub syntax: &'static [&'static [Key]],
     /// Whether a device is of this kind.
     pub is_of: fn(&dyn Device) -> bool,
-    /// Parses the value of the option.
+    /// Parses the value of the command-line option.
     pub parse: fn(&str) -> Result<Box<dyn Device>, SyntaxError>,
-    /// Parses what the API carries.
+    /// Parses the API's JSON form.
     pub from_json: fn(&[u8]) -> serde_json::Result<Box<dyn Device>>,
 }
 
 impl Kind {
-    /// The kind of a field, with its names: see the fields of the result.
+    /// The kind of a field, with its names: see the fields of [`Kind`].
     pub(super) const fn of<F: Field>(
         key: &'static str,
         option: &'static str,

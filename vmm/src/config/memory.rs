@@ -9,13 +9,13 @@ use super::{
     syntax::{Key, SyntaxError, ValueType, parse},
 };
 
-/// How memory is plugged in while the guest runs.
+/// How memory is hot-plugged.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum HotplugMethod {
-    /// Whole modules, announced by ACPI.
+    /// Whole modules, announced through ACPI.
     #[default]
     Acpi,
-    /// Blocks of 2 MiB of a virtio-mem device; they can also be taken away.
+    /// Blocks of 2 MiB of a virtio-mem device; they can also be unplugged.
     VirtioMem,
 }
 
@@ -24,36 +24,36 @@ pub enum HotplugMethod {
 pub struct MemoryZoneConfig {
     /// Its name.
     pub id: String,
-    /// Bytes at boot.
+    /// Size at boot in bytes.
     pub size: u64,
-    /// A file, or a directory for an unnamed file.
+    /// Backing file, or a directory for an unnamed file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// Let the host merge equal pages.
+    /// The host may merge identical pages.
     #[serde(default)]
     pub mergeable: bool,
-    /// Other processes can map it.
+    /// Other processes can map the memory.
     #[serde(default)]
     pub shared: bool,
-    /// Use huge pages of the host.
+    /// Uses huge pages of the host.
     #[serde(default)]
     pub hugepages: bool,
-    /// Their size in bytes; the host's default if absent.
+    /// Size of the huge pages in bytes; the host's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// Node of the host to take it from.
+    /// NUMA node of the host from which it is allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_numa_node: Option<u32>,
-    /// Bytes that can be plugged in (virtio-mem).
+    /// Number of bytes that can be hot-plugged (virtio-mem).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// Bytes of them that are plugged in.
+    /// Number of bytes that are currently hot-plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
-    /// Touch every page at start.
+    /// Touches every page at start.
     #[serde(default)]
     pub prefault: bool,
-    /// Count it against the host's commit limit.
+    /// Counts the memory against the host's commit limit.
     #[serde(default)]
     pub reserve: bool,
 }
@@ -61,36 +61,36 @@ pub struct MemoryZoneConfig {
 /// Guest memory.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MemoryConfig {
-    /// Bytes at boot; 0 with zones.
+    /// Size at boot in bytes; 0 with zones.
     pub size: u64,
-    /// Bytes that can be plugged in.
+    /// Number of bytes that can be hot-plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotplug_size: Option<u64>,
-    /// Bytes of them that are plugged in.
+    /// Number of bytes that are currently hot-plugged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hotplugged_size: Option<u64>,
-    /// Let the host merge equal pages.
+    /// The host may merge identical pages.
     #[serde(default)]
     pub mergeable: bool,
-    /// How memory is plugged in.
+    /// How memory is hot-plugged.
     #[serde(default)]
     pub hotplug_method: HotplugMethod,
-    /// Other processes can map it.
+    /// Other processes can map the memory.
     #[serde(default)]
     pub shared: bool,
-    /// Use huge pages of the host.
+    /// Uses huge pages of the host.
     #[serde(default)]
     pub hugepages: bool,
-    /// Their size in bytes; the host's default if absent.
+    /// Size of the huge pages in bytes; the host's default if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hugepage_size: Option<u64>,
-    /// Touch every page at start.
+    /// Touches every page at start.
     #[serde(default)]
     pub prefault: bool,
-    /// Count it against the host's commit limit.
+    /// Counts the memory against the host's commit limit.
     #[serde(default)]
     pub reserve: bool,
-    /// Let the host use transparent huge pages.
+    /// The host may use transparent huge pages.
     #[serde(default = "yes")]
     pub thp: bool,
     /// Parts with their own backing, instead of `size`.
@@ -147,10 +147,10 @@ const ZONE: &[Key] = &[
     Key::new("host_numa_node", ValueType::Number),
 ];
 
-/// Sizes of memory are multiples of this, as virtio-mem's blocks and huge pages are.
+/// Memory sizes must be multiples of this, like virtio-mem's blocks and huge pages.
 const UNIT: u64 = 2 << 20;
 
-/// What memory and its zones have in common.
+/// The settings that memory and its zones have in common.
 struct Sizes {
     size: u64,
     hotplug: Option<u64>,
@@ -200,7 +200,7 @@ impl Sizes {
 }
 
 impl MemoryZoneConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[ZONE, BACKING];
 
     /// Parses the value of `--memory-zone`.
@@ -211,7 +211,7 @@ impl MemoryZoneConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         check::text("id", &self.id, !self.id.is_empty(), "a name")?;
         check::number("size", self.size, self.size > 0, "more than 0")?;
@@ -227,7 +227,7 @@ impl MemoryZoneConfig {
 }
 
 impl MemoryConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[BACKING, MEMORY];
 
     /// Parses the value of `--memory`. A bare size is the size.
@@ -240,7 +240,7 @@ impl MemoryConfig {
         parsed.build()
     }
 
-    /// Bytes that the guest has now, over all zones.
+    /// Current size of the guest's memory in bytes, over all zones.
     pub fn total(&self) -> u64 {
         let zones = self.zones.iter().flatten();
         zones
@@ -252,7 +252,7 @@ impl MemoryConfig {
             })
     }
 
-    /// Whether any of it is made of huge pages.
+    /// Whether any of it consists of huge pages.
     pub fn has_huge_pages(&self) -> bool {
         let mut zones = self.zones.iter().flatten();
         (self.size > 0 && self.hugepages) || zones.any(|zone| zone.hugepages)
@@ -264,7 +264,7 @@ impl MemoryConfig {
         (self.size == 0 || self.shared) && zones.all(|zone| zone.shared)
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         let sizes = Sizes {
             size: self.size,

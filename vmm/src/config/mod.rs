@@ -1,8 +1,8 @@
-//! The machine's configuration, as the REST API and `config.json` of a snapshot carry it.
+//! The configuration of a machine, in the form of the REST API and of a snapshot's `config.json`.
 //!
-//! Names, defaults and types are those of Cloud Hypervisor's API, so that its clients can drive
-//! Gantry. One file per topic: the type, its command-line syntax, and what of it can be done. The
-//! list of the kinds of devices is at the end of this file.
+//! Names, defaults and types are those of Cloud Hypervisor's API, so that its clients can drive Gantry. There is one
+//! file per topic, with the type, its command-line syntax and its validation. The list of the kinds of devices is at
+//! the end of this file.
 
 mod accel;
 mod accel_server;
@@ -56,9 +56,8 @@ pub use vm::LandlockConfig;
 pub use vsock::VsockConfig;
 
 vm::vm_config! {
-    // The kinds of devices, in the order in which a machine plugs them: the field of `VmConfig`, which
-    // says how many there can be, and the option of the command line. Root ports come before the
-    // devices behind them.
+    // The kinds of devices, in the order in which a machine plugs them in: the field of `VmConfig`, whose type tells
+    // how many there can be, and the command-line option. Root ports come before the devices behind them.
     /// PCI Express root ports.
     pci_root_ports: Option<Vec<PciRootPortConfig>> = "pci-root-port",
     /// Entropy.
@@ -75,17 +74,17 @@ vm::vm_config! {
     devices: Option<Vec<DeviceConfig>> = "device",
     /// Accelerators whose calls are served by worker processes.
     accels: Option<Vec<AccelConfig>> = "accel",
-    /// Makes a process of this VM the accelerator of others.
+    /// Lets other VMs use a process of this VM as their accelerator.
     accel_server: Option<AccelServerConfig> = "accel-server",
-    /// Virtual GPUs, of which a mediator has the physical one.
+    /// Virtual GPUs, which share a physical GPU through a mediator.
     gpus: Option<Vec<GpuConfig>> = "gpu",
-    /// Devices of other processes.
+    /// Devices that other processes serve.
     user_devices: Option<Vec<UserDeviceConfig>> = "user-device",
     /// Balloon.
     balloon: Option<BalloonConfig> = "balloon",
     /// Sockets between guest and host.
     vsock: Option<VsockConfig> = "vsock",
-    /// Devices of a test, which shows that a line is all that a kind needs here.
+    /// Devices for a test, which shows that a kind needs no more than one line here.
     #[cfg(test)]
     scratches: Option<Vec<scratch::ScratchConfig>> = "scratch",
 }

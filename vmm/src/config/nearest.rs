@@ -1,11 +1,11 @@
-//! The name that was meant by one that there is not.
+//! Suggestions for misspelled names.
 
-/// Letters of a name that may be wrong.
+/// Maximum number of wrong letters in a name.
 const MOST: usize = 3;
 
-/// The name among `known` that is nearest to one that is unknown, if any is near.
+/// The name in `known` that is most similar to an unknown one, if any is similar enough.
 pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A third of the letters at most: others are no slip.
+    // At most a third of the letters; more is not a typing error.
     let most = MOST.min(unknown.chars().count() / 3);
     let near = known
         .into_iter()
@@ -14,10 +14,10 @@ pub fn nearest<'a>(unknown: &str, known: impl IntoIterator<Item = &'a str>) -> O
     Some(name)
 }
 
-/// How many letters are to be changed, added or left out, or exchanged with their neighbours, to get
-/// from one to the other (optimal string alignment).
+/// The number of letters that must be changed, added, removed, or swapped with their neighbor to turn one name into the
+/// other (optimal string alignment distance).
 fn distance(one: &str, other: &str) -> usize {
-    // Longer names than any that is known are not near.
+    // Longer names than any known one are never similar.
     const LONGEST: usize = 64;
     let (one, other): (Vec<_>, Vec<_>) = (one.chars().collect(), other.chars().collect());
     if one.len() > LONGEST || other.len() > LONGEST {

@@ -18,9 +18,9 @@ use super::{
 /// A descriptor of an open tap.
 #[derive(Clone, Debug)]
 pub enum TapFd {
-    /// It was there when the process started (command line) and stays until it ends.
+    /// It was open when the process started (command line) and stays open until the process ends.
     Inherited(RawFd),
-    /// It came with a request, and is closed when no configuration names it any more.
+    /// It came with a request and is closed when no configuration refers to it any more.
     Received(Arc<OwnedFd>),
 }
 
@@ -50,14 +50,14 @@ impl Eq for TapFd {}
 /// A network card.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct NetConfig {
-    /// Name of the tap interface; one is made if absent.
+    /// Name of the tap interface; one is created if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tap: Option<String>,
-    /// Address of the host's side. A tap that was there already keeps what it has, unless this is
-    /// another address than the default.
+    /// IP address of the host's side. An existing tap keeps its address, unless this differs from
+    /// the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ip: Option<std::net::IpAddr>,
-    /// Its network mask.
+    /// Network mask of that address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mask: Option<std::net::IpAddr>,
     /// MAC address of the guest's side; random if absent.
@@ -66,19 +66,19 @@ pub struct NetConfig {
     /// MAC address of the host's side.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_mac: Option<String>,
-    /// Largest packet, in bytes.
+    /// Maximum packet size in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mtu: Option<u16>,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Queues, two for each pair.
+    /// Number of queues, two for each pair.
     #[serde(default = "two")]
     pub num_queues: u16,
-    /// Entries of a queue, a power of two.
+    /// Number of entries per queue, a power of two.
     #[serde(default = "queue_size")]
     pub queue_size: u16,
-    /// Served by another process.
+    /// Another process serves the device.
     #[serde(default)]
     pub vhost_user: bool,
     /// That process's socket.
@@ -87,10 +87,10 @@ pub struct NetConfig {
     /// `Client` or `Server`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_mode: Option<String>,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
-    /// Limits.
+    /// Rate limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_limiter_config: Option<devices::rate_limiter::RateLimiterConfig>,
     /// TCP segmentation offload.
@@ -102,7 +102,7 @@ pub struct NetConfig {
     /// Checksum offload.
     #[serde(default = "yes")]
     pub offload_csum: bool,
-    /// Descriptors of an open tap, one for each pair of queues; never in a body.
+    /// Descriptors of an open tap, one for each pair of queues; never part of a request body.
     #[serde(skip)]
     pub fds: Vec<TapFd>,
 }
@@ -206,7 +206,7 @@ impl Device for NetConfig {
         check::number("num_queues", self.num_queues, even, "a multiple of 2")?;
         check::queue_size(self.queue_size)?;
         if let Some(tap) = &self.tap {
-            // IFNAMSIZ, with the terminating zero.
+            // IFNAMSIZ, including the terminating zero.
             let valid = (1..16).contains(&tap.len())
                 && !tap.contains(|c: char| c == '/' || c.is_whitespace());
             check::text("tap", tap, valid, "an interface name of 1 to 15 bytes")?;
@@ -218,7 +218,7 @@ impl Device for NetConfig {
             }
         }
         if let Some(mtu) = self.mtu {
-            // The smallest that IPv4 allows.
+            // The minimum for IPv4.
             check::range("mtu", mtu, 68, u64::from(u16::MAX))?;
         }
         if let (Some(ip), Some(mask)) = (self.ip, self.mask)
@@ -273,11 +273,12 @@ impl Device for NetConfig {
 }
 
 impl NetConfig {
-    /// Queues at most: those of 128 pairs, the bound of Linux' tap is 256.
+    /// Maximum number of queues: 128 pairs; Linux's tap supports up to 256.
     const MAX_QUEUES: u64 = 256;
 }
 
-/// Six bytes in hexadecimal between colons, not all zero, without the group bit.
+/// Whether the text consists of six hexadecimal bytes separated by colons, not all zero and without
+/// the group bit.
 fn is_unicast_mac(text: &str) -> bool {
     let byte = |part: &str| match part.len() {
         1 | 2 if part.bytes().all(|byte| byte.is_ascii_hexdigit()) => {

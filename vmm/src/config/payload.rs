@@ -30,7 +30,7 @@ pub struct PayloadConfig {
 }
 
 impl PayloadConfig {
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         let unsupported = [
             ("firmware", self.firmware.is_some(), "booting firmware"),

@@ -1,4 +1,4 @@
-//! The platform: PCI segments, NUMA nodes, and how the machine names itself.
+//! The platform: PCI segments, NUMA nodes, and the machine's identification.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,15 +7,15 @@ use super::{
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
-/// How a segment shares the windows for BARs.
+/// A segment's share of the windows for BARs.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PciSegmentConfig {
-    /// Which segment.
+    /// Number of the segment.
     pub pci_segment: u16,
-    /// Its share of memory below 4 GiB, relative to the others': 1, as all get the same.
+    /// Weight for its share of the window below 4 GiB: must be 1, because all segments get the same.
     #[serde(default = "one")]
     pub mmio32_aperture_weight: u32,
-    /// Its share of memory above 4 GiB, relative to the others': 1, as all get the same.
+    /// Weight for its share of the window above 4 GiB: must be 1, because all segments get the same.
     #[serde(default = "one")]
     pub mmio64_aperture_weight: u32,
 }
@@ -27,13 +27,13 @@ fn one() -> u32 {
 /// The platform.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PlatformConfig {
-    /// PCI segments, 1 to 96.
+    /// Number of PCI segments, 1 to 96.
     #[serde(default = "one_segment")]
     pub num_pci_segments: u16,
-    /// Segments behind a virtual IOMMU: it translates what physical devices in them access.
+    /// Segments behind a virtual IOMMU, which translates the accesses of physical devices in them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_segments: Option<Vec<u16>>,
-    /// Bits of the addresses that the virtual IOMMU translates, 32 to 64; 48 if absent.
+    /// Width of the addresses that the virtual IOMMU translates, 32 to 64 bits; 48 if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub iommu_address_width_bits: Option<u8>,
     /// Serial number (SMBIOS).
@@ -73,12 +73,11 @@ pub struct PlatformConfig {
     /// AMD SEV-SNP.
     #[serde(default)]
     pub sev_snp: bool,
-    /// Refuse physical devices that do not come through iommufd. Without, it is used where the host
-    /// has it.
+    /// Refuses physical devices that cannot use iommufd. If off, iommufd is used where the host supports it.
     #[serde(default)]
     pub iommufd: bool,
-    /// Physical devices may reach each other's BARs, as far as the host's IOMMU lets them. Off: they
-    /// reach RAM alone.
+    /// Physical devices may access each other's BARs, as far as the host's IOMMU permits. If off, they can access only
+    /// RAM.
     #[serde(default = "yes")]
     pub vfio_p2p_dma: bool,
 }
@@ -119,7 +118,7 @@ impl Default for PlatformConfig {
 pub struct NumaDistance {
     /// The other node.
     pub destination: u32,
-    /// 10 to 254; 20 is the usual distance.
+    /// The distance, 10 to 254; 20 is usual.
     pub distance: u8,
 }
 
@@ -137,10 +136,10 @@ pub struct NumaConfig {
     /// Its memory zones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_zones: Option<Vec<String>>,
-    /// Its PCI segments. The guest is not told where they are, so none can be named.
+    /// Its PCI segments. The guest is not told about their affinity, so none can be given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_segments: Option<Vec<u16>>,
-    /// A device that is the node's initiator.
+    /// The device that is the node's initiator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
 }
@@ -192,7 +191,7 @@ const NUMA: &[Key] = &[
 ];
 
 impl PciSegmentConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[SEGMENT];
 
     /// Parses the value of `--pci-segment`.
@@ -202,7 +201,7 @@ impl PciSegmentConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self, segments: u16) -> Result<(), Invalid> {
         let last = u64::from(segments.saturating_sub(1));
         check::range("pci_segment", self.pci_segment, 0, last)?;
@@ -222,10 +221,10 @@ impl PciSegmentConfig {
 }
 
 impl PlatformConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[PLATFORM];
 
-    /// PCI segments at most.
+    /// Maximum number of PCI segments.
     pub const MAX_SEGMENTS: u16 = arch::layout::MAX_PCI_SEGMENTS;
 
     /// Parses the value of `--platform`.
@@ -233,7 +232,7 @@ impl PlatformConfig {
         parse("--platform", input, Self::SYNTAX)?.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         check::range(
             "num_pci_segments",
@@ -279,7 +278,7 @@ fn is_uuid(text: &str) -> bool {
 }
 
 impl NumaConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[NUMA];
 
     /// Parses the value of `--numa`.
@@ -289,7 +288,7 @@ impl NumaConfig {
         parsed.build()
     }
 
-    /// What it says can be done in a machine with these nodes, vCPUs and zones.
+    /// Checks whether it is valid in a machine with these nodes, vCPUs and zones.
     pub fn validate(
         &self,
         nodes: &[Self],
@@ -302,7 +301,7 @@ impl NumaConfig {
             "NUMA nodes of a device (generic initiators)",
             "leave device_id out",
         )?;
-        // Numbered without gaps, as the tables of distances are.
+        // Numbered without gaps, as in the tables of distances.
         let last = nodes.len().saturating_sub(1) as u64;
         let number = u64::from(self.guest_numa_id);
         check::range("guest_numa_id", number, 0, last)?;
@@ -354,7 +353,7 @@ impl NumaConfig {
         )
     }
 
-    /// Fails if another node has `what` too.
+    /// Fails if another node also has `what`.
     fn alone(
         &self,
         nodes: &[Self],

@@ -14,18 +14,18 @@ use super::{
 /// Persistent memory.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PmemConfig {
-    /// The file, or a directory for an unnamed one.
+    /// The backing file, or a directory for an unnamed one.
     pub file: PathBuf,
-    /// Bytes, a multiple of 2 MiB; the file's size if absent.
+    /// Size in bytes, a multiple of 2 MiB; the file's size if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<u64>,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// The guest's writes do not reach the file.
+    /// The guest's writes are not written to the file.
     #[serde(default)]
     pub discard_writes: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

@@ -14,12 +14,12 @@ use super::{
 /// Entropy source.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RngConfig {
-    /// File to read from.
+    /// The file from which entropy is read.
     pub src: PathBuf,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

@@ -12,7 +12,7 @@ use super::{
 /// A PCI Express root port: a bus with one slot, for devices that name it as their `parent`.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PciRootPortConfig {
-    /// Its name, by which devices and the API call it, and where it is.
+    /// Its name, by which devices and the API refer to it, and its location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

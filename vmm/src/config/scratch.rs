@@ -1,5 +1,4 @@
-//! A kind of device that only tests have: all that the program knows of it is its line in
-//! [`super`].
+//! A kind of device for tests only: its line in [`super`] is all that the program knows about it.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -21,9 +20,9 @@ use crate::machine::{
 /// Another entropy source.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ScratchConfig {
-    /// File to read from.
+    /// The file from which entropy is read.
     pub src: PathBuf,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

@@ -1,12 +1,12 @@
 //! The `key=value,key=value` syntax of the command line.
 //!
-//! Each topic has a table of [`Key`]s that says how a key is written and which field of the JSON
-//! form it stands for; an option becomes JSON and then the type, so names and defaults exist once.
+//! Each topic has a table of [`Key`]s, which defines how a key is written and which field of the JSON form it sets. An
+//! option is converted to JSON and then to the type, so names and defaults are defined only once.
 //!
-//! - Options are separated by commas; a comma inside of `[...]` or `"..."` separates nothing.
-//! - `""` inside of quotes is a quote. A key without a value (`key=`) counts as absent.
-//! - Switches are `on`, `off`, `true`, `false`. Sizes take a suffix K, M, G or T, or KB, KiB and so
-//!   on (powers of 1024).
+//! - Options are separated by commas; a comma inside `[...]` or `"..."` does not separate.
+//! - `""` inside quotes is a literal quote. A key without a value (`key=`) counts as absent.
+//! - Switches are `on`, `off`, `true`, `false`. Sizes take a suffix K, M, G or T, or KB, KiB and so on (powers of
+//!   1024).
 //! - Lists are `[1-3,5]` or `[a,b]`, lists of pairs `[1@20,2@30]` or `[0@[1,2],1@[3]]`.
 
 use serde::de::DeserializeOwned;
@@ -14,53 +14,53 @@ use serde_json::{Map, Value};
 
 use super::nearest::nearest;
 
-/// Numbers in a list at most: more than any machine has of anything.
+/// Maximum number of numbers in a list: more than any machine has of anything.
 const MAX_LIST: usize = 4096;
 
-/// How a value is written.
+/// Syntax of a value.
 #[derive(Clone, Copy, Debug)]
 pub enum ValueType {
     /// Text.
     Text,
-    /// A number, decimal or `0x` and hexadecimal.
+    /// A number, decimal or hexadecimal with `0x`.
     Number,
-    /// Bytes.
+    /// A size in bytes.
     Size,
     /// `on` or `off`.
     Switch,
-    /// One of some words (in lower case), which may have commas; the second of each pair is its JSON form.
+    /// One of several words (in lower case), which may contain commas; the second item of each pair is the JSON form.
     Choice(&'static [(&'static str, &'static str)]),
-    /// The bare key is a value of `Choice` kind: `off`, `null`.
+    /// The bare key sets a field to this text: `off`, `null`.
     Word(&'static str),
     /// A list of numbers and ranges.
     Numbers,
     /// A list of texts.
     Texts,
-    /// Names of switches in the object that the field is.
+    /// Names of switches in the object that is the field's value.
     Switches,
-    /// Numbers between colons; the fields of the object that the field is.
+    /// Numbers separated by colons, for the fields of the object that is the field's value.
     Fields(&'static [&'static str]),
     /// `[a@b,...]`: a list of objects.
     Pairs(Part, Part),
 }
 
-/// Half of a pair: its field in the object, and how it is written.
+/// Half of a pair: its field in the object, and its syntax.
 #[derive(Clone, Copy, Debug)]
 pub struct Part(pub &'static str, pub &'static ValueType);
 
 /// A key of an option.
 #[derive(Clone, Copy, Debug)]
 pub struct Key {
-    /// As it is written.
+    /// The name on the command line.
     pub name: &'static str,
-    /// Where it goes in the JSON form; levels are separated by dots. Empty: nowhere.
+    /// The field of the JSON form; levels are separated by dots. Empty if there is none.
     pub field: &'static str,
-    /// How its value is written.
+    /// Syntax of its value.
     pub kind: ValueType,
 }
 
 impl Key {
-    /// A key that is called like its field.
+    /// A key with the same name as its field.
     pub const fn new(name: &'static str, kind: ValueType) -> Self {
         Self {
             name,
@@ -69,12 +69,12 @@ impl Key {
         }
     }
 
-    /// A key that is not called like its field.
+    /// A key whose name differs from that of its field.
     pub const fn named(name: &'static str, field: &'static str, kind: ValueType) -> Self {
         Self { name, field, kind }
     }
 
-    /// Whether this is one of its words.
+    /// Whether `text` is one of the words of a choice.
     fn is_choice(&self, text: &str) -> bool {
         let ValueType::Choice(choices) = self.kind else {
             return false;
@@ -85,7 +85,7 @@ impl Key {
     }
 }
 
-/// Limits on bytes and operations.
+/// Rate limits for bytes and operations.
 pub const LIMITS: &[Key] = &[
     limit("bw_size", "rate_limiter_config.bandwidth.size"),
     limit(
@@ -108,14 +108,14 @@ const fn limit(name: &'static str, field: &'static str) -> Key {
     Key::named(name, field, ValueType::Size)
 }
 
-/// What every PCI device has.
+/// The location keys that every PCI device has.
 pub const PLACE: &[Key] = &[
     Key::new("id", ValueType::Text),
     Key::new("pci_segment", ValueType::Number),
     Key::new("pci_device_id", ValueType::Number),
 ];
 
-/// Where passed-through devices can sit besides.
+/// Further location keys for passed-through devices.
 pub const FUNCTION: &[Key] = &[
     Key::new("pci_function", ValueType::Number),
     Key::new("parent", ValueType::Text),
@@ -124,7 +124,7 @@ pub const FUNCTION: &[Key] = &[
 /// `iommu=on|off`.
 pub const IOMMU: &[Key] = &[Key::new("iommu", ValueType::Switch)];
 
-/// An option of the command line cannot be understood.
+/// A command-line option that cannot be parsed.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{option} {input}: {problem}")]
 pub struct SyntaxError {
@@ -134,13 +134,13 @@ pub struct SyntaxError {
 }
 
 impl SyntaxError {
-    /// What is wrong, without the option and its value.
+    /// The problem, without the option and its value.
     pub fn problem(&self) -> &SyntaxProblem {
         &self.problem
     }
 }
 
-/// Says which key was meant.
+/// Formats a suggestion for a misspelled key.
 fn meant(near: Option<&str>) -> String {
     near.map(|near| format!(" ({near}?)")).unwrap_or_default()
 }
@@ -148,36 +148,36 @@ fn meant(near: Option<&str>) -> String {
 /// What is wrong.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SyntaxProblem {
-    /// A quote or bracket has no partner.
+    /// A quote or bracket is not closed.
     #[error("a quote or bracket has no partner")]
     Unbalanced,
     /// There is no such key.
     #[error("unknown key '{key}'{}; known are {known}", meant(near.as_deref()))]
     UnknownKey {
-        /// As written.
+        /// The key as it was written.
         key: String,
-        /// The key that was meant, if one is near.
+        /// The most similar known key, if any.
         near: Option<String>,
-        /// The keys.
+        /// The known keys.
         known: String,
     },
     /// A key has no value.
     #[error("'{0}' needs a value: {0}=...")]
     NoValue(String),
-    /// A key stands there twice.
+    /// A key is given twice.
     #[error("'{0}' stands there twice")]
     Twice(&'static str),
-    /// A value is of the wrong kind.
+    /// A value has the wrong syntax.
     #[error("{key}={value} is not {expected}")]
     Value {
         /// Its key.
         key: &'static str,
-        /// As written.
+        /// The value as it was written.
         value: String,
-        /// What would be right.
+        /// The expected syntax.
         expected: String,
     },
-    /// A key that has to be there.
+    /// A required key is missing.
     #[error("{0}= is missing")]
     Missing(&'static str),
     /// Anything else.
@@ -185,7 +185,7 @@ pub enum SyntaxProblem {
     Other(String),
 }
 
-/// A parsed option, on its way to becoming a configuration.
+/// A parsed option, to be converted into a configuration.
 #[derive(Debug)]
 pub struct Parsed {
     option: &'static str,
@@ -213,7 +213,7 @@ pub fn parse(
     }
 }
 
-/// How a value is written, for error messages.
+/// A placeholder that describes the syntax of a value in error messages.
 fn placeholder(kind: &ValueType) -> String {
     match kind {
         ValueType::Text | ValueType::Word(_) => "TEXT".to_owned(),
@@ -269,7 +269,7 @@ impl Parsed {
                 continue;
             }
             let mut value = value.unwrap_or_default().to_owned();
-            // What follows may belong to it.
+            // The items that follow may belong to the value.
             while let Some(longer) = items.peek().map(|next| format!("{value},{next}"))
                 && key.is_choice(&longer)
             {
@@ -290,7 +290,7 @@ impl Parsed {
         self.check_limits()
     }
 
-    /// A limit needs its size and its time; one of 0 is none.
+    /// A limit needs both its size and its time; a limit of 0 is removed.
     fn check_limits(&mut self) -> Result<(), SyntaxProblem> {
         let Some(Value::Object(limits)) = self.object.get_mut("rate_limiter_config") else {
             return Ok(());
@@ -316,7 +316,7 @@ impl Parsed {
         Ok(())
     }
 
-    /// An error about this option.
+    /// Creates an error about this option.
     pub fn error(&self, problem: SyntaxProblem) -> SyntaxError {
         SyntaxError {
             option: self.option,
@@ -325,7 +325,7 @@ impl Parsed {
         }
     }
 
-    /// Fails unless the key that stands for `field` was there.
+    /// Fails unless the key for `field` was given.
     pub fn require(&self, key: &'static str, field: &str) -> Result<(), SyntaxError> {
         if self.object.contains_key(field) {
             Ok(())
@@ -334,18 +334,18 @@ impl Parsed {
         }
     }
 
-    /// Takes the value of a key that has no field; `None` if it is absent or does not fit.
+    /// Takes the value of a key that has no field; `None` if it is absent or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, key: &str) -> Option<T> {
         let index = self.aside.iter().position(|(name, _)| *name == key)?;
         serde_json::from_value(self.aside.remove(index).1).ok()
     }
 
-    /// Uses `value` for `field` if it has none.
+    /// Sets `field` to `value` if it is not set.
     pub fn default(&mut self, field: &str, value: impl Into<Value>) {
         self.object.entry(field).or_insert_with(|| value.into());
     }
 
-    /// The configuration.
+    /// Converts the option into the configuration.
     pub fn build<T: DeserializeOwned>(self) -> Result<T, SyntaxError> {
         serde_json::from_value(Value::Object(self.object)).map_err(|error| SyntaxError {
             option: self.option,
@@ -355,7 +355,7 @@ impl Parsed {
     }
 }
 
-/// Puts a value into nested objects.
+/// Inserts a value into nested objects.
 fn insert(object: &mut Map<String, Value>, field: &str, value: Value) {
     match field.split_once('.') {
         None => {
@@ -372,7 +372,7 @@ fn insert(object: &mut Map<String, Value>, field: &str, value: Value) {
     }
 }
 
-/// The value as JSON. The inner error says what was expected.
+/// Converts the value to JSON. The inner error tells what was expected.
 fn convert(kind: &ValueType, text: &str) -> Result<Result<Value, String>, SyntaxProblem> {
     Ok(match kind {
         ValueType::Text => Ok(Value::from(unquote(text))),
@@ -437,7 +437,7 @@ fn convert(kind: &ValueType, text: &str) -> Result<Result<Value, String>, Syntax
     })
 }
 
-/// Splits at commas outside of quotes and brackets.
+/// Splits at commas outside quotes and brackets.
 fn split(text: &str) -> Result<Vec<String>, SyntaxProblem> {
     let mut items = Vec::new();
     let mut item = String::new();
@@ -463,7 +463,7 @@ fn split(text: &str) -> Result<Vec<String>, SyntaxProblem> {
     Ok(items)
 }
 
-/// Splits at the first `@` outside of quotes.
+/// Splits at the first `@` outside quotes.
 fn split_pair(text: &str) -> Option<(&str, &str)> {
     let mut quoted = false;
     let at = text.find(|character| {
@@ -477,7 +477,7 @@ fn in_brackets(text: &str) -> Option<&str> {
     text.strip_prefix('[')?.strip_suffix(']')
 }
 
-/// The text without its quotes; two in a row inside of quotes are one.
+/// Removes the quotes of a text; two in a row inside quotes become one.
 fn unquote(text: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut quoted = false;
@@ -504,8 +504,8 @@ fn number(text: &str) -> Option<u64> {
     }
 }
 
-/// Bytes, with a suffix K, M, G or T, also written as KB or KiB: all of them are powers of 1024, as
-/// memory and disks are divided.
+/// Parses a number of bytes with a suffix K, M, G or T, which may also be written as KB or KiB. All suffixes are powers
+/// of 1024, as is usual for memory and disks.
 pub fn size(text: &str) -> Option<u64> {
     let is_hexadecimal = text.starts_with("0x");
     let prefix = text
@@ -517,14 +517,14 @@ pub fn size(text: &str) -> Option<u64> {
         b'M' | b'm' => 20,
         b'G' | b'g' => 30,
         b'T' | b't' => 40,
-        // A bare B would be read as something else's unit.
+        // A bare B could be mistaken for another unit.
         _ => return number(text),
     };
     // The last byte is ASCII, so the text can be cut before it.
     number(&prefix[..prefix.len() - 1])?.checked_mul(1 << shift)
 }
 
-/// Bytes as people write them: in the largest unit that leaves no remainder.
+/// Formats a number of bytes for humans, in the largest unit that leaves no remainder.
 pub fn write_size(bytes: u64) -> String {
     let units = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let unit = units

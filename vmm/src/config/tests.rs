@@ -1,4 +1,4 @@
-//! The configuration as clients and users write it.
+//! Tests of the configuration in the forms that clients and users write.
 
 use std::path::Path;
 
@@ -188,13 +188,13 @@ fn a_segment_behind_the_virtual_iommu_can_be_named_by_its_device_alone() {
     let places = places
         .iter()
         .map(|device| (device.common.pci_segment, device.iommu));
-    // The fourth is refused by the machine, which has no virtual IOMMU there.
+    // The machine refuses the fourth, because that segment has no virtual IOMMU.
     let expected = [(2, true), (2, true), (0, false), (1, true), (2, false)];
     assert_eq!(places.collect::<Vec<_>>(), expected);
     let normalized = config.clone();
     config.normalize();
     assert_eq!(config, normalized);
-    // Of a running machine, one is named that is not behind it.
+    // In a running machine, a segment can be named that is not behind the virtual IOMMU.
     let mut late = device("path=/f,iommu_segment=0");
     late.normalize_segment(&[2]);
     assert_eq!((late.common.pci_segment, late.iommu), (0, true));

@@ -1,5 +1,5 @@
-//! What clients of the API may ask for and Gantry does not do yet. It parses, so that the answer
-//! can name it.
+//! Features that API clients may ask for but Gantry does not support yet. Their configuration is
+//! parsed so that the error can name them.
 
 use std::path::PathBuf;
 
@@ -17,13 +17,13 @@ pub struct FsConfig {
     pub tag: String,
     /// The server's socket.
     pub socket: PathBuf,
-    /// Queues.
+    /// Number of queues.
     #[serde(default = "one")]
     pub num_queues: u16,
-    /// Entries of a queue.
+    /// Number of entries per queue.
     #[serde(default = "fs_queue_size")]
     pub queue_size: u16,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -33,11 +33,11 @@ pub struct FsConfig {
 pub struct GenericVhostUserConfig {
     /// The server's socket.
     pub socket: PathBuf,
-    /// Entries of each queue.
+    /// Number of entries of each queue.
     pub queue_sizes: Vec<u16>,
     /// Virtio device type.
     pub device_type: u32,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -47,13 +47,13 @@ pub struct GenericVhostUserConfig {
 pub struct VdpaConfig {
     /// Its device node.
     pub path: PathBuf,
-    /// Queues.
+    /// Number of queues.
     #[serde(default = "one")]
     pub num_queues: u16,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -71,7 +71,7 @@ pub struct RtcConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }

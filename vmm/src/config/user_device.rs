@@ -17,13 +17,13 @@ use super::{
 pub struct UserDeviceConfig {
     /// That process's socket.
     pub socket: PathBuf,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
-    /// Function of the slot, 0 to 7.
+    /// Function number within the slot, 0 to 7.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub pci_function: u8,
-    /// The root port behind which it sits, in the only slot there.
+    /// The root port behind which it is placed, in that port's only slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The whole machine.
+//! The configuration of the whole machine.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,14 @@ use super::{
     syntax::{Key, SyntaxError, ValueType, parse},
 };
 
-/// Makes [`VmConfig`](super::VmConfig) of the kinds of devices that it has: see [`super`].
+/// Defines [`VmConfig`](super::VmConfig) from the list of device kinds: see [`super`].
 macro_rules! vm_config {
     ($(
         $(#[doc = $doc:literal])+
         $(#[cfg($($cfg:tt)+)])?
         $key:ident: $field:ty = $option:literal,
     )+) => {
-        /// The whole machine.
+        /// The configuration of the whole machine.
         #[derive(Clone, Debug, Default, Eq, PartialEq, serde::Serialize, serde::Deserialize)]
         pub struct VmConfig {
             /// Virtual processors.
@@ -27,9 +27,9 @@ macro_rules! vm_config {
             /// Memory.
             #[serde(default)]
             pub memory: MemoryConfig,
-            /// What it boots.
+            /// What the machine boots.
             pub payload: PayloadConfig,
-            /// Limits that disks share.
+            /// Rate limits that disks share.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub rate_limit_groups: Option<Vec<RateLimitGroupConfig>>,
             /// Shared folders.
@@ -62,7 +62,7 @@ macro_rules! vm_config {
             /// A panic device.
             #[serde(default)]
             pub pvpanic: bool,
-            /// Shares of PCI segments.
+            /// Shares of PCI segments in the BAR windows.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub pci_segments: Option<Vec<PciSegmentConfig>>,
             /// Platform.
@@ -71,10 +71,10 @@ macro_rules! vm_config {
             /// Trusted platform module.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub tpm: Option<TpmConfig>,
-            /// Restrict Gantry to the files of its configuration (Landlock).
+            /// Restricts Gantry to the files of its configuration (Landlock).
             #[serde(default)]
             pub landlock_enable: bool,
-            /// Further files that it may use.
+            /// Additional files that Gantry may use.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub landlock_rules: Option<Vec<LandlockConfig>>,
             $(
@@ -86,7 +86,7 @@ macro_rules! vm_config {
         }
 
         impl VmConfig {
-            /// The kinds of devices, in the order in which a machine plugs them.
+            /// The kinds of devices, in the order in which a machine plugs them in.
             pub const KINDS: &'static [Kind] = &[$(
                 $(#[cfg($($cfg)+)])?
                 Kind::of::<$field>(
@@ -97,8 +97,7 @@ macro_rules! vm_config {
                 ),
             )+];
 
-            /// All devices, by their places in the configuration, in the order in which a machine
-            /// plugs them.
+            /// All devices with their locations in the configuration, in the order in which a machine plugs them in.
             pub fn all_devices(&self) -> Vec<(String, &dyn Device)> {
                 let mut devices = Vec::new();
                 $(
@@ -108,7 +107,7 @@ macro_rules! vm_config {
                 devices
             }
 
-            /// All devices, in the order in which a machine plugs them.
+            /// All devices, in the order in which a machine plugs them in.
             pub fn all_devices_mut(&mut self) -> Vec<&mut dyn Device> {
                 let mut devices = Vec::new();
                 $(
@@ -118,7 +117,7 @@ macro_rules! vm_config {
                 devices
             }
 
-            /// Takes a device away; false if it is not there or has to stay.
+            /// Removes a device; false if there is none with this name or it is not removable.
             pub fn take_device(&mut self, id: &str) -> bool {
                 $(
                     $(#[cfg($($cfg)+)])?
@@ -129,7 +128,7 @@ macro_rules! vm_config {
                 false
             }
 
-            /// Adds a device, in the place of the one that there is if there cannot be several.
+            /// Adds a device. It replaces the existing one if there can be only one.
             pub fn put_device(&mut self, device: Box<dyn Device>) {
                 let device: Box<dyn std::any::Any> = device;
                 $(
@@ -139,7 +138,7 @@ macro_rules! vm_config {
                         Err(device) => device,
                     };
                 )+
-                // Boxes are made by the kinds of the list.
+                // Unreachable: boxes are created only by the kinds of the list.
                 drop(device);
             }
         }
@@ -163,7 +162,7 @@ const LANDLOCK: &[Key] = &[
 ];
 
 impl LandlockConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[LANDLOCK];
 
     /// Parses the value of `--landlock-rules`.
@@ -174,7 +173,7 @@ impl LandlockConfig {
         parsed.build()
     }
 
-    /// What it says can be done.
+    /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         let valid = matches!(self.access.as_str(), "r" | "w" | "rw");
         check::text("access", &self.access, valid, "one of r, w, rw")
@@ -182,7 +181,7 @@ impl LandlockConfig {
 }
 
 impl VmConfig {
-    /// Whether a machine can be built from it, as far as can be said without looking at files.
+    /// Checks whether a machine can be built from it, as far as that can be told without accessing files.
     pub fn validate(&self) -> Result<(), Invalid> {
         let within = |place: &'static str| move |invalid: Invalid| invalid.within(place);
         self.refuse_unsupported()?;
@@ -211,7 +210,7 @@ impl VmConfig {
         each("numa", self.numa.as_deref(), |node| {
             node.validate(nodes, self.cpus.max_vcpus, zones)
         })?;
-        // Its devices have no place of their own to be configured.
+        // The virtio-mem devices have no configurable location.
         if self.memory.hotplug_method == HotplugMethod::VirtioMem
             && self.iommu_segments().contains(&0)
         {
@@ -223,21 +222,20 @@ impl VmConfig {
         self.validate_placements()
     }
 
-    /// Segments behind the virtual IOMMU; if there are none, there is no virtual IOMMU.
+    /// Segments behind the virtual IOMMU; if empty, there is no virtual IOMMU.
     pub fn iommu_segments(&self) -> &[u16] {
         let platform = self.platform.as_ref();
         let segments = platform.and_then(|platform| platform.iommu_segments.as_deref());
         segments.unwrap_or_default()
     }
 
-    /// Says what is said in short as the machine wants it: there are the segments behind the virtual
-    /// IOMMU that devices go into, and each device says by `pci_segment` where it is. For use before
-    /// [`VmConfig::validate`].
+    /// Expands short forms: adds the segments behind the virtual IOMMU that devices refer to, and sets each device's
+    /// `pci_segment`. To be called before [`VmConfig::validate`].
     pub fn normalize(&mut self) {
         let devices = self.devices.iter().flatten();
         for segment in devices.filter_map(|device| device.iommu_segment) {
             let platform = self.platform.get_or_insert_default();
-            // A number that is too large is refused later.
+            // A number that is too large is rejected later.
             let count = segment.saturating_add(1).max(platform.num_pci_segments);
             platform.num_pci_segments = count;
             let behind = platform.iommu_segments.get_or_insert_default();
@@ -258,14 +256,14 @@ impl VmConfig {
         self.accel_server.is_some() || gates.next().is_some()
     }
 
-    /// PCI segments.
+    /// Number of PCI segments.
     fn segments(&self) -> u16 {
         self.platform
             .as_ref()
             .map_or(1, |platform| platform.num_pci_segments)
     }
 
-    /// PCI Express root ports of each segment.
+    /// Number of PCI Express root ports of each segment.
     pub fn root_ports(&self) -> Vec<u8> {
         let mut counts = vec![0_u8; self.segments().into()];
         for port in self.pci_root_ports.iter().flatten() {
@@ -276,7 +274,7 @@ impl VmConfig {
         counts
     }
 
-    /// There is a bus for each root port, and a root port for each `parent`.
+    /// Checks that there is a bus for each root port, and a root port for each `parent`.
     fn validate_parents(&self, placements: &[(String, Placement<'_>)]) -> Result<(), Invalid> {
         let counts = self.root_ports();
         for count in &counts {
@@ -335,7 +333,7 @@ impl VmConfig {
         Ok(())
     }
 
-    /// No two devices have the same name or the same slot, and all segments exist.
+    /// Checks that no two devices have the same name or slot, and that all segments exist.
     fn validate_placements(&self) -> Result<(), Invalid> {
         let last = u64::from(self.segments().saturating_sub(1));
         let devices = self.all_devices();
@@ -378,8 +376,8 @@ impl VmConfig {
         self.validate_parents(&placements)
     }
 
-    /// An accelerator of these, which leave together, that tracks a physical device that does not leave
-    /// with them, and the name of that.
+    /// Finds an accelerator among those in `leaving` that tracks a physical device which is not in `leaving`. Returns
+    /// the names of both.
     pub fn tracker_among(&self, leaving: &[String]) -> Option<(&str, &str)> {
         let mut devices = self.devices.iter().flatten();
         devices.find_map(|device| {
@@ -390,20 +388,20 @@ impl VmConfig {
         })
     }
 
-    /// An accelerator is gone, and tracks nothing any more.
+    /// Removes all references to an accelerator that no longer exists and so no longer tracks devices.
     pub fn untrack(&mut self, accel: &str) {
         for device in self.devices.iter_mut().flatten() {
             device.tracked.take_if(|tracked| tracked == accel);
         }
     }
 
-    /// Whether a device has that name.
+    /// Whether there is a device with this name.
     pub fn has_device(&self, id: &str) -> bool {
         let mut devices = self.all_devices().into_iter();
         devices.any(|(_, device)| device.common().id.as_deref() == Some(id))
     }
 
-    /// Whether it can have one more device of this kind.
+    /// Whether another device of this kind can be added.
     pub fn has_room_for(&self, device: &dyn Device) -> bool {
         let mut kinds = Self::KINDS.iter();
         let Some(kind) = kinds.find(|kind| (kind.is_of)(device)) else {

@@ -14,14 +14,14 @@ use super::{
 /// Sockets between guest and host.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VsockConfig {
-    /// The guest's context id, from 3.
+    /// The guest's context ID, at least 3.
     pub cid: u64,
     /// The Unix socket through which the host reaches the guest.
     pub socket: PathBuf,
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Its name, and where it is.
+    /// Its name and location.
     #[serde(flatten)]
     pub common: CommonConfig,
 }
@@ -53,7 +53,7 @@ impl Configured for VsockConfig {
 
 impl Device for VsockConfig {
     fn validate(&self) -> Result<(), Invalid> {
-        // 0 to 2 are well known, the last one means "any" (virtio 1.2, 5.10.4).
+        // 0 to 2 are reserved, and the last one means "any" (virtio 1.2, 5.10.4).
         check::range("cid", self.cid, 3, u64::from(u32::MAX) - 1)?;
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name a path for the socket").at("socket"));
