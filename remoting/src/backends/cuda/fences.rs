@@ -1,4 +1,4 @@
-//! Fences: events of the driver, recorded behind work, and used again.
+//! Fences: driver events that are recorded behind work, and reused.
 
 use std::{collections::HashMap, sync::MutexGuard};
 
@@ -14,29 +14,29 @@ use crate::{
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;
 
-/// Stands for work that was submitted.
+/// A marker for submitted work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence(u32);
 
-/// An event, in use or not.
+/// An event, in use or free.
 #[derive(Debug)]
 struct Slot {
     /// The driver's event.
     event: usize,
-    /// The driver's context that it belongs to; 0 when that is gone.
+    /// The driver's context of the event; 0 when the context is gone.
     context: usize,
     references: u32,
-    /// The client's own: not used for anything else.
+    /// An event of the client, which must not be reused.
     foreign: bool,
 }
 
-/// All events for fences.
+/// All events used as fences.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     slots: Vec<Slot>,
-    /// Those that nobody uses, by context.
+    /// Free events, by context.
     free: HashMap<usize, Vec<u32>>,
-    /// Those whose contexts are gone.
+    /// Slots whose contexts are gone.
     empty: Vec<u32>,
 }
 
@@ -45,7 +45,7 @@ impl Pool {
         &mut self.slots[fence.0 as usize]
     }
 
-    /// An event of the client is about to go: what waits for it has failed.
+    /// Records that an event of the client is about to be destroyed: waits for it fail.
     pub(super) fn forget_event(&mut self, event: usize) {
         let foreign = |slot: &&mut Slot| slot.foreign && slot.event == event;
         for slot in self.slots.iter_mut().filter(foreign) {
@@ -59,11 +59,12 @@ impl Pool {
             return index;
         }
         self.slots.push(slot);
-        // Each takes far more memory than its number.
+        // A slot takes far more memory than its index.
         (self.slots.len() - 1) as u32
     }
 
-    /// A context is about to go, and its events with it: what they stand for counts as failed.
+    /// Records that a context is about to be destroyed with its events: the work that they stand
+    /// for counts as failed.
     pub(super) fn forget(&mut self, context: usize) {
         for slot in self.slots.iter_mut().filter(|slot| slot.context == context) {
             slot.context = 0;
@@ -74,15 +75,15 @@ impl Pool {
 }
 
 impl Api {
-    /// The pool, for who is about to take something from it.
+    /// Locks the pool.
     pub(super) fn fences_lock(&self) -> MutexGuard<'_, Pool> {
         self.fences.lock_unpoisoned()
     }
 
-    /// A fence behind all that a stream of the current context has, with one reference.
+    /// Records a fence behind all work in a stream of the current context, with one reference.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's error.
     pub(super) fn fence(&self, context: usize, stream: usize) -> Result<Fence, i32> {
         let mut pool = self.fences.lock_unpoisoned();
         let index = match pool.free.get_mut(&context).and_then(Vec::pop) {
@@ -118,15 +119,15 @@ impl Api {
 }
 
 impl Api {
-    /// Whether the work before a fence is done, or its context, with all of its work, gone. Makes that
-    /// context current.
+    /// Whether the work before a fence is done, or its context is gone along with all of its work.
+    /// Makes that context current.
     pub(super) fn is_done_or_gone(&self, fence: Fence) -> bool {
         self.poll(fence) == Progress::Complete || self.fences_lock().slot(fence).context == 0
     }
 
-    /// Waits in the driver for a fence that is over.
+    /// Waits in the driver for a fence that has already been reached.
     pub(super) fn wait_over(&self, fence: Fence) {
-        // Under the lock: the context cannot go meanwhile.
+        // Under the lock, so that the context cannot be destroyed meanwhile.
         let mut pool = self.fences.lock_unpoisoned();
         let slot = pool.slot(fence);
         if slot.context != 0 {
@@ -135,7 +136,7 @@ impl Api {
         }
     }
 
-    /// A fence that is an event of the client, as it is recorded now; with one reference.
+    /// A fence for the current recording of an event of the client, with one reference.
     pub(super) fn event_fence(&self, context: usize, event: usize) -> Fence {
         Fence(self.fences.lock_unpoisoned().add(Slot {
             event,
@@ -150,7 +151,7 @@ impl Fences for Api {
     type Fence = Fence;
 
     fn poll(&self, fence: Fence) -> Progress {
-        // Under the lock: the context cannot go meanwhile.
+        // Under the lock, so that the context cannot be destroyed meanwhile.
         let mut pool = self.fences.lock_unpoisoned();
         let slot = pool.slot(fence);
         if slot.context == 0 {

@@ -1,9 +1,9 @@
-//! Words that the device writes when it has done its work, which a client that waits looks at: between
-//! the end of the work and the end of the wait there is neither the driver nor this process.
+//! Words that the device writes when it has finished its work, and that a waiting client polls. Neither the driver nor
+//! this process is then involved between the end of the work and the end of the wait.
 //!
-//! A wait says more than that work is done: that nothing has failed, and by then what kernels have
-//! printed is printed. The first is so where the device writes the word, as it does nothing behind a
-//! failure; what this side knows of failures, and kernels that may print, make it refuse.
+//! A wait guarantees more than the end of the work: that nothing has failed, and that what kernels have printed has
+//! appeared. The first holds if the device writes the word, because it executes nothing after a failure. If this side
+//! knows of failures, or if kernels may print, it refuses.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -17,19 +17,19 @@ use super::{
 };
 use crate::apis::cuda::{LEGACY, NEVER, calls::Signal, codes};
 
-/// Why the client has to ask.
+/// Why the client has to send a wait request instead.
 enum Refused {
-    /// This time.
+    /// Only this time.
     Now,
-    /// And each time from now on.
+    /// From now on, every time.
     Always,
 }
 
-/// What becomes of a word.
+/// How the word gets its value.
 enum Given {
     /// The device writes it.
     Device,
-    /// There is no work that it would be behind: a way to the device and back is for nothing.
+    /// There is no outstanding work to follow, so a round trip to the device would be wasted.
     Idle,
 }
 
@@ -38,12 +38,12 @@ impl Server {
         let words = self.window.at(call.words, 8);
         let words = words.filter(|_| call.words.is_multiple_of(8));
         let words = words.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>();
-        // SAFETY: two words are there, aligned, in memory that stays as long as the session and that
-        // both sides use by atomic operations alone.
+        // SAFETY: two aligned words in memory that stays mapped as long as the session and that both sides access only
+        // atomically.
         let (done, refused) = unsafe { (&*words, &*words.add(1)) };
         let given = self.try_signal(call, words as CUdeviceptr);
         if given.is_ok() {
-            // The client waits, as for an answer; where it is refused, it asks for one.
+            // The client waits, as for an answer. If this is refused, it asks for one.
             self.sharing.synchronous();
         }
         match given {
@@ -55,13 +55,13 @@ impl Server {
         Ok(())
     }
 
-    /// Whether a stream and others wait for each other's work, with which a word counts.
+    /// Whether a stream and others wait for each other's work; a word counts as work.
     fn waits_for_others(&mut self, context: u32, stream: u32) -> bool {
         if is_legacy(stream) {
             let backend = &self.backend;
             return backend.objects.has_streams() || backend.left.contains(&context);
         }
-        // Where a word has told the client of the end of the legacy stream's work, nobody has asked the driver.
+        // If a word has told the client of the end of the legacy stream's work, nobody has queried the driver yet.
         let legacy = LEGACY as usize as CUstream;
         if let LegacyWork::Of(own) = self.backend.legacy
             && self.enter(context) == Ok(own)
@@ -85,7 +85,7 @@ impl Server {
         if knows_more || self.waits_for_others(call.context, stream) {
             return Err(Refused::Now);
         }
-        // What is wrong with them the client is told when it asks. A word is no work.
+        // Errors are reported when the client sends the wait request. The word itself is not counted as work.
         let before = self.backend.legacy;
         let submitted = self.submit_to(call.context, stream);
         self.backend.legacy = before;
@@ -102,7 +102,7 @@ impl Server {
             return Err(Refused::Always);
         }
         let stream = submitted.raw as CUstream;
-        // One that has just been given a kernel need not be asked whether it has work.
+        // A stream on which a kernel was just launched need not be queried for work.
         if backend.launched.take() != Some(submitted.raw) {
             match cu!(backend.api, cuStreamQuery(stream)) {
                 0 => return Ok(Given::Idle),

@@ -1,4 +1,4 @@
-//! OpenCL as a session's backend: the application's objects, and which method carries out which
+//! OpenCL as a session's backend: the application's objects, and the method that executes each
 //! request.
 
 use std::{
@@ -40,10 +40,11 @@ use crate::{
     wire::{Flags, Header, Wire, messages::EventId},
 };
 
-/// The most contexts at a time: on a GPU each has memory of the device that no quota sees.
+/// Maximum number of contexts at a time: on a GPU each takes device memory that no quota accounts
+/// for.
 const MOST_CONTEXTS: u32 = 256;
 
-/// The OpenCL objects of one application, and the driver that has them.
+/// The OpenCL objects of one application, and the driver that owns them.
 #[derive(Debug)]
 pub struct OpenClBackend {
     pub(crate) api: Arc<Api>,
@@ -58,19 +59,19 @@ pub struct OpenClBackend {
     pub(crate) kernels: Table<Kernel>,
     pub(crate) events: Table<Event>,
     pub(crate) cover: Cover,
-    /// What the driver has been given for the callback of each context.
+    /// The callback data that the driver holds for each context.
     pub(crate) reporters: HashMap<ContextId, Box<Reporter>>,
-    /// Released buffers and images whose end is still to be told, by the numbers of the callbacks.
+    /// Released buffers and images whose destruction has not been reported yet, by callback number.
     pub(crate) destructors: HashMap<u64, Weak<MemRecord>>,
-    /// Builds that are under way, in threads of their own.
+    /// The number of builds in progress, each in a thread of its own.
     pub(crate) building: usize,
-    /// Where is noted what commands may write, while somebody wants to know.
+    /// Records what commands may write, while anybody needs to know.
     pub(super) written: Weak<Mutex<Written>>,
-    /// What the application has been told of its devices.
+    /// What the application has been told about its devices.
     pub(super) told: Told,
-    /// Contents that have yet to come from where the application was.
+    /// Contents that have not arrived yet from where the application was.
     pub(super) missing: Option<Missing>,
-    /// Where files for the driver's compiler go, if anywhere.
+    /// The folder for files for the driver's compiler, if any.
     pub(crate) files: Option<PathBuf>,
 }
 
@@ -78,7 +79,7 @@ pub struct OpenClBackend {
 pub type Server = Session<OpenClBackend>;
 
 impl OpenClBackend {
-    /// Whether the application has made anything.
+    /// Whether the application has created anything.
     pub(super) fn has_objects(&self) -> bool {
         fn any<T>(table: &Table<T>) -> bool {
             table.entries().next().is_some()
@@ -96,7 +97,7 @@ impl OpenClBackend {
             || self.building > 0
     }
 
-    /// Offers those devices of the driver in whose names `device` occurs; all if it is empty.
+    /// Offers the driver's devices whose names contain `device`; all of them if it is empty.
     pub fn new(api: Arc<Api>, device: &str) -> Self {
         let mut devices = Table::new(codes::INVALID_DEVICE);
         let platforms = Platform::all(&api, device, &mut devices);
@@ -123,7 +124,7 @@ impl OpenClBackend {
         }
     }
 
-    /// Whether all commands have ended, those of queues that are gone included.
+    /// Whether all commands have completed, including those of released queues.
     pub(crate) fn ended(&mut self) -> bool {
         let mut ended = self.svm.freed.parted_ended(&self.api);
         for queue in self.queues.iter_mut() {
@@ -140,15 +141,15 @@ impl OpenClBackend {
         ended
     }
 
-    /// How many callbacks are not due before the client does something.
+    /// The number of callbacks that cannot become due before the client acts.
     pub(crate) fn pending_callbacks(&self) -> usize {
         let undecided = self.events.iter().filter(|event| event.is_undecided());
         let of_events: usize = undecided.map(|event| event.callbacks.len()).sum();
         of_events + self.destructors.len()
     }
 
-    /// Released buffers and images, those that something is still made of, and the numbers of the callbacks that
-    /// tell their end.
+    /// The released buffers and images, as far as something made from them still exists, with the
+    /// numbers of the callbacks that report their destruction.
     pub(crate) fn destructors(&self) -> Vec<(Option<Arc<MemRecord>>, u64)> {
         let all = self.destructors.iter();
         let mut all: Vec<_> = all.map(|(number, of)| (of.upgrade(), *number)).collect();
@@ -156,8 +157,8 @@ impl OpenClBackend {
         all
     }
 
-    /// Lets the driver's compiler have headers of the application, in files in this folder. It is
-    /// named so in the options that the driver gets.
+    /// Lets the driver's compiler use the application's headers, which are written to files in this
+    /// folder. The compiler options given to the driver name it by this path.
     pub fn keep_files_in(&mut self, folder: &Path) {
         self.files = Some(folder.to_owned());
     }
@@ -284,7 +285,7 @@ impl Backend for OpenClBackend {
 }
 
 impl Server {
-    /// Has the driver of a context's platform know a stretch of the window.
+    /// Registers a range of the window with the driver of a context's platform.
     pub(crate) fn reach(&mut self, home: Home, offset: u64, length: u64) {
         let of = (home.platform, home.raw);
         let backend = &mut self.backend;
@@ -303,7 +304,7 @@ impl Server {
         if self.is_prepared && !is_of_state(&request) {
             return Err(Error::Unfinished);
         }
-        /// Calls a method and answers with what it returns.
+        /// Calls a method and answers with its result.
         macro_rules! answered {
             ($call:expr, $method:ident) => {{
                 let outcome = self.$method($call);
@@ -364,7 +365,7 @@ impl Server {
             Request::WriteState(call) => self.write_state(header, call.at, &call.from)?,
             Request::RestoreState(_) => {
                 self.restore_state(header)?;
-                // A client brings all contents.
+                // A client brings all contents itself.
                 if self.backend.missing.is_some() {
                     return Err(Error::Elsewhere);
                 }

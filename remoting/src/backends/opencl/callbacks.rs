@@ -1,4 +1,4 @@
-//! What the driver's callbacks, in its threads, leave for the serving thread.
+//! Notices that the driver's callbacks, which run in its threads, leave for the serving thread.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -15,24 +15,24 @@ use crate::{
     wire::Header,
 };
 
-/// The longest report that is passed on, in bytes.
+/// Maximum length of a report that is passed on, in bytes.
 const LONGEST_REPORT: usize = 4096;
 
-/// Something of OpenCL's that happened outside of the serving thread.
+/// An OpenCL event that happened outside the serving thread.
 #[derive(Debug)]
 pub enum DriverNotice {
-    /// A build or compilation has ended with this code.
+    /// A build or compilation has completed with this code.
     Built(Header, i32),
-    /// A program has been linked, or not, with this code.
+    /// Linking a program has completed with this code.
     Linked(Header, LinkedProgram, i32),
-    /// The driver has something to say about a context.
+    /// The driver reports something about a context.
     Report(ContextId, Vec<u8>),
 }
 
 /// Where notices are left.
 pub type Board = notice::Board<DriverNotice>;
 
-/// What a callback of the driver leaves, once.
+/// The notice that a driver callback leaves, once.
 #[derive(Debug)]
 pub struct Leaf {
     board: Arc<Board>,
@@ -41,7 +41,7 @@ pub struct Leaf {
 }
 
 impl Leaf {
-    /// As the driver's `user_data`; given back by one of the functions below.
+    /// Converts it to the driver's `user_data`, which is taken back by one of the functions below.
     pub fn into_raw(board: &Arc<Board>, callback: u64) -> *mut c_void {
         Box::into_raw(Box::new(Self {
             board: Arc::clone(board),
@@ -50,17 +50,17 @@ impl Leaf {
         .cast()
     }
 
-    /// Takes back what the driver has refused.
+    /// Takes back data that the driver has refused.
     ///
     /// # Safety
-    /// `data` comes from `into_raw`, and the driver will not call back with it.
+    /// `data` comes from `into_raw`, and the driver will not pass it to a callback.
     pub unsafe fn drop_raw(data: *mut c_void) {
         // SAFETY: the caller's promise.
         drop(unsafe { Box::from_raw(data.cast::<Self>()) });
     }
 }
 
-/// What a context's callback in the driver needs, as long as the context may live.
+/// The data of a context's callback in the driver, which lives as long as the context may.
 #[derive(Debug)]
 pub struct Reporter {
     board: Arc<Board>,
@@ -68,7 +68,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Reports about a context.
+    /// Creates a reporter for a context.
     pub fn new(board: &Arc<Board>, context: ContextId) -> Box<Self> {
         let board = Arc::clone(board);
         Box::new(Self { board, context })
@@ -117,12 +117,13 @@ pub unsafe extern "C" fn mem(_: Handle, data: *mut c_void) {
     unsafe { event(0, 0, data) };
 }
 
-/// A charge as the driver's `user_data`, for [`gone`].
+/// Converts a charge to the driver's `user_data`, for [`gone`].
 pub fn charge_into_raw(charge: Charge) -> *mut c_void {
     Box::into_raw(Box::new(charge)).cast()
 }
 
-/// `clSetMemObjectDestructorCallback`'s callback: the memory is free again.
+/// `clSetMemObjectDestructorCallback`'s callback: returns the charge, since the memory is free
+/// again.
 ///
 /// # Safety
 /// `data` comes from [`charge_into_raw`] and is passed once.

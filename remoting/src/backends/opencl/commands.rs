@@ -29,16 +29,16 @@ use crate::{
     wire::{Flags, Header},
 };
 
-/// How a command is waited for.
+/// How a command's completion is detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// By its event, if at all.
     Answered,
-    /// In the driver's call that enqueues it.
+    /// In the driver call that enqueues it.
     Done,
 }
 
-/// What a command gets to pass on to the driver.
+/// The parameters that a command passes on to the driver.
 pub(crate) struct Slot {
     pub queue: Handle,
     pub count: u32,
@@ -51,8 +51,8 @@ pub(crate) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
 }
 
 impl Server {
-    /// Enqueues a command: finds its queue and events, lets `enqueue` call the driver, and keeps
-    /// account of the event, the stage and the answer.
+    /// Enqueues a command: looks up its queue and events, lets `enqueue` call the driver, and
+    /// handles the event, the stage and the answer.
     pub(crate) fn enqueue(
         &mut self,
         header: Header,
@@ -63,7 +63,7 @@ impl Server {
         self.enqueue_as(Way::Answered, header, order, stage, enqueue)
     }
 
-    /// Enqueues a command; if its way is [`Way::Done`], it is over when `enqueue` returns.
+    /// Enqueues a command. With [`Way::Done`], it has completed when `enqueue` returns.
     pub(crate) fn enqueue_as(
         &mut self,
         way: Way,
@@ -89,11 +89,11 @@ impl Server {
             for id in &order.wait {
                 wait.push(match self.backend.events.get(id.0) {
                     Ok(event) => event.raw,
-                    // What it waits for has failed before it reached the driver.
+                    // A command that this one waits for failed before it reached the driver.
                     Err(_) => return Err(codes::EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST),
                 });
             }
-            // Of a command that fails, the driver may have a part.
+            // Even if the command fails, the driver may have accepted a part of it.
             queue.end.open(&self.backend.api);
             let slot = Slot {
                 queue: queue.raw,
@@ -151,7 +151,7 @@ impl Server {
             if let Ok(queue) = self.backend.queues.get_mut(order.queue.0)
                 && queue.in_order()
             {
-                // And with it all before.
+                // Everything before it has ended, too.
                 queue.end.close(&self.backend.api);
             }
             if let Some(id) = order.event {
@@ -166,7 +166,7 @@ impl Server {
         Ok(())
     }
 
-    /// Gives an event of the driver to all that wait for the command, or look at it.
+    /// Passes a driver's event on to everything that waits for the command or monitors it.
     fn pass_event(
         &mut self,
         header: Header,
@@ -210,7 +210,7 @@ impl Server {
         }
     }
 
-    /// Keeps a command's event, a reference to which this takes over.
+    /// Stores a command's event, and takes over a reference to it.
     fn keep_event(&mut self, id: EventId, raw: Handle, queue: QueueId) {
         let of = self.backend.queues.get(queue.0);
         let event = of.map(|of| Event {
@@ -224,8 +224,8 @@ impl Server {
         self.backend.events.put(id.0, event);
     }
 
-    /// Keeps the error of a command that nobody waits for, until somebody waits for its queue;
-    /// the context's callback is told at once, of the first.
+    /// Stores the error of a command that nobody waits for, until somebody waits for its queue. The
+    /// first such error is reported to the context's callback immediately.
     fn defer(&mut self, header: Header, queue: QueueId, code: i32) -> Result<(), Gone> {
         let Ok(queue) = self.backend.queues.get_mut(queue.0) else {
             return Ok(());
@@ -240,8 +240,8 @@ impl Server {
         self.report(context.0, text.into_bytes())
     }
 
-    /// The error of a command that nobody waited for, to be reported now: as a code that those
-    /// who wait may be given.
+    /// Takes the error of a command that nobody waited for, to report it now. Returns a code that
+    /// waiting calls may return.
     fn take_deferred(&mut self, queue: QueueId) -> Option<i32> {
         let queue = self.backend.queues.get_mut(queue.0).ok()?;
         Some(match queue.deferred.take()? {
@@ -252,7 +252,7 @@ impl Server {
         })
     }
 
-    /// Where a stretch of the window is, if a command may use `needed` bytes of it.
+    /// Locates a range of the window, if it has the `needed` bytes for a command.
     pub(crate) fn place(&self, place: &WindowRange, needed: Option<u64>) -> Result<*mut u8, i32> {
         if needed.is_none_or(|needed| needed > place.length) {
             return Err(codes::INVALID_VALUE);
@@ -262,7 +262,7 @@ impl Server {
             .ok_or(codes::INVALID_VALUE)
     }
 
-    /// Carries out a command.
+    /// Executes a command.
     pub(crate) fn command(&mut self, header: Header, request: Request) -> Result<(), Gone> {
         self.touch(&request);
         self.note_command(&request);
@@ -305,8 +305,8 @@ impl Server {
         }
     }
 
-    /// `clFinish`. A marker's event completes when all before it has; the driver's own wait is
-    /// faster, where this thread may be held up by it.
+    /// `clFinish`. A marker's event completes when everything before it has. The driver's own wait
+    /// is faster and is used if this thread may block.
     pub(crate) fn finish(&mut self, header: Header, queue: QueueId) -> Result<(), Gone> {
         if self.may_stay(header) {
             let start = Instant::now();

@@ -108,8 +108,8 @@ impl Server {
     }
 
     fn make_context(&mut self, call: CreateContext) -> Result<Context, i32> {
-        // The driver may use it as long as the context lives, which may be longer than its
-        // number is in use: it is kept, for the next context of this number.
+        // The driver may use the reporter as long as the context lives, possibly longer than the
+        // context's number is in use. It is therefore kept for the next context with this number.
         let reporter = self
             .backend
             .reporters
@@ -120,7 +120,7 @@ impl Server {
         let first = call.devices.first().ok_or(codes::INVALID_VALUE)?;
         let platform = self.backend.devices.get(first.0)?.platform;
         for id in &call.devices {
-            // Their drivers know nothing of each other.
+            // Drivers of different platforms know nothing of each other.
             if self.backend.devices.get(id.0)?.platform != platform {
                 return Err(codes::INVALID_DEVICE);
             }
@@ -181,7 +181,7 @@ impl Server {
     }
 
     fn make_queue(&self, call: CreateQueue) -> Result<Queue, i32> {
-        // Pairs of names and values; a second word on whether the queue is in order is none.
+        // Pairs of names and values. A second value for the queue's execution mode is refused.
         let (pairs, rest) = call.further.as_chunks();
         let wrong = |[name, _]: &[u64; 2]| [0, codes::QUEUE_PROPERTIES.into()].contains(name);
         if !rest.is_empty() || pairs.iter().any(wrong) {
@@ -258,21 +258,21 @@ mod tests {
     use crate::backends::opencl::{driver::Api, testing};
 
     const PROPERTIES: u64 = codes::QUEUE_PROPERTIES as u64;
-    /// Some name that only the driver knows, and its value.
+    /// A property that only the driver knows, and its value.
     const FURTHER: [u64; 2] = [0x1094, 7];
 
     thread_local! {
         static TOLD: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// Keeps what it is told of a queue.
+    /// Records the properties passed for a queue.
     unsafe extern "C" fn create(
         _: Handle,
         _: Handle,
         properties: *const u64,
         code: *mut i32,
     ) -> Handle {
-        // SAFETY: the worker passes pairs and a zero, and a place for the code.
+        // SAFETY: the worker passes pairs and a terminating zero, and space for the code.
         unsafe {
             let pairs = (0..).step_by(2).find(|at| *properties.add(*at) == 0);
             let told = slice::from_raw_parts(properties, pairs.unwrap());
@@ -282,7 +282,8 @@ mod tests {
         1
     }
 
-    /// Has a worker make a queue: what it says, and what the driver was told.
+    /// Makes a worker create a queue. Returns its answer, and the properties that the driver
+    /// received.
     fn queue(further: &[u64]) -> (Result<(), i32>, Vec<u64>) {
         let (mut server, ..) = testing::server_before(Api::null().with_queues(create));
         let (context, device) = (ContextId(0), DeviceId(0));
@@ -304,7 +305,7 @@ mod tests {
     }
 
     thread_local! {
-        /// References to parts of devices that the worker has taken, less those that it has given back.
+        /// References to sub-devices that the worker has taken, minus those that it has returned.
         static TAKEN: Cell<i32> = const { Cell::new(0) };
     }
 
@@ -318,8 +319,8 @@ mod tests {
         0
     }
 
-    /// What is left of the driver's one reference to a part of a device when the application has
-    /// released it, after a context on it or without one.
+    /// What remains of the driver's one reference to a sub-device after the application has
+    /// released it, with the given number of contexts created on it.
     fn left_of_part(contexts: u32) -> i32 {
         let api = Api::null().with_parts(retain_part, release_part);
         let (mut server, ..) = testing::server_before(api);
@@ -393,7 +394,7 @@ mod tests {
             &[PROPERTIES, 1][..],
             &[FURTHER[0], FURTHER[1], PROPERTIES, 0],
             &FURTHER[..1],
-            // An end that is not the last.
+            // A terminator that is not the last word.
             &[0, 0, PROPERTIES, 1],
         ] {
             let refused = (Err(codes::INVALID_VALUE), Vec::new());

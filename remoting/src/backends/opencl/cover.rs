@@ -1,13 +1,13 @@
-//! The cover: which part of the window the host's driver knows as host memory of its own.
+//! The cover: the part of the window that is registered with the host's driver as host memory.
 //!
-//! Drivers copy slowly, through buffers of theirs, to and from memory that they do not know. A
-//! buffer with `CL_MEM_USE_HOST_PTR` makes memory known: NVIDIA's driver pins it, and from then on
-//! its DMA engine serves every transfer whose pointer lies inside, in whichever context. A transfer
-//! that begins in one such buffer and ends in the next goes the slow way, so that transfers are
-//! cut where two of them meet.
+//! Drivers copy unregistered memory slowly, through buffers of their own. A buffer with
+//! `CL_MEM_USE_HOST_PTR` registers memory: NVIDIA's driver pins it, and from then on its DMA engine
+//! serves every transfer whose pointer lies inside, in any context. A transfer that begins in one
+//! such buffer and ends in the next takes the slow path, so transfers are split where two of them
+//! meet.
 //!
-//! To make memory known takes time for every page and holds it in RAM. The cover therefore grows
-//! with what is used: by as much as there was before, or up to the end of what is used at once.
+//! Registration takes time for every page and pins it in RAM. The cover therefore grows with use:
+//! by as much as there was before, or up to the end of a larger range that is used at once.
 
 use super::driver::{
     api::{Api, Handle},
@@ -15,16 +15,16 @@ use super::driver::{
 };
 use crate::{apis::opencl::codes, link::window::Window};
 
-/// Size of the first buffer in bytes; all are multiples of it.
+/// Size of the first buffer in bytes. All sizes are multiples of it.
 const GRAIN: u64 = 8 << 20;
-/// The cover does not grow ahead of its use by more than this, in bytes.
+/// Maximum growth ahead of use, in bytes.
 const AHEAD: u64 = 256 << 20;
 
-/// The cover of one platform: where its buffers end, counted from the start of the data.
+/// The cover of one platform: the ends of its buffers, relative to the start of the data.
 #[derive(Clone, Debug, Default)]
 struct Known {
     ends: Vec<u64>,
-    /// The driver did not want more.
+    /// Whether the driver has refused to register more.
     refused: bool,
 }
 
@@ -33,27 +33,27 @@ impl Known {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Where the next buffer is to end, for use up to `end`.
+    /// Where the next buffer must end for use up to `end`.
     fn next(&self, end: u64) -> u64 {
         let until = self.until();
-        // The window is mapped: far from overflowing.
+        // Cannot overflow: the window is mapped, so its size is far below the limit.
         (until + until.clamp(GRAIN, AHEAD)).max(end.next_multiple_of(GRAIN))
     }
 }
 
-/// The cover of each platform.
+/// The covers of all platforms.
 #[derive(Debug)]
 pub struct Cover(Vec<Known>);
 
 impl Cover {
-    /// Nothing is covered yet; there are so many platforms.
+    /// An empty cover for this number of platforms.
     pub fn new(platforms: usize) -> Self {
         Self(vec![Known::default(); platforms])
     }
 
-    /// Makes the window known to a platform's driver up to the end of a stretch, which the caller
-    /// has found to lie in the window's data. One comparison if it is known already. The buffers
-    /// keep the context that they are made in until the process ends.
+    /// Registers the window with a platform's driver up to the end of a range, which the caller has
+    /// checked to lie in the window's data. Takes one comparison if it is registered already. The
+    /// buffers hold the context in which they are created until the process ends.
     pub fn reach(
         &mut self,
         api: &Api,
@@ -87,7 +87,7 @@ impl Cover {
             )
         );
         if raw == 0 {
-            // Copies are slower then, and nothing else.
+            // Copies are slower from now on, but nothing else changes.
             known.refused = true;
             crate::note!(
                 "gantry-accel: the driver does not make more than {} MiB of the window its own \
@@ -99,7 +99,7 @@ impl Cover {
         }
     }
 
-    /// A stretch of the window's data, cut where two buffers meet.
+    /// A range of the window's data, split where two buffers meet.
     pub fn parts(
         &self,
         window: &Window,

@@ -1,4 +1,4 @@
-//! Commands of kernels and memory objects, as the driver's calls that enqueue them.
+//! Kernel and memory commands, as the driver calls that enqueue them.
 
 use std::ptr::null;
 
@@ -17,7 +17,7 @@ use crate::{
     wire::Header,
 };
 
-/// Up to three sizes, as the driver takes them; null for none.
+/// Up to three sizes as passed to the driver; null for none.
 fn pointer(numbers: Option<&[u64]>, to: &mut [usize; 3]) -> *const usize {
     let Some(numbers) = numbers else {
         return null();
@@ -29,7 +29,8 @@ fn pointer(numbers: Option<&[u64]>, to: &mut [usize; 3]) -> *const usize {
 }
 
 impl Server {
-    /// A marker, which completes when all that it waits for has; `stage` is free then.
+    /// Enqueues a marker, which completes when everything that it waits for has. `stage` is
+    /// released then.
     pub(super) fn marker(
         &mut self,
         header: Header,

@@ -1,4 +1,4 @@
-//! Events: those that the client decides, and callbacks about any.
+//! User events, and callbacks for any event.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl Server {
         let raw = match self.backend.events.get(call.id.0) {
             Ok(event) => event.raw,
             Err(code) => {
-                // The command never reached the driver: it is over, with an error.
+                // The command never reached the driver: it has ended with an error.
                 self.expected += 1;
                 self.board.leave(Notice::Callback(call.callback, code));
                 return Ok(());

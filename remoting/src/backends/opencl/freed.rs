@@ -1,13 +1,14 @@
-//! Shared virtual memory that the client has freed, while commands may use it still.
+//! Shared virtual memory that the client has freed while commands may still use it.
 //!
-//! OpenCL leaves it to applications to free only what no command uses any more. The worker does not
-//! rely on that: its driver would let commands read and write where other memory of this process is
-//! by then. A freed allocation is gone for the client at once, and for the driver (and the quota)
-//! when all commands have ended that were enqueued before in its context, and all buffers in it are
-//! gone.
+//! OpenCL requires applications to free only memory that no command uses any more. The worker does
+//! not rely on that: its driver would let commands read and write whatever memory of this process
+//! is mapped there by then. A freed allocation disappears for the client immediately. It is
+//! returned to the driver (and to the quota) once all commands that were enqueued before in its
+//! context have ended, and all buffers in it are gone.
 //!
-//! Drivers say by the event of a marker when the commands of a queue have ended. There is one for
-//! each queue with commands that are not known to have ended, and none more while no command
+//! Drivers report the end of a queue's commands by the event of a marker. Each queue whose commands
+//! are not known to have ended has one marker, and gets no further one until another command
+//! follows: freeing a thousand allocations takes no more markers than freeing one.
 //! follows: freeing a thousand allocations takes no more of them than freeing one.
 
 use std::{ptr::null, sync::Arc};
@@ -29,15 +30,15 @@ use crate::{
     },
 };
 
-/// What is known of the end of a queue's commands.
+/// What is known about the end of a queue's commands.
 #[derive(Debug, Default)]
 pub enum End {
     /// All have ended.
     #[default]
     Idle,
-    /// The driver has got some.
+    /// The driver has received commands since the last marker.
     Open,
-    /// This event, a reference to which is the queue's, ends after all of them.
+    /// This event, to which the queue holds a reference, follows all of them.
     Marked(Handle),
 }
 
@@ -48,40 +49,42 @@ impl End {
         }
     }
 
-    /// The driver gets a command.
+    /// Records that the driver receives a command.
     pub fn open(&mut self, api: &Api) {
         self.change(api, Self::Open);
     }
 
-    /// All commands are known to have ended, or nobody asks any more.
+    /// Records that all commands are known to have ended, or that nobody asks any more.
     pub fn close(&mut self, api: &Api) {
         self.change(api, Self::Idle);
     }
 }
 
-/// What was freed between two commands.
+/// The allocations freed between two commands.
 #[derive(Debug)]
 struct Group {
     allocations: Vec<Arc<Allocation>>,
-    /// Events, references to which it has, behind all commands that may use them.
+    /// Events, to which the group holds references, behind all commands that may use the
+    /// allocations.
     behind: Vec<Handle>,
-    /// Whether the serving thread is going to be woken.
+    /// Whether the serving thread is going to be woken by them.
     armed: bool,
 }
 
-/// What the client has freed and the driver still has.
+/// Allocations that the client has freed and the driver still has.
 #[derive(Debug, Default)]
 pub struct Freed {
     groups: Vec<Group>,
-    /// No command uses these any more, but buffers in them are left.
+    /// Allocations that no command uses any more but that still contain buffers.
     lived_in: Vec<Arc<Allocation>>,
-    /// Contexts of queues that are gone, and events behind the last commands of these.
+    /// Contexts of released queues, with events behind the last commands of these.
     parted: Vec<(Handle, Handle)>,
-    /// Whether there are such queues without that: when their commands end will never be known.
+    /// Whether a queue was released without such an event: the end of its commands will never be
+    /// known.
     has_unmarked: bool,
 }
 
-/// Whether a command has ended; its event is given up then.
+/// Whether a command has ended. If so, its event is released.
 fn over(api: &Api, event: Handle) -> bool {
     let over = status(api, event) <= 0;
     if over {
@@ -90,8 +93,8 @@ fn over(api: &Api, event: Handle) -> bool {
     over
 }
 
-/// An event behind all commands of a queue, a reference to which is the caller's; none if they have
-/// ended. The driver's code if it makes no marker.
+/// An event behind all commands of a queue, with a reference for the caller; `None` if they have
+/// ended. Fails with the driver's code if it cannot create a marker.
 pub(crate) fn end(api: &Api, queue: &mut Queue) -> Result<Option<Handle>, i32> {
     if matches!(queue.end, End::Open) {
         let mut event = 0;
@@ -116,12 +119,12 @@ pub(crate) fn end(api: &Api, queue: &mut Queue) -> Result<Option<Handle>, i32> {
 }
 
 impl Freed {
-    /// Whether there is nothing.
+    /// Whether there are no such allocations.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty() && self.lived_in.is_empty()
     }
 
-    /// Gives back to the driver what nothing uses any more. Whether there was something.
+    /// Returns unused allocations to the driver. Returns whether there were any.
     pub fn sweep(&mut self, api: &Api) -> bool {
         self.parted.retain(|(_, event)| !over(api, *event));
         let lived_in = &mut self.lived_in;
@@ -143,7 +146,7 @@ impl Freed {
         lived_in.len() < before
     }
 
-    /// Events behind the last commands of queues that are gone, references to which are the caller's.
+    /// Events behind the last commands of released queues, with references for the caller.
     pub(crate) fn behind_parted(&mut self, api: &Api) -> Vec<Handle> {
         self.parted_ended(api);
         let events = self.parted.iter().map(|(_, event)| *event);
@@ -154,16 +157,17 @@ impl Freed {
             .collect()
     }
 
-    /// Whether all commands of queues that are gone have ended, too.
+    /// Whether all commands of released queues have ended, too.
     pub(crate) fn parted_ended(&mut self, api: &Api) -> bool {
         self.parted.retain(|(_, event)| !over(api, *event));
         self.parted.is_empty()
     }
 
-    /// Nobody knows what commands have yet to write whose end the driver does not tell.
+    /// Checks that the end of all commands can be known. Otherwise nobody knows what commands have
+    /// yet to write.
     ///
     /// # Errors
-    /// There are some, of a queue that is gone: that does not pass.
+    /// A released queue has commands without a marker. This is permanent.
     pub(crate) fn all_marked(&self) -> Result<(), Immovable> {
         match self.has_unmarked {
             false => Ok(()),
@@ -173,7 +177,7 @@ impl Freed {
         }
     }
 
-    /// The oldest events by which this thread is not going to be woken yet.
+    /// Adds the oldest events for which this thread is not yet armed to be woken.
     pub(crate) fn arm(&mut self, events: &mut Vec<Handle>) {
         for group in self.groups.iter_mut().filter(|group| !group.armed) {
             group.armed = true;
@@ -181,11 +185,11 @@ impl Freed {
         }
     }
 
-    /// Waits until the driver has it all back but for what buffers are in.
+    /// Waits until the driver has everything back, except allocations that contain buffers.
     fn wait(&mut self, api: &Api) {
         for group in &self.groups {
             let (count, events) = (group.behind.len() as u32, group.behind.as_ptr());
-            // Of a failure, the events' status tells.
+            // A failure shows in the events' status.
             cl!(api, clWaitForEvents(count, events));
         }
         self.sweep(api);
@@ -206,7 +210,8 @@ impl Server {
             }
             match end(&api, queue) {
                 Ok(event) => behind.extend(event),
-                // Nobody will know when: it stays as long as the process, and so does its charge.
+                // Nobody will know when it is unused, so it stays as long as the process, and so
+                // does its charge.
                 Err(_) => std::mem::forget(Arc::clone(&allocation)),
             }
         }
@@ -231,7 +236,7 @@ impl Server {
         freed.sweep(&api);
     }
 
-    /// A queue is about to be gone for the client, but its commands go on.
+    /// Records that the client is about to release a queue whose commands continue.
     pub(crate) fn part(&mut self, queue: &mut Queue) {
         let context = queue.home.raw;
         self.backend.svm.freed.sweep(&self.backend.api);
@@ -254,8 +259,8 @@ impl Server {
         charge.map_err(|Exceeded| codes::MEM_OBJECT_ALLOCATION_FAILURE)
     }
 
-    /// Charges the quota, for which what was freed is waited for if nothing but the driver is to
-    /// end the commands that may use it.
+    /// Charges the quota. If it is exhausted, waits for freed memory, provided that only the driver
+    /// is needed to complete the commands that may use it.
     pub(crate) fn charge(&mut self, bytes: u64) -> Result<Charge, i32> {
         let charge = self.charge_once(bytes);
         if charge.is_ok() || !self.make_room() {
@@ -264,14 +269,14 @@ impl Server {
         self.charge_once(bytes)
     }
 
-    /// Waits for what was freed. Whether there is room that there was not before, as far as that
-    /// is known.
+    /// Waits for freed memory. Returns whether room is known to have become available.
     pub(crate) fn make_room(&mut self) -> bool {
         if self.backend.svm.freed.is_empty() {
             return false;
         }
         let swept = self.backend.svm.freed.sweep(&self.backend.api);
-        // Without threads nothing is waited for; and the client has to go on where it decides.
+        // Without threads nothing is waited for. A client that must decide user events has to be
+        // able to continue.
         if !self.has_threads() || self.undecided > 0 {
             return swept;
         }

@@ -1,9 +1,9 @@
 //! The handlers that a passive worker's process registers with an exitless gate.
 //!
-//! A handler runs on the gate's stack of some pages, with the segment bases of the thread that
-//! registered it. It changes to a stack of this process's own, as drivers want more. What it uses
-//! is in memory before: where a gate has not got the server's kernel in view, nobody serves a page
-//! fault or a system call, and either ends the delegation and with it the worker.
+//! A handler runs on the gate's stack of a few pages, with the segment bases of the thread that
+//! registered it. It switches to a stack of this process, because drivers need more. Everything
+//! that it uses is resident beforehand: if a gate does not have the server's kernel in view, nobody
+//! serves a page fault or a system call, and either ends the delegation and with it the worker.
 
 use std::{
     arch::asm,
@@ -25,13 +25,13 @@ use crate::{
     },
 };
 
-/// What the handlers serve by.
+/// The type that the handlers serve with.
 type Passive = passive::Passive<OpenClBackend>;
 
-/// Bytes of the stack that handlers run on, locked in memory.
+/// Size in bytes of the stack that handlers run on; locked in memory.
 const STACK: usize = 1 << 20;
 
-/// A handler, as gates call it.
+/// A handler, as called by gates.
 pub type Handler = extern "C" fn(u64, u64) -> u64;
 
 /// All handlers, by index.
@@ -42,27 +42,28 @@ pub const HANDLERS: [Handler; 2] = {
     handlers
 };
 
-/// What a gate does for handlers.
+/// What a gate provides to handlers.
 #[derive(Clone, Copy, Debug)]
 pub struct Surroundings {
-    /// The memory that is shared with the application, in a handler or in slow work.
+    /// The memory shared with the application, while in a handler or in slow work.
     pub shared: fn() -> NonNull<[u8]>,
-    /// Asks for slow work: the process is woken and calls [`own`]; to be returned by a handler.
+    /// Requests slow work: the process is woken and calls [`own`]. A handler returns this
+    /// function's result.
     pub slow: fn(u64, u64) -> u64,
 }
 
 static SURROUNDINGS: OnceLock<Surroundings> = OnceLock::new();
 /// The upper end of the handlers' stack.
 static STACK_END: AtomicUsize = AtomicUsize::new(0);
-/// Locked by whoever works: a delegation that was ended in the middle leaves it locked, and with it
-/// a worker whose state nobody knows.
+/// Locked while work is in progress. A delegation that was ended in the middle leaves it locked,
+/// together with a worker in an unknown state.
 static PASSIVE: Mutex<Option<Passive>> = Mutex::new(None);
 
-/// Makes the handlers serve one application; `heap` bytes of memory are kept ready for that. Called
-/// again, they serve the next one; none is served before.
+/// Makes the handlers serve one application, and keeps `heap` bytes of memory ready for it. When
+/// called again, they serve the next application. Until the first call, none is served.
 ///
 /// # Errors
-/// There is not so much memory, or it may not be locked (`ulimit -l`).
+/// There is not enough memory, or it may not be locked (`ulimit -l`).
 pub fn install(passive: Passive, surroundings: Surroundings, heap: usize) -> io::Result<()> {
     SURROUNDINGS.get_or_init(|| surroundings);
     if STACK_END.load(Ordering::Relaxed) == 0 {
@@ -78,16 +79,16 @@ pub fn install(passive: Passive, surroundings: Surroundings, heap: usize) -> io:
     }
     match PASSIVE.try_lock() {
         Ok(mut place) => *place = Some(passive),
-        // Somebody's delegation was ended in it, and it is as it was then.
+        // A delegation was ended in the middle of work, and the state is as it was then.
         Err(_) => return Err(io::ErrorKind::ResourceBusy.into()),
     }
     Ok(())
 }
 
-/// New memory that can be written, with a page below that cannot.
+/// Maps new writable memory, with an inaccessible guard page below it.
 fn map(size: usize) -> io::Result<*mut u8> {
     const PAGE: usize = 4096;
-    // SAFETY: a fresh mapping at an address of the kernel's choice; then its first page.
+    // SAFETY: a fresh mapping at an address chosen by the kernel, then its first page.
     unsafe {
         let start = libc::mmap(
             ptr::null_mut(),
@@ -104,7 +105,7 @@ fn map(size: usize) -> io::Result<*mut u8> {
     }
 }
 
-/// Has the allocator get this much from the kernel at once, and give nothing back.
+/// Makes the allocator request this much from the kernel at once, and return nothing.
 fn keep_ready(heap: usize) {
     #[cfg(target_env = "gnu")]
     // SAFETY: plain settings of the allocator.
@@ -117,16 +118,16 @@ fn keep_ready(heap: usize) {
     for page in ready.spare_capacity_mut().chunks_mut(4096) {
         page[0].write(1);
     }
-    // So that the loop above is not for nothing.
+    // Keeps the compiler from removing the loop above.
     std::hint::black_box(&mut ready);
 }
 
 /// Calls a function on the handlers' own stack.
 fn on_own_stack(work: extern "C" fn() -> u64) -> u64 {
     let result;
-    // SAFETY: the stack is mapped for good, nobody else is on it (a gate has one delegation at a
-    // time, and calls come from there only), and its end is aligned. The old one is kept in a
-    // register that survives the call.
+    // SAFETY: the stack is mapped permanently, nobody else uses it (a gate has one delegation at a
+    // time, and calls come only from there), and its end is aligned. The old stack pointer is kept
+    // in a register that survives the call.
     unsafe {
         asm!(
             "mov r12, rsp",
@@ -143,7 +144,7 @@ fn on_own_stack(work: extern "C" fn() -> u64) -> u64 {
     result
 }
 
-/// Has the worker do something, if it is there and in one piece.
+/// Lets the worker do something, if it exists and is intact.
 fn with(work: impl FnOnce(&mut Passive, &Surroundings) -> u64) -> u64 {
     let (Ok(mut place), Some(surroundings)) = (PASSIVE.try_lock(), SURROUNDINGS.get()) else {
         return gate::ENDED;
@@ -156,7 +157,8 @@ fn with(work: impl FnOnce(&mut Passive, &Surroundings) -> u64) -> u64 {
 
 extern "C" fn handshake_here() -> u64 {
     with(|passive, surroundings| {
-        // SAFETY: the gate keeps the memory while it has the application, which this worker is for.
+        // SAFETY: the gate keeps the memory mapped while it has the application that this worker
+        // serves.
         let served = unsafe { passive.handshake((surroundings.shared)()) };
         if served { gate::EMPTY } else { gate::ENDED }
     })
@@ -179,12 +181,12 @@ extern "C" fn drain(_: u64, _: u64) -> u64 {
     on_own_stack(drain_here)
 }
 
-/// Slow work, on the process's own CPU and stack: what the ring of calls holds. The arguments are
-/// the application's and mean nothing.
+/// Slow work, on the process's own CPU and stack: drains the ring of calls. The arguments come from
+/// the application and are ignored.
 pub fn own(_: u64, _: u64) -> u64 {
     with(|passive, _| match passive.drain(Cpu::Own) {
         Some(Drained::Empty) => gate::EMPTY,
-        // Nothing is left to the own CPU there.
+        // `Own` does not occur here: nothing is left to the own CPU.
         Some(Drained::More | Drained::Own) => gate::MORE,
         None => gate::ENDED,
     })

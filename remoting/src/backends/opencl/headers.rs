@@ -1,4 +1,4 @@
-//! Headers of an application's own file system, in files for the driver's compiler.
+//! Headers from an application's own file system, written to files for the driver's compiler.
 
 use std::{
     ffi::{CString, OsStr},
@@ -12,25 +12,26 @@ use std::{
 use super::driver::c_string;
 use crate::{apis::opencl::calls, wire::Blob};
 
-/// The most folders of a build.
+/// Maximum number of folders of a build.
 const MOST_FOLDERS: u32 = 64;
-/// The most files of a build: as many as the driver sends. The pool removes what a worker leaves.
+/// Maximum number of files of a build, which is as many as the driver sends. The pool removes files
+/// that a worker leaves behind.
 const MOST_FILES: usize = 1024;
-/// The most steps in a file's name, each a folder.
+/// Maximum number of path components of a file's name.
 const DEEPEST: usize = 64;
 
 /// The headers of one build.
 #[derive(Debug)]
 pub struct Headers {
-    /// The folder that one is made in for them. Its name is part of the options.
+    /// The folder in which a folder for them is made. Its name is part of the options.
     pub root: PathBuf,
     /// How many folders are made in there.
     pub folders: u32,
-    /// What goes into these.
+    /// The files that go into these folders.
     pub files: Vec<calls::HeaderFile>,
 }
 
-/// What keeps the files of headers. They go when this does.
+/// Keeps the files of headers. They are removed when this is dropped.
 #[derive(Debug)]
 pub struct Kept(PathBuf);
 
@@ -41,8 +42,8 @@ impl Drop for Kept {
 }
 
 impl Headers {
-    /// Writes the files, if there are any: the build's options with their folders, and what keeps
-    /// the files.
+    /// Writes the files, if there are any. Returns the build's options with their folders, and the
+    /// owner of the files.
     pub fn write(headers: Option<Self>, mut options: Blob) -> io::Result<(CString, Option<Kept>)> {
         let Some(headers) = headers else {
             return Ok((c_string(&options), None));
@@ -62,7 +63,8 @@ impl Headers {
         for file in &headers.files {
             let name = Path::new(OsStr::from_bytes(&file.name.0));
             let plain = |part| matches!(part, Component::Normal(_));
-            // The client's claims: neither a step up nor another root.
+            // The name comes from the client: neither a parent folder nor an absolute path is
+            // allowed.
             let deep = name.components().nth(DEEPEST).is_some();
             if file.folder >= headers.folders || deep || !name.components().all(plain) {
                 return Err(io::ErrorKind::InvalidInput.into());
@@ -76,8 +78,9 @@ impl Headers {
         Ok((c_string(&options), Some(kept)))
     }
 
-    /// Makes the folder. It is named after what goes into it: drivers that keep what they compile
-    /// look for it by the options, too. Builds of one program at a time have one each.
+    /// Makes the folder. It is named after its contents, because drivers that cache compiled
+    /// programs include the options in the key. Concurrent builds of one program have a folder
+    /// each.
     fn folder(&self) -> io::Result<Kept> {
         fs::create_dir_all(&self.root)?;
         let mut hasher = DefaultHasher::new();
@@ -92,7 +95,7 @@ impl Headers {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
-            // One for each build that is under way, and what somebody has left here.
+            // One for each build in progress, and possibly leftovers.
             if number == 1000 {
                 break;
             }

@@ -22,17 +22,17 @@ use crate::{
     wire::Blob,
 };
 
-/// How many refused arguments of a kernel are remembered.
+/// Maximum number of refused arguments that are remembered per kernel.
 const MOST_REFUSED: usize = 64;
 
-/// What a kernel takes as an argument.
+/// The kind of value that a kernel takes as an argument.
 ///
-/// A driver believes whatever it is given for a handle, and takes an object of one kind for one of
-/// another; and a kernel may print a handle that it was given for a number, which is an address of
-/// this process. So a value is compared with this before the driver gets it.
+/// A driver trusts whatever it is given as a handle, and takes an object of one kind for one of
+/// another. A kernel may also print a handle that was passed as a number, which is an address in
+/// this process. A value is therefore checked against this before the driver gets it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Parameter {
-    /// The driver does not say.
+    /// The driver does not tell.
     Unknown,
     /// Plain bytes.
     Plain,
@@ -40,7 +40,7 @@ pub enum Parameter {
     Local,
     /// A buffer or an address.
     Buffer,
-    /// The same of memory that no kernel writes.
+    /// Like [`Buffer`](Self::Buffer), for memory that no kernel writes.
     Constant,
     /// An image.
     Image,
@@ -48,12 +48,12 @@ pub enum Parameter {
     ReadOnlyImage,
     /// A sampler.
     Sampler,
-    /// A queue of the device itself, which no application has.
+    /// A device queue, which no application has.
     Queue,
 }
 
 impl Parameter {
-    /// By the address space, the type's name and an image's access, if they are known
+    /// Determined by the address space, the type's name and an image's access, if they are known
     /// (clGetKernelArgInfo).
     fn new(space: Option<u32>, name: Option<&[u8]>, access: Option<u32>) -> Self {
         let Some(space) = space else {
@@ -85,7 +85,7 @@ impl Parameter {
         }
     }
 
-    /// What the application is told.
+    /// The kind as reported to the application.
     fn kind(self) -> ArgumentKind {
         match self {
             Self::Unknown => ArgumentKind::Unknown(),
@@ -98,13 +98,14 @@ impl Parameter {
         }
     }
 
-    /// Whether the kernel may write what it gets.
+    /// Whether the kernel may write to the object.
     pub(crate) fn may_be_written(self) -> bool {
         !matches!(self, Self::Constant | Self::ReadOnlyImage)
     }
 }
 
-/// Whether a type is one of images (OpenCL C 3.0, 6.3.3), and no pointer to one of a similar name.
+/// Whether a type is an image type (OpenCL C 3.0, 6.3.3), and not a pointer to a type with a
+/// similar name.
 fn is_image(name: &[u8]) -> bool {
     let begins = [&b"image1d_"[..], b"image2d_", b"image3d_"];
     begins.iter().any(|begin| name.starts_with(begin)) && name.ends_with(b"_t")
@@ -113,7 +114,7 @@ fn is_image(name: &[u8]) -> bool {
 impl Kernel {
     /// Remembers that the driver has refused an argument's value.
     pub(crate) fn refuse(&mut self, index: u32, code: i32) {
-        // A driver refuses indices beyond the kernel's arguments: their number is small.
+        // A driver refuses indices beyond the kernel's arguments, so legitimate ones are few.
         if self.refused.len() < MOST_REFUSED {
             self.refused.insert(index, code);
         }
@@ -149,7 +150,7 @@ impl Server {
         Ok(kinds)
     }
 
-    /// Finds out once what a kernel's arguments are, as far as the driver says.
+    /// Queries the kernel's arguments once, as far as the driver tells.
     fn parameters(&self, kernel: Handle) -> Vec<Parameter> {
         let mut count = 0u32;
         cl!(
@@ -263,13 +264,14 @@ impl Server {
             }
             Value::Local(size) => (*size as usize, null()),
             Value::Svm(address) => {
-                // Drivers from before OpenCL 2.0 have no such function, not even for null.
+                // Drivers before OpenCL 2.0 have no such function, not even for null.
                 if !home.svm {
                     return Err(codes::INVALID_OPERATION);
                 }
                 let pointer = match address {
                     None => null_mut(),
-                    // Kernels are trusted with what lies around it no more than with buffers.
+                    // Kernels are not trusted with the memory around it any more than with that
+                    // around buffers.
                     Some(address) => (self.backend.svm.at(home.raw, *address, 1))
                         .ok_or(codes::INVALID_ARG_VALUE)?,
                 };
@@ -293,9 +295,9 @@ impl Server {
         Ok(())
     }
 
-    /// Remembers whether the driver has refused an argument's value, which nobody `awaits`, until
-    /// it gets another one: enqueuing the kernel fails meanwhile, since the value that it has is
-    /// not the one that it was to have.
+    /// Remembers whether the driver has refused an argument's value that nobody `awaits`, until the
+    /// argument gets another value. Until then enqueuing the kernel fails, because its current
+    /// value is not the intended one.
     pub(crate) fn note_argument(
         &mut self,
         call: &SetArgument,

@@ -66,7 +66,8 @@ impl Server {
             flags |= codes::MEM_COPY_HOST_PTR;
             pointer = self.place(place, Some(call.size))?;
         }
-        // What lives in the window is no device's memory, and shared virtual memory is charged.
+        // Memory in the window takes no device memory, and shared virtual memory is charged
+        // elsewhere.
         let charge = match (call.svm, call.lives) {
             (None, None) => Some(self.charge(call.size)?),
             _ => None,
@@ -94,7 +95,7 @@ impl Server {
         })
     }
 
-    /// Keeps a charge until the driver says that the object is gone.
+    /// Keeps a charge until the driver reports that the object is gone.
     fn charged(&self, raw: Handle, charge: Option<Charge>) -> Handle {
         if let Some(charge) = charge {
             let data = callbacks::charge_into_raw(charge);
@@ -103,8 +104,8 @@ impl Server {
                 clSetMemObjectDestructorCallback(raw, Some(callbacks::gone), data)
             );
             if code != 0 {
-                // A driver that does not say when memory is free is not charged for it.
-                // SAFETY: it refused the callback.
+                // If a driver does not report when memory is free, the memory is not charged.
+                // SAFETY: the driver refused the callback.
                 unsafe { callbacks::gone(raw, data) };
             }
         }
@@ -179,7 +180,7 @@ impl Server {
             let needed = needed.ok_or(codes::INVALID_IMAGE_FORMAT_DESCRIPTOR)?;
             pointer = self.place(place, Some(needed))?;
         }
-        // Images of a buffer have its memory; the driver refuses formats that it does not know.
+        // Images of a buffer use its memory; the driver refuses formats that it does not know.
         let charge = match (shape.of, needed) {
             (None, Some(bytes)) => Some(self.charge(bytes)?),
             _ => None,

@@ -1,8 +1,8 @@
-//! Contents of buffers and images that have yet to come from where the application was.
+//! Contents of buffers and images that have not arrived yet from where the application was.
 //!
-//! A command that names an object waits until its contents are there, and has them fetched next; one that
-//! overwrites a whole buffer does not need them. What an object is a part of comes with all its parts: their
-//! bytes are the same.
+//! A command that names an object waits until its contents have arrived, and has them fetched next. A command that
+//! overwrites a whole buffer does not need them. An object that is part of another arrives together with all other
+//! parts: they share bytes.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -28,37 +28,37 @@ use crate::{
     wire::Api,
 };
 
-/// Why the application cannot leave for now.
+/// Why the application cannot leave at the moment.
 pub(super) const ON_THEIR_WAY: &str =
     "contents of its memory are still on their way from where it was";
 
-/// What has not come.
+/// The contents that have not arrived.
 #[derive(Debug)]
 pub struct Missing {
     numbers: Arc<Numbers>,
-    /// By where the records are of what their bytes are a part of.
+    /// Object numbers, keyed by the address of the root's record, whose bytes the object shares.
     by_place: HashMap<usize, Vec<u32>>,
-    /// Whether somebody fetches them.
+    /// Whether fetching has begun.
     has_begun: bool,
 }
 
-/// The objects by their numbers, for the thread that fetches their contents, too.
+/// The objects by number, shared with the thread that fetches their contents.
 #[derive(Debug)]
 pub struct Numbers {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-/// An object whose contents have not come.
+/// An object whose contents have not arrived.
 #[derive(Debug)]
 struct Awaited {
-    /// What its bytes are a part of: nobody needs what is of none.
+    /// The root whose bytes the object shares. Once it is gone, nobody needs them.
     record: Weak<MemRecord>,
-    /// The driver has it until its contents have come, or the application has released it.
+    /// The driver keeps it until its contents have arrived, or the application has released it.
     kept: Arc<Kept>,
 }
 
-/// An object whose contents do not come.
+/// An object whose contents will not arrive.
 #[derive(Debug)]
 struct Lost {
     record: Weak<MemRecord>,
@@ -69,33 +69,33 @@ struct Lost {
 struct State {
     awaited: HashMap<u32, Awaited>,
     lost: HashMap<u32, Lost>,
-    /// Those of the awaited that were not asked for: none is twice.
+    /// The awaited objects that have not been requested yet. Each is requested only once.
     unasked: BTreeSet<u32>,
-    /// Bytes of those that are awaited.
+    /// Total bytes of the awaited objects.
     bytes: u64,
-    /// Those that a command waits for.
+    /// Objects that a command waits for.
     wanted: Vec<u32>,
-    /// The one that is being fetched.
+    /// The object that is being fetched.
     coming: Option<u32>,
-    /// The one that a command is about to overwrite.
+    /// The object that a command is about to overwrite.
     overwriting: Option<u32>,
     /// Nobody waits for them any more.
     given_up: bool,
 }
 
-/// What is to be fetched next.
+/// What to fetch next.
 pub struct Next {
     pub number: u32,
     pub object: Arc<Kept>,
     record: Weak<MemRecord>,
-    /// Bytes that are still to come, its own included.
+    /// Bytes that have yet to arrive, including its own.
     pub left: u64,
 }
 
 impl Next {
-    /// Contents of it have come that are so many bytes, from this one on, whatever these say.
+    /// Records that contents of this length have arrived from `start` on, whatever they are.
     pub fn touch(&self, start: u64, length: u64) {
-        // Of one that was released nothing is copied any more.
+        // Nothing is copied any more of an object that was released.
         if let Some(record) = self.record.upgrade() {
             record.touched.part(start, length);
         }
@@ -107,7 +107,7 @@ impl State {
         record.strong_count() > 0
     }
 
-    /// One is not waited for any more. What the driver has of it is to be released without the lock.
+    /// Stops waiting for an object. The caller must release the driver's part of it without the lock.
     fn take(&mut self, number: u32) -> Option<Awaited> {
         let one = self.awaited.remove(&number)?;
         self.unasked.remove(&number);
@@ -115,7 +115,7 @@ impl State {
         Some(one)
     }
 
-    /// Forgets one that the application has released, unless it is being written.
+    /// Forgets an object that the application has released, unless it is being written.
     fn forget(&mut self, number: u32) -> Option<Awaited> {
         let lost = self.lost.get(&number);
         if lost.is_some_and(|one| !Self::is_live(&one.record)) {
@@ -129,7 +129,7 @@ impl State {
         }
     }
 
-    /// The next one to ask for that a command does not overwrite just now.
+    /// The next object to request, skipping one that a command is overwriting.
     fn choose(&self) -> Option<u32> {
         let is_free = |number: &u32| self.overwriting != Some(*number);
         let is_left = |number: &u32| self.unasked.contains(number) && is_free(number);
@@ -137,7 +137,8 @@ impl State {
         wanted.or_else(|| self.unasked.iter().copied().find(is_free))
     }
 
-    /// Whether the contents of one are there; those that nobody can need count as such. Why they never will be.
+    /// Whether an object's contents have arrived; contents that nobody can need count as arrived. Fails with the reason
+    /// if they never will.
     fn has_come(&self, number: u32) -> Result<bool, Error> {
         match self.lost.get(&number) {
             Some(one) if Self::is_live(&one.record) => Err(Error::Lost(one.why.clone())),
@@ -150,7 +151,7 @@ impl State {
 }
 
 impl Numbers {
-    /// The one to fetch next; none if all have been asked for. Waits for commands that overwrite the last ones.
+    /// The object to fetch next; `None` once all have been requested. Waits for commands that overwrite the last ones.
     pub(super) fn next(&self) -> Option<Next> {
         let mut released = Vec::new();
         let mut state = self.state.lock_unpoisoned();
@@ -185,12 +186,12 @@ impl Numbers {
         next
     }
 
-    /// The contents of one are there, or why they never will be.
+    /// Records that an object's contents have arrived, or why they never will.
     pub(super) fn came(&self, number: u32, outcome: Result<(), String>) {
         let mut state = self.state.lock_unpoisoned();
         state.coming = None;
         let one = state.take(number);
-        // What was released meanwhile is nobody's loss.
+        // Losing an object that was released meanwhile does not matter.
         if let (Some(one), Err(why)) = (&one, outcome)
             && State::is_live(&one.record)
         {
@@ -207,7 +208,7 @@ impl Numbers {
 }
 
 impl Missing {
-    /// The contents of these objects, by their numbers.
+    /// Starts with the contents of these objects, by number.
     pub(super) fn new(objects: Vec<(u32, Arc<MemRecord>, Kept)>) -> Self {
         let mut state = State::default();
         let mut by_place = HashMap::<_, Vec<_>>::new();
@@ -232,20 +233,20 @@ impl Missing {
         }
     }
 
-    /// What is to be fetched, once.
+    /// Returns what to fetch, once.
     pub(super) fn begin(&mut self) -> Option<Arc<Numbers>> {
         let has_begun = std::mem::replace(&mut self.has_begun, true);
         (!has_begun).then(|| Arc::clone(&self.numbers))
     }
 
-    /// Whether some have not come that the application may need.
+    /// Whether contents that the application may need have not arrived.
     pub(super) fn is_awaited(&self) -> bool {
         let state = self.numbers.state.lock_unpoisoned();
         let mut lost = state.lost.values();
         !state.awaited.is_empty() || lost.any(|one| State::is_live(&one.record))
     }
 
-    /// Whether that is in the way of a state that has all.
+    /// Whether that prevents saving a complete state.
     pub(super) fn busy(&self) -> Option<Busy> {
         let state = self.numbers.state.lock_unpoisoned();
         let mut lost = state.lost.values();
@@ -258,7 +259,7 @@ impl Missing {
         (!state.awaited.is_empty()).then_some(Busy::Still(ON_THEIR_WAY))
     }
 
-    /// Whether the contents are there of all objects at these places, or of all that there are.
+    /// Whether the contents of all objects at these places have arrived, or of all objects.
     fn have_come(&self, places: Option<&[usize]>) -> Result<bool, Error> {
         let mut state = self.numbers.state.lock_unpoisoned();
         let Some(places) = places else {
@@ -281,7 +282,7 @@ impl Missing {
         Ok(have_come)
     }
 
-    /// The application has released an object at this place, or a part of it.
+    /// Records that the application has released an object at this place, or a part of it.
     pub(super) fn released(&self, place: usize) {
         let Some(numbers) = self.by_place.get(&place) else {
             return;
@@ -294,8 +295,9 @@ impl Missing {
         self.numbers.changed.notify_all();
     }
 
-    /// A command that is next overwrites all of the object at this place: its contents are not written any more
-    /// until [`end_overwriting`](Self::end_overwriting). False if they are being, or are those of several.
+    /// Prepares for the next command, which overwrites all of the object at this place: its contents are not written
+    /// until [`end_overwriting`](Self::end_overwriting). Returns false if they are being written, or belong to several
+    /// objects.
     fn begin_overwriting(&self, place: usize) -> bool {
         let Some([number]) = self.by_place.get(&place).map(Vec::as_slice) else {
             return false;
@@ -309,7 +311,7 @@ impl Missing {
         is_free
     }
 
-    /// The driver has the command that overwrites an object, if there is one.
+    /// Records that the driver has accepted the command that overwrites an object, if there is one.
     pub(super) fn overwritten(&mut self) {
         let mut state = self.numbers.state.lock_unpoisoned();
         if let Some(number) = state.overwriting {
@@ -320,7 +322,7 @@ impl Missing {
         }
     }
 
-    /// The driver has it, or has refused it.
+    /// Records that the driver has accepted or refused the command.
     fn end_overwriting(&self) {
         self.numbers.state.lock_unpoisoned().overwriting = None;
         self.numbers.changed.notify_all();
@@ -334,17 +336,17 @@ impl Drop for Missing {
     }
 }
 
-/// What a request needs the contents of.
+/// The objects whose contents a request needs.
 #[derive(Debug, Default)]
 struct Needed {
-    /// Of all objects.
+    /// All objects.
     all: bool,
-    /// By where the records are of what their bytes are a part of.
+    /// The addresses of the records of their roots.
     places: Vec<usize>,
 }
 
 impl Server {
-    /// Whether all contents are there that a request needs.
+    /// Whether all contents that a request needs have arrived.
     pub(super) fn contents_have_come(
         &mut self,
         opcode: u16,
@@ -366,15 +368,15 @@ impl Server {
         missing.have_come((!all).then_some(&places))
     }
 
-    /// The command before was the one that overwrites.
+    /// Records that the previous command was the overwriting one.
     pub(super) fn end_overwriting(&self) {
         if let Some(missing) = &self.backend.missing {
             missing.end_overwriting();
         }
     }
 
-    /// Where the record is of the buffer all of which a command writes, whatever it had. Not if something may
-    /// still read it before: what waits for the application, as the command itself may.
+    /// The place of the buffer that a command overwrites completely, whatever its contents were. `None` if something
+    /// may still read the buffer before: earlier commands may wait for the application, and so may this one.
     fn overwrites(&self, request: &Request) -> Option<usize> {
         let (order, id, offset, size): (&Order, _, _, _) = match request {
             Request::WriteBuffer(call) => (&call.order, call.mem, call.offset, call.from.length),
@@ -420,14 +422,14 @@ impl Server {
             | Request::SvmFill(_)
             | Request::SvmMigrate(_)
             | Request::SetUserEventStatus(_) => &[],
-            // Of others that use the device nothing is known.
+            // Nothing is known about other requests that use the device.
             other => {
                 needed.all = OpenCl::cost(opcode, other).is_some();
                 &[]
             }
         };
         for id in ids {
-            // Of none the driver gets no command.
+            // For a nonexistent object the driver gets no command.
             if let Ok(mem) = self.backend.mems.get(id.0) {
                 needed.places.push(place(&mem.record));
             }
@@ -436,7 +438,7 @@ impl Server {
     }
 
     fn need_arguments(&self, needed: &mut Needed, kernel: &Kernel) {
-        // Those beyond are not recorded.
+        // Arguments beyond the maximum are not recorded.
         needed.all |= kernel.parameters.len() > MOST_ARGUMENTS;
         for (_, argument) in kernel.arguments.all() {
             match argument {
@@ -444,7 +446,7 @@ impl Server {
                     let lives = self.backend.mems.birth(named.id.0) == named.birth;
                     match self.backend.mems.get(named.id.0) {
                         Ok(mem) if lives => needed.places.push(place(&mem.record)),
-                        // One that was released, perhaps a part of one that was not.
+                        // A released object, possibly part of one that was not released.
                         _ => needed.all = true,
                     }
                 }

@@ -1,18 +1,17 @@
-//! OpenCL's calls, carried out by a driver of the host.
+//! Executes OpenCL calls with a driver of the host.
 //!
-//! - [`backend`]: all of it for a [session](crate::session).
+//! - [`backend`]: the backend of a [session](crate::session).
 //! - [`driver`]: the host's OpenCL, opened at run time.
-//! - [`objects`]: shadow objects, in a [`table`](crate::session::table) for each kind; [`records`]:
-//!   how programs and kernels came to be; [`provenance`]: what objects were made in and of. Calls about
-//!   them by subject: `contexts`, `memory`, `programs`, `kernels`, `events`; [`query`]: questions.
-//!   [`told`]: what an application relies on of the answers. `headers`: an application's files for the compiler.
-//! - [`commands`]: what goes into queues; [`transfers`]: to and from the window, of which the
-//!   [`cover`] says what the driver knows.
-//!   `svm`: memory whose addresses mean the same to the application; `freed`: what commands may
-//!   use of it still.
-//! - `state`: all objects, saved and made again in another process; `touched`: which parts of buffers have
-//!   contents at all; `written`: which objects commands may have written meanwhile; `missing`: whose contents have
-//!   yet to come.
+//! - [`objects`]: shadow objects, in a [`table`](crate::session::table) per kind; [`records`]: how programs and kernels
+//!   were made; [`provenance`]: what objects were made in and from. Calls on them by subject: `contexts`, `memory`,
+//!   `programs`, `kernels`, `events`; [`query`]: queries. [`told`]: the answers that an application relies on.
+//!   `headers`: an application's header files for the compiler.
+//! - [`commands`]: commands for queues; [`transfers`]: transfers to and from the window, whose [`cover`] is the part
+//!   that is registered with the driver. `svm`: shared virtual memory, whose addresses mean the same to the
+//!   application; `freed`: freed allocations that commands may still use.
+//! - `state`: saves all objects and recreates them in another process; `touched`: which parts of buffers have contents
+//!   at all; `written`: which objects commands may have written meanwhile; `missing`: objects whose contents have not
+//!   arrived yet.
 //! - [`handlers`]: how a gate calls a passive worker.
 
 pub mod driver;

@@ -1,4 +1,4 @@
-//! Shadow objects: what the driver made, and the call by which it can be made again.
+//! Shadow objects: what the driver made, and the call that recreates it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -29,22 +29,22 @@ use crate::{
 pub struct Device {
     /// The driver's handle.
     pub raw: Handle,
-    /// Its platform's place in the list.
+    /// Index of its platform in the list.
     pub platform: usize,
-    /// Whether it has buffers in shared virtual memory.
+    /// Whether it supports buffers in shared virtual memory.
     pub svm: bool,
-    /// How it came to be.
+    /// How it was made.
     pub record: Arc<DeviceRecord>,
-    /// Whether it stays with the driver for good.
+    /// Whether it stays allocated in the driver permanently.
     pub pinned: bool,
 }
 
 impl Device {
-    /// A context is made on it: it stays with the driver for as long as this process. Contexts, queues
-    /// and events of a part of a device use it to their end, and that is up to the driver, which may
-    /// have them long after the application has released them and the part; PoCL 3.1 has no
-    /// reference to it meanwhile, and crashes as it gives such a queue up. A part that no context was
-    /// made on costs nothing once it is released; another one about 1 KiB.
+    /// Pins a device on which a context is created, for the lifetime of this process. Contexts, queues and events of a
+    /// sub-device use it to their end, and only the driver knows when that is: it may hold them long after the
+    /// application has released them and the sub-device. PoCL 3.1 holds no reference to the device meanwhile, and
+    /// crashes when it releases such a queue. A sub-device without contexts costs nothing after its release; a pinned
+    /// one costs about 1 KiB.
     pub fn pin(&mut self, api: &Api) {
         let is_part = matches!(*self.record, DeviceRecord::Part(_));
         if is_part && !std::mem::replace(&mut self.pinned, true) {
@@ -58,29 +58,29 @@ impl Device {
 pub struct Context {
     /// The driver's handle.
     pub raw: Handle,
-    /// How it came to be.
+    /// How it was made.
     pub record: Arc<ContextRecord>,
-    /// Its platform's place in the list.
+    /// Index of its platform in the list.
     pub platform: usize,
-    /// Whether one of its devices has buffers in shared virtual memory.
+    /// Whether one of its devices supports buffers in shared virtual memory.
     pub svm: bool,
 }
 
-/// The context that an object was made in, which the driver keeps for as long as the object, as
-/// calls about the object need it.
+/// The context in which an object was made. The driver keeps it as long as the object, because calls on the object need
+/// it.
 #[derive(Clone, Copy, Debug)]
 pub struct Home {
     /// The driver's handle.
     pub raw: Handle,
-    /// Its platform's place in the list.
+    /// Index of its platform in the list.
     pub platform: usize,
-    /// Whether one of its devices has buffers in shared virtual memory. Where none has, the
-    /// functions for it may be missing: drivers from before OpenCL 2.0 have none.
+    /// Whether one of its devices supports buffers in shared virtual memory. If none does, the functions for it may be
+    /// missing: drivers before OpenCL 2.0 have none.
     pub svm: bool,
 }
 
 impl Context {
-    /// As its objects keep it.
+    /// The context as its objects refer to it.
     pub fn home(&self) -> Home {
         Home {
             raw: self.raw,
@@ -97,27 +97,27 @@ pub struct Queue {
     pub raw: Handle,
     /// Its context.
     pub home: Home,
-    /// Whether its device has buffers in shared virtual memory.
+    /// Whether its device supports buffers in shared virtual memory.
     pub svm: bool,
     /// How it was made.
     pub made: CreateQueue,
-    /// How its context came to be.
+    /// How its context was made.
     pub context: Arc<ContextRecord>,
-    /// How its device came to be.
+    /// How its device was made.
     pub device: Arc<DeviceRecord>,
-    /// What is known of the end of its commands.
+    /// What is known about the end of its commands.
     pub end: End,
-    /// The first error of a command that nobody waited for, to be reported by who waits next.
+    /// The first error of a command that nobody waited for; reported to the next call that waits.
     pub deferred: Option<i32>,
 }
 
 impl Queue {
-    /// Whether it carries out its commands one after the other.
+    /// Whether it executes its commands in order.
     pub fn in_order(&self) -> bool {
         self.made.properties & codes::QUEUE_OUT_OF_ORDER_EXEC_MODE_ENABLE == 0
     }
 
-    /// Whether it measures its commands.
+    /// Whether it profiles its commands.
     pub fn profiles(&self) -> bool {
         self.made.properties & codes::QUEUE_PROFILING_ENABLE != 0
     }
@@ -139,7 +139,7 @@ pub enum MadeMem {
 pub struct Mem {
     /// The driver's handle.
     pub raw: Handle,
-    /// How it came to be.
+    /// How it was made.
     pub record: Arc<MemRecord>,
     /// Its context.
     pub home: Home,
@@ -152,7 +152,7 @@ pub struct Mem {
 pub struct Map {
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// The driver's pointer.
     pub pointer: usize,
@@ -173,7 +173,7 @@ impl Mem {
 pub struct MadeSvm {
     /// The call.
     pub call: SvmAlloc,
-    /// How its context came to be.
+    /// How its context was made.
     pub context: Arc<ContextRecord>,
 }
 
@@ -184,7 +184,7 @@ pub struct Sampler {
     pub raw: Handle,
     /// How it was made.
     pub made: CreateSampler,
-    /// How its context came to be.
+    /// How its context was made.
     pub context: Arc<ContextRecord>,
 }
 
@@ -195,18 +195,18 @@ pub struct Program {
     pub raw: Handle,
     /// Its context.
     pub home: Home,
-    /// How it came to be.
+    /// How it was made.
     pub record: Arc<ProgramRecord>,
-    /// Those that are under way.
+    /// Its builds in progress.
     pub builds: Builds,
 }
 
-/// The builds of a program that are under way: each has a clone of this.
+/// The builds of a program in progress: each holds a clone of this.
 #[derive(Clone, Debug, Default)]
 pub struct Builds(Arc<()>);
 
 impl Builds {
-    /// Whether there is one.
+    /// Whether any is in progress.
     pub fn any(&self) -> bool {
         Arc::strong_count(&self.0) > 1
     }
@@ -217,19 +217,19 @@ impl Builds {
 pub struct Kernel {
     /// The driver's handle.
     pub raw: Handle,
-    /// Its program, as it was when the kernel was made, or the one that this is a clone of.
+    /// Its program as it was when the kernel, or the kernel that this one was cloned from, was made.
     pub program: Arc<ProgramRecord>,
-    /// Its name there.
+    /// Its name in the program.
     pub name: Blob,
     /// The values of its arguments.
     pub arguments: Arguments,
     /// Its context.
     pub home: Home,
-    /// Arguments whose last values the driver has refused, when nobody waited for that.
+    /// Arguments whose last values the driver has refused while nobody waited for the result.
     pub refused: BTreeMap<u32, i32>,
     /// Arguments that are addresses in shared virtual memory.
     pub addresses: Addresses,
-    /// What its arguments are, as far as the driver says.
+    /// The kinds of its arguments, as far as the driver tells.
     pub parameters: Arc<[Parameter]>,
 }
 
@@ -238,27 +238,26 @@ pub struct Kernel {
 pub struct Event {
     /// The driver's handle.
     pub raw: Handle,
-    /// Its command's queue; none for a user event.
+    /// Its command's queue; `None` for a user event.
     pub queue: Option<QueueId>,
-    /// How its context came to be.
+    /// How its context was made.
     pub context: Arc<ContextRecord>,
-    /// The status that a user event has got.
+    /// The status that has been set on a user event.
     pub decided: Option<i32>,
-    /// Callbacks that a user event waits for to call: at which status, and their numbers.
+    /// Callbacks on a user event that have not been called: status and number of each.
     pub callbacks: Vec<(i32, u64)>,
-    /// The times of a command that has ended in another process, by the names that OpenCL has for
-    /// them.
+    /// The profiling times of a command that completed in another process, by OpenCL's parameter names.
     pub times: Option<Vec<(u32, u64)>>,
 }
 
 impl Event {
-    /// Whether the client decides it, and has not yet.
+    /// Whether the client decides it, and has not done so yet.
     pub fn is_undecided(&self) -> bool {
         self.queue.is_none() && self.decided.is_none()
     }
 }
 
-/// Puts what a creation made into its table.
+/// Stores the result of a creation in its table.
 macro_rules! keep {
     ($table:expr, $id:expr, $made:expr) => {{
         let made = $made;
@@ -269,7 +268,7 @@ macro_rules! keep {
 }
 pub(crate) use keep;
 
-/// The object if the code is success.
+/// Returns the object if the code is success.
 pub(crate) fn made(raw: Handle, code: i32) -> Result<Handle, i32> {
     match (raw, code) {
         (0, 0) => Err(codes::OUT_OF_RESOURCES),

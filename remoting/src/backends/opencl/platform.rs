@@ -1,4 +1,4 @@
-//! What the host offers: its platforms and devices.
+//! The platforms and devices of the host.
 
 use std::{ptr::null_mut, sync::Arc};
 
@@ -30,8 +30,8 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// All platforms of the host that have devices in whose names `wanted` occurs; these go into
-    /// the table.
+    /// All platforms of the host that have devices whose names contain `wanted`. These devices are
+    /// added to the table.
     pub fn all(api: &Api, wanted: &str, table: &mut Table<Device>) -> Vec<Self> {
         let mut count = 0;
         if cl!(api, clGetPlatformIDs(0, null_mut(), &raw mut count)) != 0 {
@@ -113,7 +113,7 @@ impl Platform {
     }
 }
 
-/// `CL_DEVICE_NAME`; empty if the driver does not say it.
+/// `CL_DEVICE_NAME`; empty if the driver does not tell.
 fn name(api: &Api, device: Handle) -> String {
     let mut text = [0u8; 256];
     let code = cl!(
@@ -133,7 +133,7 @@ fn name(api: &Api, device: Handle) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Whether a device has buffers in shared virtual memory.
+/// Whether a device supports buffers in shared virtual memory.
 fn has_svm(api: &Api, device: Handle) -> bool {
     let mut capabilities = 0u64;
     let code = cl!(

@@ -1,4 +1,4 @@
-//! Programs: making, building and linking them. What takes long runs in threads of its own.
+//! Programs: creating, building and linking them. Long operations run in threads of their own.
 
 use std::{
     io,
@@ -32,10 +32,10 @@ use crate::{
     wire::Header,
 };
 
-/// The most builds that are under way: no call is taken before one of them has ended.
+/// Maximum number of builds in progress: no call is taken until one of them has ended.
 pub(crate) const MOST_BUILDS: usize = 64;
 
-/// A list as the driver takes it: null if it is empty.
+/// A list for the driver: null if it is empty.
 fn list(handles: &[Handle]) -> *const Handle {
     if handles.is_empty() {
         null()
@@ -44,16 +44,16 @@ fn list(handles: &[Handle]) -> *const Handle {
     }
 }
 
-/// What linking has made, before it is the client's.
+/// The result of linking, before it is the client's.
 #[derive(Debug)]
 pub struct LinkedProgram {
     /// The driver's handle; 0 if there is none.
     raw: Handle,
     /// Its context.
     home: Home,
-    /// How that came to be.
+    /// How its context was made.
     context: Arc<ContextRecord>,
-    /// How it came to be itself.
+    /// How the program itself was made.
     origin: Linked,
 }
 
@@ -74,7 +74,7 @@ impl Server {
         let mut code = 0;
         let raw = match &call.origin {
             ProgramOrigin::Source(text) => {
-                // A length of zero has drivers look for the text's end.
+                // With a length of zero, drivers look for a terminating zero.
                 let (pointer, length) = match text.0.len() {
                     0 => (c"".as_ptr(), 0),
                     length => (text.0.as_ptr().cast(), length),
@@ -146,7 +146,7 @@ impl Server {
         }
     }
 
-    /// The headers of a build, which are not written yet.
+    /// The headers of a build, which have not been written yet.
     fn headers(&self, folders: u32, included: &[calls::HeaderFile]) -> Option<Headers> {
         let root = self.backend.files.as_ref().filter(|_| folders > 0)?;
         Some(Headers {
@@ -156,7 +156,7 @@ impl Server {
         })
     }
 
-    /// Runs what takes long in a thread of its own, which leaves word on the board.
+    /// Runs a long operation in a thread of its own, which leaves a notice on the board.
     fn apart(
         &mut self,
         header: Header,
@@ -179,7 +179,7 @@ impl Server {
         Ok(())
     }
 
-    /// Runs a build: in a thread of its own, if there may be one.
+    /// Runs a build, in a thread of its own if threads are available.
     fn build(&self, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         if !self.has_threads() {
             work();
@@ -189,7 +189,7 @@ impl Server {
         thread.spawn(work).map(drop)
     }
 
-    /// Answers for a build that has ended.
+    /// Answers a build that has completed.
     pub(crate) fn built(&mut self, header: Header, code: i32) -> Result<(), Gone> {
         self.backend.building -= 1;
         self.answer(header, &outcome(code))
@@ -362,14 +362,14 @@ impl Server {
             board.leave(Notice::Backend(DriverNotice::Linked(header, linked, code)));
         };
         if self.build(work).is_err() {
-            // The references go with the process, which has not even room for a thread.
+            // The references end with the process, which has not even room for a thread.
             return self.answer(header, &Err::<(i32, bool), i32>(codes::OUT_OF_HOST_MEMORY));
         }
         self.backend.building += 1;
         Ok(())
     }
 
-    /// Keeps what linking has made.
+    /// Stores the result of linking.
     pub(crate) fn linked(
         &mut self,
         header: Header,
@@ -387,7 +387,7 @@ impl Server {
         let outcome = if raw == 0 {
             Ok((code, false))
         } else if let Err(code) = self.backend.programs.check(id.0) {
-            // The number was given to another program meanwhile.
+            // The number has been given to another program meanwhile.
             cl!(self.backend.api, clReleaseProgram(raw));
             Err(code)
         } else {

@@ -1,43 +1,43 @@
-//! What objects were made in and of: devices, contexts, buffers and images.
+//! What objects were made in and from: devices, contexts, buffers and images.
 //!
-//! Their numbers may be given to others while what was made of them lives. So whatever needs them to
-//! be made again keeps their records, which do not change, and names them by their numbers only in
-//! the calls that made it. Two objects that were made of the same one have the same record of it.
+//! The numbers of these may be reused while objects made from them live. Whatever needs them to be
+//! recreated therefore keeps their records, which do not change, and names them by number only in
+//! the calls that made it. Two objects made from the same one share its record.
 //!
-//! A client may have parts made of parts. What would be deeper than [`DEEPEST`] is recorded as
-//! lost: a record's end frees those that nobody else keeps, one inside the other.
+//! A client may create parts of parts. What would be deeper than [`DEEPEST`] is recorded as lost,
+//! because dropping a record recursively drops those that nobody else holds.
 
 use std::sync::Arc;
 
 use super::{objects::MadeMem, touched::Touched, written::root};
 use crate::apis::opencl::calls::{CreateContext, CreateSubDevices, DeviceId};
 
-/// How many may have been made one of the other.
+/// Maximum depth of objects made from each other.
 pub(crate) const DEEPEST: usize = 16;
 
-/// How a device came to be.
+/// How a device was made.
 #[derive(Debug)]
 pub enum DeviceRecord {
-    /// The host has it, and its number is its own for as long as the worker lives.
+    /// The host offers it, and its number is fixed for as long as the worker lives.
     Offered(DeviceId),
-    /// It is a part of another one.
+    /// It is a part of another device.
     Part(Part),
 }
 
 /// How a sub-device was made.
 #[derive(Debug)]
 pub struct Part {
-    /// Of which device; none if that is lost.
+    /// Its parent device; `None` if that is lost.
     pub of: Option<Arc<DeviceRecord>>,
-    /// The call, which has made others, too.
+    /// The call, which may have made further parts.
     pub call: Arc<CreateSubDevices>,
-    /// Which of those that the call has made it is, from 0.
+    /// Its index among the parts that the call made, from 0.
     pub place: usize,
     depth: usize,
 }
 
 impl DeviceRecord {
-    /// Of the device that is at this place among those that a call has made of another one.
+    /// The record of the device at this index among those that a call made from another one.
     pub fn part(of: &Arc<Self>, call: &Arc<CreateSubDevices>, place: usize) -> Self {
         let depth = of.depth();
         let is_lost = depth >= DEEPEST;
@@ -57,7 +57,7 @@ impl DeviceRecord {
     }
 }
 
-/// How a context came to be.
+/// How a context was made.
 #[derive(Debug)]
 pub struct ContextRecord {
     /// The call.
@@ -66,22 +66,22 @@ pub struct ContextRecord {
     pub devices: Vec<Arc<DeviceRecord>>,
 }
 
-/// How a buffer or image came to be.
+/// How a buffer or image was made.
 #[derive(Debug)]
 pub struct MemRecord {
     /// The call.
     pub call: MadeMem,
-    /// In which context: that of what it was made of, if it was.
+    /// Its context: that of its parent, if it has one.
     pub context: Arc<ContextRecord>,
-    /// What it is a part or an image of; none if that is lost, or nothing.
+    /// Its parent, of which it is a part or an image; `None` if that is lost, or there is none.
     pub of: Option<Arc<MemRecord>>,
-    /// What anything may have written; of what is a part or an image of another one, that one has it.
+    /// What may have been written. Not used if there is a parent: the parent's is used instead.
     pub touched: Touched,
     depth: usize,
 }
 
 impl MemRecord {
-    /// Of what was made in a context, of something or not.
+    /// The record of an object made in a context, with or without a parent.
     pub fn new(call: MadeMem, context: Arc<ContextRecord>, of: Option<Arc<Self>>) -> Arc<Self> {
         if let Some(of) = &of {
             root(of).touched.all();

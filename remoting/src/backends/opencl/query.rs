@@ -1,5 +1,5 @@
-//! Questions about objects. The answers are the driver's; those that are the driver's own
-//! handles or addresses never leave the worker: the client knows its own.
+//! Queries for objects. The answers are the driver's, but the driver's own handles and addresses
+//! never leave the worker: the client knows its own.
 
 use std::{
     ffi::c_void,
@@ -56,7 +56,7 @@ fn is_private(of: &Target, parameter: u32) -> bool {
     }
 }
 
-/// Asks for a value; first for its size, if it is not one of the small ones that most are.
+/// Queries a value. Asks for its size first, unless it is small, as most values are.
 fn ask(call: impl Fn(usize, *mut c_void, *mut usize) -> i32) -> Result<Blob, i32> {
     let mut small = [0u8; 64];
     let mut size = 0;
@@ -156,7 +156,7 @@ impl Server {
     pub(super) fn device_info(&self, id: DeviceId, p: u32) -> Result<Blob, i32> {
         let &Device { raw, platform, .. } = self.backend.devices.get(id.0)?;
         if p == codes::DEVICE_SVM_CAPABILITIES && self.platform_version(platform) < 20 {
-            // It may know the word, but is not called for it.
+            // The driver may know the parameter, but the feature is not used with this version.
             return Err(codes::INVALID_VALUE);
         }
         let api = &self.backend.api;
@@ -193,7 +193,7 @@ impl Server {
     fn event_info(&self, id: EventId, p: u32) -> Result<Blob, i32> {
         let raw = match self.backend.events.get(id.0) {
             Ok(event) => event.raw,
-            // Its command never reached the driver: the reason is its status.
+            // The command never reached the driver: the reason is its status.
             Err(code) if p == codes::EVENT_COMMAND_EXECUTION_STATUS => {
                 return Ok(Blob(code.to_le_bytes().to_vec()));
             }
@@ -269,7 +269,7 @@ impl Server {
 
     pub(crate) fn program_binaries(&mut self, id: ProgramId) -> Result<Vec<Blob>, i32> {
         let program = self.backend.programs.get(id.0)?;
-        // A build changes their sizes, which the driver is not told when it writes them.
+        // A build changes their sizes, and the driver is not told the size when it writes them.
         if program.builds.any() {
             return Err(codes::INVALID_PROGRAM_EXECUTABLE);
         }

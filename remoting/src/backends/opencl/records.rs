@@ -1,14 +1,13 @@
-//! How programs and kernels came to be, as far as making them again needs it.
+//! How programs and kernels were made, as far as recreating them needs it.
 //!
-//! What a kernel or a linked program was made of may be released before it, and its number be given
-//! to another one. So a record keeps the records of what it needs, those of its context and of
-//! devices included, and names no such object by its number alone. It does not change while others
-//! keep it: a program that is built anew gets another record.
+//! The objects that a kernel or a linked program was made from may be released before it, and their
+//! numbers may be reused. A record therefore holds the records of what it needs, including its
+//! context and devices, and names no such object by its number alone. It is immutable while shared:
+//! a program that is rebuilt gets another record.
 //!
-//! What a client can make them grow to is bounded: beside the calls about itself and its context,
-//! each of which is a frame at most, a program keeps [`MOST_KEPT`] bytes of others and
-//! [`MOST_CONSTANTS`] constants, and a kernel [`MOST_ARGUMENTS`] values. What would be more is
-//! recorded as lost.
+//! What a client can make them grow to is bounded. Besides the calls about itself and its context,
+//! each at most one frame, a program keeps [`MOST_KEPT`] bytes of others and [`MOST_CONSTANTS`]
+//! constants, and a kernel [`MOST_ARGUMENTS`] values. Anything beyond is recorded as lost.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,25 +20,25 @@ use crate::{
     wire::Blob,
 };
 
-/// Bytes that a program keeps of those that it was linked of, or whose headers it includes.
+/// Maximum bytes that a program keeps of its linked inputs and included headers.
 const MOST_KEPT: usize = 64 << 20;
-/// Bytes that a program counts for, however small.
+/// Bytes that a program counts for at least.
 const RECORD: usize = 512;
-/// How many constants of a program are kept.
+/// Maximum number of constants kept per program.
 const MOST_CONSTANTS: usize = 256;
-/// Bytes of a constant: it is a number.
+/// Maximum size of a constant in bytes: it is a number.
 const LONGEST_CONSTANT: usize = 8;
-/// How many arguments of a kernel are kept.
+/// Maximum number of arguments kept per kernel.
 pub(crate) const MOST_ARGUMENTS: usize = 1024;
-/// Bytes of a kernel's plain arguments that are kept.
+/// Maximum total bytes of plain arguments kept per kernel.
 const MOST_PLAIN: usize = 64 << 10;
 
-/// What a program was made of.
+/// What a program was made from.
 #[derive(Debug)]
 pub enum Origin {
-    /// Something that is no program, with the devices that it is for, if the call names them.
+    /// From something other than programs, with its target devices if the call names them.
     Created(CreateProgram, Vec<Arc<DeviceRecord>>),
-    /// Programs.
+    /// From programs.
     Linked(Linked),
 }
 
@@ -48,18 +47,18 @@ pub enum Origin {
 pub struct Linked {
     /// The call.
     pub call: LinkProgram,
-    /// The devices that it is for; those of its context if there are none.
+    /// The target devices; those of its context if empty.
     pub devices: Vec<Arc<DeviceRecord>>,
-    /// Its inputs as they were then; none if they are lost.
+    /// Its inputs as they were then; `None` if they are lost.
     pub inputs: Option<Vec<Arc<ProgramRecord>>>,
-    /// Bytes of the inputs that it keeps, and how many were linked one of the other: counted once,
-    /// as the same input may be there often, and so may its inputs.
+    /// Bytes of the inputs that it keeps, and the depth of linking. Both are computed once, because
+    /// the same input may occur often, and so may its own inputs.
     bytes: usize,
     depth: usize,
 }
 
 impl Linked {
-    /// Of inputs as they are now.
+    /// With inputs as they are now.
     pub fn new(
         call: LinkProgram,
         devices: Vec<Arc<DeviceRecord>>,
@@ -79,28 +78,28 @@ impl Linked {
     }
 }
 
-/// How a program was built last.
+/// How a program was last built.
 #[derive(Debug)]
 pub struct Built {
     /// The call.
     pub call: Build,
-    /// The devices that it was built for; those of its context if there are none.
+    /// The target devices; those of its context if empty.
     pub devices: Vec<Arc<DeviceRecord>>,
 }
 
-/// What built a program.
+/// How a program was built.
 #[derive(Debug)]
 pub enum Build {
-    /// At once.
+    /// In one step.
     Whole(BuildProgram),
-    /// To be linked, with the origins of its headers; none if they are lost.
+    /// Compiled for linking, with the origins of its headers; `None` if they are lost.
     Compiled(CompileProgram, Option<Vec<Arc<Origin>>>),
 }
 
 impl Build {
     /// Compiled with headers as they are now.
     pub fn compiled(call: CompileProgram, headers: Vec<Arc<Origin>>) -> Self {
-        // Headers are sources: what is linked is none.
+        // Headers are sources: a linked program cannot be one.
         let few = sum(headers.iter().map(|header| header.bytes())) <= MOST_KEPT
             && headers.iter().all(|header| header.depth() == 0);
         Self::Compiled(call, few.then_some(headers))
@@ -123,7 +122,7 @@ impl Build {
     }
 }
 
-/// A sum that is no less than it is.
+/// A saturating sum.
 fn sum(all: impl Iterator<Item = usize>) -> usize {
     all.fold(0, usize::saturating_add)
 }
@@ -150,23 +149,23 @@ impl Origin {
     }
 }
 
-/// How a program came to be.
+/// How a program was made.
 #[derive(Clone, Debug)]
 pub struct ProgramRecord {
-    /// In which context.
+    /// Its context.
     pub context: Arc<ContextRecord>,
-    /// What it was made of.
+    /// What it was made from.
     pub origin: Arc<Origin>,
     /// Its specialization constants.
     pub constants: BTreeMap<u32, Blob>,
-    /// How it was built last.
+    /// How it was last built.
     pub built: Option<Arc<Built>>,
-    /// Whether it has constants that are not among these.
+    /// Whether it has constants that are not recorded here.
     pub has_lost: bool,
 }
 
 impl ProgramRecord {
-    /// Of a program that has just been made.
+    /// The record of a program that has just been made.
     pub fn new(context: Arc<ContextRecord>, origin: Origin) -> Arc<Self> {
         Arc::new(Self {
             context,
@@ -177,7 +176,7 @@ impl ProgramRecord {
         })
     }
 
-    /// Keeps the value of a constant.
+    /// Records the value of a constant.
     pub fn specialize(&mut self, constant: u32, value: &Blob) {
         let is_known = self.constants.contains_key(&constant);
         if value.0.len() <= LONGEST_CONSTANT && (is_known || self.constants.len() < MOST_CONSTANTS)
@@ -195,12 +194,12 @@ impl ProgramRecord {
     }
 }
 
-/// An object that had a number, which others may have had before and may have since.
+/// An object that had a number, which others may have had before or since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named<I> {
     /// The number.
     pub id: I,
-    /// Which of those that had it.
+    /// Identifies the object among those that had the number.
     pub birth: u64,
 }
 
@@ -209,23 +208,23 @@ pub struct Named<I> {
 pub enum Argument {
     /// Plain bytes.
     Bytes(Vec<u8>),
-    /// A buffer or image, which may have been released since, or none.
+    /// A buffer or image, which may have been released since, or null.
     Mem(Option<Named<MemId>>),
     /// A sampler.
     Sampler(Named<SamplerId>),
-    /// So much local memory.
+    /// An amount of local memory, in bytes.
     Local(u64),
-    /// An address in shared virtual memory, or none.
+    /// An address in shared virtual memory, or null.
     Svm(Option<u64>),
-    /// It is not known any more.
+    /// The value is not known any more.
     Lost,
 }
 
-/// The values of a kernel's arguments that its driver has accepted last, by index.
+/// The values of a kernel's arguments that the driver accepted last, by index.
 #[derive(Clone, Debug, Default)]
 pub struct Arguments {
     values: Vec<Option<Argument>>,
-    /// Bytes of those that are plain.
+    /// Bytes of the plain values.
     plain: usize,
 }
 
@@ -235,14 +234,14 @@ impl Arguments {
         self.values.get(index as usize)?.as_ref()
     }
 
-    /// All that have a value, by index.
+    /// All arguments that have a value, by index.
     pub fn all(&self) -> impl Iterator<Item = (u32, &Argument)> {
         let values = (0..).zip(&self.values);
         values.filter_map(|(index, value)| Some((index, value.as_ref()?)))
     }
 
-    /// An argument has got another value: `birth` tells which object of its number it is. Plain
-    /// bytes take no memory if there were as many before.
+    /// Sets an argument's value. `birth` identifies the object with that number. Plain bytes need
+    /// no allocation if there were as many before.
     pub fn set(&mut self, index: u32, value: &Value, birth: u64) {
         let index = index as usize;
         if index >= MOST_ARGUMENTS {

@@ -1,14 +1,15 @@
 //! Coarse-grained shared virtual memory: pointers that mean the same to the application and to the
-//! device, while the memories behind them are different ones.
+//! device, although the memories behind them differ.
 //!
 //! The driver chooses the address of an allocation, and the application's driver keeps its pages
-//! free there. What either side has in them moves through the window, by commands that the client
-//! sends where OpenCL lets the host look (`clEnqueueSVMMap`, `clEnqueueSVMUnmap` and copies), so
-//! that the worker itself never reads or writes there.
+//! free there. Contents move between both sides through the window, by commands that the client
+//! sends where OpenCL lets the host access the memory (`clEnqueueSVMMap`, `clEnqueueSVMUnmap` and
+//! copies). The worker itself never reads or writes there.
 //!
-//! Addresses that come from a client are numbers to be looked up. The invariant: the driver gets
-//! no address but one inside an allocation that it has made for this client in the very context of
-//! the queue, kernel or buffer that it is for, with all the bytes behind it that the call is about.
+//! Addresses from a client are numbers to be looked up. The invariant: the driver gets only
+//! addresses inside an allocation that it has made for this client, in the very context of the
+//! queue, kernel or buffer concerned, and with all the bytes behind the address that the call
+//! covers.
 
 use std::{
     collections::BTreeMap,
@@ -38,30 +39,30 @@ use crate::{
     wire::Header,
 };
 
-/// Allocations consist of pages of this size, in bytes: who shares none with anything else is
-/// mapped by the client, too.
+/// Allocations consist of whole pages of this size, in bytes: the client maps only those that share
+/// no page with anything else.
 const PAGE: u64 = 4096;
-/// How much address space is left out before an address is chosen anew, in bytes: more than large
-/// windows take, which is what an address is likely to be in the way of.
+/// Bytes of address space to skip before a new address is chosen: more than large windows take,
+/// since an address most likely collides with a window.
 const APART: usize = 1 << 30;
-/// It doubles as often as the client asks again, but not more often than this.
+/// The size doubles with each retry of the client, up to this many times.
 const DOUBLINGS: u32 = 6;
 
 /// An allocation of the driver.
 #[derive(Debug)]
 pub struct Allocation {
-    /// Its context, a reference to which it has.
+    /// Its context, to which it holds a reference.
     context: Handle,
-    /// What the driver gave.
+    /// The address that the driver returned.
     raw: usize,
-    /// The first byte that is the client's: a page's, if there was room for that.
+    /// The first byte of the client's part: page-aligned, if there was room for that.
     start: u64,
-    /// How many there are: whole pages, then.
+    /// Its length in bytes: whole pages, if aligned.
     length: u64,
-    /// How it came to be.
+    /// How it was made.
     #[expect(dead_code, reason = "read by who makes it again on another device")]
     made: MadeSvm,
-    /// Given back with the allocation.
+    /// Returned with the allocation.
     _charge: Charge,
 }
 
@@ -71,13 +72,13 @@ impl Allocation {
         self.context
     }
 
-    /// Gives it back to the driver.
+    /// Returns it to the driver.
     pub fn free(self, api: &Api) {
         cl!(api, clSVMFree(self.context, self.raw as *mut c_void));
         cl!(api, clReleaseContext(self.context));
     }
 
-    /// Whether these bytes are in it.
+    /// Whether it contains these bytes.
     fn has(&self, address: u64, length: u64) -> bool {
         address
             .checked_sub(self.start)
@@ -86,53 +87,53 @@ impl Allocation {
     }
 }
 
-/// All allocations of a client, by where they begin in its eyes.
+/// All allocations of a client, by the start address that it sees.
 ///
-/// They do not end with the table: the process does, and with it whatever uses them.
+/// They do not end with the table, but with the process, together with whatever uses them.
 #[derive(Debug, Default)]
 pub struct Allocations {
     live: BTreeMap<u64, Arc<Allocation>>,
     /// How many the client has freed so far.
     frees: u64,
-    /// Those that the driver has still.
+    /// Freed allocations that the driver still has.
     pub(crate) freed: Freed,
 }
 
 impl Allocations {
-    /// Whether there is none, nor one that was freed and the driver has still.
+    /// Whether there is none, not even one that was freed and that the driver still has.
     pub(crate) fn is_empty(&self) -> bool {
         self.live.is_empty() && self.freed.is_empty()
     }
 
-    /// The allocation of a context that has these bytes.
+    /// The context's allocation that contains these bytes.
     fn find(&self, context: Handle, address: u64, length: u64) -> Option<&Arc<Allocation>> {
         let (_, allocation) = self.live.range(..=address).next_back()?;
         (allocation.context == context && allocation.has(address, length)).then_some(allocation)
     }
 
-    /// The pointer for the driver to bytes of a context.
+    /// The driver's pointer to bytes in a context's allocation.
     pub(crate) fn at(&self, context: Handle, address: u64, length: u64) -> Option<*mut u8> {
         self.find(context, address, length)
             .map(|_| address as *mut u8)
     }
 
-    /// Those of a context.
+    /// The allocations of a context.
     pub(crate) fn of(&self, context: Handle) -> impl Iterator<Item = &Arc<Allocation>> {
         let live = self.live.values();
         live.filter(move |allocation| allocation.context == context)
     }
 }
 
-/// A kernel's arguments that are addresses: the driver does not keep what they point to.
+/// A kernel's address arguments: the driver does not keep the memory that they point to alive.
 #[derive(Clone, Debug, Default)]
 pub struct Addresses {
     by_index: BTreeMap<u32, u64>,
-    /// How often something had been freed when all were last seen to be in allocations.
+    /// The number of frees when all were last seen to be in allocations.
     seen: u64,
 }
 
 impl Addresses {
-    /// An argument gets another value.
+    /// Sets an argument's value.
     pub fn set(&mut self, index: u32, address: Option<u64>) {
         match address {
             Some(address) => {
@@ -145,7 +146,8 @@ impl Addresses {
         }
     }
 
-    /// Whether all are in allocations of a context still: a comparison if none was freed since.
+    /// Whether all are still in allocations of a context. Takes one comparison if none was freed
+    /// since.
     pub fn are_in(&mut self, all: &Allocations, context: Handle) -> bool {
         if self.by_index.is_empty() || self.seen == all.frees {
             return true;
@@ -159,8 +161,8 @@ impl Addresses {
     }
 }
 
-/// Address space that is left out while the driver chooses an address: drivers with memory of the
-/// kernel's choice get the next below.
+/// Address space that is skipped while the driver chooses an address: drivers that let the kernel
+/// choose get the next address below.
 #[derive(Debug)]
 struct Apart(*mut c_void, usize);
 
@@ -168,7 +170,7 @@ impl Apart {
     fn leave(retries: u32) -> Option<Self> {
         let size = APART << retries.checked_sub(1)?.min(DOUBLINGS);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh mapping without any access, at an address of the kernel's choice.
+        // SAFETY: a fresh inaccessible mapping at an address chosen by the kernel.
         let start = unsafe { libc::mmap(null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
         (start != libc::MAP_FAILED).then_some(Self(start, size))
     }
@@ -176,12 +178,12 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        // SAFETY: what `leave` has mapped, which nobody uses.
+        // SAFETY: the mapping made by `leave`, which nobody uses.
         unsafe { libc::munmap(self.0, self.1) };
     }
 }
 
-/// What a buffer in an allocation keeps.
+/// What a buffer in an allocation holds.
 struct Lodger {
     allocation: Arc<Allocation>,
     board: Arc<Board>,
@@ -195,7 +197,7 @@ unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
     // SAFETY: the driver calls each registered callback once.
     let Lodger { allocation, board } = *unsafe { Box::from_raw(data.cast::<Lodger>()) };
     drop(allocation);
-    // Who has freed it gets it back by the serving thread.
+    // A freed allocation is returned to the driver by the serving thread.
     board.leave(Notice::Wake);
 }
 
@@ -227,14 +229,16 @@ impl Server {
         let length = pages
             .filter(|length| *length > 0)
             .ok_or(codes::INVALID_VALUE)?;
-        // Drivers align to what types need: somewhere in one page more, a page begins.
+        // Drivers align only to what types need. One extra page ensures that there is a page
+        // boundary.
         let more = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
         let (raw, charge) = match self.ask_for(context, call, more) {
             Ok(found) => found,
-            // The largest that there are have no room for it. They hardly share a page with others.
+            // The largest allocations have no room for it. They are unlikely to share a page with
+            // others.
             Err(_) => self.ask_for(context, call, call.size)?,
         };
-        // No memory ends where numbers do: no overflow.
+        // Cannot overflow: no memory ends at the limit of the address space.
         let (start, length) = if charge.bytes() == more {
             ((raw as u64).next_multiple_of(PAGE), length)
         } else {
@@ -256,10 +260,10 @@ impl Server {
         Ok(start)
     }
 
-    /// So many bytes of the driver's memory.
+    /// Allocates this many bytes from the driver.
     fn ask_for(&self, context: Handle, call: &SvmAlloc, size: u64) -> Result<(usize, Charge), i32> {
         let charge = self.charge_once(size)?;
-        // Who has no threads may have no kernel to ask for address space.
+        // A worker without threads may have no kernel to ask for address space.
         let apart = self
             .has_threads()
             .then(|| Apart::leave(call.retries))
@@ -287,7 +291,7 @@ impl Server {
         Ok(())
     }
 
-    /// The allocation that a buffer is to live in.
+    /// The allocation in which a buffer is to live.
     pub(crate) fn svm_for_buffer(
         &self,
         context: Handle,
@@ -298,11 +302,11 @@ impl Server {
         found.cloned().ok_or(codes::INVALID_HOST_PTR)
     }
 
-    /// Keeps an allocation until the driver says that a buffer in it is gone.
+    /// Keeps an allocation until the driver reports that a buffer in it is gone.
     pub(crate) fn svm_until_gone(&self, buffer: Handle, allocation: Arc<Allocation>) {
         let board = Arc::clone(&self.board);
         let data = Box::into_raw(Box::new(Lodger { allocation, board }));
-        // If the driver refuses to say it, the allocation stays.
+        // If the driver refuses the callback, the allocation is kept.
         cl!(
             self.backend.api,
             clSetMemObjectDestructorCallback(buffer, Some(left), data.cast())
@@ -331,7 +335,7 @@ impl Server {
         ))
     }
 
-    /// The context of a command's queue, if its device has shared virtual memory.
+    /// The context of a command's queue, if its device supports shared virtual memory.
     pub(crate) fn svm_of(&self, order: &Order) -> Result<Home, i32> {
         match self.backend.queues.get(order.queue.0)? {
             Queue {
@@ -415,7 +419,7 @@ impl Server {
                 .collect::<Option<Vec<_>>>()
                 .ok_or(codes::INVALID_VALUE)?;
             if server.platform_version(home.platform) < 21 {
-                // It is a hint, for which such a driver has no function.
+                // The command is a hint, for which such a driver has no function.
                 return Ok(cl!(
                     api,
                     clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)

@@ -1,8 +1,8 @@
-//! What an application has been told of its devices: they answer so until it ends, whoever serves it.
+//! What an application has been told about its devices. The answers stay the same until it ends, whichever worker
+//! serves it.
 //!
-//! Another worker may have devices of another model. What they say of themselves is compared with what was
-//! told before anything of the application is made there: an application relies on what it has asked for, and on
-//! nothing else.
+//! Another worker may have devices of another model. Their answers are compared with what was told before any of the
+//! application's objects is made there. An application relies on what it has asked for, and on nothing else.
 
 use std::{
     collections::BTreeMap,
@@ -23,15 +23,15 @@ use crate::{
     wire::{Blob, Wire},
 };
 
-/// The most bytes that are handed on with the description of an application: the state has all.
+/// Maximum bytes handed on with the description of an application; the state has all of them.
 const LONGEST: usize = 32 << 10;
 
-/// Answers that an application relies on, by device and parameter; all clones have the same.
+/// Answers that an application relies on, by device and parameter. All clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Told(Arc<Mutex<BTreeMap<(u32, u32), Blob>>>);
 
 impl Told {
-    /// The application has been told this. Where it has been told something before, that counts.
+    /// Records an answer to the application. An earlier answer takes precedence.
     fn note(&self, device: DeviceId, parameter: u32, answer: &Blob) {
         if rule(parameter).is_some() {
             let mut all = self.0.lock_unpoisoned();
@@ -40,7 +40,7 @@ impl Told {
         }
     }
 
-    /// All of it.
+    /// All recorded answers.
     pub(super) fn all(&self) -> Vec<Answered> {
         let answered = |(&(device, parameter), answer): (&(u32, u32), &Blob)| Answered {
             device: DeviceId(device),
@@ -50,7 +50,7 @@ impl Told {
         self.0.lock_unpoisoned().iter().map(answered).collect()
     }
 
-    /// The same as bytes for [`compare_described`](Server::compare_described); none if they are many.
+    /// All answers as bytes for [`compare_described`](Server::compare_described); empty if they exceed the maximum.
     pub fn described(&self) -> Blob {
         let mut bytes = Vec::new();
         self.all().put(&mut bytes);
@@ -62,12 +62,12 @@ impl Told {
 }
 
 impl Server {
-    /// What the application is told of its devices.
+    /// What the application has been told about its devices.
     pub fn told(&self) -> Told {
         self.backend.told.clone()
     }
 
-    /// The application relies on this answer from now on.
+    /// Records that the application relies on this answer from now on.
     pub(super) fn relies_on(&self, device: DeviceId, parameter: u32, answer: &Blob) {
         let offered = self.backend.devices.get(device.0);
         if offered.is_ok_and(|it| matches!(&*it.record, DeviceRecord::Offered(_))) {
@@ -75,10 +75,11 @@ impl Server {
         }
     }
 
-    /// Whether the devices here have all that an application has been told of its own, which it goes on to rely on.
+    /// Checks that the devices here provide everything that an application has been told about its own devices. It
+    /// continues to rely on that.
     ///
     /// # Errors
-    /// They lack something: all of it.
+    /// The devices lack something; the error lists all of it.
     pub(super) fn compare(&self, told: &[Answered]) -> Result<(), Immovable> {
         let mut lacking = BTreeMap::new();
         for one in told {
@@ -104,7 +105,7 @@ impl Server {
         Ok(())
     }
 
-    /// The same with what [`described`](Told::described) has said of it, if anything.
+    /// Like [`compare`](Self::compare), with the answers from [`described`](Told::described), if there are any.
     ///
     /// # Errors
     /// As above.
@@ -115,20 +116,20 @@ impl Server {
         }
     }
 
-    /// The same as a call's answer: why not.
+    /// Like [`compare`](Self::compare), as the answer to a call: the reason, or nothing.
     pub(super) fn compare_devices(&mut self, told: &[Answered]) -> Result<Blob, i32> {
         let why = self.compare(told).err().map(|why| why.to_string());
         Ok(Blob(why.unwrap_or_default().into_bytes()))
     }
 }
 
-/// How another device's answer has to compare with what was told. One that does not know the question has nothing:
-/// of what was told as 0 it lacks nothing.
+/// How another device's answer must compare with what was told. A device that does not know the parameter provides
+/// nothing, which suffices where 0 was told.
 #[derive(Clone, Copy)]
 enum Rule {
-    /// Each of its 64-bit numbers, or its only number, is as large.
+    /// Each of its 64-bit numbers, or its only number, is at least as large.
     AtLeast,
-    /// Its number, an alignment, is no larger. 0 says that there is nothing to align.
+    /// Its number, an alignment, is no larger. 0 means that there is nothing to align.
     AtMost,
     /// It is equal.
     Equal,
@@ -136,13 +137,14 @@ enum Rule {
     Bits,
     /// It has all of these words.
     Words,
-    /// It has all of these names (`cl_name_version`), in no earlier version, if the application is told of them.
+    /// It has all of these names (`cl_name_version`) in the same or a later version, as far as the application is told
+    /// of them.
     Names(fn(&str) -> bool),
-    /// Its text has no earlier version.
+    /// Its text has the same or a later version.
     Version,
 }
 
-/// What may not be less elsewhere. How much memory there is shows as buffers are made there.
+/// The properties that must not be less elsewhere. Insufficient memory shows when buffers are made there.
 const RULES: &[(u32, &str, Rule)] = &[
     (0x1003, "CL_DEVICE_MAX_WORK_ITEM_DIMENSIONS", Rule::AtLeast),
     (
@@ -219,7 +221,7 @@ const RULES: &[(u32, &str, Rule)] = &[
         Rule::Names(|_| true),
     ),
     (0x106f, "CL_DEVICE_OPENCL_C_FEATURES", Rule::Names(|_| true)),
-    // Programs are written for one of them.
+    // Programs are written for a specific value.
     (0x4003, "CL_DEVICE_WARP_SIZE_NV", Rule::Equal),
     (0x4043, "CL_DEVICE_WAVEFRONT_WIDTH_AMD", Rule::Equal),
 ];
@@ -272,7 +274,7 @@ fn without(missing: impl Iterator<Item = impl fmt::Display>) -> Option<String> {
     (!missing.is_empty()).then(|| format!("is without {} there", missing.join(", ")))
 }
 
-/// Numbers of 64 bits, or one that is shorter.
+/// 64-bit numbers, or a single shorter one.
 fn numbers(bytes: &[u8]) -> Vec<u64> {
     let number = |bytes: &[u8]| {
         let mut all = [0; 8];
@@ -289,14 +291,14 @@ fn text(bytes: &[u8]) -> String {
 
 fn words(bytes: &[u8]) -> Vec<String> {
     let text = text(bytes);
-    // The application is told of no others.
+    // Only these are reported to the application.
     let told = text
         .split_whitespace()
         .filter(|word| extensions::passes(word));
     told.map(str::to_owned).collect()
 }
 
-/// The version in a text as `OpenCL 3.0 ...` or `OpenCL C 1.2 ...`; none if it has none.
+/// The version in a text such as `OpenCL 3.0 ...` or `OpenCL C 1.2 ...`; `None` if it has none.
 fn version(text: &str) -> Option<(u32, u32)> {
     text.split_whitespace().find_map(|word| {
         let (major, minor) = word.split_once('.')?;
@@ -307,7 +309,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
 /// A name with a version, as in `cl_name_version`.
 struct Named {
     name: String,
-    /// 10 bits of the major version, 10 of the minor one, 12 of the patch.
+    /// 10 bits of major version, 10 of minor, 12 of patch.
     version: u32,
 }
 
@@ -319,7 +321,7 @@ impl fmt::Display for Named {
     }
 }
 
-/// 4 bytes of version and 64 of name each.
+/// Each has 4 bytes of version and 64 of name.
 fn names(bytes: &[u8]) -> Vec<Named> {
     let named = |entry: &[u8; 68]| {
         let [a, b, c, d, name @ ..] = entry;
@@ -346,7 +348,7 @@ mod tests {
         },
     };
 
-    /// A device whose work-groups have so many work-items at most.
+    /// A device with this maximum work-group size.
     unsafe extern "C" fn groups_of<const SIZE: u64>(
         device: Handle,
         name: u32,
@@ -354,7 +356,7 @@ mod tests {
         value: *mut c_void,
         size_ret: *mut usize,
     ) -> i32 {
-        // SAFETY: the caller's promise: there are `size` bytes, and a number, or null.
+        // SAFETY: the caller guarantees `size` bytes, and a number, or null.
         unsafe {
             if name != codes::DEVICE_MAX_WORK_GROUP_SIZE {
                 return null::device_info(device, name, size, value, size_ret);
@@ -382,7 +384,7 @@ mod tests {
     #[test]
     fn an_application_goes_to_no_device_that_lacks_what_it_was_told_itself() {
         let mut first = server::<256>();
-        // Its driver has asked.
+        // A query by its driver.
         ask(&mut first, Target::Device(DeviceId(0)));
         assert_eq!(first.told().all(), []);
         ask(&mut first, Target::Relied(DeviceId(0)));
@@ -399,13 +401,13 @@ mod tests {
             assert!(why.contains(named), "{why}");
         }
         assert_eq!(small.told().all(), []);
-        // It relies on the same wherever it is.
+        // It relies on the same answer wherever it runs.
         let mut large = server::<1024>();
         large.compare_described(&described).unwrap();
         ask(&mut large, Target::Relied(DeviceId(0)));
         assert_eq!(large.told().all(), told);
         assert!(server::<512>().compare(&large.told().all()).is_ok());
-        // What others say is no more than that.
+        // Answers of other devices do not change it.
         let nowhere = Answered {
             device: DeviceId(9),
             ..one.clone()
@@ -475,7 +477,7 @@ mod tests {
                 b"cl_khr_fp16 more\0".to_vec(),
                 true,
             ),
-            // Of one that the application does not see.
+            // An extension that the application does not see.
             (
                 Rule::Words,
                 b"cl_khr_gl_sharing\0".to_vec(),
@@ -532,20 +534,20 @@ mod tests {
         let said = less(of_extensions, &newer, &fp16).unwrap();
         assert_eq!(said, "is without cl_khr_fp16 1.1.0 there");
         assert!(less(of_extensions, &fp16, &[]).is_some());
-        // Of one that the application does not see.
+        // An extension that the application does not see.
         let sharing = list(&[("cl_khr_gl_sharing", ONE)]);
         assert_eq!(less(of_extensions, &sharing, &[]), None);
         let feature = list(&[("__opencl_c_fp64", 3 * ONE)]);
         assert_eq!(less(of_features, &feature, &feature), None);
         let said = less(of_features, &feature, &newer).unwrap();
         assert_eq!(said, "is without __opencl_c_fp64 3.0.0 there");
-        // Each version that was told, or one after it.
+        // Each version that was told, or a later one.
         let of_languages = rule(0x1066);
         let both = list(&[("OpenCL C", ONE), ("OpenCL C", 3 * ONE)]);
         let first = list(&[("OpenCL C", ONE)]);
         assert_eq!(less(of_languages, &first, &both), None);
         assert!(less(of_languages, &both, &first).is_some());
-        // Whatever a client says.
+        // Malformed input from a client.
         assert_eq!(less(of_features, &[7; 67], &[]), None);
         assert!(less(of_features, &[7; 68], &[]).is_some());
     }

@@ -1,12 +1,12 @@
-//! Which parts of a buffer anything may have written since it was made.
+//! Which parts of a buffer may have been written since it was made.
 //!
-//! What a new buffer has is undefined (OpenCL 3.0, 5.2.1), and need not be copied when its application moves: one
-//! that makes large buffers only to see how much memory there is hardly writes to them. Parts are kept for writes,
-//! fills and copies, which say what they write. All that can write elsewhere makes it all of the buffer for good:
-//! from when a kernel has it for an argument, it is mapped, or a part or an image of it is made, no command has to be
-//! looked at any more.
+//! The contents of a new buffer are undefined (OpenCL 3.0, 5.2.1), and need not be copied when its application moves.
+//! An application that makes large buffers only to find out how much memory there is hardly writes to them. Parts are
+//! recorded for writes, fills and copies, which tell what they write. Anything that can write elsewhere marks the whole
+//! buffer permanently: once a kernel has it as an argument, or it is mapped, or a part or an image of it is made, its
+//! commands need no further tracking.
 //!
-//! A command costs a load of what is set once, or an uncontended lock.
+//! A command costs a load of a flag that is set once, or an uncontended lock.
 
 use std::{
     ops::Range,
@@ -21,22 +21,22 @@ use base::Unpoisoned;
 use super::{Server, objects::MadeMem, written::root};
 use crate::apis::opencl::calls::{CreateBuffer, MemId, Request};
 
-/// Parts begin and end where blocks of so many bytes do: contents are compared by these.
+/// Parts are aligned to blocks of this many bytes, by which contents are compared.
 pub const BLOCK: u64 = 64 << 10;
-/// A buffer with more parts counts as a whole.
+/// A buffer with more parts than this counts as a whole.
 const MOST: usize = 16;
 
-/// Parts of a buffer: of the bytes of what it is a part of.
+/// The touched parts of a buffer, in bytes of its root.
 #[derive(Debug)]
 pub struct Touched {
-    /// All may have been written.
+    /// Everything may have been written.
     all: AtomicBool,
-    /// In their order, with others between them.
+    /// Sorted, with gaps between them.
     parts: Mutex<Vec<Range<u64>>>,
 }
 
 impl Touched {
-    /// Of what has just been made.
+    /// The initial state of an object that has just been made.
     pub fn of(made: &MadeMem) -> Self {
         let is_undefined = matches!(
             made,
@@ -53,14 +53,14 @@ impl Touched {
         }
     }
 
-    /// Anything may be written from now on.
+    /// Records that anything may be written from now on.
     pub fn all(&self) {
-        // Relaxed: what is copied is chosen by the thread that carries out calls, and after contents have come that another
-        // one writes.
+        // Relaxed: the thread that executes calls also chooses what to copy, and does so only after contents that
+        // another thread writes have arrived.
         self.all.store(true, Ordering::Relaxed);
     }
 
-    /// So many bytes may be written, from this one on, whether there are so many or not.
+    /// Records that this range may be written, whether or not it lies in the buffer.
     pub fn part(&self, start: u64, length: u64) {
         if length == 0 || self.all.load(Ordering::Relaxed) {
             return;
@@ -89,7 +89,7 @@ impl Touched {
         }
     }
 
-    /// The parts of a buffer of so many bytes.
+    /// The touched parts of a buffer of this length.
     pub fn parts(&self, length: u64) -> Vec<Range<u64>> {
         let cut = |part: &Range<u64>| part.start..part.end.min(length);
         let is_some = |part: &Range<u64>| !part.is_empty();
@@ -102,7 +102,7 @@ impl Touched {
 }
 
 impl Server {
-    /// Keeps what a command may write.
+    /// Records what a command may write.
     pub(super) fn touch(&self, request: &Request) {
         match request {
             Request::WriteBuffer(call) => self.touch_part(call.mem, call.offset, call.from.length),
@@ -112,19 +112,19 @@ impl Server {
             Request::CopyBufferRect(call) => self.touch_all(call.to),
             Request::CopyImageToBuffer(call) => self.touch_all(call.buffer),
             Request::Map(call) => self.touch_all(call.mem),
-            // Images are wholes from the first. Whether these are images a driver may not look.
+            // Images count as wholes from the start. A driver may not check whether these are images.
             Request::ImageRect(call) if call.write => self.touch_all(call.mem),
             Request::CopyImage(call) => self.touch_all(call.to),
             Request::CopyBufferToImage(call) => self.touch_all(call.image),
             Request::FillImage(call) => self.touch_all(call.mem),
-            // A kernel has what it writes for an argument, or by an address in shared virtual memory.
+            // A kernel writes to its arguments, or through an address in shared virtual memory.
             Request::NdRange(_)
-            // Those of buffers in it count as wholes.
+            // Buffers in shared virtual memory count as wholes.
             | Request::SvmWrite(_)
             | Request::SvmCopy(_)
             | Request::SvmFill(_)
             | Request::SvmMigrate(_)
-            // What was mapped.
+            // Recorded when it was mapped.
             | Request::Unmap(_)
             // These write to no buffer.
             | Request::ReadBuffer(_)
@@ -135,7 +135,7 @@ impl Server {
             | Request::Marker(_)
             | Request::Barrier(_)
             | Request::Unstage(_)
-            // No commands. What they make and set says itself what is written by it.
+            // These are not commands. The objects that they make or set record by themselves what is written.
             | Request::Platforms(_)
             | Request::Info(_)
             | Request::CreateSubDevices(_)
@@ -185,7 +185,7 @@ impl Server {
     }
 
     fn touch_part(&self, id: MemId, start: u64, length: u64) {
-        // Of none the driver gets no command. One that is a part of another one counts as a whole.
+        // For a nonexistent object the driver gets no command. A part of another object counts as a whole.
         if let Ok(mem) = self.backend.mems.get(id.0) {
             root(&mem.record).touched.part(start, length);
         }

@@ -16,16 +16,16 @@ use crate::{
     wire::Header,
 };
 
-/// The device's side of a transfer of plain bytes.
+/// The device side of a transfer of plain bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum There {
-    /// A buffer, from this byte on.
+    /// A buffer, from this byte offset on.
     Buffer(MemId, u64),
     /// Shared virtual memory, from this address on.
     Svm(u64),
 }
 
-/// The same as the driver has it.
+/// The device side as passed to the driver.
 #[derive(Clone, Copy, Debug)]
 enum Raw {
     Buffer(Handle, u64),
@@ -44,7 +44,7 @@ impl Server {
         })
     }
 
-    /// Where a stretch of the window is, which the driver of the command's queue is to reach.
+    /// Locates a range of the window, and registers it with the driver of the command's queue.
     fn near(
         &mut self,
         order: &Order,
@@ -57,7 +57,7 @@ impl Server {
         Ok(pointer)
     }
 
-    /// Whether a command may be cut in several: if one event can stand for all of them.
+    /// Whether a command may be split in several: whether one event can stand for all of them.
     fn may_cut(&self, order: &Order) -> bool {
         self.backend
             .queues
@@ -65,8 +65,8 @@ impl Server {
             .is_ok_and(|queue| queue.in_order() && (order.event.is_none() || !queue.profiles()))
     }
 
-    /// A transfer of plain bytes between the device and a stretch of the window: cut where the
-    /// cover wants it.
+    /// Transfers plain bytes between the device and a range of the window, split where the cover
+    /// requires it.
     pub(crate) fn transfer(
         &mut self,
         header: Header,
@@ -80,9 +80,9 @@ impl Server {
         self.enqueue_as(way, header, order, place.stage, |server, api, slot| {
             let pointer = server.near(order, place, Some(place.length))?;
             let raw = server.raw(there, order, place.length)?;
-            // The end of a queue in order is the end of its last command, for which NVIDIA's driver
-            // (580.159, H200) waits 0.3 to 0.7 us less than in a blocking command. Only a blocking one
-            // tells of events that failed.
+            // The end of an in-order queue is the end of its last command. NVIDIA's driver
+            // (580.159, H200) waits 0.3 to 0.7 us less for it than in a blocking command. Only a
+            // blocking command reports that events in its wait list have failed.
             let in_order = server.backend.queues.get(order.queue.0)?.in_order();
             let finishes = stays && slot.count == 0 && in_order;
             let blocks = stays && !finishes;

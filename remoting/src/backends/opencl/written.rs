@@ -1,12 +1,12 @@
-//! Which buffers and images commands may have written, by what the API says of them.
+//! Which buffers and images commands may have written, according to the API.
 //!
-//! Nothing is kept of that before somebody moves the application (see [`Precopied`]), but for which parts of
-//! buffers were [touched](super::touched) at all. From a first round on, each command that may write is noted before
-//! the driver gets it. The next round, or the rest, looks for changes only in what was noted since.
+//! Nothing is recorded before somebody moves the application (see [`Precopied`]), except which parts of buffers were
+//! [touched](super::touched) at all. From the first round on, each command that may write is recorded before the driver
+//! gets it. The next round, or the final copy, looks for changes only in what was recorded since.
 //!
-//! A kernel may write all that it has for an argument, but for memory in the `__constant` address space,
-//! images that it declares `read_only`, and objects that were made with `CL_MEM_READ_ONLY`. Where the
-//! driver does not say what arguments are, only the last of these counts.
+//! A kernel may write to all of its arguments, except memory in the `__constant` address space, images that it declares
+//! `read_only`, and objects that were made with `CL_MEM_READ_ONLY`. If the driver does not tell the kinds of arguments,
+//! only the last of these exceptions applies.
 //!
 //! [`Precopied`]: super::state::Precopied
 
@@ -31,16 +31,16 @@ use crate::apis::opencl::{
 /// Objects that may have been written.
 #[derive(Debug, Default)]
 pub struct Written {
-    /// All may.
+    /// Any object may have been written.
     all: bool,
-    /// Those that may, by the records of what their bytes are a part of: where these are in memory.
+    /// The addresses of the records of the roots that may have been written.
     roots: HashSet<usize>,
 }
 
-/// What is noted for who moves the application; nobody does if that is gone.
+/// Shared with the one who moves the application; recording stops once that is gone.
 pub type Noted = Arc<Mutex<Written>>;
 
-/// What an object's bytes are a part of.
+/// The root whose bytes an object shares.
 pub fn root(record: &Arc<MemRecord>) -> &Arc<MemRecord> {
     match &record.of {
         Some(of) => root(of),
@@ -67,7 +67,7 @@ impl Written {
         }
     }
 
-    /// Adds others.
+    /// Adds another record.
     pub fn join(&mut self, other: Self) {
         self.all |= other.all;
         self.roots.extend(other.roots);
@@ -79,8 +79,8 @@ impl Written {
     }
 }
 
-/// Whether a kernel may write an object: not where the application has said that none does. A part of a
-/// buffer is as the buffer if nothing was said of it.
+/// Whether a kernel may write to an object: not if the application has declared that none does. A part of a buffer
+/// inherits the buffer's flag if none was given.
 fn may_be_written(record: &MemRecord) -> bool {
     let flags = match &record.call {
         MadeMem::Buffer(call) => call.flags,
@@ -95,14 +95,14 @@ fn may_be_written(record: &MemRecord) -> bool {
 }
 
 impl Server {
-    /// Begins to note what is written, for as long as what is returned is kept.
+    /// Starts to record what is written, for as long as the returned value is kept.
     pub(super) fn note_written(&mut self) -> Noted {
         let noted = Noted::default();
         self.backend.written = Arc::downgrade(&noted);
         noted
     }
 
-    /// Notes what a command may write, if somebody wants to know: else it costs a comparison.
+    /// Records what a command may write, if anybody needs to know; otherwise this costs a comparison.
     pub(super) fn note_command(&self, request: &Request) {
         if let Some(noted) = Weak::upgrade(&self.backend.written) {
             self.note_in(&mut noted.lock_unpoisoned(), request);
@@ -135,7 +135,7 @@ impl Server {
             Request::FillImage(call) => call.mem,
             Request::Map(call) => call.mem,
             Request::Unmap(call) => call.mem,
-            // What is said of no other is that it may write anything.
+            // All other requests may write anything.
             _ => {
                 written.all = true;
                 return;
@@ -145,14 +145,14 @@ impl Server {
     }
 
     fn note_mem(&self, written: &mut Written, id: MemId) {
-        // Of none the driver gets no command.
+        // For a nonexistent object the driver gets no command.
         if let Ok(mem) = self.backend.mems.get(id.0) {
             written.note(&mem.record);
         }
     }
 
     fn note_kernel(&self, written: &mut Written, kernel: &Kernel) {
-        // Those beyond are not recorded.
+        // Arguments beyond the maximum are not recorded.
         if kernel.parameters.len() > MOST_ARGUMENTS {
             written.all = true;
         }
@@ -170,7 +170,7 @@ impl Server {
                                 written.note(&mem.record);
                             }
                         }
-                        // One that was released, perhaps a part of one that was not.
+                        // A released object, possibly part of one that was not released.
                         _ => written.all = true,
                     }
                 }

@@ -1,8 +1,8 @@
-//! A device that only adds, at once and in place: for tests of what comes back.
+//! A test device that only adds, synchronously and in place, for tests that check results.
 //!
-//! Buffers and shared virtual memory are memory of this process. Every kernel has two arguments, a
-//! buffer or an address and a number of 32 bits, and adds the number to as many words there as it
-//! is enqueued for. All else is as in [`null`](super::null).
+//! Buffers and shared virtual memory are memory of this process. Every kernel has two arguments: a
+//! buffer or an address, and a 32-bit number. It adds the number to as many words there as it is
+//! enqueued for. Everything else is as in [`null`](super::null).
 
 use std::{
     ffi::c_void,
@@ -19,11 +19,11 @@ use crate::apis::opencl::codes;
 #[derive(Clone, Copy)]
 enum Target {
     Buffer(Handle),
-    /// Where it begins in shared virtual memory.
+    /// Start address in shared virtual memory.
     Shared(usize),
 }
 
-/// Buffers by their handle, which is not 0, allocations, and the arguments that were set last.
+/// Buffers by their nonzero handles, allocations, and the arguments that were set last.
 struct Memory {
     buffers: Vec<Vec<u8>>,
     shared: Vec<Vec<u8>>,
@@ -47,13 +47,13 @@ impl Memory {
         self.buffers.get_mut(handle.checked_sub(1)?)
     }
 
-    /// A stretch of a buffer.
+    /// A range of a buffer.
     fn part(&mut self, handle: Handle, offset: usize, size: usize) -> Option<&mut [u8]> {
         let end = offset.checked_add(size)?;
         self.buffer(handle)?.get_mut(offset..end)
     }
 
-    /// All of an allocation from an address on.
+    /// The rest of an allocation, from an address to its end.
     fn from(&mut self, address: usize) -> Option<&mut [u8]> {
         self.shared.iter_mut().find_map(|allocation| {
             let offset = address.checked_sub(allocation.as_ptr() as usize)?;
@@ -62,7 +62,7 @@ impl Memory {
     }
 }
 
-/// Adds with `clEnqueueNDRangeKernel`; see the module's documentation.
+/// A driver whose `clEnqueueNDRangeKernel` adds; see the module's documentation.
 #[must_use]
 pub fn open() -> Api {
     Api::null()
@@ -86,18 +86,18 @@ unsafe extern "C" fn create(
                 .copy_to_nonoverlapping(bytes.as_mut_ptr(), size)
         };
     }
-    // SAFETY: null or to be written.
+    // SAFETY: null or writable.
     unsafe { code.tell() };
     let mut memory = memory();
     memory.buffers.push(bytes);
     memory.buffers.len()
 }
 
-/// `clEnqueueReadBuffer` and `clEnqueueWriteBuffer`, which differ in which way `copy` goes: it gets
-/// the stretch of the buffer.
+/// `clEnqueueReadBuffer` and `clEnqueueWriteBuffer`, which differ in the direction of `copy`. It
+/// receives the range of the buffer.
 ///
 /// # Safety
-/// `event` is null or can be written.
+/// `event` is null or writable.
 unsafe fn transfer(
     (buffer, offset, size): (Handle, usize, usize),
     event: *mut Handle,
@@ -127,7 +127,7 @@ unsafe extern "C" fn read(
 ) -> i32 {
     // SAFETY: the caller's memory, of that size.
     let copy = |part: &mut [u8]| unsafe { to.cast::<u8>().copy_from(part.as_ptr(), size) };
-    // SAFETY: the caller's, null or to be written.
+    // SAFETY: the caller's pointer, null or writable.
     unsafe { transfer((buffer, offset, size), event, copy) }
 }
 
@@ -153,7 +153,7 @@ unsafe extern "C" fn set(_kernel: Handle, index: u32, size: usize, value: *const
     let mut memory = memory();
     match (index, size) {
         (0, 8) => {
-            // SAFETY: as long as its size says.
+            // SAFETY: the value has the size passed beside it.
             let buffer = unsafe { value.cast::<Handle>().read_unaligned() };
             memory.target = Target::Buffer(buffer);
         }
@@ -176,7 +176,7 @@ unsafe extern "C" fn enqueue(
     _wait: *const Handle,
     event: *mut Handle,
 ) -> i32 {
-    // SAFETY: there is one dimension at least.
+    // SAFETY: there is at least one dimension.
     let items = unsafe { global.read() };
     let mut memory = memory();
     let (target, number) = (memory.target, memory.number);
@@ -190,7 +190,7 @@ unsafe extern "C" fn enqueue(
     for word in words.as_chunks_mut().0.iter_mut().take(items) {
         *word = u32::from_le_bytes(*word).wrapping_add(number).to_le_bytes();
     }
-    // SAFETY: null or to be written.
+    // SAFETY: null or writable.
     unsafe { event.tell() };
     i32::success()
 }
@@ -221,7 +221,7 @@ unsafe extern "C" fn copy(
     event: *mut Handle,
 ) -> i32 {
     let _memory = memory();
-    // SAFETY: the caller's promise of both sides; the event is null or to be written.
+    // SAFETY: the caller guarantees both sides; the event is null or writable.
     unsafe {
         to.cast::<u8>().copy_from(from.cast(), size);
         event.tell();

@@ -1,7 +1,7 @@
-//! The functions of OpenCL that the worker calls, found at run time.
+//! The OpenCL functions that the worker calls, resolved at run time.
 //!
-//! Signatures as in the OpenCL 3.0 specification, with handles as plain numbers: the worker only
-//! stores them and gives them back.
+//! Signatures follow the OpenCL 3.0 specification, with handles as plain numbers: the worker only stores them and
+//! passes them back.
 
 #![allow(non_snake_case)]
 
@@ -24,7 +24,7 @@ pub type Info = unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize
 /// `clSetKernelArg`.
 pub type SetArgument = unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32;
 
-/// Why there is no OpenCL.
+/// Why OpenCL is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The loader cannot be opened.
@@ -33,19 +33,19 @@ pub enum Error {
          one"
     )]
     Open {
-        /// What was to be opened.
+        /// The path of the loader.
         path: String,
-        /// Why not.
+        /// The cause.
         source: libloading::Error,
     },
     /// The loader is too old.
     #[error("the OpenCL loader {path} has no {function}: a loader for OpenCL 3.0 is needed")]
     Missing {
-        /// What was opened.
+        /// The path of the loader.
         path: String,
-        /// What is missing.
+        /// The missing function.
         function: &'static str,
-        /// Why.
+        /// The cause.
         source: libloading::Error,
     },
 }
@@ -56,14 +56,14 @@ macro_rules! api {
         #[derive(Debug)]
         pub struct Api {
             $($name: unsafe extern "C" fn($($type),*) -> $result,)*
-            /// Keeps the functions in memory, if they were loaded.
+            /// Keeps the functions loaded, if they were.
             _library: Option<libloading::Library>,
         }
 
         impl Api {
             /// Opens the loader.
             pub fn open(path: &str) -> Result<Self, Error> {
-                // SAFETY: an OpenCL loader runs nothing at its start that has demands on us.
+                // SAFETY: an OpenCL loader's constructors have no preconditions.
                 let library = unsafe { libloading::Library::new(path) }
                     .map_err(|source| Error::Open { path: path.to_owned(), source })?;
                 Ok(Self {
@@ -84,13 +84,13 @@ macro_rules! api {
                 })
             }
 
-            /// An OpenCL that does nothing; see [`null`](super::null).
+            /// An OpenCL driver that does nothing; see [`null`](super::null).
             #[cfg(any(test, feature = "test-support"))]
             pub fn null() -> Self {
                 use super::null::{Argument, Outcome};
                 $(
                     unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                        // SAFETY: passed on to the caller.
+                        // SAFETY: the precondition is passed on to the caller.
                         $(unsafe { Argument::tell($arg) };)*
                         Outcome::success()
                     }
@@ -102,13 +102,13 @@ macro_rules! api {
                 .with_null()
             }
 
-            /// The same with handles that tell their kind; see [`typed`](super::typed).
+            /// Like `null`, with handles that carry their kind; see [`typed`](super::typed).
             #[cfg(any(test, feature = "test-support"))]
             pub fn typed() -> Self {
                 use super::typed::{self, Give, Pass};
                 $(
                     unsafe extern "C" fn $name($($arg: $type),*) -> $result {
-                        // SAFETY: passed on to the caller.
+                        // SAFETY: the precondition is passed on to the caller.
                         $(unsafe { Pass::pass($arg, stringify!($arg)) };)*
                         Give::give(stringify!($name))
                     }
@@ -125,11 +125,11 @@ macro_rules! api {
                 #[doc = concat!("`", stringify!($name), "`.")]
                 ///
                 /// # Safety
-                /// The specification's demands: live handles, and pointers to as much memory as
-                /// the function reads or writes.
+                /// As in the specification: live handles, and pointers to as much memory as the function reads or
+                /// writes.
                 #[allow(clippy::too_many_arguments)]
                 pub unsafe fn $name(&self, $($arg: $type),*) -> $result {
-                    // SAFETY: passed on to the caller.
+                    // SAFETY: the precondition is passed on to the caller.
                     unsafe { (self.$name)($($arg),*) }
                 }
             )*
@@ -139,7 +139,7 @@ macro_rules! api {
 
 #[cfg(any(test, feature = "test-support"))]
 impl Api {
-    /// With what [`null`](super::null) does more than succeed.
+    /// Adds what [`null`](super::null) does besides returning success.
     fn with_null(mut self) -> Self {
         use super::null;
         self.clSetEventCallback = null::set_event_callback;
@@ -150,7 +150,7 @@ impl Api {
         self
     }
 
-    /// With commands and events of a test's own.
+    /// Uses a test's commands and events.
     #[cfg(test)]
     pub(crate) fn with_events(
         mut self,
@@ -164,7 +164,7 @@ impl Api {
         self
     }
 
-    /// With platforms of a test's own, and what drivers from before OpenCL 2.0 do not have.
+    /// Uses a test's platforms, without the functions that drivers before OpenCL 2.0 lack.
     #[cfg(test)]
     pub(crate) fn with_old(
         mut self,
@@ -180,7 +180,7 @@ impl Api {
         self
     }
 
-    /// With commands that end, and memory that is freed, when a test wants.
+    /// Uses commands that complete, and memory that is freed, when the test decides.
     #[cfg(test)]
     pub(crate) fn with_ends(
         mut self,
@@ -196,7 +196,7 @@ impl Api {
         self
     }
 
-    /// With buffers whose end a test tells.
+    /// Uses buffers whose destruction the test reports.
     #[cfg(test)]
     pub(crate) fn with_mem_callback(
         mut self,
@@ -206,14 +206,14 @@ impl Api {
         self
     }
 
-    /// With devices of a test's own.
+    /// Uses a test's devices.
     #[must_use]
     pub fn with_devices(mut self, info: Info) -> Self {
         self.clGetDeviceInfo = info;
         self
     }
 
-    /// With samplers of a test's own.
+    /// Uses a test's samplers.
     #[must_use]
     pub fn with_samplers(
         mut self,
@@ -223,7 +223,7 @@ impl Api {
         self
     }
 
-    /// With kernels of a test's own: what they and their arguments are, and who sets these.
+    /// Uses a test's kernels: queries for kernels and their arguments, and setting the arguments.
     #[must_use]
     pub fn with_kernels(
         mut self,
@@ -237,7 +237,7 @@ impl Api {
         self
     }
 
-    /// With queues of a test's own.
+    /// Uses a test's queues.
     #[cfg(test)]
     pub(crate) fn with_queues(
         mut self,
@@ -247,7 +247,7 @@ impl Api {
         self
     }
 
-    /// With parts of devices whose references a test counts.
+    /// Uses sub-devices whose references the test counts.
     #[cfg(test)]
     pub(crate) fn with_parts(
         mut self,

@@ -1,4 +1,4 @@
-//! Calling the driver, and its events as fences.
+//! Calls to the driver, and its events as fences.
 
 use super::api::{Api, Handle};
 use crate::{
@@ -7,16 +7,16 @@ use crate::{
     wire::Blob,
 };
 
-/// Calls a function of the driver. The one place where the worker's promises to it are stated.
+/// Calls a driver function. This is the one place that justifies the worker's calls.
 macro_rules! cl {
     ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let api = &$api;
-        // SAFETY: handles come from the tables, each of whose entries owns a reference; pointers
-        // are to locals that outlive the call, of the sizes that are passed beside them, or into
-        // the window, checked against its bounds, which stays mapped while the worker lives. One
-        // thing is left to the driver: plain bytes of a client for a kernel's argument of which it
-        // does not say whether that is a handle, which it has to check; who deceives it has nobody's
-        // worker but its own.
+        // SAFETY: handles come from the tables, each of whose entries owns a reference. Pointers
+        // refer to locals that outlive the call and have the sizes passed beside them, or into the
+        // window, checked against its bounds; the window stays mapped while the worker lives. One
+        // check is left to the driver: plain bytes from a client for a kernel argument, if the
+        // driver does not tell whether the argument is a handle. A client that deceives the driver
+        // harms only its own worker.
         unsafe { api.$name($($arg),*) }
     }};
 }
@@ -38,14 +38,14 @@ pub(crate) fn status(api: &Api, event: Handle) -> i32 {
     if code == 0 { status } else { code }
 }
 
-/// Bytes as a C string: up to the first zero.
+/// Converts bytes to a C string, up to the first zero.
 pub(crate) fn c_string(bytes: &Blob) -> std::ffi::CString {
     let text = bytes.0.split(|&byte| byte == 0).next().unwrap_or_default();
-    // `text` has no zero, so that this cannot fail.
+    // `text` contains no zero, so this cannot fail.
     std::ffi::CString::new(text).unwrap_or_default()
 }
 
-/// A code as an outcome.
+/// Converts a code to an outcome.
 pub(crate) fn outcome(code: i32) -> Result<(), i32> {
     if code == 0 { Ok(()) } else { Err(code) }
 }

@@ -1,9 +1,10 @@
-//! An OpenCL that does nothing, at once and successfully: for tests of what stands before it.
+//! An OpenCL driver that does nothing, synchronously and successfully, for tests of the code in
+//! front of it.
 //!
-//! Every function succeeds. Where handles or counts are to be written, some are; memory whose size
-//! only other arguments tell (values of parameters, contents) is left alone, as are all buffers.
-//! Shared virtual memory has addresses and nothing else.
-//! Callbacks about events and objects are called before their registration returns.
+//! Every function succeeds. Handles and counts are written where the caller expects some. Memory
+//! whose size only other arguments tell (parameter values, contents) is left alone, as are all
+//! buffers. Shared virtual memory has addresses and nothing else. Callbacks about events and
+//! objects are called before their registration returns.
 
 use std::{
     ffi::{c_char, c_void},
@@ -13,18 +14,18 @@ use std::{
 use super::api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
 use crate::apis::opencl::codes;
 
-/// Some handle: never 0, and small enough to be a size as well.
+/// Makes a handle: never 0, and small enough to be a size as well.
 fn some() -> Handle {
     static LAST: AtomicUsize = AtomicUsize::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) % 4096 + 1
 }
 
-/// An argument: where it points to what a caller wants to be told, something is told.
+/// An argument: if it points to where a caller expects a result, a result is written.
 pub trait Argument {
-    /// Writes what the caller is told.
+    /// Writes the result for the caller.
     ///
     /// # Safety
-    /// If it is a pointer to one handle or number, it is null or can be written.
+    /// If it is a pointer to one handle or number, it is null or writable.
     unsafe fn tell(self);
 }
 
@@ -65,7 +66,7 @@ ignored! {
     Option<ContextCallback> Option<MemCallback> Option<EventCallback>
 }
 
-/// What a function returns.
+/// The result of a function.
 pub trait Outcome {
     /// Success.
     fn success() -> Self;
@@ -93,10 +94,10 @@ impl Outcome for *mut c_void {
     }
 }
 
-/// `clGetPlatformInfo`: a version, and no more.
+/// `clGetPlatformInfo`: only a version.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn platform_info(
     _: Handle,
     name: u32,
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn platform_info(
     size_ret: *mut usize,
 ) -> i32 {
     const VERSION: &[u8] = b"OpenCL 3.0 null\0";
-    // SAFETY: the caller's promise: there are `size` bytes, or null.
+    // SAFETY: the caller guarantees `size` bytes, or null.
     unsafe {
         if name == codes::PLATFORM_VERSION && size >= VERSION.len() && !value.is_null() {
             value
@@ -117,10 +118,10 @@ pub unsafe extern "C" fn platform_info(
     0
 }
 
-/// `clGetDeviceInfo`: a device with coarse-grained shared virtual memory; it says no more.
+/// `clGetDeviceInfo`: a device with coarse-grained shared virtual memory, and nothing else.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn device_info(
     _: Handle,
     name: u32,
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn device_info(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    // SAFETY: the caller's promise: there are `size` bytes, and a number or null.
+    // SAFETY: the caller guarantees `size` bytes, and a number or null.
     unsafe {
         if name == codes::DEVICE_SVM_CAPABILITIES && size == size_of::<u64>() && !value.is_null() {
             let value = value.cast::<u64>();
@@ -139,7 +140,7 @@ pub unsafe extern "C" fn device_info(
     0
 }
 
-/// `clSVMAlloc`: addresses without memory, which nobody else is given, and which are not aligned.
+/// `clSVMAlloc`: addresses without memory behind them. They are unique, and not aligned.
 ///
 /// # Safety
 /// None is needed.
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn svm_alloc(_: Handle, _: u64, size: usize, _: u32) -> *m
 /// `clSetEventCallback`.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn set_event_callback(
     event: Handle,
     at: i32,
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn set_event_callback(
     data: *mut c_void,
 ) -> i32 {
     if let Some(notify) = notify {
-        // SAFETY: the caller's callback with the caller's data, once.
+        // SAFETY: calls the caller's callback with the caller's data, once.
         unsafe { notify(event, at, data) };
     }
     0
@@ -171,7 +172,7 @@ pub unsafe extern "C" fn set_event_callback(
 /// `clSetMemObjectDestructorCallback`.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn set_mem_callback(
     mem: Handle,
     notify: Option<MemCallback>,

@@ -1,9 +1,9 @@
-//! As [`null`](super::null), with handles that tell what they are: who passes one of another kind, or a
-//! number that is none, ends the process. For fuzzers, which would not see it otherwise: a real
-//! driver takes one object for the other.
+//! Like [`null`](super::null), with handles that carry their kind: passing a handle of another
+//! kind, or a number that is not a handle, ends the process. Fuzzers need this, because they would
+//! not notice otherwise: a real driver takes one object for another.
 //!
-//! What a function wants is known by the names of its arguments, which are the specification's. A
-//! kernel has an argument of each kind.
+//! The kind that a function expects is derived from its argument names, which are the
+//! specification's. A kernel has one argument of each kind.
 
 use std::{
     cell::Cell,
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::apis::opencl::codes;
 
-/// What a handle is of; in its upper half.
+/// The kind of a handle, stored in its upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum HandleType {
@@ -35,7 +35,7 @@ enum HandleType {
 const SHIFT: u32 = 40;
 
 impl HandleType {
-    /// Of an argument.
+    /// The kind of an argument.
     fn of(argument: &str) -> Option<Self> {
         Some(match argument {
             "platform" | "platforms" => Self::Platform,
@@ -52,7 +52,7 @@ impl HandleType {
         })
     }
 
-    /// Of what a function returns.
+    /// The kind of a function's result.
     fn returned(function: &str) -> Option<Self> {
         Some(match function {
             "clCreateContext" => Self::Context,
@@ -67,14 +67,14 @@ impl HandleType {
         })
     }
 
-    /// A new one.
+    /// Makes a new handle.
     fn handle(self) -> Handle {
         static LAST: AtomicUsize = AtomicUsize::new(0);
         let number = LAST.fetch_add(1, Ordering::Relaxed) % (1 << 20) + 1;
         (self as usize) << SHIFT | number
     }
 
-    /// Whether a handle is one of this kind. Null may stand for any.
+    /// Whether a handle is of this kind. Null is valid for any.
     fn has(self, handle: Handle) -> bool {
         handle == 0 || handle >> SHIFT == self as usize
     }
@@ -85,16 +85,16 @@ impl HandleType {
 }
 
 thread_local! {
-    /// How many elements the array has that is passed next.
+    /// Length of the array that is passed next.
     static COUNT: Cell<u32> = const { Cell::new(0) };
 }
 
-/// An argument, by its name.
+/// An argument, identified by its name.
 pub trait Pass {
-    /// Checks it, or writes what a caller is told.
+    /// Checks the argument, or writes a result to it.
     ///
     /// # Safety
-    /// If it is a pointer, it is null, or as many elements are there as was said before.
+    /// If it is a pointer, it is null or points to the number of elements given before.
     unsafe fn pass(self, name: &str);
 }
 
@@ -131,7 +131,7 @@ impl Pass for *mut Handle {
             // SAFETY: the caller's promise.
             Some(kind) if !self.is_null() => unsafe { self.write(kind.handle()) },
             Some(_) => {}
-            // A size.
+            // The result is a size.
             // SAFETY: as above.
             None => unsafe { self.tell() },
         }
@@ -159,7 +159,7 @@ as_null! {
     Option<ContextCallback> Option<MemCallback> Option<EventCallback>
 }
 
-/// What a function returns, by its name.
+/// A function's result, by its name.
 pub trait Give {
     /// Success.
     fn give(function: &str) -> Self;
@@ -187,7 +187,7 @@ impl Give for Handle {
     }
 }
 
-/// The arguments of every kernel: address space and name of the type.
+/// The arguments of every kernel: address space and type name.
 const ARGUMENTS: [(u32, &[u8]); 6] = [
     (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"float*\0"),
     (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_t\0"),
@@ -197,10 +197,10 @@ const ARGUMENTS: [(u32, &[u8]); 6] = [
     (codes::KERNEL_ARG_ADDRESS_PRIVATE, b"queue_t\0"),
 ];
 
-/// `clGetKernelInfo`: how many arguments it has, and no more.
+/// `clGetKernelInfo`: only the number of arguments.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn kernel_info(
     kernel: Handle,
     name: u32,
@@ -209,7 +209,7 @@ pub unsafe extern "C" fn kernel_info(
     size_ret: *mut usize,
 ) -> i32 {
     HandleType::Kernel.check(kernel);
-    // SAFETY: the caller's promise: there are `size` bytes, or null.
+    // SAFETY: the caller guarantees `size` bytes, or null.
     unsafe {
         if name == codes::KERNEL_NUM_ARGS && size >= size_of::<u32>() && !value.is_null() {
             value.cast::<u32>().write_unaligned(ARGUMENTS.len() as u32);
@@ -222,7 +222,7 @@ pub unsafe extern "C" fn kernel_info(
 /// `clGetKernelArgInfo`: address spaces and types.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn argument_info(
     kernel: Handle,
     index: u32,
@@ -241,7 +241,7 @@ pub unsafe extern "C" fn argument_info(
         codes::KERNEL_ARG_TYPE_NAME => kind,
         _ => &[],
     };
-    // SAFETY: the caller's promise: there are `size` bytes, or null.
+    // SAFETY: the caller guarantees `size` bytes, or null.
     unsafe {
         if size >= told.len() && !value.is_null() {
             value.cast::<u8>().copy_from(told.as_ptr(), told.len());
@@ -254,7 +254,7 @@ pub unsafe extern "C" fn argument_info(
 /// `clSetKernelArg`.
 ///
 /// # Safety
-/// As the specification has it.
+/// As in the specification.
 pub unsafe extern "C" fn set_argument(
     kernel: Handle,
     index: u32,
@@ -271,7 +271,7 @@ pub unsafe extern "C" fn set_argument(
     };
     assert_eq!(size, size_of::<Handle>());
     if !value.is_null() {
-        // SAFETY: the caller's promise: as long as its size says.
+        // SAFETY: the caller guarantees that the value has the size passed beside it.
         kind.check(unsafe { value.cast::<Handle>().read_unaligned() });
     }
     0

@@ -1,11 +1,11 @@
-//! Contents of buffers and images that are copied to images, once or again and again: the second time
-//! only of those that commands [may have written](super::super::written) since, and of buffers only blocks
-//! that have changed. Of a buffer nothing is copied that nobody [has written](super::super::touched) since it was made.
+//! Copies the contents of buffers and images to image files, once or repeatedly. Repeated copies include only objects
+//! that commands [may have written](super::super::written) since, and of buffers only blocks that have changed. Nothing
+//! is copied of a buffer that nobody [has written](super::super::touched) since it was made.
 //!
-//! What has changed is seen by hashes, which the device computes of a copy that it keeps aside: so the
-//! hash is of the bytes that are sent, whatever the application's kernels do to the buffer meanwhile.
-//! Where the device's compiler makes no such kernel, a buffer has changed as a whole, as an image has; and so has
-//! one of a single block, for which nothing is compiled.
+//! Changes are detected by hashes, which the device computes of a private copy: the hash therefore matches the bytes
+//! that are sent, whatever the application's kernels do to the buffer meanwhile. If the device's compiler cannot build
+//! the kernel for this, a changed buffer is copied as a whole, as an image is. So is a buffer of a single block, for
+//! which nothing is compiled.
 
 use std::{
     collections::HashMap,
@@ -32,13 +32,13 @@ use crate::{
     session::image::{Immovable, Writer},
 };
 
-/// Bytes that are copied aside at a time: a multiple of [`BLOCK`].
+/// Bytes copied aside at a time: a multiple of [`BLOCK`].
 const ASIDE: u64 = 16 << 20;
 /// Work-items that hash a block.
 const ITEMS: usize = 256;
-/// Hashes a block per work-group: each item takes each 256th word, and the items' results are put
-/// together pairwise. Every step is a bijection of each half of the result, for a given word as for a
-/// given result, so that one word that has changed is always seen.
+/// Hashes one block per work-group: each item takes every 256th word, and the items' results are combined pairwise.
+/// Every step is a bijection of each half of the result, both for a given word and for a given result, so that a change
+/// of a single word is always detected.
 const SOURCE: &std::ffi::CStr = c"
 #define MIX(h, w) (rotate((h) ^ (w) * 0x9e3779b97f4a7c15UL, 29UL) * 0xbf58476d1ce4e5b9UL)
 kernel __attribute__((reqd_work_group_size(256, 1, 1)))
@@ -72,23 +72,23 @@ void gantry_hash(global const ulong *words, global ulong2 *hashes, ulong bytes, 
 /// A block's hash.
 type Hash = [u64; 2];
 
-/// What contexts' copies need, and what has been copied.
+/// The state for copies in each context, and what has been copied.
 #[derive(Debug, Default)]
 pub(super) struct Copies {
     contexts: HashMap<Handle, Copier>,
-    /// The hashes of blocks that were copied last, by the numbers in the log of what was copied: none of blocks
-    /// without contents, of images, nor where none are made.
+    /// The hashes of the blocks that were copied last, by the object's number in the log: none for blocks without
+    /// contents, for images, or where no hashes are computed.
     known: HashMap<u32, Vec<Option<Hash>>>,
-    /// What commands may have written when it had been copied already.
+    /// What commands may have written after it had been copied.
     pub late: Written,
-    /// The key of the hashes; none if nothing is copied twice.
+    /// The key of the hashes; `None` if nothing is copied twice.
     key: Option<Hash>,
 }
 
 impl Copies {
     /// For contents that are copied more than once.
     pub fn repeated() -> Self {
-        // Random, as the standard library's are.
+        // Random, like the keys of the standard library.
         let word = || RandomState::new().build_hasher().finish();
         Self {
             key: Some([word(), word()]),
@@ -146,12 +146,12 @@ impl Copies {
         Ok(saved)
     }
 
-    /// Whether an object's bytes may be other than they were copied.
+    /// Whether an object's bytes may differ from the last copy.
     pub fn is_due(&self, root: &Root) -> bool {
         root.is_written || !self.known.contains_key(&root.number)
     }
 
-    /// Forgets buffers and images that are no more.
+    /// Forgets buffers and images that no longer exist.
     pub fn forget(&mut self, numbers: &[u32]) {
         for number in numbers {
             self.known.remove(number);
@@ -159,14 +159,14 @@ impl Copies {
     }
 }
 
-/// A queue for the copies of a context, which lives as long as this.
+/// A queue for copies in a context, which it keeps alive.
 #[derive(Debug)]
 pub(super) struct Copier {
     api: Arc<Api>,
     context: Handle,
     device: Handle,
     pub queue: Handle,
-    /// For what hashes, until that is made.
+    /// The key for the hashing kernel, until that is created.
     key: Option<Hash>,
     hashing: Option<Hashing>,
 }
@@ -191,7 +191,8 @@ impl Copier {
         })
     }
 
-    /// What hashes an object's blocks: made for the first one that has several, if the driver can.
+    /// The hashing kernel for an object's blocks. It is created for the first object with several blocks, if the driver
+    /// can.
     fn hasher(&mut self, root: &Root) -> Option<&Hashing> {
         if !root.is_plain() || root.length <= BLOCK {
             return None;
@@ -218,23 +219,23 @@ impl Drop for Copier {
     }
 }
 
-/// What hashes blocks in a context.
+/// Hashes blocks in a context.
 #[derive(Debug)]
 struct Hashing {
     api: Arc<Api>,
     program: Handle,
     kernel: Handle,
-    /// Where blocks are copied to.
+    /// The buffer to which blocks are copied.
     aside: Handle,
-    /// Where the device writes hashes.
+    /// The buffer to which the device writes hashes.
     hashes: Handle,
     key: Hash,
 }
 
 impl Hashing {
-    /// The code of what fails.
+    /// Fails with the code of the call that failed.
     fn new(api: &Arc<Api>, context: Handle, device: Handle, key: Hash) -> Result<Self, i32> {
-        // Zero is no handle: what has not been made is not released.
+        // Zero is no handle: what has not been created is not released.
         let mut hashing = Self {
             api: Arc::clone(api),
             program: 0,
@@ -288,7 +289,7 @@ impl Hashing {
         super::super::driver::outcome(cl!(self.api, clSetKernelArg(kernel, index, size, value)))
     }
 
-    /// Copies to the image those blocks of a buffer whose hashes are not known.
+    /// Copies to the image the blocks of a buffer whose hashes differ from the known ones.
     fn save(
         &self,
         queue: Handle,
@@ -307,7 +308,7 @@ impl Hashing {
         for piece in pieces {
             let (from, length) = (piece.start, piece.end - piece.start);
             let hashes = self.hash(queue, root, from, length)?;
-            // Parts begin where blocks do.
+            // Parts start at block boundaries.
             let known = known.get_mut((from / BLOCK) as usize..).unwrap_or_default();
             for run in changed(&hashes, known) {
                 let start = run.start as u64 * BLOCK;
@@ -330,7 +331,7 @@ impl Hashing {
         Ok(())
     }
 
-    /// Copies a part of a buffer aside; the hashes of its blocks.
+    /// Copies a part of a buffer aside, and returns the hashes of its blocks.
     fn hash(
         &self,
         queue: Handle,
@@ -425,7 +426,7 @@ impl Drop for Hashing {
     }
 }
 
-/// Runs of blocks whose hashes are not those that are known.
+/// Runs of blocks whose hashes differ from the known ones.
 fn changed(now: &[Hash], known: &[Option<Hash>]) -> Vec<std::ops::Range<usize>> {
     let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
     for (at, hash) in now.iter().enumerate() {

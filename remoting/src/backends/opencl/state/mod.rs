@@ -1,16 +1,15 @@
-//! An application's OpenCL objects, saved and made again.
+//! Saves an application's OpenCL objects and recreates them.
 //!
-//! The state is a log of calls, those by which the objects were made, in an order in which they can
-//! be made again: what an object needs stands before it. Objects that the application has released
-//! but others are made of are among them; so that no two have the same number, all are numbered anew
-//! in the log, each kind from 0, and get the application's numbers when all are made.
+//! The state is a log of the calls that made the objects, in an order in which they can be recreated: whatever an
+//! object needs precedes it. The log includes released objects that others were made from. To keep numbers unique, all
+//! objects are renumbered in the log, each kind from 0, and get the application's numbers once all are made.
 //!
-//! - `save`: from the records of the objects to the log; `contents`: bytes of buffers and images;
-//!   `copies`: those of them that have changed.
-//! - `precopy`: a part of the log and of the contents, while the application goes on; `postcopy`: contents that
-//!   follow once it goes on elsewhere.
-//! - `restore`: carries the log out, by the same methods as an application's calls: it is trusted no
-//!   more than these, and charged to the same quota.
+//! - `save`: from the records of the objects to the log; `contents`: bytes of buffers and images; `copies`: the changed
+//!   ones among them.
+//! - `precopy`: a part of the log and of the contents, while the application runs; `postcopy`: contents that follow
+//!   after it has resumed elsewhere.
+//! - `restore`: executes the log by the same methods as an application's calls. The log is trusted no more than these,
+//!   and charged to the same quota.
 
 mod contents;
 mod copies;
@@ -34,37 +33,37 @@ use crate::{
 wire! {
     /// A call.
     struct Entry {
-        /// Its number.
+        /// Its opcode.
         opcode: u16,
-        /// Its bytes.
+        /// Its encoded bytes.
         call: Blob,
     }
 
-    /// The objects of a kind that the application has numbers for.
+    /// The objects of a kind for which the application has numbers.
     struct Names {
-        /// Numbers in the log, and the application's.
+        /// Numbers in the log, with the application's numbers.
         made: Vec<(u32, u32)>,
-        /// The application's numbers of those that could not be made, and why.
+        /// The application's numbers of objects whose creation failed, with the codes.
         failed: Vec<(u32, i32)>,
     }
 
     /// A mapping of a buffer that lives in the window.
     struct Mapping {
-        /// Which, as the application names it.
+        /// The buffer, by the application's number.
         mem: MemId,
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     }
 
-    /// An argument whose value the driver has refused, when nobody waited for that.
+    /// An argument whose value the driver has refused while nobody waited for the result.
     struct Refused {
-        /// Of which kernel.
+        /// The kernel.
         kernel: KernelId,
-        /// Which.
+        /// The argument's index.
         index: u32,
-        /// The code.
+        /// The driver's code.
         code: i32,
     }
 
@@ -76,29 +75,29 @@ wire! {
         queue: Option<QueueId>,
         /// Its context's number in the log.
         context: u32,
-        /// How far it is.
+        /// Its status.
         status: Status,
     }
 
-    /// Bytes of a buffer or an image.
+    /// Bytes of a buffer or image.
     struct Bytes {
-        /// Its number in the log.
+        /// The object's number in the log.
         mem: u32,
-        /// The first of them there.
+        /// Offset of the first byte in the object.
         from: u64,
-        /// Where they are in the image.
+        /// Their offset in the image file.
         at: u64,
-        /// How many.
+        /// Their number.
         length: u64,
     }
 }
 
 wire! { enum
-    /// How far an event is.
+    /// The status of an event.
     Status {
-        /// Complete, or failed; with the times that the driver has measured.
+        /// Complete or failed; with the profiling times measured by the driver.
         1 Over(status: i32, times: Vec<(u32, u64)>),
-        /// A user event without a status; with the callbacks at which status.
+        /// A user event without a status; with the status and number of each callback.
         2 Undecided(callbacks: Vec<(i32, u64)>),
     }
 }
@@ -106,10 +105,10 @@ wire! { enum
 wire! {
     /// All objects of an application.
     struct Objects {
-        /// The kinds of the devices that it was offered, by platform: it goes on with those that
-        /// have the same numbers.
+        /// The kinds of the devices that it was offered, by platform: it continues with the devices that have the same
+        /// numbers.
         offered: Vec<Vec<u64>>,
-        /// What it was told of them: it goes on with those that lack nothing of it.
+        /// What it was told about them: it continues only with devices that provide all of that.
         told: Vec<Answered>,
         /// The calls.
         log: Vec<Entry>,
@@ -127,30 +126,29 @@ wire! {
         programs: Names,
         /// Kernels.
         kernels: Names,
-        /// Numbers of events whose commands never reached the driver, and why.
+        /// Numbers of events whose commands never reached the driver, with the codes.
         failed_events: Vec<(u32, i32)>,
         /// Errors of commands that nobody has waited for.
         deferred: Vec<(QueueId, i32)>,
-        /// Arguments of kernels, as the application names all.
+        /// Kernel arguments, with the application's numbers.
         arguments: Vec<SetArgument>,
-        /// Arguments that were refused.
+        /// Refused arguments.
         refused: Vec<Refused>,
         /// Mappings.
         maps: Vec<Mapping>,
         /// Events.
         events: Vec<SavedEvent>,
-        /// Buffers and images, by their number in the log, whose end is to be told by the callback of
-        /// this number.
+        /// Buffers and images, by number in the log, with the number of the callback that reports their destruction.
         destructors: Vec<(u32, u64)>,
         /// Contents.
         contents: Vec<Bytes>,
-        /// Numbers in the log of those whose contents follow by postcopy.
+        /// Numbers in the log of the objects whose contents follow by postcopy.
         missing: Vec<u32>,
     }
 }
 
 wire! {
-    /// What is made before the application comes.
+    /// The part that is made before the application arrives.
     struct Early {
         /// As in [`Objects`].
         offered: Vec<Vec<u64>>,
@@ -158,18 +156,18 @@ wire! {
         told: Vec<Answered>,
         /// Calls that were in no round.
         log: Vec<Entry>,
-        /// Contexts' numbers in the log, and the application's.
+        /// Contexts' numbers in the log, with the application's numbers.
         contexts: Vec<(u32, u32)>,
         /// Contents that have changed since the last round.
         contents: Vec<Bytes>,
     }
 }
 
-/// Hash of the form of the state.
+/// Hash of the state's format.
 pub(super) const SHAPE: u64 = with(with(named("OpenCL objects"), Objects::SHAPE), Early::SHAPE);
 
 impl Server {
-    /// What the driver is still at: commands, builds, callbacks.
+    /// What the driver is still busy with: commands, builds, callbacks.
     pub(super) fn driver_busy(&mut self) -> Option<Busy> {
         if self.backend.building > 0 {
             return Some(Busy::Still("programs are being built"));

@@ -1,5 +1,5 @@
-//! Contents that are not in the state: saved where the application was, and written where it is, one object
-//! after the other.
+//! Contents that are not in the state: saved where the application was, and written where it is, one object after the
+//! other.
 
 use std::{
     collections::HashMap,
@@ -32,13 +32,13 @@ use crate::{
     },
 };
 
-/// Objects of fewer bytes are in the state: to ask for them takes as long as to copy them.
+/// Smaller objects, in bytes, are in the state: requesting them takes as long as copying them.
 pub(super) const LARGE: u64 = 256 << 10;
-/// How long contents may be on their way: who passes them on says itself that nothing comes any more.
+/// Maximum time for contents to arrive. Whoever passes them on reports by itself if nothing will come any more.
 const PASSED_ON: Duration = Duration::from_secs(24 * 3600);
 
-/// Contents of these objects, which stay with the driver, for who asks for them later: of each what has changed
-/// since it was copied.
+/// The contents of these objects, which the driver keeps until they are requested. Of each object this covers what has
+/// changed since it was copied.
 pub(super) fn remaining(api: &Arc<Api>, mut copies: Copies, left: Vec<Root>) -> Option<Remaining> {
     if left.is_empty() {
         return None;
@@ -58,7 +58,7 @@ pub(super) fn remaining(api: &Arc<Api>, mut copies: Copies, left: Vec<Root>) -> 
     })))
 }
 
-/// Fetches what is still missing, until all has been asked for.
+/// Fetches missing contents until all have been requested.
 fn fetch_all(api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl Fn()) {
     while let Some(next) = numbers.next() {
         let fetched = fetch(api, source, &next);
@@ -67,11 +67,11 @@ fn fetch_all(api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl 
         numbers.came(number, fetched);
         wake();
     }
-    // What was released is not awaited any more, either.
+    // Released objects are not awaited any more, either.
     wake();
 }
 
-/// Fetches what an object has. Why it has not come.
+/// Fetches an object's contents. Fails with the reason.
 fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String> {
     let words = |error: &dyn std::error::Error| Chain(error).to_string();
     let image = image::create().map_err(|error| words(&error))?;
@@ -94,7 +94,7 @@ fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String>
     let written = (|| {
         let (parts, contents) = Contents::open::<OpenCl, Vec<Bytes>>(image, super::SHAPE)?;
         for part in parts.iter().filter(|part| part.mem == next.number) {
-            // It has contents here, too, and takes them along when it goes on from here.
+            // Here, too, it has contents, which must be taken along in the next move.
             next.touch(part.from, part.length);
         }
         for root in &next.object.roots {
@@ -107,7 +107,7 @@ fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String>
 }
 
 impl Server {
-    /// Contents of these objects, by their numbers in the log, are to be fetched.
+    /// Registers the contents of these objects, by their numbers in the log, to be fetched.
     pub(in super::super) fn await_contents(&mut self, numbers: &[u32]) -> Result<(), Immovable> {
         if numbers.is_empty() {
             return Ok(());
@@ -116,7 +116,7 @@ impl Server {
         for number in numbers {
             let mem = self.backend.mems.get(*number);
             let mem = mem.map_err(|_| Immovable::Wrong("contents of no buffer"))?;
-            // All of it may come, and the source says how much of it was ever written.
+            // All of it may arrive: the source knows how much of it was ever written.
             let root = Root::of(self, *number, mem, true)?.whole();
             let kept = Kept::new(&self.backend.api, vec![root]);
             objects.push((*number, Arc::clone(&mem.record), kept));
@@ -125,7 +125,7 @@ impl Server {
         Ok(())
     }
 
-    /// Begins to fetch what the state was saved without, by this socket.
+    /// Begins to fetch through this socket what the state was saved without.
     ///
     /// # Errors
     /// There is no socket.
@@ -144,7 +144,7 @@ impl Server {
         let aside = Arc::clone(&work);
         let thread = thread::Builder::new().name("postcopy".to_owned());
         if thread.spawn(move || aside()).is_err() {
-            // The source has left: all comes before it is served, then.
+            // The source has left: everything arrives before the application is served, then.
             work();
         }
         Ok(())

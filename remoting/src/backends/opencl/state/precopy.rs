@@ -1,4 +1,4 @@
-//! What is saved of an application while it goes on, and made before it comes.
+//! What is saved of an application while it runs, and made before it arrives.
 
 use std::{
     sync::{Arc, Mutex},
@@ -33,23 +33,23 @@ use crate::{
     wire::{Blob, Wire},
 };
 
-/// How long a round waits for commands that are under way, before it copies what they may write.
+/// How long a round waits for outstanding commands before it copies what they may write.
 const DRAIN: Duration = Duration::from_secs(1);
-/// How often it looks.
+/// Interval between its checks.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// What has been copied.
 #[derive(Debug)]
 pub struct Precopied {
     log: Log,
-    /// None while a round copies, and after one that has failed.
+    /// `None` while a round copies, and after a failed one.
     copies: Arc<Mutex<Option<Copies>>>,
     /// What commands may have written since the last round began.
     noted: Noted,
 }
 
 impl Precopied {
-    /// The log, the copies, and what may be other than it was copied.
+    /// The log, the copies, and what may differ from the copies.
     pub(super) fn into_parts(self) -> Result<(Log, Copies, Written), Immovable> {
         let copies = self.copies.lock_unpoisoned().take();
         let copies = copies.ok_or_else(|| Immovable::Has("its contents are not copied".to_owned()));
@@ -60,16 +60,17 @@ impl Precopied {
     }
 }
 
-/// Events behind all commands that were under way when a round began.
+/// Events behind all commands that were outstanding when a round began.
 struct Behind {
     api: Arc<Api>,
     events: Vec<Handle>,
-    /// Whether there are some that the driver has made no event behind.
+    /// Whether there are commands for which the driver created no event.
     has_more: bool,
 }
 
 impl Behind {
-    /// Waits for them, but not for long: some may wait for the application. Whether all have ended.
+    /// Waits for the commands, but only briefly: some may depend on the application. Returns
+    /// whether all have ended.
     fn have_ended(&self) -> bool {
         let until = Instant::now() + DRAIN;
         let has_ended = |event: &Handle| loop {
@@ -93,7 +94,7 @@ impl Drop for Behind {
     }
 }
 
-/// Buffers and images that stay with the driver until they have been copied.
+/// Buffers and images that the driver keeps until they have been copied.
 #[derive(Debug)]
 pub struct Kept {
     api: Arc<Api>,
@@ -111,7 +112,7 @@ impl Kept {
         }
     }
 
-    /// Bytes of all of them.
+    /// Total bytes of all of them.
     pub fn bytes(&self) -> u64 {
         let lengths = self.roots.iter().map(Root::bytes);
         lengths.fold(0, u64::saturating_add)
@@ -131,7 +132,7 @@ impl Drop for Kept {
 }
 
 impl Server {
-    /// What is under way.
+    /// The outstanding commands.
     fn under_way(&mut self) -> Behind {
         let api = Arc::clone(&self.backend.api);
         let mut events = self.backend.svm.freed.behind_parted(&api);
@@ -159,7 +160,7 @@ impl Server {
         known: Option<Precopied>,
         mut image: Writer,
     ) -> Result<(Precopied, Copying), Immovable> {
-        // What these write a later round would leave out.
+        // A later round would miss what these commands write.
         self.backend.svm.freed.all_marked()?;
         if self
             .backend
@@ -191,7 +192,7 @@ impl Server {
             noted: self.note_written(),
         };
         let copying = move || {
-            // What comes later is noted anew.
+            // Later writes are recorded anew.
             if !behind.have_ended() {
                 copies.late = written;
             }
@@ -207,7 +208,7 @@ impl Server {
         Ok((precopied, Box::new(copying)))
     }
 
-    /// Bytes of buffers and images that were made since a round began; of all without one.
+    /// Total bytes of buffers and images made since a round began; of all of them without a round.
     pub(in super::super) fn made_since(&self, known: Option<&Precopied>) -> u64 {
         match known {
             Some(known) => contents::made_since(self, &known.log),

@@ -1,4 +1,4 @@
-//! The log, carried out.
+//! Executes the log.
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
@@ -22,12 +22,12 @@ use crate::{
     wire::{Flags, Header, Wire},
 };
 
-/// How often builds are looked at.
+/// Interval between checks of builds.
 const LOOK: Duration = Duration::from_micros(200);
-/// What no context of an application has for its number: it is below 256.
+/// A context number that no application uses: theirs are below 256.
 const NO_CONTEXT: u32 = 1 << 31;
 
-/// What the driver does not make again.
+/// An object that the driver does not recreate.
 fn refused<T>(what: &str, id: u32) -> impl FnOnce(i32) -> Result<T, Immovable> {
     let what = format!("{what} {id}");
     move |code| Err(Immovable::Refused { what, code })
@@ -49,7 +49,7 @@ impl Server {
             self.restore_destructor(*mem, *number);
         }
         let events = self.restore_events(&objects.events)?;
-        // Before those are released that the application has released since an earlier round.
+        // Before objects are dropped that the application has released since an earlier round.
         self.quota.level();
         self.renumber(&objects, &numbers)?;
         for (id, event) in events {
@@ -81,8 +81,8 @@ impl Server {
         self.restore_maps(&objects)
     }
 
-    /// Makes objects by a log, in a session that has none but those of earlier parts of it. The
-    /// application's numbers of contexts.
+    /// Makes objects from a log, in a session that only has those of earlier parts of it. Returns
+    /// the application's numbers of contexts.
     pub(super) fn make_objects(
         &mut self,
         (offered, told): (&[Vec<u64>], &[Answered]),
@@ -98,7 +98,7 @@ impl Server {
             ));
         }
         self.compare(told)?;
-        // What is told of a context is told under the number that the application has for it.
+        // Reports about a context use the application's number for it.
         let numbers = contexts.iter().copied().collect();
         for entry in log {
             self.carry_out_entry(entry, &numbers)?;
@@ -107,7 +107,7 @@ impl Server {
         Ok(numbers)
     }
 
-    /// Carries out a call of the log.
+    /// Executes a call of the log.
     fn carry_out_entry(
         &mut self,
         Entry { opcode, call }: &Entry,
@@ -121,7 +121,7 @@ impl Server {
             sequence: 0,
         };
         let request = Request::decode(*opcode, &call.0)?;
-        // What is built at once is built at the same time.
+        // One-step builds and compilations run concurrently.
         let most = match &request {
             Request::BuildProgram(_) | Request::CompileProgram(_) => MOST_BUILDS - 1,
             Request::LinkProgram(_) | Request::CreateKernel(_) => 0,
@@ -171,7 +171,7 @@ impl Server {
                 let set = self.specialize(&call);
                 set.or_else(refused("a constant of program", call.id.0))?;
             }
-            // Whether they succeed is seen by what is made of them.
+            // Whether they succeed shows in what is made from them.
             Request::BuildProgram(call) => self.build_program(header, &call)?,
             Request::CompileProgram(call) => self.compile_program(header, &call)?,
             Request::LinkProgram(call) => {
@@ -190,8 +190,9 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until no more builds than these are under way. None of them is answered: whose session goes on
-    /// in the end is not known yet. A client that has brought the state is told that this goes on.
+    /// Waits until at most this many builds are in progress. None of them is answered: it is not
+    /// yet known whose session will go on. A client that has brought the state is told that this is
+    /// still in progress.
     fn wait_for_builds(&mut self, most: usize) -> Result<(), Immovable> {
         let mut kept = Vec::new();
         while self.backend.building > most {
@@ -203,7 +204,7 @@ impl Server {
                     Notice::Backend(DriverNotice::Linked(header, linked, code)) => {
                         self.linked(header, linked, code)?;
                     }
-                    // The application has been told when it was built first.
+                    // The application received it with the first build.
                     Notice::Backend(DriverNotice::Report(..)) => {}
                     notice => kept.push(notice),
                 }
@@ -219,8 +220,8 @@ impl Server {
         Ok(())
     }
 
-    /// Has the end of an object told, which the application has released. At once if the object was
-    /// not made again.
+    /// Arranges for the destruction of an object that the application has released to be reported;
+    /// immediately if the object was not recreated.
     fn restore_destructor(&mut self, mem: u32, number: u64) {
         self.expected += 1;
         let Ok(mem) = self.backend.mems.get(mem) else {
@@ -242,7 +243,8 @@ impl Server {
         }
     }
 
-    /// Events, as user events: what is over has its status at once, and its times are kept here.
+    /// Recreates events as user events. Completed ones get their status immediately, and their
+    /// times are kept here.
     fn restore_events(&mut self, events: &[SavedEvent]) -> Result<Vec<(u32, Event)>, Immovable> {
         let mut restored = Vec::with_capacity(events.len().min(1 << 20));
         for event in events {
@@ -302,7 +304,7 @@ impl Server {
         }
     }
 
-    /// Gives the objects the application's numbers, and the driver back what it has none for.
+    /// Gives the objects the application's numbers, and releases objects without one.
     fn renumber(
         &mut self,
         objects: &Objects,
@@ -347,7 +349,7 @@ impl Server {
             contexts clReleaseContext
             devices clReleaseDevice
         }
-        // Errors of a queue's commands are told of under its context's number.
+        // Errors of a queue's commands are reported under its context's number.
         for queue in self.backend.queues.iter_mut() {
             let number = queue.made.context.0;
             let known = contexts.get(&number).copied();
@@ -362,8 +364,8 @@ impl Server {
         Ok(())
     }
 
-    /// Maps buffers in the window again. What the application sees there is the truth, which the
-    /// device is to have as each mapping ends.
+    /// Maps buffers in the window again. What the application sees there is authoritative, and the
+    /// device receives it when each mapping ends.
     fn restore_maps(&mut self, objects: &Objects) -> Result<(), Immovable> {
         let mut queues = contents::Queues::default();
         for one in &objects.maps {
@@ -391,7 +393,7 @@ impl Server {
                 if code == 0 { Ok(pointer) } else { Err(code) }
             };
             let pointer = map(codes::MAP_WRITE_INVALIDATE_REGION)
-                // One that the host may only read: both sides have the same.
+                // The host may only read this buffer: both sides have the same contents.
                 .or_else(|_| map(codes::MAP_READ))
                 .or_else(refused("a mapping of buffer", one.mem.0))?;
             let mem = self.backend.mems.get_mut(one.mem.0);

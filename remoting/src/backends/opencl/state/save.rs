@@ -1,4 +1,4 @@
-//! From the records of objects to the log.
+//! Converts the records of objects to the log.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -35,7 +35,7 @@ use crate::{
     wire::Blob,
 };
 
-/// What an event's times are asked for by.
+/// The parameters of an event's profiling times.
 const TIMES: [u32; 5] = [
     codes::PROFILING_COMMAND_QUEUED,
     codes::PROFILING_COMMAND_SUBMIT,
@@ -44,13 +44,13 @@ const TIMES: [u32; 5] = [
     codes::PROFILING_COMMAND_COMPLETE,
 ];
 
-/// Something that cannot be made again.
+/// An object that cannot be recreated.
 fn lost<T>(what: &str) -> Result<T, Immovable> {
     Err(Immovable::Has(what.to_owned()))
 }
 
-/// Numbers of objects that are known by their records, which are kept so that no two have the same
-/// address.
+/// Numbers of objects that are identified by their records. The records are kept, so that no two
+/// have the same address.
 #[derive(Debug)]
 struct Numbers<R> {
     by_record: HashMap<usize, (u32, Arc<R>)>,
@@ -71,7 +71,7 @@ impl<R> Numbers<R> {
         known.map(|(number, _)| *number)
     }
 
-    /// A number for a new object.
+    /// Assigns a number to a new object.
     fn give(&mut self, record: &Arc<R>) -> u32 {
         let number = self.anonymous();
         let key = Arc::as_ptr(record).addr();
@@ -79,14 +79,14 @@ impl<R> Numbers<R> {
         number
     }
 
-    /// A number that is no record's.
+    /// A number without a record.
     fn anonymous(&mut self) -> u32 {
         self.next += 1;
         self.next - 1
     }
 }
 
-/// Numbers of objects that nothing is made of: by their births.
+/// Numbers of objects from which nothing is made, by their births.
 #[derive(Debug, Default)]
 struct Leaves(HashMap<u64, u32>);
 
@@ -99,13 +99,13 @@ impl Leaves {
     }
 }
 
-/// The log as far as it is written. It can be written in several parts, while the application makes
-/// and releases objects: what is in one is not in a later one.
+/// The log as far as it is written. It can be written in several parts, while the application
+/// creates and releases objects: a part does not repeat what an earlier one contains.
 #[derive(Debug)]
 pub(super) struct Log {
-    /// What has not been taken by anybody.
+    /// Entries that have not been taken yet.
     pub entries: Vec<Entry>,
-    /// By the calls that have made them.
+    /// By the calls that made them.
     parts: Numbers<CreateSubDevices>,
     contexts: Numbers<ContextRecord>,
     mems: Numbers<MemRecord>,
@@ -118,7 +118,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// `offered` devices are there without any call.
+    /// `offered` devices exist without any call.
     pub fn new(offered: u32) -> Self {
         Self {
             entries: Vec::new(),
@@ -248,7 +248,7 @@ impl Log {
         Ok(id)
     }
 
-    /// A program of something that is no program, as its record has it.
+    /// A program that was not made from programs, from its record.
     fn created(
         &mut self,
         id: ProgramId,
@@ -273,7 +273,7 @@ impl Log {
         Ok(())
     }
 
-    /// A header, which was a program once: one for each use.
+    /// A header, which was a program once. Each use adds one.
     fn header(&mut self, origin: &Arc<Origin>, context: ContextId) -> Result<ProgramId, Immovable> {
         let Origin::Created(call, devices) = &**origin else {
             return lost("it has a linked program for a header");
@@ -365,8 +365,8 @@ impl Log {
     }
 }
 
-/// The objects of a table by the application's numbers, and what `add` makes of each and of its
-/// birth: its number in the log.
+/// The objects of a table by the application's numbers. `add` returns each object's number in the
+/// log, given its birth and the object.
 fn names<T>(
     table: &Table<T>,
     mut add: impl FnMut(u64, &T) -> Result<u32, Immovable>,
@@ -381,7 +381,7 @@ fn names<T>(
     Ok(Names { made, failed })
 }
 
-/// The numbers of all objects that others are made of, or that are made of others.
+/// The numbers of all objects that others are made from, or that are made from others.
 pub(super) struct AllNames {
     devices: Names,
     pub contexts: Names,
@@ -393,7 +393,7 @@ pub(super) struct AllNames {
 }
 
 impl Server {
-    /// The kinds of the devices that are offered, by platform.
+    /// The kinds of the offered devices, by platform.
     pub(super) fn offered_kinds(&self) -> Vec<Vec<u64>> {
         let platforms = self.backend.platforms.iter();
         platforms
@@ -408,12 +408,12 @@ impl Server {
         Log::new(count as u32)
     }
 
-    /// Whether all objects can be made again.
+    /// Checks that all objects can be recreated.
     pub(in super::super) fn check_objects(&self) -> Result<(), Immovable> {
         self.log_objects(&mut self.empty_log()).map(drop)
     }
 
-    /// Writes to the log what is not in it.
+    /// Writes to the log what it does not contain yet.
     pub(super) fn log_objects(&self, log: &mut Log) -> Result<AllNames, Immovable> {
         if !self.backend.svm.is_empty() {
             return lost("it has shared virtual memory");
@@ -479,7 +479,7 @@ impl Server {
         })
     }
 
-    /// The state of a server that nothing is under way of, without what has been written before.
+    /// The state of a server without outstanding work, except what has been written before.
     pub(in super::super) fn save_objects(
         &mut self,
         precopied: Option<Precopied>,
@@ -495,7 +495,8 @@ impl Server {
         let (events, failed_events) = self.events(&mut log)?;
         let mut destructors = Vec::new();
         for (record, number) in self.backend.destructors() {
-            // Of one that nothing is made of any more, the end is told as soon as it goes on.
+            // If nothing is made from it any more, its end is reported as soon as the application
+            // continues.
             let known = record.and_then(|record| log.known_mem(&record));
             destructors.push((known.unwrap_or(u32::MAX), number));
         }
@@ -549,7 +550,7 @@ impl Server {
         .collect()
     }
 
-    /// What the kernels' arguments are. One whose object was released stays without a value.
+    /// The kernels' arguments. An argument whose object was released stays without a value.
     fn arguments(&self) -> Result<(Vec<SetArgument>, Vec<Refused>), Immovable> {
         let (mut arguments, mut refused) = (Vec::new(), Vec::new());
         for (id, kernel) in self.backend.kernels.entries() {
@@ -625,7 +626,7 @@ impl Server {
         Ok((events, failed))
     }
 
-    /// The times of an event's command that its driver knows.
+    /// The profiling times of an event's command that its driver knows.
     fn times(&self, event: &Event) -> Vec<(u32, u64)> {
         if let Some(times) = &event.times {
             return times.clone();
