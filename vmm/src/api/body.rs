@@ -1,4 +1,4 @@
-//! Bodies of requests: JSON to types, with errors that say where.
+//! Request bodies: converts JSON to types, with errors that name the location.
 
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value};
@@ -6,36 +6,36 @@ use serde_json::{Map, Value};
 use super::{ApiError, Status, fields::fields};
 use crate::config::{SHARED, nearest};
 
-/// So many unknown fields are named.
+/// Maximum number of unknown fields that an error names.
 const MOST_UNKNOWN: usize = 8;
 
-/// Names under which a field is known besides its own.
+/// Alternative names of fields.
 const ALIASES: &[&str] = &["serial_number", "uuid", "backend"];
 
-/// Fields that may be there with a value that asks for nothing, although Gantry does not know them or
-/// leaves them out of what it says itself. Any other field that is not known is refused.
+/// Fields that are accepted with a value that requests nothing, although Gantry does not know them or omits them from
+/// its own output. Any other unknown field is rejected.
 pub const SAY_NOTHING: &[(&str, Nothing)] = &[
-    // Left out where it is 0.
+    // Omitted where it is 0.
     ("pci_function", Nothing::Zero),
-    // Cloud Hypervisor's builds with a debugger's stub say so in vm.info, which clients send back.
+    // Cloud Hypervisor's builds with a debugger stub include it in vm.info, which clients send back.
     ("gdb", Nothing::Off),
     // Kata Containers describes the serial port as a console.
     ("iommu", Nothing::Off),
-    // ch-remote says with each disk that it leaves the choice to the VMM.
+    // ch-remote sends these with each disk, to leave the choice to the VMM.
     ("disable_io_uring", Nothing::Off),
     ("disable_aio", Nothing::Off),
-    // An accelerator's default, whichever way its calls go.
+    // The default of an accelerator, for either transport.
     ("shared", Nothing::Is(SHARED)),
 ];
 
-/// A value that asks for nothing, beside `null` and an empty list.
+/// A value that requests nothing, besides `null` and an empty list.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Nothing {
     /// 0.
     Zero,
     /// `false`.
     Off,
-    /// A number that is the default.
+    /// A number that equals the default.
     Is(u64),
 }
 
@@ -49,7 +49,7 @@ impl Nothing {
     }
 }
 
-/// Parses a body. A field that is not known is an error: whoever sends it wants something.
+/// Parses a body. An unknown field is an error, because the client that sent it expects an effect.
 pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result<T, ApiError> {
     parse_with(
         path,
@@ -59,7 +59,7 @@ pub fn parse<T: DeserializeOwned + Serialize>(path: &str, body: &[u8]) -> Result
     )
 }
 
-/// The same, for what `read` and `write` turn from JSON and into it.
+/// As [`parse`], for values that `read` and `write` convert from and to JSON.
 pub fn parse_with<T>(
     path: &str,
     body: &[u8],
@@ -85,7 +85,7 @@ pub fn parse_with<T>(
             .context(format!("the body of {path} is not as it should be{place}"))
     })?;
     let mut unknown = Vec::new();
-    // Both have been parsed or made from what was parsed, so neither fails.
+    // Both were parsed, or created from parsed values, so neither conversion fails.
     if let (Ok(sent), Ok(known)) = (serde_json::from_slice::<Value>(body), write(&parsed)) {
         if let Some(place) = list_for_object(&sent, &known) {
             let message = format!("the body of {path} has a list instead of an object{place}");
@@ -103,8 +103,8 @@ pub fn parse_with<T>(
     Ok(parsed)
 }
 
-/// Where a list was sent and taken for an object's values in their order, which would be something
-/// else in another version: ` at PLACE`, or nothing for the body itself.
+/// Finds a list that was sent in place of an object and interpreted as its values in order, which could mean something
+/// else in another version. Returns ` at PLACE`, or an empty text for the body itself.
 fn list_for_object(sent: &Value, known: &Value) -> Option<String> {
     let within = |step: String, sent, known| {
         let place = list_for_object(sent, known)?;
@@ -129,8 +129,7 @@ fn list_for_object(sent: &Value, known: &Value) -> Option<String> {
     }
 }
 
-/// An unknown field for a message, with the known one that is nearest: one of the same object, or
-/// else any.
+/// Formats an unknown field for an error, with the most similar known field: one of the same object, or else any.
 fn unknown(place: &str, name: &str, known: &Map<String, Value>) -> String {
     let beside = nearest(name, known.keys().map(String::as_str));
     match beside.or_else(|| nearest(name, fields())) {
@@ -139,7 +138,7 @@ fn unknown(place: &str, name: &str, known: &Map<String, Value>) -> String {
     }
 }
 
-/// The field that was sent in the place of a required one, which serde says is missing.
+/// The field that was sent in place of a required one that serde reports as missing.
 fn slip(body: &[u8], place: &str, error: &str) -> Option<String> {
     let missing = error.strip_prefix("missing field `")?.split('`').next()?;
     let body = serde_json::from_slice(body).ok()?;
@@ -150,7 +149,7 @@ fn slip(body: &[u8], place: &str, error: &str) -> Option<String> {
     Some(format!("{place}{dot}{near} ({missing}?)"))
 }
 
-/// The value at a [`place`].
+/// The value at a location as returned by [`place`].
 fn at<'a>(value: &'a Value, place: &str) -> Option<&'a Value> {
     let mut steps = place.split(['.', '[', ']']).filter(|step| !step.is_empty());
     steps.try_fold(value, |value, step| match value {
@@ -159,7 +158,7 @@ fn at<'a>(value: &'a Value, place: &str) -> Option<&'a Value> {
     })
 }
 
-/// Fields that were sent and are not in what was understood. `null` and empty lists say nothing.
+/// Collects fields that were sent and are not part of the parsed result. `null` and empty lists request nothing.
 fn unknown_fields(sent: &Value, known: &Value, place: &str, found: &mut Vec<String>) {
     match (sent, known) {
         (Value::Object(sent), Value::Object(known)) => {
@@ -193,7 +192,7 @@ fn says_nothing(name: &str, value: &Value) -> bool {
     fields.any(|(field, nothing)| *field == name && nothing.is(value))
 }
 
-/// Byte offset of a line and column, both from 1.
+/// Byte offset of a line and column, both counted from 1.
 fn offset(body: &[u8], line: usize, column: usize) -> usize {
     let before: usize = body
         .split_inclusive(|byte| *byte == b'\n')
@@ -208,7 +207,7 @@ enum Level {
     Array { index: usize },
 }
 
-/// Path of the value that ends at or encloses `end`: `disks[1].readonly`.
+/// Path of the value that ends at or encloses the offset `end`: `disks[1].readonly`.
 fn place(body: &[u8], end: usize) -> String {
     let mut levels: Vec<Level> = Vec::new();
     let mut text: Option<String> = None;
@@ -232,7 +231,7 @@ fn place(body: &[u8], end: usize) -> String {
             b'"' => text = Some(String::new()),
             b'{' => levels.push(Level::Object { key: String::new() }),
             b'[' => levels.push(Level::Array { index: 0 }),
-            // The last byte read may close the very value that the error is about.
+            // The last byte read may close the value that the error is about.
             b'}' | b']' => drop(levels.pop()),
             b':' => {
                 if let Some(Level::Object { key }) = levels.last_mut() {

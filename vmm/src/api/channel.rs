@@ -1,4 +1,4 @@
-//! The way from whoever asks to the thread that owns the machine, and back.
+//! The channel between API clients and the thread that owns the machine.
 
 use std::{io, sync::mpsc};
 
@@ -6,19 +6,19 @@ use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
 use super::{ApiError, Handler, MAX_CONNECTIONS, Request, Response, Status};
 
-/// Where the answer goes. Answered exactly once: if it is dropped unanswered, because the thread
-/// that owns the machine is gone, whoever asked gets an error.
+/// Where to send the reply to a request. Each request gets exactly one reply: if this is dropped
+/// unused, because the thread that owns the machine is gone, the client gets an error.
 pub struct Reply(Option<Box<Deliver>>);
 
 type Deliver = dyn FnOnce(Result<Response, ApiError>) + Send;
 
 impl Reply {
-    /// `deliver` runs on the thread that answers and must not block.
+    /// `deliver` runs on the replying thread and must not block.
     pub fn new(deliver: impl FnOnce(Result<Response, ApiError>) + Send + 'static) -> Self {
         Self(Some(Box::new(deliver)))
     }
 
-    /// Answers.
+    /// Sends the reply.
     pub fn send(mut self, answer: Result<Response, ApiError>) {
         if let Some(deliver) = self.0.take() {
             deliver(answer);
@@ -43,7 +43,7 @@ struct Call {
     reply: Reply,
 }
 
-/// Sends requests to the machine; one for each thread that asks.
+/// Sends requests to the machine; each requesting thread has its own.
 pub struct ApiSender {
     calls: mpsc::Sender<Call>,
     event: EventFd,
@@ -55,7 +55,7 @@ pub struct ApiReceiver {
     event: EventFd,
 }
 
-/// A way for requests.
+/// Creates a channel for requests.
 pub fn channel() -> io::Result<(ApiSender, ApiReceiver)> {
     let event = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
     let (sender, calls) = mpsc::channel();
@@ -67,7 +67,7 @@ pub fn channel() -> io::Result<(ApiSender, ApiReceiver)> {
 }
 
 impl ApiSender {
-    /// Another sender for the same machine.
+    /// Creates another sender for the same machine.
     pub fn try_clone(&self) -> io::Result<Self> {
         Ok(Self {
             calls: self.calls.clone(),
@@ -75,9 +75,10 @@ impl ApiSender {
         })
     }
 
-    /// Queues a request and returns at once.
+    /// Queues a request and returns immediately.
     pub fn send(&self, request: Request, reply: Reply) {
-        // If the receiver is gone, the call comes back and its reply is dropped, which answers.
+        // If the receiver is gone, the call is returned and its reply dropped, which sends an error
+        // to the client.
         if self.calls.send(Call { request, reply }).is_ok()
             && let Err(error) = self.event.write(1)
         {
@@ -85,10 +86,11 @@ impl ApiSender {
         }
     }
 
-    /// Asks and waits for the answer. Not for the thread that owns the machine.
+    /// Sends a request and waits for the reply. Must not be called by the thread that owns the
+    /// machine.
     pub fn call(&self, request: Request) -> Result<Response, ApiError> {
         let (sender, answer) = mpsc::sync_channel(1);
-        // A failed delivery means that this function has returned, which it does not before.
+        // Delivery fails only after this function has returned, which it does not do before.
         let reply = Reply::new(move |result| drop(sender.send(result)));
         self.send(request, reply);
         answer.recv().unwrap_or_else(|_| Err(gone()))
@@ -96,18 +98,17 @@ impl ApiSender {
 }
 
 impl ApiReceiver {
-    /// Readable when requests wait. Non-blocking.
+    /// Readable when requests are waiting. Non-blocking.
     pub fn event(&self) -> &EventFd {
         &self.event
     }
 
-    /// Carries out the requests that wait, in order; to be called when the event is readable.
-    /// Returns after as many as clients can have begun, so that clients which never stop asking
-    /// do not keep everything else waiting, and the event stays readable then. Returns after a
-    /// `vmm.shutdown` even if more wait; those are answered with an error when the receiver is
-    /// dropped.
+    /// Carries out waiting requests in order; to be called when the event is readable. Handles at
+    /// most as many as there can be clients with a pending request, so that clients which never
+    /// stop sending do not starve everything else; the event then stays readable. Returns after a
+    /// `vmm.shutdown` even if more requests wait; those get an error when the receiver is dropped.
     pub fn serve(&self, handler: &mut dyn Handler) {
-        // Nothing to read means that an earlier call has served everything.
+        // If there is nothing to read, an earlier call has already served everything.
         let _ = self.event.read();
         for _ in 0..MAX_CONNECTIONS {
             let Ok(Call { request, reply }) = self.calls.try_recv() else {
@@ -119,7 +120,8 @@ impl ApiReceiver {
                 return;
             }
         }
-        // Maybe there are more. It fails only when the counter is full: also readable.
+        // There may be more requests. The write fails only if the counter is full, which keeps the
+        // event readable, too.
         let _ = self.event.write(1);
     }
 }
@@ -152,7 +154,7 @@ mod tests {
         assert!(matches!(asker.join().unwrap(), Ok(Response::Ping(_))));
     }
 
-    /// Asks again while it is being asked.
+    /// Sends another request while one is being handled.
     struct Endless(ApiSender, usize);
 
     impl Handler for Endless {

@@ -1,4 +1,4 @@
-//! One client's connection: bytes in, requests out; responses in, bytes out. Never blocks.
+//! One client's connection: reads requests and writes responses, without ever blocking.
 
 use std::{
     io, mem,
@@ -12,46 +12,46 @@ use super::{
     routes::{self, Refusal},
 };
 
-/// Bytes read at once.
+/// Maximum number of bytes per read.
 const CHUNK: usize = 16 << 10;
 
-/// Reads in a row before other connections get their turn.
+/// Maximum number of consecutive reads before other connections get their turn.
 const READS: usize = 16;
 
-/// Descriptors that may come with a request: the queue pairs of a few network cards.
+/// Maximum number of descriptors with a request: enough for the queue pairs of a few network cards.
 const MAX_FDS: usize = 64;
 
-/// The most descriptors that Linux carries in one message (`SCM_MAX_FD`).
+/// Maximum number of descriptors that Linux passes in one message (`SCM_MAX_FD`).
 const SCM_MAX_FD: usize = 253;
 
-/// How long a request may take to arrive, a response to leave, and a refused body to be thrown
-/// away.
+/// Time limit for a request to arrive, for a response to be sent, and for a rejected body to be
+/// discarded.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the connection is doing.
+/// State of the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum State {
-    /// Waiting for a request, or for the rest of one.
+    /// Waiting for a request or the rest of one.
     Reading,
-    /// A request is with the machine.
+    /// The machine is carrying out a request.
     Running {
         keep_alive: bool,
-        /// It ends the VMM, which is answered with 200.
+        /// The request ends the VMM, which is answered with 200.
         ends: bool,
     },
-    /// The response is the last; what still comes is thrown away until the client closes, so that
-    /// it gets to read the response.
+    /// The last response is being sent. Input is discarded until the client closes the connection,
+    /// so that it can read the response.
     Closing,
 }
 
-/// What became of a connection.
+/// Result of an operation on a connection.
 #[derive(Debug)]
 pub enum Progress {
-    /// It goes on.
+    /// The connection stays open.
     Open,
     /// A request has arrived.
     Request(Request),
-    /// It is over.
+    /// The connection is to be closed.
     Closed,
 }
 
@@ -64,15 +64,15 @@ pub struct Connection {
     head: Option<Head>,
     fds: Vec<OwnedFd>,
     output: Vec<u8>,
-    /// Last sign of life.
+    /// Time of the last activity.
     active: Instant,
-    /// When the request or response in progress has to be done.
+    /// Deadline of the request or response in progress.
     deadline: Option<Instant>,
     end_of_input: bool,
 }
 
 impl Connection {
-    /// A connection on a non-blocking socket.
+    /// Creates a connection on a non-blocking socket.
     pub fn new(socket: OwnedFd, now: Instant) -> Self {
         Self {
             socket,
@@ -87,8 +87,8 @@ impl Connection {
         }
     }
 
-    /// Whether it may be closed in favour of a new one, and which is the better choice: those
-    /// without a request begun first, then the least recently used.
+    /// Whether it may be closed in favor of a new connection, and its rank among the candidates:
+    /// connections without a partial request first, then the least recently used.
     pub fn evictable(&self) -> Option<(bool, Instant)> {
         match self.state {
             State::Running { .. } => None,
@@ -96,18 +96,18 @@ impl Connection {
         }
     }
 
-    /// Whether a request is being carried out or a response on its way.
+    /// Whether a request is being carried out or a response is being sent.
     pub fn is_busy(&self) -> bool {
         matches!(self.state, State::Running { .. }) || !self.output.is_empty()
     }
 
-    /// When it has to be closed if nothing happens.
+    /// When the connection must be closed if nothing happens.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Whether it waits for bytes. A client that does not read its response is not heard: what it
-    /// sends meanwhile stays with the kernel.
+    /// Whether it is waiting for input. As long as a client does not read its response, its input
+    /// stays in the kernel's buffer.
     pub fn wants_input(&self) -> bool {
         let ready = match self.state {
             State::Reading => self.output.is_empty(),
@@ -122,7 +122,7 @@ impl Connection {
         !self.output.is_empty()
     }
 
-    /// Reads what has arrived.
+    /// Reads available input.
     pub fn readable(&mut self, now: Instant) -> Progress {
         self.active = now;
         for _ in 0..READS {
@@ -144,20 +144,20 @@ impl Connection {
         self.flush(now)
     }
 
-    /// Sends what there is room for.
+    /// Sends as much as the socket accepts.
     pub fn writable(&mut self, now: Instant) -> Progress {
         self.active = now;
         if self.send().is_err() {
             return Progress::Closed;
         }
-        // The next request may wait in what has been read already (pipelining).
+        // The next request may already be in the input buffer (pipelining).
         match self.advance(now) {
             Progress::Open => self.flush(now),
             other => other,
         }
     }
 
-    /// Takes the answer of the machine.
+    /// Accepts the machine's reply.
     pub fn answer(&mut self, answer: &Result<Response, ApiError>, now: Instant) -> Progress {
         let State::Running { keep_alive, ends } = self.state else {
             return Progress::Open;
@@ -171,7 +171,7 @@ impl Connection {
         self.writable(now)
     }
 
-    /// The deadline has passed: says so if that helps.
+    /// Handles an expired deadline; sends an error if that is still useful.
     pub fn expire(&mut self, now: Instant) -> Progress {
         if self.state != State::Reading || !self.output.is_empty() {
             return Progress::Closed;
@@ -187,7 +187,7 @@ impl Connection {
         self.flush(now)
     }
 
-    /// Sends, and says whether the connection goes on.
+    /// Sends pending output, and returns whether the connection stays open.
     fn flush(&mut self, now: Instant) -> Progress {
         if self.send().is_err() {
             return Progress::Closed;
@@ -225,9 +225,9 @@ impl Connection {
         self.deadline = Some(now + TIMEOUT);
     }
 
-    /// Looks for a request in what has been read.
+    /// Looks for a complete request in the input buffer.
     fn advance(&mut self, now: Instant) -> Progress {
-        // A client that does not read its responses gets no further ones.
+        // A client that does not read its responses gets no more of them.
         while self.state == State::Reading && self.output.is_empty() {
             if self.head.is_none() && !self.begin(now) {
                 return Progress::Open;
@@ -267,14 +267,14 @@ impl Connection {
         Progress::Open
     }
 
-    /// Reads the head of the next request; false if it is not complete.
+    /// Parses the head of the next request; returns false if it is incomplete.
     fn begin(&mut self, now: Instant) -> bool {
         match http::parse_head(&self.input) {
             Ok(None) => false,
             Ok(Some(head)) => {
                 if head.expects_continue && self.input.len() < head.len + head.body {
                     self.output.extend_from_slice(http::CONTINUE);
-                    // A failure shows again with the response.
+                    // If this fails, sending the response will fail, too.
                     let _ = self.send();
                 }
                 self.head = Some(head);
@@ -287,7 +287,7 @@ impl Connection {
         }
     }
 
-    /// Sends until there is no more room.
+    /// Sends until the socket accepts no more.
     fn send(&mut self) -> io::Result<()> {
         while !self.output.is_empty() {
             // SAFETY: pointer and length are those of a vector.
@@ -311,7 +311,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Reads once: bytes to `input` (nowhere when closing), descriptors to `fds`.
+    /// Reads once: bytes go to `input` (discarded when closing), descriptors to `fds`.
     fn receive(&mut self) -> io::Result<usize> {
         let mut chunk = [0_u8; CHUNK];
         let mut control = [0_u64; (SCM_MAX_FD * size_of::<RawFd>()).div_ceil(8) + 2];
@@ -325,7 +325,7 @@ impl Connection {
         message.msg_iovlen = 1;
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = size_of_val(&control);
-        // SAFETY: the header points to buffers of the lengths that it says, which live on.
+        // SAFETY: the header points to buffers of the stated lengths, which outlive the call.
         let received = unsafe {
             libc::recvmsg(
                 self.socket.as_raw_fd(),
@@ -359,7 +359,7 @@ fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
     // SAFETY: the kernel has filled in a valid header, whose control buffer is alive.
     let mut header = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !header.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return headers inside of the buffer.
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR return headers inside the buffer.
         let (level, kind, len) = unsafe {
             (
                 (*header).cmsg_level,
@@ -371,8 +371,8 @@ fn take_fds(message: &libc::msghdr) -> Vec<OwnedFd> {
             // SAFETY: pure arithmetic.
             let start = unsafe { libc::CMSG_LEN(0) } as usize;
             for index in 0..len.saturating_sub(start) / size_of::<RawFd>() {
-                // SAFETY: the kernel has written that many descriptors, all new and owned by
-                // nobody else; they need not be aligned.
+                // SAFETY: the kernel has written that many descriptors, which are new and have no
+                // other owner; they need not be aligned.
                 fds.push(unsafe {
                     let data = libc::CMSG_DATA(header).cast::<RawFd>();
                     OwnedFd::from_raw_fd(data.add(index).read_unaligned())

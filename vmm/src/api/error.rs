@@ -1,35 +1,35 @@
-//! Errors as clients see them.
+//! Errors in the form that clients get.
 
 use std::{error::Error, fmt};
 
 use base::Chain;
 
-/// Kind of failure, as an HTTP status.
+/// Kind of failure, expressed as an HTTP status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
-    /// 400: the request itself is wrong.
+    /// 400: the request itself is invalid.
     BadRequest,
-    /// 404: there is no VM, no such device, or no such path.
+    /// 404: there is no VM, no such device or no such path.
     NotFound,
-    /// 405: the VM is in a state in which this cannot be done, or the method is wrong.
+    /// 405: the state of the VM does not permit this, or the method is wrong.
     MethodNotAllowed,
     /// 408: the request did not arrive in time.
     RequestTimeout,
-    /// 409: a device with this name or path exists.
+    /// 409: a device with this name or path already exists.
     Conflict,
     /// 411: a body without a length.
     LengthRequired,
     /// 413: the body is too long.
     PayloadTooLarge,
-    /// 417: an expectation that is not known.
+    /// 417: an unknown expectation.
     ExpectationFailed,
-    /// 429: an earlier request of this kind is still going on.
+    /// 429: an earlier request of this kind is still in progress.
     TooManyRequests,
     /// 431: the head of the request is too long.
     HeadersTooLarge,
-    /// 500: it was tried and failed.
+    /// 500: the operation was attempted and failed.
     Internal,
-    /// 501: a way of transfer that the server does not have.
+    /// 501: a transfer encoding that the server does not support.
     NotImplemented,
     /// 503: too many connections.
     Unavailable,
@@ -38,7 +38,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// The number.
+    /// The numeric status code.
     pub fn code(self) -> u16 {
         match self {
             Self::BadRequest => 400,
@@ -59,7 +59,7 @@ impl Status {
     }
 }
 
-/// A request failed. Goes to the client as a JSON array of the chain of causes.
+/// A failed request. Sent to the client as a JSON array of the chain of causes.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ApiError {
     status: Status,
@@ -67,7 +67,7 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// An error with all its causes.
+    /// Creates an error from another one and all its causes.
     pub fn new(status: Status, error: &dyn Error) -> Self {
         Self {
             status,
@@ -75,7 +75,7 @@ impl ApiError {
         }
     }
 
-    /// An error in one sentence.
+    /// Creates an error with a single message.
     pub fn message(status: Status, message: impl Into<String>) -> Self {
         Self {
             status,
@@ -91,17 +91,17 @@ impl ApiError {
         )
     }
 
-    /// 405: the VM is in a state in which this cannot be done.
+    /// 405: the state of the VM does not permit this.
     pub fn wrong_state(message: impl Into<String>) -> Self {
         Self::message(Status::MethodNotAllowed, message)
     }
 
-    /// 500: it was tried and failed.
+    /// 500: the operation was attempted and failed.
     pub fn internal(error: &dyn Error) -> Self {
         Self::new(Status::Internal, error)
     }
 
-    /// The same error as the cause of `message`.
+    /// Adds `message` as the outermost error, with this error as its cause.
     #[must_use]
     pub fn context(mut self, message: impl Into<String>) -> Self {
         self.chain.insert(0, message.into());
@@ -113,7 +113,7 @@ impl ApiError {
         self.status
     }
 
-    /// What happened and why, outermost first; at least one sentence.
+    /// What happened and why, outermost first; at least one message.
     pub fn chain(&self) -> &[String] {
         &self.chain
     }

@@ -1,15 +1,14 @@
-//! The names of all fields of the API's bodies, for naming the one that was meant.
+//! The names of all fields in the API's bodies, for suggestions on misspelled names.
 
 use crate::config::VmConfig;
 
-/// The names of all fields, as the description of the API has them
-/// (`resources/openapi/gantry.yaml`).
+/// The names of all fields, as in the API's OpenAPI description (`resources/openapi/gantry.yaml`).
 pub fn fields() -> impl Iterator<Item = &'static str> {
     let devices = VmConfig::KINDS.iter().map(|kind| kind.key);
     OTHERS.iter().copied().chain(devices)
 }
 
-/// Those that are not for devices of a kind.
+/// Fields that do not hold the devices of a kind.
 const OTHERS: &[&str] = &[
     "accel",
     "accel_bytes",

@@ -1,34 +1,34 @@
-//! HTTP/1.1 as far as the API needs it: heads of requests in, responses out.
+//! The subset of HTTP/1.1 that the API needs: parses request heads and encodes responses.
 
 use super::{ApiError, Response, Status};
 
-/// Bytes of a request before its body.
+/// Maximum size of a request's head in bytes.
 pub const MAX_HEAD: usize = 8 << 10;
 
-/// Bytes of a body: a configuration with hundreds of devices has a tenth of that.
+/// Maximum size of a body in bytes: ten times a configuration with hundreds of devices.
 pub const MAX_BODY: usize = 1 << 20;
 
-/// Header lines of a request.
+/// Maximum number of header lines in a request.
 const MAX_HEADERS: usize = 64;
 
-/// A request without its body.
+/// The head of a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Head {
     /// `GET`, `PUT` ...
     pub method: String,
-    /// The path, without what follows a `?`.
+    /// The path, without the query (from `?`).
     pub path: String,
-    /// Bytes of the head itself.
+    /// Size of the head itself in bytes.
     pub len: usize,
-    /// Bytes of the body, at most [`MAX_BODY`].
+    /// Size of the body in bytes, at most [`MAX_BODY`].
     pub body: usize,
-    /// The client wants to go on on this connection.
+    /// The client wants to keep the connection open.
     pub keep_alive: bool,
-    /// The client waits for a word before it sends the body.
+    /// The client waits for an interim response before it sends the body.
     pub expects_continue: bool,
 }
 
-/// Reads a head; `None` if there is more to come. After an error the connection is of no use.
+/// Parses a head; `None` if it is incomplete. After an error the connection is unusable.
 pub fn parse_head(bytes: &[u8]) -> Result<Option<Head>, ApiError> {
     let refuse = |status, message: &str| Err(ApiError::message(status, message));
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
@@ -104,10 +104,10 @@ pub fn parse_head(bytes: &[u8]) -> Result<Option<Head>, ApiError> {
     Ok(Some(head))
 }
 
-/// What a client that expects it hears before it sends the body.
+/// The interim response for a client that expects one before it sends the body.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 \r\n\r\n";
 
-/// A response, ready to be sent.
+/// A response that is ready to be sent.
 #[derive(Debug)]
 pub struct Message {
     code: u16,
@@ -119,7 +119,7 @@ pub struct Message {
 const JSON: &str = "application/json";
 
 impl Message {
-    /// The response to a request that was carried out.
+    /// The response to a successful request.
     pub fn success(response: &Response) -> Self {
         let json = match response {
             Response::Empty => {
@@ -156,7 +156,7 @@ impl Message {
         }
     }
 
-    /// 200 without a body.
+    /// A 200 response without a body.
     pub fn ok() -> Self {
         Self {
             code: 200,
@@ -166,26 +166,26 @@ impl Message {
         }
     }
 
-    /// The response to a request that failed: a JSON array of the chain of causes.
+    /// The response to a failed request: a JSON array of the chain of causes.
     pub fn error(error: &ApiError) -> Self {
         Self {
             code: error.status().code(),
             content_type: JSON,
-            // A list of strings always serializes.
+            // Serializing a list of strings cannot fail.
             body: Some(serde_json::to_vec(error.chain()).unwrap_or_default()),
             allow: None,
         }
     }
 
-    /// Says which method the path has.
+    /// Adds the method that the path supports.
     #[must_use]
     pub fn allow(mut self, method: &'static str) -> Self {
         self.allow = Some(method);
         self
     }
 
-    /// The bytes. There is no reason phrase after the status: Cloud Hypervisor's command-line
-    /// client takes all that stands there for the number.
+    /// Encodes the response. There is no reason phrase after the status, because Cloud Hypervisor's
+    /// command-line client parses everything after the version as the number.
     pub fn encode(&self, keep_alive: bool) -> Vec<u8> {
         let connection = if keep_alive { "keep-alive" } else { "close" };
         let mut head = format!(

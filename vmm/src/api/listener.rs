@@ -1,4 +1,4 @@
-//! The socket that clients connect to.
+//! The API's listening socket.
 
 use std::{
     fs, io,
@@ -16,9 +16,9 @@ use devices::named_socket::{NameError, NamedSocket, SocketFile};
 /// Where the API is served: `PATH`, `path=PATH` or `fd=N`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum ApiSocket {
-    /// A Unix socket to be made.
+    /// A Unix socket to create.
     Path(PathBuf),
-    /// A listening socket that was inherited.
+    /// An inherited listening socket.
     Fd(RawFd),
 }
 
@@ -43,23 +43,23 @@ impl FromStr for ApiSocket {
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Not under this name.
+    /// The socket cannot be created at this path.
     #[error("cannot serve the API")]
     Name(#[from] NameError),
-    /// Others could connect.
+    /// Other users could connect.
     #[error("cannot keep others from the API socket {path}")]
     Mode {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// What was inherited is no listening socket.
+    /// The inherited descriptor is not a listening socket.
     #[error("descriptor {fd} is no listening Unix socket")]
     Inherited {
         /// Its number.
         fd: RawFd,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -73,8 +73,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens. The file of a socket that nobody listens on any more is replaced. Only the own
-    /// user may connect: who can may read and write the host's files.
+    /// Starts listening. A stale socket file, which nobody listens on, is replaced. Only the
+    /// process's own user may connect, because clients can make Gantry read and write host files.
     pub fn open(socket: &ApiSocket) -> Result<Self, ListenError> {
         match socket {
             ApiSocket::Path(path) => Self::bind(path),
@@ -100,7 +100,7 @@ impl Listener {
         let failed = |source| ListenError::Inherited { fd, source };
         let mut listening: libc::c_int = 0;
         let mut len = 4;
-        // SAFETY: `listening` has the length that `len` says.
+        // SAFETY: `listening` has the length stated in `len`.
         let result = unsafe {
             libc::getsockopt(
                 fd,
@@ -118,7 +118,7 @@ impl Listener {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
         // SAFETY: the descriptor is open, as the call above has shown, and whoever started this
-        // process has given it to the API.
+        // process has handed it over to the API.
         let socket = UnixListener::from(unsafe { OwnedFd::from_raw_fd(fd) });
         socket.set_nonblocking(true).map_err(failed)?;
         Ok(Self {

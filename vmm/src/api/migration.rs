@@ -1,4 +1,4 @@
-//! Bodies of the requests about migrations.
+//! Request bodies for migrations.
 
 use std::path::PathBuf;
 
@@ -6,115 +6,114 @@ use serde::{Deserialize, Serialize};
 
 use super::VmMemoryZoneUpdate;
 
-/// What happens when a migration has taken as long as it may.
+/// What happens when a migration reaches its timeout.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum TimeoutStrategy {
-    /// The VM stays where it is.
+    /// The VM stays at the source.
     #[default]
     Cancel,
-    /// It moves, however long it stands still.
+    /// The VM is migrated, however long the downtime.
     Ignore,
 }
 
-/// When memory moves.
+/// When memory is transferred.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub enum MigrationMode {
-    /// Before the VM.
+    /// Before the VM runs at the destination.
     #[default]
     Precopy,
-    /// After it. Not supported yet.
+    /// After the VM runs at the destination. Not supported yet.
     Postcopy,
 }
 
-/// What becomes of accelerators (`--accel`), which belong to the host.
+/// What happens to accelerators (`--accel`), which belong to the host.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum AccelMigration {
-    /// A VM that has one does not move.
+    /// A VM that has one is not migrated.
     #[default]
     Refuse,
-    /// The guest is asked to give them up first. It has them again if the VM stays.
+    /// The guest is asked to give them up first. It gets them back if the VM stays.
     Detach,
-    /// Their applications stand still while the VM does, and go on there with workers of the pool that
-    /// is at the same path, or is renamed to.
+    /// Their applications are stopped together with the VM and continue at the destination, with workers of the pool
+    /// that has the same path there, or the path that it is renamed to.
     Move,
 }
 
-/// What becomes of physical devices (`--device`), which belong to the host.
+/// What happens to physical devices (`--device`), which belong to the host.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum PassthroughMigration {
-    /// A VM that has one does not move.
+    /// A VM that has one is not migrated.
     #[default]
     Refuse,
-    /// Applications on devices that are tracked go on with the host's pool, by the accelerator that tracks
-    /// each, and move with the VM; the guest is asked to give the devices up. All is as before if the VM
-    /// stays.
+    /// Applications on tracked devices continue on the host's pool, through the accelerator that tracks each device,
+    /// and are migrated with the VM. The guest is asked to give up the devices. Everything is restored if the VM stays.
     Remote,
-    /// Applications on devices that are tracked stand still, with their state in the guest's memory, until the
-    /// VM has the devices again; the guest is asked to give them up. All is as before if the VM stays.
+    /// Applications on tracked devices are suspended, with their state in the guest's memory, until the VM has the
+    /// devices again. The guest is asked to give up the devices. Everything is restored if the VM stays.
     Park,
-    /// The guest is asked to give the devices up, and applications lose them. It has them again if the VM
-    /// stays.
+    /// The guest is asked to give up the devices, and applications lose them. The guest gets them back if the VM stays.
     Detach,
 }
 
-/// Moves the VM to another Gantry.
+/// Migrates the VM to another Gantry process.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct SendMigration {
     /// `unix:PATH` or `tcp:HOST:PORT`.
     pub destination_url: String,
-    /// To another Gantry on this host that gets memory as it is.
+    /// The destination is on this host and takes over the memory itself, without a copy.
     #[serde(default)]
     pub local: bool,
-    /// This Gantry does not end when the VM has left it.
+    /// This Gantry process does not exit after the VM has left it.
     #[serde(default)]
     pub preserve_source: bool,
-    /// Milliseconds for which the VM may stand still, from 1.
+    /// Maximum downtime in milliseconds, at least 1.
     #[serde(default = "downtime")]
     pub downtime_ms: u64,
-    /// Seconds that it may take, from 1.
+    /// Maximum duration in seconds, at least 1.
     #[serde(default = "timeout")]
     pub timeout_s: u64,
-    /// What happens then.
+    /// What happens when that is exceeded.
     #[serde(default)]
     pub timeout_strategy: TimeoutStrategy,
-    /// Connections for memory, 1 to 128.
+    /// Number of connections for memory, 1 to 128.
     #[serde(default = "connections")]
     pub connections: u32,
-    /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
+    /// Directory with certificates and keys for TLS 1.3 over TCP; both sides present certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry-tunnel/socket` if absent.
+    /// Socket of the `gantry-tunnel` that holds the keys; `/run/gantry-tunnel/socket` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<PathBuf>,
-    /// When memory moves.
+    /// When memory is transferred.
     #[serde(default)]
     pub memory_mode: MigrationMode,
-    /// Compare a hash of all memory on both sides, while the VM stands still.
+    /// Compares a hash of all memory on both sides while the VM is stopped.
     #[serde(default)]
     pub verify: bool,
-    /// Only ask whether the destination would take the VM.
+    /// Only asks whether the destination would accept the VM.
     #[serde(default)]
     pub dry_run: bool,
-    /// Seconds for which the other side may keep silent, from 1.
+    /// Maximum time in seconds for which the peer may keep silent, at least 1.
     #[serde(default = "stall")]
     pub stall_s: u64,
-    /// Bytes of memory per second at most while the VM runs, from 1.
+    /// Maximum bandwidth for memory while the VM runs, in bytes per second, at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<u64>,
-    /// How much of their time vCPUs may lose if the guest writes its memory faster than it can be
-    /// sent, in percent, to 99. 0: none.
+    /// Maximum throttling of the vCPUs if the guest writes its memory faster than it can be sent, as a percentage of
+    /// their time, up to 99. 0 disables throttling.
     #[serde(default = "max_throttle")]
     pub max_throttle: u8,
-    /// What becomes of accelerators.
+    /// What happens to accelerators.
     #[serde(default)]
     pub accel: AccelMigration,
-    /// Applications that move are copied before, while they go on; the stop has what is new since.
+    /// Applications are copied before the VM is stopped, while they run; during the downtime only the changes since
+    /// then are sent.
     #[serde(default)]
     pub accel_copies: bool,
-    /// Applications that move go on before large contents of their memory have come, which follow.
+    /// Applications continue before large contents of their memory have been transferred; the contents follow.
     #[serde(default)]
     pub accel_postcopy: bool,
-    /// What becomes of physical devices. `Remote` and `Park` have accelerators' applications move.
+    /// What happens to physical devices. `Remote` and `Park` imply that accelerators' applications are migrated.
     #[serde(default)]
     pub passthrough: PassthroughMigration,
 }
@@ -140,7 +139,7 @@ fn stall() -> u64 {
 }
 
 impl SendMigration {
-    /// To a destination, and nothing particular wished.
+    /// A migration to `destination_url` with the default settings.
     pub fn to(destination_url: &str) -> Self {
         Self {
             destination_url: destination_url.to_owned(),
@@ -165,7 +164,7 @@ impl SendMigration {
         }
     }
 
-    /// What becomes of accelerators, by the wish for physical devices, too.
+    /// What happens to accelerators, taking the setting for physical devices into account.
     pub fn accel(&self) -> AccelMigration {
         match (self.passthrough, self.accel) {
             (PassthroughMigration::Remote | PassthroughMigration::Park, AccelMigration::Refuse) => {
@@ -176,50 +175,50 @@ impl SendMigration {
     }
 }
 
-/// A resource of the host that is called something else at the destination.
+/// A host resource that has another name at the destination.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Rename {
     /// Path or name at the source, exactly as in the configuration.
     pub from: String,
-    /// The same at the destination.
+    /// Path or name at the destination.
     pub to: String,
 }
 
-/// Takes a VM from another Gantry.
+/// Receives a VM from another Gantry process.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ReceiveMigration {
-    /// `unix:PATH` or `tcp:ADDRESS:PORT`, where the source will connect to.
+    /// `unix:PATH` or `tcp:ADDRESS:PORT`, to which the source will connect.
     pub receiver_url: String,
-    /// Directory with certificates and keys: TLS 1.3 with both sides' certificates, over TCP.
+    /// Directory with certificates and keys for TLS 1.3 over TCP; both sides present certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,
-    /// Socket of the `gantry-tunnel` that has the keys; `/run/gantry-tunnel/socket` if absent.
+    /// Socket of the `gantry-tunnel` that holds the keys; `/run/gantry-tunnel/socket` if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tunnel: Option<PathBuf>,
-    /// When memory moves.
+    /// When memory is transferred.
     #[serde(default)]
     pub memory_mode: MigrationMode,
-    /// Memory zones that move to another node of the host.
+    /// Memory zones to be allocated on another NUMA node of the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone_updates: Option<Vec<VmMemoryZoneUpdate>>,
-    /// Sockets, files and taps that are called something else here.
+    /// Sockets, files and taps that have another name here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renames: Option<Vec<Rename>>,
 }
 
-/// Where the VM runs.
+/// Which side runs the VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum RunsAt {
-    /// Here: it goes on.
+    /// The source: the VM continues here.
     Source,
-    /// There: it is dropped here.
+    /// The destination: the VM is dropped here.
     Destination,
 }
 
-/// Says who has the VM.
+/// Decides which side runs the VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct ResolveMigration {
-    /// Where it runs.
+    /// The side that runs it.
     pub runs_at: RunsAt,
 }
 

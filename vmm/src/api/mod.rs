@@ -1,4 +1,4 @@
-//! The REST API: what clients ask, and how the question reaches the machine.
+//! The REST API: the requests of clients, and their way to the machine.
 //!
 //! ```text
 //!  client ── HTTP on a Unix socket ──> Server (thread http-server)
@@ -9,8 +9,8 @@
 //!                                        └────────── Result<Response, ApiError> ─┘
 //! ```
 //!
-//! Requests are carried out one after the other by the thread that owns the machine; meanwhile
-//! the server goes on accepting connections and reading requests.
+//! The thread that owns the machine carries out requests one after the other. Meanwhile the server
+//! keeps accepting connections and reading requests.
 
 mod body;
 mod channel;

@@ -12,27 +12,28 @@ use crate::config::{
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
-/// Version of Cloud Hypervisor whose API this is: clients look at it to know what they may ask.
+/// The Cloud Hypervisor version whose API this is compatible with: clients check it to find out which requests they may
+/// send.
 pub const COMPATIBLE_VERSION: &str = "54.0.0";
 
-/// The same with its `v`.
+/// The same version with a leading `v`.
 pub const COMPATIBLE_BUILD: &str = "v54.0.0";
 
-/// Who answers.
+/// Identification of the VMM.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmmPingResponse {
-    /// The version with its `v`.
+    /// The version with a leading `v`.
     pub build_version: String,
     /// The version of the API.
     pub version: String,
-    /// The VMM's process.
+    /// Process ID of the VMM.
     pub pid: i64,
-    /// Which hypervisors it was built for.
+    /// The hypervisors that it was built for.
     pub features: Vec<String>,
 }
 
 impl VmmPingResponse {
-    /// This process.
+    /// Identification of this process.
     pub fn current() -> Self {
         Self {
             build_version: COMPATIBLE_BUILD.to_owned(),
@@ -43,20 +44,20 @@ impl VmmPingResponse {
     }
 }
 
-/// What a VM is doing.
+/// State of a VM.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub enum VmState {
-    /// Made, never booted.
+    /// Created but never booted.
     Created,
     /// Its vCPUs run.
     Running,
-    /// Switched off.
+    /// Powered off.
     Shutdown,
     /// Its vCPUs are stopped.
     Paused,
     /// Stopped by a debugger.
     BreakPoint,
-    /// A process of it serves others by the gate: its vCPU stands still, its devices do not.
+    /// One of its processes is serving others through the gate: the vCPU is stopped, the devices are not.
     Frozen,
 }
 
@@ -65,15 +66,15 @@ pub enum VmState {
 pub struct DeviceNode {
     /// The device's name.
     pub id: String,
-    /// Addresses and interrupts that it takes.
+    /// Addresses and interrupts that it occupies.
     pub resources: Vec<serde_json::Value>,
     /// Names of the devices behind it.
     pub children: Vec<String>,
     /// Its PCI function, `0000:00:03.0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_bdf: Option<String>,
-    /// `removing` or `swapping` while the guest has been asked to give it up; `lost` if the process
-    /// that serves it is gone.
+    /// `removing` or `swapping` while the guest is being asked to give it up; `lost` if the process that serves it is
+    /// gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
 }
@@ -81,18 +82,18 @@ pub struct DeviceNode {
 /// Configuration and state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmInfo {
-    /// The configuration, with the devices plugged in since.
+    /// The configuration, including devices that were plugged in later.
     pub config: Box<VmConfig>,
-    /// What the VM is doing.
+    /// The state of the VM.
     pub state: VmState,
-    /// Bytes of memory that the guest has: boot size and hot-plugged, less the balloon.
+    /// Current size of the guest's memory in bytes: boot size plus hot-plugged memory, minus the balloon.
     pub memory_actual_size: u64,
     /// Devices by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_tree: Option<BTreeMap<String, DeviceNode>>,
 }
 
-/// Counters by the name of a device, or `_cpu0` and so on, and the counter's name.
+/// Counters by device name (or `_cpu0` and so on) and counter name.
 pub type VmCounters = BTreeMap<String, BTreeMap<String, u64>>;
 
 /// A device that was plugged in.
@@ -104,16 +105,16 @@ pub struct PciDeviceInfo {
     pub bdf: String,
 }
 
-/// New sizes; what is absent stays.
+/// New sizes; absent ones do not change.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmResize {
-    /// vCPUs, from 1.
+    /// Number of vCPUs, at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_vcpus: Option<u32>,
-    /// Bytes of memory.
+    /// Size of memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_ram: Option<u64>,
-    /// Bytes in the balloon.
+    /// Size of the balloon in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired_balloon: Option<u64>,
 }
@@ -123,7 +124,7 @@ pub struct VmResize {
 pub struct VmResizeDisk {
     /// Name of the disk.
     pub id: String,
-    /// Bytes.
+    /// New size in bytes.
     pub desired_size: u64,
 }
 
@@ -132,7 +133,7 @@ pub struct VmResizeDisk {
 pub struct VmResizeZone {
     /// Name of the zone.
     pub id: String,
-    /// Bytes.
+    /// New size in bytes.
     pub desired_ram: u64,
 }
 
@@ -141,30 +142,28 @@ pub struct VmResizeZone {
 pub struct VmRemoveDevice {
     /// Name of the device.
     pub id: String,
-    /// Take it away without asking the guest.
+    /// Removes the device without asking the guest.
     #[serde(default)]
     pub force: bool,
-    /// Do not take it away after all: ends an earlier removal or swap that the guest has not
-    /// answered.
+    /// Keeps the device after all: cancels an earlier removal or swap that the guest has not responded to.
     #[serde(default)]
     pub cancel: bool,
-    /// Seconds after which the device stays if the guest has not given it up; no limit if absent.
+    /// Time limit in seconds, after which the device stays if the guest has not given it up; no limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeout: Option<u64>,
 }
 
-/// Replaces a physical device by another one of the same model, at the same place on the guest's
-/// bus.
+/// Replaces a physical device with another one of the same model, at the same location on the guest's bus.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmSwapDevice {
-    /// Name of the device, which the other one takes over.
+    /// Name of the device, which its replacement inherits.
     pub id: String,
-    /// The other device's folder in sysfs.
+    /// Sysfs directory of the replacement.
     pub path: PathBuf,
-    /// Seconds after which the old device stays if the guest has not given it up.
+    /// Time limit in seconds, after which the old device stays if the guest has not given it up.
     #[serde(default = "swap_timeout")]
     pub timeout: u64,
-    /// What happens if the other device cannot be plugged in.
+    /// What happens if the replacement cannot be plugged in.
     #[serde(default)]
     pub on_failure: OnFailure,
 }
@@ -173,96 +172,97 @@ fn swap_timeout() -> u64 {
     30
 }
 
-/// Has the applications of an accelerator port go on with other workers while they run: another pool's,
-/// or on another device.
+/// Moves the running applications of an accelerator port to other workers: to those of another pool, or to those on
+/// another device.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmMoveAccel {
     /// Name of the accelerator.
     pub id: String,
-    /// The slice whose application moves; all of them, and those that come later, if absent.
+    /// The slice whose application is moved; if absent, all applications, including later ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slice: Option<u32>,
-    /// Socket of the pool that they move to; the port's own if absent.
+    /// Socket of the destination pool; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Part of the names of the devices that they get there; the port's own if absent.
+    /// Substring of the names of the devices to use there; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Who is to serve the guest's applications, instead: the guest's own pool, the port, or nobody. Nothing
-    /// else is to be named with it.
+    /// Instead: which side is to serve the guest's applications. It can be the guest's own pool, the port, or neither.
+    /// Cannot be combined with the other fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seat: Option<AccelSeat>,
-    /// Where they are served instead, as the guest's applications name it: `tls://HOST:PORT` for
-    /// another host's pool, or `gate`. Nothing else is to be named with it.
+    /// Instead: the address of another server, as the guest's applications write it: `tls://HOST:PORT` for another
+    /// host's pool, or `gate`. Cannot be combined with the other fields.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Milliseconds for which each may go on with what its device is at.
+    /// How long each application's outstanding device work may take, in milliseconds.
     #[serde(default = "drain_ms")]
     pub drain_ms: u64,
-    /// They go on before large contents of their memory have come, which follow from the workers that had them.
+    /// Applications continue before large contents of their memory have arrived; the contents follow from the previous
+    /// workers.
     #[serde(default)]
     pub postcopy: bool,
 }
 
-/// Who serves a guest's applications.
+/// Which side serves a guest's applications.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum AccelSeat {
-    /// The guest's own pool, on a device that was passed through to it.
+    /// The guest's own pool, on a device that is passed through to it.
     Local,
-    /// The host's, by the port.
+    /// The host's pool, through the port.
     Host,
-    /// Nobody: those of the guest's own pool wait, their state in the guest's memory.
+    /// Neither: applications of the guest's own pool are suspended, with their state in the guest's memory.
     Parked,
 }
 
-/// As long as an application may take to come to a point at which it can be moved.
+/// Default time limit, in milliseconds, for an application to reach a point at which it can be moved.
 pub const DRAIN_MS: u64 = 10_000;
 
 fn drain_ms() -> u64 {
     DRAIN_MS
 }
 
-/// Applications that have moved.
+/// Applications that have been moved.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MovedAccel {
     /// Their slices.
     pub slices: Vec<u32>,
-    /// How many the guest has moved, if it was asked to.
+    /// Number of applications that the guest has moved, if it was asked to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub applications: Option<u16>,
 }
 
-/// What becomes of the VM if a swap fails halfway.
+/// What happens to the VM if a swap fails halfway.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 pub enum OnFailure {
-    /// It gets the old device back.
+    /// The old device is plugged in again.
     #[default]
     Restore,
-    /// It goes on without.
+    /// The VM continues without the device.
     Without,
 }
 
-/// Where to save a VM.
+/// Destination of a snapshot.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmSnapshotConfig {
-    /// `file://` and a directory.
+    /// `file://` followed by a directory.
     pub destination_url: String,
-    /// Take physical devices away from the guest first, which could not be saved.
+    /// First removes physical devices, which cannot be saved, from the guest.
     #[serde(default)]
     pub detach: bool,
-    /// What becomes of applications that use an accelerator.
+    /// What happens to applications that use an accelerator.
     #[serde(default)]
     pub accel: AccelInSnapshot,
 }
 
-/// What becomes of applications that use an accelerator while the VM is saved.
+/// What happens to applications that use an accelerator when the VM is saved.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum AccelInSnapshot {
     /// The VM is not saved if there are any.
     #[default]
     Refuse,
-    /// The snapshot has them.
+    /// The applications are saved in the snapshot.
     Save,
 }
 
@@ -273,10 +273,10 @@ impl VmSnapshotConfig {
     }
 }
 
-/// Where to write a core file.
+/// Destination of a core dump.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmCoredumpData {
-    /// `file://` and a file.
+    /// `file://` followed by a file.
     pub destination_url: String,
 }
 
@@ -293,37 +293,37 @@ pub enum MemoryRestoreMode {
     /// All of it before the VM is ready.
     #[default]
     Copy,
-    /// Each page when the guest touches it (userfaultfd), the others in the background.
+    /// Each page when the guest first accesses it (userfaultfd), and the others in the background.
     OnDemand,
 }
 
-/// Descriptors that a restored network card gets instead of those that it had.
+/// New descriptors for a restored network card, in place of those that it had.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RestoredNet {
     /// Name of the card.
     pub id: String,
-    /// How many of the descriptors that come with the request are its.
+    /// Number of the request's descriptors that belong to this card.
     pub num_fds: usize,
-    /// Their numbers, if they were inherited (command line).
+    /// The descriptor numbers, if they were inherited (command line).
     #[serde(skip)]
     pub fds: Vec<i32>,
 }
 
-/// A memory zone that moves to another node of the host.
+/// A memory zone to be allocated on another NUMA node of the host.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct VmMemoryZoneUpdate {
     /// Name of the zone.
     pub id: String,
-    /// Node of the host.
+    /// NUMA node of the host.
     pub host_numa_node: u32,
 }
 
-/// Where a VM comes from.
+/// Source of a restored VM.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RestoreConfig {
-    /// `file://` and a directory.
+    /// `file://` followed by a directory.
     pub source_url: String,
-    /// Touch every page of memory.
+    /// Touches every page of memory.
     #[serde(default)]
     pub prefault: bool,
     /// When memory is read.
@@ -332,25 +332,25 @@ pub struct RestoreConfig {
     /// Network cards that get new descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_fds: Option<Vec<RestoredNet>>,
-    /// Let the vCPUs run at once.
+    /// Starts the vCPUs immediately.
     #[serde(default)]
     pub resume: bool,
-    /// Zones that move.
+    /// Memory zones to be allocated on other NUMA nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone_updates: Option<Vec<VmMemoryZoneUpdate>>,
-    /// Accelerators whose applications other pools serve from now on.
+    /// Accelerators whose applications are served by other pools from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accels: Option<Vec<RestoredAccel>>,
 }
 
-/// An accelerator whose applications another pool serves.
+/// An accelerator whose applications are served by another pool.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RestoredAccel {
     /// Its name.
     pub id: String,
     /// The pool's socket.
     pub socket: PathBuf,
-    /// Part of the names of the devices there; as it was saved if absent.
+    /// Substring of the names of the devices there; as saved if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }
@@ -382,7 +382,7 @@ const RESTORE: &[Key] = &[
 ];
 
 impl RestoreConfig {
-    /// How it is written on the command line.
+    /// Its syntax on the command line.
     pub const SYNTAX: &[&[Key]] = &[RESTORE];
 
     /// Parses the value of `--restore`. Text without `=` is a directory.
@@ -419,17 +419,17 @@ impl RestoreConfig {
     }
 }
 
-/// The `file://` URL of a path; a URL stays as it is.
+/// Converts a path to a `file://` URL; a URL is returned unchanged.
 pub fn to_url(path: &str) -> String {
     if path.contains("://") {
         return path.to_owned();
     }
-    // Fails only without a current directory; the server then says what is wrong with the URL.
+    // Fails only if there is no current directory; the server then reports what is wrong with the URL.
     let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
     format!("file://{}", path.display())
 }
 
-/// The absolute path of a `file://` URL. No escapes: what stands in it is the path.
+/// The absolute path in a `file://` URL. There are no escapes: the text is the path.
 fn file_url(url: &str) -> Option<&Path> {
     let path = Path::new(url.strip_prefix("file://")?);
     path.is_absolute().then_some(path)

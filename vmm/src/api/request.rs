@@ -1,4 +1,4 @@
-//! The API as one type.
+//! All API requests as one type.
 
 use std::os::fd::OwnedFd;
 
@@ -13,31 +13,30 @@ use crate::{
     migration::progress::MigrationInfo,
 };
 
-/// What a client can ask for. Configurations in it have passed their `validate`.
+/// A client's request. Contained configurations have passed their `validate`.
 ///
-/// Requests about the VM fail with 404 when there is none, and with 405 in a state in which they
-/// make no sense.
+/// Requests about the VM fail with 404 if there is none, and with 405 if its state does not permit them.
 #[derive(Debug)]
 pub enum Request {
-    /// Who are you? Always answered with [`Response::Ping`].
+    /// Identify the VMM. Always answered with [`Response::Ping`].
     VmmPing,
-    /// End the VM and the process.
+    /// Stop the VM and exit the process.
     VmmShutdown,
-    /// What there is to measure; always answered with [`Response::Metrics`].
+    /// Report metrics; always answered with [`Response::Metrics`].
     VmmMetrics,
-    /// Make a VM, without booting it; 500 if there is one.
+    /// Create a VM without booting it; 500 if there is one already.
     VmCreate(Box<VmConfig>),
-    /// Forget the VM, shutting it down first.
+    /// Delete the VM, after shutting it down.
     VmDelete,
-    /// Start a created or shut down VM.
+    /// Boot a created or shut down VM.
     VmBoot,
-    /// Stop its vCPUs.
+    /// Pause its vCPUs.
     VmPause,
-    /// Let its vCPUs run on.
+    /// Resume its vCPUs.
     VmResume,
-    /// Switch it off; it can be booted again.
+    /// Power it off; it can be booted again.
     VmShutdown,
-    /// Switch it off and boot it.
+    /// Power it off and boot it.
     VmReboot,
     /// Press the power button.
     VmPowerButton,
@@ -47,68 +46,68 @@ pub enum Request {
     VmInfo,
     /// Counters of its devices, answered with [`Response::Counters`].
     VmCounters,
-    /// More or fewer vCPUs, bytes of memory, bytes in the balloon; 429 while vCPUs are still
-    /// being removed.
+    /// Change the number of vCPUs, the size of memory or the size of the balloon; 429 while vCPUs are still being
+    /// removed.
     VmResize(VmResize),
     /// Change the size of a disk.
     VmResizeDisk(VmResizeDisk),
     /// Change the size of a memory zone.
     VmResizeZone(VmResizeZone),
-    /// Plug in a device of any kind, which has its descriptors. Answered with [`Response::Device`] if
-    /// the VM runs and with [`Response::Empty`] if it has not booted; 409 if its name is taken.
+    /// Plug in a device of any kind, which already contains its descriptors. Answered with [`Response::Device`] if the
+    /// VM runs and with [`Response::Empty`] if it has not booted; 409 if its name is in use.
     VmAdd(Box<dyn Device>),
-    /// Unplug a device; 404 if there is none of this name.
+    /// Unplug a device; 404 if there is none with this name.
     VmRemoveDevice(VmRemoveDevice),
-    /// Replaces a physical device by another one.
+    /// Replace a physical device with another one.
     VmSwapDevice(VmSwapDevice),
-    /// Has an accelerator's applications go on with other workers, answered with
-    /// [`Response::MovedAccel`] when all have moved; with an error that says why others stay.
+    /// Move an accelerator's applications to other workers. Answered with [`Response::MovedAccel`] when all have moved,
+    /// or with an error that tells why some have not.
     VmMoveAccel(VmMoveAccel),
-    /// Save a paused VM in a directory.
+    /// Save a paused VM to a directory.
     VmSnapshot(VmSnapshotConfig),
-    /// Make a VM from such a directory. The descriptors are those that `net_fds` names, in order.
+    /// Restore a VM from such a directory. The descriptors are those for `net_fds`, in order.
     VmRestore(RestoreConfig, Vec<OwnedFd>),
-    /// Move the VM to another host; answered when that has begun.
+    /// Migrate the VM to another host; answered when the migration has started.
     VmSendMigration(SendMigration),
-    /// Take a VM from another host; answered when it runs here, or not.
+    /// Receive a VM from another host; answered when it runs here or has failed.
     VmReceiveMigration(ReceiveMigration),
-    /// What a migration does, answered with [`Response::Migration`]; 404 if there was none.
+    /// Report the progress of a migration, answered with [`Response::Migration`]; 404 if there was none.
     VmMigration,
-    /// End a migration; the VM stays where it is.
+    /// Cancel a migration; the VM stays where it is.
     VmCancelMigration,
-    /// Say who has the VM, after a connection broke at the wrong moment.
+    /// Decide which side runs the VM, after the connection broke at the critical moment.
     VmResolveMigration(ResolveMigration),
     /// Write the memory of a paused VM to an ELF core file.
     VmCoredump(VmCoredumpData),
 }
 
-/// A request was carried out.
+/// Result of a successful request.
 #[derive(Clone, Debug)]
 pub enum Response {
-    /// There is nothing to say.
+    /// No data.
     Empty,
-    /// Who answers.
+    /// Identification of the VMM.
     Ping(VmmPingResponse),
     /// Configuration and state.
     Info(Box<VmInfo>),
     /// Counters of devices.
     Counters(VmCounters),
-    /// A device was plugged in.
+    /// The device that was plugged in.
     Device(PciDeviceInfo),
-    /// What there is to measure.
+    /// Metrics.
     Metrics(Metrics),
-    /// Applications have moved.
+    /// The applications that have been moved.
     MovedAccel(MovedAccel),
-    /// What a migration does.
+    /// Progress of a migration.
     Migration(Box<MigrationInfo>),
 }
 
 /// Carries out requests, on the thread that owns the machine.
 pub trait Handler {
-    /// Carries out one request.
+    /// Carries out a request.
     fn handle(&mut self, request: Request) -> Result<Response, ApiError>;
 
-    /// Carries out one request and answers it, now or later.
+    /// Carries out a request and sends its reply, now or later.
     fn take(&mut self, request: Request, reply: Reply) {
         reply.send(self.handle(request));
     }

@@ -1,4 +1,4 @@
-//! The paths of the API: which request each one is.
+//! The paths of the API, and the request that each one stands for.
 
 use std::os::fd::OwnedFd;
 
@@ -9,12 +9,12 @@ use crate::config::{
     FsConfig, GenericVhostUserConfig, Invalid, Kind, Refused, VdpaConfig, VmConfig,
 };
 
-/// What all paths start with.
+/// Common prefix of all paths.
 pub const PREFIX: &str = "/api/v1/";
 
 type Outcome = Result<Request, ApiError>;
 
-/// How a path becomes a request.
+/// How a path is converted to a request.
 #[derive(Clone, Copy)]
 enum Action {
     /// Without a body.
@@ -25,7 +25,7 @@ enum Action {
     Add(&'static Kind),
     /// With a body and descriptors.
     Descriptors(fn(&str, &[u8], Vec<OwnedFd>) -> Outcome),
-    /// Not done by Gantry: the body is checked, then refused.
+    /// Not supported by Gantry: the body is validated, then the request is refused.
     Unsupported(
         Status,
         fn(&str, &[u8]) -> Result<(), ApiError>,
@@ -33,12 +33,12 @@ enum Action {
     ),
 }
 
-/// One path.
+/// A path of the API.
 #[derive(Clone, Copy)]
 pub struct Route {
     /// `GET` or `PUT`.
     pub method: &'static str,
-    /// What follows [`PREFIX`].
+    /// The path after [`PREFIX`].
     pub path: &'static str,
     action: Action,
 }
@@ -72,7 +72,7 @@ pub fn routes() -> impl Iterator<Item = Route> {
         .chain(added.map(|kind| put(kind.path, Action::Add(kind))))
 }
 
-/// All but those that add devices.
+/// All paths except those that add devices.
 const ROUTES: &[Route] = &[
     get("vmm.ping", || Request::VmmPing),
     get("vmm.metrics", || Request::VmmMetrics),
@@ -154,12 +154,12 @@ const fn unsupported<T: DeserializeOwned + Serialize>(
     put(path, Action::Unsupported(Status::BadRequest, check, what))
 }
 
-/// A request cannot be made from what a client sent.
+/// Why a client's input cannot be converted to a request.
 #[derive(Debug)]
 pub struct Refusal {
-    /// What to answer.
+    /// The error to send.
     pub error: ApiError,
-    /// The method that the path has, if that is what was wrong.
+    /// The method that the path supports, if the method was wrong.
     pub allow: Option<&'static str>,
 }
 
@@ -169,7 +169,7 @@ impl From<ApiError> for Refusal {
     }
 }
 
-/// Finds out what is asked for.
+/// Converts a client's input to a request.
 pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result<Request, Refusal> {
     let name = path.strip_prefix(PREFIX);
     let Some(route) = routes().find(|route| Some(route.path) == name) else {

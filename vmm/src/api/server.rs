@@ -1,8 +1,8 @@
 //! The thread that serves the API's socket.
 //!
-//! One thread, one epoll instance, non-blocking sockets: a client that sends nothing, half a
-//! request, or does not read its response costs a connection, of which there are
-//! [`MAX_CONNECTIONS`]; when they are used up, the one that has been idle longest goes.
+//! It uses one epoll instance and non-blocking sockets. A client that sends nothing or only half a
+//! request, or does not read its response, occupies a connection. There are [`MAX_CONNECTIONS`];
+//! when all are in use, the one that has been idle longest is closed.
 
 use std::{
     collections::HashMap,
@@ -25,16 +25,16 @@ use super::{
     listener::Listener,
 };
 
-/// Connections at a time.
+/// Maximum number of concurrent connections.
 pub const MAX_CONNECTIONS: usize = 64;
 
-/// Connections accepted before the others get their turn.
+/// Maximum number of connections accepted in a row before the others get their turn.
 const ACCEPTS: usize = 64;
 
-/// How long responses may take to leave when the server stops.
+/// Time limit for sending responses when the server stops.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How long accepting rests when the process has no descriptor left.
+/// Pause before accepting again when the process has run out of descriptors.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(50);
 
 const LISTENER: u64 = 0;
@@ -51,7 +51,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to serve, on a thread called `http-server`.
+    /// Starts serving, on a thread called `http-server`.
     pub fn start(
         listener: Listener,
         sender: ApiSender,
@@ -64,7 +64,8 @@ impl Server {
         Ok(Self { stop, thread })
     }
 
-    /// Stops: no new requests, responses still leave, the socket's file is removed.
+    /// Stops the server: no new requests are accepted, pending responses are sent, and the socket's
+    /// file is removed.
     pub fn stop(self) {
         if let Err(error) = self.stop.write(1) {
             log::error!("cannot stop the API server: {error}");
@@ -152,7 +153,7 @@ impl Loop {
         self.connections.clear();
     }
 
-    /// Milliseconds until something has to happen; -1 for never.
+    /// Milliseconds until the next deadline; -1 if there is none.
     fn timeout(&self, end: Option<Instant>, now: Instant) -> i32 {
         let deadlines = self.connections.values().filter_map(Connection::deadline);
         match deadlines.chain(end).min() {
@@ -168,7 +169,7 @@ impl Loop {
     fn stop_accepting(&mut self) {
         if let Some(listener) = self.listener.take() {
             let fd = listener.socket().as_raw_fd();
-            // Closing the socket would remove it, too.
+            // Closing the socket would remove it from the epoll instance, too.
             let _ = self
                 .epoll
                 .ctl(ControlOperation::Delete, fd, EpollEvent::default());
@@ -180,7 +181,7 @@ impl Loop {
             let Some(listener) = &self.listener else {
                 return;
             };
-            // SAFETY: the address is not asked for.
+            // SAFETY: no address is requested.
             let fd = unsafe {
                 libc::accept4(
                     listener.socket().as_raw_fd(),
@@ -198,17 +199,18 @@ impl Loop {
                         if self.evict() => {}
                     _ => {
                         log::warn!("cannot accept a connection to the API: {error}");
-                        // The listener stays readable: without a rest this would be a busy loop.
+                        // The listener stays readable, so without a pause this would be a busy
+                        // loop.
                         thread::sleep(NO_DESCRIPTOR);
                     }
                 }
                 return;
             }
-            // SAFETY: accepted just now, owned by nobody else.
+            // SAFETY: accepted just now, so it has no other owner.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
             if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
-                // All carry out requests, which only serve one at a time: the client sees its
-                // connection closed.
+                // All connections are carrying out requests, which are served one at a time. The
+                // client sees its connection closed.
                 log::warn!("the API has {MAX_CONNECTIONS} requests in progress and takes no more");
                 continue;
             }
@@ -222,7 +224,7 @@ impl Loop {
         }
     }
 
-    /// Closes the connection that is missed least; false if all are in use.
+    /// Closes the best candidate for eviction; false if all connections are in use.
     fn evict(&mut self) -> bool {
         let candidates = self
             .connections
@@ -240,7 +242,7 @@ impl Loop {
             if connection.wants_input() && events.intersects(EventSet::IN | EventSet::HANG_UP) {
                 connection.readable(now)
             } else if gone {
-                // Nobody is there to read a response.
+                // There is no peer to read a response.
                 Progress::Closed
             } else {
                 connection.writable(now)
@@ -261,7 +263,7 @@ impl Loop {
         }
     }
 
-    /// Does something with a connection, and what follows from it.
+    /// Runs `work` on a connection and acts on the result.
     fn on(&mut self, id: u64, work: impl FnOnce(&mut Connection) -> Progress) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
@@ -295,7 +297,7 @@ impl Loop {
         let sender = self.answer_sender.clone();
         let answered = Arc::clone(&self.answered);
         Reply::new(move |answer| {
-            // A server that has stopped does not listen any more.
+            // A server that has stopped no longer receives replies.
             if sender.send((id, answer)).is_ok()
                 && let Err(error) = answered.write(1)
             {

@@ -1,4 +1,4 @@
-//! The server over real Unix sockets.
+//! Tests of the server over real Unix sockets.
 
 use std::{
     io::{self, Read, Write},
@@ -18,7 +18,7 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
 
-/// Answers like a machine that has no VM, and tells what it was asked.
+/// Answers like a VMM that has no VM, and reports each request.
 struct Machine {
     asked: mpsc::Sender<Request>,
     /// Blocks each request until something can be received.
@@ -129,7 +129,7 @@ fn send(stream: &mut UnixStream, method: &str, path: &str, body: &str) {
     stream.write_all(body.as_bytes()).unwrap();
 }
 
-/// Reads one response: status and body.
+/// Reads one response and returns its status and body.
 fn receive(stream: &mut UnixStream) -> (u16, String) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -138,7 +138,7 @@ fn receive(stream: &mut UnixStream) -> (u16, String) {
         head.push(byte[0]);
     }
     let head = String::from_utf8(head).unwrap();
-    // All of the line after the version, as Cloud Hypervisor's command-line client reads it.
+    // Everything after the version, as Cloud Hypervisor's command-line client reads it.
     let status = head.lines().next().unwrap()[9..].trim().parse().unwrap();
     let length = head
         .lines()
@@ -319,7 +319,7 @@ fn a_long_request_does_not_keep_the_server_from_accepting_and_refusing() {
         r#"{"destination_url":"file:///s"}"#,
     );
     assert!(matches!(rig.asked.recv(), Ok(Request::VmSnapshot(_))));
-    // What needs no machine is answered meanwhile.
+    // Requests that do not need the machine are answered meanwhile.
     assert_eq!(rig.ask("PUT", "vm.create", "{").0, 400);
     let mut waiting = rig.connect();
     send(&mut waiting, "GET", "vmm.ping", "");
@@ -383,7 +383,7 @@ fn descriptors_that_nobody_asked_for_are_refused_and_closed() {
     stream.send_with_fd(&head[..], writer.as_raw_fd()).unwrap();
     drop(writer);
     assert_eq!(receive(&mut stream).0, 400);
-    // The server's copy is closed, so the pipe is at its end.
+    // The server's copy is closed, so the pipe has reached its end.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
 }
 
@@ -401,7 +401,7 @@ fn an_inherited_socket_is_served() {
     let mut stream = UnixStream::connect(&path).unwrap();
     send(&mut stream, "GET", "nowhere", "");
     assert_eq!(receive(&mut stream).0, 404);
-    // A machine that is gone is an error, not a hang.
+    // If the machine is gone, the client gets an error instead of no reply.
     drop(receiver);
     send(&mut stream, "GET", "vmm.ping", "");
     assert_eq!(receive(&mut stream).0, 500);
