@@ -1,4 +1,4 @@
-//! Connections from and to the network, until both sides know each other.
+//! Connections to and from the network, until both sides have authenticated each other.
 
 use std::{
     fmt::Display,
@@ -25,57 +25,57 @@ use crate::{
     strangers::{MOST, Strangers},
 };
 
-/// How long a connection may take to be made, and both sides to know each other.
+/// Maximum time for connecting, and for mutual authentication.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How often it is looked whether the VMM still waits.
+/// Interval between checks whether the VMM still waits.
 const TICK: Duration = Duration::from_millis(100);
 
-/// The same for who has shown a certificate, while handshakes are under way: a VM that comes by many connections
-/// comes by one after the other.
+/// Interval between checks for an authenticated peer while handshakes are in progress: a VM that
+/// moves over many connections establishes them one after the other.
 const SOON: Duration = Duration::from_millis(5);
 
 /// Why there is no tunnel.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Certificates or keys.
+    /// The certificates or keys are unusable.
     #[error(transparent)]
     Identity(#[from] identity::Error),
-    /// An address that is none.
+    /// The address is malformed.
     #[error("{0:?} is no HOST:PORT")]
     Address(String),
-    /// The network.
+    /// A network operation failed.
     #[error("cannot {action} {address}")]
     Network {
         /// `connect to` or `listen at`.
         action: &'static str,
         /// The address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// They do not know each other.
+    /// The TLS handshake failed.
     #[error("no TLS with {address}")]
     Handshake {
-        /// Who it was.
+        /// The peer's address.
         address: String,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The VMM.
+    /// The VMM has hung up.
     #[error("the VMM does not wait any more")]
     Gone,
 }
 
-/// A connection over which both sides know each other.
+/// A connection whose two sides have authenticated each other.
 pub struct Known {
     /// The connection.
     pub socket: TcpStream,
-    /// What encrypts it.
+    /// The TLS state.
     pub tls: Connection,
 }
 
-/// Connects to a destination, whose certificate has to name it.
+/// Connects to a destination, whose certificate must name its host.
 pub fn connect(to: &str, tls_dir: &Path) -> Result<Known, Error> {
     let config = identity::client(tls_dir)?;
     let bad = || Error::Address(to.to_owned());
@@ -105,20 +105,20 @@ pub fn connect(to: &str, tls_dir: &Path) -> Result<Known, Error> {
     Err(network(last))
 }
 
-/// An address at which a source is waited for.
+/// An address at which a source is awaited.
 pub struct Door {
     listener: TcpListener,
     config: Arc<ServerConfig>,
     address: String,
-    /// Those who have shown a certificate that is trusted, and by which they come.
+    /// A channel for peers that have shown a trusted certificate, together with its sender.
     known: (Sender<Known>, Receiver<Known>),
-    /// Those who have not shown one yet, whoever waits.
+    /// Peers that have not shown a certificate yet, no matter who waits.
     strangers: Strangers,
     said: Arc<Mutex<Seldom>>,
 }
 
 impl Door {
-    /// Listens.
+    /// Binds the address and listens.
     pub fn open(at: &str, tls_dir: &Path) -> Result<Self, Error> {
         let config = identity::server(tls_dir)?;
         let network = |source| Error::Network {
@@ -138,18 +138,18 @@ impl Door {
         })
     }
 
-    /// Where it is.
+    /// The address.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Its port.
+    /// The port.
     pub fn port(&self) -> io::Result<u16> {
         Ok(self.listener.local_addr()?.port())
     }
 
-    /// The first who shows a certificate that is trusted. Others are shown the door, each on a
-    /// thread of its own, so that none keeps it waiting. Ends when `vmm` hangs up.
+    /// Waits for the first peer that shows a trusted certificate. Others are turned away, each on a
+    /// thread of its own, so that none delays the wait. Ends when `vmm` hangs up.
     pub fn wait(&self, vmm: &UnixStream) -> Result<Known, Error> {
         let Self {
             strangers, said, ..
@@ -198,7 +198,7 @@ impl Door {
                         );
                         turned_away(&of_thread, from, why);
                     }
-                    // Nobody listens any more if the door is closed.
+                    // Nobody receives any more if the door is closed.
                     Ok(known) => drop(sender.send(known)),
                     Err(error) => turned_away(&of_thread, from, error),
                 }
@@ -210,18 +210,18 @@ impl Door {
     }
 }
 
-/// Says who is turned away and why, unless somebody was a moment ago.
+/// Logs who is turned away and why, at a limited rate.
 fn turned_away(said: &Mutex<Seldom>, from: SocketAddr, why: impl Display) {
     if let Some(unsaid) = said.lock_unpoisoned().due() {
         base::note!("gantry-tunnel: {from} is turned away: {why}{unsaid}");
     }
 }
 
-/// Both sides show their certificates, in bounded time.
+/// Performs the handshake, in which both sides show their certificates, in bounded time.
 fn shake_hands(socket: TcpStream, mut tls: Connection) -> io::Result<Known> {
     let deadline = Instant::now() + PATIENCE;
     socket.set_nonblocking(false)?;
-    // Nobody else would tell the VMM that the other host is gone.
+    // Only this tells the VMM that the other host is gone.
     base::tcp::tune(&socket, SILENCE)?;
     let mut socket = Bounded { socket, deadline };
     while tls.is_handshaking() || tls.wants_write() {
@@ -233,7 +233,7 @@ fn shake_hands(socket: TcpStream, mut tls: Connection) -> io::Result<Known> {
     Ok(Known { socket, tls })
 }
 
-/// A socket that fails at a time.
+/// A socket that fails after a deadline.
 struct Bounded {
     socket: TcpStream,
     deadline: Instant,

@@ -1,8 +1,9 @@
-//! Doors that were open a moment ago.
+//! Doors that were recently in use.
 //!
-//! A VM that comes by many connections comes by one after the other, and its VMM asks for each of them anew. Meanwhile
-//! the address stays bound: whoever connects in between waits for a moment instead of being refused, and who has not
-//! shown a certificate yet counts for the next connection, too.
+//! A VM that moves over many connections establishes them one after the other, and its VMM requests
+//! each of them separately. In between the address stays bound: a peer that connects then waits for
+//! a moment instead of being refused, and peers that have not shown a certificate yet count for the
+//! next connection, too.
 
 use std::{
     io,
@@ -16,22 +17,23 @@ use base::Unpoisoned;
 
 use crate::door::{Door, Error};
 
-/// How long a door stays open for who asks next.
+/// How long a door stays open for the next request.
 pub const OPEN: Duration = Duration::from_secs(2);
 
-/// Doors at which nobody waits.
+/// Open doors at which nobody waits.
 #[derive(Clone, Default)]
 pub struct Doors(Arc<Mutex<Left>>);
 
 #[derive(Default)]
 struct Left {
     doors: Vec<(PathBuf, Door, Instant)>,
-    /// A thread closes them.
+    /// Whether a thread is running that closes them.
     is_seen_to: bool,
 }
 
 impl Doors {
-    /// One at an address, for those whom a directory's certificates trust.
+    /// Returns a door at an address, for peers that the directory's certificates trust. Reuses an
+    /// open one if possible.
     pub fn open(&self, at: &str, tls_dir: &Path) -> Result<Door, Error> {
         let mut left = self.0.lock_unpoisoned();
         let found = left
@@ -43,13 +45,13 @@ impl Doors {
             if directory == tls_dir {
                 return Ok(door);
             }
-            // It is closed, and its address is free.
+            // Dropping it closes it, and frees its address.
         }
         drop(left);
         Door::open(at, tls_dir)
     }
 
-    /// Nobody waits at a door, which stays open for a moment.
+    /// Gives back a door at which nobody waits any more. It stays open for [`OPEN`].
     pub fn leave(&self, door: Door, tls_dir: &Path) -> io::Result<()> {
         let mut left = self.0.lock_unpoisoned();
         if !left.is_seen_to {
@@ -63,7 +65,7 @@ impl Doors {
         Ok(())
     }
 
-    /// Closes each when its time has come, until there are none.
+    /// Closes each door when its time is up, until there are none.
     fn close(&self) {
         loop {
             let now = Instant::now();

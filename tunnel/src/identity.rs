@@ -1,4 +1,4 @@
-//! Certificates and keys of a host, in a directory, by the names that Cloud Hypervisor gives them.
+//! A host's certificates and keys, in a directory, with the file names that Cloud Hypervisor uses.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,33 +17,33 @@ use rustls::{
     version::TLS13,
 };
 
-/// Why a directory does not serve.
+/// Why a directory is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file.
+    /// A file cannot be read.
     #[error("cannot read {what} from {}", path.display())]
     File {
-        /// What it should have.
+        /// What the file should contain.
         what: &'static str,
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: pem::Error,
     },
-    /// The files do not fit.
+    /// The files do not match.
     #[error("the certificates of {} do not serve", directory.display())]
     Unfit {
         /// The directory.
         directory: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
-    /// The authority.
+    /// The authority's certificates are unusable.
     #[error("{} has no certificates of an authority", path.display())]
     Authority {
-        /// The file.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: VerifierBuilderError,
     },
 }
@@ -84,7 +84,7 @@ fn unfit(directory: &Path) -> impl Fn(rustls::Error) -> Error {
     }
 }
 
-/// What a source shows and trusts.
+/// The TLS configuration of a source.
 pub fn client(directory: &Path) -> Result<Arc<ClientConfig>, Error> {
     let certificate = certificates(&directory.join("client-cert.pem"))?;
     let mut config = ClientConfig::builder_with_provider(provider())
@@ -97,7 +97,7 @@ pub fn client(directory: &Path) -> Result<Arc<ClientConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// What a destination shows and trusts: whoever connects has to have a certificate, too.
+/// The TLS configuration of a destination, which requires a certificate from the client, too.
 pub fn server(directory: &Path) -> Result<Arc<ServerConfig>, Error> {
     let roots = Arc::new(authority(directory)?);
     let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider())

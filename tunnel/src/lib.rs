@@ -1,16 +1,17 @@
-//! TLS for migrations: a process of its own that has the sockets and the keys.
+//! TLS for migrations: a separate process that holds the sockets and the keys.
 //!
 //! ```text
 //!   gantry ──Unix socket──> gantry-tunnel ══ TLS 1.3, certificates on both sides ══> gantry-tunnel ──> gantry
 //! ```
 //!
-//! A VMM that is taken over by its guest does not have the host's private key this way, nor any
-//! socket to the network; and it carries no cryptography, which would make it half as large again.
+//! A VMM that its guest has taken over therefore has neither the host's private key nor a network
+//! socket. It also contains no cryptography, which would make it half as large again.
 //!
-//! - [`request`]: what a VMM asks for; [`identity`]: certificates and keys.
-//! - [`door`]: connections from and to the network, until both sides know each other; [`doors`]: for one connection
-//!   after the other; [`strangers`]: those who have not shown a certificate yet.
-//! - [`relay`]: bytes in both directions.
+//! - [`request`]: what a VMM requests; [`identity`]: certificates and keys.
+//! - [`door`]: connections to and from the network, until both sides have authenticated each other;
+//!   [`doors`]: doors for consecutive connections; [`strangers`]: peers that have not shown a
+//!   certificate yet.
+//! - [`relay`]: relays bytes in both directions.
 //! - [`serve`]: the process.
 
 pub mod door;

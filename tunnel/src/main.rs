@@ -13,7 +13,7 @@ use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
 
-/// Serves the VMMs of this user with TLS 1.3 for their migrations. Keys stay in this process.
+/// Provides TLS 1.3 for migrations to the VMMs of this user. Keys stay in this process.
 #[derive(Parser)]
 #[command(
     name = "gantry-tunnel",
@@ -24,13 +24,13 @@ use manual::Manual;
 struct Arguments {
     #[command(subcommand)]
     manual: Option<Manual>,
-    /// Where VMMs ask for tunnels.
+    /// Unix socket at which VMMs request tunnels.
     #[arg(long, value_name = "PATH", default_value = TUNNEL_SOCKET)]
     socket: PathBuf,
 }
 
 fn run(socket: &Path) -> io::Error {
-    // Two descriptors for each tunnel.
+    // Each tunnel takes two descriptors.
     if let Err(error) = Limit::raise() {
         base::note!("gantry-tunnel: cannot have more files open: {error}");
     }

@@ -1,15 +1,15 @@
-//! A bounded number of things at a time.
+//! Counts concurrent users of a bounded resource.
 
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
-/// One of those that are counted, until it is dropped.
+/// A place that is counted until it is dropped.
 pub struct Place(Arc<AtomicUsize>);
 
 impl Place {
-    /// One more.
+    /// Takes a place.
     pub fn take(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(count))

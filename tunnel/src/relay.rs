@@ -1,4 +1,4 @@
-//! Bytes in both directions, until one side has ended.
+//! Relays bytes in both directions, until one side has ended.
 
 use std::{
     io::{self, Read, Write},
@@ -14,13 +14,13 @@ use rustls::Connection;
 
 use crate::door::Known;
 
-/// Bytes that are moved at once, and that wait in either direction.
+/// Bytes moved at a time, which is also the maximum that waits in each direction.
 const CHUNK: usize = 64 << 10;
 
-/// How long one side may keep silent, and its tunnel, when the other has ended.
+/// How long the other side, and its tunnel, may stay silent after one side has ended.
 pub const LINGER: Duration = Duration::from_secs(30);
 
-/// One direction's bytes that the VMM has not taken yet.
+/// Decrypted bytes that the VMM has not taken yet.
 #[derive(Default)]
 struct Waiting {
     bytes: Vec<u8>,
@@ -33,9 +33,9 @@ impl Waiting {
     }
 }
 
-/// Relays until both directions have ended, or the connection breaks. An end of the network's side
-/// that TLS does not confirm is an error: somebody may have cut it. Once one side has ended, the other
-/// may keep silent for `linger`.
+/// Relays until both directions have ended, or the connection breaks. If the network's side ends
+/// without TLS confirming it, that is an error: somebody may have cut the connection. Once one side
+/// has ended, the other may stay silent for `linger`.
 pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
     let Known {
         mut socket,
@@ -46,12 +46,12 @@ pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
     tls.set_buffer_limit(Some(4 * CHUNK));
     let mut chunk = vec![0; CHUNK];
     let mut waiting = Waiting::default();
-    // The first bytes may have come with the end of the handshake, and nothing after them.
+    // The first bytes may have arrived with the end of the handshake, with nothing after them.
     let mut network_ended = !decrypt(&mut tls, &mut waiting)?;
     let (mut vmm_ended, mut told) = (false, false);
     let mut moved = Instant::now();
     loop {
-        // From the VMM, as long as the network takes it.
+        // From the VMM, as long as the network accepts data.
         while !vmm_ended && !tls.wants_write() {
             match again((&mut &*vmm).read(&mut chunk))? {
                 None => break,
@@ -67,7 +67,7 @@ pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
         if flush(&mut tls, &mut socket)? {
             moved = Instant::now();
         }
-        // To the VMM, which has to take all before more is decrypted.
+        // To the VMM, which must take everything before more is decrypted.
         if waiting.is_empty() && !network_ended {
             network_ended = !take(&mut tls, &mut socket, &mut waiting)?;
         }
@@ -83,7 +83,7 @@ pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
         if network_ended && waiting.is_empty() && !told {
             told = true;
             moved = Instant::now();
-            // It may have ended as well.
+            // The VMM may have ended as well.
             let _ = vmm.shutdown(Shutdown::Write);
         }
         if told && vmm_ended && !tls.wants_write() {
@@ -103,7 +103,7 @@ pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
         if tls.wants_write() {
             from_network |= libc::POLLOUT;
         }
-        // Both may be silent for as long as both are there.
+        // Both sides may be silent for as long as both are present.
         let left = match vmm_ended || network_ended {
             true => Some(linger.saturating_sub(moved.elapsed())),
             false => None,
@@ -121,7 +121,7 @@ pub fn run(vmm: &UnixStream, known: Known, linger: Duration) -> io::Result<()> {
     }
 }
 
-/// Sends what is encrypted, as far as the network takes it; whether it took anything.
+/// Sends encrypted data as far as the network accepts it. Returns whether it accepted any.
 fn flush(tls: &mut Connection, socket: &mut impl Write) -> io::Result<bool> {
     let mut taken = false;
     while tls.wants_write() && again(tls.write_tls(socket))?.is_some() {
@@ -130,7 +130,7 @@ fn flush(tls: &mut Connection, socket: &mut impl Write) -> io::Result<bool> {
     Ok(taken)
 }
 
-/// Decrypts what has arrived; false at its end.
+/// Reads and decrypts what has arrived; false at its end.
 fn take(tls: &mut Connection, socket: &mut impl Read, waiting: &mut Waiting) -> io::Result<bool> {
     waiting.bytes.clear();
     waiting.from = 0;
@@ -147,13 +147,13 @@ fn take(tls: &mut Connection, socket: &mut impl Read, waiting: &mut Waiting) -> 
 /// Decrypts what has been read; false at its end.
 fn decrypt(tls: &mut Connection, waiting: &mut Waiting) -> io::Result<bool> {
     let state = tls.process_new_packets().map_err(io::Error::other)?;
-    // Bounded by what was read: at most a record more.
+    // Bounded by what was read, plus at most one record.
     waiting.bytes.resize(state.plaintext_bytes_to_read(), 0);
     tls.reader().read_exact(&mut waiting.bytes)?;
     Ok(!state.peer_has_closed())
 }
 
-/// `None` if it would have to wait.
+/// `None` if the operation would block.
 fn again(moved: io::Result<usize>) -> io::Result<Option<usize>> {
     match moved {
         Ok(count) => Ok(Some(count)),
@@ -169,22 +169,22 @@ fn again(moved: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// Waits for one of them, at most for a time.
+/// Waits for one of the descriptors, with a maximum time.
 fn poll<const N: usize>(
     wanted: [(RawFd, libc::c_short); N],
     most: Option<Duration>,
 ) -> io::Result<()> {
-    // Rounded up, so that what is left is over afterwards; -1: for ever.
+    // Rounded up, so that the remaining time is over afterwards; -1 waits forever.
     let most = most.map_or(-1, |most| {
         libc::c_int::try_from(most.as_millis() + 1).unwrap_or(libc::c_int::MAX)
     });
-    // One that is not waited for is left out: an end that is known would be reported for ever.
+    // A descriptor without wanted events is left out: a known hangup would be reported forever.
     let mut fds = wanted.map(|(fd, events)| libc::pollfd {
         fd: if events == 0 { -1 } else { fd },
         events,
         revents: 0,
     });
-    // SAFETY: as many descriptors as the array has, which outlives the call.
+    // SAFETY: `N` descriptors in an array that outlives the call.
     let result = unsafe { libc::poll(fds.as_mut_ptr(), N as libc::nfds_t, most) };
     again(usize::try_from(result).map_err(|_| io::Error::last_os_error())).map(drop)
 }

@@ -1,5 +1,5 @@
-//! What a VMM asks for: a line of JSON, answered by a line of JSON. After that the connection is the
-//! tunnel's end.
+//! Requests of a VMM: a line of JSON, answered by a line of JSON. After that, the connection is
+//! this end of the tunnel.
 
 use std::{
     io::{self, Read, Write},
@@ -10,24 +10,24 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Longest line.
+/// Maximum length of a line in bytes.
 const MAX_LINE: usize = 8 << 10;
 
-/// How long a line may take.
+/// Timeout for reading a line.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Which end of a tunnel.
+/// Selects an end of a tunnel.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
 pub enum Request {
-    /// Begins it. Answered when both sides know each other.
+    /// The source: connects. Answered once both sides have authenticated each other.
     Connect {
-        /// `HOST:PORT`. The other side's certificate has to name the host.
+        /// `HOST:PORT`. The other side's certificate must name the host.
         to: String,
         /// Directory with `ca-cert.pem`, `client-cert.pem` and `client-key.pem`.
         tls_dir: PathBuf,
     },
-    /// Waits for the other side. Answered when the address is bound.
+    /// The destination: waits for the other side. Answered once the address is bound.
     Listen {
         /// `ADDRESS:PORT`.
         at: String,
@@ -36,17 +36,17 @@ pub enum Request {
     },
 }
 
-/// What became of it.
+/// The outcome of a request.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// What follows goes through the tunnel.
+    /// All further bytes pass through the tunnel.
     Ready,
-    /// Why there is none.
+    /// Why there is no tunnel.
     Failed(String),
 }
 
-/// Reads a line, and no byte more.
+/// Reads a line, and not a byte more.
 pub fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let mut line = Vec::new();

@@ -25,13 +25,13 @@ use crate::{
     request::{self, Answer, Request},
 };
 
-/// Tunnels at once: as many as a migration has connections, a few times.
+/// Maximum number of concurrent tunnels: a few times the number of connections of a migration.
 const MOST: usize = 512;
 
-/// How long to wait for descriptors or memory to become free.
+/// How long to wait for descriptors or memory to become available.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is said of tunnels of which a VM that moves has many, each with the same end.
+/// Rate-limited messages about tunnels: a moving VM has many of them that end alike.
 #[derive(Default)]
 struct Said {
     failed: Mutex<Seldom>,
@@ -46,7 +46,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Serves for ever, unless the listener is none.
+/// Serves forever, unless `listener` is not a listening socket.
 pub fn run(listener: &UnixListener) -> io::Error {
     let busy = Arc::new(AtomicUsize::new(0));
     let doors = Doors::default();
@@ -75,14 +75,15 @@ pub fn run(listener: &UnixListener) -> io::Error {
                 base::note!("gantry-tunnel: a tunnel has ended: {error}{unsaid}");
             }
         };
-        // The place is free again, and the connection closed, if there is none.
+        // If there is no thread, the place is released and the connection closed.
         if let Err(error) = thread::Builder::new().name("tunnel".into()).spawn(work) {
             base::note!("gantry-tunnel: turned away: there is no thread: {error}");
         }
     }
 }
 
-/// Whether it may work the next time: the client has gone, or the host is short of something.
+/// Whether the next attempt may succeed: the client has gone, or the host is short of some
+/// resource.
 fn passes(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -100,7 +101,7 @@ fn passes(error: &io::Error) -> bool {
 fn serve(mut vmm: UnixStream, doors: &Doors, said: &Mutex<Seldom>) -> io::Result<()> {
     let line = request::read_line(&mut vmm)?;
     let failed = |vmm: &mut UnixStream, reason: String| {
-        // The VMM is told all of it.
+        // The VMM receives the full reason each time; only the log is rate-limited.
         if let Some(unsaid) = said.lock_unpoisoned().due() {
             base::note!("gantry-tunnel: no tunnel: {reason}{unsaid}");
         }
@@ -112,13 +113,13 @@ fn serve(mut vmm: UnixStream, doors: &Doors, said: &Mutex<Seldom>) -> io::Result
     };
     match open(&mut vmm, &request, doors) {
         Ok(known) => relay::run(&vmm, known, relay::LINGER),
-        // It has had its answer, and is gone.
+        // The VMM has received its answer, and has hung up.
         Err(door::Error::Gone) => Ok(()),
         Err(error) => failed(&mut vmm, Chain(&error).to_string()),
     }
 }
 
-/// A tunnel, of which the VMM has been told.
+/// Opens a tunnel, and tells the VMM.
 fn open(vmm: &mut UnixStream, request: &Request, doors: &Doors) -> Result<Known, door::Error> {
     let told =
         |vmm: &mut UnixStream| request::answer(vmm, &Answer::Ready).map_err(|_| door::Error::Gone);

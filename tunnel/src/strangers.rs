@@ -1,7 +1,7 @@
-//! Those who have connected and have not shown a certificate yet: a bounded number of them.
+//! Peers that have connected but not shown a certificate yet, in a bounded number.
 //!
-//! One more takes the place of the oldest. Who says nothing, and has others like it, does not keep out a source, which
-//! needs its place for a moment.
+//! A further one takes the place of the oldest. Many silent peers therefore cannot keep out a
+//! source, which needs its place only for a moment.
 
 use std::{
     collections::VecDeque,
@@ -12,36 +12,36 @@ use std::{
 
 use base::Unpoisoned;
 
-/// Most of them.
+/// Maximum number of strangers.
 pub const MOST: usize = 16;
 
-/// Those of a door.
+/// The strangers of a door.
 #[derive(Clone, Default)]
 pub struct Strangers(Arc<Mutex<All>>);
 
 #[derive(Default)]
 struct All {
-    /// The next one's number.
+    /// The number of the next stranger.
     next: u64,
-    /// From the oldest on; without a socket: it has come to an end with its certificate.
+    /// From the oldest on. Without a socket, the stranger's handshake has completed.
     sockets: VecDeque<(u64, Option<TcpStream>)>,
 }
 
-/// One of them, until it is dropped.
+/// A stranger, until it is dropped.
 pub struct Stranger {
     number: u64,
     all: Strangers,
 }
 
 impl Strangers {
-    /// One more, whose connection ends if so many follow.
+    /// Adds a stranger, whose connection is closed if [`MOST`] others follow.
     pub fn add(&self, socket: &TcpStream) -> io::Result<Stranger> {
         let socket = socket.try_clone()?;
         let mut all = self.0.lock_unpoisoned();
         while all.sockets.len() >= MOST
             && let Some((_, oldest)) = all.sockets.pop_front()
         {
-            // It may have ended as well.
+            // Its peer may have closed it already.
             let _ = oldest.map(|oldest| oldest.shutdown(Shutdown::Both));
         }
         let number = all.next;
@@ -60,7 +60,8 @@ impl Strangers {
 }
 
 impl Stranger {
-    /// Its connection is not ended any more, whoever follows; false if it had to make room.
+    /// Ends the stranger's eviction: from now on its connection is not closed, whoever follows.
+    /// Returns false if it was already evicted.
     pub fn is_through(&self) -> bool {
         let mut all = self.all.0.lock_unpoisoned();
         let mut sockets = all.sockets.iter_mut();

@@ -1,4 +1,4 @@
-//! Two VMMs, each with a tunnel of its own, and others that are not let in.
+//! Two VMMs, each with a tunnel of its own, and peers that are turned away.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -26,7 +26,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 /// Longer than any machine needs for one step.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An authority, and what it has signed for `localhost`, in a directory.
+/// An authority, and the certificates that it has signed for `localhost`, in a directory.
 fn certificates(dir: &Path) {
     fs::create_dir(dir).unwrap();
     let mut params = CertificateParams::new(Vec::new()).unwrap();
@@ -42,7 +42,7 @@ fn certificates(dir: &Path) {
     }
 }
 
-/// Serves at a path, as long as the test runs.
+/// Serves at a path for as long as the test runs.
 fn tunnel(path: &Path) {
     let listener = serve::listen(path).unwrap();
     thread::spawn(move || serve::run(&listener));
@@ -80,7 +80,7 @@ fn only_who_has_a_certificate_gets_through_and_all_bytes_arrive_in_both_directio
     };
     let (mut destination, answer) = ask(&there, &listen);
     assert_eq!(answer, Answer::Ready);
-    // Somebody who says nothing, somebody without TLS, and somebody of another authority.
+    // A silent peer, one without TLS, and one with another authority.
     let silent = TcpStream::connect(&at).unwrap();
     TcpStream::connect(&at)
         .unwrap()
@@ -138,12 +138,12 @@ fn whoever_connects_between_two_connections_of_a_vm_waits_for_the_next() {
         let (mut source, answer) = ask(&path, &connect);
         assert_eq!(answer, Answer::Ready);
         source.write_all(b"x").unwrap();
-        // Nobody waits at the address any more when this comes.
+        // Nobody waits at the address any more when this arrives.
         destination.read_exact(&mut [0]).unwrap();
-        // Who has no certificate is turned away by the next one.
+        // A peer without a certificate is turned away by the next wait.
         TcpStream::connect(&at).unwrap();
     }
-    // Not for ever.
+    // It does not stay open forever.
     let start = Instant::now();
     while TcpStream::connect(&at).is_ok() {
         assert!(start.elapsed() < PATIENCE);
@@ -196,7 +196,7 @@ fn what_comes_with_the_end_of_the_handshake_is_not_kept_until_more_comes() {
     let dir = tempfile::tempdir().unwrap();
     let tls_dir = dir.path().join("tls");
     certificates(&tls_dir);
-    // Whether both are in one piece is up to the network: several times.
+    // The network decides whether both arrive in one segment, so this is repeated.
     for _ in 0..20 {
         let door = Door::open("127.0.0.1:0", &tls_dir).unwrap();
         let to = format!("localhost:{}", door.port().unwrap());
@@ -231,7 +231,7 @@ impl Drop for Process {
     }
 }
 
-/// The program, which serves at a path, and the lines that it writes.
+/// Starts the program, which serves at a path, and returns the lines that it prints.
 fn program(path: &Path) -> (Process, mpsc::Receiver<String>) {
     let process = Command::new(env!("CARGO_BIN_EXE_gantry-tunnel"))
         .arg("--socket")
@@ -305,7 +305,7 @@ fn too_many_without_a_certificate_are_named_and_keep_nobody_out() {
             "gantry-tunnel: {oldest} is turned away: {MOST} others have come before it has shown a certificate"
         )
     );
-    // They have all places, and keep nobody out.
+    // They occupy all places, but keep nobody out.
     let (_source, answer) = ask(&path, &connect);
     assert_eq!(answer, Answer::Ready);
     drop((vmm, silent));

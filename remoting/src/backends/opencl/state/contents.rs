@@ -1,7 +1,7 @@
-//! Bytes of buffers and images, to an image and from one.
+//! Copies the bytes of buffers and images to an image file and back.
 //!
-//! Each goes in pieces through memory of this process, by a queue that is made for it. A buffer that
-//! the host may not read or write is copied to one beside it that it may.
+//! Each is copied in pieces through memory of this process, by a queue that is created for it. A buffer that the host
+//! may not read or write is copied through a temporary buffer that it may access.
 
 use std::{collections::HashMap, ops::Range, ptr::null, ptr::null_mut, sync::Arc};
 
@@ -21,10 +21,10 @@ use crate::{
     session::image::{Contents, Immovable},
 };
 
-/// The longest piece, in bytes.
+/// Maximum size of a piece, in bytes.
 const PIECE: u64 = 4 << 20;
 
-/// Fails with what was done to which object.
+/// Fails with the operation and the object concerned.
 pub(super) fn check(code: i32, what: &str) -> Result<(), Immovable> {
     match code {
         0 => Ok(()),
@@ -35,7 +35,7 @@ pub(super) fn check(code: i32, what: &str) -> Result<(), Immovable> {
     }
 }
 
-/// Queues for copies, by their contexts.
+/// Queues for copies, by context.
 #[derive(Debug, Default)]
 pub(super) struct Queues(HashMap<Handle, Handle>);
 
@@ -63,7 +63,7 @@ impl Queues {
         Ok(queue)
     }
 
-    /// Gives them back.
+    /// Releases the queues.
     pub fn end(self, api: &Api) {
         for queue in self.0.into_values() {
             cl!(api, clReleaseCommandQueue(queue));
@@ -72,7 +72,7 @@ impl Queues {
 }
 
 impl Server {
-    /// A device of a context.
+    /// Finds a device of a context.
     fn device_of(&self, context: Handle, record: &ContextRecord) -> Result<Handle, Immovable> {
         for of in &record.devices {
             let same = |device: &&super::super::objects::Device| match (&*device.record, &**of) {
@@ -83,7 +83,7 @@ impl Server {
                 return Ok(device.raw);
             }
         }
-        // Parts of devices that the application has released.
+        // Sub-devices that the application has released.
         let mut devices = [0 as Handle; 64];
         let code = cl!(
             self.backend.api,
@@ -105,14 +105,14 @@ impl Server {
 /// What is copied.
 #[derive(Clone, Copy, Debug)]
 enum Shape {
-    /// So many bytes.
+    /// A number of bytes.
     Plain(u64),
-    /// So many pixels by dimension, of so many bytes each.
+    /// A number of pixels per dimension, and the bytes per pixel.
     Pixels([usize; 3], u64),
 }
 
 impl Shape {
-    /// None if its size is not known.
+    /// `None` if the size is not known.
     fn of(record: &MemRecord) -> Option<Self> {
         Some(match &record.call {
             MadeMem::Buffer(call) => Self::Plain(call.size),
@@ -143,7 +143,7 @@ impl Shape {
     }
 }
 
-/// Whether a window's buffer or one of its kind needs no contents in the image.
+/// The place of a buffer that lives in the window: such a buffer needs no contents in the image.
 fn lives(record: &MemRecord) -> Option<(u64, u64)> {
     match &record.call {
         MadeMem::Buffer(call) => call.lives.map(|offset| (offset, call.size)),
@@ -151,7 +151,7 @@ fn lives(record: &MemRecord) -> Option<(u64, u64)> {
     }
 }
 
-/// A buffer or image whose bytes are no other's.
+/// A buffer or image that shares no other object's bytes.
 #[derive(Debug)]
 pub(super) struct Root {
     /// Its number in the log.
@@ -161,16 +161,16 @@ pub(super) struct Root {
     pub device: Handle,
     pub mem: Handle,
     shape: Shape,
-    /// Bytes.
+    /// Size in bytes.
     pub length: u64,
-    /// Those of them that have contents.
+    /// The parts of it that have contents.
     pub parts: Vec<Range<u64>>,
-    /// Whether it may have been written since it was copied last, if it was.
+    /// Whether it may have been written since it was last copied, or has never been copied.
     pub is_written: bool,
 }
 
 impl Root {
-    /// One that has this number in the log.
+    /// Describes the object with this number in the log.
     pub fn of(
         server: &Server,
         number: u32,
@@ -194,7 +194,7 @@ impl Root {
         })
     }
 
-    /// The same with contents everywhere.
+    /// The same, with contents everywhere.
     pub fn whole(self) -> Self {
         let all = 0..self.length;
         let parts = Some(all).into_iter().collect();
@@ -206,7 +206,7 @@ impl Root {
         matches!(self.shape, Shape::Plain(_))
     }
 
-    /// How many bytes have contents.
+    /// The number of bytes with contents.
     pub fn bytes(&self) -> u64 {
         bytes(&self.parts)
     }
@@ -220,7 +220,7 @@ impl Root {
         }
     }
 
-    /// Passes the bytes of a part to `to`, with where they are. All of an image is one.
+    /// Passes the bytes of a part to `to`, with their offset. An image has a single part.
     pub fn read(
         &self,
         api: &Api,
@@ -231,7 +231,7 @@ impl Root {
         self.transfer(api, queue).read(self.shape, part, to)
     }
 
-    /// Writes parts of its bytes, which are in an image.
+    /// Writes parts of its bytes from an image.
     pub fn write(
         &self,
         api: &Api,
@@ -245,18 +245,17 @@ impl Root {
     }
 }
 
-/// The parts of an object of so many bytes that have contents.
+/// The parts with contents of an object of this length.
 fn parts(record: &Arc<MemRecord>, length: u64) -> Vec<Range<u64>> {
     root(record).touched.parts(length)
 }
 
 fn bytes(parts: &[Range<u64>]) -> u64 {
-    // They do not overlap.
+    // The parts do not overlap.
     parts.iter().map(|part| part.end - part.start).sum()
 }
 
-/// The buffers and images that have bytes of their own, outside of the window: one for all that share
-/// them.
+/// The buffers and images that have bytes of their own, outside the window: one for all objects that share the bytes.
 fn owners(server: &Server) -> impl Iterator<Item = &Mem> {
     let live: Vec<_> = server.backend.mems.iter().map(|mem| &mem.record).collect();
     server.backend.mems.iter().filter(move |mem| {
@@ -265,8 +264,8 @@ fn owners(server: &Server) -> impl Iterator<Item = &Mem> {
     })
 }
 
-/// All whose bytes have to be saved, if they are not as they were copied: these may have been written
-/// since.
+/// All objects whose bytes have to be saved unless they are unchanged since they were copied: these may have been
+/// written since.
 pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec<Root>, Immovable> {
     let mut roots = Vec::new();
     for mem in owners(server) {
@@ -280,7 +279,7 @@ pub(super) fn roots(server: &Server, log: &Log, written: &Written) -> Result<Vec
     Ok(roots)
 }
 
-/// Bytes of those that are not in the log: all that have contents have to be saved.
+/// Total bytes of objects that are not in the log: all of their contents have to be saved.
 pub(super) fn made_since(server: &Server, log: &Log) -> u64 {
     let made = owners(server)
         .filter(|mem| lives(root(&mem.record)).is_none() && log.known_mem(&mem.record).is_none());
@@ -291,8 +290,8 @@ pub(super) fn made_since(server: &Server, log: &Log) -> u64 {
     lengths.fold(0, u64::saturating_add)
 }
 
-/// Has the driver write what the device has of buffers in the window to it: the host's pages are the
-/// truth wherever they are mapped.
+/// Makes the driver write what the device holds of buffers in the window back to the window. Mapped parts are skipped:
+/// there the host's pages are authoritative.
 pub(super) fn sync(server: &Server) -> Result<(), Immovable> {
     let mems = server.backend.mems.iter();
     let maps = mems.flat_map(|mem| {
@@ -306,9 +305,9 @@ pub(super) fn sync(server: &Server) -> Result<(), Immovable> {
     )
 }
 
-/// Has the driver take what is in the window for buffers that live there and that it made before that was all there: a
-/// driver may keep contents of its own for such a buffer (OpenCL 3.0, 5.2.1, `CL_MEM_USE_HOST_PTR`). What is to be
-/// mapped it takes as the mapping ends: the client may be writing there.
+/// Makes the driver reread buffers that live in the window and that it created before all contents were there: a driver
+/// may cache the contents of such a buffer (OpenCL 3.0, 5.2.1, `CL_MEM_USE_HOST_PTR`). Parts that are to be mapped are
+/// skipped, because the client may be writing there; the driver takes them when the mapping ends.
 pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> {
     let maps = maps.iter().filter_map(|map| {
         let mem = server.backend.mems.get(map.mem.0).ok()?;
@@ -321,8 +320,8 @@ pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> 
             transfer.write_part(offset, length, |from, bytes| {
                 let place = server.window.at(start + from, bytes.len() as u64);
                 let place = place.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
-                // SAFETY: within the window, which is mapped as long as the session; the client may
-                // write there, too, and no reference to it is made.
+                // SAFETY: within the window, which stays mapped as long as the session. The client may write there,
+                // too, so no reference to it is made.
                 unsafe { place.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
                 Ok(())
             })
@@ -330,11 +329,11 @@ pub(super) fn renew(server: &Server, maps: &[Mapping]) -> Result<(), Immovable> 
     )
 }
 
-/// What is mapped: of which buffer, the first byte, bytes.
+/// A mapping: the buffer, the first byte, the size in bytes.
 type Mapped<'a> = (&'a Arc<MemRecord>, u64, u64);
 
-/// Does something with each part of buffers that live in the window which is not mapped: its first byte and bytes in
-/// the object that is given, and where that object begins in the window.
+/// Calls `each` for each unmapped part of the buffers that live in the window. It receives the part's offset and size
+/// within the object, and the object's offset in the window.
 fn in_window(
     server: &Server,
     maps: &[Mapped<'_>],
@@ -360,7 +359,7 @@ fn in_window(
     Ok(())
 }
 
-/// Which bytes of the buffer that it is a part of a buffer has: the first one, and how many.
+/// The range that a buffer occupies in its parent: first byte and size.
 fn extent(record: &MemRecord) -> Option<(u64, u64)> {
     match &record.call {
         MadeMem::Buffer(call) => Some((0, call.size)),
@@ -372,7 +371,7 @@ fn extent(record: &MemRecord) -> Option<(u64, u64)> {
     }
 }
 
-/// Which parts of a buffer are mapped, by itself or by one that shares bytes with it.
+/// The parts of a buffer that are mapped, through itself or through a buffer that shares bytes with it.
 fn mapped(record: &Arc<MemRecord>, maps: &[Mapped<'_>]) -> Vec<(u64, u64)> {
     let Some((origin, size)) = extent(record) else {
         return Vec::new();
@@ -408,7 +407,7 @@ pub(super) fn restore(
             queue,
             mem: mem.raw,
         };
-        // It has contents here, too, and takes them along when it goes on from here.
+        // Here, too, it has contents, which must be taken along in the next move.
         root(&mem.record).touched.part(part.from, part.length);
         transfer.restore(shape, part, contents)?;
     }
@@ -426,7 +425,7 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// A buffer of so many bytes that the host may read and write.
+    /// A buffer of this size that the host may read and write.
     fn beside(&self, length: usize) -> Result<Handle, Immovable> {
         let mut code = 0;
         let raw = cl!(
@@ -439,9 +438,9 @@ impl Transfer<'_> {
         })
     }
 
-    /// The rows of an image that make a piece: pixels in each, how many, bytes of each.
+    /// The rows of an image that make up each piece.
     fn rows([width, height, depth]: [usize; 3], pixel: u64) -> impl Iterator<Item = Rows> {
-        // A row fits in memory: the driver has made the image.
+        // A row fits in memory: the driver has created the image.
         let row = width as u64 * pixel;
         let most = ((PIECE / row.max(1)).max(1) as usize).min(height);
         (0..depth).flat_map(move |z| {
@@ -454,7 +453,7 @@ impl Transfer<'_> {
         })
     }
 
-    /// Passes the bytes of a part, or all of an image, to `to`, with where they are.
+    /// Passes the bytes of a part, or all of an image, to `to`, with their offset.
     fn read(
         &self,
         shape: Shape,
@@ -484,7 +483,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// Writes a part of an object's bytes, which is in an image.
+    /// Writes a part of an object's bytes from an image.
     fn restore(&self, shape: Shape, part: &Bytes, contents: &Contents) -> Result<(), Immovable> {
         let length = shape.length();
         let end = part.from.checked_add(part.length);
@@ -505,7 +504,7 @@ impl Transfer<'_> {
         }
     }
 
-    /// Writes so many bytes of a buffer, which come from `from`.
+    /// Writes bytes of a buffer, which come from `from`.
     fn write_part(
         &self,
         start: u64,
@@ -722,7 +721,8 @@ impl Transfer<'_> {
         check(if code == 0 { finished } else { code }, "writing an image")
     }
 
-    /// Has the driver write what the device has of a part of a buffer to the window, in which it lives, from `start` on.
+    /// Makes the driver write what the device holds of a part of a buffer to the window, where the buffer starts at
+    /// `start`.
     fn sync(
         &self,
         server: &Server,
@@ -754,7 +754,7 @@ impl Transfer<'_> {
             check(if code == 0 { finished } else { code }, "ending a mapping")?;
             return Ok(());
         }
-        // One that the host may not read: copied to where it will be looked for.
+        // The host may not read this buffer, so it is copied to its place in the window.
         let mut bytes = Vec::new();
         let mut from = offset;
         while from < offset + length {
@@ -763,8 +763,8 @@ impl Transfer<'_> {
             self.read_bytes(from as usize, &mut bytes)?;
             let to = server.window.at(start + from, piece);
             let to = to.ok_or(Immovable::Wrong("a buffer beyond the window"))?;
-            // SAFETY: within the window, which is mapped as long as the session; the client may
-            // write there, too, and no reference to it is made.
+            // SAFETY: within the window, which stays mapped as long as the session. The client may write there, too, so
+            // no reference to it is made.
             unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
             from += piece;
         }
@@ -777,12 +777,12 @@ impl Transfer<'_> {
 struct Rows {
     origin: [usize; 3],
     region: [usize; 3],
-    /// The first byte, in the image's bytes.
+    /// Offset of the first byte in the image's bytes.
     from: u64,
     length: usize,
 }
 
-/// What of so many bytes is in none of these parts: where each begins, and its length.
+/// The gaps that these parts leave in this many bytes, as start and length.
 fn outside(mut mapped: Vec<(u64, u64)>, size: u64) -> Vec<(u64, u64)> {
     mapped.sort_unstable();
     let (mut parts, mut at) = (Vec::new(), 0);
