@@ -1,4 +1,4 @@
-//! Measurements of whole runs in L1, printed as rows of a table. They are figures, not tests.
+//! Measurements of whole runs in L1, printed as rows of a table. These are figures, not tests.
 
 use std::{
     fs,
@@ -30,19 +30,19 @@ use crate::{
     starts,
 };
 
-/// Boots that are measured; the median counts.
+/// Number of boots measured; the median counts.
 const BOOTS: usize = 7;
 
-/// Starts of the process that are measured in L1.
+/// Number of process starts measured in L1.
 const STARTS: usize = 15;
 
-/// Guest of the boot measurements: no modules, no agent.
+/// Guest of the boot measurements, without modules or agent.
 const LEAN: &str = "/images/lean.cpio.lz4";
 
-/// A measurement: its name, and what runs it.
+/// A measurement: its name and the function that runs it.
 type Measurement = (&'static str, fn(&mut dyn FnMut(&str, String)) -> Result<()>);
 
-/// What can be measured.
+/// Measurements that run by default.
 const ALL: &[Measurement] = &[
     ("boot", boots),
     ("process", process),
@@ -53,7 +53,7 @@ const ALL: &[Measurement] = &[
     ("idle", idle::measure),
 ];
 
-/// What is only measured by name: on a board of its own, or as it takes long.
+/// Measurements that run only when named: they need a particular board, or take long.
 const NAMED: &[Measurement] = &[
     ("gpuvm", gpuvm::measure),
     ("seats", passthrough_tracked::measure),
@@ -61,7 +61,7 @@ const NAMED: &[Measurement] = &[
     (gpuvm::shares::NAME, gpuvm::shares::measure),
 ];
 
-/// Runs the measurements of these names (all, without names) and hands on each row: what was
+/// Runs the measurements of these names (without names, all) and passes on each row: what was
 /// measured, and the figure.
 pub fn run(names: &[&str], mut row: impl FnMut(&str, String)) -> Result<()> {
     for (name, measure) in ALL {
@@ -83,7 +83,7 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The command lines that boot the lean guest with a disk, and what they are called.
+/// Command lines that boot the lean guest with a disk, and their names.
 fn contestants(disk: &Path) -> Result<Vec<(String, Command)>> {
     let disk = disk.display();
     let gantry = |program: &Path, kernel| {
@@ -140,9 +140,9 @@ fn contestants(disk: &Path) -> Result<Vec<(String, Command)>> {
 /// Command line of the lean guest.
 const LEAN_CMDLINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off";
 
-/// What a boot has cost.
+/// The cost of a boot.
 struct Boot {
-    /// Seconds of the guest's uptime at its init.
+    /// Uptime of the guest in seconds when its init starts.
     init: f64,
     /// Seconds from the process's start to its end.
     run: f64,
@@ -150,8 +150,8 @@ struct Boot {
     exits: Exits,
 }
 
-/// Boots the lean guest. It sleeps for a second after its init has said so; in the middle of that,
-/// its exits are read.
+/// Boots the lean guest. The guest sleeps for a second after its init has reported, and its exits
+/// are read in the middle of that.
 fn boot(name: &str, command: &mut Command) -> Result<Boot> {
     let start = Instant::now();
     let mut child = command
@@ -177,9 +177,10 @@ fn boot(name: &str, command: &mut Command) -> Result<Boot> {
     Ok(Boot { init, run, exits })
 }
 
-/// Start to power-off with a second of sleep in the guest, the guest's uptime at its init, and its
-/// exits until it sleeps. All take turns, so that what else the host does meets them alike, and each
-/// finds memory without code of its predecessor.
+/// Measures the time from start to power-off with a second of sleep in the guest, the guest's
+/// uptime at its init, and its exits until it sleeps. The contestants take turns so that other load
+/// on the host affects all of them alike, and each one gets memory that contains no code of its
+/// predecessor.
 fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-boot");
     fs::create_dir_all(dir)?;
@@ -196,7 +197,8 @@ fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
             runs.push(format!("{:.2}", boot.run));
             boots.push(boot);
         }
-        // One by one: whoever hears nothing of a busy machine for minutes gives it up.
+        // Print after each round: a caller that hears nothing from a busy machine for minutes gives
+        // up on it.
         row(
             &format!("round {round} of {BOOTS}, start to power-off of each (s)"),
             runs.join("; "),
@@ -230,14 +232,15 @@ fn boots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// Memory that boots have besides what [`fill_memory`] holds, in bytes: enough for any contestant.
+/// Memory in bytes that boots have in addition to what [`fill_memory`] holds: enough for any
+/// contestant.
 const BOOT_MEMORY: u64 = 700 << 20;
 
-/// Fills memory up to some bytes, until what is returned is dropped.
+/// Fills memory except for `leave` bytes, until the returned value is dropped.
 ///
-/// The emulator under L1 keeps what it has translated of a page's code until somebody writes to
-/// the page. Thus a guest whose RAM was another guest's boots for a second longer than the first
-/// guest of L1 does, most of it in stores to pages whose translations have to be found and dropped.
+/// The emulator under L1 keeps its translation of a page's code until the page is written. Thus a
+/// guest whose RAM used to be another guest's boots a second slower than L1's first guest, mostly
+/// because of stores to pages whose translations have to be found and dropped.
 fn fill_memory(leave: u64) -> Result<Vec<u8>> {
     let text = fs::read_to_string("/proc/meminfo")?;
     let free: u64 = text
@@ -246,11 +249,11 @@ fn fill_memory(leave: u64) -> Result<Vec<u8>> {
         .context("/proc/meminfo does not say what is free")?
         .trim()
         .parse()?;
-    // Not zero: memory that is only promised is not written to.
+    // Not zero, because zeroed memory would only be reserved, not written.
     Ok(vec![1; (free << 10).saturating_sub(leave) as usize])
 }
 
-/// Nanoseconds for which all threads of a process have run.
+/// CPU time of all threads of a process, in nanoseconds.
 ///
 /// # Errors
 ///
@@ -268,10 +271,10 @@ pub fn cpu_time(pid: u32) -> Result<u64> {
     Ok(total)
 }
 
-/// Private dirty memory of a process in KiB, without mappings as large as guest RAM.
+/// Private dirty memory of a process in KiB, not counting mappings as large as guest RAM.
 ///
-/// L1 runs from an initial RAM file system, whose pages are always dirty, the program's code
-/// among them. So of a private mapping only what is the process's own (anonymous) counts.
+/// L1 runs from an initial RAM file system, whose pages are always dirty, including the program's
+/// code. So only the anonymous part of a private mapping counts.
 fn private_dirty(pid: u32, ram: u64) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps"))?;
     let (mut total, mut size, mut dirty, mut shared) = (0, 0, 0, false);
@@ -293,7 +296,7 @@ fn private_dirty(pid: u32, ram: u64) -> Result<u64> {
                     dirty.min(number(rest))
                 };
             }
-            // The first line of a mapping: its addresses and its access, as in "rw-p".
+            // The first line of a mapping has its addresses and its permissions, as in "rw-p".
             _ if !field.ends_with(':') => {
                 shared = rest
                     .split(' ')
@@ -384,7 +387,7 @@ fn snapshots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
             let new = dir.join(format!("{mode}{round}"));
             fs::create_dir_all(&new)?;
             let gantry = Gantry::start(&new, &[])?;
-            // A process that waits for requests has made its preparations.
+            // Give the process time to finish its preparations and wait for requests.
             thread::sleep(Duration::from_millis(300));
             let start = Instant::now();
             let body = json!({"source_url": url, "memory_restore_mode": mode, "resume": true});
@@ -405,16 +408,16 @@ fn snapshots(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// Restores that are measured in each mode.
+/// Number of restores measured in each mode.
 const RESTORES: usize = 5;
 
-/// What one transfer moves over TCP, in MiB.
+/// Size of one TCP transfer in MiB.
 const TRANSFER: usize = 40;
-/// Transfers that are measured; the median counts.
+/// Number of transfers measured; the median counts.
 const TRANSFERS: usize = 3;
 
-/// TCP between guest and host over tap, with the offloads and without. Both cards belong to one
-/// guest and take turns.
+/// TCP between guest and host over a tap, with and without offloads. Both cards belong to one guest
+/// and take turns.
 fn networks(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-net");
     fs::create_dir_all(dir)?;
@@ -450,12 +453,12 @@ fn networks(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// The host's address on a card of the guest.
+/// The host's address on the network of one of the guest's cards.
 fn host_of(number: usize) -> String {
     format!("192.168.{}.1", 80 + number)
 }
 
-/// How long the host takes to receive what the guest sends.
+/// Time the host takes to receive what the guest sends.
 fn outwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
     let address = listener.local_addr()?;
     guest.send(&format!("agent tcp-send {address} {TRANSFER}"))?;
@@ -467,7 +470,7 @@ fn outwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
     Ok(took)
 }
 
-/// How long the guest takes to receive what the host sends.
+/// Time the guest takes to receive what the host sends.
 fn inwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
     let address = listener.local_addr()?;
     guest.send(&format!("agent tcp-receive {address}"))?;
@@ -475,19 +478,19 @@ fn inwards(guest: &mut Guest, listener: &TcpListener) -> Result<Duration> {
     let start = Instant::now();
     fill(&mut stream, TRANSFER)?;
     stream.shutdown(Shutdown::Write)?;
-    // The guest closes its end when it has read everything.
+    // The guest closes its end after it has read everything.
     drain(&mut stream)?;
     let took = start.elapsed();
     guest.wait_for(STATUS, COMMAND)?;
     Ok(took)
 }
 
-/// Reads of the shorter run of two.
+/// Number of reads in the shorter of two runs.
 const READS: u32 = 500;
 
-/// What it costs a guest to read a block from an NVMe disk that is its own, under Gantry and under
-/// QEMU, and from Gantry's own disk for comparison. The guest polls while it waits: how often it
-/// would halt, and set timers for that, depends on how fast the disk happens to be.
+/// The cost for a guest of reading a block from an assigned NVMe disk under Gantry and under QEMU,
+/// and from Gantry's own disk for comparison. The guest polls while it waits: otherwise, how often
+/// it halts and sets timers would depend on how fast the disk happens to be.
 fn passthrough(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let mut print = |what: &str, PerRead { exits, time }: PerRead| {
         row(
@@ -539,8 +542,8 @@ fn passthrough(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         .context("cannot start QEMU")?;
     let measured = (|| {
         let mut guest = Guest::connect(&serial)?;
-        // A guest that polls leaves the firmware's and the loader's other threads little of L1's
-        // only processor.
+        // A polling guest leaves the other threads, the firmware's and the loader's, little of L1's
+        // only CPU.
         guest.wait_for(READY, 3 * BOOT)?;
         guest.eventually("ls /dev/nvme0n1", |text| text == "/dev/nvme0n1")?;
         per_read(&mut guest, qemu.id(), "/dev/nvme0n1", READS)

@@ -18,43 +18,42 @@ use crate::{
 
 /// The binary in L1.
 pub const GANTRY: &str = "/bin/gantry";
-/// Debian's kernel as it comes.
+/// Debian's kernel as shipped.
 pub const BZIMAGE: &str = "/images/vmlinuz";
 /// The same kernel, unpacked.
 pub const VMLINUX: &str = "/images/vmlinux";
 /// L2's initial file system.
 pub const INITRAMFS: &str = "/images/l2.cpio.lz4";
-/// A kernel of Debian's that knows virtual IOMMUs, and an initial file system for it, on the board
-/// with iommufd.
+/// A Debian kernel with virtual IOMMU drivers and an initial file system for it, on the board with
+/// iommufd.
 const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio.lz4");
-/// A kernel of Debian's with drivers for GPUs, and an initial file system for it, on the board for
-/// them.
+/// A Debian kernel with GPU drivers and an initial file system for it, on the board for GPUs.
 const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio.lz4");
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";
 
-/// Longest wait for what is a matter of moments: only a hang reaches it, on whatever machine.
+/// Timeout for operations that should take only moments: only a hang reaches it, on any machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Who starts Gantry, if not root.
+/// The user that runs Gantry, if not root.
 #[derive(Clone, Copy)]
 pub struct User {
-    /// User and group.
+    /// ID of the user and of the group.
     pub id: u32,
-    /// Bytes that it may lock in memory.
+    /// Maximum number of bytes that it may lock in memory.
     pub memlock: u64,
 }
 
 impl User {
-    /// Has a program run as this user.
+    /// Makes a command run as this user.
     fn run(self, command: &mut Command) {
         let become_it = move || {
             let limit = libc::rlimit {
                 rlim_cur: self.memlock,
                 rlim_max: self.memlock,
             };
-            // SAFETY: the limit outlives the call, and an empty list of groups is read nowhere.
+            // SAFETY: the limit outlives the call, and an empty list of groups is not read.
             let done = unsafe {
                 libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit) == 0
                     && libc::setgroups(0, std::ptr::null()) == 0
@@ -66,7 +65,7 @@ impl User {
                 false => Err(std::io::Error::last_os_error()),
             }
         };
-        // SAFETY: it makes system calls, and allocates nothing.
+        // SAFETY: the closure only makes system calls, and does not allocate.
         unsafe { command.pre_exec(become_it) };
     }
 }
@@ -74,7 +73,7 @@ impl User {
 /// A Gantry process. It is killed when dropped.
 pub struct Gantry {
     child: Child,
-    /// Folder of the scenario.
+    /// The scenario's folder.
     dir: PathBuf,
     /// Its API socket.
     pub socket: PathBuf,
@@ -93,16 +92,16 @@ pub fn vm(serial: &Path) -> Value {
     })
 }
 
-/// What a guest has that knows virtual IOMMUs, with further words on its command line; to be merged
-/// into the configuration of another.
+/// Configuration of a guest with virtual IOMMU drivers, with further words on its command line; to
+/// be merged into another configuration.
 pub fn with_iommu_driver(words: &str) -> Value {
     let (kernel, initramfs) = IOMMU_KERNEL;
     let cmdline = format!("{CMDLINE} {words}");
     json!({"payload": {"kernel": kernel, "initramfs": initramfs, "cmdline": cmdline}})
 }
 
-/// What a guest has that drives GPUs, with further words on its command line; to be merged into the
-/// configuration of another.
+/// Configuration of a guest with GPU drivers, with further words on its command line; to be merged
+/// into another configuration.
 pub fn with_gpu_driver(words: &str) -> Value {
     let (kernel, initramfs) = GPU_KERNEL;
     let cmdline = format!("{CMDLINE} {words}");
@@ -128,17 +127,17 @@ impl Gantry {
         Self::spawn(dir, args)?.answering()
     }
 
-    /// As [`Gantry::start`], of another binary.
+    /// Like [`Gantry::start`], with another binary.
     pub fn start_binary(dir: &Path, binary: &Path) -> Result<Self> {
         Self::start_by(dir, Command::new(binary))
     }
 
-    /// As [`Gantry::start`], by a command that starts it with the arguments that follow.
+    /// Like [`Gantry::start`], with a command that starts it with the arguments that are added.
     pub fn start_by(dir: &Path, command: Command) -> Result<Self> {
         Self::spawn_command(dir, &[], command)?.answering()
     }
 
-    /// As [`Gantry::start`], for a user that has access to KVM and to `dir`.
+    /// Like [`Gantry::start`], as a user that gets access to KVM and to `dir`.
     pub fn start_as(dir: &Path, user: User) -> Result<Self> {
         for path in [dir, Path::new("/dev/kvm")] {
             chown(path, Some(user.id), None)?;
@@ -187,8 +186,8 @@ impl Gantry {
         })
     }
 
-    /// Starts Gantry, creates a guest like [`vm`] with `more` merged in, boots it and waits for
-    /// its shell.
+    /// Starts Gantry, creates a guest like [`vm`] with `more` merged in, boots it and waits for its
+    /// shell.
     pub fn boot(dir: &Path, more: Value) -> Result<(Self, Guest)> {
         let gantry = Self::start(dir, &[])?;
         let guest = gantry.create_and_boot(more)?;
@@ -224,12 +223,12 @@ impl Gantry {
         }
     }
 
-    /// What Gantry has logged.
+    /// Gantry's log.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.dir.join("gantry.log")).unwrap_or_default()
     }
 
-    /// Waits until Gantry has logged some words, and returns the log.
+    /// Waits until Gantry's log contains `words`, and returns the log.
     pub fn log_until(&self, words: &str) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -245,16 +244,16 @@ impl Gantry {
         }
     }
 
-    /// Process id.
+    /// Process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What its threads are called.
+    /// Names of its threads.
     pub fn thread_names(&self) -> Result<Vec<String>> {
         let mut names = Vec::new();
         for task in std::fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            // One may have ended.
+            // The thread may have ended.
             if let Ok(name) = std::fs::read_to_string(task?.path().join("comm")) {
                 names.push(name.trim().to_owned());
             }
@@ -268,7 +267,7 @@ impl Gantry {
         http::request(&self.socket, method, path, body.as_deref())
     }
 
-    /// Sends a request that has to succeed.
+    /// Sends a request that must succeed.
     pub fn ok(&self, method: &str, path: &str, body: Option<&Value>) -> Result<Value> {
         let answer = self.request(method, path, body)?;
         ensure!(
@@ -281,17 +280,17 @@ impl Gantry {
         Ok(answer.body)
     }
 
-    /// Sends a PUT request that has to succeed.
+    /// Sends a PUT request that must succeed.
     pub fn put(&self, path: &str, body: Value) -> Result<Value> {
         self.ok("PUT", path, Some(&body))
     }
 
-    /// Sends a PUT request without a body that has to succeed.
+    /// Sends a PUT request without a body that must succeed.
     pub fn act(&self, path: &str) -> Result<()> {
         self.ok("PUT", path, None).map(|_| ())
     }
 
-    /// Sends a PUT request that has to fail with `status`, in words that contain `words`.
+    /// Sends a PUT request that must fail with `status` and a text that contains `words`.
     pub fn refused(&self, path: &str, body: Option<Value>, status: u16, words: &str) -> Result<()> {
         let answer = self.request("PUT", path, body.as_ref())?;
         ensure!(
@@ -337,7 +336,7 @@ impl Gantry {
         }
     }
 
-    /// Swaps a physical device for another one, and waits until the guest has that.
+    /// Swaps a physical device for another one, and waits until the guest has the new one.
     pub fn swap_device(&self, id: &str, to: &Path) -> Result<Value> {
         self.put("vm.swap-device", json!({"id": id, "path": to}))?;
         self.info_until("the swap is over", |info| {
@@ -364,7 +363,7 @@ impl Gantry {
         }
     }
 
-    /// Kills the process with SIGKILL and waits for its end.
+    /// Kills the process with SIGKILL and waits for it to end.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
         self.child.wait()?;
@@ -394,7 +393,7 @@ impl Gantry {
 
 impl Drop for Gantry {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

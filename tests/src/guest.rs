@@ -1,6 +1,6 @@
-//! The L2 guest, driven through its serial port.
+//! The L2 guest, controlled through its serial port.
 //!
-//! L2's init reads commands from the port, runs them with its shell, and ends each output with a
+//! L2's init reads commands from the port, runs them in its shell, and ends each output with a
 //! marker and the exit status.
 
 use std::{
@@ -14,27 +14,27 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::gantry::PATIENCE;
 
-/// What init prints when it takes commands.
+/// Printed by init when it takes commands.
 pub const READY: &str = "@ready@";
-/// What follows a command's output, before its exit status.
+/// Printed after a command's output, before its exit status.
 pub const STATUS: &str = "@status=";
 
-/// Longest wait for a boot in the rig, on a host that does other things, too.
+/// Timeout of a boot in the rig, on a host that is busy with other things, too.
 pub const BOOT: Duration = Duration::from_secs(150);
-/// Longest wait for a command. The slowest, piglit's `cl-api-build-program` beside another emulated
+/// Timeout of a command. The slowest, piglit's `cl-api-build-program` next to another emulated
 /// machine, has taken more than 90 s.
 pub const COMMAND: Duration = Duration::from_secs(150);
 
 /// The guest's console.
 pub struct Guest {
     stream: UnixStream,
-    /// Everything that has been printed.
+    /// Everything that the guest has printed.
     seen: String,
-    /// Start of what has not been looked at.
+    /// Start of the part that has not been looked at.
     at: usize,
 }
 
-/// The MD5 sum in what `md5sum` has printed, whatever else is on the console.
+/// The MD5 sum in the output of `md5sum`, whatever else is on the console.
 pub fn md5_in(said: &str) -> Result<String> {
     let is_sum = |word: &&str| word.len() == 32 && word.bytes().all(|b| b.is_ascii_hexdigit());
     let sum = said.split_whitespace().find(is_sum);
@@ -92,13 +92,13 @@ impl Guest {
             .context("the guest does not boot")
     }
 
-    /// Runs a shell command and returns its output; an exit status other than 0 is an error.
+    /// Runs a shell command and returns its output. An exit status other than 0 is an error.
     pub fn run(&mut self, command: &str) -> Result<String> {
         self.send(command)?;
         self.ended(command)
     }
 
-    /// Waits for the end of a command that was sent and returns its output; an exit status other
+    /// Waits for the end of a command that was sent, and returns its output. An exit status other
     /// than 0 is an error.
     pub fn ended(&mut self, command: &str) -> Result<String> {
         let (status, output) = self.end_of(command)?;
@@ -109,7 +109,7 @@ impl Guest {
         Ok(output)
     }
 
-    /// The MD5 sum of what a shell command prints.
+    /// The MD5 sum of a shell command's output.
     pub fn md5_of(&mut self, command: &str) -> Result<String> {
         let said = self.run(&format!("{command} | md5sum"))?;
         md5_in(&said)
@@ -133,8 +133,8 @@ impl Guest {
         Ok((status, output.replace('\r', "").trim().to_owned()))
     }
 
-    /// Starts a command that goes on, and waits until it has said something: before or after the shell takes
-    /// the next command.
+    /// Starts a command in the background and waits until it has printed `says`, which may be
+    /// before or after the shell takes the next command.
     pub fn start(&mut self, command: &str, says: &str) -> Result<()> {
         let from = self.at;
         self.run(&format!("{command} & true"))?;
@@ -147,12 +147,13 @@ impl Guest {
 
     /// Sends a command without waiting for its end.
     pub fn send(&mut self, command: &str) -> Result<()> {
-        // The port's input buffer has 16 bytes and the host waits for room; a line is no problem.
+        // The port's input buffer has 16 bytes, but the host waits for room, so a line of any
+        // length is fine.
         self.stream.write_all(format!("{command}\n").as_bytes())?;
         Ok(())
     }
 
-    /// Runs a command until its output satisfies `is`.
+    /// Repeats a command until its output satisfies `is`.
     pub fn eventually(&mut self, command: &str, is: impl Fn(&str) -> bool) -> Result<String> {
         let deadline = Instant::now() + COMMAND;
         loop {
@@ -168,12 +169,12 @@ impl Guest {
         }
     }
 
-    /// All that the guest has printed since `connect`.
+    /// Everything that the guest has printed since `connect`.
     pub fn transcript(&self) -> &str {
         &self.seen
     }
 
-    /// Reads what is there; waits a little if there is nothing.
+    /// Reads what is available; waits a little if there is nothing.
     pub fn read(&mut self) -> Result<()> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {

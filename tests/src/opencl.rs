@@ -1,5 +1,5 @@
-//! A host with OpenCL: PoCL from its disk, in a root of its own, and a worker pool in there; and an
-//! arbiter, where machines share it by weight.
+//! A host with OpenCL: PoCL from its disk in a separate root, with a worker pool in that root, and an arbiter where
+//! machines share the device by weight.
 
 use std::{
     fs,
@@ -18,49 +18,48 @@ use crate::{
     net::{HOST, sh},
 };
 
-/// Where the disk with PoCL is mounted.
+/// Mount point of the disk with PoCL.
 pub const ROOT: &str = "/opencl";
-/// That disk.
+/// The disk with PoCL.
 pub const DISK: &str = "/dev/vda";
-/// What a guest needs beside L2's other files.
+/// What a guest needs in addition to L2's other files.
 const GUEST: &str = "/images/l2-opencl.cpio.lz4";
-/// What one with systemd needs besides.
+/// What a guest with systemd needs in addition to that.
 const SYSTEMD: &str = "/images/l2-systemd.cpio.lz4";
 
 /// Keys and certificates of a pool that other machines reach at [`HOST`].
 const KEYS: &str = "/images/keys";
-/// The port at which they do.
+/// The port at which they reach it.
 const PORT: u16 = 7070;
-/// Where a guest has a certificate of its own, and the authority's.
+/// Folder in a guest with its certificate and the authority's.
 const GUEST_KEYS: &str = "/keys";
 
-/// Where a pool finds the [`Arbiter`] in its root.
+/// Arguments that tell a pool where its root has the socket of the [`Arbiter`].
 const IN_TURNS: [&str; 2] = ["--arbiter", "/run/arbiter"];
 
-/// CUDA's driver for L1, which needs no GPU.
+/// A CUDA driver for L1 that needs no GPU.
 pub const STAND_IN: &str = "/lib/libgantry_cuda_driver.so";
 
-/// A worker pool. It is killed when dropped, and its workers with it.
+/// A worker pool. It and its workers are killed when it is dropped.
 pub struct Pool {
     child: Child,
-    /// Where it listens, if that is no port.
+    /// Its socket, unless it listens on a port.
     pub socket: PathBuf,
 }
 
 impl Pool {
-    /// Mounts the disk with PoCL, if that is not done yet, and starts a pool. Its messages go to
-    /// `gantry.log` in `dir`.
+    /// Mounts the disk with PoCL, unless it is mounted, and starts a pool. Its messages go to `gantry.log` in `dir`.
     pub fn start(dir: &Path) -> Result<Self> {
         Self::start_with(dir, &[])
     }
 
-    /// A pool for OpenCL and CUDA, before PoCL and a stand-in for NVIDIA's driver, in the turns of an
+    /// Starts a pool for OpenCL and CUDA that uses PoCL and a stand-in for NVIDIA's driver, and takes turns given by an
     /// [`Arbiter`].
     pub fn start_for_both(dir: &Path) -> Result<Self> {
         let library = "/run/libcuda.so.1";
         mount()?;
         let place = Path::new(ROOT).join(&library[1..]);
-        // A pool that was killed had it open: it is whole when it takes its place.
+        // A killed pool had the file open, so replace it by a complete file.
         fs::copy(STAND_IN, place.with_extension("new"))?;
         fs::rename(place.with_extension("new"), &place)?;
         let mut arguments = vec!["--api", "opencl,cuda", "--readable", library];
@@ -72,14 +71,14 @@ impl Pool {
         Self::start_with(dir, &arguments)
     }
 
-    /// The same with further arguments.
+    /// Like [`Pool::start`], with further arguments.
     pub fn start_with(dir: &Path, more: &[&str]) -> Result<Self> {
         let pool = Self::launch(dir, &[&["--socket", "/run/pool.sock"], more].concat())?;
         until("the pool listens", || Ok(pool.socket.exists()))?;
         Ok(pool)
     }
 
-    /// A further pool before the same driver.
+    /// Starts a further pool that uses the same driver.
     pub fn start_other(dir: &Path) -> Result<Self> {
         let mut pool = Self::launch(dir, &["--socket", "/run/other.sock"])?;
         pool.socket = Path::new(ROOT).join("run/other.sock");
@@ -87,8 +86,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// A pool for applications of other machines, which come by TLS to this address of L1. What
-    /// they need is in [`by_tls`].
+    /// Starts a pool for applications of other machines, which connect by TLS to this address of L1. [`by_tls`] has
+    /// what they need.
     pub fn start_for_others(dir: &Path) -> Result<Self> {
         let listen = format!("tcp:{HOST}:{PORT}");
         let (certificate, key) = (format!("/run/{HOST}.pem"), format!("/run/{HOST}.key"));
@@ -113,7 +112,8 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The same in a control group that is given to it, as systemd does; and where that is.
+    /// Like [`Pool::start_with`], in a control group that is delegated to it, as systemd does. Also returns the group's
+    /// folder.
     pub fn start_in_group(dir: &Path, more: &[&str]) -> Result<(Self, PathBuf)> {
         mount()?;
         let all = Path::new(ROOT).join("sys/fs/cgroup");
@@ -142,8 +142,8 @@ impl Pool {
 
     fn spawn(dir: &Path, mut command: Command, arguments: &[&str]) -> Result<Self> {
         let program = Path::new(ROOT).join("run/gantry-accel");
-        // Another pool may start a worker at any moment, and a file that is being written cannot be
-        // executed: it is whole when it takes its place.
+        // Another pool may start a worker at any moment, and a file that is open for writing cannot be executed. So the
+        // program is replaced by a complete file.
         let whole = program.with_extension("new");
         fs::copy("/bin/gantry-accel", &whole)?;
         fs::rename(&whole, &program)?;
@@ -169,7 +169,7 @@ impl Pool {
         Ok(found.lines().map(str::to_owned).collect())
     }
 
-    /// Processes of workers, ascending.
+    /// Process IDs of the workers, ascending.
     pub fn workers(&self) -> Result<Vec<u32>> {
         let of = format!("/proc/{0}/task/{0}/children", self.child.id());
         let text = fs::read_to_string(of)?;
@@ -179,7 +179,7 @@ impl Pool {
             .collect())
     }
 
-    /// Its own process.
+    /// The pool's process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -193,12 +193,12 @@ impl Drop for Pool {
     }
 }
 
-/// Where [`Pool::start_for_others`] serves.
+/// The address at which [`Pool::start_for_others`] serves.
 pub fn tls_address() -> String {
     format!("tls://{HOST}:{PORT}")
 }
 
-/// What a guest's application has in its environment to be let in there.
+/// Environment of a guest's application that authenticates it there.
 pub fn tls_files() -> String {
     format!(
         "GANTRY_TLS_CA={GUEST_KEYS}/ca.pem GANTRY_TLS_CERT={GUEST_KEYS}/guest.pem \
@@ -206,7 +206,7 @@ pub fn tls_files() -> String {
     )
 }
 
-/// The environment of one that comes there at first.
+/// Environment of an application that connects there first.
 pub fn by_tls() -> String {
     format!("GANTRY_OPENCL={} {}", tls_address(), tls_files())
 }
@@ -218,13 +218,13 @@ pub struct Arbiter {
 }
 
 impl Arbiter {
-    /// Starts it, with this policy, and a pool for OpenCL that it gives turns to. Messages go to
-    /// `gantry.log` in `dir`.
+    /// Starts an arbiter with this policy, and a pool for OpenCL that it gives turns to. Messages go to `gantry.log` in
+    /// `dir`.
     pub fn start_with_pool(dir: &Path, policy: &str) -> Result<(Self, Pool)> {
         Ok((Self::start(dir, policy)?, Pool::start_with(dir, &IN_TURNS)?))
     }
 
-    /// Starts it alone.
+    /// Starts only the arbiter.
     pub fn start(dir: &Path, policy: &str) -> Result<Self> {
         mount()?;
         let log = log(dir)?;
@@ -233,8 +233,8 @@ impl Arbiter {
             .arg("--socket")
             .arg(&socket)
             .args(["--policy", policy])
-            // Here the device is the processor that the guests' are emulated on: an application that
-            // waits is back 15 to 40 ms later.
+            // Here the device is the CPU on which the guests' CPUs are emulated: an application that waits is back only
+            // 15 to 40 ms later.
             .args(["--longest-pause", "100"])
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -248,7 +248,7 @@ impl Arbiter {
         Ok(arbiter)
     }
 
-    /// The arbiter's process.
+    /// The arbiter's process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -268,17 +268,17 @@ impl Drop for Arbiter {
     }
 }
 
-/// What an application has compiled its kernels to.
+/// Kernels that an application has compiled.
 pub struct Compiled {
-    /// A file whose size is whole blocks, as a disk has.
+    /// The file, padded to whole blocks like a disk.
     pub file: PathBuf,
-    /// Bytes of it.
+    /// Size in bytes without the padding.
     pub size: u64,
 }
 
 impl Compiled {
-    /// Has an application compile its kernels, natively in L1, to the file that a variable names; and what
-    /// it says. For each guest anew, that takes this emulated processor many seconds.
+    /// Makes an application compile its kernels, natively in L1, to the file that a variable names, and returns also
+    /// what it prints. Compiling for each guest again would take this emulated CPU many seconds.
     fn by(program: &str, variable: &str, arguments: &str) -> Result<(Self, String)> {
         mount()?;
         let kept = format!("/tmp/{program}.compiled");
@@ -298,13 +298,13 @@ impl Compiled {
         Ok((Self { file, size }, said))
     }
 
-    /// The application that computes until a file is there: it computes once.
+    /// The application that computes until a file exists; it computes once.
     pub fn moving() -> Result<Self> {
         Ok(Self::by("opencl-moving", "OPENCL_MOVING_BINARY", "/dev/null")?.0)
     }
 
-    /// The application that the machines of an arbiter run; and the nanoseconds that an iteration of its
-    /// kernel takes, if nothing else runs.
+    /// The application that an arbiter's machines run, and the nanoseconds that an iteration of its kernel takes if
+    /// nothing else runs.
     pub fn turns() -> Result<(Self, String)> {
         let (compiled, said) = Self::by("opencl-turns", "OPENCL_TURNS_BINARY", "1 1 0.001")?;
         let iteration = said
@@ -321,7 +321,7 @@ fn log(dir: &Path) -> Result<fs::File> {
     opened.with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 pub fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     let start = Instant::now();
     while !is()? {
@@ -331,7 +331,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> Result<bool>) -> Result<()> {
     Ok(())
 }
 
-/// Mounts the disk with PoCL, if that is not done yet.
+/// Mounts the disk with PoCL, unless it is mounted.
 pub fn mount() -> Result<()> {
     if Path::new(ROOT).join("dev/null").exists() {
         return Ok(());
@@ -354,12 +354,12 @@ pub fn guest_files(dir: &Path) -> Result<PathBuf> {
     guest_with(dir, &[GUEST])
 }
 
-/// The same with systemd and this repository's units.
+/// Like [`guest_files`], with systemd and this repository's units.
 pub fn guest_files_with_systemd(dir: &Path) -> Result<PathBuf> {
     guest_with(dir, &[GUEST, SYSTEMD])
 }
 
-/// Loads what gives an agent that is started afterwards the port's interrupts.
+/// Loads the modules that give an agent started afterwards the port's interrupts.
 pub fn load_uio(guest: &mut Guest) -> Result<()> {
     guest.run("insmod /modules/uio.ko && insmod /modules/uio_pci_generic.ko")?;
     Ok(())
@@ -377,7 +377,7 @@ pub fn start_agent(guest: &mut Guest, program: &str) -> Result<()> {
 
 fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {
     let path = dir.join("l2.cpio.lz4");
-    // The kernel unpacks one archive after the other.
+    // The kernel unpacks several concatenated archives.
     let mut bytes = fs::read(crate::gantry::INITRAMFS)?;
     for archive in more {
         bytes.extend(fs::read(archive)?);

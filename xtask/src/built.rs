@@ -1,5 +1,5 @@
-//! What a run's scenarios need: the gate's hosts, and programs and images of the nested rig. A whole run installs
-//! and builds it while its checks and unit tests leave a processor idle.
+//! What a run's scenarios need: the gate's hosts, and programs and images of the nested rig. A whole run installs and
+//! builds all of it while its checks and unit tests leave CPUs idle.
 
 use std::{
     collections::BTreeSet,
@@ -21,22 +21,23 @@ use crate::{
     release, ring,
 };
 
-/// The most bytes that gantry may have: 6 MiB.
+/// Maximum size of the gantry program: 6 MiB.
 const MOST_BYTES: u64 = 6 << 20;
 
-/// What was built, and what building it has shown.
+/// What was built, and the outcome of checks made while building.
 #[derive(Default)]
 pub struct Built {
-    /// Names of checks, and how they ended.
+    /// Names and outcomes of checks.
     pub checks: Vec<(String, Outcome)>,
-    /// Those of the gate that run.
+    /// The gate's hosts that run.
     pub hosts: gate::Hosts,
-    /// Where nested scenarios run, if there are any, and it could be built.
+    /// The rig for nested scenarios, if any are selected and the rig could be built.
     pub rig: Option<Rig>,
 }
 
 impl Built {
-    /// What the words choose, with nested scenarios or without. What cannot be built is a check that has failed.
+    /// Builds what the selected scenarios need, with or without nested ones. A build that fails counts as a failed
+    /// check.
     pub fn new(words: &[String], is_nested: bool) -> Self {
         let mut built = Self::default();
         let checks = &mut built.checks;
@@ -53,27 +54,27 @@ impl Built {
         built
     }
 
-    /// As [`Built::new`] for nested scenarios alone.
+    /// Like [`Built::new`], for nested scenarios only.
     pub fn nested(words: &[String]) -> Self {
         let mut built = Self::default();
         built.add_rig(words);
         built
     }
 
-    /// Everything that a whole run needs, and packages, beside what else goes on.
+    /// Builds everything that a whole run needs and installs packages, in the background.
     pub fn ahead(needed: Packages) -> JoinHandle<Self> {
         thread::spawn(|| {
             let fetched = thread::spawn(|| fetch(needed));
-            // If it fails, it fails once more below, and says why there.
+            // A failure recurs below, where it is reported.
             let _ = programs::build();
-            // Not beside what follows: both fill the cache.
+            // Not at the same time as what follows: both fill the cache.
             let _ = fetched.join();
             Self::new(&[], true)
         })
     }
 
     fn add_rig(&mut self, words: &[String]) {
-        // Words may all name scenarios of this machine, which need no virtual one.
+        // All words may name scenarios of this machine, which need no rig.
         if rig::chosen(words).is_empty() {
             return;
         }
@@ -116,18 +117,18 @@ impl Built {
         })
     }
 
-    /// Adds something that could not be built.
+    /// Records something that could not be built.
     fn lacks(&mut self, name: &str, error: &anyhow::Error) {
         let chain = error.chain().map(ToString::to_string).collect();
         self.checks.push((name.to_owned(), Outcome::Failed(chain)));
     }
 }
 
-/// Programs, and the Debian packages that have them.
+/// Programs, and the Debian packages that contain them.
 type Packages = Vec<(&'static str, &'static str)>;
 
-/// Installs packages, and those that scenarios need, and fetches what they need beside: most of that is waiting. What
-/// fails fails once more where it is needed, and says why there.
+/// Installs these packages and those that scenarios need, and meanwhile fetches what else they need, which mostly means
+/// waiting. A failure recurs where the result is needed, and is reported there.
 fn fetch(mut needed: Packages) {
     for packages in [
         opencl::PROGRAMS,

@@ -1,5 +1,5 @@
-//! Boots a stock Debian guest and shows it: on the host's KVM if that runs stock kernels, in the
-//! nested rig otherwise.
+//! Boots a stock Debian guest and shows its console: on the host's KVM if that runs stock kernels,
+//! otherwise in the nested rig.
 
 use std::{
     path::Path,
@@ -20,7 +20,7 @@ use crate::{
     test::PROGRAMS,
 };
 
-/// How long a stock kernel may take on the host's KVM before it counts as not running there.
+/// Timeout for a stock kernel's boot on the host's KVM, after which it counts as not running there.
 const PROBE: Duration = Duration::from_secs(20);
 
 /// Options of `cargo xtask demo`.
@@ -60,12 +60,12 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Runs the guest on this host's KVM, with OpenCL on this host's devices.
 fn on_this_host(binaries: &Binaries, images: &Images, disk: &Path) -> Result<()> {
-    // The kernel unpacks one archive after the other.
+    // The kernel unpacks several concatenated archives.
     let mut files = std::fs::read(&images.l2)?;
     files.extend(std::fs::read(&images.l2_opencl)?);
     let initramfs = disk.with_file_name("demo.cpio.lz4");
     std::fs::write(&initramfs, files)?;
-    // A socket's path has at most 107 bytes: not below the target folder.
+    // A socket's path has at most 107 bytes, so it is not placed below the target folder.
     let socket = std::env::temp_dir().join(format!("gantry-demo-{}.sock", std::process::id()));
     let mut pool = Command::new(&binaries.opencl.pool)
         .args(["serve", "--socket"])
@@ -87,7 +87,7 @@ fn on_this_host(binaries: &Binaries, images: &Images, disk: &Path) -> Result<()>
     Ok(())
 }
 
-/// Whether a stock kernel gets to its init on this host's KVM; if not, why.
+/// Checks that a stock kernel reaches its init on this host's KVM; the error says why it does not.
 fn host_kvm(binaries: &Binaries, images: &Images) -> Result<(), String> {
     if !Path::new("/dev/kvm").exists() {
         return Err("there is no /dev/kvm".to_owned());

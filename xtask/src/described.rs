@@ -1,5 +1,6 @@
-//! The REST API against its description: thousands of requests that it allows or forbids, made by
-//! Schemathesis and sent to a VMM without a VM, and to one whose VM runs. That needs KVM, any.
+//! Tests the REST API against its description. Schemathesis makes thousands of requests that the
+//! description allows or forbids, and sends them to a VMM without a VM and to one whose VM runs.
+//! The latter needs KVM, of any kind.
 
 use std::{
     fs::{self, File},
@@ -25,25 +26,26 @@ use crate::{
     selected,
 };
 
-/// Programs that this needs, and the Debian packages that have them.
+/// Programs needed here, and the Debian packages that contain them.
 pub const PROGRAMS: &[(&str, &str)] = &[
     (PYTHON, "python3"),
     ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
 ];
 
-/// Debian's, whatever else is in PATH.
+/// Debian's Python, whatever else is in PATH.
 const PYTHON: &str = "/usr/bin/python3";
 
-/// What makes the requests.
+/// The package that makes the requests.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
-/// How long the VMM may take to listen.
+/// Timeout for the VMM to start listening.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Requests of each kind and path that are made at random, beside those at every bound.
+/// Number of random requests of each kind and path, in addition to those at every bound.
 const EXAMPLES: &str = "20";
 
-/// Paths that end the VMM, or wait, and those that do what a configuration says: here it is made up.
+/// Excluded paths: those that end the VMM, those that wait, and those that act on a configuration,
+/// which here is made up.
 const LEFT_OUT: &[&str] = &[
     "/vmm.shutdown",
     "/vm.boot",
@@ -52,7 +54,7 @@ const LEFT_OUT: &[&str] = &[
     "/vm.restore",
 ];
 
-/// Further paths that are left out while a VM runs: those that end it, or change this host.
+/// Further paths excluded while a VM runs: those that end it or change this host.
 const LEFT_OUT_RUNNING: &[&str] = &[
     "/vm.delete",
     "/vm.shutdown",
@@ -75,7 +77,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ("api: what the description allows is understood", understood),
 ];
 
-/// Runs the scenarios that the words select, all if there are none.
+/// Runs the scenarios that the words select; without words, all.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(
         SCENARIOS,
@@ -86,7 +88,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     )
 }
 
-/// The folder with Schemathesis and what it needs; fetched once.
+/// The folder with Schemathesis and its dependencies, which are fetched once.
 pub fn library() -> Result<PathBuf> {
     let name = SCHEMATHESIS.replace("==", "-");
     Cache::open()?.made(&name, |work| {
@@ -105,14 +107,14 @@ pub fn library() -> Result<PathBuf> {
     })
 }
 
-/// Whether there is a VM when requests come.
+/// Whether a VM exists when requests arrive.
 #[derive(Clone, Copy, PartialEq)]
 enum Guest {
     None,
     Runs,
 }
 
-/// A VMM whose files are in a folder of its own. It ends with the value.
+/// A VMM with its own folder for files. It is killed when the value is dropped.
 struct Vmm {
     process: Child,
     socket: PathBuf,
@@ -150,8 +152,8 @@ impl Vmm {
         Ok(vmm)
     }
 
-    /// Serves the API on a port of this machine, which Schemathesis needs, for as long as this
-    /// process runs.
+    /// Serves the API on a TCP port of this machine, as Schemathesis needs, for the life of this
+    /// process.
     fn port(&self) -> Result<u16> {
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         let port = listener.local_addr()?.port();
@@ -174,7 +176,7 @@ impl Drop for Vmm {
     }
 }
 
-/// Passes on what either side says, until it ends.
+/// Relays bytes in both directions until both ends have closed.
 fn join(client: TcpStream, server: UnixStream) {
     let Ok((mut from_client, mut from_server)) = client
         .try_clone()
@@ -194,11 +196,11 @@ fn join(client: TcpStream, server: UnixStream) {
 }
 
 fn pass(from: &mut impl Read, to: &mut impl Write) {
-    // Whoever has ended hears nothing more.
+    // An error means that one end has closed.
     let _ = io::copy(from, to);
 }
 
-/// Makes requests to a fresh VMM, with further arguments, and fails if any answer fails a check.
+/// Makes requests to a fresh VMM, with further arguments. Fails if any response fails a check.
 fn request(name: &str, guest: Guest, arguments: &[&str]) -> Result<()> {
     let library = library()?;
     let mut vmm = Vmm::start(&target().join("api").join(name), guest)?;
@@ -237,12 +239,12 @@ fn request(name: &str, guest: Guest, arguments: &[&str]) -> Result<()> {
         let is_there = ["Running", "Paused"].iter().any(|one| state == one);
         ensure!(is_there, "the VM was to run all the time, and is {state}");
     }
-    // Without requests nothing fails.
+    // Without requests, no check could fail.
     ensure!(said.contains(" generated"), "no requests were made: {said}");
     Ok(())
 }
 
-/// Statuses, types and contents of answers, and that nothing is taken that is forbidden.
+/// Checks the status, type and contents of responses, and that nothing forbidden is accepted.
 fn answers() -> Result<()> {
     check_answers("answers", Guest::None, LEFT_OUT)
 }
@@ -272,11 +274,13 @@ fn check_answers(name: &str, guest: Guest, left_out: &[&str]) -> Result<()> {
     request(name, guest, &arguments)
 }
 
-/// Everything that the description allows is understood, or refused for a reason that it names.
+/// Checks that everything the description allows is understood, or refused with a reason that the
+/// description names.
 fn understood() -> Result<()> {
     let create = "/vm.create";
     let arguments = ["--mode", "positive", "--checks", "refusals_are_stated"];
-    // A VM that has been created makes other refusals possible: those of what does not fit to it.
+    // Once a VM has been created, other refusals are possible: those of requests that do not fit
+    // the VM.
     let others = [
         &arguments[..],
         &["--exclude-path", create, "--exclude-path", "/vmm.shutdown"],

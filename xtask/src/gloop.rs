@@ -1,4 +1,4 @@
-//! GLoop: what can be checked of it without a GPU, and its figures on a machine with one.
+//! GLoop: the checks that need no GPU, and measurements on a machine with one.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -15,7 +15,7 @@ use crate::{
     selected,
 };
 
-/// Programs and files that the scenarios need, and the Debian packages that have them.
+/// Programs and files that the scenarios need, and the Debian packages that contain them.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
@@ -28,10 +28,10 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ),
 ];
 
-/// GPUs for which the device library compiles: Ampere, Hopper and Blackwell.
+/// GPU architectures that the device library compiles for: Ampere, Hopper and Blackwell.
 const ARCHITECTURES: &str = "sm_80,sm_90,sm_100";
 
-/// Stops of each program for OpenCL.
+/// Number of times that each OpenCL program is stopped.
 const STOPS: &str = "60";
 
 type Scenario = fn() -> Result<()>;
@@ -55,7 +55,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
 ];
 
-/// Runs the scenarios that the words select, all if there are none.
+/// Runs the scenarios that the words select; without words, all.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(
         SCENARIOS,
@@ -66,7 +66,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     )
 }
 
-/// The compiler's library.
+/// The folder of the compiler's library.
 fn compiler() -> Result<PathBuf> {
     let step = Step::new("fetching NVRTC, where it is not here yet");
     let folder = nvrtc::folder(&Cache::open()?).map_err(|error| Skipped(format!("{error:#}")))?;
@@ -103,7 +103,7 @@ fn stopped() -> Result<()> {
     Ok(())
 }
 
-/// Measures on this machine's GPU; or only builds, for another one.
+/// Measures on this machine's GPU, or only builds, for another machine.
 pub fn bench(pack: bool) -> Result<()> {
     packages::install(PROGRAMS)?;
     let folder = build()?;
@@ -117,7 +117,7 @@ pub fn bench(pack: bool) -> Result<()> {
     packages::run(&mut Command::new(folder.join("measure.py")))
 }
 
-/// Builds the programs and what measures them into a folder.
+/// Builds the programs and the measuring program into a folder.
 fn build() -> Result<PathBuf> {
     let folder = target().join("gloop");
     fs::create_dir_all(&folder)?;

@@ -1,21 +1,22 @@
 //! Gantry's development commands.
 //!
-//! - [`cuda`]: the definition of the CUDA API, from the vendor's headers.
-//! - [`demo`]: boots a stock Debian guest and shows it.
-//! - [`bench`]: figures, as a table.
-//! - [`crane`]: what it costs applications to be moved.
-//! - [`fairness`]: how accelerators are shared, in virtual time.
-//! - [`fuzz`]: what guests, clients and files may do, at random.
-//! - [`gloop`]: kernels that give the GPU back by themselves.
-//! - [`moved_guest`]: a VM that moves with its application.
-//! - [`ring`]: calls over an accelerator's rings, from ring 3 of a guest.
-//! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fairly;
-//!   [`sharing_closed`]: and if they wait for their results; [`sharing_hashcat`]: a real program of those; [`shared_device`]: the processes for both.
-//! - [`test`]: every test, nested ones included; [`unit_tests`]: those of the crates; [`changed`]: which
-//!   of them a change can affect.
-//! - [`opencl`]: the OpenCL driver's scenarios on this machine, and programs that nobody here wrote.
-//! - [`programs`]: building what the others run; [`built`]: what scenarios need; [`progress`]: what they say meanwhile;
-//!   [`release`]: building what users install.
+//! - [`cuda`]: generates the definition of the CUDA API from the vendor's headers.
+//! - [`demo`]: boots a stock Debian guest and shows its console.
+//! - [`bench`]: prints figures as a table.
+//! - [`crane`]: the cost of moving applications.
+//! - [`fairness`]: how accelerators are shared, simulated in virtual time.
+//! - [`fuzz`]: fuzzes what guests, clients and files can do.
+//! - [`gloop`]: kernels that yield the GPU by themselves.
+//! - [`moved_guest`]: a VM that migrates together with its application.
+//! - [`ring`]: calls over an accelerator's rings from ring 3 of a guest.
+//! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fair that is;
+//!   [`sharing_closed`]: the same if they wait for their results; [`sharing_hashcat`]: a real program of this kind;
+//!   [`shared_device`]: the processes for all of these.
+//! - [`test`]: every test, including nested ones; [`unit_tests`]: the crates' unit tests; [`changed`]: the tests that a
+//!   change can affect.
+//! - [`opencl`]: the OpenCL driver's scenarios on this machine, and third-party programs.
+//! - [`programs`]: builds what the others run; [`built`]: what scenarios need; [`progress`]: progress messages;
+//!   [`release`]: builds what users install.
 
 mod again;
 mod bench;

@@ -1,4 +1,4 @@
-//! Building the programs that are run.
+//! Builds the programs that other commands run.
 
 use std::{
     fs,
@@ -22,33 +22,33 @@ pub fn root() -> PathBuf {
     xtask.parent().unwrap_or(xtask).to_owned()
 }
 
-/// Where builds and logs go.
+/// The folder for builds and logs.
 pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// Copies a file, also over a program that is running, which cannot be written to.
+/// Copies a file. The target may be a running program, which cannot be written to.
 pub fn copy(from: &Path, to: &Path) -> Result<()> {
     let _ = fs::remove_file(to);
     fs::copy(from, to).with_context(|| format!("cannot copy {}", from.display()))?;
     Ok(())
 }
 
-/// Copies a program or library without its symbols, for a machine to which not much can be brought.
+/// Copies a program or library without its symbols, for a machine to which little can be transferred.
 pub fn pack(from: &Path, to: &Path) -> Result<()> {
     copy(from, to)?;
     packages::run(Command::new("strip").arg("--strip-unneeded").arg(to))
         .with_context(|| format!("cannot take the symbols out of {}", to.display()))
 }
 
-/// Cargo, as it runs this program.
+/// A command of the same cargo that runs this program.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(root());
     cargo
 }
 
-/// The packages whose programs, libraries and examples are run, beside gantry's.
+/// Packages whose programs, libraries and examples are run, in addition to gantry's.
 const PACKAGES: &[&str] = &[
     "ch-client",
     "gantry-cuda",
@@ -66,32 +66,32 @@ const PACKAGES: &[&str] = &[
 /// Gantry's package.
 const GANTRY: &str = "vmm";
 
-/// What switches link-time optimization off for all of it.
+/// Environment variable that overrides link-time optimization for the whole build.
 const LTO: &str = "CARGO_PROFILE_RELEASE_LTO";
 
 static ONLY_TESTED: AtomicBool = AtomicBool::new(false);
 
-/// Has this run build only gantry with link-time optimization, as it is shipped and its size is promised. For each of
-/// thirty programs the compiler would do all its work on most of the same crates once more.
+/// Makes this run build only gantry with link-time optimization, as it is shipped and as its size is promised. For the
+/// other thirty programs, the compiler would repeat all its work on mostly the same crates.
 pub fn only_test() {
     ONLY_TESTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether gantry is built apart from the rest.
+/// Whether gantry is built separately from the rest.
 fn apart() -> bool {
     ONLY_TESTED.load(Ordering::Relaxed) && std::env::var_os(LTO).is_none()
 }
 
-/// Without link-time optimization, and by as many threads as there are.
+/// Builds without link-time optimization, with more codegen units.
 fn quickly(build: &mut Command) {
     build
         .env(LTO, "off")
         .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
 }
 
-/// Builds all release programs that need an operating system, except the guest's agent, and gantry where that is built
-/// apart ([`gantry`]); their folder. Everybody has the same selection: with another one, features of dependencies
-/// differ, and most crates are compiled and linked once more.
+/// Builds all release programs that need an operating system, except the guest's agent, and except gantry where that is
+/// built separately ([`gantry`]). Returns their folder. Every caller builds the same set of packages: with another set,
+/// features of dependencies would differ, and most crates would be compiled and linked again.
 pub fn release() -> Result<PathBuf> {
     let mut build = cargo();
     build
@@ -122,7 +122,7 @@ pub fn gantry() -> Result<PathBuf> {
     fs::canonicalize(gantry).with_context(|| format!("cannot find {}", gantry.display()))
 }
 
-/// Builds what the nested rig has.
+/// Builds the programs that the nested rig contains.
 pub fn build() -> Result<Binaries> {
     let release = release()?;
     let agent = agent(&release.join("libgantry_opencl.so"))?;
@@ -152,8 +152,8 @@ pub fn build() -> Result<Binaries> {
     })
 }
 
-/// Builds the guest's agent, which needs no shared objects and carries the driver. A build for a
-/// named target applies its flags to programs only, and not to what is run while building.
+/// Builds the guest's agent, which needs no shared objects and embeds the driver. A build for a named target applies
+/// its flags only to the program, not to code that runs during the build.
 fn agent(driver: &Path) -> Result<PathBuf> {
     const TARGET: &str = "x86_64-unknown-linux-gnu";
     let step = Step::new("building the guest's agent (release)");
@@ -174,9 +174,9 @@ fn agent(driver: &Path) -> Result<PathBuf> {
     Ok(target().join(TARGET).join("release/gantry-agent"))
 }
 
-/// Whether a workspace of its own for programs without an operating system is formatted, and what
-/// clippy says. `manifest` is its path in the repository, `folder` a folder for its build below
-/// the target folder; it is built for `target` with the compiler's `flags`.
+/// Checks formatting and clippy for a separate workspace of programs without an operating system. `manifest` is its
+/// path in the repository, `folder` its build folder below the target folder. It is built for target `target_name` with
+/// the compiler flags `flags`.
 pub fn lint(manifest: &str, folder: &str, target_name: &str, flags: &str) -> Command {
     let mut both = Command::new("sh");
     both.arg("-ec")

@@ -16,14 +16,14 @@ use crate::{
     progress::Step,
 };
 
-/// The guest is a workspace of its own: it is linked as a kernel.
+/// The guest is a separate workspace, because it is linked as a kernel.
 pub const MANIFEST: &str = "tests/ring/guest/Cargo.toml";
 
-/// Not for build scripts and macros: those are not of a named target.
+/// Naming the target keeps the flags away from build scripts and macros.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 const FLAGS: &str = "-Crelocation-model=static";
 
-/// A host's OpenCL driver, and the Debian packages that have it.
+/// A host's OpenCL driver, and the Debian packages that contain it.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
@@ -32,12 +32,12 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What is called from ring 3.
+/// The API that is called from ring 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Api {
-    /// By the host's OpenCL driver.
+    /// OpenCL, by the host's driver.
     Opencl,
-    /// By the host's CUDA driver; where there is none, by a stand-in that has no GPU.
+    /// CUDA, by the host's driver, or where there is none, by a stand-in that needs no GPU.
     Cuda,
 }
 
@@ -45,10 +45,10 @@ pub enum Api {
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Options {
-    /// ring: which API is called
+    /// ring: which API to call
     #[arg(long, value_enum, default_value_t = Api::Opencl)]
     api: Api,
-    /// ring: how often everything is measured, by turns
+    /// ring: how often to measure everything, taking turns
     #[arg(long, default_value_t = 1, value_name = "COUNT")]
     rounds: usize,
 }
@@ -100,7 +100,7 @@ pub fn run(words: &[String], mut report: impl FnMut(&str, &Outcome, f64)) -> Res
     Ok(())
 }
 
-/// The measuring program, before the host's driver of the API.
+/// The measuring program, using the host's driver for the API.
 fn program(folder: &Path, api: Api) -> Result<Command> {
     let mut command = Command::new("timeout");
     command
@@ -121,8 +121,7 @@ fn program(folder: &Path, api: Api) -> Result<Command> {
     Ok(command)
 }
 
-/// A folder with all that is needed: the programs need the C library and an OpenCL driver, and the
-/// folder no other.
+/// A folder with everything that the programs need except the C library and an OpenCL driver.
 pub fn build() -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
     let release = programs::release()?;
@@ -140,7 +139,7 @@ pub fn build() -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The same in this folder, without symbols, for another machine.
+/// Copies the contents of that folder to this one, without symbols, for another machine.
 pub fn pack(folder: &Path) -> Result<()> {
     fs::create_dir_all(folder)?;
     for entry in fs::read_dir(build()?)? {
@@ -150,7 +149,7 @@ pub fn pack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Builds the guests without an operating system; their folder.
+/// Builds the guests without an operating system, and returns their folder.
 pub fn guests() -> Result<PathBuf> {
     let step = Step::new("building guests without an operating system (release)");
     let guest = target().join("ring-guest");
@@ -165,7 +164,7 @@ pub fn guests() -> Result<PathBuf> {
     Ok(guest.join(TARGET).join("release"))
 }
 
-/// Whether the guest is formatted, and what clippy says.
+/// Checks the guest's formatting, and runs clippy on it.
 pub fn lint() -> Command {
     programs::lint(MANIFEST, "ring-guest", TARGET, FLAGS)
 }

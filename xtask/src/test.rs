@@ -1,4 +1,4 @@
-//! Every test, one line each, and a line that counts them.
+//! Runs every test with one line of output each, and prints a summary line.
 
 use std::{
     path::Path,
@@ -25,7 +25,7 @@ use crate::{
     release, ring, sharing, unit_tests,
 };
 
-/// Programs that tests need, and the Debian packages that have them.
+/// Programs that tests need, and the Debian packages that contain them.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/share/seabios/bios-256k.bin", "seabios"),
@@ -36,7 +36,7 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     (images::DRM_DEVICE, "libdrm-tests"),
 ];
 
-/// What unit tests, the gate and images need.
+/// Programs that unit tests, the gate and images need.
 fn needed() -> Vec<(&'static str, &'static str)> {
     [PROGRAMS, gate::PROGRAMS, release::PROGRAMS].concat()
 }
@@ -47,7 +47,7 @@ pub struct Options {
     /// Only scenarios whose names contain one of these words. `gate:` chooses the gate's
     /// checks; gate:bare, gate:6.1, gate:6.12, gate:linux and gate:seats are their parts.
     words: Vec<String>,
-    /// Leave the nested scenarios out.
+    /// Leave out the nested scenarios.
     #[arg(long, conflicts_with = "words")]
     no_rig: bool,
     /// Only what the difference between this commit and the working tree can affect: the unit tests
@@ -64,7 +64,8 @@ pub fn run(options: &Options) -> Result<()> {
     programs::only_test();
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
-    // Unit tests leave a processor idle most of the time, and so do linking and the last crates of each build.
+    // Unit tests leave CPUs idle most of the time, and so do linking and the last crates of each
+    // build.
     let ahead = is_whole.then(|| Built::ahead(needed()));
     if !is_whole {
         packages::install(&needed())?;
@@ -94,7 +95,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
     }
     let words = match selection {
-        // Without words, everything would be chosen.
+        // Without words, all scenarios would be selected.
         Some(Selection {
             words: Some(words), ..
         }) if words.is_empty() => return count.summary(&options.words),
@@ -122,12 +123,12 @@ pub fn run(options: &Options) -> Result<()> {
             gate_and_scenarios(&options, false, built, second)
         });
     }
-    // Also of what ended early: it names what has failed until then.
+    // Also after an early end: the summary names what has failed until then.
     let all_passed = count.summary(&options.words);
     ran.and(all_passed)
 }
 
-/// The gate's hosts, beside what this machine runs itself, and the nested scenarios.
+/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios.
 fn gate_and_scenarios(
     options: &Options,
     is_whole: bool,
@@ -145,7 +146,7 @@ fn gate_and_scenarios(
             hosts.run(2, report)?;
             nothing
         }
-        // What this machine runs itself leaves a processor idle most of the time.
+        // What this machine runs itself leaves CPUs idle most of the time.
         false => Box::new(|| hosts.run(1, report)),
     };
     if options.no_rig {
@@ -153,7 +154,7 @@ fn gate_and_scenarios(
     }
     let before = [gate, Box::new(|| scenarios(&options.words, count))];
     thread::scope(|scope| {
-        // All that comes now waits at times, and leaves processors idle.
+        // Everything from here on waits at times and leaves CPUs idle.
         let models = is_whole.then(|| scope.spawn(|| models("19", report)));
         let result = match rig {
             Some(rig) => rig.run(&options.words, before, |result| told(result, count)),
@@ -164,7 +165,7 @@ fn gate_and_scenarios(
     })
 }
 
-/// What this machine runs itself.
+/// Runs the scenarios that need no nested rig.
 fn scenarios(words: &[String], count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome, seconds| {
         count.lock_unpoisoned().add(name, outcome, Some(seconds));
@@ -183,7 +184,7 @@ fn scenarios(words: &[String], count: &Mutex<Count>) -> Result<()> {
     Ok(())
 }
 
-/// Tells of a nested scenario.
+/// Reports a nested scenario.
 fn told(result: ScenarioResult, count: &Mutex<Count>) {
     let ScenarioResult {
         name,
@@ -199,7 +200,7 @@ fn told(result: ScenarioResult, count: &Mutex<Count>) {
     }
 }
 
-/// Format, lints, licences and advisories.
+/// Checks format, lints, licenses and advisories.
 fn checks(count: &mut Count) -> Result<()> {
     let mut fmt = cargo();
     fmt.args(["fmt", "--all", "--check"]);
@@ -220,7 +221,7 @@ fn checks(count: &mut Count) -> Result<()> {
     count.add("check: clippy has nothing to say", &result, None);
     let step = Step::new("checking the fuzz targets");
     let mut fuzz = cargo();
-    // Most of what they depend on is there since clippy has run.
+    // Most of its dependencies are already built from running clippy.
     fuzz.args(["check", "--quiet", "--locked"])
         .args(["--manifest-path", "fuzz/Cargo.toml", "--target-dir"])
         .arg(target());
@@ -289,20 +290,20 @@ fn deny() -> Result<std::path::PathBuf> {
                 "--root",
             ])
             .arg(&tools)
-            // It is no part of this workspace, and its profile is about build time.
+            // It is not part of this workspace, and its profile only matters for build time.
             .current_dir(tools.parent().unwrap_or(&tools))
             .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .env("CARGO_TARGET_DIR", tools.join("target"));
         std::fs::create_dir_all(&tools)?;
         packages::run(&mut install).context("cannot build cargo-deny: check the network")?;
-        // Only what was installed is needed.
+        // Only the installed program is needed.
         let _ = std::fs::remove_dir_all(tools.join("target"));
         step.finish();
     }
     Ok(deny)
 }
 
-/// Advisories need a database that is fetched from elsewhere than the registry.
+/// Checks advisories. Their database is fetched from a source other than the registry.
 fn advisories(deny: &Path) -> Result<Outcome> {
     let step = Step::new("fetching the advisory database");
     let fetched = Command::new("timeout")
@@ -325,7 +326,7 @@ fn advisories(deny: &Path) -> Result<Outcome> {
     outcome(check)
 }
 
-/// How a command ended; what it printed if it failed.
+/// The outcome of a command; if it failed, with its output.
 fn outcome(mut command: Command) -> Result<Outcome> {
     let output = command
         .stdin(Stdio::null())
@@ -339,8 +340,8 @@ fn outcome(mut command: Command) -> Result<Outcome> {
     Ok(Outcome::Failed(vec![text]))
 }
 
-/// Every interleaving of the rings' two sides, and of who sleeps and who rings, up to a bound, in a
-/// build of its own, at this priority.
+/// Checks, up to a bound, every interleaving of the rings' two sides and of who sleeps and who
+/// rings the doorbell. Uses a separate build, at this nice value.
 fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     for (package, features, name) in [
         (
@@ -364,7 +365,7 @@ fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
             .arg("model::")
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", target().join("loom"))
-            // What is for programs that are shipped only takes time here.
+            // Options for shipped programs would only cost time here.
             .env("CARGO_PROFILE_RELEASE_LTO", "off")
             .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
         let result = outcome(test)?;

@@ -4,7 +4,7 @@
 //! - [`images`]: initial file systems of L1 and L2.
 //! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
 //! - [`nvrtc`]: NVIDIA's compiler, on a disk for L2.
-//! - [`opencl`]: PoCL for L1, driver, agent and programs for L2.
+//! - [`opencl`]: PoCL for L1; driver, agent and programs for L2.
 //! - [`systemd`]: Debian's init and this repository's units for L2.
 //! - [`l1`]: booting L1 and listening to it.
 
@@ -37,16 +37,16 @@ use crate::{
     scenarios::{self, Scenario},
 };
 
-/// Longest silence of L1: the runner ends a scenario that takes longer than 480 s.
+/// Maximum silence of L1: the runner ends a scenario that takes longer than 480 s.
 const SILENCE: Duration = Duration::from_secs(510);
 
-/// L1s side by side, if the host has that many cores.
+/// Number of L1s side by side, if the host has that many cores.
 const L1S: usize = 2;
 
-/// What keeps a processor busy before an L1 does.
+/// Work that keeps a CPU busy before an L1 does.
 pub type Before<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
 
-/// Does both side by side, and `then` after each of them, with its number.
+/// Runs both pieces of work side by side, and `then` after each of them, with its number.
 ///
 /// # Errors
 /// One of them has failed.
@@ -64,18 +64,18 @@ pub fn side_by_side(
     })
 }
 
-/// What a thread has ended with.
+/// The result of a thread.
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread
         .join()
         .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-/// Everything that is needed to boot L1.
+/// Everything needed to boot L1.
 pub struct Rig {
     /// Kernel and file systems.
     pub images: Images,
-    /// Where logs of failed scenarios go.
+    /// Folder for logs of failed scenarios.
     pub logs: PathBuf,
 }
 
@@ -85,13 +85,13 @@ pub struct ScenarioResult {
     pub name: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
     /// Lines of its logs, if it failed.
     pub log: Vec<String>,
 }
 
-/// The scenarios whose names contain any of `words`; all, without words.
+/// The scenarios whose names contain any of `words`; without words, all.
 pub fn chosen(words: &[String]) -> Vec<Scenario> {
     let is_chosen = |scenario: &Scenario| {
         words.is_empty() || words.iter().any(|word| scenario.name.contains(word))
@@ -100,8 +100,9 @@ pub fn chosen(words: &[String]) -> Vec<Scenario> {
 }
 
 impl Rig {
-    /// Runs the scenarios whose names contain any of `words` (all, without words), several L1s side
-    /// by side, each once something else is done, and hands each result to `each` as it comes.
+    /// Runs the scenarios whose names contain any of `words` (without words, all) in several L1s
+    /// side by side, each after some other work is done, and passes each result to `each` as it
+    /// arrives.
     pub fn run(
         &self,
         words: &[String],
@@ -110,12 +111,12 @@ impl Rig {
     ) -> Result<()> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut scenarios = chosen(words);
-        // Those of one board follow each other, and the L1s take them from both ends: but for one, each board is
-        // booted once.
+        // Scenarios of one board follow each other, and the L1s take them from both ends of the
+        // queue: all boards but one are booted only once.
         scenarios.sort_by_key(|scenario| scenario.board);
         let queue = &Mutex::new(VecDeque::from(scenarios));
         let before = before.map(|work| -> Before<'_> {
-            // Nobody waits for the rest to hear of it.
+            // Report the failure at once instead of running the remaining scenarios.
             Box::new(|| work().inspect_err(|_| queue.lock_unpoisoned().clear()))
         });
         let (sender, results) = mpsc::channel();
@@ -131,13 +132,13 @@ impl Rig {
         })
     }
 
-    /// Has the runner do something other than scenarios (the demonstration, the measurements) and
-    /// hands on every line of it.
+    /// Makes the runner do something other than scenarios (the demonstration, the measurements),
+    /// and passes on every line of its output.
     pub fn show(&self, what: &str, show: impl FnMut(&str)) -> Result<()> {
         self.show_on(Board::Intel, what, show)
     }
 
-    /// As [`Rig::show`], on another board.
+    /// Like [`Rig::show`], on another board.
     pub fn show_on(&self, board: Board, what: &str, mut show: impl FnMut(&str)) -> Result<()> {
         let mut l1 = L1::boot(&self.images, board, 0)?;
         loop {
@@ -156,8 +157,8 @@ impl Rig {
         }
     }
 
-    /// Takes scenarios from the queue, from its end of it, and runs them in an L1. If L1 itself dies, the scenario that
-    /// ran then is tried once more in a fresh L1.
+    /// Takes scenarios from this L1's end of the queue and runs them in an L1. If L1 itself dies,
+    /// the scenario that was running is tried once more in a fresh L1.
     fn work(
         &self,
         number: usize,
@@ -189,8 +190,8 @@ impl Rig {
         Ok(())
     }
 
-    /// Runs a scenario in the L1 that is there and of its board, or in a new one. `l1` is empty
-    /// afterwards if that died.
+    /// Runs a scenario in the current L1 if that has the scenario's board, otherwise in a new one.
+    /// `l1` is empty afterwards if it died.
     fn scenario(
         &self,
         number: usize,

@@ -1,14 +1,14 @@
 //! OpenCL through the driver and a worker, as plain processes on this machine.
 //!
-//! - [`natively`]: programs that nobody here wrote give the same results as with the host's driver.
-//! - [`delegated`]: also on CPUs that applications lend; [`streams`]: where no memory is shared.
-//! - [`quiet`]: what calls, and waiting, do not cost.
-//! - [`workers`]: how workers are confined, and what their ends cost; [`descriptors`]: pools that
-//!   run out of them; [`users`]: limits to users.
-//! - [`moves`]: workers that change while their applications run; [`models`]: devices of other models.
-//! - [`compiled`]: what drivers compile is kept, each owner's apart.
-//! - [`pool`]: the pool before which all of them run; [`applications`]: what is run several times.
-//! - [`programs`]: test suites that nobody here wrote, as a table in the documentation.
+//! - [`natively`]: third-party programs give the same results as with the host's driver.
+//! - [`delegated`]: the same on CPUs that applications lend; [`streams`]: where no memory is shared.
+//! - [`quiet`]: costs that calls and waiting must not have.
+//! - [`workers`]: how workers are confined, and what happens when they end; [`descriptors`]: pools that run out of file
+//!   descriptors; [`users`]: limits per user.
+//! - [`moves`]: replacing workers while their applications run; [`models`]: devices of other models.
+//! - [`compiled`]: what drivers compile is cached, separately for each owner.
+//! - [`pool`]: the pool that serves all of them; [`applications`]: programs that are run several times.
+//! - [`programs`]: third-party test suites, as a table in the documentation.
 
 mod applications;
 mod compiled;
@@ -218,7 +218,7 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
 ];
 
-/// Runs the scenarios that the words select, all if there are none.
+/// Runs the scenarios that the words select; without words, all.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(
         SCENARIOS,

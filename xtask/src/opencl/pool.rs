@@ -1,4 +1,4 @@
-//! A pool of workers on this machine, and the commands of its applications.
+//! A pool of workers on this machine, and commands for its applications.
 
 use std::{
     fs,
@@ -17,13 +17,13 @@ use crate::{
     shared_device::{PATIENCE, Programs},
 };
 
-/// Where piglit is.
+/// Folder of piglit.
 pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
 
-/// Where the host's drivers are named.
+/// Folder that names the host's drivers.
 const VENDORS: &str = "/etc/OpenCL/vendors";
 
-/// Programs and files that the scenarios need, and the Debian packages that have them.
+/// Programs and files that the scenarios need, and the Debian packages that contain them.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     (
@@ -42,29 +42,29 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("/usr/lib/python3/dist-packages/mako", "python3-mako"),
 ];
 
-/// How applications come to a pool's workers.
+/// How applications reach a pool's workers.
 #[derive(Clone, Copy)]
 pub enum Way {
-    /// By shared memory.
+    /// Shared memory.
     Rings,
-    /// By shared memory, on the applications' own CPUs.
+    /// Shared memory, with the workers on the applications' own CPUs.
     Delegated,
-    /// By a Unix socket alone.
+    /// Only a Unix socket.
     Unix,
-    /// By TLS.
+    /// TLS.
     Tls,
 }
 
 /// A running pool of workers, and the programs that go with it.
 pub struct Pool {
     process: Child,
-    /// Where its socket, log and keys are.
+    /// Folder of its socket, log and keys.
     pub folder: PathBuf,
-    /// Where what was built is.
+    /// Folder of the built programs.
     pub release: PathBuf,
     /// The folder with the `.icd` file of the host's driver.
     pub vendors: PathBuf,
-    /// What `GANTRY_OPENCL` is for its applications.
+    /// The value of `GANTRY_OPENCL` for its applications.
     pub address: String,
 }
 
@@ -83,25 +83,25 @@ impl Pool {
         Self::start(Way::Rings, "usual", programs::release()?, &[])
     }
 
-    /// A pool of what was built elsewhere, before this machine's driver.
+    /// Starts a pool from programs that were built elsewhere, using this machine's driver.
     pub fn start_built(programs: Programs<'_>) -> Result<Self> {
         let release = fs::canonicalize(programs.built)?;
         let vendors = fs::canonicalize(programs.vendors)?;
         Self::before(vendors, Way::Rings, "usual", release, &[])
     }
 
-    /// Another one of what was built, before the same drivers.
+    /// Starts another pool from the same programs, using the same drivers.
     pub fn beside(&self, way: Way, name: &str, options: &[&str]) -> Result<Self> {
         let (release, vendors) = (self.release.clone(), self.vendors.clone());
         Self::launch(&[], way, name, release, vendors, options)
     }
 
-    /// Runs `gantry-accel` for applications that come by this way, with further options.
+    /// Runs `gantry-accel` for applications that connect this way, with further options.
     pub fn start(way: Way, name: &str, release: PathBuf, options: &[&str]) -> Result<Self> {
         Self::under(&[], way, name, release, options)
     }
 
-    /// The same, run by another program, which becomes it.
+    /// Like [`Pool::start`], executed by another program, which becomes the pool.
     pub fn under(
         program: &[&str],
         way: Way,
@@ -112,7 +112,7 @@ impl Pool {
         Self::launch(program, way, name, release, VENDORS.into(), options)
     }
 
-    /// As [`Pool::before`], run by another program, which becomes it.
+    /// Like [`Pool::before`], executed by another program, which becomes the pool.
     pub fn before_under(
         program: &[&str],
         vendors: PathBuf,
@@ -123,7 +123,7 @@ impl Pool {
         Self::launch(program, Way::Rings, name, release, vendors, options)
     }
 
-    /// A pool before the drivers that this folder's `.icd` files name.
+    /// Starts a pool that uses the drivers that this folder's `.icd` files name.
     pub fn before(
         vendors: PathBuf,
         way: Way,
@@ -142,7 +142,7 @@ impl Pool {
         vendors: PathBuf,
         options: &[&str],
     ) -> Result<Self> {
-        // A socket's path has at most 107 bytes: not below the target folder.
+        // A socket's path has at most 107 bytes, so it is not placed below the target folder.
         let folder =
             std::env::temp_dir().join(format!("gantry-opencl-{}-{name}", std::process::id()));
         fs::create_dir_all(folder.join("vendors"))?;
@@ -151,7 +151,8 @@ impl Pool {
             format!("{}\n", release.join("libgantry_opencl.so").display()),
         )?;
         let socket = folder.join("socket").display().to_string();
-        // The heap is more than there is: PoCL calls a worker's limit the device's memory.
+        // The heap is larger than the machine's memory: PoCL reports a worker's limit as the
+        // device's memory.
         let mut serve = ["serve", "--heap", "1048576"].map(str::to_owned).to_vec();
         let (address, mut role) = match way {
             Way::Rings => {
@@ -196,7 +197,7 @@ impl Pool {
         let process = command
             .args(role)
             .args(options)
-            // Some loaders want a slash at its end, which the workers get.
+            // Some loaders require a trailing slash, which the workers get.
             .env("OCL_ICD_VENDORS", &vendors)
             .env_remove("OCL_ICD_FILENAMES")
             .stdin(Stdio::null())
@@ -226,22 +227,22 @@ impl Pool {
         }
     }
 
-    /// Its process id.
+    /// The pool's process ID.
     pub fn id(&self) -> i32 {
         self.process.id().cast_signed()
     }
 
-    /// Whether it has not ended.
+    /// Whether the pool is still running.
     pub fn runs(&mut self) -> Result<bool> {
         Ok(self.process.try_wait()?.is_none())
     }
 
-    /// What the pool and its workers have said.
+    /// What the pool and its workers have logged.
     pub fn log(&self) -> Result<String> {
         Ok(fs::read_to_string(self.folder.join("log"))?)
     }
 
-    /// The workers' process ids.
+    /// The workers' process IDs.
     pub fn workers(&self) -> Result<Vec<i32>> {
         let id = self.id();
         let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
@@ -251,7 +252,8 @@ impl Pool {
             .collect()
     }
 
-    /// The same, once each is the program that it is to be: the pool waits for that.
+    /// The workers' process IDs, once each has executed its final program, which the pool waits
+    /// for.
     pub fn started_workers(&self) -> Result<Vec<i32>> {
         let command = |id: i32| fs::read(format!("/proc/{id}/cmdline"));
         let pool = command(self.id())?;
@@ -267,7 +269,7 @@ impl Pool {
         }
     }
 
-    /// An empty folder of this name, which goes with the pool.
+    /// An empty folder of this name, which is removed with the pool.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.join(name);
         fs::create_dir_all(&folder)?;
@@ -275,7 +277,7 @@ impl Pool {
     }
 
     /// A folder that every user of this machine can read, with a copy of the driver and the `.icd`
-    /// file that names it: what was built may be where only its builder gets.
+    /// file that names it. What was built may be accessible only to its builder.
     pub fn public_driver(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder(name)?;
         let driver = folder.join("libgantry_opencl.so");
@@ -285,7 +287,7 @@ impl Pool {
         Ok(folder)
     }
 
-    /// Forgets what its workers have compiled.
+    /// Removes everything that its workers have compiled.
     pub fn forget_compiled(&self) -> Result<()> {
         // SAFETY: a plain call.
         let user = unsafe { libc::geteuid() };
@@ -296,7 +298,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The version of the host's platform, as clinfo says it.
+    /// The version of the host's platform, as clinfo reports it.
     pub fn device(&self) -> Result<String> {
         let text = packages::output(self.native("clinfo").arg("--raw"))?;
         let version = text
@@ -306,12 +308,12 @@ impl Pool {
         Ok(version.1.trim().to_owned())
     }
 
-    /// A program that uses the host's driver.
+    /// A command of a program that uses the host's driver.
     pub fn native(&self, program: impl AsRef<Path>) -> Command {
         self.native_for(120, program)
     }
 
-    /// The same, for at most so many seconds.
+    /// Like [`Pool::native`], with a timeout in seconds.
     pub fn native_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("timeout");
         command
@@ -320,17 +322,17 @@ impl Pool {
             .env("OCL_ICD_VENDORS", self.vendors.join(""))
             .env_remove("OCL_ICD_FILENAMES")
             .env("GANTRY_OPENCL", "off")
-            // Whoever is killed while it holds that cache's lock keeps all later ones out.
+            // A program killed while it holds that cache's lock would lock out all later ones.
             .env("PYOPENCL_NO_CACHE", "1");
         command
     }
 
-    /// A program that uses Gantry's driver and no other.
+    /// A command of a program that uses Gantry's driver and no other.
     pub fn remoted(&self, program: impl AsRef<Path>) -> Command {
         self.remoted_for(120, program)
     }
 
-    /// The same, for at most so many seconds.
+    /// Like [`Pool::remoted`], with a timeout in seconds.
     pub fn remoted_for(&self, seconds: u32, program: impl AsRef<Path>) -> Command {
         let mut command = self.native_for(seconds, program);
         command
@@ -345,12 +347,12 @@ impl Pool {
     }
 }
 
-/// A port of this machine that nobody listens on.
+/// A TCP port of this machine on which nobody listens.
 fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// An authority, and what it has signed for this machine and for a guest.
+/// Creates an authority and certificates that it has signed for this machine and for a guest.
 pub fn certificates(folder: &Path) -> Result<()> {
     let mut make = Command::new("sh");
     make.arg(root().join("remoting/certificates.sh"))

@@ -1,5 +1,5 @@
-//! Programs that nobody here wrote end as natively while their workers change: as many as there is time for whenever
-//! everything is tested. `cargo xtask bench programs --moved` has more.
+//! Third-party programs give the same results as natively while their workers are replaced. A whole
+//! test run does as many as there is time for; `cargo xtask bench programs --moved` does more.
 
 use std::{fs, path::Path};
 
@@ -18,22 +18,23 @@ use crate::opencl::{
     pool::{PIGLIT, Pool},
 };
 
-/// What is run beside what all scenarios need.
+/// Programs needed in addition to what all scenarios need.
 pub const PROGRAMS: &[(&str, &str)] = &[
     ("clblast_test_xaxpy", "clblast-tests"),
     ("clFFT-client", "clfft-client"),
 ];
 
-/// So many moves at least.
+/// Minimum number of moves.
 const MOVES: usize = 10;
 
-/// How often all programs are run at most until then: on a fast machine many end before they can be moved.
+/// Maximum number of runs of all programs to reach it: on a fast machine, many end before they can
+/// be moved.
 const TURNS: usize = 100;
 
-/// Tests of piglit that are not over at once.
+/// piglit's API tests that do not end at once.
 const API: &[&str] = &["cl-api-build-program", "cl-api-link-program"];
 
-/// Programs for devices that piglit has: with images, and with many kernels.
+/// piglit's programs for devices: with images, and with many kernels.
 const FOR_DEVICES: &[&str] = &[
     "tests/cl/program/execute/image-write-2d.cl",
     "generated_tests/cl/builtin/misc/builtin-shuffle-int-uint.cl",
@@ -51,7 +52,7 @@ fn cases() -> Vec<Case> {
         let path = piglit.join(name);
         Case::new(&tester, [&path.to_string_lossy(), "-auto"], by_piglit)
     });
-    // pyopencl itself is others'; its own tests would have to be fetched first.
+    // pyopencl's own tests would have to be fetched first, so this is a program that uses it.
     let pyopencl = program("parts.py");
     let pyopencl = [&*pyopencl.to_string_lossy()];
     let lengths = ["-x", "16", "-y", "16", "-z", "16"];
