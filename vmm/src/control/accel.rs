@@ -1,7 +1,7 @@
-//! Accelerators whose applications go on with other workers while the guest runs.
+//! Moves accelerators' applications to other workers while the guest runs.
 //!
-//! A move has a thread of its own, which tells the control thread what became of it; whoever has asked
-//! waits for the answer until then, and other requests are served meanwhile.
+//! A move has a thread of its own, which reports the result to the control thread. The client waits for its reply until
+//! then; other requests are served meanwhile.
 
 use std::{
     mem,
@@ -25,30 +25,30 @@ use crate::{
     machine::{events::MachineEvent, kinds::Handle},
 };
 
-/// How long a guest's agent may take to have applications served by others: each copies its state.
+/// How long a guest's agent may take to switch its applications to another server: each application copies its state.
 pub(super) const SEATED: Duration = Duration::from_secs(660);
 
-/// Applications of an accelerator that change their workers.
+/// A move of an accelerator's applications to other workers.
 pub(super) struct Moving {
-    /// That of the move: the end of another one, of a machine that is gone, is none of this one.
+    /// Number of the move: the end of a move of a previous machine must not be taken for the end of this one.
     pub(super) number: u64,
-    /// Who waits for it.
+    /// The reply to the client that requested the move.
     pub(super) reply: Reply,
-    /// Ends it.
+    /// Cancels the move.
     pub(super) cancel: Cancel,
-    /// Whether nothing is left to end.
+    /// Set when all applications have moved, so that there is nothing left to cancel.
     pub(super) all_gone: Arc<AtomicBool>,
 }
 
 impl Moving {
-    /// Whether all have moved, and contents of their memory follow.
+    /// Whether all applications have moved, and only contents of their memory still follow.
     pub(super) fn has_gone(&self) -> bool {
         self.all_gone.load(Ordering::SeqCst)
     }
 }
 
 impl Control {
-    /// `vm.move-accel`: answers when all that is to move has moved, or stays.
+    /// `vm.move-accel`: replies when every application has moved or failed to.
     pub(super) fn move_accel(&mut self, request: VmMoveAccel, reply: Reply) {
         let id = request.id.clone();
         match self.start_move(request) {
@@ -65,7 +65,7 @@ impl Control {
         }
     }
 
-    /// The machine is gone, or is another one from here on.
+    /// Abandons all moves, because the machine is gone or replaced.
     pub(super) fn abandon_moves(&mut self) {
         for moving in mem::take(&mut self.moves).into_values() {
             moving.cancel.cancel();
@@ -114,7 +114,7 @@ impl Control {
                     "seat and address are for all applications of the guest, and named alone";
                 return Err(ApiError::message(Status::BadRequest, message));
             }
-            // What a migration that has failed would have them do is of no interest any more.
+            // Return moves planned after a failed migration are superseded by this request.
             self.migrations.returns.retain(|it| !it.is_by(&id));
             let told = move |seated| sender.send(MachineEvent::AccelSeated { id, number, seated });
             let cancel = Cancel::default();
@@ -145,7 +145,7 @@ impl Control {
         Ok((number, cancel, all_gone))
     }
 
-    /// What needs all applications where they are has to wait until none moves.
+    /// Refuses operations that need all applications in place, until no move is in progress.
     pub(super) fn refuse_if_moving(&self) -> Result<(), ApiError> {
         let ids: Vec<_> = self.moves.keys().map(|id| format!("{id:?}")).collect();
         if ids.is_empty() {
@@ -159,7 +159,7 @@ impl Control {
         Err(ApiError::message(Status::Conflict, message))
     }
 
-    /// What the guest's agent has done about who serves its applications.
+    /// Handles the result of a request to the guest's agent to change which side serves its applications.
     pub(super) fn accel_seated(&mut self, id: &str, number: u64, seated: Seated) {
         let moving = self.moves.get(id);
         if moving.is_none_or(|moving| moving.number != number) {
@@ -180,7 +180,7 @@ impl Control {
         });
     }
 
-    /// All applications of the guest are served so now, and so many of them have moved.
+    /// Reports that all applications of the guest are now served by `by`, and that `count` of them have moved.
     pub(super) fn tell_accel_moved(&mut self, id: &str, count: u16, by: &Seat) {
         match by {
             Seat::Parked(_) => log::info!("{id:?}: {count} applications are parked in {by}"),
@@ -191,7 +191,7 @@ impl Control {
         self.monitor.emit("vm", "accel-moved", &properties);
     }
 
-    /// The end of a move.
+    /// Handles the end of a move.
     pub(super) fn accel_moved(&mut self, id: &str, number: u64, moved: Moved) {
         if self
             .moves
@@ -244,7 +244,7 @@ impl Control {
     }
 }
 
-/// How many of the guest's applications have moved, if all are served so now.
+/// The number of applications that the guest has moved, if all are now served as requested.
 pub(super) fn applications_served(
     by: &Seat,
     answer: Result<Answer, Unknown>,
@@ -276,7 +276,7 @@ pub(super) fn applications_served(
     })
 }
 
-/// Who is to serve all of the guest's applications, if the request is for that.
+/// The side that is to serve all of the guest's applications, if the request asks for that.
 fn seat(request: &VmMoveAccel) -> Result<Option<Seat>, ApiError> {
     let wrong = |message: String| Err(ApiError::message(Status::BadRequest, message));
     Ok(match (request.seat, &request.address) {
@@ -292,7 +292,7 @@ fn seat(request: &VmMoveAccel) -> Result<Option<Seat>, ApiError> {
     })
 }
 
-/// The pool's part of the configuration of an accelerator.
+/// The worker pool settings of an accelerator.
 pub(super) fn ring<'a>(config: &'a mut VmConfig, id: &str) -> Option<&'a mut RingConfig> {
     let mut accels = config.accels.iter_mut().flatten();
     let named = |accel: &&mut AccelConfig| accel.common().id.as_deref() == Some(id);

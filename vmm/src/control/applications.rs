@@ -1,5 +1,6 @@
-//! Snapshots that have accelerators' applications, and their restoring: workers are waited for by a
-//! thread of its own, while the control thread answers, and refuses what would change the machine.
+//! Saves and restores snapshots with accelerators' applications. A separate thread waits for the
+//! workers. Meanwhile the control thread serves requests, but refuses those that would change the
+//! machine.
 //!
 //! ```text
 //!   control thread                     thread
@@ -26,23 +27,23 @@ use crate::{
     machine::{applications, error::MachineError, save::Saving},
 };
 
-/// Workers that are waited for.
+/// A wait for workers.
 pub(super) struct Workers {
-    /// That of the wait.
+    /// Number of the wait.
     pub(super) number: u64,
     cancel: Cancel,
     reply: Reply,
     then: Then,
 }
 
-/// What comes after the wait.
+/// What to do after the wait.
 enum Then {
     Save(Saving),
     Restore { resume: bool, asked: Instant },
 }
 
 impl Workers {
-    /// What goes on, as the beginning of a sentence.
+    /// The activity, as the beginning of a sentence.
     pub(super) fn what(&self) -> &'static str {
         match self.then {
             Then::Save(_) => "a snapshot of the VM is being written",
@@ -52,7 +53,7 @@ impl Workers {
 }
 
 impl Control {
-    /// `vm.snapshot` with `accel=save`: answers when all is written.
+    /// `vm.snapshot` with `accel=save`: replies when everything is written.
     pub(super) fn save_with_applications(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
         let begun = self.refuse_if_moving();
         let begun = begun.and_then(|()| self.begin_snapshot(snapshot));
@@ -62,7 +63,7 @@ impl Control {
         }
     }
 
-    /// `vm.restore`: answers when the machine has all that it needs.
+    /// `vm.restore`: replies when the machine has everything that it needs.
     pub(super) fn restore_later(
         &mut self,
         request: &RestoreConfig,
@@ -94,7 +95,7 @@ impl Control {
         }
     }
 
-    /// Starts the thread that waits. False if there is nobody to wait for.
+    /// Starts the waiting thread. Returns false if there are no workers to wait for.
     fn start_wait(&mut self, number: u64, then: &Then, cancel: Cancel) -> Result<bool, ApiError> {
         let Life::Live { machine, .. } = &self.life else {
             return Err(self.not_live());
@@ -129,7 +130,7 @@ impl Control {
         Ok(true)
     }
 
-    /// The end of a wait.
+    /// Handles the end of a wait.
     fn workers_are_ready(&mut self, number: u64, ready: Result<Option<Stopped>, ApiError>) {
         if !self.migrations.is_current(number) {
             return;
@@ -140,7 +141,7 @@ impl Control {
             return;
         };
         let answer = match then {
-            // The applications go on when all is written.
+            // The applications continue when everything is written.
             Then::Save(saving) => ready.and_then(|stopped| {
                 let saved = self.finish_snapshot(saving);
                 drop(stopped);
@@ -157,7 +158,7 @@ impl Control {
         reply.send(answer);
     }
 
-    /// The machine is another one from here on.
+    /// Abandons the wait, because the machine is replaced.
     pub(super) fn abandon_workers(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Workers(Workers { cancel, reply, .. }) => {
@@ -168,7 +169,7 @@ impl Control {
         }
     }
 
-    /// Ends all waits for workers.
+    /// Cancels all waits for workers.
     pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),

@@ -1,25 +1,25 @@
-//! Whether this host has what a guest of another host has seen.
+//! Checks whether this host supports what a guest of another host has seen.
 
 use arch::cpuid;
 use hypervisor::{CpuNeeds, Kvm};
 
 use crate::machine::host::Shell;
 
-/// What this host's KVM can do.
+/// The capabilities of this host's KVM.
 pub struct HostCpu {
-    /// CPUID leaves that it can offer.
+    /// CPUID leaves that it supports.
     supported: Vec<kvm_bindings::kvm_cpuid_entry2>,
-    /// CPUID leaves that every vCPU has, asked or not.
+    /// CPUID leaves that every vCPU has, whether requested or not.
     given: Vec<kvm_bindings::kvm_cpuid_entry2>,
     /// Indices of model-specific registers.
     msrs: Vec<u32>,
-    /// Frequency of the time-stamp counter in kHz, if KVM tells it.
+    /// Frequency of the time-stamp counter in kHz, if KVM reports it.
     tsc_khz: Option<u32>,
-    /// vCPUs can have another frequency.
+    /// vCPUs may have another frequency.
     scales_tsc: bool,
 }
 
-/// Asks KVM, with a vCPU that is made for it and thrown away.
+/// Queries KVM, using a temporary vCPU.
 pub fn host() -> hypervisor::Result<HostCpu> {
     let kvm = Kvm::open()?;
     let supported = kvm.supported_cpuid()?.as_slice().to_vec();
@@ -35,7 +35,7 @@ pub fn host() -> hypervisor::Result<HostCpu> {
     })
 }
 
-/// Every reason why a guest with such vCPUs cannot go on here. `needs` is untrusted.
+/// Every reason why a guest with such vCPUs cannot run here. `needs` is untrusted.
 pub fn reasons(needs: &CpuNeeds, host: &HostCpu) -> Vec<String> {
     let mut reasons = Vec::new();
     let features = cpuid::missing(&needs.cpuid, &host.supported, &host.given);
@@ -50,7 +50,7 @@ pub fn reasons(needs: &CpuNeeds, host: &HostCpu) -> Vec<String> {
     let is_missing = |index: &&u32| !host.msrs.contains(index);
     let msrs: Vec<_> = needs.msrs.iter().filter(is_missing).collect();
     if !msrs.is_empty() {
-        /// That many are named.
+        /// Maximum number of registers that are named.
         const NAMED: usize = 16;
         let names: Vec<_> = msrs
             .iter()
@@ -79,7 +79,7 @@ pub fn reasons(needs: &CpuNeeds, host: &HostCpu) -> Vec<String> {
     reasons
 }
 
-/// What KVM itself takes for the same frequency: 250 parts in a million.
+/// Whether KVM itself considers the frequencies equal: a difference of up to 250 parts per million.
 fn is_near(there: u32, here: u32) -> bool {
     u64::from(there.abs_diff(here)) * 1_000_000 <= u64::from(here) * 250
 }
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// A processor with the features of leaf 1, ECX.
+    /// The CPUID of a processor with these features in leaf 1, ECX.
     fn leaf_1(ecx: u32) -> Vec<kvm_cpuid_entry2> {
         vec![kvm_cpuid_entry2 {
             function: 1,

@@ -1,4 +1,4 @@
-//! Machines that stand still and serve others by the gate.
+//! Machines that are stopped while they serve others through the gate.
 
 use devices::gate::Event;
 use vmfunc_gate::port::Reason;
@@ -7,7 +7,7 @@ use super::Control;
 use crate::api::{ApiError, Request, VmState};
 
 impl Control {
-    /// A process of the guest serves, is woken, or does not serve any more.
+    /// Handles that a guest process has started to serve, was woken, or has stopped serving.
     pub(super) fn gate(&mut self, id: &str, event: Event) {
         let Some(machine) = self.life.machine_mut() else {
             return;
@@ -17,7 +17,7 @@ impl Control {
                 self.monitor.emit("vm", "frozen", &[("id", id)]);
                 return;
             }
-            // Not if it was given up since then.
+            // Not if it was given up in the meantime.
             Event::Woken if machine.thaw_woken() => "slow work",
             Event::Woken => return,
             Event::Over => match machine.server_over() {
@@ -48,7 +48,7 @@ impl Control {
         self.thawed(id, why);
     }
 
-    /// Has the guest serve nobody any more, as somebody wants it to go on.
+    /// Ends the guest's service, because a request needs it to run.
     pub(super) fn give_up_server(&mut self) {
         let server = self.life.config().and_then(|vm| vm.accel_server.as_ref());
         let id = server.and_then(|server| server.common.id.clone());
@@ -59,7 +59,7 @@ impl Control {
         }
     }
 
-    /// What needs the guest's vCPU, or the guest's memory for itself, has to wait.
+    /// Refuses requests that need the guest's vCPU, or exclusive use of the guest's memory.
     pub(super) fn refuse_if_frozen(&self, request: &Request) -> Result<(), ApiError> {
         let allowed = matches!(
             request,

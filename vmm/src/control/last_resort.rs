@@ -1,21 +1,21 @@
-//! An end for processes whose storage does not let go of them.
+//! Terminates a process whose storage does not respond.
 //!
-//! Devices wait for what the host still writes to the guest's memory before that goes away. When
-//! the process ends, nobody needs to wait longer than storage that works can take: the kernel
-//! takes everything back.
+//! Before the guest's memory is unmapped, devices wait for outstanding host writes to it. When the
+//! process exits anyway, there is no need to wait longer than working storage can take: the kernel
+//! reclaims everything.
 
 use std::{io, sync::mpsc, thread, time::Duration};
 
-/// How long a machine may take to go away when the process ends.
+/// How long dropping a machine may take when the process exits.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Acts in the end, unless it is dropped before.
+/// Runs an action after a timeout, unless it is dropped before.
 pub struct LastResort(
     #[expect(dead_code, reason = "the thread sees that it is dropped")] mpsc::Sender<()>,
 );
 
 impl LastResort {
-    /// Has `act` carried out after `patience`, on a thread of its own.
+    /// Runs `act` after `patience`, on a thread of its own.
     pub fn start(patience: Duration, act: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let (alive, gone) = mpsc::channel();
         let body = move || {
@@ -30,13 +30,13 @@ impl LastResort {
     }
 }
 
-/// Ends the process at once.
+/// Ends the process immediately.
 pub fn leave() {
     log::error!(
         "storage has not answered within {PATIENCE:?} and is not waited for any longer: what it \
          was asked to write may be lost"
     );
-    // SAFETY: ends the process; nothing of it is used any more.
+    // SAFETY: ends the process, so nothing of it is used any more.
     unsafe { libc::_exit(libc::EXIT_FAILURE) };
 }
 
@@ -54,7 +54,7 @@ mod tests {
         let (acted, seen) = mpsc::channel();
         let act = move || acted.send(()).unwrap();
         drop(LastResort::start(Duration::from_secs(3600), act).unwrap());
-        // Its thread has ended without a word.
+        // Its thread has ended without acting.
         seen.recv().unwrap_err();
     }
 }

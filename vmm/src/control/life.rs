@@ -10,8 +10,8 @@
 //!     └──────────────────────────  Shutdown <────────────────┘
 //! ```
 //!
-//! A machine that serves others by the gate is frozen besides: by its guest, until it is woken for
-//! slow work, or its client leaves. A resume gives the server up.
+//! A machine that serves others through the gate is also frozen: by its guest, until it is woken for slow work or its
+//! client leaves. Resuming it ends the service.
 
 use crate::{api::VmState, config::VmConfig, machine::Machine};
 
@@ -21,33 +21,33 @@ pub enum Life {
     /// There is no VM.
     #[default]
     None,
-    /// Configured, never booted.
+    /// Configured but never booted.
     Created(Box<VmConfig>),
-    /// There is a machine.
+    /// The machine exists.
     Live {
-        /// What it was made from, and has become since.
+        /// Its configuration, including changes made since it was created.
         config: Box<VmConfig>,
         /// The machine.
         machine: Box<Machine>,
         /// Whether its vCPUs and devices run.
         run: RunState,
     },
-    /// Switched off.
+    /// Powered off.
     Shutdown(Box<VmConfig>),
 }
 
-/// Whether a machine runs, as the API has set it. That a guest has frozen its own vCPU is not part of
-/// it: only the port knows ([`Machine::is_frozen`]), and a copy would be out of date.
+/// Whether a machine runs, as set by the API. It does not include that a guest has frozen its own vCPU: only the port
+/// knows that ([`Machine::is_frozen`]), and a copy would be out of date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunState {
     /// vCPUs and devices run.
     Running,
-    /// vCPUs and devices stand still.
+    /// vCPUs and devices are stopped.
     Paused,
 }
 
 impl Life {
-    /// As the API calls it.
+    /// The state in the API's terms.
     pub fn state(&self) -> Option<VmState> {
         match self {
             Self::None => None,

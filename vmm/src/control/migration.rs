@@ -1,11 +1,11 @@
-//! VMs that leave for another host, or come from one.
+//! VMs that are migrated to another host, or arrive from one.
 //!
-//! A migration has a thread of its own, on which it talks to the other side. The machine stays with
-//! the control thread: what the migration needs of it is a piece of work that the control thread
-//! does between requests, while the other thread waits.
+//! A migration has a thread of its own, on which it talks to the peer. The machine stays with the control thread. When
+//! the migration needs the machine, it sends a closure, which the control thread runs between requests, while the other
+//! thread waits.
 //!
-//! - [`arrival`]: VMs that come; [`detach`]: devices that leave a VM before it goes;
-//!   [`returns`]: their applications; [`plan`]: what a request to leave means.
+//! - [`arrival`]: VMs that arrive; [`detach`]: devices that leave a VM before it is migrated; [`returns`]: their
+//!   applications; [`plan`]: turns a request into a migration plan.
 
 mod arrival;
 mod detach;
@@ -64,47 +64,47 @@ use crate::{
 type Answer = Result<Response, ApiError>;
 type Work = Box<dyn FnOnce(&mut Control) + Send>;
 
-/// For how long whoever watches a migration may not have asked how it goes.
+/// A client counts as watching a migration if it has polled the progress within this time.
 const WATCHED: Duration = Duration::from_secs(3);
 
-/// For how long others that watch it may ask after one has heard how it has ended: each looks more often.
+/// How much longer other watching clients may poll after one has seen the end: each polls at a shorter interval.
 const OTHERS: Duration = LOOK.saturating_mul(5);
 
-/// What the threads of a migration are called; those of its connections have a number.
+/// Name of a migration's threads; those of its lanes have a number appended.
 const THREAD: &str = "_migration";
 
-/// Why a machine is not there any more for a migration that needs it.
+/// Why a machine that a migration needs no longer exists.
 pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
 
-/// All about migrations that the control thread keeps.
+/// The state of migrations in the control thread.
 pub struct Migrations {
     work: mpsc::Receiver<Work>,
     sender: mpsc::Sender<Work>,
     wake: EventFd,
     pub(super) job: Job,
-    /// What became of the last one.
+    /// The result of the last migration.
     last: Option<MigrationInfo>,
-    /// When somebody has asked last how it goes, or for one that may be watched.
+    /// When a client last polled the progress, or when a migration started that may be watched.
     asked: Option<Instant>,
-    /// The VM has left: when the process ends.
+    /// The VM has left; the time at which the process exits.
     leave_at: Option<Instant>,
     next: u64,
     /// Applications that wait for devices of a guest that has stayed.
     pub(super) returns: Vec<Return>,
-    /// This host; read before files may be hidden.
+    /// ID of this host; read before Landlock may hide the file.
     host: Option<HostId>,
 }
 
-/// The migration that goes on.
+/// The migration in progress.
 pub(super) enum Job {
     None,
     Outgoing {
         number: u64,
         progress: Progress,
-        /// True if the VM runs at the destination.
+        /// Receives true if the VM runs at the destination.
         decision: mpsc::Sender<bool>,
         preserve: bool,
-        /// What was taken from the VM, which gets it back if it stays.
+        /// Devices that were removed from the VM, which gets them back if it stays.
         leaves: Leaves,
     },
     Incoming {
@@ -114,20 +114,20 @@ pub(super) enum Job {
         request: ReceiveMigration,
         machine: Option<Incoming>,
     },
-    /// No migration: workers of accelerators are waited for.
+    /// Not a migration: workers of accelerators are waited for.
     Workers(Workers),
 }
 
-/// A machine that is on its way here.
+/// A machine that is arriving.
 pub(super) struct Incoming {
     config: Box<VmConfig>,
     machine: Box<Machine>,
-    /// It stays paused.
+    /// The machine stays paused.
     paused: bool,
 }
 
 impl Migrations {
-    /// None yet.
+    /// No migration yet.
     pub fn new() -> io::Result<Self> {
         let (sender, work) = mpsc::channel();
         Ok(Self {
@@ -149,7 +149,7 @@ impl Migrations {
         self.wake.as_raw_fd()
     }
 
-    /// For how long whoever has watched the VM leave may yet ask how that has ended.
+    /// How much longer a client that watched the VM leave may ask for the result.
     pub(super) fn last_word(&self) -> Option<Duration> {
         let left = self.leave_at?.checked_duration_since(Instant::now());
         Some(left.unwrap_or_default())
@@ -184,14 +184,14 @@ impl Migrations {
     }
 }
 
-/// A migration's way to the control thread.
+/// Sends work of a migration to the control thread.
 pub(super) struct OnControl {
     work: mpsc::Sender<Work>,
     wake: EventFd,
 }
 
 impl OnControl {
-    /// Has the control thread do something, and waits; `None` if it is gone.
+    /// Runs `work` on the control thread and waits for its result; `None` if that thread is gone.
     pub(super) fn ask<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Control) -> R + Send + 'static,
@@ -206,10 +206,10 @@ impl OnControl {
         result.recv().ok()
     }
 
-    /// Has the control thread do something, for which nobody waits.
+    /// Runs `work` on the control thread without waiting.
     fn tell(&self, work: impl FnOnce(&mut Control) + Send + 'static) {
         if self.work.send(Box::new(work)).is_ok() {
-            // It is woken by whoever comes next, otherwise.
+            // If this fails, the next wake-up will process the work.
             let _ = self.wake.write(1);
         }
     }
@@ -219,7 +219,7 @@ impl OnControl {
         self.start_as(ThreadRole::Migration, THREAD.to_owned(), body)
     }
 
-    /// Starts the thread of one of many connections.
+    /// Starts the thread of a lane.
     fn start_lane(&self, number: u32, body: Body) -> Result<(), String> {
         self.start_as(ThreadRole::Lane, format!("{THREAD}{number}"), body)
     }
@@ -231,28 +231,27 @@ impl OnControl {
     }
 }
 
-/// Applications of a machine's accelerators while it leaves. Those that stand still go on when they are
-/// dropped.
+/// Applications of a machine's accelerators while it leaves. Stopped ones resume when this is dropped.
 enum Applications {
-    /// They do not go with it: they keep it here, or it has none.
+    /// They are not migrated: they prevent the migration, or there are none.
     Stay,
-    /// They go with it, and run; what another host has of them.
+    /// They are migrated and still run; contains what another host already has of them.
     Go(Copied),
-    /// They stand still, and the guest may run.
+    /// They are stopped; the guest may run.
     Standing(Standing, Copied),
-    /// They stand still with their guest, and are saved.
+    /// They are stopped together with their guest, and saved.
     Saved(Stopped),
-    /// They go on elsewhere, and contents of their memory follow.
+    /// They continue elsewhere, and contents of their memory follow.
     Left(Left),
 }
 
-/// The machine, as the thread of a migration reaches it.
+/// The machine, as accessed by a migration's thread.
 struct Leaving {
     control: OnControl,
     number: u64,
     was_paused: bool,
     applications: Applications,
-    /// Ends a wait for their workers.
+    /// Cancels a wait for their workers.
     cancel: Cancel,
     /// Its files were handed over.
     local: bool,
@@ -275,9 +274,9 @@ impl Leaving {
         done.unwrap_or_else(|| Err(OVER.to_owned()))
     }
 
-    /// The state of the machine, which stands still, with its applications.
+    /// The state of the paused machine, with its applications.
     fn state(&mut self) -> Result<Paused, String> {
-        // First: what their workers still signal is in the state of the interrupt controllers.
+        // First, because signals that workers still send become part of the state of the interrupt controllers.
         let archive = match self.applications.take() {
             Applications::Standing(standing, copied) => {
                 let (stopped, archive) =
@@ -454,7 +453,7 @@ impl Owner for Leaving {
             log::warn!("the locks are not to be had: {}", Chain(&error));
             Ok(match error.taken_disk() {
                 Some(id) if telling.iter().any(|telling| telling == id) => Retaken::Denied,
-                // Also when storage does not say who has the lock: it may be out of reach for both.
+                // Also when storage does not tell who has the lock: it may be unreachable for both sides.
                 _ => Retaken::Silent,
             })
         });
@@ -474,7 +473,7 @@ impl Owner for Leaving {
         if let Applications::Saved(stopped) = self.applications.take() {
             self.applications = Applications::Left(stopped.leave());
         }
-        // Nobody waits for its end: the applications go on already.
+        // There is no need to wait for its end: the applications already continue elsewhere.
         self.control.tell(self.end_of_machine());
         matches!(&self.applications, Applications::Left(left) if !left.is_empty())
     }
@@ -505,7 +504,7 @@ impl Owner for Leaving {
 }
 
 impl Control {
-    /// Does what migrations ask for.
+    /// Runs the work that migrations have sent.
     pub(super) fn migration_work(&mut self) {
         // Empty if the wake-up was spurious.
         let _ = self.migrations.wake.read();
@@ -514,7 +513,7 @@ impl Control {
         }
     }
 
-    /// What would change the machine under a migration has to wait.
+    /// Refuses requests that would change the machine during a migration.
     pub(super) fn refuse_if_migrating(&self, request: &Request) -> Result<(), ApiError> {
         if self.migrations.leave_at.is_some() && !is_allowed(request) {
             return Err(ApiError::wrong_state(
@@ -544,7 +543,7 @@ impl Control {
         )))
     }
 
-    /// The guest has done something that a migration cannot go on after.
+    /// Cancels a migration after the guest has done something that makes it impossible.
     pub(super) fn abandon_migration(&mut self) {
         self.abandon_workers();
         if let Some(progress) = self.migrations.progress() {
@@ -601,7 +600,7 @@ impl Control {
             Job::Outgoing {
                 progress, decision, ..
             } if progress.phase() == Phase::Undecided => {
-                // It waits for it.
+                // The migration's thread is waiting for it.
                 let _ = decision.send(resolve.runs_at == RunsAt::Destination);
                 Ok(Response::Empty)
             }
@@ -611,7 +610,7 @@ impl Control {
         }
     }
 
-    /// `vm.send-migration`: answers when it has begun.
+    /// `vm.send-migration`: replies when the migration has started.
     pub(super) fn send_migration(&mut self, request: &SendMigration) -> Answer {
         plan::check(request)?;
         self.refuse_if_moving()?;
@@ -643,7 +642,7 @@ impl Control {
         let of_thread = progress.clone();
         self.start_thread(move || {
             let outcome = leaving.go(plan, &of_thread);
-            // Whoever hears of the end may ask for something else.
+            // The client that sees the end may send another request.
             leaving.applications = Applications::Stay;
             leaving
                 .control
@@ -656,13 +655,13 @@ impl Control {
             preserve: request.preserve_source,
             leaves: Leaves::default(),
         };
-        // Whoever has it watched may ask for the first time when it is over.
+        // A client that watches it may poll for the first time after it is over.
         self.migrations.asked = Some(Instant::now());
         self.monitor.emit("vm", "migration-started", &[]);
         Ok(Response::Empty)
     }
 
-    /// Starts a thread of a migration, or that waits as one does.
+    /// Starts a migration's thread, or a thread that waits for workers in the same way.
     pub(super) fn start_thread(
         &self,
         body: impl FnOnce() + Send + 'static,
@@ -679,7 +678,7 @@ impl Control {
             .map_err(|error| host_error("start a migration's thread", &error))
     }
 
-    /// The end of an outgoing migration.
+    /// Handles the end of an outgoing migration.
     fn sent(&mut self, number: u64, outcome: Outcome) {
         if !self.migrations.is_current(number) {
             return;
@@ -717,7 +716,7 @@ impl Control {
             Outcome::Stayed(error) => {
                 let error = Chain(&error).to_string();
                 log::error!("the VM stays: {error}");
-                // Somebody else has a disk: a resume asks for it again.
+                // Another process has a disk; resuming the VM tries to lock it again.
                 if let Life::Live { machine, run, .. } = &mut self.life
                     && machine.is_unlocked()
                 {
@@ -733,7 +732,7 @@ impl Control {
     }
 }
 
-/// What can be asked for while a machine moves, or workers are waited for: what changes nothing.
+/// Whether a request is allowed during a migration or a wait for workers, because it changes nothing.
 fn is_allowed(request: &Request) -> bool {
     matches!(
         request,
@@ -756,7 +755,7 @@ fn words(error: MachineError) -> String {
 }
 
 fn end(progress: &Progress, phase: Phase, error: Option<String>) {
-    // The time that it took, once more.
+    // The time that has elapsed until now is the final duration.
     let elapsed = progress.info().elapsed_ms;
     progress.update(|info| {
         info.phase = phase;

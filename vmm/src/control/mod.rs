@@ -1,4 +1,4 @@
-//! The control loop: one thread that owns the machine and everything that happens to it.
+//! The control loop: one thread that owns the machine and handles all of its events.
 //!
 //! ```text
 //!   REST API ──ApiReceiver──┐
@@ -6,13 +6,12 @@
 //!   SIGTERM, SIGINT ────────┘       └──────> event monitor
 //! ```
 //!
-//! - [`life`]: the states of a VM; [`last_resort`]: an end that does not depend on storage.
-//! - [`gate`]: machines that stand still and serve others.
-//! - [`migration`]: machines that leave for another host, or come from one; [`compatible`]: whether
-//!   this host has what their guests have seen.
-//! - [`accel`]: an accelerator's applications that change their workers; [`applications`]: snapshots
-//!   that have them.
-//! - [`requests`]: what each API call does; [`removals`]: devices that leave and are swapped.
+//! - [`life`]: the states of a VM; [`last_resort`]: termination that does not depend on storage.
+//! - [`gate`]: machines that are stopped while they serve others.
+//! - [`migration`]: machines that leave for another host or arrive from one; [`compatible`]: whether this host supports
+//!   what their guests have seen.
+//! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them.
+//! - [`requests`]: the implementation of each API call; [`removals`]: removal and swapping of devices.
 
 mod accel;
 mod applications;
@@ -79,29 +78,29 @@ pub struct StartOptions {
 pub enum ExitReason {
     /// The guest powered off.
     GuestShutdown,
-    /// A client asked for it.
+    /// A client requested it.
     Request,
-    /// A signal asked for it.
+    /// A signal requested it.
     Signal,
     /// The guest was lost; the log says why.
     GuestFailed,
 }
 
-/// The loop could not start or go on.
+/// The loop could not start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Something of the host.
+    /// A host operation failed.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The hypervisor.
     #[error("cannot use the hypervisor")]
     Hypervisor(#[from] hypervisor::Error),
-    /// The first VM.
+    /// The initial VM could not be started.
     #[error("cannot start the VM: {0}")]
     Start(ApiError),
     /// The event loop.
@@ -116,15 +115,15 @@ const TOKEN_REMOVALS: u32 = 3;
 const TOKEN_ALARMS: u32 = 4;
 const TOKEN_MIGRATION: u32 = 5;
 
-/// Milliseconds without a request after which a VM is made in advance: whoever has started the process asks for an
-/// answer first.
+/// Milliseconds without a request after which a VM shell is created in advance. Whoever started the process is waiting
+/// for a first reply, which comes first.
 const IDLE_MS: i32 = 20;
 
-/// KVM's part of a machine, which takes a while to make.
+/// The KVM part of a machine, which takes a while to create.
 enum Advance {
-    /// None is made in advance.
+    /// Nothing is created in advance.
     No,
-    /// As soon as there is nothing else to do.
+    /// To be created as soon as there is nothing else to do.
     Due,
     Made(Shell),
 }
@@ -148,7 +147,7 @@ pub struct Control {
     life: Life,
     migrations: Migrations,
     removals: Removals,
-    /// Who waits for an accelerator's applications to move, by its name.
+    /// Moves of accelerators' applications in progress, by the accelerator's name.
     moves: BTreeMap<String, Moving>,
     sender: EventSender,
     receiver: EventReceiver,
@@ -160,8 +159,8 @@ pub struct Control {
     exit: Option<ExitReason>,
 }
 
-/// Runs until the VMM is to end. Call it on a thread that has blocked the signals of
-/// [`block_signals`] and is [confined](Filters::confine), as all threads started earlier must have.
+/// Runs until the VMM is to end. Call it on a thread that has blocked the signals of [`block_signals`] and is
+/// [confined](Filters::confine); the same must be true of all threads started earlier.
 pub fn run(
     options: StartOptions,
     api: ApiReceiver,
@@ -171,7 +170,7 @@ pub fn run(
     let mut control = Control::new(options.filters, options.started, monitor)?;
     control.api = Some(api);
     control.monitor.emit("vmm", "starting", &[]);
-    // The answer to what was asked first, if that takes time.
+    // The reply to the initial request, if that takes time.
     let mut restored: Option<mpsc::Receiver<_>> = None;
     let first = match options.start {
         Start::Wait => {
@@ -184,7 +183,7 @@ pub fn run(
             .map(|_| ()),
         Start::Restore(config) => {
             let (sender, answer) = mpsc::sync_channel(1);
-            // Nobody hears it if the loop has ended.
+            // The receiver is gone if the loop has ended.
             let reply = Reply::new(move |answer| drop(sender.send(answer)));
             control.take(Request::VmRestore(config, Vec::new()), reply);
             restored = Some(answer);
@@ -257,8 +256,8 @@ impl MutEventSubscriber for Control {
                 }
             }
             TOKEN_MACHINE => {
-                // Those that there are now, so that a guest which goes on making others does not
-                // keep clients waiting.
+                // Only the events that are waiting now, so that a guest that keeps causing events does not starve
+                // clients.
                 for _ in 0..self.receiver.waiting() {
                     let Some(event) = self.receiver.next() else {
                         break;
@@ -275,7 +274,7 @@ impl MutEventSubscriber for Control {
 }
 
 impl Control {
-    /// Without a VM, and asked by nobody.
+    /// Creates a control loop without a VM and without an API.
     fn new(filters: Filters, started: Instant, monitor: EventMonitor) -> Result<Self, Error> {
         let host = |action| move |source| Error::Host { action, source };
         let (sender, receiver) = events::queue().map_err(host("create an event queue"))?;
@@ -376,8 +375,7 @@ impl Control {
     }
 }
 
-/// Signals that the loop listens to: three that end the VMM in an orderly way, and one that says
-/// that the terminal has another size.
+/// Signals that the loop handles: three that end the VMM in an orderly way, and one that reports a new terminal size.
 const SIGNALS: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGWINCH];
 
 fn signal_set() -> libc::sigset_t {
@@ -392,8 +390,8 @@ fn signal_set() -> libc::sigset_t {
     }
 }
 
-/// Keeps the signals that end the VMM from doing so abruptly, and others from getting lost, in the
-/// calling thread and all that it starts: [`run`] listens to them. Call it first in `main`.
+/// Blocks these signals in the calling thread and all threads that it starts, so that they neither end the VMM abruptly
+/// nor get lost: [`run`] receives them. Call it first in `main`.
 pub fn block_signals() -> io::Result<()> {
     let set = signal_set();
     // SAFETY: the set outlives the call.
@@ -413,7 +411,7 @@ fn signal_fd() -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: created just now, owned by nobody else.
+    // SAFETY: created just now, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

@@ -7,11 +7,6 @@
 //! ```
 //!
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
-//! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: which memory goes where.
-//! - [`save`]: snapshots; `coredump`: a dump for debuggers; `resize`: machines that grow; `gate`:
-//!   machines that stand still and serve.
-//!
-//! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: layout of memory.
 //! - [`save`]: snapshots; `coredump`: core dumps for debuggers; `resize`: resizing a running machine; `gate`: machines
 //!   that are stopped while they serve others.

@@ -9,7 +9,6 @@
 //!   its end        ──>  Drained   ────────────>  its end       ──>
 //! ```
 //!
-//!
 //! The requests are served one after the other on the migration's first connection. If it breaks, or a worker at the
 //! source ends, each affected application gets an error when it needs the lost contents. The machine itself has
 //! everything that it needs.

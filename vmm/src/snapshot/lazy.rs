@@ -1,13 +1,13 @@
-//! Bringing RAM in while the guest runs already (`memory_restore_mode=OnDemand`).
+//! Loads RAM while the guest is already running (`memory_restore_mode=OnDemand`).
 //!
-//! RAM is registered with userfaultfd: whoever touches a page that is not there yet, the guest or
-//! a device, waits until the `_pagefault` thread has copied it from the snapshot. When nobody waits
-//! the thread copies the rest, and ends when all is there; from then on the snapshot may be
-//! deleted.
+//! RAM is registered with userfaultfd: when the guest or a device accesses a missing page, it waits
+//! until the `_pagefault` thread has copied the page from the snapshot. When there are no faults,
+//! the thread copies the rest in the background. It ends when everything has been copied; from then
+//! on the snapshot may be deleted.
 //!
-//! Pages that were zero (holes in the file) are never copied: the kernel fills them in when they
-//! are touched. The same goes for memory that the guest gives back meanwhile (balloon, unplugged
-//! memory): the kernel reports it before it takes it, and what the snapshot has there is forgotten.
+//! Zero pages (holes in the file) are never copied: the kernel provides them on first access. The
+//! same applies to memory that the guest gives back meanwhile (balloon, unplugged memory): the
+//! kernel reports it before it discards the memory, and the snapshot's data for it is dropped.
 
 use std::{
     collections::VecDeque,
@@ -26,14 +26,14 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::memory_file::{self, MemoryFileError, MemoryRange};
 use crate::memory::Ram;
 
-/// Bytes that a fault brings in at once, aligned. A power of two and multiple of the page size.
+/// Number of bytes copied per fault, aligned. A power of two and a multiple of the page size.
 const FAULT_CHUNK: u64 = 64 << 10;
 
-/// Bytes that are copied ahead between two looks for faults.
+/// Number of bytes copied in the background between two checks for faults.
 const AHEAD_CHUNK: u64 = 64 << 10;
 
-/// Milliseconds without a fault after which copying ahead begins: while the guest finds what it
-/// works with, it has the processor and the disk for itself.
+/// Milliseconds without a fault after which background copying starts: while the guest faults in
+/// its working set, it has the processor and the disk to itself.
 const QUIET: libc::c_int = 2;
 
 const PAGE: u64 = 4096;
@@ -41,13 +41,13 @@ const PAGE: u64 = 4096;
 /// Lazy restore could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LazyError {
-    /// No userfaultfd.
+    /// userfaultfd is not available.
     #[error(
         "cannot use userfaultfd: give Gantry CAP_SYS_PTRACE, or set vm.unprivileged_userfaultfd=1, \
          or restore with memory_restore_mode=Copy"
     )]
     Userfaultfd(#[source] io::Error),
-    /// A region cannot be filled in lazily.
+    /// A region cannot be loaded lazily.
     #[error(
         "RAM at {guest:#x} cannot be restored on demand (huge pages cannot): \
          use memory_restore_mode=Copy"
@@ -55,19 +55,19 @@ pub enum LazyError {
     Register {
         /// Guest-physical address.
         guest: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The snapshot's memory is not usable.
     #[error("cannot use the snapshot's memory")]
     File(#[from] MemoryFileError),
-    /// A host resource could not be had.
+    /// The thread could not be started.
     #[error("cannot start the thread that brings memory in")]
     Thread(#[source] io::Error),
 }
 
-/// The running transfer. Dropping it ends the thread, after which untouched memory is lost: drop
-/// it with the machine.
+/// The transfer in progress. Dropping it ends the thread, and memory that has not been loaded is
+/// lost: drop it together with the machine.
 pub struct LazyRestore {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
@@ -104,7 +104,7 @@ impl LazyRestore {
                 start,
                 len: range.len,
                 offset: range.offset,
-                // To find the holes takes longer than all else: the guest runs before that.
+                // Finding the holes takes longer than everything else, so the guest starts first.
                 extents: std::iter::once(0..range.len).collect(),
                 examined: false,
             });
@@ -134,7 +134,7 @@ impl LazyRestore {
 }
 
 impl LazyRestore {
-    /// Whether all memory is there.
+    /// Whether all memory has been loaded.
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
@@ -151,21 +151,22 @@ impl Drop for LazyRestore {
     }
 }
 
-/// A region of RAM that is brought in.
+/// A region of RAM that is being loaded.
 struct Area {
     /// Host virtual address.
     start: u64,
     len: u64,
     /// Offset in the file.
     offset: u64,
-    /// Data within the region, ascending, in whole pages. There are holes in it unless the area
-    /// is `examined`.
+    /// Ranges of data within the region, ascending, in whole pages. They may contain holes unless
+    /// the area is `examined`.
     extents: Vec<Range<u64>>,
     examined: bool,
 }
 
 impl Area {
-    /// Forgets the data in `gone`, offsets within the region: the guest has given the memory back.
+    /// Drops the data in `gone` (offsets within the region), because the guest has given the memory
+    /// back.
     fn forget(&mut self, gone: &Range<u64>) {
         let extents = std::mem::take(&mut self.extents);
         for extent in extents {
@@ -176,13 +177,13 @@ impl Area {
         }
     }
 
-    /// Leaves out the holes in the file.
+    /// Excludes the holes in the file.
     fn examine(&mut self, file: &File) -> io::Result<()> {
         self.examined = true;
         let mut data = Vec::new();
         for extent in &self.extents {
             let range = self.offset + extent.start..self.offset + extent.end;
-            // To whole pages; the file has holes in multiples of its block size.
+            // Rounds to whole pages; the file has holes in multiples of its block size.
             data.extend(
                 memory_file::data_extents(file, range)?
                     .into_iter()
@@ -197,12 +198,13 @@ impl Area {
         Ok(())
     }
 
-    /// How far data goes on from `at` without a hole, `limit` at most; all offsets.
+    /// The end of the data that starts at `at` without a hole, up to `limit`; all are offsets.
     fn data_until(&self, file: &File, at: u64, limit: u64) -> io::Result<u64> {
         if self.examined {
             return Ok(limit);
         }
-        // Page by page: a file system looks for the end of the data through all of it.
+        // Page by page, because to find the end of the data a file system searches through all of
+        // it.
         let mut end = at;
         while end < limit && memory_file::is_data(file, self.offset + end)? {
             end = limit.min(end + PAGE);
@@ -210,7 +212,7 @@ impl Area {
         Ok(end)
     }
 
-    /// The first data at or behind an offset.
+    /// The first range of data at or after an offset.
     fn data_from(&self, offset: u64) -> Option<Range<u64>> {
         let index = self.extents.partition_point(|extent| extent.end <= offset);
         let extent = self.extents.get(index)?;
@@ -224,9 +226,9 @@ struct Transfer {
     source: Mapping,
     areas: Vec<Area>,
     stop: EventFd,
-    /// Addresses of faults that are still to be served.
+    /// Addresses of faults that have not been served yet.
     waiting: VecDeque<u64>,
-    /// Where copying ahead goes on: index of an area, and an offset in it.
+    /// Where background copying continues: index of an area, and an offset in it.
     ahead: (usize, u64),
 }
 
@@ -268,7 +270,7 @@ impl Transfer {
         log::info!("all of the snapshot's memory has been brought in");
     }
 
-    /// Waits for an event, at most so many milliseconds.
+    /// Waits for an event for up to `timeout` milliseconds.
     fn look(&self, timeout: libc::c_int) -> io::Result<Wake> {
         let mut fds = [
             libc::pollfd {
@@ -300,8 +302,8 @@ impl Transfer {
         Ok(Wake::Nothing)
     }
 
-    /// Takes note of memory that was given back, before the kernel takes it: whoever gives it back
-    /// waits until this event has been read.
+    /// Records memory that is given back, before the kernel discards it: the thread that gives it
+    /// back waits until this event has been read.
     fn forget(&mut self, range: &Range<u64>) {
         for area in &mut self.areas {
             let low = range.start.max(area.start);
@@ -312,7 +314,7 @@ impl Transfer {
         }
     }
 
-    /// Brings in what is around a faulting address.
+    /// Loads the memory around a faulting address.
     fn serve(&self, address: u64) -> Copied {
         let Some(area) = self
             .areas
@@ -325,11 +327,11 @@ impl Transfer {
         let data = area.data_from(at).filter(|data| data.start == at);
         let end = data.map_or(at, |data| {
             let limit = ((at / FAULT_CHUNK + 1) * FAULT_CHUNK).min(data.end);
-            // Copied zeroes are as right as a hole.
+            // Copying zeroes is as correct as leaving a hole.
             area.data_until(&self.file, at, limit).unwrap_or(limit)
         });
         if end > at {
-            // The page that somebody waits for comes first.
+            // The faulting page is copied first.
             let copied = self.copy(area, at..at + PAGE);
             if copied == Copied::Done {
                 self.copy(area, at + PAGE..end);
@@ -346,7 +348,7 @@ impl Transfer {
         }
     }
 
-    /// Copies some of what nobody has asked for yet; false if there is nothing left.
+    /// Copies some data that has not been requested yet; returns false if there is nothing left.
     fn copy_ahead(&mut self) -> bool {
         let (index, offset) = self.ahead;
         let Some(area) = self.areas.get_mut(index) else {
@@ -371,7 +373,7 @@ impl Transfer {
         true
     }
 
-    /// Copies `range` of an area, leaving alone the pages that are there already.
+    /// Copies `range` of an area, skipping pages that are already present.
     fn copy(&self, area: &Area, mut range: Range<u64>) -> Copied {
         while !range.is_empty() {
             let source = self.source.start() as u64 + area.offset + range.start;
@@ -381,10 +383,10 @@ impl Transfer {
             {
                 Ok(copied) => range.start += copied,
                 Err(error) if error.raw_os_error() == Some(libc::EEXIST) => range.start += PAGE,
-                // Memory is being given back: its event has to be read first.
+                // Memory is being given back, so its event must be read first.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Copied::NotNow,
                 Err(error) => {
-                    // The snapshot was cut short under us: there is nothing right to put there.
+                    // The snapshot was truncated meanwhile, so the correct data no longer exists.
                     log::error!("guest memory is lost, cannot copy from the snapshot: {error}");
                     break;
                 }
@@ -394,12 +396,12 @@ impl Transfer {
     }
 }
 
-/// How a copy ended.
+/// Result of a copy.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Copied {
     /// There is nothing left to do.
     Done,
-    /// It has to be tried again after the next event.
+    /// Must be retried after the next event.
     NotNow,
 }
 
@@ -411,13 +413,13 @@ enum Wake {
 
 /// What userfaultfd reports.
 enum Event {
-    /// Somebody waits for the page at this address.
+    /// A thread waits for the page at this address.
     Fault(u64),
     /// Memory is about to be given back.
     Removed(Range<u64>),
 }
 
-/// A read-only view of a whole file. An empty file has a page, which nobody reads.
+/// Maps a whole file read-only. The mapping of an empty file has one page, which is never read.
 fn view(file: &File) -> io::Result<Mapping> {
     let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
     Mapping::private(file, 0, len.max(1), Access::Read)
@@ -484,7 +486,7 @@ mod uapi {
     pub struct Message {
         pub event: u8,
         pub reserved: [u8; 7],
-        /// Of a fault: flags, address, thread. Of a removal: start, end.
+        /// For a fault: flags, address, thread. For a removal: start, end.
         pub arguments: [u64; 3],
     }
 }
@@ -498,7 +500,7 @@ impl Userfaultfd {
         let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) } as libc::c_int;
         if fd < 0 {
             let error = io::Error::last_os_error();
-            // Linux 6.1 and newer: access to the device node stands in for the capability.
+            // Since Linux 6.1, access to the device node replaces the capability.
             let device = File::open("/dev/userfaultfd").map_err(|_| error)?;
             // SAFETY: the argument is a number.
             fd = unsafe { libc::ioctl(device.as_raw_fd(), uapi::USERFAULTFD_IOC_NEW, flags) };
@@ -506,7 +508,7 @@ impl Userfaultfd {
                 return Err(io::Error::last_os_error());
             }
         }
-        // SAFETY: created just now, owned by nobody else.
+        // SAFETY: created just now, so it has no other owner.
         let uffd = Self(unsafe { OwnedFd::from_raw_fd(fd) });
         uffd.ioctl(
             uapi::UFFDIO_API,
@@ -520,8 +522,7 @@ impl Userfaultfd {
     }
 
     fn ioctl<T>(&self, request: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-        // SAFETY: each request is called with the struct that belongs to it, which outlives the
-        // call.
+        // SAFETY: each request is used with its own struct, which outlives the call.
         let result =
             unsafe { libc::ioctl(self.0.as_raw_fd(), request, std::ptr::from_mut(argument)) };
         if result < 0 {
@@ -549,7 +550,7 @@ impl Userfaultfd {
     fn event(&self) -> io::Result<Option<Event>> {
         let mut message = uapi::Message::default();
         let size = size_of::<uapi::Message>();
-        // SAFETY: the message is plain data of that size.
+        // SAFETY: the message is plain data of this size.
         let read = unsafe {
             libc::read(
                 self.0.as_raw_fd(),
@@ -571,7 +572,8 @@ impl Userfaultfd {
         })
     }
 
-    /// Copies up to `len` bytes to missing pages and wakes who waits for them; says how many.
+    /// Copies up to `len` bytes to missing pages and wakes the threads that wait for them; returns
+    /// the number of bytes copied.
     fn copy(&self, dst: u64, src: u64, len: u64) -> io::Result<u64> {
         let mut copy = uapi::Copy {
             dst,
@@ -581,7 +583,8 @@ impl Userfaultfd {
         };
         match self.ioctl(uapi::UFFDIO_COPY, &mut copy) {
             Ok(()) => Ok(len),
-            // Part of it: the kernel says how much, and the rest reports its own error next time.
+            // A partial copy: the kernel reports how much, and the rest will report its own error
+            // next time.
             Err(_) if copy.copied > 0 => Ok(copy.copied.unsigned_abs()),
             Err(error) => Err(error),
         }
@@ -698,7 +701,7 @@ mod tests {
             let thread = thread::spawn(move || transfer.run());
             // SAFETY: reads what the transfer brings in.
             assert_eq!(unsafe { at(0).read_volatile() }, 1);
-            // Every second page, while others are copied.
+            // Gives back every second page while others are being copied.
             for page in (1..pages).step_by(2) {
                 // SAFETY: this memory belongs to the test.
                 let result = unsafe { libc::madvise(at(page).cast(), PAGE as usize, advice) };

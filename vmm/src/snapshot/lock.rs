@@ -1,8 +1,8 @@
-//! Keeps two processes from using one snapshot directory at the same time.
+//! Prevents conflicting use of a snapshot directory by several processes.
 //!
-//! Whoever writes a snapshot has its directory alone, whoever reads one has it together with other
-//! readers. The lock is the kernel's (`flock` on the directory): it ends with the process, however
-//! that ends, and leaves nothing behind.
+//! A writer has exclusive access to the directory; readers share it. The lock is the kernel's
+//! (`flock` on the directory): it ends with the process, however the process ends, and leaves
+//! nothing behind.
 
 use std::{
     fs::{File, TryLockError},
@@ -10,10 +10,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// A snapshot directory cannot be used now.
+/// A snapshot directory cannot be used at the moment.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Somebody else is at it.
+    /// Another process is using it.
     #[error(
         "another process is writing or reading the snapshot {}: wait for it, or use another \
          directory",
@@ -25,22 +25,22 @@ pub enum LockError {
     Open {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
-/// A snapshot directory that is in use until this is dropped.
+/// Holds the lock on a snapshot directory until it is dropped.
 #[derive(Debug)]
 pub struct DirectoryLock(#[expect(dead_code, reason = "held for its lock")] File);
 
 impl DirectoryLock {
-    /// For writing. Does not wait.
+    /// Locks a directory for writing. Does not wait.
     pub fn exclusive(directory: &Path) -> Result<Self, LockError> {
         Self::take(directory, File::try_lock)
     }
 
-    /// For reading. Does not wait.
+    /// Locks a directory for reading. Does not wait.
     pub fn shared(directory: &Path) -> Result<Self, LockError> {
         Self::take(directory, File::try_lock_shared)
     }
@@ -56,7 +56,8 @@ impl DirectoryLock {
         match lock(&file) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(LockError::InUse(directory.to_owned())),
-            // Some network file systems have no locks. Without them it is as safe as it was.
+            // Some network file systems do not support locks. Without a lock, access is no less
+            // safe than before locks were used.
             Err(TryLockError::Error(error)) => log::warn!(
                 "the snapshot directory {} cannot be locked ({error}): see to it that no other \
                  process uses it",

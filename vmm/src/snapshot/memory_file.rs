@@ -1,7 +1,7 @@
-//! RAM in a file.
+//! Saves RAM to a file and reads it back.
 //!
-//! Regions follow each other without gaps. Pages of zeroes are left out as holes, which costs a
-//! scan at memory speed and saves what is slower, the disk.
+//! Regions follow each other without gaps. Zero pages are omitted as holes: that costs a scan at
+//! memory speed and saves disk I/O, which is slower.
 
 use std::{
     fs::File,
@@ -21,7 +21,7 @@ use crate::memory::{Ram, Region};
 /// Granularity of holes in the file, in bytes.
 const CHUNK: usize = 64 << 10;
 
-/// Bytes that are written with one system call at most.
+/// Maximum number of bytes written per system call.
 const MAX_WRITE: usize = 4 << 20;
 
 /// A region of RAM in the file.
@@ -31,31 +31,31 @@ pub struct MemoryRange {
     pub guest: u64,
     /// Length in bytes.
     pub len: u64,
-    /// Where the region starts in the file, in bytes.
+    /// Offset of the region in the file, in bytes.
     pub offset: u64,
 }
 
 impl MemoryRange {
-    /// Its place in the file.
+    /// Its byte range in the file.
     fn bytes(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }
 }
 
-/// RAM could not be written or read.
+/// RAM could not be saved or read back.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryFileError {
-    /// The file failed.
+    /// An operation on the file failed.
     #[error("cannot {action} {path}")]
     Io {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The state describes other memory than the machine has.
+    /// The memory in the state differs from the machine's.
     #[error("the snapshot has {len} bytes of RAM at {guest:#x}, the machine does not")]
     Mismatch {
         /// Guest-physical address.
@@ -68,22 +68,22 @@ pub enum MemoryFileError {
     Truncated {
         /// The file.
         path: PathBuf,
-        /// Its length in bytes.
+        /// Its actual length in bytes.
         found: u64,
-        /// The length that it should have.
+        /// The expected length in bytes.
         expected: u64,
     },
 }
 
-/// Bytes of a region of RAM. The guest and devices must be stopped.
+/// The bytes of a region of RAM. The guest and devices must be stopped.
 fn bytes(region: &Region) -> &[u8] {
-    // SAFETY: the mapping is that long and lives as long as the region; nothing writes to it
+    // SAFETY: the mapping has this length and lives as long as the region; nothing writes to it
     // while the machine is paused, which callers of this module ensure.
     unsafe { std::slice::from_raw_parts(region.mapping.address(), region.mapping.size()) }
 }
 
-/// Writes all of `ram` to a new file and says where each region went. A file that is there
-/// already is not overwritten but replaced: a machine may be bringing its memory in from it.
+/// Saves all of `ram` to a new file and returns the position of each region. An existing file is
+/// replaced, not overwritten, because a machine may still be loading its memory from it.
 pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError> {
     let failed = |action| {
         move |source| MemoryFileError::Io {
@@ -110,13 +110,13 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     Ok(ranges)
 }
 
-/// A new file that nobody but the own user may read: a guest's memory holds its secrets.
+/// Creates a file that only its owner can read, because a guest's memory contains secrets.
 pub fn create_private(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// A new, empty file at `path`; whoever has an old one open keeps it.
+/// Creates an empty file at `path`; a process that has the old one open keeps it.
 fn replace(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -125,12 +125,12 @@ fn replace(path: &Path) -> io::Result<File> {
     create_private(path)
 }
 
-/// Writes one region to `offset` of an open file, with holes for what is zero.
+/// Writes a region to an open file at `offset`, with holes for zero chunks.
 pub fn write_region(file: &File, offset: u64, region: &Region) -> io::Result<()> {
     write_sparse(file, offset, bytes(region))
 }
 
-/// Writes those chunks of `bytes` that are not all zero, several at once where they touch.
+/// Writes the non-zero chunks of `bytes`, with adjacent ones in a single write.
 fn write_sparse(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     let mut run = 0..0;
     for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
@@ -169,8 +169,8 @@ fn is_zero(chunk: &[u8]) -> bool {
     head.iter().chain(tail).all(|&byte| byte == 0) && words.iter().all(|&word| word == 0)
 }
 
-/// Where each of `ranges` goes in `ram`, after checking that they are the same memory and that
-/// the file at `path` holds all of it.
+/// Matches `ranges` to the regions of `ram`, after checking that they describe the same memory and
+/// that the file at `path` contains all of it.
 pub fn matching<'a>(
     file: &File,
     path: &Path,
@@ -220,7 +220,7 @@ pub fn matching<'a>(
     Ok(pairs)
 }
 
-/// Reads all of RAM back, before anything runs.
+/// Reads all of RAM from the file, before anything runs.
 pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), MemoryFileError> {
     let failed = |action| {
         move |source| MemoryFileError::Io {
@@ -232,11 +232,11 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     let file = File::open(path).map_err(failed("open"))?;
     for (region, range) in matching(&file, path, ram, ranges)? {
         for extent in data_extents(&file, range.bytes()).map_err(failed("examine"))? {
-            // In bounds of the region: `data_extents` stays within the range, and both have the
-            // same length.
+            // Within the region: `data_extents` stays within the range, and both have the same
+            // length.
             let start = (extent.start - range.offset) as usize;
             let len = (extent.end - extent.start) as usize;
-            // SAFETY: the mapping is that long, lives as long as the region, and nothing else
+            // SAFETY: the mapping has this length and lives as long as the region, and nothing else
             // accesses it yet.
             let target =
                 unsafe { std::slice::from_raw_parts_mut(region.mapping.address().add(start), len) };
@@ -247,7 +247,7 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     Ok(())
 }
 
-/// The parts of a range of the file that are no holes.
+/// The parts of a file range that are not holes.
 pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let Range { start: mut at, end } = range;
     let mut extents = Vec::new();
@@ -262,7 +262,7 @@ pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>
     Ok(extents)
 }
 
-/// Whether there is data at an offset of the file, and no hole.
+/// Whether there is data, not a hole, at an offset of the file.
 pub fn is_data(file: &File, at: u64) -> io::Result<bool> {
     Ok(seek(file, at, libc::SEEK_DATA)? == Some(at))
 }
@@ -275,7 +275,7 @@ fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
         return Ok(Some(found as u64));
     }
     let error = io::Error::last_os_error();
-    // Nothing of the kind up to the end of the file.
+    // Nothing of this kind up to the end of the file.
     if error.raw_os_error() == Some(libc::ENXIO) {
         Ok(None)
     } else {

@@ -1,4 +1,4 @@
-//! What a snapshot is on disk, and how memory comes back from it.
+//! The on-disk format of snapshots, and how memory is loaded from them.
 //!
 //! A snapshot is a directory:
 //!
@@ -10,10 +10,10 @@
 //! | `applications`  | those of accelerators, if the snapshot has them; checksums are in the state |
 //!
 //! - [`state_file`]: versioned and checksummed state.
-//! - [`memory_file`]: writing and reading RAM.
-//! - [`lazy`]: bringing RAM in while the guest runs already.
+//! - [`memory_file`]: saving and reading RAM.
+//! - [`lazy`]: loading RAM while the guest is already running.
 //! - [`lock`]: one writer at a time.
-//! - [`staged`]: a new snapshot in an older one's place, or not at all.
+//! - [`staged`]: atomic replacement of an older snapshot.
 
 pub mod lazy;
 pub mod lock;
@@ -25,7 +25,7 @@ pub mod state_file;
 pub const CONFIG: &str = "config.json";
 /// The state of vCPUs and devices in a snapshot directory.
 pub const STATE: &str = "state.json";
-/// Accelerators' applications in a snapshot directory, if it has them.
+/// The applications of accelerators in a snapshot directory, if it has any.
 pub const APPLICATIONS: &str = "applications";
 /// RAM in a snapshot directory.
 pub const MEMORY: &str = "memory-ranges";

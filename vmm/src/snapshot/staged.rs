@@ -1,9 +1,9 @@
-//! A snapshot takes an older one's place when all of it is on stable storage, and not before.
+//! Atomic replacement: a snapshot replaces an older one only when all of it is on stable storage.
 //!
-//! The files are written under names of their own, beside those of an older snapshot: a disk that is
-//! full, or a process that is killed, costs the new one alone. [`Staged::commit`] then gives them
-//! their names, the state last: a directory without it is no snapshot, so that no state is ever
-//! found beside another snapshot's memory, whenever the host loses its power.
+//! The files are first written under temporary names beside those of the older snapshot. If the disk is full or the
+//! process is killed, only the new snapshot is lost. [`Staged::commit`] then renames the files, the state last. A
+//! directory without a state is not a snapshot. So a state is never combined with another snapshot's memory, even after
+//! a power loss of the host.
 
 use std::{
     fs::{self, File},
@@ -13,9 +13,9 @@ use std::{
 
 use super::{APPLICATIONS, CONFIG, MEMORY, STATE};
 
-/// All files, the state last.
+/// All files; the state is last.
 const FILES: [&str; 4] = [MEMORY, APPLICATIONS, CONFIG, STATE];
-/// Those that a snapshot may do without.
+/// Optional files.
 const OPTIONAL: [&str; 1] = [APPLICATIONS];
 
 /// The files of a snapshot that is being written. They are removed unless it is committed.
@@ -25,7 +25,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// In a directory that nobody else uses, without what somebody left there who was killed.
+    /// Prepares a directory, which must not be used by others. Removes files that a killed process left there.
     pub fn new(directory: &Path) -> io::Result<Self> {
         let staged = Self {
             directory: directory.to_owned(),
@@ -36,24 +36,24 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Where one of the files is written to.
+    /// The path to which one of the files is written.
     pub fn path(&self, file: &str) -> PathBuf {
         self.directory.join(format!("{file}.new"))
     }
 
-    /// Puts the files, whose contents are on stable storage, in the place of an older snapshot's.
-    /// Durable when it returns.
+    /// Replaces the files of an older snapshot with the new ones, whose contents must be on stable storage. The result
+    /// is durable when this returns.
     pub fn commit(self) -> io::Result<()> {
         let directory = File::open(&self.directory)?;
         remove(&self.directory.join(STATE))?;
-        // Nothing of the new one takes its name before the old state has lost it.
+        // The old state is gone before any new file gets its final name.
         directory.sync_all()?;
         for file in FILES {
             if file == STATE {
                 directory.sync_all()?;
             }
             match fs::rename(self.path(file), self.directory.join(file)) {
-                // That of the older snapshot is not this one's.
+                // The older snapshot's file does not belong to this one.
                 Err(error)
                     if error.kind() == io::ErrorKind::NotFound && OPTIONAL.contains(&file) =>
                 {
@@ -77,7 +77,7 @@ impl Drop for Staged {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -95,7 +95,7 @@ mod tests {
         }
     }
 
-    /// What is in the directory, by name.
+    /// The contents of the directory, by file name.
     fn found(directory: &Path) -> Vec<(String, String)> {
         let entries = fs::read_dir(directory).unwrap().map(|entry| {
             let path = entry.unwrap().path();
@@ -120,7 +120,7 @@ mod tests {
         write(&first, "first");
         first.commit().unwrap();
         assert_eq!(found(dir.path()), all("first"));
-        // The disk is full when half of it is written.
+        // The disk becomes full when half of it has been written.
         let failed = Staged::new(dir.path()).unwrap();
         fs::write(failed.path(MEMORY), "half").unwrap();
         drop(failed);

@@ -1,7 +1,7 @@
-//! Versioned, checksummed state.
+//! The versioned and checksummed state file.
 //!
-//! The file is two lines of JSON: a header and the state. Whatever is damaged, truncated, foreign
-//! or too new is told apart before anything of the state is looked at.
+//! The file consists of two lines of JSON: a header and the state. Damaged, truncated, foreign and
+//! too new files are told apart before any part of the state is interpreted.
 
 use std::{fs, io, path::Path};
 
@@ -10,14 +10,15 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 /// Identifies the format.
 const FORMAT: &str = "gantry-state";
 
-/// Version of everything that a state contains. It goes up with each incompatible change.
-/// Version 4 has the state of a guest's own VMs; a state of version 3 is one without.
+/// Version of everything that a state contains. It is incremented with each incompatible change.
+/// Version 4 contains the state of a guest's own VMs; a version 3 state has none.
 pub const VERSION: u32 = 4;
 
-/// The oldest version that is read.
+/// The oldest version that can be read.
 pub const OLDEST: u32 = 3;
 
-/// Larger states are refused: 255 vCPUs and 32 devices in each of 16 segments stay far below.
+/// Maximum size in bytes. Larger states are rejected: 255 vCPUs and 32 devices in each of 16
+/// segments need far less.
 const MAX_BYTES: u64 = 256 << 20;
 
 #[derive(Serialize, Deserialize)]
@@ -32,35 +33,35 @@ struct Header {
 /// A state could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
-    /// The file itself failed.
+    /// An I/O error of the file.
     #[error("cannot access the file")]
     Io(#[from] io::Error),
-    /// No state of this program.
+    /// Not a state file of Gantry.
     #[error("it is no state of Gantry: its first line is not the header that it should be")]
     Foreign,
-    /// Another version's state.
+    /// A state of an unsupported version.
     #[error(
         "it has format version {found} (Gantry {gantry}), this Gantry reads {OLDEST} to {VERSION}: \
          restore it with the Gantry that wrote it, or boot the VM anew"
     )]
     Version {
-        /// Version in the file.
+        /// The version in the file.
         found: u32,
-        /// The Gantry that wrote it.
+        /// The Gantry version that wrote it.
         gantry: String,
     },
-    /// The contents are not what was written.
+    /// The contents differ from what was written.
     #[error("it is damaged or truncated: the checksum does not match")]
     Damaged,
     /// Implausibly large.
     #[error("it has {0} bytes, more than any state has")]
     TooLarge(u64),
-    /// The parts of the state are not as expected.
+    /// The state does not have the expected form.
     #[error("its contents do not parse")]
     Contents(#[from] serde_json::Error),
 }
 
-/// Writes `state` to a new file, durably.
+/// Writes `state` to a new file; the file is durable when this returns.
 pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> {
     // Registers are as secret as memory.
     let file = super::memory_file::create_private(path)?;
@@ -69,7 +70,7 @@ pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> 
     Ok(())
 }
 
-/// Reads a state back.
+/// Reads a state from a file.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, StateFileError> {
     let len = fs::metadata(path)?.len();
     if len > MAX_BYTES {
@@ -78,7 +79,7 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, StateFileError> {
     decode(&fs::read(path)?)
 }
 
-/// The bytes of a state file.
+/// Encodes the contents of a state file.
 pub fn encode(state: &impl Serialize) -> Result<Vec<u8>, StateFileError> {
     let body = serde_json::to_vec(state)?;
     let header = Header {
@@ -95,7 +96,7 @@ pub fn encode(state: &impl Serialize) -> Result<Vec<u8>, StateFileError> {
     Ok(bytes)
 }
 
-/// The state in the bytes of a state file, which may be anything.
+/// Decodes the state from the untrusted contents of a state file.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, StateFileError> {
     let end = bytes
         .iter()
@@ -139,7 +140,7 @@ mod tests {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
             if let Ok(state) = decode::<Vec<u64>>(&damaged) {
-                // The header names the program that wrote it; that is for people only.
+                // The header names the program that wrote it, for humans only.
                 assert_eq!(state, [1, 2, 3], "byte {at}");
             }
             assert!(decode::<Vec<u64>>(&bytes[..at]).is_err(), "cut at {at}");

@@ -1,4 +1,4 @@
-//! VMs that come from another host.
+//! VMs that arrive from another host.
 
 use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
@@ -33,11 +33,11 @@ use crate::{
     },
 };
 
-/// The control thread, as the thread of a migration reaches it that brings a machine.
+/// The control thread, as accessed by the thread of an incoming migration.
 struct Coming {
     control: OnControl,
     number: u64,
-    /// This host.
+    /// ID of this host.
     host: Option<HostId>,
 }
 
@@ -114,7 +114,7 @@ impl Receives for Coming {
     ) -> Result<(), String> {
         let ports = self.on_machine(move |incoming| {
             let (config, machine) = (&mut incoming.config, &mut incoming.machine);
-            // A machine that is to stay paused stands still here as it did there.
+            // A machine that is to stay paused does not advance its clocks.
             let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
             let arrived = machine.arrive(config, &state, away.unwrap_or_default(), archive);
             arrived.map_err(words)?;
@@ -159,7 +159,7 @@ impl Receives for Coming {
 }
 
 impl Control {
-    /// `vm.receive-migration`: answers when the VM runs, or does not.
+    /// `vm.receive-migration`: replies when the VM runs or the migration has failed.
     pub(in super::super) fn receive_migration(&mut self, request: ReceiveMigration, reply: Reply) {
         match self.start_receiving(&request) {
             Err(error) => reply.send(Err(error)),
@@ -218,7 +218,7 @@ impl Control {
         Ok((number, progress))
     }
 
-    /// The end of an incoming migration.
+    /// Handles the end of an incoming migration.
     fn received(&mut self, number: u64, ended: Result<(), Ended>) {
         if !self.migrations.is_current(number) {
             return;
@@ -251,7 +251,7 @@ impl Control {
         }
     }
 
-    /// Every reason why an offer cannot be taken.
+    /// Every reason why an offer cannot be accepted.
     fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.life.config().is_some() {
@@ -270,7 +270,7 @@ impl Control {
         reasons
     }
 
-    /// The configuration of an offer as it is here, or everything that is wrong with it.
+    /// The configuration of an offer, adapted to this host, or everything that is wrong with it.
     fn incoming_config(&self, offer: &Offer) -> Result<Box<VmConfig>, Vec<String>> {
         let Job::Incoming { request, .. } = &self.migrations.job else {
             return Err(vec!["no VM is awaited".to_owned()]);
@@ -350,12 +350,12 @@ impl Control {
             machine
                 .resume()
                 .map_err(|error| failed(&error).to_string())?;
-            // Devices and some vCPUs run: the other host must not go on, however late another vCPU is.
+            // Devices and some vCPUs run, so the source must not resume, however late another vCPU is.
             if let Err(error) = machine.wait_running() {
                 log::error!("a vCPU is late to go on: {}", base::Chain(&error));
             }
         }
-        // Before that they were those of the source, if it is a process of this host.
+        // Until now the files belonged to the source, if it is a process of this host.
         machine.set_owns_sockets(true);
         let run = match paused {
             true => RunState::Paused,
@@ -370,7 +370,7 @@ impl Control {
     }
 }
 
-/// Files of devices that are not here, in words for users.
+/// Device files that do not exist here, as texts for users.
 fn absent_files(config: &VmConfig) -> Vec<String> {
     let devices = config.all_devices().into_iter();
     let files = devices.flat_map(|(_, device)| device.files());
@@ -386,8 +386,8 @@ fn absent_files(config: &VmConfig) -> Vec<String> {
     needed.filter_map(reason).collect()
 }
 
-/// The memory of an offer, and what else goes with the machine, in the files that came with it,
-/// which may be anything.
+/// The memory of an offer, and whatever else is handed over with the machine, from the received files, which are
+/// untrusted.
 fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>, Given), String> {
     let mut regions = offer.regions.iter().enumerate();
     let mut memory = Vec::new();
@@ -413,9 +413,9 @@ fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>
     }
 }
 
-/// The configuration with the host's resources as they are called here.
+/// The configuration with the names that the host's resources have here.
 fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
-    /// Fields that name something of the host.
+    /// Fields that name a host resource.
     const FIELDS: [&str; 7] = [
         "path",
         "socket",

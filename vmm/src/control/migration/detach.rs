@@ -1,5 +1,5 @@
-//! What leaves a VM before it goes to another host, and comes back if the VM stays: accelerators
-//! (`accel=Detach`), and devices of the host (`passthrough=Remote` or `Detach`).
+//! Devices that leave a VM before it is migrated, and that it gets back if it stays: accelerators (`accel=Detach`), and
+//! physical devices (`passthrough=Remote`, `Park` or `Detach`).
 //!
 //! ```text
 //!   a question   would the destination take the VM without it?        nothing has changed
@@ -40,27 +40,27 @@ use crate::{
     },
 };
 
-/// How long the guest may take.
+/// Time limit for the guest.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether they have gone.
+/// Polling interval for whether the devices are gone.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How far it is.
+/// Progress of the removal.
 enum Gone {
     All,
     Some,
-    /// The guest keeps one of them, which has this name.
+    /// The guest keeps the device with this name.
     Not(String),
 }
 
-/// What leaves.
+/// The devices that leave.
 #[derive(Clone, Default)]
 pub(in super::super) struct Leaves {
     physical: Vec<DeviceConfig>,
     accels: Vec<AccelConfig>,
     seats: Vec<Seats>,
-    /// The names of those that were on their way out before: they do not come back.
+    /// Names of devices that were already being removed before: they do not come back.
     unwanted: BTreeSet<String>,
 }
 
@@ -68,7 +68,7 @@ fn name(device: &impl HasCommonConfig) -> String {
     device.common().id.clone().unwrap_or_default()
 }
 
-/// Whether these wishes can be fulfilled together.
+/// Checks whether the requested options can be combined.
 pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError> {
     let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
     match (request.passthrough, request.accel) {
@@ -81,8 +81,8 @@ pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError
 }
 
 impl Leaves {
-    /// Takes what is to leave out of the configuration of a VM that is to move; reasons why something
-    /// cannot leave are added.
+    /// Removes the devices that are to leave from the configuration of a VM that is to be migrated; appends the reasons
+    /// why something cannot leave.
     pub(super) fn take_from(
         config: &mut VmConfig,
         machine: &Machine,
@@ -117,7 +117,7 @@ impl Leaves {
         self.physical.is_empty() && self.accels.is_empty()
     }
 
-    /// All of it, that first which names another.
+    /// All of them, each device before the one that it refers to.
     fn devices(&self) -> Vec<Box<dyn Device>> {
         let physical = self
             .physical
@@ -127,7 +127,7 @@ impl Leaves {
         physical.chain(accels).collect()
     }
 
-    /// The physical devices, tracked by those accelerators of a VM that are there.
+    /// The physical devices, each tracked by its accelerator if the VM has that.
     fn physical_in(&self, vm: &VmConfig) -> Vec<DeviceConfig> {
         let mut devices = self.physical.clone();
         for device in &mut devices {
@@ -136,7 +136,7 @@ impl Leaves {
         devices
     }
 
-    /// Has accelerators that have come back track what has stayed meanwhile.
+    /// Restores the tracking of devices that have stayed meanwhile by accelerators that have come back.
     fn track_again(&self, vm: &mut VmConfig) {
         for known in self.physical_in(vm) {
             let mut devices = vm.devices.iter_mut().flatten();
@@ -150,7 +150,7 @@ impl Leaves {
     }
 }
 
-/// Why a device cannot leave, if it cannot.
+/// Why a device cannot leave, if so.
 fn obstacle(device: &DeviceConfig, wish: PassthroughMigration) -> Option<String> {
     let id = name(device);
     match (wish, &device.tracked) {
@@ -172,8 +172,8 @@ fn obstacle(device: &DeviceConfig, wish: PassthroughMigration) -> Option<String>
     }
 }
 
-/// The applications of each accelerator that tracks some of these devices; `away`: where they are until these
-/// are back.
+/// The applications of each accelerator that tracks some of these devices; `away` is where they are served until the
+/// devices are back.
 fn seats(
     physical: &[DeviceConfig],
     machine: &Machine,
@@ -217,7 +217,7 @@ fn seats(
 }
 
 impl Leaving {
-    /// Moves the machine, without what leaves it first.
+    /// Migrates the machine, without the devices that leave first.
     pub(super) fn go(&mut self, plan: Plan, progress: &Progress) -> Outcome {
         let Plan {
             offer,
@@ -226,7 +226,7 @@ impl Leaving {
             leaves,
         } = plan;
         if !leaves.is_empty() {
-            // A move that the destination would refuse costs the guest nothing.
+            // If the destination would refuse the VM, finding that out must not affect the guest.
             let question = Offer {
                 dry_run: true,
                 ..offer.clone()
@@ -259,7 +259,7 @@ impl Leaving {
         }
     }
 
-    /// Has the guest give up all that leaves, and waits until it has.
+    /// Makes the guest give up the devices that leave, and waits until it has.
     fn take_away(&self, leaves: &Leaves, progress: &Progress) -> Result<()> {
         let (number, noted) = (self.number, leaves.clone());
         let over = || Error::Machine(OVER.to_owned());
@@ -274,7 +274,7 @@ impl Leaving {
         let work = move |control: &mut Control| control.ask_for_leaves(number);
         let asked = self.control.ask(work).ok_or_else(over)?;
         asked.map_err(Error::Machine)?;
-        // The control thread counts, too; this is for one that does not.
+        // The control thread has a timeout of its own; this covers the case that it does not respond.
         let deadline = Instant::now() + PATIENCE + Duration::from_secs(5);
         loop {
             if progress.is_cancelled() {
@@ -297,8 +297,8 @@ impl Leaving {
         }
     }
 
-    /// Has applications leave the guest's own devices, for the host's pool or to wait, and waits until nobody
-    /// uses the devices.
+    /// Makes applications leave the guest's own devices, for the host's pool or to be suspended, and waits until the
+    /// devices are unused.
     fn leave_seats(&self, seats: &Seats, progress: &Progress) -> Result<()> {
         let answer = seats
             .port
@@ -320,7 +320,8 @@ impl Leaving {
 }
 
 impl Control {
-    /// From here on what ends a migration brings this back, but nothing that the user takes away.
+    /// Records what leaves. From here on, ending the migration brings these devices back, except those that the user
+    /// removes.
     fn note_leaves(&mut self, of: u64, mut all: Leaves) -> std::result::Result<(), String> {
         let devices = all.devices();
         let names = devices
@@ -341,8 +342,8 @@ impl Control {
         }
     }
 
-    /// The names of what leaves by the migration that goes on, and whether the guest was asked for it
-    /// before.
+    /// The names of the devices that leave in the current migration, and whether the guest had already been asked for
+    /// them before.
     fn leaving_names(&self) -> Vec<(String, bool)> {
         let Job::Outgoing { leaves, .. } = &self.migrations.job else {
             return Vec::new();
@@ -354,7 +355,7 @@ impl Control {
             .collect()
     }
 
-    /// Asks the guest for what leaves.
+    /// Asks the guest for the devices that leave.
     fn ask_for_leaves(&mut self, of: u64) -> std::result::Result<(), String> {
         if !self.migrations.is_current(of) {
             return Err(OVER.to_owned());
@@ -366,7 +367,7 @@ impl Control {
                 timeout: Some(PATIENCE.as_secs()),
                 ..Default::default()
             };
-            // One that leaves with another one's slot is on its way already.
+            // A device that shares the slot of another one is already being removed.
             if self.removals.state(&request.id).is_none() {
                 self.remove(&request).map_err(|error| error.to_string())?;
             }
@@ -389,13 +390,13 @@ impl Control {
         gone
     }
 
-    /// The VM stays: it gets back what was taken from it, and applications go back to it when that is
-    /// there for good.
+    /// The VM stays: gives back the devices that were removed, and lets applications return to them once it is certain
+    /// that the devices stay.
     pub(super) fn bring_back(&mut self, leaves: &Leaves) {
         if !matches!(self.life, Life::Live { .. }) {
             return;
         }
-        // Accelerators first: devices name them.
+        // Accelerators first, because devices refer to them.
         for accel in leaves.accels.iter().rev() {
             self.bring_one_back(leaves, Box::new(accel.clone()));
         }
@@ -417,7 +418,7 @@ impl Control {
         }
     }
 
-    /// What has become of a device, which comes back if it has left.
+    /// Determines the fate of a device, and plugs it in again if it has left.
     fn bring_one_back(&mut self, leaves: &Leaves, device: Box<dyn Device>) -> Fate {
         let id = device.common().id.clone().unwrap_or_default();
         if leaves.unwanted.contains(&id) {
@@ -432,7 +433,7 @@ impl Control {
         fate
     }
 
-    /// The guest starts anew: its next machine has what this one was asked for.
+    /// The guest reboots: its next machine has the devices that this one was asked for.
     pub(super) fn keep_for_next_boot(&mut self, leaves: &Leaves) {
         for accel in &leaves.accels {
             self.put_for_next_boot(leaves, Box::new(accel.clone()));

@@ -1,4 +1,4 @@
-//! What a request to leave means: what is offered to the destination, how it goes there, and what stays.
+//! Plans a migration from a request: the offer to the destination, the parameters of the transfer, and what stays here.
 
 use std::{fs::File, path::PathBuf, time::Duration};
 
@@ -25,7 +25,7 @@ use crate::{
     snapshot::state_file,
 };
 
-/// A migration that is about to begin.
+/// A migration that is about to start.
 pub(super) struct Plan {
     pub(super) offer: Offer,
     pub(super) wishes: Wishes,
@@ -33,7 +33,7 @@ pub(super) struct Plan {
     pub(super) leaves: Leaves,
 }
 
-/// Plans a VM's migration, if nothing keeps it here.
+/// Plans a VM's migration, unless something prevents it.
 pub(super) fn make(
     config: &VmConfig,
     machine: &Machine,
@@ -64,7 +64,7 @@ pub(super) fn make(
     };
     let has_applications = matches!(applications, Applications::Go(_));
     let postcopy = has_applications && request.accel_postcopy;
-    // One carries all.
+    // A single connection carries everything.
     let lanes = match request.connections {
         1 => 0,
         count => count,
@@ -81,7 +81,7 @@ pub(super) fn make(
         paused: is_paused,
         cpu: Some(machine.cpu_needs().map_err(|error| failed(&error))?),
         local: request.local,
-        // Counted when they are sent.
+        // Set when they are sent.
         files: 0,
         host,
         copies: has_applications && request.accel_copies,
@@ -90,7 +90,7 @@ pub(super) fn make(
     let plan = Plan {
         offer,
         wishes: wishes(request, machine.last_move().unwrap_or(FIXED)),
-        // Landlock may hide it; then every page is looked at.
+        // Landlock may hide it; then every page is examined.
         pagemap: File::open("/proc/self/pagemap").ok(),
         leaves: match request.dry_run {
             true => Leaves::default(),
@@ -100,12 +100,12 @@ pub(super) fn make(
     Ok((plan, applications))
 }
 
-/// Why a machine without what leaves it cannot move as it is asked to.
+/// Why a machine, without the devices that leave first, cannot be migrated as requested.
 fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration) -> Vec<String> {
     let mut judged = config.clone();
     let mut reasons = Vec::new();
     if let Some(accels) = &mut judged.accels {
-        // Workers of a pool can be left; a process of another VM cannot.
+        // Applications can leave workers of a pool, but not a process of another VM.
         let of_pool = accels.extract_if(.., |accel| matches!(accel.via, AccelVia::Ring(_)));
         let stays = |accel: AccelConfig| {
             let id = accel.common.id.unwrap_or_default();
@@ -127,7 +127,7 @@ fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration
     reasons
 }
 
-/// A region, for the other side.
+/// Converts a region for the offer.
 pub(super) fn offered(region: &MovingRegion) -> OfferedRegion {
     OfferedRegion {
         guest: region.guest,
@@ -136,7 +136,7 @@ pub(super) fn offered(region: &MovingRegion) -> OfferedRegion {
     }
 }
 
-/// How a migration is to be made; `fixed`: what its stop is known to cost.
+/// The parameters of a migration; `fixed` is the known downtime apart from memory.
 fn wishes(request: &SendMigration, fixed: Duration) -> Wishes {
     Wishes {
         downtime: Duration::from_millis(request.downtime_ms),
@@ -154,7 +154,7 @@ fn wishes(request: &SendMigration, fixed: Duration) -> Wishes {
     }
 }
 
-/// What is asked for and cannot be had.
+/// Rejects parameters that are invalid or not supported.
 pub(super) fn check(request: &SendMigration) -> Result<(), ApiError> {
     let bad = |message: String| Err(ApiError::message(Status::BadRequest, message));
     detach::check(request)?;
@@ -199,7 +199,7 @@ pub(super) fn check(request: &SendMigration) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// How a migration is encrypted, if it is.
+/// The TLS settings of a migration, if it is encrypted.
 pub(super) fn tls(dir: Option<&PathBuf>, tunnel: Option<&PathBuf>) -> Option<Tls> {
     Some(Tls {
         dir: dir?.clone(),

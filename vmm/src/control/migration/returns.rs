@@ -20,7 +20,7 @@ use super::{
     Migrations,
 };
 
-/// Applications on devices that an accelerator tracks, which leave them.
+/// Applications on devices that an accelerator tracks, which leave these devices.
 #[derive(Clone)]
 pub(super) struct Seats {
     /// The accelerator.
@@ -28,15 +28,15 @@ pub(super) struct Seats {
     pub(super) port: moving::Handle,
     /// The names of the devices.
     pub(super) devices: Vec<String>,
-    /// Where applications are to be served meanwhile.
+    /// Where applications are served meanwhile.
     pub(super) away: Seat,
 }
 
-/// Devices of which the guest may give some up yet.
+/// Devices that the guest may still give up.
 #[derive(Debug, Default)]
 struct Open {
     devices: BTreeSet<String>,
-    /// Whether one of all has never left.
+    /// Whether at least one of all devices has never left.
     some_stay: bool,
 }
 
@@ -61,13 +61,13 @@ impl Open {
         }
     }
 
-    /// Whether applications are to be told to go back; nobody knows yet if it is none.
+    /// Whether to tell applications to return; `None` as long as that is undecided.
     fn is_to_tell(&self) -> Option<bool> {
         self.devices.is_empty().then_some(self.some_stay)
     }
 }
 
-/// Applications that go back when it is known what becomes of their devices.
+/// Applications that return when the fate of their devices is known.
 pub(in super::super) struct Return {
     seats: Seats,
     open: Open,
@@ -87,12 +87,12 @@ impl Return {
         Self { seats, open }
     }
 
-    /// Whether they go on by this accelerator meanwhile.
+    /// Whether they use this accelerator meanwhile.
     pub(in super::super) fn is_by(&self, accel: &str) -> bool {
         self.seats.id == accel
     }
 
-    /// Itself, or nothing if all is known: then applications have been told if they are to be.
+    /// Returns itself, or `None` if everything is known: then applications have been told to return if necessary.
     pub(super) fn unless_due(self) -> Option<Self> {
         match self.open.is_to_tell() {
             None => Some(self),
@@ -107,7 +107,7 @@ impl Return {
 }
 
 impl Seats {
-    /// Has applications go back to the devices, of which some are still there.
+    /// Makes applications return to the devices, of which some are still present.
     fn come_back(self) {
         let id = self.id;
         let done = move |seated: moving::Seated| {
@@ -125,7 +125,7 @@ impl Seats {
 }
 
 impl Migrations {
-    /// It is known what has become of a device that a guest was asked for.
+    /// Records the fate of a device that a guest was asked for.
     pub(in super::super) fn decide(&mut self, id: &str, fate: Fate) {
         let returns = std::mem::take(&mut self.returns).into_iter();
         let returns = returns.filter_map(|mut it| {
@@ -144,7 +144,7 @@ mod tests {
     fn nobody_goes_back_to_a_device_that_its_guest_may_give_up_yet() {
         let open = |fates: &[(&'static str, Fate)]| Open::new(fates.iter().copied());
         assert_eq!(open(&[("a", Fate::Stays)]).is_to_tell(), Some(true));
-        // The guest's agent knows when that is back.
+        // The guest's agent notices when the device is back.
         assert_eq!(open(&[("a", Fate::Left)]).is_to_tell(), Some(false));
         for (becomes, is_to_tell) in [(Fate::Stays, true), (Fate::Left, false)] {
             let mut one = open(&[("a", Fate::Open)]);

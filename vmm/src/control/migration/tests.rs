@@ -1,4 +1,4 @@
-//! What a VMM whose VM has left says until it ends: none of this needs KVM.
+//! Responses of a VMM whose VM has left, until it exits: none of this needs KVM.
 
 use super::*;
 use crate::control::tests::control;
@@ -22,7 +22,7 @@ fn all_who_watch_a_vm_leave_hear_how_it_has_ended() {
     };
     let shortened = hears();
     assert!(shortened < Some(latest));
-    // Nobody keeps it by asking.
+    // Polling cannot keep it alive.
     assert_eq!(hears(), shortened);
 }
 
