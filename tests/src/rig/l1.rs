@@ -1,8 +1,7 @@
-//! L1: Debian's kernel in QEMU, on an emulated processor with AMD-V; or two of them, joined by networks and
-//! by a disk that both have.
+//! L1: Debian's kernel in QEMU on an emulated CPU with AMD-V, or two of them joined by networks and a shared disk.
 //!
-//! One processor each: QEMU's emulation loses a second one now and then, and two machines side by
-//! side use two cores better than one machine with two processors.
+//! Each has a single CPU: QEMU's emulation loses a second one now and then, and two machines side by side use two cores
+//! better than one machine with two CPUs.
 
 use std::{
     fs,
@@ -30,37 +29,37 @@ use crate::{
     report::{BESIDE, Report},
 };
 
-/// Bytes of L1's NVMe disk.
+/// Size of L1's NVMe disk in bytes.
 const NVME_SIZE: u64 = 128 << 20;
 
-/// Bytes of the disk that two L1s have in common.
+/// Size in bytes of the disk that two L1s share.
 const LUN_SIZE: u64 = 64 << 20;
 
-/// Bytes of the disk of the controller that has virtual functions.
+/// Size in bytes of the disk of the controller with virtual functions.
 const FUNCTIONS_SIZE: u64 = 32 << 20;
 
-/// What L1 is emulated on: the IOMMU differs.
+/// The machine that L1 is emulated on. Boards differ in their IOMMU.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Board {
-    /// Intel's IOMMU with interrupt remapping, and addresses of 48 bits.
+    /// Intel's IOMMU with interrupt remapping and 48-bit addresses.
     #[default]
     Intel,
-    /// The same, with addresses of 39 bits, as desktop processors have it.
+    /// The same with 39-bit addresses, as desktop processors have it.
     Intel39,
     /// AMD's IOMMU, which does not translate the last 12 GiB below 1 TiB.
     Amd,
-    /// The paravirtual IOMMU: no interrupt remapping.
+    /// The paravirtual IOMMU, which has no interrupt remapping.
     Virtio,
-    /// Intel's as well, under a kernel with iommufd.
+    /// Intel's IOMMU under a kernel with iommufd.
     Iommufd,
-    /// Intel's as well, under a kernel that guests can have, too: it has drivers for GPUs.
+    /// Intel's IOMMU under a kernel that guests can have, too, and that has GPU drivers.
     Gpu,
-    /// Intel's as well, twice: [`beside`](crate::beside) says what they have in common.
+    /// Two hosts with Intel's IOMMU; [`beside`](crate::beside) says what they share.
     TwoHosts,
 }
 
 impl Board {
-    /// What it needs instead of the usual kernel.
+    /// The kernel that this board needs instead of the usual one.
     pub fn other_kernel(self) -> Option<OtherKernel> {
         match self {
             Self::Intel | Self::Intel39 | Self::TwoHosts => None,
@@ -70,7 +69,7 @@ impl Board {
         }
     }
 
-    /// QEMU's arguments for its IOMMU.
+    /// QEMU's arguments for the board's IOMMU.
     fn iommu(self) -> [&'static str; 2] {
         match self {
             Self::Intel | Self::Iommufd | Self::Gpu | Self::TwoHosts => {
@@ -83,47 +82,47 @@ impl Board {
     }
 }
 
-/// The file that is served to the network card, and the line that it consists of.
+/// Name of the file that is served to the network card.
 pub const FILE: &str = "file";
-/// Bytes of it.
+/// Size of the file in bytes.
 pub const FILE_SIZE: usize = 1 << 20;
-/// Its line, whose length divides its size.
+/// The line that the file repeats; its length divides the file's size.
 pub const FILE_LINE: &str = "gantry.\n";
-/// Who serves it: QEMU's network has this address.
+/// Address in QEMU's network that serves the file.
 pub const FILE_SERVER: &str = "10.0.2.2";
 
-/// After so long without a line L1 is interrupted.
+/// L1 is interrupted after this time without a line.
 ///
-/// QEMU 7.2 can lose an interrupt of an emulated AMD processor that runs nested guests: by its monitor,
-/// the local APIC had the timer's interrupt pending, interrupts were enabled, and the processor slept
-/// on, until any other interrupt had QEMU look again. Probably because `svm_helper.c` changes
-/// `interrupt_request` without the lock under which the timer's thread changes it.
+/// QEMU 7.2 can lose an interrupt of an emulated AMD CPU that runs nested guests. According to its monitor, the timer's
+/// interrupt was pending in the local APIC and interrupts were enabled, but the CPU kept sleeping until any other
+/// interrupt made QEMU look again. The probable cause is that `svm_helper.c` changes `interrupt_request` without the
+/// lock under which the timer's thread changes it.
 const NUDGE: Duration = Duration::from_secs(1);
 
 /// A running L1.
 pub struct L1 {
-    /// What it runs on.
+    /// The board that it runs on.
     pub board: Board,
     qemu: Child,
     orders: ChildStdin,
     lines: mpsc::Receiver<String>,
     console: PathBuf,
-    /// The other one of two.
+    /// The second of two L1s.
     beside: Option<Box<Self>>,
 }
 
 /// What joins two L1s.
 struct Joint {
-    /// This one's ends of the networks.
+    /// This L1's ends of the networks.
     ends: Vec<OwnedFd>,
-    /// Which of both it is.
+    /// Which of the two L1s this is.
     number: Number,
-    /// The file of the disk.
+    /// The file of the shared disk.
     lun: PathBuf,
 }
 
 impl Joint {
-    /// For both.
+    /// Creates the joints of both L1s.
     fn new(work: &Path, number: usize) -> Result<[Self; 2]> {
         let lun = work.join(format!("l1-{number}-lun.raw"));
         fs::File::create(&lun)?.set_len(LUN_SIZE)?;
@@ -141,7 +140,7 @@ impl Joint {
         Ok(both)
     }
 
-    /// Gives QEMU the devices.
+    /// Adds the devices to QEMU's arguments.
     fn add_to(self, qemu: &mut Command) {
         for (network, end) in self.ends.iter().enumerate() {
             let mac = self.number.mac(network);
@@ -152,7 +151,7 @@ impl Joint {
                     "virtio-net-pci,netdev=net{network},mac={mac},romfile="
                 ));
         }
-        // Both write to it, which QEMU would refuse.
+        // Both write to it, which QEMU would refuse by default.
         qemu.arg("-drive")
             .arg(format!(
                 "file={},if=none,id=lun,format=raw,file.locking=off",
@@ -162,7 +161,7 @@ impl Joint {
             .arg(format!("virtio-blk-pci,drive=lun,serial={LUN}"));
         let ends: Vec<RawFd> = self.ends.iter().map(AsRawFd::as_raw_fd).collect();
         let keep = move || {
-            // They are open until QEMU is started: the command owns them.
+            // Keeps them open until QEMU has started: the command owns them.
             let _ = &self.ends;
             for &end in &ends {
                 // SAFETY: a system call without pointers.
@@ -172,7 +171,7 @@ impl Joint {
             }
             Ok(())
         };
-        // SAFETY: it makes system calls, and allocates nothing.
+        // SAFETY: the closure only makes system calls, and does not allocate.
         unsafe { qemu.pre_exec(keep) };
     }
 }
@@ -181,12 +180,12 @@ impl Joint {
 pub enum Line {
     /// A report of the runner.
     Report(Report),
-    /// QEMU has ended, or nothing was heard for too long.
+    /// QEMU has ended, or L1 was silent for too long.
     Dead(String),
 }
 
 impl L1 {
-    /// Boots the L1 of this number, which tells its console's file from those of others.
+    /// Boots an L1. Its number distinguishes its console's file from those of other L1s.
     pub fn boot(images: &Images, board: Board, number: usize) -> Result<Self> {
         if board != Board::TwoHosts {
             return Self::boot_one(images, board, &number.to_string(), None);
@@ -213,8 +212,8 @@ impl L1 {
                 "-accel",
                 "tcg,thread=multi",
             ])
-            // KVM has no AVX for guests here. Without, PoCL compiles for L1 what L2 can run, and what an
-            // application has compiled in one of them the other one takes.
+            // KVM offers guests no AVX here. Without AVX, PoCL compiles for L1 what L2 can run, so that L1 and L2 can
+            // exchange an application's compiled kernels.
             .args(["-cpu", "max,-avx", "-smp", "1", "-m", "3072"])
             .args(board.iommu())
             .args(["-device", "edu,dma_mask=0xffffffffffff"])
@@ -247,9 +246,9 @@ impl L1 {
             .arg(&kernel.image)
             .arg("-initrd")
             .arg(initrd)
-            // QEMU 7.2 keeps translated code by virtual address: programs at random addresses are
-            // translated anew each time they start, which takes longer than what they do (a lazy
-            // restore in `cargo xtask bench snapshot`: 90 ms, and 30 with `norandmaps`).
+            // QEMU 7.2 caches translated code by virtual address: programs at random addresses are translated again
+            // each time they start, which takes longer than what they do (a lazy restore in `cargo xtask bench
+            // snapshot` takes 90 ms, and 30 ms with `norandmaps`).
             .arg("-append")
             .arg(format!(
                 "console=ttyS0 panic=-1 mitigations=off quiet lsm=landlock intel_iommu=on \
@@ -277,14 +276,14 @@ impl L1 {
         })
     }
 
-    /// Has the runner do something: a scenario by name, [`DEMO`](crate::report::DEMO) or
-    /// [`BENCH`](crate::report::BENCH). It takes orders after it has said that it is ready or that
-    /// the last one is finished.
+    /// Orders the runner to do something: a scenario by name, [`DEMO`](crate::report::DEMO) or
+    /// [`BENCH`](crate::report::BENCH). It takes an order after it has reported that it is ready or that the previous
+    /// order is finished.
     pub fn order(&mut self, what: &str) -> Result<()> {
         writeln!(self.orders, "{what}").context("L1 takes no orders")
     }
 
-    /// The next report, after at most `silence` without any.
+    /// The next report. Gives up after `silence` without any.
     pub fn next(&mut self, silence: Duration) -> Result<Line> {
         let mut heard = Instant::now();
         loop {
@@ -310,20 +309,20 @@ impl L1 {
         }
     }
 
-    /// Has the other host take orders of the first one as soon as it can, and keeps it awake.
+    /// Makes the other host take orders from the first one as soon as it can, and keeps it awake.
     fn attend(&mut self) {
         while let Ok(line) = self.lines.try_recv() {
             if Report::parse(&line) == Some(Report::Ready) {
-                // Once QEMU has ended, the first one does not reach it.
+                // If QEMU has ended, the first host notices that it cannot reach it.
                 let _ = self.order(BESIDE);
             }
         }
         self.nudge();
     }
 
-    /// Interrupts L1 with an order to do nothing.
+    /// Interrupts L1 with an empty order.
     fn nudge(&mut self) {
-        // Once QEMU has ended, its output tells.
+        // If QEMU has ended, its output shows that.
         let _ = writeln!(self.orders);
     }
 
@@ -351,7 +350,7 @@ fn of_board(images: &Images, board: Board) -> Result<(&Kernel, &Path)> {
     Ok((&other.kernel, &other.l1))
 }
 
-/// The lines of an output as they come.
+/// The lines of an output as they arrive.
 fn lines(output: ChildStdout) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
@@ -371,7 +370,7 @@ fn lines(output: ChildStdout) -> mpsc::Receiver<String> {
     lines
 }
 
-/// A disk with NVIDIA's compiler, in a high slot: the other devices stay where they are.
+/// A disk with NVIDIA's compiler, in a high slot so that the other devices keep their slots.
 fn compiler(board: Board, images: &Images) -> Vec<String> {
     let Some(disk) = images.nvrtc.as_ref().filter(|_| board == Board::Intel) else {
         return Vec::new();
@@ -387,10 +386,10 @@ fn compiler(board: Board, images: &Images) -> Vec<String> {
     ]
 }
 
-/// Bytes of the ROM, half of them for an image.
+/// Size of the ROM in bytes; an image takes half of it.
 const ROM_SIZE: usize = 8 << 10;
 
-/// What is not tested on every board, in high slots: the others stay where they are.
+/// Devices that are not tested on every board, in high slots so that the others keep their slots.
 fn more_devices(board: Board, work: &Path, name: &str) -> Result<Vec<String>> {
     if !matches!(board, Board::Intel | Board::Iommufd) {
         return Ok(Vec::new());
@@ -417,13 +416,13 @@ fn more_devices(board: Board, work: &Path, name: &str) -> Result<Vec<String>> {
         "pcie-root-port,id=twoport,chassis=2,addr=0x14".to_owned(),
         "edu,dma_mask=0xffffffffffff,bus=twoport,addr=0.0,multifunction=on".to_owned(),
         "edu,dma_mask=0xffffffffffff,bus=twoport,addr=0.1".to_owned(),
-        // Extended capabilities: errors and a serial number; errors and address translation.
+        // Extended capabilities: error reporting and a serial number; error reporting and address translation.
         "pcie-root-port,id=errorport,chassis=3,addr=0x15".to_owned(),
         "e1000e,bus=errorport,netdev=express,romfile=,mac=52:54:00:12:34:56".to_owned(),
         "pcie-root-port,id=atsport,chassis=4,addr=0x16".to_owned(),
         "virtio-rng-pci,bus=atsport,iommu_platform=on,disable-legacy=on,aer=on,ats=on".to_owned(),
     ];
-    // One that has virtual functions, with a disk that all of its functions share.
+    // A controller with virtual functions, and a disk that all of its functions share.
     let disk = work.join(format!("l1-{name}-functions.raw"));
     fs::File::create(&disk)?.set_len(FUNCTIONS_SIZE)?;
     let drive = format!("file={},if=none,id=functions,format=raw", disk.display());
@@ -437,7 +436,7 @@ fn more_devices(board: Board, work: &Path, name: &str) -> Result<Vec<String>> {
     let devices = devices
         .into_iter()
         .chain(functions.map(|device| (*device).to_owned()));
-    // A network without an outside, where QEMU serves a file at FILE_SERVER.
+    // A network without access to the outside, in which QEMU serves a file at FILE_SERVER.
     let card = format!("user,id=card,restrict=on,tftp={}", served.display());
     let arguments = devices.flat_map(|device| ["-device".to_owned(), device]);
     let express = "user,id=express,restrict=on".to_owned();
@@ -455,8 +454,7 @@ fn more_devices(board: Board, work: &Path, name: &str) -> Result<Vec<String>> {
     .collect())
 }
 
-/// The smallest ROM that a kernel shows (PCI 3.0, 6.3.1): its header, and a pattern. It is none
-/// that firmware would run.
+/// The smallest ROM that a kernel exposes (PCI 3.0, 6.3.1): its header and a pattern. Firmware would not run it.
 fn rom_image() -> Vec<u8> {
     const DATA: usize = 0x20;
     let mut rom: Vec<u8> = (0..ROM_SIZE).map(|at| at as u8 ^ 0x5a).collect();
@@ -466,7 +464,7 @@ fn rom_image() -> Vec<u8> {
     rom[DATA..DATA + 4].copy_from_slice(b"PCIR");
     rom[DATA + 4..DATA + 8].copy_from_slice(&[0x34, 0x12, 0xe8, 0x11]);
     rom[DATA + 0xa] = 0x18;
-    // Length in units of 512 bytes, the code type of EFI, the last image.
+    // Length in units of 512 bytes, code type EFI, last image.
     rom[DATA + 0x10] = (ROM_SIZE / 2 / 512) as u8;
     rom[DATA + 0x14] = 3;
     rom[DATA + 0x15] = 0x80;
@@ -475,14 +473,14 @@ fn rom_image() -> Vec<u8> {
 
 impl Drop for L1 {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have ended already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// What tells an L1's kernel the rate of its time-stamp counter, which is this machine's under TCG. On a busy
-/// machine it measures another one, and a guest does not move between hosts whose rates differ.
+/// Kernel parameter with the rate of L1's time-stamp counter, which is this machine's under TCG. On a busy machine, the
+/// kernel would measure a different rate, and a guest does not move between hosts whose rates differ.
 fn time_stamp_rate() -> String {
     let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let rate = text.lines().find_map(|line| {

@@ -1,5 +1,5 @@
-//! NVIDIA's compiler NVRTC, as its Python package brings it. It needs no GPU, is used where it is, and never becomes
-//! part of this repository.
+//! NVIDIA's compiler NVRTC, from its Python package. It needs no GPU, is used only where it was
+//! downloaded, and never becomes part of this repository.
 
 use std::{
     fs,
@@ -14,24 +14,24 @@ use super::{
     packages::{self, Cache},
 };
 
-/// The package, with the version that made the committed kernels.
+/// The package, in the version that compiled the committed kernels.
 const PACKAGE: (&str, &str) = ("nvidia-cuda-nvrtc", "13.0.88");
 
-/// The compiler, in its folder.
+/// The compiler's library in that folder.
 pub const LIBRARY: &str = "libnvrtc.so.13";
-/// What it opens by name.
+/// A library that the compiler opens by name.
 const BUILTINS: &str = "libnvrtc-builtins.so.13.0";
 
 const RUNTIME: &str = "libstdc++.so.6";
 
 /// The disk's serial number in L1.
 pub const SERIAL: &str = "nvrtc";
-/// In L1, why there is no such disk, if there is none.
+/// File in L1 with the reason why there is no such disk.
 pub const MISSING: &str = "/images/nvrtc-missing";
-/// Bytes of the disk.
+/// Size of the disk in bytes.
 const DISK: u64 = 160 << 20;
 
-/// The folder with [`LIBRARY`], fetched once.
+/// The folder with [`LIBRARY`], which is fetched once.
 ///
 /// # Errors
 /// The package cannot be fetched.
@@ -51,7 +51,7 @@ pub fn folder(cache: &Cache) -> Result<PathBuf> {
     Ok(kept.join("nvidia/cu13/lib"))
 }
 
-/// A disk image with the compiler from its folder, made once.
+/// A disk image with the compiler from its folder, which is created once.
 pub fn disk(folder: &Path, work: &Path) -> Result<PathBuf> {
     let image = work.join(format!("nvrtc-{}.img", PACKAGE.1));
     if image.exists() {
@@ -65,7 +65,7 @@ pub fn disk(folder: &Path, work: &Path) -> Result<PathBuf> {
     for file in [LIBRARY, BUILTINS] {
         fs::copy(folder.join(file), root.join(file))?;
     }
-    // It is written in C++, unlike what guests have otherwise.
+    // The compiler is written in C++, unlike everything else that guests contain.
     let runtime = Path::new("/lib/x86_64-linux-gnu").join(RUNTIME);
     fs::copy(runtime, root.join(RUNTIME)).context("the C++ library is missing")?;
     images::file_system(&root, DISK, &image)?;

@@ -1,4 +1,4 @@
-//! OpenCL in the rig: PoCL on a disk for L1, and what is installed in a guest that uses it.
+//! OpenCL in the rig: PoCL on a disk for L1, and the files of a guest that uses it.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::net::HOST;
 
-/// What is copied from this machine, and the Debian packages that have it.
+/// What is copied from this machine, and the Debian packages that contain it.
 pub const NEEDED: &[(&str, &str)] = &[
     ("/usr/lib/x86_64-linux-gnu/libpocl.so.2", "libpocl2"),
     (
@@ -25,7 +25,7 @@ pub const NEEDED: &[(&str, &str)] = &[
     ("/etc/OpenCL/vendors/pocl.icd", "pocl-opencl-icd"),
     ("clinfo", "clinfo"),
     ("/usr/sbin/mke2fs", "e2fsprogs"),
-    // PoCL links kernels like any program.
+    // PoCL links kernels like any other program.
     ("ld", "binutils"),
     ("/usr/lib/x86_64-linux-gnu/libc.so", "libc6-dev"),
     ("/usr/lib/gcc/x86_64-linux-gnu", "libgcc-12-dev"),
@@ -33,15 +33,15 @@ pub const NEEDED: &[(&str, &str)] = &[
     ("openssl", "openssl"),
 ];
 
-/// Bytes of the disk: what is copied, and some more.
+/// Size of the disk in bytes: what is copied, and some spare space.
 const DISK: u64 = 512 << 20;
 
 const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
 
-/// Where piglit is, here and on the disk.
+/// Folder of piglit, here and on the disk.
 pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
 
-/// Those of its programs that are there.
+/// The piglit programs that are included.
 pub const PIGLIT_TESTS: &[&str] = &[
     "cl-api-get-platform-info",
     "cl-api-get-device-ids",
@@ -52,46 +52,46 @@ pub const PIGLIT_TESTS: &[&str] = &[
     "cl-custom-run-simple-kernel",
 ];
 
-/// Those that build programs most of the time: an emulated processor takes up to a minute and a half
-/// for each.
+/// Those that mostly build programs, which takes an emulated CPU up to a minute and a half for
+/// each.
 pub const PIGLIT_BUILDS: &[&str] = &["cl-api-set-kernel-arg", "cl-api-build-program"];
 
 /// What is built for guests and hosts with accelerators.
 pub struct Programs {
     /// The worker pool.
     pub pool: PathBuf,
-    /// Who shares its device by weight.
+    /// The arbiter, which shares its device by weight.
     pub arbiter: PathBuf,
-    /// The guest's agent, which carries the driver.
+    /// The guest's agent, which embeds the driver.
     pub agent: PathBuf,
-    /// A program that computes, checks what it has computed, and prints figures.
+    /// A program that computes, checks its results, and prints figures.
     pub example: PathBuf,
-    /// One whose device follows pointers that the host has written.
+    /// A program whose device follows pointers that the host has written.
     pub shared: PathBuf,
-    /// One that has a context, and does nothing with it.
+    /// A program that only holds a context.
     pub idle: PathBuf,
-    /// One that computes for as long as it is let, and checks what it has computed.
+    /// A program that computes until it is told to stop, and checks its results.
     pub moving: PathBuf,
-    /// One that keeps the device busy with kernels of some lengths.
+    /// A program that keeps the device busy with kernels of several lengths.
     pub turns: PathBuf,
-    /// One that breaks the rules.
+    /// A program that breaks the rules.
     pub hostile: PathBuf,
     /// CUDA in a guest and in a worker.
     pub cuda: Cuda,
 }
 
-/// What guests that compute by CUDA have, and their host.
+/// What guests that compute with CUDA need, and their host.
 pub struct Cuda {
     /// The guest's driver.
     pub driver: PathBuf,
-    /// Programs that compute, and compare.
+    /// Programs that compute, and check their results.
     pub programs: PathBuf,
-    /// The host's driver, which needs no GPU.
+    /// A stand-in for the host's driver that needs no GPU.
     pub stand_in: PathBuf,
 }
 
-/// A disk image with everything that PoCL needs, and foreign programs. It is made once: it has nothing of this
-/// repository in it.
+/// A disk image with everything that PoCL needs, and third-party programs. It is created only once,
+/// because it contains nothing of this repository.
 pub fn disk(work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
     let archive = work.join("pocl-and-programs.img");
@@ -185,8 +185,8 @@ fn copy(root: &Path, path: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a guest with an accelerator has beside the other files of L2: loader and programs, and of
-/// Gantry the agent's one file, which has yet to install the rest.
+/// What a guest with an accelerator has in addition to L2's other files: the loader and programs,
+/// and of Gantry only the agent's file, which has yet to install the rest.
 pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
     let root = work.join("l2-opencl");
@@ -214,7 +214,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     program(&programs.cuda.driver, &root, cuda)?;
     let library = "lib/x86_64-linux-gnu/libOpenCL.so.1";
     program(&Path::new("/usr").join(library), &root, library)?;
-    // For NVIDIA's compiler, which a guest has from a disk.
+    // For NVIDIA's compiler, which a guest gets from a disk.
     for library in ["libpthread.so.0", "libdl.so.2", "libm.so.6", "librt.so.1"] {
         copy(&root, &format!("/lib/x86_64-linux-gnu/{library}"))?;
     }
@@ -228,7 +228,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// Makes keys and certificates for L1, by its address, and a guest.
+/// Creates keys and certificates for L1 (by its address) and for a guest.
 fn keys(work: &Path) -> Result<PathBuf> {
     let folder = work.join("keys");
     if folder.exists() {
@@ -241,7 +241,8 @@ fn keys(work: &Path) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// What a pool in L1 shows to applications of other machines, and the authority that it trusts.
+/// Copies what a pool in L1 shows to applications of other machines, and the authority that it
+/// trusts.
 pub fn host_keys(work: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for file in [

@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use base::Unpoisoned;
 
-/// What is downloaded and built, kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
+/// Everything downloaded and built that is kept between runs: `$GANTRY_CACHE` or `~/.cache/gantry`.
 #[derive(Clone, Debug)]
 pub struct Cache {
     /// The folder.
@@ -18,7 +18,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the cache, creating it if need be.
+    /// Opens the cache, creating it if needed.
     pub fn open() -> Result<Self> {
         let dir = match (std::env::var_os("GANTRY_CACHE"), std::env::var_os("HOME")) {
             (Some(dir), _) => PathBuf::from(dir),
@@ -31,12 +31,12 @@ impl Cache {
     }
 
     /// The contents of a Debian package, unpacked into a folder of the cache without being
-    /// installed. The newest version that the package manager knows is fetched once.
+    /// installed. The newest version known to the package manager is fetched once.
     pub fn unpacked(&self, package: &str) -> Result<PathBuf> {
         self.made(package, |work| self.unpack(package, work))
     }
 
-    /// A folder of the cache, which `make` fills, once.
+    /// A folder of the cache, which `make` fills once.
     pub fn made(&self, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let kept = self.dir.join("packages").join(name);
         if kept.join(".complete").exists() {
@@ -71,8 +71,8 @@ impl Cache {
         Ok(())
     }
 
-    /// What modules for a kernel are built with: its headers and those that it shares with other
-    /// kernels. The folder to give to `make -C`.
+    /// What building modules for a kernel needs: its headers, and those that it shares with other
+    /// kernels. Returns the folder to pass to `make -C`.
     pub fn headers(&self, release: &str) -> Result<PathBuf> {
         let name = format!("linux-headers-{release}");
         let kept = self.dir.join("packages").join(&name);
@@ -87,7 +87,7 @@ impl Cache {
                 .and_then(|rest| rest.strip_suffix("/Makefile"))
                 .with_context(|| format!("{name} is not made as expected: {makefile}"))?;
             self.unpack(common, work)?;
-            // The link leads into the package that has the build's programs.
+            // The link points into the package with the build's programs.
             let scripts = fs::read_link(folder(work).join("scripts"))?;
             let programs = scripts
                 .iter()
@@ -103,7 +103,7 @@ impl Cache {
         Ok(folder(&kept))
     }
 
-    /// Unpacks parts of the kernel's sources into a folder, of the version that the headers have.
+    /// Unpacks parts of the kernel's sources, in the version of the headers, into a folder.
     pub fn unpack_sources(
         &self,
         package: &str,
@@ -153,12 +153,12 @@ impl Cache {
     }
 }
 
-/// Programs that building modules needs, and the Debian packages that have them.
+/// Programs needed to build modules, and the Debian packages that contain them.
 pub const FOR_MODULES: &[(&str, &str)] =
     &[("xz", "xz-utils"), ("make", "make"), ("gcc-12", "gcc-12")];
 
-/// Builds modules from sources in a folder, to which `files` are added. What has not changed since
-/// the last time is not built again.
+/// Builds modules from sources in a folder, to which `files` are added. Unchanged sources are not
+/// built again.
 pub fn build_modules(sources: &Path, files: &[(&str, &str)], headers: &Path) -> Result<()> {
     for (name, text) in files {
         let file = sources.join(name);
@@ -169,14 +169,14 @@ pub fn build_modules(sources: &Path, files: &[(&str, &str)], headers: &Path) -> 
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     run(Command::new("make")
         .args(["-s", "modules", &format!("-j{cores}")])
-        // Needs the kernel's debug information, which is in no package that is fetched here.
+        // This needs the kernel's debug information, which is in none of the packages fetched here.
         .arg("CONFIG_DEBUG_INFO_BTF_MODULES=")
         .arg("-C")
         .arg(headers)
         .arg(format!("M={}", sources.display())))
 }
 
-/// Copies modules, without what debuggers want.
+/// Copies modules without their debug information.
 pub fn copy_modules(sources: &Path, names: &[&str], to: &Path) -> Result<()> {
     for name in names {
         let file = format!("{name}.ko");
@@ -188,8 +188,8 @@ pub fn copy_modules(sources: &Path, names: &[&str], to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Debian's version of the headers in a folder, such as `6.12.117-1~deb12u1`: the sources have the
-/// same.
+/// Debian's version of the headers in a folder, such as `6.12.117-1~deb12u1`. The sources have the
+/// same version.
 fn version(headers: &Path) -> Result<String> {
     let name = headers.file_name().context("the headers have no name")?;
     let changes = headers.join("../../share/doc").join(name);
@@ -224,7 +224,7 @@ fn kernel_in(root: &Path) -> Result<Kernel> {
 /// An unpacked kernel package.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// Its release, as `uname -r` says it.
+    /// Its release, as printed by `uname -r`.
     pub release: String,
     /// The bzImage.
     pub image: PathBuf,
@@ -232,10 +232,11 @@ pub struct Kernel {
     pub modules: PathBuf,
 }
 
-/// Who installs has the package manager alone: what others want may come with it.
+/// Held while installing: only one thread may use the package manager, and it may install what
+/// others want.
 static INSTALLING: Mutex<()> = Mutex::new(());
 
-/// Installs Debian packages of which a program is missing.
+/// Installs the Debian packages of missing programs.
 pub fn install(programs: &[(&str, &str)]) -> Result<()> {
     let _alone = INSTALLING.lock_unpoisoned();
     let missing = || -> Vec<_> {
@@ -245,8 +246,8 @@ pub fn install(programs: &[(&str, &str)]) -> Result<()> {
             .map(|(_, package)| *package)
             .collect()
     };
-    // What is installed may take the place of what was there, of another version for instance:
-    // that is then installed in the version that goes with it.
+    // An installation may replace other packages, for instance by another version. Missing programs
+    // are then installed in the matching version.
     for _ in 0..2 {
         let missing = missing();
         if missing.is_empty() {
@@ -270,7 +271,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     let mut command = as_root("apt-get")?;
     command
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // The package manager may be busy with upgrades of its own.
+        // The package manager may be busy with automatic upgrades.
         .args(["-o", "DPkg::Lock::Timeout=600"])
         .args(["install", "-y", "--no-install-recommends"])
         .args(packages);
@@ -282,7 +283,7 @@ fn install_packages(packages: &[&str]) -> Result<()> {
     })
 }
 
-/// Whether a program (by name) or a file (by path) is there.
+/// Whether a program (by name) or a file (by path) exists.
 pub fn is_there(program: &str) -> bool {
     if program.contains('/') {
         return Path::new(program).exists();
@@ -300,7 +301,7 @@ fn update_lists(cache: &Path) -> Result<()> {
         .and_then(|meta| meta.modified())
         .ok()
         .and_then(|at| at.elapsed().ok());
-    // The stamp may come from a machine whose lists are not this one's.
+    // The stamp may come from a machine with other lists.
     let lists = fs::read_dir("/var/lib/apt/lists").is_ok_and(|entries| {
         entries
             .filter_map(Result::ok)
@@ -315,7 +316,7 @@ fn update_lists(cache: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A command that is run by root, through sudo if need be.
+/// A command that runs as root, through sudo if needed.
 fn as_root(program: &str) -> Result<Command> {
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } == 0 {
@@ -330,12 +331,12 @@ fn as_root(program: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Runs a command; what it printed is shown if it fails.
+/// Runs a command; its output is shown if it fails.
 pub fn run(command: &mut Command) -> Result<()> {
     output(command).map(|_| ())
 }
 
-/// Runs a command and returns what it printed.
+/// Runs a command and returns its output.
 pub fn output(command: &mut Command) -> Result<String> {
     let output = command
         .stdin(Stdio::null())

@@ -1,5 +1,5 @@
-//! L2 with systemd: Debian's init and the host's units, where an administrator has them. The guest's
-//! unit is installed by its agent.
+//! L2 with systemd: Debian's init, and the host's units where an administrator would put them. The
+//! guest's unit is installed by its agent.
 
 use std::{
     fs,
@@ -25,10 +25,10 @@ const PROGRAMS: [&str; 3] = [
     "/usr/bin/systemd-analyze",
 ];
 const UNITS: &str = "/lib/systemd/system";
-/// Kinds of Debian's units that start nothing, and that which loads modules for others.
+/// Suffixes of Debian's units that start nothing, and the unit that loads modules for others.
 const KINDS: [&str; 3] = [".target", ".slice", "modprobe@.service"];
 
-/// What L2's init becomes instead of taking commands.
+/// The program that L2's init becomes instead of taking commands.
 const BECOME: &str = "#!/bin/sh
 # Services have a view of the file system of their own, which that of the kernel does not allow.
 mkdir /new
@@ -58,8 +58,8 @@ stty -F /dev/ttyS0 -echo -onlcr
 exec 0</dev/ttyS0 1>/dev/ttyS0 2>&1
 ";
 
-/// What a guest with systemd has beside the other files of L2 and what
-/// [`opencl::guest`](super::opencl::guest) adds: init, units, and what they run.
+/// What a guest with systemd has in addition to L2's other files and to
+/// [`opencl::guest`](super::opencl::guest): init, units, and the programs that they run.
 pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf> {
     packages::install(NEEDED)?;
     let root = work.join("l2-systemd");
@@ -78,7 +78,7 @@ pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf>
     for entry in fs::read_dir(UNITS)?.filter_map(Result::ok) {
         let name = entry.file_name();
         let of_kind = |name: &str| KINDS.iter().any(|kind| name.ends_with(kind));
-        // Links may lead nowhere.
+        // Links may be dangling.
         if name.to_str().is_some_and(of_kind) && entry.path().is_file() {
             fs::copy(entry.path(), units.join(&name))?;
         }
@@ -87,7 +87,7 @@ pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf>
         "remoting/gantry-accel.service",
         "gpu-mediator/gantry-arbiter.service",
         "tunnel/gantry-tunnel.service",
-        // Not where systemd looks: the pool runs without it first.
+        // Not in a place that systemd searches: the pool first runs without it.
         "remoting/gantry-accel.service.d/arbiter.conf",
     ] {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(unit);
@@ -106,13 +106,13 @@ pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf>
     )?;
     script(&root.join("bin/become"), BECOME)?;
     let etc = root.join("etc");
-    // With a number, it is not its first boot, at which systemd would enable all units.
+    // With an ID, this is not the first boot, on which systemd would enable all units.
     fs::write(etc.join("machine-id"), "b08dfa6083e7567a1921a715000001fb\n")?;
     fs::write(
         etc.join("passwd"),
         "root:x:0:0::/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n",
     )?;
-    // As Debian's packages make them.
+    // As Debian's packages create them.
     fs::write(
         etc.join("group"),
         "root:x:0:\nvideo:x:44:\nkvm:x:105:\nrender:x:106:\nnogroup:x:65534:\n",

@@ -1,13 +1,12 @@
-//! What a call over the rings costs, with and without a virtual machine between.
+//! Cost of a call over the rings, with and without a virtual machine in between.
 //!
-//! The same client ([`gantry_ring_client`]) runs as a process beside the worker, and in ring 3 of a
-//! guest of Gantry that has no operating system, on this machine's own KVM. Both use the worker
-//! that is shipped, and the host's driver.
+//! The same client ([`gantry_ring_client`]) runs as a process next to the worker, and in ring 3 of a Gantry guest
+//! without an operating system, on this machine's own KVM. Both use the worker as shipped and the host's driver.
 //!
-//! - `native`: the same calls of CUDA by the driver itself.
+//! - `native`: the same CUDA calls by the driver itself.
 //! - `here`: the process.
 //! - `guest`: the virtual machine.
-//! - `count`: exits and system calls of both sides, counted in a stretch of calls of their own.
+//! - `count`: exits and system calls of both sides, counted during a separate series of calls.
 //! - `view`: what the guest has on its desk.
 
 mod count;
@@ -33,16 +32,16 @@ pub use count::Counts;
 pub use gantry_ring_client::desk;
 pub use view::View;
 
-/// What is measured, before which driver.
+/// What to measure, and with which driver.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The API.
     pub api: ApiId,
-    /// The driver's library, where it is not the API's usual one.
+    /// The driver's library, if it is not the API's usual one.
     pub library: Option<PathBuf>,
-    /// MiB of address space that a worker may use, where it is not the usual.
+    /// Size in MiB of the address space that a worker may use, if it is not the default.
     pub heap: Option<u64>,
-    /// How often everything is measured, by turns.
+    /// How often everything is measured, taking turns.
     pub rounds: usize,
 }
 
@@ -57,7 +56,7 @@ impl Default for Options {
     }
 }
 
-/// The kinds of calls in whose stretches exits and system calls are counted.
+/// The kinds of calls for which exits and system calls are counted.
 fn kinds(api: ApiId) -> &'static [&'static str] {
     match api {
         ApiId::OpenCl => &opencl::KINDS,
@@ -65,12 +64,12 @@ fn kinds(api: ApiId) -> &'static [&'static str] {
     }
 }
 
-/// Something that was measured, in counts of the time stamp counter.
+/// A measured figure, in counts of the time-stamp counter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Figure {
-    /// How long one took: the median, and what 99 of 100 do not exceed.
+    /// Duration of one operation: the median and the 99th percentile.
     Time {
-        /// Of what.
+        /// The operation.
         what: String,
         /// The median.
         median: u64,
@@ -79,9 +78,9 @@ pub enum Figure {
     },
     /// A copy between window and device.
     Copy {
-        /// In which direction.
+        /// Its direction.
         what: String,
-        /// Bytes.
+        /// Size in bytes.
         bytes: u64,
         /// The median.
         median: u64,
@@ -98,7 +97,7 @@ impl Figure {
         }
     }
 
-    /// The same of several rounds: their medians.
+    /// Combines the same figure of several rounds by taking the median.
     fn of(mut rounds: Vec<&Self>) -> Option<Self> {
         rounds.sort_by_key(|figure| figure.median());
         let middle = (*rounds.get(rounds.len() / 2)?).clone();
@@ -124,18 +123,18 @@ impl Figure {
     }
 }
 
-/// What one run has shown.
+/// Results of one run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// The device, and what was computed.
     pub notes: Vec<(String, String)>,
-    /// Figures in their order.
+    /// Figures in order.
     pub figures: Vec<Figure>,
-    /// Of a virtual machine: what was counted, for each kind of call.
+    /// For a virtual machine: the counts for each kind of call.
     pub counts: Vec<Counts>,
 }
 
-/// Finds the programs that are measured.
+/// Finds the programs to measure.
 ///
 /// # Errors
 /// One is missing.
@@ -147,7 +146,7 @@ pub fn programs(folder: PathBuf) -> Result<Programs> {
     )
 }
 
-/// A pool of workers. It ends with the value, and its workers with it.
+/// A pool of workers. It and its workers are killed when the value is dropped.
 struct Pool {
     process: Child,
     socket: PathBuf,
@@ -201,7 +200,7 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Processes of its workers.
+    /// Process IDs of its workers.
     fn workers(&self) -> Result<Vec<i32>> {
         let id = self.process.id();
         let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
@@ -219,32 +218,31 @@ impl Drop for Pool {
     }
 }
 
-/// The time stamp counter.
+/// Reads the time-stamp counter.
 fn now() -> u64 {
-    // SAFETY: an instruction of every processor that KVM runs on.
+    // SAFETY: every processor that KVM runs on has this instruction.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Counts of the time stamp counter in a microsecond.
+/// Counts of the time-stamp counter per microsecond.
 pub fn clock() -> f64 {
     let (time, counts) = (Instant::now(), now());
     std::thread::sleep(Duration::from_millis(200));
     (now() - counts) as f64 / time.elapsed().as_secs_f64() / 1e6
 }
 
-/// What one call in ten may cost at most, so that a call in the steady state is known to cost none:
-/// a processor that others use, too, sends a worker to sleep now and then.
+/// Maximum count that still shows that a call costs nothing in the steady state: one per ten calls. A CPU that other
+/// programs use, too, puts a worker to sleep now and then.
 const MOST: u64 = (COUNTED / 10) as u64;
 
-/// How often the counting is repeated. Where other programs keep both processors busy, the worker's poll
-/// ends before the guest gets a processor, and each call has to wake it; code that never polls fails
-/// every time.
+/// How often the counting is attempted. Where other programs keep both CPUs busy, the worker's polling ends before the
+/// guest gets a CPU, and each call has to wake the worker. Code that never polls fails every time.
 const ATTEMPTS: usize = 5;
 
-/// Checks that a guest's synchronous calls made no exits and no system calls to speak of.
+/// Checks that a guest's synchronous calls cause practically no exits and no system calls.
 ///
 /// # Errors
-/// They did each time, or something cannot be started.
+/// They did in every attempt, or something cannot be started.
 pub fn check(programs: &Programs, options: &Options) -> Result<()> {
     let work = tempfile::tempdir().context("cannot make a folder for the run")?;
     let pool = Pool::start(programs, work.path(), options)?;
@@ -259,16 +257,16 @@ pub fn check(programs: &Programs, options: &Options) -> Result<()> {
     bail!("{ATTEMPTS} times, the last: {last}")
 }
 
-/// Whether calls are free of exits and system calls, but for those that a busy host causes now and then.
+/// Whether calls cause no exits and system calls, except for those that a busy host causes now and then.
 fn is_steady(counts: &Counts) -> bool {
-    // Interrupts of the host leave the guest, too, and are nobody's doing here. (A doorbell that
-    // KVM takes is an exit without a kind.)
+    // Interrupts of the host also cause exits, which are not the calls' doing. (A doorbell that KVM handles is an exit
+    // without a kind.)
     let of = |name| counts.exits.get(name).copied().unwrap_or(0);
     let exits = of("exits").saturating_sub(of("irq_exits"));
     counts.system_calls() < MOST && exits < MOST
 }
 
-/// What is measured by turns, and what it has shown each time.
+/// One of the things measured in turn, and its results of each round.
 struct Turn<'a> {
     name: &'static str,
     measure: Box<dyn Fn() -> Result<Report> + 'a>,
@@ -276,7 +274,7 @@ struct Turn<'a> {
 }
 
 impl Turn<'_> {
-    /// A figure's medians, as text.
+    /// A figure's medians as text.
     fn cell(&self, index: usize, clock: f64) -> String {
         let rounds = self.reports.iter();
         let rounds = rounds.filter_map(|report| report.figures.get(index));
@@ -328,7 +326,7 @@ pub fn run(programs: &Programs, options: &Options) -> Result<()> {
 
 fn print(turns: &[Turn<'_>], clock: f64) {
     for turn in turns {
-        // What rounds have in common is said once.
+        // Notes that rounds have in common are printed once.
         let notes = turn.reports.iter().flat_map(|report| &report.notes);
         for (what, is) in notes.collect::<BTreeSet<_>>() {
             println!("{}: {what}: {is}", turn.name);
@@ -346,7 +344,7 @@ fn print(turns: &[Turn<'_>], clock: f64) {
         println!("| {} | {} |", figure.name(), cells.join(" | "));
     }
     for turn in turns {
-        // Counts differ little from round to round.
+        // Counts differ little between rounds, so only the last one's are printed.
         for counts in turn.reports.last().iter().flat_map(|report| &report.counts) {
             println!("\n{}: {counts}", turn.name);
         }
