@@ -1,4 +1,4 @@
-//! Applications of guests that go on elsewhere before their memory has followed.
+//! Applications of guests that continue elsewhere before their memory has followed.
 
 use anyhow::{Result, ensure};
 use serde_json::json;
@@ -25,7 +25,7 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
-/// Begins to compute on two buffers of 1 MiB, all of which each round writes.
+/// Starts a program that computes on two buffers of 1 MiB and writes all of both in each round.
 fn begin(guest: &mut Guest) -> Result<()> {
     guest.run(
         "rm -f /tmp/stop; : >/tmp/moving; (opencl-moving /tmp/stop device 1 >/tmp/moving 2>&1; echo ended $? >>/tmp/moving) & true",
@@ -33,7 +33,7 @@ fn begin(guest: &mut Guest) -> Result<()> {
     goes_on(guest)
 }
 
-/// All that it has computed was right.
+/// Ends the program, and checks that everything it computed was right.
 fn ends(guest: &mut Guest) -> Result<()> {
     guest.run("touch /tmp/stop")?;
     let end = guest.eventually("cat /tmp/moving", |text| text.contains("ended"))?;
@@ -72,7 +72,7 @@ fn between_pools(context: &Context) -> Result<()> {
     }
     ends(&mut guest)?;
     ensure!(counter(&gantry, "workers_lost")? == 0);
-    // Each time those of its two buffers that it has written since they were copied.
+    // Each time, those of its two buffers follow that were written since they were copied.
     let followed = counter(&gantry, "contents_followed")?;
     ensure!((1..=6).contains(&followed), "{followed} have followed");
     Ok(())
@@ -86,10 +86,10 @@ fn between_machines(context: &Context) -> Result<()> {
     let how = json!({"accel": "Move", "accel_postcopy": true});
     let (mut gantry, mut guest) = migration::go(gantry, there, how)?;
     goes_on(&mut guest)?;
-    // It needs both to go on.
+    // The program needs both buffers to continue.
     ensure!(counter(&gantry, "contents_followed")? == 2);
     drop(guest);
-    // So slowly that the source can be killed before all has followed: memory is handed over.
+    // Slow enough that the source can be killed after memory was handed over and before everything has followed.
     let dir = context.dir.join("third");
     let there = migration::wait_with(&dir, &gantry.serial, &[(&other.socket, &pool.socket)])?;
     let body = json!({
@@ -110,12 +110,12 @@ fn between_machines(context: &Context) -> Result<()> {
         !end.contains("rounds were right") && !end.contains("is wrong"),
         "{end}"
     );
-    // Those that wait for applications stay.
+    // Workers that wait for applications stay.
     until("the worker that had it has ended", || {
         let now = other.workers()?;
         Ok(left.iter().any(|worker| !now.contains(worker)))
     })?;
-    // The next one is served.
+    // The next application is served.
     begin(&mut guest)?;
     ends(&mut guest)
 }

@@ -1,4 +1,4 @@
-//! Guests that compute by CUDA, before a driver that needs no GPU.
+//! Guests that compute with CUDA, using a driver that needs no GPU.
 
 use std::{fs, path::Path};
 
@@ -35,7 +35,7 @@ pub const SCENARIOS: &[Entry] = &[
 const MEMORY: u64 = 64;
 const RIGHT: &str = "sums, counts and products are right";
 
-/// Of the two machines.
+/// Weights of the two machines.
 const WEIGHTS: [u32; 2] = [1, 3];
 
 /// A port for programs of one API or of both.
@@ -59,11 +59,11 @@ fn port_each(pool: &Pool, weight: u32) -> Value {
     json!([port(pool, "Cuda", weight), for_opencl])
 }
 
-/// A machine whose programs call CUDA, and OpenCL.
+/// A machine whose programs call CUDA and OpenCL.
 struct Vm {
     gantry: Gantry,
     guest: Guest,
-    /// The arbiter's name for it.
+    /// Its name at the arbiter.
     name: String,
 }
 
@@ -76,7 +76,7 @@ impl Vm {
         });
         merge(&mut config, more);
         let (gantry, mut guest) = Gantry::boot(dir, config)?;
-        // Who waits for kernels sleeps meanwhile.
+        // With UIO, programs that wait for kernels sleep meanwhile.
         opencl::load_uio(&mut guest)?;
         opencl::start_agent(&mut guest, "gantry-agent")?;
         // As in vmm/src/machine/kinds/accel.rs.
@@ -88,7 +88,7 @@ impl Vm {
         })
     }
 
-    /// Starts a program that computes until an error, and waits until it has computed.
+    /// Starts a program that computes until it gets an error, and waits until it has computed.
     fn start(&mut self) -> Result<()> {
         let program = "cuda-programs endless >>/tmp/moving 2>&1";
         self.guest
@@ -96,8 +96,8 @@ impl Vm {
         goes_on(&mut self.guest)
     }
 
-    /// The program that computes is told that it has lost its device, and everything before was right. Nothing of
-    /// it is left in the port.
+    /// Checks that the computing program is told that it has lost its device, that everything it computed before was
+    /// right, and that nothing of it is left in the port.
     fn loses(&mut self) -> Result<()> {
         let tail = "tail -n 3 /tmp/moving; pidof cuda-programs; true";
         let end = self
@@ -110,7 +110,7 @@ impl Vm {
     }
 }
 
-/// Who serves the machines. Both are started again when they were killed.
+/// What serves the machines. Both the arbiter and the pool are restarted after they were killed.
 struct Host<'a> {
     dir: &'a Path,
     arbiter: Arbiter,
@@ -118,7 +118,7 @@ struct Host<'a> {
 }
 
 impl Host<'_> {
-    /// The worker that serves, besides these; one more waits for a program.
+    /// The worker that serves a program in addition to `others`. One more worker waits for a program.
     fn serving(&self, others: &[u32], start: impl FnOnce() -> Result<()>) -> Result<u32> {
         until("one worker waits", || {
             Ok(self.pool.workers()?.len() == others.len() + 1)
@@ -129,14 +129,14 @@ impl Host<'_> {
         waiting.context("no worker waits")
     }
 
-    /// What the arbiter has of a machine.
+    /// The arbiter's record of a machine.
     fn client(&self, vm: &Vm) -> Result<Client> {
         let clients = self.arbiter.clients()?;
         let found = clients.into_iter().find(|client| client.name == vm.name);
         Ok(found.unwrap_or_default())
     }
 
-    /// Waits until the arbiter has nothing of a machine.
+    /// Waits until the arbiter holds nothing for a machine.
     fn forgets(&self, vm: &Vm) -> Result<()> {
         until("the arbiter has nothing of the machine", || {
             let client = self.client(vm)?;
@@ -144,7 +144,7 @@ impl Host<'_> {
         })
     }
 
-    /// Open files of pool and arbiter, once nobody is served.
+    /// Number of open files of the pool and of the arbiter, once no program is served.
     fn files(&self) -> Result<[usize; 2]> {
         let count = |process: u32| Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count());
         until("only one worker is left, which waits", || {
@@ -184,7 +184,7 @@ fn compute(context: &Context) -> Result<()> {
     lose_vmm(&host, first, &mut second)
 }
 
-/// What programs compute, print and are refused.
+/// Checks what programs compute and print, and what they are refused.
 fn programs(guest: &mut Guest) -> Result<()> {
     let said = guest.run("cuda-programs 2>&1 || cat /tmp/agent.log")?;
     let printed = "a kernel says: block 0 thread 3 of 32:  1.50 d 123456789abf %";
@@ -200,7 +200,7 @@ fn programs(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// A program that calls OpenCL is served while one that calls CUDA computes.
+/// A program that calls OpenCL is served while a program that calls CUDA computes.
 fn with_opencl(vm: &mut Vm) -> Result<()> {
     vm.start()?;
     vm.guest.run("gantry-agent install")?;
@@ -214,15 +214,15 @@ fn with_opencl(vm: &mut Vm) -> Result<()> {
     })
 }
 
-/// Programs of both machines have kernels under way always, all of the same length: how many of each have ended, by
-/// its own count, is as the weights are. Equal parts would be 0.33 of that.
+/// Programs of both machines always have kernels of the same length in flight. The numbers of kernels that end, by the
+/// programs' own count, must be in proportion to the weights. Equal parts would yield 0.33 of that.
 fn by_weight(vms: &mut [&mut Vm; 2]) -> Result<()> {
-    /// The worse-off machine by the better-off one, as where OpenCL is shared.
+    /// Minimum ratio of the worse-off machine to the better-off one, as where OpenCL is shared.
     const FAIR: f64 = 0.8;
-    /// Stretches that are looked at, until one is fair: a machine whose virtual processor has to wait for the
-    /// busy one that all of this is emulated on is late with its next kernels.
+    /// Maximum number of measurements until one is fair: a machine whose vCPU has to wait for the busy CPU on which all
+    /// of this is emulated submits its next kernels late.
     const STRETCHES: usize = 3;
-    /// Kernels of the machine of least weight in a stretch, and before the first one.
+    /// Kernels of the machine with the lowest weight in a measurement, and before the first one.
     const LEAST: u32 = 200;
     const WARM: u32 = 10;
     const COUNT: &str = "wc -l </tmp/busy";
@@ -237,7 +237,7 @@ fn by_weight(vms: &mut [&mut Vm; 2]) -> Result<()> {
         Ok(counts)
     };
     let wait = |vm: &mut Vm, count: u32| {
-        // Looking from here makes the guest start programs again and again, while others compute.
+        // Wait in the guest: polling from here would make it start programs over and over while others compute.
         let is = format!("[ $({COUNT}) -ge {count} ] || ! pidof cuda-programs >/dev/null");
         vm.guest.run(&format!("until {is}; do sleep 1; done"))
     };
@@ -276,14 +276,14 @@ fn by_weight(vms: &mut [&mut Vm; 2]) -> Result<()> {
     Ok(())
 }
 
-/// The worker of one machine's program is killed. Its next one is served, and the other machine's has noticed
-/// nothing.
+/// Kills the worker of one machine's program. That machine's next program is served, and the other machine's program is
+/// not affected.
 fn lose_worker(host: &Host<'_>, first: &mut Vm, second: &mut Vm) -> Result<()> {
     let of_first = host.serving(&[], || first.start())?;
     let of_second = host.serving(&[of_first], || second.start())?;
     sh(&format!("kill -9 {of_second}"))?;
     second.loses()?;
-    // The program is told first.
+    // The program is told before the worker is counted.
     until("the lost worker is counted", || {
         Ok(counter(&second.gantry, "workers_lost")? == 1)
     })?;
@@ -298,7 +298,7 @@ fn lose_worker(host: &Host<'_>, first: &mut Vm, second: &mut Vm) -> Result<()> {
     second.start()
 }
 
-/// Without an arbiter programs wait. Nobody loses anything, and the next one has the weights.
+/// Without an arbiter, programs wait. No program loses anything, and the next arbiter gets the weights.
 fn lose_arbiter<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<Host<'a>> {
     let Host { dir, arbiter, pool } = host;
     drop(arbiter);
@@ -313,7 +313,7 @@ fn lose_arbiter<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<H
     Ok(host)
 }
 
-/// A pool takes its workers with it. The next one serves everybody's next program.
+/// When a pool dies, its workers die with it. The next pool serves the next program of each machine.
 fn lose_pool<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<Host<'a>> {
     let Host { dir, arbiter, pool } = host;
     let mut workers = pool.workers()?;
@@ -331,7 +331,7 @@ fn lose_pool<'a>(host: Host<'a>, first: &mut Vm, second: &mut Vm) -> Result<Host
     Ok(host)
 }
 
-/// What serves a machine's program goes with the machine, and the other machine's goes on.
+/// The worker of a machine's program ends with the machine; the other machine's program continues.
 fn lose_vmm(host: &Host<'_>, mut first: Vm, second: &mut Vm) -> Result<()> {
     let files = host.files()?;
     let of_first = host.serving(&[], || first.start())?;
@@ -348,7 +348,8 @@ fn lose_vmm(host: &Host<'_>, mut first: Vm, second: &mut Vm) -> Result<()> {
     })
 }
 
-/// The vendor's library, unmodified, makes PTX of CUDA C++ in the guest, and the guest's driver takes it to the host's.
+/// The vendor's unmodified library compiles CUDA C++ to PTX in the guest, and the guest's driver passes it to the
+/// host's.
 fn compiled(context: &Context) -> Result<()> {
     if let Ok(why) = fs::read_to_string(nvrtc::MISSING) {
         return Err(Skipped(why).into());

@@ -1,9 +1,9 @@
-//! A program of a guest changes between the guest's own pool, on a device that is passed through, and the
-//! host's, while it runs: the device leaves and comes back meanwhile, and the VM moves without it, also where
-//! no other device serves the program until then.
+//! A guest's program moves, while it runs, between the guest's own pool on a passed-through device and the host's pool.
+//! The device leaves and comes back meanwhile, and the VM migrates without it, even if no other device serves the
+//! program until it arrives.
 //!
-//! What stands in for the device's driver is PoCL in the guest, in a pool that holds `edu`'s file, and the
-//! kernel's driver for unknown devices, which has a node in /dev.
+//! The device's driver is imitated by PoCL in the guest, in a pool that holds `edu`'s file, and by the kernel's driver
+//! for unknown devices, which has a node in /dev.
 
 use std::{
     fs,
@@ -34,17 +34,17 @@ pub const SCENARIOS: &[Entry] = &[(
     moves,
 )];
 
-/// Times that the program leaves its device and comes back where that is measured.
+/// How many times the program leaves its device and comes back in the measurement.
 const MEASURED: usize = 25;
 
-/// What the program's kernel has been compiled to, in the guest.
+/// The program's compiled kernel, in the guest.
 const COMPILED: &str = "/tmp/compiled";
 
-/// What starts the agent, with a pool of its own.
+/// The command that starts the agent with its own pool.
 const STARTED: &str = "/usr/local/sbin/gantry-agent --local 'sh /tmp/local'";
 
-/// Has the guest's agent run PoCL as the driver of its device: the pool, and whatever it starts, has the
-/// device's file.
+/// Makes the guest's agent run PoCL as its device's driver: the pool and whatever it starts hold the device's file
+/// open.
 fn start_agent(guest: &mut Guest, size: u64, compiled: &Compiled) -> Result<()> {
     guest.run("gantry-agent install")?;
     guest.run(&format!(
@@ -66,25 +66,25 @@ fn start_agent(guest: &mut Guest, size: u64, compiled: &Compiled) -> Result<()> 
     Ok(())
 }
 
-/// How many have the device's file.
+/// Counts the processes that hold the device's file.
 pub(super) const HOLDERS: &str = "ls -l /proc/[0-9]*/fd 2>/dev/null | grep -c resource0; true";
 
 /// A guest whose program computes on its device.
 pub(super) struct Computing {
     pub gantry: Gantry,
     pub guest: Guest,
-    /// The device, as it is plugged.
+    /// The device's configuration, as plugged.
     device: Value,
-    /// What the host serves applications with.
+    /// The host's pool for applications.
     pub pool: Pool,
 }
 
 impl Computing {
-    /// Boots a guest, with a device and a pool of its own that nobody uses yet.
+    /// Boots a guest with a device and its own pool, which no program uses yet.
     pub fn boot(dir: &Path) -> Result<Self> {
         let pool = Pool::start(dir)?;
         let edu = HostDevice::take(EDU, 0)?;
-        // For the guest, as a disk.
+        // Given to the guest as a disk.
         let program = fs::read("/bin/gantry-accel")?;
         let path = dir.join("gantry-accel.raw");
         let mut padded = program.clone();
@@ -115,7 +115,7 @@ impl Computing {
         })
     }
 
-    /// Starts the program, which computes on the guest's device, with these variables and arguments.
+    /// Starts the program on the guest's device, with these variables and arguments.
     pub fn begins(&mut self, environment: &str, arguments: &str) -> Result<()> {
         self.guest.run(&format!(
             "rm -f /tmp/stop; ({environment} OPENCL_MOVING_BINARY={COMPILED} \
@@ -129,14 +129,14 @@ impl Computing {
         Ok(())
     }
 
-    /// A guest whose program computes, with these arguments.
+    /// Boots a guest and starts its program with these arguments.
     fn start(dir: &Path, arguments: &str) -> Result<Self> {
         let mut computing = Self::boot(dir)?;
         computing.begins("", arguments)?;
         Ok(computing)
     }
 
-    /// It computes something new.
+    /// Waits until the program has computed another round.
     pub fn goes_on(&mut self) -> Result<()> {
         let before = self.guest.run("grep -c round /tmp/moving; true")?;
         let said = self
@@ -148,12 +148,12 @@ impl Computing {
         Ok(())
     }
 
-    /// How many times it has told of its rounds.
+    /// How many lines about its rounds the program has printed.
     fn told(&mut self) -> Result<u64> {
         Ok(self.guest.run("wc -l </tmp/moving")?.trim().parse()?)
     }
 
-    /// Milliseconds of the longest of its rounds since it had told so often.
+    /// Duration in milliseconds of its longest round since it had printed `told` lines.
     fn longest_since(&mut self, told: u64) -> Result<u64> {
         self.goes_on()?;
         let longest = self.guest.run(&format!(
@@ -162,12 +162,12 @@ impl Computing {
         Ok(longest.trim().parse()?)
     }
 
-    /// Who serves it now, and whether anybody has the device.
+    /// Checks that the guest's pool serves the program and holds the device.
     pub fn is_local(&mut self) -> Result<()> {
         until("the host's slices are free", || {
             Ok(counter(&self.gantry, "slices_in_use")? == 0)
         })?;
-        // Who has waited is on its way.
+        // Whoever has waited is about to be served.
         self.guest
             .eventually(HOLDERS, |holders| holders.trim() != "0")
             .context("nobody has the device")?;
@@ -178,7 +178,7 @@ impl Computing {
         self.goes_to(json!({"seat": seat}))
     }
 
-    /// The same, or to an address.
+    /// Moves the program to a seat, which may be an address.
     pub fn goes_to(&mut self, seat: Value) -> Result<()> {
         let mut body = json!({"id": "a"});
         gantry::merge(&mut body, seat.clone());
@@ -193,8 +193,8 @@ impl Computing {
         Ok(())
     }
 
-    /// The program leaves the device for the host's, the device leaves and comes back, and the program,
-    /// too. How long the program's changes have taken.
+    /// Moves the program from the device to the host's pool, removes the device and adds it again, and moves the
+    /// program back. Returns how long the program's two moves took.
     fn round(&mut self) -> Result<[Duration; 2]> {
         self.is_local()?;
         let began = Instant::now();
@@ -217,7 +217,7 @@ impl Computing {
         Ok([left, began.elapsed()])
     }
 
-    /// All that it has computed is right.
+    /// Ends the program, and checks that everything it computed is right.
     pub fn ends(&mut self) -> Result<()> {
         self.guest.run("touch /tmp/stop")?;
         let end = self
@@ -230,7 +230,8 @@ impl Computing {
         Ok(())
     }
 
-    /// Somebody else has the device open: nobody goes to where a Gantry waits, and who it is is said.
+    /// If another process has the device open, a migration to a waiting Gantry fails, and the error names the
+    /// process.
     fn stays_while_held(&mut self, waiting: &Waiting) -> Result<()> {
         self.guest.run(
             "u=$(ls $(dirname $(grep -l 0x11e8 /sys/bus/pci/devices/*/device))/uio) && \
@@ -248,8 +249,8 @@ impl Computing {
         Ok(())
     }
 
-    /// Milliseconds that a program takes in the guest from its start, by way of the driver itself, until it has
-    /// computed once and ends; the other one computes meanwhile, as it does when it comes back.
+    /// Milliseconds that a program in the guest takes with the driver itself, from its start until it has computed once
+    /// and ends. The other program computes meanwhile, as it does when it comes back.
     fn natively(&mut self) -> Result<u64> {
         let said = self.guest.run(&format!(
             "cp $(which opencl-moving) /tmp/natively; begun=$(cut -d ' ' -f 1 /proc/uptime); \
@@ -271,7 +272,7 @@ impl Computing {
         Ok(())
     }
 
-    /// As it is now, somebody has the device, or the destination dies: it stays.
+    /// The VM stays if a migration is refused, if another process has the device, or if the destination dies.
     fn stays(&mut self, dir: &Path) -> Result<()> {
         let mut waiting = migration::wait_in(dir, &self.gantry.serial)?;
         let body = Some(sent(&waiting, "Refuse"));
@@ -280,7 +281,7 @@ impl Computing {
         self.gantry
             .refused("vm.remove-device", port, 400, "tracks physical device")?;
         self.stays_while_held(&waiting)?;
-        // The destination has been asked, and waits still.
+        // The destination has been contacted, and still waits.
         self.send(&waiting, "Park")?;
         let info = phase_until(&self.gantry, &["Rounds", "Completed", "Failed"])?;
         ensure!(info["phase"] == "Rounds", "{info}");
@@ -291,7 +292,7 @@ impl Computing {
         self.is_local()
     }
 
-    /// It waits, and nobody has the device, nor serves it.
+    /// Checks that the program waits, and that no process has the device or serves the program.
     fn is_parked(&mut self) -> Result<()> {
         let told = self.told()?;
         ensure!(
@@ -306,7 +307,8 @@ impl Computing {
         Ok(())
     }
 
-    /// A control group that allows the program hardly any more memory has it stay where it is, and is named.
+    /// If a control group leaves the program hardly any more memory, the program stays where it is, and the error names
+    /// the group.
     fn stays_in_a_small_group(&mut self) -> Result<()> {
         const SMALL: &str = "/sys/fs/cgroup/small";
         self.guest.run(&format!(
@@ -321,9 +323,9 @@ impl Computing {
         self.is_local()
     }
 
-    /// The agent is killed while it has the program parked, and started again: the program goes on, or gets an error if the
-    /// pool has gone with the agent before the program's state was saved. Nobody has the device meanwhile, and
-    /// the next program computes on it.
+    /// Kills the agent while it has the program parked, and starts it again. The program continues, or gets an error if
+    /// the pool died with the agent before the program's state was saved. Meanwhile no process has the device, and the
+    /// next program computes on it.
     fn loses_its_agent(&mut self) -> Result<()> {
         let socket = self.gantry.socket.clone();
         let parking = thread::spawn(move || {
@@ -334,7 +336,7 @@ impl Computing {
         let left = format!("pidof gantry-accel; {HOLDERS}");
         (self.guest).eventually(&left, |left| left.trim() == "0")?;
         opencl::start_agent(&mut self.guest, STARTED)?;
-        // Whatever it says of what the first one was told.
+        // Whatever it answers to the request that the first agent got.
         let answer = parking.join().map_err(|_| anyhow!("nobody has asked"))?;
         answer.context("nobody has answered")?;
         self.gantry
@@ -349,9 +351,9 @@ impl Computing {
         self.is_local()
     }
 
-    /// It goes to another Gantry with its VM, and comes back to the device that is plugged there; until then
-    /// the host serves it, or nobody (`passthrough=Park`). `returned`: how often the agent has brought it back by
-    /// itself before.
+    /// Migrates the VM with the program to another Gantry, where the program returns to the device plugged there. Until
+    /// then the host serves the program, or nobody does (`passthrough=Park`). `returned` is how often the agent has
+    /// already brought it back by itself.
     fn moves(mut self, dir: &Path, how: Value, returned: usize) -> Result<(Self, Timeline)> {
         let is_parked = how["passthrough"] == "Park";
         let follows = how["accel_postcopy"] == true;
@@ -381,7 +383,7 @@ impl Computing {
             away = self.longest_since(told)?;
             ensure!(counter(&self.gantry, "slices_in_use")? == 1);
         }
-        // All of what is not in the window: without it the program does not go on.
+        // Everything outside the window: without it, the program does not continue.
         let followed = counter(&self.gantry, "contents_followed")?;
         ensure!(followed == u64::from(follows), "{followed} have followed");
         let told = self.told()?;
@@ -411,17 +413,17 @@ fn sent(waiting: &Waiting, passthrough: &str) -> Value {
     json!({"destination_url": waiting.url, "passthrough": passthrough, "bandwidth": 4 << 20})
 }
 
-/// When what was seen, from the beginning of a migration.
+/// Times of events since the start of a migration.
 struct Timeline {
     began: Instant,
     steps: Vec<(String, Duration)>,
-    /// Milliseconds for which the VM stood still.
+    /// Downtime of the VM in milliseconds.
     stood: String,
-    /// The longest rounds of the program until it had arrived, and from then on, in milliseconds.
+    /// The program's longest rounds in milliseconds, before and after its arrival.
     longest: [u64; 2],
-    /// What the agent says of the program's return.
+    /// What the agent reports of the program's return.
     agent: String,
-    /// Milliseconds of a program that the driver serves itself.
+    /// Milliseconds that a program takes with the driver itself.
     native: u64,
 }
 
@@ -443,7 +445,7 @@ impl Timeline {
         }
     }
 
-    /// Notes the phases of a migration until it is over.
+    /// Records the phases of a migration until it ends.
     fn phases(&mut self, gantry: &Gantry) -> Result<Value> {
         loop {
             let info = gantry.ok("GET", "vm.migration", None)?;
@@ -460,7 +462,7 @@ impl Timeline {
         }
     }
 
-    /// Rows of a table, beside what Crane's authors have published (SYSTOR 2017, 6.4 and 6.5).
+    /// Rows of a table, next to the figures published by Crane's authors (SYSTOR 2017, 6.4 and 6.5).
     fn rows(&self, row: &mut dyn FnMut(&str, String)) {
         for (what, at) in &self.steps {
             row(
@@ -508,11 +510,11 @@ impl Timeline {
 }
 
 fn moves(context: &Context) -> Result<()> {
-    // Buffers that are large enough to follow it, one of which is in the window.
+    // Buffers that are large enough to follow the program; one of them is in the window.
     let mut computing = Computing::start(&context.dir, "window 1")?;
     computing.round()?;
     computing.stays(&context.dir.join("second"))?;
-    // It has come back when the destination had died.
+    // The program came back by itself when the destination had died.
     let how = json!({"passthrough": "Remote", "accel_postcopy": true});
     let (computing, _) = computing.moves(&context.dir.join("again"), how, 1)?;
     let how = json!({"passthrough": "Park"});
@@ -522,8 +524,8 @@ fn moves(context: &Context) -> Result<()> {
     computing.ends()
 }
 
-/// Has the program leave its device and come back many times, and move with its VM, and hands on a row for
-/// each figure.
+/// Makes the program leave its device and come back many times and migrate with its VM, and passes on a row for each
+/// figure.
 pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     let dir = Path::new("/tmp/bench-seats");
     fs::create_dir_all(dir)?;

@@ -1,4 +1,4 @@
-//! The process: confinement, idleness, and what it leaves behind.
+//! The VMM process: confinement, idleness, and what it leaves behind.
 
 use std::{fs, os::unix::process::ExitStatusExt, time::Duration};
 
@@ -54,7 +54,7 @@ struct Thread {
 }
 
 impl Thread {
-    /// How often it gave up the processor by itself, that is: went to sleep.
+    /// Number of voluntary context switches, that is, how often the thread went to sleep.
     fn sleeps(&self) -> Result<u64> {
         self.status
             .lines()
@@ -69,7 +69,7 @@ fn threads(gantry: &Gantry) -> Result<Vec<Thread>> {
     for entry in fs::read_dir(format!("/proc/{}/task", gantry.pid()))? {
         let entry = entry?;
         let file = |name| fs::read_to_string(entry.path().join(name));
-        // One that served a connection may have ended.
+        // A thread that served a connection may have ended.
         let (Ok(name), Ok(status)) = (file("comm"), file("status")) else {
             continue;
         };
@@ -88,7 +88,7 @@ fn seccomp(context: &Context) -> Result<()> {
     let more = json!({"disks": [{"path": path, "image_type": "Raw"}]});
     let (gantry, _guest) = Gantry::boot(&context.dir, more)?;
     for thread in threads(&gantry)? {
-        // Mode 2: a filter.
+        // Mode 2 is a filter.
         ensure!(
             thread.status.contains("Seccomp:\t2"),
             "thread {} is not confined",
@@ -98,8 +98,8 @@ fn seccomp(context: &Context) -> Result<()> {
     Ok(())
 }
 
-/// What an attacker who has taken a thread would try first: another program. It happens on
-/// threads of the running process, not on a thread that was made for the test.
+/// Tries what an attacker who has taken over a thread would try first: executing another program.
+/// It happens on threads of the running process, not on a thread made for the test.
 fn forbidden_call(context: &Context) -> Result<()> {
     for name in ["vcpu0", "_console", "http-server", "main"] {
         let (mut gantry, _guest) = Gantry::boot(&context.dir, json!({}))?;
@@ -131,7 +131,7 @@ fn landlock(context: &Context) -> Result<()> {
     let other = context.dir.join("other.raw");
     image(&allowed, 1 << 20)?;
     image(&other, 1 << 20)?;
-    // The console's socket would open the scenario's folder.
+    // In its own folder, because the console's socket makes its folder accessible.
     let serial = context.dir.join("serial");
     fs::create_dir(&serial)?;
     let more = json!({
@@ -172,18 +172,18 @@ fn idle(context: &Context) -> Result<()> {
     last.with_context(|| format!("{RESTS} times, the last"))
 }
 
-/// How often an idle guest is watched until it rests: the guest's kernel may ask for entropy, and the host may send
-/// frames, on a busy host also long after the boot.
+/// How many times an idle guest is watched until it is at rest. On a busy host, the guest's kernel
+/// may ask for entropy, and the host may send frames, even long after the boot.
 const RESTS: usize = 5;
 
-/// Whether nothing goes on for four seconds.
+/// Checks that nothing happens for four seconds.
 fn rests(gantry: &Gantry) -> Result<()> {
     let (before, start) = (threads(gantry)?, gantry.cpu_time()?);
     std::thread::sleep(Duration::from_secs(4));
     let (after, used) = (threads(gantry)?, gantry.cpu_time()? - start);
-    // A busy thread would have used four seconds; the guest's own ticks take some in the rig.
+    // A busy thread would use four seconds. The guest's own ticks take some time in the rig.
     ensure!(used < Duration::from_secs(1), "{used:?} of CPU time in 4 s");
-    // Only a vCPU has reasons of its own to wake up.
+    // Only a vCPU has its own reasons to wake up.
     for thread in after
         .iter()
         .filter(|thread| !thread.name.starts_with("vcpu"))
@@ -191,8 +191,8 @@ fn rests(gantry: &Gantry) -> Result<()> {
         let earlier = before.iter().find(|earlier| earlier.id == thread.id);
         let earlier = earlier.with_context(|| format!("thread {} is new", thread.name))?;
         let woken = thread.sleeps()? - earlier.sleeps()?;
-        // What wakes up every second does so three times at least, each time that this is measured. A socket device
-        // that nobody uses never does.
+        // A thread that wakes up every second does so at least three times in each measurement. The
+        // thread of an unused vsock device never wakes up.
         let allowed = if thread.name.starts_with("_vsock") {
             0
         } else {
