@@ -1,9 +1,9 @@
-//! What the applications of one machine have of a device's memory, together.
+//! Accounting of the device memory that the applications of one machine use together.
 //!
-//! A page that the machine and the workers of one accelerator port share: a number for each slice,
-//! which the slice's worker alone changes while it lives, and which the machine sets back to zero
-//! when the worker has ended, however that was. So a worker that is killed in the middle of an
-//! allocation leaves nothing behind.
+//! The machine and the workers of one accelerator port share a page with one counter for each
+//! slice. Only the slice's worker changes its counter while it lives. The machine resets the
+//! counter to zero when the worker has ended, for whatever reason. A worker that is killed in the
+//! middle of an allocation therefore leaves nothing behind.
 
 use std::{
     fs::File,
@@ -19,10 +19,10 @@ use crate::{
     port::MOST_SLICES,
 };
 
-/// A number for each slice.
+/// One counter for each slice.
 type Page = [AtomicU64; MOST_SLICES as usize];
 
-/// Bytes of the file.
+/// Size of the file in bytes.
 const SIZE: usize = 4096;
 
 /// The page, mapped.
@@ -30,7 +30,7 @@ const SIZE: usize = 4096;
 pub struct Account(Mapping);
 
 impl Account {
-    /// A new page, all zeroes, and its file.
+    /// Creates a page of zeroes, and the file behind it.
     pub fn create() -> Result<(Self, OwnedFd), window::Error> {
         let file = create(SIZE as u64)?;
         match Self::map(&file) {
@@ -43,7 +43,7 @@ impl Account {
         }
     }
 
-    /// Maps the page of a file that somebody else has made.
+    /// Maps the page of a file that another process created.
     pub fn map(file: &OwnedFd) -> io::Result<Self> {
         let size = File::from(file.try_clone()?).metadata()?.len();
         if size < SIZE as u64 {
@@ -55,11 +55,11 @@ impl Account {
 
     fn page(&self) -> &Page {
         // SAFETY: the mapping is larger than the page's type, aligned, and lives as long as the
-        // value; any bytes are numbers, which are changed atomically only.
+        // value; any bytes are valid numbers, and they are only changed atomically.
         unsafe { &*self.0.start().cast() }
     }
 
-    /// Bytes that all slices have.
+    /// Total bytes of all slices.
     pub fn total(&self) -> u64 {
         let numbers = self.page().iter();
         numbers.fold(0, |sum, number| {
@@ -67,10 +67,11 @@ impl Account {
         })
     }
 
-    /// A slice has so many more bytes, if all slices have no more than `limit` then.
+    /// Adds bytes to a slice's counter if the total of all slices then stays within `limit`.
+    /// Returns whether it did.
     ///
-    /// Two that ask at the same time for the last of it may both be refused; who asks for more than
-    /// there is has nobody else refused.
+    /// Two slices that ask at the same time for the last bytes may both be refused. A slice that
+    /// asks for more than is left does not cause the refusal of any other.
     pub fn add(&self, slice: u32, bytes: u64, limit: u64) -> bool {
         let Some(number) = self.page().get(slice as usize) else {
             return false;
@@ -79,7 +80,7 @@ impl Account {
         if after.is_none_or(|after| after > limit) {
             return false;
         }
-        // Wraps only if another than the slice's worker has written there.
+        // Wraps only if someone other than the slice's worker has written there.
         number.fetch_add(bytes, Ordering::SeqCst);
         let fits = self.total() <= limit;
         if !fits {
@@ -88,21 +89,21 @@ impl Account {
         fits
     }
 
-    /// A slice has so many bytes less.
+    /// Subtracts bytes from a slice's counter.
     pub fn remove(&self, slice: u32, bytes: u64) {
         if let Some(number) = self.page().get(slice as usize) {
             number.fetch_sub(bytes, Ordering::SeqCst);
         }
     }
 
-    /// A slice has so many bytes, by its worker's own count.
+    /// Sets a slice's counter to its worker's own count of bytes.
     pub fn set(&self, slice: u32, bytes: u64) {
         if let Some(number) = self.page().get(slice as usize) {
             number.store(bytes, Ordering::SeqCst);
         }
     }
 
-    /// A slice has nothing: its worker has ended.
+    /// Resets a slice's counter: its worker has ended.
     pub fn clear(&self, slice: u32) {
         if let Some(number) = self.page().get(slice as usize) {
             number.store(0, Ordering::SeqCst);

@@ -1,10 +1,10 @@
-//! Which rooms of the crate may name which: production code is read, and a use that runs back up
-//! fails the test.
+//! Which modules of the crate may use which others. The test reads the production code and fails on
+//! a use that goes up the layers.
 
 use std::{fs, path::Path};
 
-/// The rooms, each with those that it may name beside itself. What belongs to no room (descriptors,
-/// accounts, ports and the like) knows of none but the wire and the link.
+/// The top-level modules, each with those that it may use besides itself. Modules that are not
+/// listed (descriptors, accounts, ports and the like) may use only the wire and the link.
 const ROOMS: [(&str, &[&str]); 8] = [
     ("wire", &[]),
     ("apis", &["wire"]),
@@ -34,13 +34,13 @@ fn production(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The first modules of all paths that begin at the crate's root.
+/// The first segment of every path that begins at the crate's root.
 fn named(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, root) in text.match_indices("crate::") {
         let rest = &text[at + root.len()..];
         if let Some(group) = rest.strip_prefix('{') {
-            // Of a group, those at its first level.
+            // For a group, only the names at its first level.
             let (mut depth, mut word) = (0, String::new());
             for letter in group.chars() {
                 match letter {

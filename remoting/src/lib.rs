@@ -1,5 +1,5 @@
-//! Accelerator API remoting: an application in a guest calls its accelerator's usual API, and a
-//! worker process on the host carries the calls out.
+//! Accelerator API remoting: an application in a guest calls its accelerator's usual API, and a worker process on the
+//! host executes the calls.
 //!
 //! ```text
 //!   application -> driver (guest/opencl) -> ring of calls -> worker -> the host's driver
@@ -7,21 +7,19 @@
 //!                        '------ data window, seen by both and by the device ------'
 //! ```
 //!
-//! - [`apis`]: what is said: the calls of each API. One definition makes both sides; builds that
-//!   differ refuse each other and name both versions.
-//! - [`wire`]: how that is written as bytes.
-//! - [`link`]: how it gets there. Rings in shared memory: no system call and no exit while
-//!   both sides are busy. To other machines, the same messages between two such memories.
-//! - [`session`]: serving one application, whose calls one of the [`backends`] carries out on the
-//!   host's driver.
-//! - [`account`]: device memory of the applications of one machine.
-//! - [`port`]: how a virtual machine's guest comes to a worker.
-//! - [`turns`]: submitting to a device that others use, too.
-//! - [`host`]: the processes that serve, one for each application. They trust nothing that comes out
-//!   of the rings; the end of one costs its application an error code and nobody else anything.
+//! - [`apis`]: the calls of each API. One definition generates both sides; builds whose definitions differ refuse each
+//!   other and name both versions.
+//! - [`wire`]: how calls are encoded as bytes.
+//! - [`link`]: how they are transported. Rings in shared memory: no system call and no exit while both sides are busy.
+//!   Between machines, a stream carries the same messages from one such memory to another.
+//! - [`session`]: serves one application; one of the [`backends`] executes its calls on the host's driver.
+//! - [`account`]: accounting of the device memory used by the applications of one machine.
+//! - [`port`]: how a virtual machine's guest reaches a worker.
+//! - [`turns`]: submitting to a device that others share.
+//! - [`host`]: the serving processes, one for each application. They trust nothing that they read from the rings. When
+//!   one of them ends, its application gets an error code, and no other application notices.
 //!
-//! The crate knows nothing of the machine around it: a window is a file, wherever it comes from, or
-//! memory that is there.
+//! The crate knows nothing of the machine around it: a window is a file, wherever it comes from, or existing memory.
 
 #![cfg_attr(not(feature = "std"), no_std)]
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
@@ -46,11 +44,11 @@ pub mod wire;
 #[cfg(all(test, not(loom)))]
 #[allow(clippy::unwrap_used)]
 mod layers;
-// The arbiter still finds these here.
+// The arbiter still uses these paths.
 #[cfg(feature = "std")]
 #[doc(hidden)]
 pub use base::note;
-/// Limits of files, and waiting for them.
+/// Limits on files, and polling them.
 #[cfg(feature = "std")]
 #[doc(hidden)]
 pub mod descriptors {

@@ -1,5 +1,5 @@
-//! The accelerator port: what the machine's device, the agent in the guest and the workers on the
-//! host agree on.
+//! The accelerator port: the interface between the machine's device, the agent in the guest and the workers on the
+//! host.
 //!
 //! ```text
 //!   application ─ slice of the window, doorbell ──────────────────> worker
@@ -11,18 +11,18 @@
 //!
 //! | BAR | what |
 //! |---|---|
-//! | 0 | [registers] and the MSI-X table; the agent's alone |
+//! | 0 | [registers] and the MSI-X table; only for the agent |
 //! | 1 | doorbells: a page for each slice; a write of any kind rings |
 //! | 2 | the window, 64 bits wide and prefetchable: one slice after the other |
 //!
-//! A slice is the [window](crate::link::window) of one application. The agent opens it by a
-//! command, after it has put the application's hello at [`CLIENT_HELLO`](registers) in the slice; the
-//! device hands the slice's memory, its doorbell and its interrupt to a worker, which answers the
-//! hello in the slice. What a guest writes to its window is read by workers only.
+//! A slice is the [window](crate::link::window) of one application. The agent writes the application's hello to
+//! [`CLIENT_HELLO`](registers) in the slice, then opens the slice by a command. The device hands the slice's memory,
+//! its doorbell and its interrupt to a worker, which answers the hello in the slice. Only workers read what a guest
+//! writes to its window.
 //!
-//! Vector 0 says that a slice's state has changed; vector 1 + n is rung for a sleeper of slice n
-//! that asks for it. With MSI-X off, all of them come by the function's line, if the agent wants them:
-//! registers tell of which slices they are.
+//! Vector 0 signals that a slice's state has changed. Vector 1 + n is raised for a sleeper of slice n that asks for it.
+//! With MSI-X off, all of them use the function's line, if the agent has enabled that; registers then tell which slices
+//! they are for.
 
 use alloc::string::String;
 
@@ -38,9 +38,9 @@ pub const VENDOR: u16 = 0x4741;
 pub const DEVICE: u16 = 0x4350;
 /// PCI class: processing accelerator.
 pub const CLASS: u32 = 0x12_0000;
-/// Most slices of a port.
+/// Maximum number of slices of a port.
 pub const MOST_SLICES: u32 = 64;
-/// Bytes between doorbells.
+/// Distance between doorbells in bytes.
 pub const DOORBELL: u64 = 4096;
 
 /// Registers in BAR 0: 32 bits each, little-endian. Others read as zero.
@@ -53,7 +53,7 @@ pub mod registers {
     pub const VERSION: u64 = 0x04;
     /// Reads the number of slices.
     pub const SLICES: u64 = 0x08;
-    /// Reads how often the state of a slice has changed, modulo 2^32.
+    /// Reads the number of changes of slice states, modulo 2^32.
     pub const CHANGES: u64 = 0x0c;
     /// Reads the size of a slice in bytes, the lower half.
     pub const SLICE_SIZE_LOW: u64 = 0x10;
@@ -61,42 +61,40 @@ pub mod registers {
     pub const SLICE_SIZE_HIGH: u64 = 0x14;
     /// A write closes all slices.
     pub const RESET: u64 = 0x18;
-    /// Whether interrupts come by the function's line (INTx) while MSI-X is off: takes 1 if they
-    /// do, and 0. Zero after a reset by [`RESET`].
+    /// Whether interrupts use the function's line (INTx) while MSI-X is off: writing 1 enables that, 0 disables it.
+    /// Zero after a reset by [`RESET`].
     pub const LINE: u64 = 0x1c;
-    /// Reads for which of the slices 0 to 31 there have been interrupts, a bit for each, since it was
-    /// read last. Zero while interrupts come by messages.
+    /// Reads a bitmap of the slices 0 to 31 that have had interrupts since the last read. Zero while interrupts are
+    /// delivered as messages.
     pub const RUNG_LOW: u64 = 0x20;
-    /// The same for the slices 32 to 63.
+    /// The same for slices 32 to 63.
     pub const RUNG_HIGH: u64 = 0x24;
     /// Reads the APIs that the port's applications may call ([`Apis`](super::Apis)).
     pub const API: u64 = 0x28;
-    /// Reads where the host wishes the guest's applications to be served ([`Wish`](super::Wish)). A
-    /// new wish counts as a change of state.
+    /// Reads where the host wants the guest's applications to be served ([`Wish`](super::Wish)). A new wish counts as a
+    /// change of state.
     pub const WISH: u64 = 0x2c;
-    /// Takes what has come of a wish ([`Outcome`](super::Outcome)).
+    /// Takes the outcome of a wish ([`Outcome`](super::Outcome)).
     pub const OUTCOME: u64 = 0x30;
-    /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a
-    /// [`Command`](super::Command).
+    /// The first slice's register; 4 bytes each. Reads a [`State`](super::State), takes a [`Command`](super::Command).
     pub const SLICE: u64 = 0x1000;
-    /// The first slice's owner; 4 bytes each. Takes a user's number and one before a slice is
-    /// opened, for which it counts; none is said by zero.
+    /// The first slice's owner; 4 bytes each. Takes a user's number plus one before a slice is opened, and applies to
+    /// that opening. Zero names no user.
     pub const OWNER: u64 = 0x1800;
-    /// The first slice's API; 4 bytes each. Where the port has [`SEVERAL_APIS`], takes the number of the
-    /// one that the next application calls, while a slice is free; zero is the port's first.
+    /// The first slice's API; 4 bytes each. Where the port has [`SEVERAL_APIS`], takes the number of the API that the
+    /// slice's next application calls, while the slice is free. Zero selects the port's first API.
     pub const SLICE_API: u64 = 0x1900;
-    /// Reads the address that goes with a wish for [`Server::Elsewhere`](super::Server::Elsewhere), or the
-    /// devices that one for [`Server::Away`](super::Server::Away) or
-    /// [`Server::Parked`](super::Server::Parked) is about: its bytes, and zeroes up to
-    /// [`ADDRESS_SIZE`]. Whoever reads it reads the wish again afterwards: another
-    /// one has another address.
+    /// Reads the address that belongs to a wish for [`Server::Elsewhere`](super::Server::Elsewhere), or the devices
+    /// that a wish for [`Server::Away`](super::Server::Away) or [`Server::Parked`](super::Server::Parked) concerns: its
+    /// bytes, padded with zeroes to [`ADDRESS_SIZE`]. A reader reads the wish again afterwards, since another wish has
+    /// another address.
     pub const ADDRESS: u64 = 0x1a00;
-    /// Bytes of an address.
+    /// Size of an address in bytes.
     pub const ADDRESS_SIZE: u64 = 256;
-    /// Takes why an [`Outcome`](super::Outcome) is as it is: a text and a zero, or [`REASON_SIZE`] bytes of
-    /// text, before the outcome.
+    /// Takes the reason for an [`Outcome`](super::Outcome), before the outcome: a text and a zero, or [`REASON_SIZE`]
+    /// bytes of text.
     pub const REASON: u64 = 0x1b00;
-    /// Bytes of a reason.
+    /// Size of a reason in bytes.
     pub const REASON_SIZE: u64 = 256;
     /// The MSI-X table.
     pub const TABLE: u64 = 0x2000;
@@ -107,36 +105,36 @@ pub mod registers {
     pub const MAGIC_VALUE: u32 = u32::from_le_bytes(*b"GACP");
     /// Version of the registers' meaning.
     pub const INTERFACE: u32 = 2;
-    /// The same where applications of a port may call one of several APIs: an agent that does not know
-    /// of [`SLICE_API`] uses no such port.
+    /// Version for a port whose applications may call one of several APIs. An agent that does not know [`SLICE_API`]
+    /// does not use such a port.
     pub const SEVERAL_APIS: u32 = 3;
 }
 
-/// The APIs that a port's applications may call. As a number: that of each in a byte, the first in the
-/// lowest; zero from a machine that does not say it.
+/// The APIs that a port's applications may call. Encoded as a number with one API's number in each byte, the first API
+/// in the lowest byte; zero from a machine that does not tell.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Apis(u32);
 
 impl Apis {
-    /// All that there are.
+    /// All APIs.
     pub const ALL: Self = Self(ApiId::OpenCl.number() | ApiId::Cuda.number() << 8);
 
-    /// One alone.
+    /// A single API.
     pub const fn one(api: ApiId) -> Self {
         Self(api.number())
     }
 
-    /// Those that a register has.
+    /// Decodes the value of a register.
     pub const fn from_number(number: u32) -> Self {
         Self(number)
     }
 
-    /// These as a register has them.
+    /// The value for a register.
     pub const fn number(self) -> u32 {
         self.0
     }
 
-    /// The version of the registers' meaning for a port that has these.
+    /// The version of the registers' meaning for a port with these APIs.
     pub const fn interface(self) -> u32 {
         match self.has_several() {
             true => registers::SEVERAL_APIS,
@@ -144,22 +142,22 @@ impl Apis {
         }
     }
 
-    /// Whether there are more than one.
+    /// Whether there is more than one.
     pub const fn has_several(self) -> bool {
         self.0 >> 8 != 0
     }
 
-    /// Whether this API may be one of them: also if that is not known.
+    /// Whether this API may be among them; true if the APIs are not known.
     pub fn may_have(self, number: u32) -> bool {
         self.0 == 0 || self.numbers().any(|one| one == number)
     }
 
-    /// The first, if this build knows it.
+    /// The first API, if this build knows it.
     pub fn first(self) -> Option<ApiId> {
         ApiId::from_number(self.0 & 0xff)
     }
 
-    /// The API of an application that calls the one of this number, or says none by zero.
+    /// The API of an application that calls the API with this number; zero means the first API.
     pub fn of_application(self, number: u32) -> Option<ApiId> {
         match number {
             0 => self.first(),
@@ -167,7 +165,7 @@ impl Apis {
         }
     }
 
-    /// Those that this build knows.
+    /// The APIs that this build knows.
     pub fn known(self) -> impl Iterator<Item = ApiId> {
         self.numbers().filter_map(ApiId::from_number)
     }
@@ -178,24 +176,24 @@ impl Apis {
     }
 }
 
-/// What a slice is.
+/// The state of a slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum State {
-    /// Nobody's.
+    /// The slice belongs to nobody.
     Free = 0,
     /// Waiting for a worker.
     Opening = 1,
     /// A worker serves it, and has answered the hello.
     Open = 2,
-    /// Its worker has ended or refused; it is to be closed.
+    /// Its worker has ended or has refused it; the slice must be closed.
     Ended = 3,
     /// Its memory is being replaced.
     Closing = 4,
 }
 
 impl State {
-    /// The state of this number.
+    /// The state with this number.
     pub fn from_number(number: u32) -> Option<Self> {
         [
             Self::Free,
@@ -212,40 +210,40 @@ impl State {
 /// Who serves a guest's applications.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Server {
-    /// The guest's own pool, on a device that is the guest's.
+    /// The guest's own pool, on a device of the guest.
     Local,
-    /// The host's, by the port.
+    /// The host's pool, through the port.
     Host,
-    /// Whoever is at the address in the [registers](registers::ADDRESS).
+    /// The server at the address in the [registers](registers::ADDRESS).
     Elsewhere,
-    /// The host's, by the port, while devices of the guest are away, and its own pool again when they have
-    /// their drivers back. Their PCI addresses are in the [registers](registers::ADDRESS), with commas
-    /// between them.
+    /// The host's pool, through the port, while devices of the guest are away, and the guest's own pool again once
+    /// their drivers are bound again. The devices' PCI addresses are in the [registers](registers::ADDRESS), separated
+    /// by commas.
     Away,
-    /// Nobody: those of the guest's own pool wait, with their state in the guest's memory, until devices that
-    /// are named as above, if some are, have their drivers back. The port serves those that come.
+    /// Nobody: applications of the guest's own pool wait, with their state in the guest's memory, until the drivers of
+    /// the devices named as above, if any, are bound again. The port serves new applications.
     Parked,
 }
 
 impl Server {
-    /// Whether an address, or devices, go with a wish for it.
+    /// Whether a wish for this server comes with an address or devices.
     pub fn is_at_address(self) -> bool {
         matches!(self, Self::Elsewhere | Self::Away | Self::Parked)
     }
 }
 
-/// Where the host wishes the guest's applications to be served. As a number: who serves in the lower
-/// byte, above it a number of its own; zero is none.
+/// Where the host wants the guest's applications to be served. Encoded as a number: the server in the lowest byte, the
+/// wish's own number in the next; zero is no wish.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Wish {
-    /// Tells it from others.
+    /// Distinguishes this wish from others.
     pub number: u8,
-    /// By whom.
+    /// The server.
     pub by: Server,
 }
 
 impl Wish {
-    /// The wish as a register has it.
+    /// The value for a register.
     pub fn to_number(self) -> u32 {
         let by = match self.by {
             Server::Local => 1,
@@ -257,7 +255,7 @@ impl Wish {
         u32::from(self.number) << 8 | by
     }
 
-    /// The wish that a register has.
+    /// Decodes the value of a register.
     pub fn from_number(number: u32) -> Option<Self> {
         let [by, own, ..] = number.to_le_bytes();
         let by = match by {
@@ -272,36 +270,36 @@ impl Wish {
     }
 }
 
-/// What has come of a wish. As a number: the kind in the lower byte, above it the wish's number, and a
-/// number of applications in the upper half.
+/// The outcome of a wish. Encoded as a number: the kind in the lowest byte, the wish's number in the next, and a number
+/// of applications in the upper half.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Outcome {
-    /// Of which wish.
+    /// The number of the wish.
     pub number: u8,
-    /// What.
+    /// The kind.
     pub kind: OutcomeKind,
-    /// How many applications have moved, or stay; or processes that use a device.
+    /// How many applications have moved or have stayed; or how many processes use a device.
     pub applications: u16,
 }
 
 /// A kind of outcome.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum OutcomeKind {
-    /// All are served so, and nobody in the guest uses the device that was left.
+    /// All applications are served as wished, and nobody in the guest uses the device that was left.
     Done,
-    /// Some stay.
+    /// Some applications stay where they are.
     Stay,
-    /// The guest's agent cannot do that: it has no pool of its own.
+    /// The guest's agent cannot do this: it has no pool of its own.
     Cannot,
-    /// It has begun; another outcome follows.
+    /// The move has begun; another outcome follows.
     Begun,
-    /// So many processes beside the guest's own pool have a device open that is to leave; the reason names
-    /// some of them.
+    /// This many processes besides the guest's own pool have a device open that is to leave. The reason names some of
+    /// them.
     InUse,
 }
 
 impl Outcome {
-    /// The outcome as a register has it.
+    /// The value for a register.
     pub fn to_number(self) -> u32 {
         let kind = match self.kind {
             OutcomeKind::Done => 1,
@@ -313,7 +311,7 @@ impl Outcome {
         u32::from(self.applications) << 16 | u32::from(self.number) << 8 | kind
     }
 
-    /// The outcome that a register was given.
+    /// Decodes the value that was written to a register.
     pub fn from_number(number: u32) -> Option<Self> {
         let [kind, own, ..] = number.to_le_bytes();
         let kind = match kind {
@@ -332,46 +330,47 @@ impl Outcome {
     }
 }
 
-/// A user as a register has it, so that none is zero. The highest number is no user's.
+/// Encodes a user for a register: the user's number plus one, and zero for none. The highest number is therefore never
+/// a user's.
 pub fn user_to_number(user: Option<u32>) -> u32 {
     user.map_or(0, |user| user.wrapping_add(1))
 }
 
-/// The user whom a register names.
+/// The user that a register names.
 pub fn user_of_number(number: u32) -> Option<u32> {
     number.checked_sub(1)
 }
 
-/// What can be done with a slice.
+/// A command for a slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u32)]
 pub enum Command {
-    /// Give it a worker, if it is free.
+    /// Assigns a worker to the slice, if it is free.
     Open = 1,
-    /// Take its worker away, and its contents.
+    /// Removes the slice's worker and its contents.
     Close = 2,
 }
 
-/// What an application that waits for long says to the agent, at most ten times a second: to look
-/// whether its worker is still there. If it is not, the agent closes the connection, and says nothing
-/// otherwise. By itself the agent does not look, since each look is an exit.
+/// What an application that has waited long sends to the agent, at most ten times a second, to have it check whether
+/// its worker is still there. If it is not, the agent closes the connection; otherwise it does not answer. The agent
+/// does not check by itself, since each check costs an exit.
 pub const LOOK: u8 = b'?';
 
-/// Where an application finds its slice, after the worker's hello: two numbers, and the files of
-/// window and doorbells, and of an alarm if the agent has the port's interrupts.
+/// Where an application finds its slice. Sent after the worker's hello: two offsets, then the files of the window and
+/// of the doorbells, and of an alarm if the agent has the port's interrupts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SliceOffsets {
-    /// First byte of the slice in the window's file.
+    /// Offset of the slice in the window's file.
     pub slice: u64,
-    /// First byte of the doorbell in the doorbells' file.
+    /// Offset of the doorbell in the doorbells' file.
     pub doorbell: u64,
 }
 
 impl SliceOffsets {
-    /// Bytes of a place.
+    /// Encoded size in bytes.
     pub const SIZE: usize = 16;
 
-    /// The place as bytes.
+    /// The offsets as bytes.
     pub fn to_bytes(self) -> [u8; Self::SIZE] {
         let mut bytes = [0; Self::SIZE];
         bytes[..8].copy_from_slice(&self.slice.to_le_bytes());
@@ -379,7 +378,7 @@ impl SliceOffsets {
         bytes
     }
 
-    /// Reads a place.
+    /// Decodes the offsets.
     pub fn from_bytes(bytes: [u8; Self::SIZE]) -> Self {
         let number = u128::from_le_bytes(bytes);
         Self {
@@ -391,57 +390,55 @@ impl SliceOffsets {
 
 /// The first bytes of an attachment.
 pub const MAGIC: [u8; 8] = *b"GANTRYPT";
-/// The first bytes of an attachment of a slice that another worker has served.
+/// The first bytes of an attachment of a slice that another worker has served before.
 pub const MAGIC_TAKEN_UP: [u8; 8] = *b"GANTRYPU";
-/// Bytes of an attachment.
+/// Size of an attachment in bytes.
 pub const ATTACHMENT: usize = 256;
-/// Most bytes of a name in an attachment.
+/// Maximum size of a name in an attachment, in bytes.
 pub const NAME: usize = 64;
-/// A worker's answer to an attachment: it serves.
+/// A worker's answer to an attachment: it serves the slice.
 pub const READY: u8 = 1;
-/// A worker's answer to an attachment: it does not, and has said why in its log. One of another build
-/// answers by its [hello](crate::wire::hello) instead.
+/// A worker's answer to an attachment: it refuses, and has logged why. A worker of another build answers with its
+/// [hello](crate::wire::hello) instead.
 pub const REFUSED: u8 = 2;
 
-/// What a machine says to a worker that is to serve a slice. Four files go with it: the slice's
-/// memory, the doorbell (an eventfd), the interrupt (an eventfd) and the port's account of device
-/// memory.
+/// What a machine sends to a worker that is to serve a slice. Four files come with it: the slice's memory, the doorbell
+/// (an eventfd), the interrupt (an eventfd) and the port's account of device memory.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Attachment {
     /// The API that the application calls.
     pub api: ApiId,
-    /// The version of it that the machine was built with.
+    /// The version of that API that the machine was built with.
     pub version: Version,
-    /// Bytes of the slice.
+    /// Size of the slice in bytes.
     pub window: u64,
     /// The number of the slice, below [`MOST_SLICES`].
     pub slice: u32,
-    /// Bytes of device memory that all applications of the port may have together; all that there
-    /// is if zero.
+    /// Maximum bytes of device memory for all applications of the port together; zero means no limit but the device's.
     pub memory: u64,
-    /// Share of the device against others'.
+    /// Share of the device relative to others.
     pub weight: u32,
-    /// Whose application it is: shares with the same name are one client's.
+    /// The client that owns the application: shares with the same name belong to one client.
     pub client: String,
-    /// Part of the names of the devices that are offered; all if empty.
+    /// Part of the names of the devices to offer; empty offers all of them.
     pub device: String,
-    /// What the machine's compiled programs are called, which its later applications find; nothing
-    /// is kept if empty.
+    /// Name under which the machine's compiled programs are kept, so that its later applications find them; empty keeps
+    /// nothing.
     pub compiled: String,
-    /// The user in the guest whose application it is, if the guest's agent has said that.
+    /// The user in the guest who owns the application, if the guest's agent has told.
     pub user: Option<u32>,
-    /// Another worker has served the application: its saved state follows, by the messages of
-    /// `host::control`, and nothing in the slice is touched before.
+    /// Another worker has served the application before: its saved state follows, by the messages of `host::control`,
+    /// and nothing in the slice is touched before that.
     pub takes_up: bool,
 }
 
-/// The peer sent something else than an attachment that can be served.
+/// The peer sent something other than an attachment that can be served.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum NoAttachment {
-    /// It is none.
+    /// It is not an attachment.
     #[error("the peer sent no attachment")]
     Malformed,
-    /// It is for an API that is not known.
+    /// The attachment is for an API that this build does not know.
     #[error(
         "the machine's port is for accelerator API number {0}, which this worker does not know: \
          install gantry-accel of the machine's release"
@@ -450,7 +447,7 @@ pub enum NoAttachment {
 }
 
 impl Attachment {
-    /// One for an API in this build's version.
+    /// An attachment for an API in this build's version.
     pub fn new(spoken: Spoken, window: u64) -> Self {
         Self {
             api: spoken.api,
@@ -467,12 +464,12 @@ impl Attachment {
         }
     }
 
-    /// Whether a connection that begins so is a machine's.
+    /// Whether a connection with these first bytes is a machine's.
     pub fn begins(start: &[u8]) -> bool {
         start.starts_with(&MAGIC) || start.starts_with(&MAGIC_TAKEN_UP)
     }
 
-    /// The attachment as bytes; names are cut to [`NAME`] bytes.
+    /// The attachment as bytes; names are truncated to [`NAME`] bytes.
     pub fn to_bytes(&self) -> [u8; ATTACHMENT] {
         let magic = if self.takes_up { MAGIC_TAKEN_UP } else { MAGIC };
         let mut out = magic.to_vec();
@@ -494,7 +491,7 @@ impl Attachment {
         bytes
     }
 
-    /// The version of an attachment that begins so.
+    /// The version in the first bytes of an attachment.
     pub fn version(start: &[u8; hello::SIZE]) -> Result<Version, NoAttachment> {
         let rest = after_magic(start)?;
         let mut reader = Reader::new(rest);
@@ -510,7 +507,7 @@ impl Attachment {
         read().map_err(|_| NoAttachment::Malformed)
     }
 
-    /// Reads an attachment; the version is for the caller to compare.
+    /// Decodes an attachment. The caller compares the version.
     pub fn from_bytes(bytes: &[u8; ATTACHMENT]) -> Result<Self, NoAttachment> {
         let rest = after_magic(bytes)?;
         let mut reader = Reader::new(rest);
@@ -536,7 +533,7 @@ impl Attachment {
             })
         };
         let mut attachment = read().map_err(|_| NoAttachment::Malformed)?;
-        // Magic, two words and three double words stand before the names.
+        // Magic, two words and three double words precede the names.
         let name = |at: usize| {
             let bytes = &bytes[40 + at * NAME..40 + (at + 1) * NAME];
             let text = bytes.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -555,7 +552,7 @@ impl Attachment {
     }
 }
 
-/// What follows the first bytes of an attachment.
+/// The bytes after an attachment's magic.
 fn after_magic(bytes: &[u8]) -> Result<&[u8], NoAttachment> {
     let rest = bytes.strip_prefix(&MAGIC);
     rest.or_else(|| bytes.strip_prefix(&MAGIC_TAKEN_UP))

@@ -1,4 +1,4 @@
-//! What an accelerator API is to those that carry its requests without knowing them.
+//! What code that carries an accelerator API's requests must know of the API, without knowing the requests.
 
 use core::fmt;
 
@@ -19,10 +19,10 @@ pub enum ApiId {
 }
 
 impl ApiId {
-    /// All that there are.
+    /// All APIs.
     pub const ALL: [Self; 2] = [Self::OpenCl, Self::Cuda];
 
-    /// Its number in hellos, attachments and registers; never zero.
+    /// The API's number in hellos, attachments and registers; never zero.
     pub const fn number(self) -> u32 {
         match self {
             Self::OpenCl => 1,
@@ -30,12 +30,12 @@ impl ApiId {
         }
     }
 
-    /// The API of this number, if this build knows it.
+    /// The API with this number, if this build knows it.
     pub fn from_number(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|api| api.number() == number)
     }
 
-    /// Its name, as it is written in options: lower-case letters.
+    /// The API's name as used in options: lower-case letters.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OpenCl => "opencl",
@@ -50,17 +50,17 @@ impl fmt::Display for ApiId {
     }
 }
 
-/// An API in the version in which a build speaks it.
+/// An API, and the version of it that a build speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spoken {
     /// The API.
     pub api: ApiId,
-    /// Of the protocol, and of this API's schema.
+    /// The version of the protocol and of this API's schema.
     pub version: Version,
 }
 
 impl Spoken {
-    /// An API as this build speaks it.
+    /// An API in the version of this build.
     pub const fn of<A: Api>() -> Self {
         Self {
             api: A::ID,
@@ -69,62 +69,60 @@ impl Spoken {
     }
 }
 
-/// Bytes of the window: where they begin and how many.
+/// A range of the window in bytes: offset and length.
 pub type Part = (u64, u64);
 
 /// What a request does with the contents of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowUse {
-    /// The worker reads this part when it has the request.
+    /// The worker reads this range when it has received the request.
     Read(Part),
-    /// The worker has written this part when it releases the stage.
+    /// The worker has written this range by the time it releases the stage.
     Write(StageId, Part),
 }
 
-/// An accelerator API, as it is spoken between a driver in a guest and a worker: its schema, and
-/// what links and sessions have to know about its requests.
+/// An accelerator API, as spoken between a driver in a guest and a worker: its schema, and what links and sessions need
+/// to know about its requests.
 ///
-/// Each function is pure and looks at nothing but the request, which comes from a client and is
-/// not trusted.
+/// Each function is pure and looks only at the request, which comes from a client and is not trusted.
 pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// Any request.
     type Request: fmt::Debug + Send;
 
-    /// Which one it is.
+    /// The API's identifier.
     const ID: ApiId;
-    /// Hash of the schema: of all requests, their answers, and the types that these consist of.
+    /// Hash of the schema: of all requests, their answers, and the types that they consist of.
     const FINGERPRINT: u64;
-    /// The version in which this build speaks it.
+    /// The version that this build speaks.
     const VERSION: Version = Version {
         number: NUMBER,
         fingerprint: Self::FINGERPRINT,
     };
 
-    /// Reads the request of number `opcode` from all of `bytes`.
+    /// Decodes the request with number `opcode` from all of `bytes`.
     ///
     /// # Errors
-    /// There is no such request, or the bytes are none.
+    /// There is no such request, or the bytes do not encode it.
     fn decode(opcode: u16, bytes: &[u8]) -> Result<Self::Request, Malformed>;
 
-    /// Whether requests of this number may use contents of the window: others are carried
-    /// without being decoded.
+    /// Whether requests with this number may use contents of the window. All others are carried without being decoded.
     fn may_use_window(opcode: u16) -> bool;
 
-    /// What a request does with the contents of the window, if anything.
+    /// How a request uses the contents of the window, if it does.
     fn window_use(request: &Self::Request) -> Option<WindowUse>;
 
-    /// What a request's use of the device depends on, as a hash: requests with the same number take
-    /// about the same time. None if it does not use the device.
+    /// A hash of everything that determines a request's time on the device: requests with the same hash take about the
+    /// same time. None if the request does not use the device.
     fn cost(opcode: u16, request: &Self::Request) -> Option<u64>;
 
-    /// The events of a request that does nothing but wait for them or ask about them: such a
-    /// request may overtake others that wait for the device.
+    /// The events of a request that only waits for events or queries them. Such a request may overtake others that wait
+    /// for the device.
     fn awaited(request: &Self::Request) -> Option<&[EventId]>;
 
-    /// The event whose number a request gives up.
+    /// The event whose number a request frees.
     fn released(request: &Self::Request) -> Option<EventId>;
 
-    /// Whether a request has the driver compile, or the session carry its state: it may take long and
-    /// use the kernel.
+    /// Whether a request makes the driver compile, or makes the session save or restore its state. Such a request may
+    /// take long and may need the kernel.
     fn needs_kernel(request: &Self::Request) -> bool;
 }

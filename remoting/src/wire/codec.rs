@@ -1,17 +1,17 @@
-//! How values become bytes: little-endian, fixed sizes, a count before each list.
+//! How values are encoded as bytes: little-endian, fixed sizes, a count before each list.
 //!
-//! Reading is total: any bytes give a value or [`Malformed`], never a panic, and never an
-//! allocation larger than a small multiple of the bytes that are there.
+//! Decoding is total: any bytes yield a value or [`Malformed`], never a panic, and never an
+//! allocation larger than a small multiple of the bytes present.
 
 use alloc::vec::Vec;
 
-/// Bytes that are no value of the expected type.
+/// Bytes that do not encode a value of the expected type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The bytes end before the value does.
     #[error("the message ends {missing} bytes before its value does")]
     Short {
-        /// How many more bytes were needed at least.
+        /// The minimum number of further bytes that were needed.
         missing: usize,
     },
     /// Bytes are left after the value.
@@ -57,7 +57,7 @@ impl<'a> Reader<'a> {
         Ok(*head)
     }
 
-    /// How many bytes are left.
+    /// The number of bytes left.
     pub fn left(&self) -> usize {
         self.0.len()
     }
@@ -71,7 +71,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A hash (FNV-1a) of a name, to which [`with`] adds what belongs to it.
+/// The FNV-1a hash of a name. [`with`] adds further parts to it.
 pub const fn named(name: &str) -> u64 {
     let bytes = name.as_bytes();
     let mut hash = 0xcbf2_9ce4_8422_2325;
@@ -83,7 +83,7 @@ pub const fn named(name: &str) -> u64 {
     hash
 }
 
-/// The hash with another one's bytes, or a number's.
+/// Extends a hash by the bytes of another hash or of a number.
 pub const fn with(mut hash: u64, part: u64) -> u64 {
     let bytes = part.to_le_bytes();
     let mut at = 0;
@@ -98,9 +98,9 @@ const fn step(hash: u64, byte: u8) -> u64 {
     (hash ^ byte as u64).wrapping_mul(0x0000_0100_0000_01b3)
 }
 
-/// A value that can travel.
+/// A value that can be sent over the wire.
 pub trait Wire: Sized {
-    /// A hash of how its bytes are made, down to the types of which it consists.
+    /// A hash of the encoding, down to the types that the value consists of.
     const SHAPE: u64;
 
     /// Appends the value's bytes.
@@ -204,8 +204,8 @@ impl<T: Wire> Wire for Vec<T> {
 
     fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let count = u32::take(reader)? as usize;
-        // Each item takes at least one byte, so that the count cannot ask for more items (and
-        // more memory) than the message has bytes.
+        // Each item takes at least one byte, so the count cannot ask for more items (and more memory)
+        // than the message has bytes.
         if count > reader.left() {
             return Err(Malformed::Short {
                 missing: count - reader.left(),
@@ -219,7 +219,7 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
-/// Bytes that travel as one block.
+/// Bytes that are sent as one block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Blob(pub Vec<u8>);
 
@@ -271,7 +271,7 @@ impl<T: Wire> Wire for Result<T, i32> {
     }
 }
 
-/// A hash with a field's name and shape.
+/// Extends a hash by a field's name and shape.
 macro_rules! field {
     ($hash:expr, $name:ident, $type:ty) => {{
         use $crate::wire::codec::{Wire, named, with};
@@ -283,8 +283,8 @@ macro_rules! field {
 }
 pub(crate) use field;
 
-/// Declares structs and enums that travel: fields in the order of their declaration, and a
-/// variant's number before its fields.
+/// Declares structs and enums that can be sent: fields are encoded in the order of their
+/// declaration, and a variant's number before its fields.
 macro_rules! wire {
     ($($(#[$meta:meta])* struct $name:ident { $($(#[$fmeta:meta])* $field:ident: $type:ty,)* })*) => {$(
         $(#[$meta])*

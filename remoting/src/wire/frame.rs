@@ -2,8 +2,8 @@
 
 /// Size of a header in bytes.
 pub const HEADER: usize = 16;
-/// The largest message, in bytes, that is put together from fragments: a program's binary is
-/// the largest thing that travels outside of the window.
+/// The largest message, in bytes, that may be assembled from fragments. A program's binary is the
+/// largest thing that is sent outside the window.
 pub const LARGEST: usize = 64 << 20;
 
 /// Properties of a message.
@@ -13,34 +13,34 @@ pub struct Flags(pub u16);
 impl Flags {
     /// The sender waits for an answer.
     pub const ANSWER: Self = Self(1);
-    /// The message goes on in the next frame.
+    /// The message continues in the next frame.
     pub const MORE: Self = Self(2);
 
     /// No other thread of the sender's application has made a call.
     pub const ALONE: Self = Self(4);
 
-    /// Whether all of `other` is set.
+    /// Whether all flags of `other` are set.
     pub fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// Both.
+    /// The union of both.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 }
 
-/// What stands before each message.
+/// The header before each message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Bytes of the message that follow the header.
+    /// Number of bytes of the message that follow the header.
     pub length: u32,
-    /// Which call, or which kind of answer, it is.
+    /// Which call, or which kind of answer, the message is.
     pub opcode: u16,
-    /// Its properties.
+    /// The message's flags.
     pub flags: Flags,
-    /// The number that an answer repeats.
+    /// The sequence number, which the answer repeats.
     pub sequence: u64,
 }
 
@@ -54,7 +54,7 @@ impl Header {
         word.to_le_bytes()
     }
 
-    /// Reads a header. The length is the peer's claim; whoever reads on checks it.
+    /// Decodes a header. The length is the peer's claim; the caller checks it.
     pub fn from_bytes(bytes: &[u8; HEADER]) -> Self {
         let word = u128::from_le_bytes(*bytes);
         Self {

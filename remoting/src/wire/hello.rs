@@ -1,4 +1,4 @@
-//! The first exchange on a connection, in a form that never changes.
+//! The handshake: the first exchange on a connection, in a format that never changes.
 
 use core::fmt;
 
@@ -12,13 +12,13 @@ pub const MAGIC: [u8; 8] = *b"GANTRYRM";
 /// The size of every hello in bytes.
 pub const SIZE: usize = 48;
 
-/// Raised when the meaning of messages, or how rings hold them, changes.
+/// Protocol number, incremented when the meaning of messages, or how rings hold them, changes.
 pub const NUMBER: u32 = 11;
 
-/// The version of a build: of the protocol, and of one API.
+/// The version of a build: that of the protocol, and that of one API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Version {
-    /// Of the protocol: [`NUMBER`].
+    /// The protocol's number: [`NUMBER`].
     pub number: u32,
     /// Hash of the API's schema.
     pub fingerprint: u64,
@@ -33,66 +33,64 @@ impl fmt::Display for Version {
 /// Why a peer is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It speaks something else.
+    /// The peer does not speak this protocol.
     #[error("the peer does not speak Gantry's remoting protocol")]
     NotGantry,
-    /// It was built from another definition.
+    /// The peer was built from another definition.
     #[error(
         "this side speaks version {ours} of the remoting protocol for {api} and the peer {theirs}: \
          install the driver that belongs to the host's worker"
     )]
     Version {
-        /// The API, as far as that is known.
+        /// The API, as far as it is known.
         api: ApiId,
         /// This build's version.
         ours: Version,
         /// The peer's version.
         theirs: Version,
     },
-    /// It speaks another API.
+    /// The peer speaks another API.
     #[error(
         "the peer speaks the accelerator API {} and this side {ours}: name another worker pool or \
          accelerator port",
         named(*.theirs)
     )]
     Api {
-        /// What this side speaks, or the first of it.
+        /// The API that this side speaks, or the first of several.
         ours: ApiId,
-        /// The number of what the peer speaks.
+        /// The number of the API that the peer speaks.
         theirs: u32,
     },
-    /// It comes to its window in a way that is not known here.
+    /// The peer asks for a form of window that this side does not know.
     #[error("the peer wants a window of form {0}, which this side does not know")]
     Form(u32),
 }
 
-/// The name of an API, or its number if that is all that is known of it.
+/// The name of an API, or its number if this build does not know it.
 fn named(number: u32) -> alloc::string::String {
     let known = ApiId::from_number(number).map(ApiId::name);
     known.map_or_else(|| alloc::format!("number {number}"), Into::into)
 }
 
-/// How a client comes to its window.
+/// How a client gets its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// The window is the whole of the file that comes with the hello; sleepers are woken by
-    /// futexes.
+    /// The window is the whole file that comes with the hello; futexes wake sleepers.
     #[default]
     File,
-    /// The window is a slice of an accelerator port: a [`WindowRange`](crate::port::SliceOffsets) and the
-    /// files of window and doorbells follow.
+    /// The window is a slice of an accelerator port: a [`SliceOffsets`](crate::port::SliceOffsets) and the files of the
+    /// window and the doorbells follow.
     Port,
-    /// Each side has a window of its own, and frames and data follow.
+    /// Each side has its own window; frames and data follow on the connection.
     Stream,
-    /// There is no window here: the client is served at an address, whose length in two bytes and text
-    /// follow. It keeps this connection, over which it is told where to go later
-    /// ([`order`](crate::link::order)). It is about no API.
+    /// There is no window here: the client is served at an address, which follows as a length of two bytes and a text.
+    /// The client keeps this connection, over which it is later told where to go ([`order`](crate::link::order)). This
+    /// hello concerns no API.
     Elsewhere,
-    /// There is no window: the client's user has as many workers as one may have.
-    /// It is about no API.
+    /// There is no window: the client's user already has the maximum number of workers. This hello concerns no API.
     Full,
-    /// The client wants no window: it asks whether an API is served here, in whatever version. The answer has this form,
-    /// too, and is about that API if it is, and about another one if not.
+    /// The client wants no window: it asks whether an API is served here, in any version. The answer has this form too.
+    /// It names that API if it is served, and another one if not.
     Asks,
 }
 
@@ -122,22 +120,22 @@ impl Form {
     }
 }
 
-/// Where the API's number is.
+/// Offset of the API's number.
 const API: usize = 40;
-/// Where the window's size is.
+/// Offset of the window's size.
 const WINDOW: usize = 24;
 
-/// What both sides send first. The worker's carries the window's layout.
+/// The first message of both sides. The worker's carries the window's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Which API the application calls.
+    /// The API that the application calls.
     pub api: ApiId,
-    /// The sender's version of it.
+    /// The sender's version of that API.
     pub version: Version,
-    /// How the client comes to the window.
+    /// How the client gets the window.
     pub form: Form,
-    /// Size of the window in bytes; from a client zero, or that of the window which another worker serves
-    /// until this one does.
+    /// Size of the window in bytes. From a client, zero, or the size of the window that another worker serves until
+    /// this one does.
     pub window: u64,
     /// Size of each ring's data in bytes, a power of two; zero from a client.
     pub ring: u64,
@@ -149,23 +147,23 @@ impl Hello {
         Self::answer(Spoken::of::<A>(), Form::File, (0, 0))
     }
 
-    /// A client's hello, if another worker serves its window of so many bytes until this one does.
+    /// A client's hello when another worker serves its window, of this many bytes, until the new one does.
     pub fn from_another<A: Api>(window: u64) -> Self {
         Self::answer(Spoken::of::<A>(), Form::File, (window, 0))
     }
 
-    /// A hello that asks whether an API is served.
+    /// A client's hello that asks whether an API is served.
     pub fn asks(spoken: Spoken) -> Self {
         Self::answer(spoken, Form::Asks, (0, 0))
     }
 
-    /// Whether a client's hello says that another worker serves it. Nothing is checked.
+    /// Whether a client's hello says that another worker serves it. Checks only the magic and the window's size.
     pub fn is_from_another(bytes: &[u8; SIZE]) -> bool {
         let window = u64::take(&mut Reader::new(&bytes[WINDOW..]));
         bytes.starts_with(&MAGIC) && window.is_ok_and(|window| window > 0)
     }
 
-    /// A worker's hello, with the sizes of window and rings in bytes.
+    /// A worker's hello, with the sizes of the window and of each ring in bytes.
     pub fn answer(spoken: Spoken, form: Form, (window, ring): (u64, u64)) -> Self {
         Self {
             api: spoken.api,
@@ -176,8 +174,7 @@ impl Hello {
         }
     }
 
-    /// The hello as bytes: magic, protocol's number, form, API's fingerprint, window, ring, API's
-    /// number.
+    /// The hello as bytes: magic, protocol number, form, the API's fingerprint, window, ring, the API's number.
     pub fn to_bytes(self) -> [u8; SIZE] {
         let mut out = MAGIC.to_vec();
         self.version.number.put(&mut out);
@@ -191,20 +188,20 @@ impl Hello {
         bytes
     }
 
-    /// The API that a peer's hello is about, if this build knows it. Nothing is checked.
+    /// The API that a peer's hello names, if this build knows it. Nothing else is checked.
     pub fn api(bytes: &[u8; SIZE]) -> Option<ApiId> {
         ApiId::from_number(Self::api_number(bytes))
     }
 
-    /// The number of that API; zero if none is named. Nothing is checked.
+    /// The number of the API that a peer's hello names; zero if it names none. Nothing is checked.
     pub fn api_number(bytes: &[u8; SIZE]) -> u32 {
         u32::take(&mut Reader::new(&bytes[API..])).unwrap_or(0)
     }
 
-    /// Reads a client's hello and checks that it is about one of these APIs, in this version of it.
+    /// Decodes a client's hello and checks that it names one of these APIs, in the same version.
     ///
     /// # Errors
-    /// The peer is to be refused.
+    /// Why the peer is to be refused.
     pub fn check(bytes: &[u8; SIZE], spoken: &[Spoken]) -> Result<Self, Refused> {
         let Some(rest) = bytes.strip_prefix(&MAGIC) else {
             return Err(Refused::NotGantry);
@@ -229,7 +226,7 @@ impl Hello {
             ours: first.version,
             theirs: version,
         };
-        // Another version of the protocol may mean something else by all that follows.
+        // Another version of the protocol may give everything that follows another meaning.
         if version.number != NUMBER {
             return Err(other);
         }
@@ -249,7 +246,7 @@ impl Hello {
         Ok(Self::answer(*ours, form, sizes))
     }
 
-    /// Reads a worker's hello, as a client that calls one API.
+    /// Decodes a worker's hello, as a client that calls one API.
     ///
     /// # Errors
     /// As for [`check`](Self::check).

@@ -1,9 +1,9 @@
-//! Messages of a worker that no request has asked for in these words, and what they name: the same
+//! Messages that a worker sends without a request of exactly this kind, and the names that they use. They are the same
 //! for every API.
 
 use super::codec::{Wire, wire};
 
-/// A request: what a driver in a guest asks of a worker.
+/// A request from a driver in a guest to a worker.
 pub trait Call: Wire {
     /// Its number.
     const OPCODE: u16;
@@ -13,7 +13,7 @@ pub trait Call: Wire {
     type Answer: Wire;
 }
 
-/// Defines numbers by which a client names objects, a type for each kind.
+/// Defines the numbers by which a client names objects, a type for each kind.
 macro_rules! ids {
     ($($(#[$meta:meta])* $name:ident)*) => {$(
         $(#[$meta])*
@@ -38,48 +38,48 @@ macro_rules! ids {
 pub(crate) use ids;
 
 ids! {
-    /// What a command's completion is known by.
+    /// Identifies a command, so that its completion can be told.
     EventId
-    /// A stretch of the window that a command uses; it is the client's again once the worker
-    /// has said so ([`RELEASED`]).
+    /// Identifies a range of the window that a command uses. The range belongs to the client again once the worker has
+    /// sent [`RELEASED`].
     StageId
 }
 
 wire! {
-    /// A stretch of the window, and the stage whose release the client waits for.
+    /// A range of the window, and the stage whose release the client waits for.
     struct WindowRange {
         /// Bytes from the start of the window.
         offset: u64,
         /// Length in bytes.
         length: u64,
-        /// Whom to tell the client of when the command has completed.
+        /// The stage that the worker releases when the command has completed.
         stage: Option<StageId>,
     }
 }
 
 /// Number of an answer.
 pub const ANSWER: u16 = 1;
-/// Number of the message that says that the command using a stage has completed.
+/// Number of the message that says that the command that uses a stage has completed.
 pub const RELEASED: u16 = 2;
 /// Number of the message that asks the client to run a callback.
 pub const CALLBACK: u16 = 3;
-/// Number of the message that tells of an error that no answer tells of: the number of the object
-/// that it is about, and a text.
+/// Number of the message that reports an error that no answer reports: the number of the object that it concerns, and a
+/// text.
 pub const REPORT: u16 = 4;
 
-/// Number of a frame with a part of the window, through a stream: its sequence says where that begins.
+/// Number of a frame that carries a part of the window over a stream. Its sequence number is the part's offset.
 pub const DATA: u16 = 5;
-/// Number of the message that carries what kernels have printed, before the answer to what waited for
-/// them.
+/// Number of the message that carries the output that kernels have printed. It is sent before the answer to the request
+/// that waited for the kernels.
 pub const PRINTED: u16 = 6;
-/// Number of the message that says that the worker has had processor time for the state that its client has brought,
-/// and is not done with it.
+/// Number of the message that says that the worker is still processing the state that its client has brought, and has
+/// had processor time for it.
 pub const WORKS: u16 = 7;
 
-/// All messages that are no calls.
+/// All messages that are not calls.
 pub const MESSAGES: [u16; 7] = [ANSWER, RELEASED, CALLBACK, REPORT, DATA, PRINTED, WORKS];
 
-// Each has a number of its own.
+// The numbers are distinct.
 const _: () = {
     let mut at = 1;
     while at < MESSAGES.len() {
