@@ -60,7 +60,7 @@ impl Strangers {
 }
 
 impl Stranger {
-    /// Ends the stranger's eviction: from now on its connection is not closed, whoever follows.
+    /// Protects the stranger from eviction: its connection is not closed any more, whoever follows.
     /// Returns false if it was already evicted.
     pub fn is_through(&self) -> bool {
         let mut all = self.all.0.lock_unpoisoned();

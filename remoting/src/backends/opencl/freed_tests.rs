@@ -1,4 +1,4 @@
-//! Memory that is freed while a driver's commands go on for as long as the test wants.
+//! Tests of freeing memory while a driver's commands run for as long as the test wants.
 
 use std::{
     cell::{Cell, RefCell},
@@ -20,7 +20,7 @@ use crate::{
 };
 
 const PAGE: u64 = 4096;
-/// What the smallest allocation is charged with.
+/// The charge of the smallest allocation.
 const CHARGED: u64 = 2 * PAGE;
 const QUEUED: i32 = 3;
 
@@ -34,7 +34,7 @@ thread_local! {
 
 unsafe extern "C" fn marker(_: Handle, _: u32, _: *const Handle, event: *mut Handle) -> i32 {
     MARKERS.set(MARKERS.get() + 1);
-    // SAFETY: the worker wants the event.
+    // SAFETY: the worker asks for the event.
     unsafe { event.write(1000 + MARKERS.get()) };
     if REFUSES.get() {
         codes::OUT_OF_RESOURCES
@@ -75,7 +75,7 @@ fn server() -> Server {
     server_before(Api::null().with_ends(marker, event_status, wait, free))
 }
 
-/// Has the driver fill a byte of an allocation.
+/// Makes the driver fill a byte of an allocation.
 fn fill(server: &mut Server, queue: u32, address: u64) -> Result<(), i32> {
     let fill = SvmFill {
         order: order(queue),
@@ -86,7 +86,7 @@ fn fill(server: &mut Server, queue: u32, address: u64) -> Result<(), i32> {
     enqueue(server, queue, Request::SvmFill(fill))
 }
 
-/// How many allocations the driver has got back after the worker has looked.
+/// How many allocations the driver has got back after the worker has checked.
 fn freed(server: &mut Server) -> usize {
     server.poll_waits().unwrap();
     FREED.with_borrow(Vec::len)
@@ -99,7 +99,7 @@ fn what_a_command_may_use_is_freed_when_that_has_ended_and_charged_until_then() 
     fill(&mut server, 0, address).unwrap();
     server.svm_free(address).unwrap();
     assert_eq!((freed(&mut server), server.quota.used()), (0, CHARGED));
-    // For the client it is gone.
+    // The allocation no longer exists for the client.
     let refused = Err(codes::INVALID_VALUE);
     assert_eq!(fill(&mut server, 0, address), refused);
     assert_eq!(server.svm_free(address), refused);

@@ -1,4 +1,4 @@
-//! What commands need.
+//! Tests of which contents commands need.
 
 use super::*;
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const SIZE: u64 = 64;
-/// The buffer whose contents are missing, a part of it, and another one.
+/// The buffer whose contents are missing, a part of it, and another buffer.
 const GONE: MemId = MemId(0);
 const PART: MemId = MemId(1);
 const HERE: MemId = MemId(2);
@@ -69,7 +69,7 @@ fn has_come(server: &mut Server, request: &Request) -> bool {
     server.contents_have_come(70, request).unwrap()
 }
 
-/// Each command that may name memory, where it names some.
+/// Every command that may name memory, each with some memory.
 fn commands(one: MemId, other: MemId) -> Vec<Request> {
     let place = || WindowRange {
         offset: 0,
@@ -201,7 +201,7 @@ fn a_kernel_waits_for_all_that_it_has_for_arguments() {
     assert!(!has_come(&mut server, &run()));
     set(&mut server, 1, HERE);
     assert!(has_come(&mut server, &run()));
-    // What was released may be a part of anything.
+    // A released object may be part of anything.
     let release = ReleaseMem {
         id: HERE,
         callback: None,
@@ -232,7 +232,7 @@ fn who_overwrites_a_whole_buffer_that_nothing_can_read_before_does_not_wait() {
     let missing = server.backend.missing.as_ref().unwrap();
     let numbers = Arc::clone(&missing.numbers);
     assert!(has_come(&mut server, &whole(Vec::new())));
-    // Nobody writes what was there meanwhile.
+    // The old contents are not written meanwhile.
     assert_eq!(numbers.state.lock_unpoisoned().overwriting, Some(GONE.0));
     carry_out(&mut server, whole(Vec::new()));
     assert!(numbers.state.lock_unpoisoned().awaited.is_empty());
@@ -258,7 +258,7 @@ fn what_is_waited_for_comes_first_and_what_was_released_not_at_all() {
     assert!(has_come(&mut server, &fill(order(), HERE, 1)));
     drop(next);
     for id in [PART, GONE] {
-        // What is released stays as long as a part of it, and no longer.
+        // A released object stays as long as a part of it, and no longer.
         assert!(numbers.state.lock_unpoisoned().bytes > 0);
         let callback = None;
         carry_out(
@@ -305,7 +305,8 @@ fn what_is_lost_and_then_released_by_whoever_waits_for_its_end_is_in_nobodys_way
         let release = ReleaseMem { id, callback };
         carry_out(&mut server, Request::ReleaseMem(release));
     }
-    // One that has not come is not fetched any more, and the driver need not have told its end.
+    // A released object that has not arrived is not fetched any more, and the driver need not have
+    // reported its end.
     assert!(numbers.next().is_none());
     assert!(!server.backend.missing.as_ref().unwrap().is_awaited());
 }

@@ -1,4 +1,4 @@
-//! What a worker records of devices, contexts, buffers and images.
+//! Tests of what a worker records about devices, contexts, buffers and images.
 
 use super::*;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     wire::{Blob, Header},
 };
 
-/// The kind of property by which a test tells sub-devices apart.
+/// The property by which a test tells sub-devices apart.
 const BY: u64 = 0x1086;
 
 fn part(server: &mut Server, of: u32, id: u32, property: u64) {

@@ -1,4 +1,4 @@
-//! What a worker records of programs, kernels and events.
+//! Tests of what a worker records about programs, kernels and events.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use crate::{
     wire::Header,
 };
 
-/// With a context and a buffer of this number.
+/// A server with a context, and a buffer of the same number.
 fn server() -> Server {
     server_of(Api::null())
 }
@@ -88,7 +88,7 @@ fn linked(call: LinkProgram, inputs: Vec<Arc<ProgramRecord>>) -> Arc<ProgramReco
     ProgramRecord::new(context(), Origin::Linked(linked))
 }
 
-/// The text that a program was made of.
+/// The source text that a program was made from.
 fn text(origin: &Origin) -> Option<&[u8]> {
     match origin {
         Origin::Created(
@@ -189,7 +189,7 @@ fn an_argument_gets_no_value_of_another_kind() {
             .iter()
             .fold(0, |bits, taken| bits << 1 | u32::from(*taken))
     };
-    // A bit for each of the values, the first one lowest.
+    // One bit per value, the first one lowest.
     let expected = [0b10_0110, 0b00_0110, 0b00_1000, 0b00_0001, 0b01_0000, 0];
     for (index, expected) in (0..).zip(expected) {
         assert_eq!(taken(&mut server, index), expected, "argument {index}");
@@ -268,7 +268,7 @@ fn arguments_take_no_more_memory_than_they_may() {
     arguments.set(0, &bytes(MOST_PLAIN), 0);
     arguments.set(1, &bytes(1), 0);
     assert_eq!(arguments.get(1), Some(&Argument::Lost));
-    // What makes way makes room.
+    // A replaced value frees its room.
     arguments.set(0, &bytes(1), 0);
     arguments.set(1, &bytes(MOST_PLAIN - 1), 0);
     assert!(matches!(arguments.get(1), Some(Argument::Bytes(_))));
@@ -367,8 +367,8 @@ fn what_is_linked_over_and_over_keeps_what_it_may_and_no_more() {
     }
     last = linked(link(0, &[0]), vec![last]);
     assert!(lost(&last));
-    // Each of its own is linked many times: what is counted is what would be there if it were not
-    // the same.
+    // Each level links its input many times. The size counted is what there would be if these were
+    // not the same.
     let mut last = created(source(b""));
     for _ in 0..2 {
         let many = vec![last; 1000];

@@ -18,12 +18,12 @@ pub(crate) const HEADER: Header = Header {
     sequence: 1,
 };
 
-/// Two contexts, each with a queue of the same number; a kernel in the first.
+/// Two contexts, each with a queue of the same number, and a kernel in the first.
 fn server() -> Server {
     server_before(Api::null())
 }
 
-/// The same before another OpenCL.
+/// The same, with another driver.
 pub(crate) fn server_before(api: Api) -> Server {
     let (mut server, _, _) = testing::server_before(api);
     let device = server.offered()[0][0].id;
@@ -95,7 +95,7 @@ pub(crate) fn enqueue(server: &mut Server, queue: u32, request: Request) -> Resu
     }
 }
 
-/// Every call that names a stretch of memory: whether each is served.
+/// Makes every call that names a memory range, and returns whether each is served.
 fn served(server: &mut Server, queue: u32, address: u64, length: u64) -> Vec<bool> {
     let data = server.window.data();
     let place = || WindowRange {
@@ -148,7 +148,7 @@ fn served(server: &mut Server, queue: u32, address: u64, length: u64) -> Vec<boo
 #[test]
 fn only_what_lies_in_an_allocation_is_served() {
     let mut server = server();
-    // What is before and behind it lends it nothing.
+    // Adjacent allocations do not extend it.
     let around = [(); 3].map(|()| alloc(&mut server, 0, 4096).unwrap());
     let start = around[1];
     for (address, length) in [
@@ -273,11 +273,11 @@ fn the_quota_counts_allocations_with_their_pages_until_they_are_free() {
 }
 
 thread_local! {
-    /// The callback that the driver has been given for a buffer's end.
+    /// The callback that the driver was given for a buffer's destruction.
     static AT_END: Cell<Option<(MemCallback, *mut c_void)>> = const { Cell::new(None) };
 }
 
-/// `clSetMemObjectDestructorCallback` of buffers that are used for longer.
+/// `clSetMemObjectDestructorCallback` for buffers that stay in use.
 unsafe extern "C" fn at_end(_: Handle, notify: Option<MemCallback>, data: *mut c_void) -> i32 {
     AT_END.set(notify.map(|notify| (notify, data)));
     0
@@ -301,14 +301,14 @@ fn a_buffer_keeps_the_allocation_that_it_lives_in() {
     assert_eq!(make(1, address, 4097), Err(codes::INVALID_HOST_PTR));
     assert_eq!(make(2, address - 1, 1), Err(codes::INVALID_HOST_PTR));
     assert_eq!(make(0, address, 4096), Ok(()));
-    // It has no memory of its own: the allocation's is charged already.
+    // The buffer has no memory of its own: the allocation's is charged already.
     assert_eq!(server.quota.used(), 2 * PAGE);
     server.svm_free(address).unwrap();
     server.poll_waits().unwrap();
     assert_eq!(server.svm_free(address), Err(codes::INVALID_VALUE));
     assert_eq!(server.quota.used(), 2 * PAGE);
     let (notify, data) = AT_END.take().expect("the driver was not asked");
-    // SAFETY: once, as a driver does.
+    // SAFETY: called once, as a driver does.
     unsafe { notify(1, data) };
     assert!(server.board.any(), "the serving thread is not told");
     server.poll_waits().unwrap();
@@ -353,7 +353,7 @@ fn a_refused_argument_is_forgotten_with_the_next_value_whether_that_is_awaited_o
         assert_eq!(set(posted, address - 1), 1);
         assert_eq!(set(header, address), 0);
     }
-    // Of this one the client hears, and the value from before stays.
+    // The client hears of this refusal, and the earlier value stays.
     assert_eq!(set(HEADER, address - 1), 0);
 }
 
@@ -419,8 +419,8 @@ fn a_context_with_the_number_of_one_before_lends_its_memory_to_none_of_that_ones
 }
 
 mod old {
-    //! A driver that says that its device has shared virtual memory, but is of OpenCL 1.2, so that
-    //! it need not have the functions.
+    //! A driver that reports shared virtual memory for its device but OpenCL 1.2, so that it need
+    //! not have the functions.
 
     use super::*;
 
@@ -442,7 +442,7 @@ mod old {
     ) -> i32 {
         let version = b"OpenCL 1.2 old\0";
         if name == codes::PLATFORM_VERSION && size >= version.len() {
-            // SAFETY: the caller has `size` bytes there.
+            // SAFETY: the caller provides `size` bytes there.
             unsafe { version.as_ptr().copy_to(value.cast(), version.len()) };
         }
         0

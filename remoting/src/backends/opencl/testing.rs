@@ -1,4 +1,4 @@
-//! A worker's server for tests.
+//! Test servers of a worker.
 
 use std::{ffi::c_void, sync::Arc, time::Duration};
 
@@ -27,14 +27,14 @@ use crate::{
     wire::{Blob, Flags, Header},
 };
 
-/// The size of its rings, in bytes.
+/// Size of the server's rings, in bytes.
 pub(crate) const RING: u64 = 1 << 16;
-/// How it sleeps.
+/// How the server sleeps.
 pub(crate) const BELL: Futex = Futex {
     patience: Duration::from_millis(1),
 };
 
-/// For a command of the first queue that waits for nothing and has no event.
+/// The order of a command on the first queue that waits for nothing and has no event.
 pub(crate) fn order() -> Order {
     Order {
         queue: QueueId(0),
@@ -43,7 +43,7 @@ pub(crate) fn order() -> Order {
     }
 }
 
-/// Has a server carry a request out, as if it had come by its ring.
+/// Makes a server execute a request as if it had arrived through its ring.
 pub(crate) fn carry_out(server: &mut Server, request: Request) {
     let header = Header {
         length: 0,
@@ -54,7 +54,7 @@ pub(crate) fn carry_out(server: &mut Server, request: Request) {
     server.serve(header, request).unwrap();
 }
 
-/// The request that makes a buffer in the first context.
+/// The request that creates a buffer in the first context.
 pub(crate) fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
     CreateBuffer {
         id: MemId(id),
@@ -67,7 +67,7 @@ pub(crate) fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
     }
 }
 
-/// Makes the first context, and the first queue in it.
+/// Creates the first context, and the first queue in it.
 pub(crate) fn make_queue(server: &mut Server) {
     let all = [
         Request::CreateContext(CreateContext {
@@ -113,17 +113,18 @@ pub(crate) fn server_with_kernel(
     server
 }
 
-/// A server before an OpenCL that does nothing, its window, and the calls that it gets.
+/// A server with a driver that does nothing, the receiver of the calls that it gets, and its
+/// window.
 pub(crate) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     server_before(Api::null())
 }
 
-/// The same before another OpenCL.
+/// The same, with another driver.
 pub(crate) fn server_before(api: Api) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     server_with(api, Waker::Futex(BELL))
 }
 
-/// The same with another way of waking its client.
+/// The same, with another way of waking its client.
 pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     let file = window::create(window::SMALLEST).unwrap();
     let window = Window::map(&file, window::SMALLEST, RING).unwrap();
@@ -142,16 +143,17 @@ pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Wa
     (server, calls, window)
 }
 
-/// A parameter of a kernel, as a driver describes it: address space, name of the type with its zero, and access.
+/// A kernel parameter as a driver describes it: address space, type name with its terminating zero,
+/// and access.
 pub(crate) type Parameter = (u32, &'static [u8], u32);
 
-/// What all kernels of a driver take.
+/// The parameters of all kernels of a driver.
 pub(crate) trait Parameters {
-    /// In their order.
+    /// The parameters, in order.
     const TABLE: &[Parameter];
 }
 
-/// An OpenCL whose kernels take these parameters, and any values for them.
+/// A driver whose kernels take these parameters, with any values for them.
 pub(crate) fn with_parameters<P: Parameters>(api: Api) -> Api {
     api.with_kernels(counted::<P>, described::<P>, any)
 }
@@ -163,7 +165,7 @@ unsafe extern "C" fn counted<P: Parameters>(
     value: *mut c_void,
     _: *mut usize,
 ) -> i32 {
-    // SAFETY: the number of arguments alone is asked for.
+    // SAFETY: only the number of arguments is asked for.
     unsafe { value.cast::<u32>().write(P::TABLE.len() as u32) };
     0
 }

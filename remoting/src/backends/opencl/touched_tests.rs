@@ -1,4 +1,4 @@
-//! What is kept of commands, and how it is put together.
+//! Tests of what is recorded about commands, and how parts are joined.
 
 use super::*;
 use crate::{
@@ -233,7 +233,7 @@ fn many_parts_are_a_whole_and_those_that_touch_are_one() {
         apart.part(at * 2 * BLOCK, 1);
     }
     assert_eq!(apart.parts(length).len(), MOST);
-    // This one is between two of them.
+    // This part fills the gap between two of them.
     apart.part(BLOCK, 1);
     assert_eq!(apart.parts(length)[0], 0..3 * BLOCK);
     apart.part(MOST as u64 * 4 * BLOCK, 1);

@@ -1,4 +1,4 @@
-//! What is noted of commands.
+//! Tests of what is recorded about commands.
 
 use super::*;
 use crate::{
@@ -17,12 +17,12 @@ const BUFFERS: u32 = 4;
 /// The buffer that was made with `CL_MEM_READ_ONLY`.
 const READ_ONLY: u32 = 3;
 
-/// A server with buffers, and a kernel.
+/// A server with buffers and a kernel.
 fn server() -> Server {
     server_before(Api::null())
 }
 
-/// The same before a driver.
+/// The same, with another driver.
 fn server_before(api: Api) -> Server {
     let flags = |id| match id {
         READ_ONLY => codes::MEM_READ_ONLY,
@@ -52,7 +52,7 @@ fn set(server: &mut Server, index: u32, mem: u32) {
     carry_out(server, Request::SetArgument(call));
 }
 
-/// The buffers that may be written by a command.
+/// The buffers that a command may write.
 fn noted(server: &mut Server, request: Request) -> Vec<u32> {
     let noted = server.note_written();
     carry_out(server, request);
@@ -102,7 +102,7 @@ fn a_command_may_write_what_it_writes_to_and_nothing_else() {
     assert_eq!(noted(&mut server, Request::CopyBuffer(copy)), [2]);
     let marker = Marker { order: order() };
     assert_eq!(noted(&mut server, Request::Marker(marker)), []);
-    // What the application writes it may say that no kernel does.
+    // An application may declare that no kernel writes a buffer, and write to it by commands.
     assert_eq!(noted(&mut server, fill(READ_ONLY)), [READ_ONLY]);
     part(&mut server, 9, 1, 0);
     assert_eq!(noted(&mut server, fill(9)), [1]);
@@ -137,12 +137,12 @@ fn a_kernel_with_an_argument_that_was_released_may_write_anything() {
     };
     carry_out(&mut server, Request::ReleaseMem(release));
     assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
-    // Another one of the same number is none of it.
+    // Another object with the same number does not count.
     part(&mut server, 9, 1, 0);
     assert_eq!(noted(&mut server, run()), [0, 1, 2, 3]);
 }
 
-/// Another access than that of images that are only read.
+/// Any access other than that of read-only images.
 const NONE: u32 = 0;
 
 struct Described;
@@ -193,10 +193,10 @@ fn a_kernel_does_not_write_what_its_parameters_only_read() {
     image(&mut server, 9, Some(2));
     set(&mut server, 2, 9);
     assert_eq!(noted(&mut server, run()), [0]);
-    // The same image, where the kernel may write it, is the buffer of which it was made.
+    // Where the kernel may write the same image, it counts as the buffer from which it was made.
     set(&mut server, 3, 9);
     assert_eq!(noted(&mut server, run()), [0, 2]);
-    // Where the driver describes fewer arguments than are set.
+    // The driver describes fewer arguments than are set.
     set(&mut server, 4, 1);
     assert_eq!(noted(&mut server, run()), [0, 1, 2]);
 }

@@ -1,4 +1,4 @@
-//! Moves after which contents follow.
+//! Tests of moves after which contents follow.
 
 use std::{
     ffi::c_void,
@@ -42,7 +42,7 @@ const QUEUE: Order = Order {
 struct Application {
     server: Server,
     window: Arc<Window>,
-    /// Bytes of each of its buffers.
+    /// Size of each of its buffers, in bytes.
     size: u64,
 }
 
@@ -75,7 +75,7 @@ impl Application {
         application
     }
 
-    /// All of its buffers have contents.
+    /// An application whose buffers all have contents.
     fn with_contents() -> Self {
         let mut application = Self::with_buffers();
         for mem in 0..BUFFERS {
@@ -84,7 +84,7 @@ impl Application {
         application
     }
 
-    /// Makes a call, and waits until it is carried out.
+    /// Makes a call, and waits until it has been executed.
     fn call(&mut self, request: Request) -> Result<(), Error> {
         let header = Header {
             length: 0,
@@ -142,7 +142,7 @@ impl Application {
         (0..BUFFERS).map(|mem| self.read(mem).unwrap()).collect()
     }
 
-    /// A round: what is copied of it, while it goes on, is made elsewhere. What the next one has to know.
+    /// Runs a round: what it copies while the application runs is made elsewhere. Returns what the next round needs.
     fn copied(&mut self, known: Option<Precopied>, new: &mut Self) -> Precopied {
         self.server.notices().unwrap();
         let image = image::create().unwrap();
@@ -153,12 +153,12 @@ impl Application {
         known
     }
 
-    /// The application elsewhere, the contents that remain here, and how many they are.
+    /// Moves the application. Returns it, the contents that remain here, and their number.
     fn left(self) -> (Self, Option<Remaining>, usize) {
         self.left_for(Self::new(), None, true)
     }
 
-    /// The same, where rounds were made, or by a state that has all.
+    /// The same after rounds, or with a state that has all contents.
     fn left_for(
         mut self,
         mut new: Self,
@@ -175,19 +175,19 @@ impl Application {
         writer.finish::<OpenCl, _>(SHAPE, &Blob(bytes)).unwrap();
         let (state, contents) = Contents::open::<OpenCl, Blob>(image, SHAPE).unwrap();
         new.server.restore_objects(&state.0, &contents).unwrap();
-        // As a session that has restored the whole.
+        // As in a session that has restored everything.
         new.server.is_prepared = false;
         (new, remaining, objects.missing.len())
     }
 
-    /// The application elsewhere, which gets its contents from here.
+    /// Moves the application, which fetches its contents from here.
     fn moved(self) -> Self {
         let (mut new, remaining, _) = self.left();
         new.server.fetch_contents(remaining.map(serve)).unwrap();
         new
     }
 
-    /// Waits until all contents have come.
+    /// Waits until all contents have arrived.
     fn await_all(&mut self) {
         while self.server.driver_busy().is_some() {
             thread::sleep(Duration::from_micros(50));
@@ -208,7 +208,7 @@ fn serve(Remaining(mut save): Remaining) -> UnixStream {
     there
 }
 
-/// Where, how much and what is written: a part of a buffer, or all of it.
+/// Writes: the buffer, whether all of it is written, the offset otherwise, and the value.
 fn some_writes() -> impl Strategy<Value = Vec<(u32, bool, u64, u8)>> {
     prop::collection::vec((0..BUFFERS, any::<bool>(), 0..LARGE, any::<u8>()), 0..6)
 }
@@ -226,7 +226,7 @@ fn write_all(application: &mut Application, writes: &[(u32, bool, u64, u8)]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
-    /// Wherever a move is, and whatever has come by then: the contents at the end are those without.
+    /// Wherever the move happens, and whatever has arrived by then, the final contents are those without a move.
     #[test]
     fn an_application_whose_contents_follow_it_computes_what_one_does_that_stays(
         parts in prop::collection::vec(some_writes(), 2..4),
@@ -245,7 +245,7 @@ proptest! {
     }
 }
 
-/// No kernels: a device that makes no hashes. The adder's have arguments that all tests share.
+/// Without kernels: a device that computes no hashes. The adder's kernels have arguments that all tests share.
 fn without_kernels() -> Api {
     unsafe extern "C" fn is(_: Handle, _: u32, _: usize, _: *mut c_void, _: *mut usize) -> i32 {
         codes::INVALID_KERNEL
@@ -321,7 +321,7 @@ fn what_nobody_has_written_does_not_move() {
     assert_eq!(missing(&mut new), parts);
 }
 
-/// Parts of buffers that a state has.
+/// The parts of buffers that a state contains.
 fn parts(application: &mut Application) -> Vec<(u32, u64, u64)> {
     application.server.notices().unwrap();
     let writer = &mut Writer::new(image::create().unwrap());
@@ -352,7 +352,7 @@ fn only_what_was_written_of_contents_that_have_followed_moves_again() {
     new.server.fetch_contents(remaining.map(serve)).unwrap();
     new.await_all();
     assert_eq!(parts(&mut new), moved);
-    // And what is written since.
+    // Together with what is written since.
     new.write(0, 4 * LARGE, 1, 7).unwrap();
     moved.push((0, 4 * LARGE, BLOCK));
     assert_eq!(parts(&mut new), moved);
@@ -366,7 +366,7 @@ fn large_contents_follow_and_are_there_when_a_command_needs_them() {
     new.server.fetch_contents(remaining.map(serve)).unwrap();
     assert!(new.read_all().iter().flatten().all(|byte| *byte == 5));
     new.await_all();
-    // What has come is not saved for another one again, and can go on elsewhere.
+    // What has arrived is not saved for a second move again, and can move on.
     let mut again = new.moved();
     assert!(again.read_all().iter().flatten().all(|byte| *byte == 5));
 }
@@ -380,7 +380,7 @@ fn who_needs_what_is_lost_ends_and_who_overwrites_it_goes_on() {
     drop(here);
     new.write(0, 0, LARGE, 7).unwrap();
     assert!(new.read(0).unwrap().iter().all(|byte| *byte == 7));
-    // A part is not enough.
+    // Overwriting a part is not enough.
     let refused = new.write(1, 0, LARGE - 1, 7);
     assert!(matches!(refused, Err(Error::Lost(_))), "{refused:?}");
     let busy = new.server.driver_busy();
@@ -412,7 +412,7 @@ fn one_object_that_cannot_be_fetched_costs_none_of_the_others_and_is_asked_for_o
     assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
     asked.lock().unwrap().sort_unstable();
     assert_eq!(*asked.lock().unwrap(), [0, 1, 2]);
-    // Who does not need it any more can go on elsewhere.
+    // An application that no longer needs it can move on.
     let release = ReleaseMem {
         id: MemId(0),
         callback: None,
@@ -428,12 +428,12 @@ fn a_write_that_may_be_late_or_is_refused_does_not_stand_for_what_was_there() {
         application.write(0, 0, LARGE, 5).unwrap();
         let (mut new, remaining, _) = application.left();
         let order = Order {
-            // An event that there is none of: the command fails.
+            // A nonexistent event: the command fails.
             wait: match is_refused {
                 false => vec![EventId(9)],
                 true => Vec::new(),
             },
-            // A number that is no queue's.
+            // A number that is not a queue's.
             queue: QueueId(u32::from(is_refused)),
             event: None,
         };
@@ -494,7 +494,7 @@ fn whatever_a_source_sends_is_written_within_its_object_or_lost() {
     for part in wrong {
         let (mut new, remaining, _) = Application::with_contents().left();
         drop(remaining);
-        // What the image says that it has, and has not.
+        // Parts that the image claims to have, but has not.
         let sends = Remaining(Box::new(move |_, image| {
             image.finish::<OpenCl, _>(
                 SHAPE,

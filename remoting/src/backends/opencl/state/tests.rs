@@ -36,8 +36,8 @@ fn file() -> File {
     image::create().unwrap()
 }
 
-/// The state of a server that nothing is under way of. The null driver has times of all events, and
-/// for ever.
+/// The state of a server without outstanding work. The null driver has profiling times for all
+/// events, at any time.
 fn state(server: &mut Server) -> Result<Objects, String> {
     server.notices().unwrap();
     let saved = server.save_objects(None, &mut Writer::new(file()), false);
@@ -50,8 +50,8 @@ fn state(server: &mut Server) -> Result<Objects, String> {
     Ok(objects)
 }
 
-/// A state but for contents: a buffer that was an argument of a kernel which did not run counts as written where the
-/// application was, and need not be copied.
+/// A state without contents. A buffer that was an argument of a kernel which did not run counts as
+/// written in the place that the application left, and need not be copied.
 fn objects(state: Result<Objects, String>) -> Result<Objects, String> {
     state.map(|state| Objects {
         contents: Vec::new(),
@@ -65,8 +65,8 @@ fn moved(server: &mut Server) -> Server {
     with_rest(server, None, new)
 }
 
-/// What a round copies is made by a server. What the next one has to know; none if something cannot be
-/// made again.
+/// A round whose contents are made by another server. Returns what the next round needs; `None` if
+/// something cannot be recreated.
 fn round(from: &mut Server, known: Option<Precopied>, to: &mut Server) -> Option<Precopied> {
     from.notices().unwrap();
     let image = file();
@@ -77,7 +77,7 @@ fn round(from: &mut Server, known: Option<Precopied>, to: &mut Server) -> Option
     Some(known)
 }
 
-/// A server that has what rounds have copied, with the rest.
+/// A server that has what rounds have copied, completed with the rest.
 fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> Server {
     server.notices().unwrap();
     let image = file();
@@ -91,7 +91,7 @@ fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> 
     let (state, contents) =
         Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
     new.restore_objects(&state.0, &contents).unwrap();
-    // As a session that has restored the whole.
+    // As in a session that has restored everything.
     new.is_prepared = false;
     new
 }
@@ -103,7 +103,7 @@ fn carry_out(server: &mut Server, request: Request) {
     }
 }
 
-/// Some call about objects with small numbers: many fail, many give a number again.
+/// A call on objects with small numbers: many fail, and many reuse a number.
 fn call(kind: u8, a: u32, b: u32, c: u32) -> Request {
     let order = |event: bool| Order {
         queue: QueueId(b),
@@ -242,7 +242,7 @@ fn call(kind: u8, a: u32, b: u32, c: u32) -> Request {
         25 => Request::ReleaseDevice(ReleaseDevice {
             id: DeviceId(a + 4),
         }),
-        // A command that cannot be: its error is told later.
+        // An impossible command: its error is reported later.
         _ => Request::FillBuffer(FillBuffer {
             order: order(c > 2),
             mem: MemId(c),
@@ -254,13 +254,13 @@ fn call(kind: u8, a: u32, b: u32, c: u32) -> Request {
 }
 
 fn some_calls() -> impl Strategy<Value = Vec<(u8, u32, u32, u32)>> {
-    // Contexts, queues and buffers are needed by most others.
+    // Most others need contexts, queues and buffers.
     let kind = prop_oneof![1 => 0u8..3, 2 => 0u8..27];
     prop::collection::vec((kind, 0u32..3, 0u32..3, 0u32..6), 0..60)
 }
 
 proptest! {
-    /// Wherever a move is: the state at the end is the state without.
+    /// Wherever the move happens, the final state is the state without a move.
     #[test]
     fn an_application_that_moves_has_the_state_of_one_that_stays(
         before in some_calls(),
@@ -272,7 +272,7 @@ proptest! {
             carry_out(&mut stays, call(kind, a, b, c));
             carry_out(&mut moves, call(kind, a, b, c));
         }
-        // One that has what cannot be made again is told so, and stays.
+        // An application with something that cannot be recreated is told so, and stays.
         let now = state(&mut stays);
         prop_assert_eq!(&now, &state(&mut moves));
         prop_assume!(now.is_ok());
@@ -287,7 +287,7 @@ proptest! {
 }
 
 proptest! {
-    /// Also if a part of its state is copied while it goes on.
+    /// Also if a part of its state is copied while it runs.
     #[test]
     fn an_application_that_is_copied_while_it_goes_on_has_the_state_of_one_that_stays(
         parts in prop::collection::vec(some_calls(), 2..5),
@@ -303,7 +303,7 @@ proptest! {
                 carry_out(&mut moves, call(kind, a, b, c));
             }
             prop_assume!(state(&mut stays).is_ok());
-            // The last round is the one before what follows.
+            // The last round is the one before the remaining state.
             known = round(&mut moves, known, &mut new);
             prop_assert!(known.is_some());
         }
@@ -322,7 +322,7 @@ proptest! {
         prop_assert_eq!(objects(state(&mut stays)), objects(state(&mut moves)));
     }
 
-    /// Whatever a round says, and whatever comes after it.
+    /// Whatever a round contains, and whatever follows it.
     #[test]
     fn a_damaged_round_is_made_or_refused(
         calls in some_calls(),
@@ -341,7 +341,7 @@ proptest! {
         copying().unwrap();
         let mut bytes = std::fs::read(format!("/proc/self/fd/{}", image.as_raw_fd())).unwrap();
         for (at, value) in damage {
-            // Not what wrote it: another build's is refused as such.
+            // The writer's identification is left intact: another build's would be refused as such.
             let at = 16 + at.index(bytes.len() - 16);
             bytes[at] = value;
         }
@@ -361,8 +361,8 @@ proptest! {
 }
 
 proptest! {
-    /// Whatever a saved state says: it is made again or refused, and the driver gets no handle of
-    /// another kind.
+    /// Whatever a saved state contains: it is recreated or refused, and the driver gets no handle
+    /// of the wrong kind.
     #[test]
     fn a_damaged_state_is_restored_or_refused(
         calls in some_calls(),
@@ -410,7 +410,7 @@ impl Served {
         }
     }
 
-    /// What a call is answered with, and whether the session goes on.
+    /// The answer to a call, and whether the session continues.
     fn ask<C: Call>(&mut self, request: Request) -> (C::Answer, bool) {
         let header = Header {
             length: 0,
@@ -454,7 +454,7 @@ impl Served {
         self.ask::<PrepareState>(Request::PrepareState(PrepareState {}))
     }
 
-    /// Carries an image of so many bytes to another worker.
+    /// Carries an image of this length to another worker.
     fn carry(&mut self, to: &mut Self, length: u64) {
         let mut at = 0;
         while at < length {
@@ -462,7 +462,7 @@ impl Served {
             assert_eq!(self.read(at, part), DONE);
             let places = self.window.at(self.window.data(), part);
             let (from, there) = places.zip(to.window.at(to.window.data(), part)).unwrap();
-            // SAFETY: as many bytes of either window.
+            // SAFETY: both windows have that many bytes there.
             unsafe { std::ptr::copy_nonoverlapping(from, there, part as usize) };
             assert_eq!(to.write(at, part), DONE);
             at += part;
@@ -496,7 +496,7 @@ impl Served {
 
 const DONE: Blob = Blob(Vec::new());
 
-/// How many parts of contents a round has copied of a server.
+/// Runs a round. Returns what the next one needs, and how many parts of contents it has copied.
 fn copied(from: &mut Server, known: Option<Precopied>) -> (Precopied, usize) {
     from.notices().unwrap();
     let image = file();
@@ -508,7 +508,7 @@ fn copied(from: &mut Server, known: Option<Precopied>) -> (Precopied, usize) {
     (known, early.contents.len())
 }
 
-/// A server with an image, before a driver whose markers end when a test wants.
+/// A server with an image, whose driver's markers complete when a test decides.
 fn with_image() -> Server {
     let (mut server, ..) = testing::server_before(Api::null().with_ends(marker, ends, wait, free));
     for (kind, a, b, c) in [(0, 0, 0, 0), (1, 0, 0, 0), (4, 0, 0, 0)] {
@@ -526,7 +526,7 @@ unsafe extern "C" fn marker(_: usize, _: u32, _: *const usize, event: *mut usize
     if REFUSES.get() {
         return codes::OUT_OF_HOST_MEMORY;
     }
-    // SAFETY: the worker wants the event.
+    // SAFETY: the worker asks for the event.
     unsafe { event.write(1000) };
     0
 }
@@ -638,7 +638,7 @@ fn a_round_has_a_kernel_for_buffers_of_several_blocks_only() {
     let (known, second) = copied(&mut server, Some(known));
     assert_eq!([first, second], [2, 0]);
     assert_eq!(ARGUMENTS.get(), 0);
-    // One of several that nobody has written needs none, either.
+    // A buffer of several blocks that nobody has written needs none, either.
     carry_out(&mut server, call(2, 2, 0, 17));
     let (known, third) = copied(&mut server, Some(known));
     assert_eq!((third, ARGUMENTS.get()), (0, 0));
@@ -667,7 +667,7 @@ fn an_application_stays_whose_released_queues_end_the_driver_does_not_tell() {
     REFUSES.set(true);
     server.release_queue(QueueId(0)).unwrap();
     REFUSES.set(false);
-    // What the command writes may come after any later round.
+    // What the command writes may arrive after any later round.
     let busy = server.driver_busy();
     assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
     for known in [Some(known), None] {
@@ -676,7 +676,7 @@ fn an_application_stays_whose_released_queues_end_the_driver_does_not_tell() {
     }
 }
 
-/// A server with a context, a user event without a status and a buffer.
+/// A server with a context, a user event without a status, and a buffer.
 fn with_objects() -> Served {
     let mut served = Served::new();
     for (kind, a, b, c) in [(0, 0, 0, 0), (1, 0, 0, 0), (2, 1, 0, 5), (14, 2, 0, 0)] {
@@ -693,7 +693,7 @@ fn a_state_is_made_by_no_device_that_lacks_what_its_application_was_told() {
         parameter: codes::DEVICE_IMAGE_SUPPORT,
         answer: Blob(vec![1]),
     };
-    // This one says nothing of images.
+    // This device reports nothing about images.
     let offered = server.offered_kinds();
     let refused = server.make_objects((&offered, &[answered]), &[], &[]);
     let why = refused.unwrap_err().to_string();
@@ -708,7 +708,7 @@ fn a_client_carries_its_state_to_another_worker_by_calls() {
     assert_eq!(why, DONE);
     left.carry(&mut new, length);
     assert_eq!(new.restore(), (DONE, true));
-    // The one that was left still serves, if the client comes back.
+    // The old worker still serves, in case the client comes back.
     assert_eq!(state(&mut left.server), state(&mut new.server));
     assert_eq!(left.read(0, 0), DONE);
     assert_ne!(left.read(0, 8), DONE, "the image was given up");
@@ -748,7 +748,7 @@ fn what_a_client_brings_is_no_more_than_a_new_session_takes() {
     assert!(why != DONE && !goes_on, "zeroes are no image");
     let (why, goes_on) = Served::new().restore();
     assert!(why != DONE && !goes_on, "nothing was written");
-    // Its own state, over itself.
+    // A session's own state, restored over itself.
     let mut full = with_objects();
     let (length, _) = full.save(0);
     assert_eq!(full.read(0, length), DONE);
@@ -804,7 +804,7 @@ fn what_a_client_brings_is_written_only_while_the_worker_has_memory_for_it() {
     };
     let mut new = Served::new();
     new.server.carried = Carried::Image(file(), Steps::of(short));
-    // The same part again and again: nobody looks at each of them.
+    // The same part again and again: nobody checks for repeats.
     assert_eq!(new.write(0, PART), DONE);
     let mut written = (0..1 << 10).map(|_| new.write(0, PART));
     let Blob(why) = written.find(|why| *why != DONE).unwrap();
@@ -835,7 +835,7 @@ fn a_client_does_not_end_the_rounds_of_the_pool_or_the_machine() {
 #[test]
 fn a_state_is_not_saved_and_no_second_round_begun_while_one_is_copied() {
     let mut served = with_objects();
-    // Whether somebody waits for it or not.
+    // Whether or not somebody waits for it.
     let copying = Arc::new(());
     served.server.copying = Arc::downgrade(&copying);
     assert_ne!(served.precopy(0).1, DONE);

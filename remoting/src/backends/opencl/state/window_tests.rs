@@ -1,4 +1,4 @@
-//! Buffers in the window, before a driver that keeps a copy of them.
+//! Tests of buffers in the window, with a driver that caches their contents.
 
 use std::{ptr::null, ptr::null_mut, sync::Arc};
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 const SIZE: usize = 16 << 10;
-/// The part, and how much of it is mapped, from its second byte on.
+/// The size of the part, and of its mapping, which starts at the second byte.
 const PART: usize = 4 << 10;
 const MAPPED: usize = 1 << 10;
 
@@ -46,7 +46,7 @@ fn a_copy_that_a_driver_keeps_is_renewed_but_where_a_part_is_mapped() {
     };
     server.create_sub_buffer(part).unwrap();
     let place = window.at(window.data(), SIZE as u64).unwrap();
-    // SAFETY: in the window, where nobody else is.
+    // SAFETY: within the window, which nobody else uses.
     unsafe { place.write_bytes(7, SIZE) };
     let map = Mapping {
         mem: MemId(1),

@@ -1,12 +1,12 @@
-//! What is made after a round, when its application is to stop.
+//! Tests of objects that are made after a round, when the application is to stop.
 
 use std::{sync::mpsc, time::Duration};
 
 use super::*;
 use crate::session::checkpoint::{Order, Ordered};
 
-/// A round that has all of a server's objects, and then a buffer of 64 KiB, which it has not, and another one that
-/// nobody writes.
+/// Makes a round with all of a server's objects, and afterwards a buffer of 64 KiB and another
+/// buffer that nobody writes.
 fn made_after_a_round(left: &mut Served, new: &mut Served) {
     let (length, why) = left.precopy(0);
     assert_eq!(why, DONE);
@@ -24,7 +24,7 @@ fn much_that_is_made_after_a_round_comes_by_another_one_and_not_while_its_client
     made_after_a_round(&mut left, &mut new);
     let (made, why) = left.save_with(1, MADE - 1);
     assert!(made == MADE && why != DONE);
-    // It goes on, and the next round knows what the one before has copied.
+    // It continues, and the next round knows what the one before has copied.
     assert!(left.server.phase.serves());
     carry_out(&mut left.server, call(5, 1, 0, 0));
     let (length, why) = left.precopy(1);
@@ -36,7 +36,7 @@ fn much_that_is_made_after_a_round_comes_by_another_one_and_not_while_its_client
     left.carry(&mut new, length);
     assert_eq!(new.restore(), (DONE, true));
     assert_eq!(state(&mut left.server), state(&mut new.server));
-    // With as much as may be left it is saved.
+    // If as much may remain, it is saved.
     let (mut left, mut new) = (with_objects(), Served::new());
     made_after_a_round(&mut left, &mut new);
     let (length, why) = left.save_with(1, MADE);
@@ -55,7 +55,7 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     for request in [call(2, 3, 0, 16), fill(3, 1)] {
         carry_out(&mut served.server, request);
     }
-    // One that stops is in the middle of something.
+    // A session that is stopping is in the middle of something.
     served.server.carried = Carried::Due;
     let asked = |served: &mut Served, order| {
         let done = done.clone();
@@ -69,7 +69,7 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     assert_eq!(stop(&mut served, 65535), Ok(Outcome::Made(65536)));
     let busy = stop(&mut served, 65536).unwrap_err();
     assert!(busy.contains("copies its state"), "{busy}");
-    // Who only asks hears it, too; without a round, of all that it has written ever.
+    // A mere query reports it, too; without a round, it reports everything that was ever written.
     assert_eq!(asked(&mut served, Order::Examine), Ok(Outcome::Made(65536)));
     served.server.forget_rounds(Asker::Pool);
     let all = asked(&mut served, Order::Examine);
