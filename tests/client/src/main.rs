@@ -1,7 +1,7 @@
-//! Drives a VM by a client that others have made for Cloud Hypervisor, the crate
-//! `cloud-hypervisor-client`: `ch-client SOCKET CONFIGURATION FOLDER`; or, as `ch-client SOCKET OTHER FOLDER
-//! migrate`, moves a VM to the Gantry whose API is at `OTHER`. The crate's types, made from
-//! Cloud Hypervisor's interface, say what answers have to look like.
+//! Controls a VM by a third-party client for Cloud Hypervisor, the crate `cloud-hypervisor-client`:
+//! `ch-client SOCKET CONFIGURATION FOLDER`. With `ch-client SOCKET OTHER FOLDER migrate` it
+//! migrates a VM to the Gantry whose API is at `OTHER`. The crate's types, generated from Cloud
+//! Hypervisor's interface, check the form of the answers.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -16,7 +16,7 @@ use cloud_hypervisor_client::{
     socket_based_api_client,
 };
 
-/// Says what is tried, and names it if it fails.
+/// Prints the name of the call, and names the call if it fails.
 macro_rules! call {
     ($client:ident . $name:ident ( $($argument:expr),* )) => {{
         println!("{}", stringify!($name));
@@ -85,7 +85,7 @@ async fn drive(client: &SocketBasedApiClient, config: VmConfig, folder: &Path) -
     Ok(())
 }
 
-/// Moves a VM, as its user would by Cloud Hypervisor: the source's VMM ends when the VM has left it.
+/// Migrates a VM as with Cloud Hypervisor: the source's VMM ends after the VM has left it.
 async fn migrate(
     source: &SocketBasedApiClient,
     destination: &SocketBasedApiClient,

@@ -23,7 +23,7 @@ pub struct Handle {
     math: u32,
 }
 
-/// A new handle.
+/// Creates a handle.
 pub fn make() -> *mut Handle {
     Box::into_raw(Box::new(Handle {
         magic: MAGIC,
@@ -33,10 +33,10 @@ pub fn make() -> *mut Handle {
     }))
 }
 
-/// The handle of an address.
+/// The handle at an address.
 ///
 /// # Safety
-/// It is null or was made by [`make`].
+/// The address is null or was returned by [`make`].
 pub unsafe fn of<'a>(handle: *mut c_void) -> Outcome<&'a mut Handle> {
     // SAFETY: the caller's promise.
     let handle = unsafe { handle.cast::<Handle>().as_mut() }.ok_or(NOT_INITIALIZED)?;
@@ -46,7 +46,7 @@ pub unsafe fn of<'a>(handle: *mut c_void) -> Outcome<&'a mut Handle> {
     Ok(handle)
 }
 
-/// Ends one.
+/// Destroys a handle.
 ///
 /// # Safety
 /// As for [`of`].
@@ -66,7 +66,7 @@ impl Handle {
 }
 
 /// # Safety
-/// Handles and pointers are as the API wants them.
+/// Handles and pointers meet the API's requirements.
 unsafe fn product(
     handle: cublasHandle_t,
     operations: (cublasOperation_t, cublasOperation_t),
@@ -123,7 +123,7 @@ fn vector(at: *const f32, n: c_int, step: c_int) -> Outcome<Matrix> {
     Ok(vector)
 }
 
-/// Has a sum over a vector or two written to the host or to the device.
+/// Writes a sum over one or two vectors to the host or to the device.
 unsafe fn reduce(
     handle: cublasHandle_t,
     result: *mut f32,
@@ -142,7 +142,7 @@ unsafe fn reduce(
             Type::Single.store(at, sum());
         });
     }
-    // As the real one: it waits. A stream that is captured cannot be waited for.
+    // Waits, like the real one. A stream that is being captured cannot be waited for.
     stream::wait(handle.stream())?;
     // SAFETY: the caller has room for the result.
     unsafe { Type::Single.store(at, sum()) };
@@ -181,7 +181,7 @@ entry_points! { cublas:
     }
 
     fn cublasSetMathMode(handle: cublasHandle_t, mode: cublasMath_t) {
-        // Two modes and the bit that forbids reductions of lesser precision.
+        // Two modes, and the bit that forbids reductions at lower precision.
         if mode.0 & !0x13 != 0 {
             return Err(INVALID_VALUE);
         }

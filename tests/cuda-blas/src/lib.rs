@@ -1,13 +1,12 @@
-//! A stand-in for cuBLAS and cuBLASLt that computes on the CPU, over the memory of the stand-in driver.
+//! A stand-in for cuBLAS and cuBLASLt that computes on the CPU, in the memory of the stand-in driver.
 //!
-//! It has the functions of a training step, so that the way of a call from a guest's libraries to a
-//! worker's is tested where there is no GPU: results in the order of streams, numbers of the host's and of
-//! the device's, workspaces, capture. Memory that is not the device's is refused. Both libraries are
-//! this one file.
+//! It has the functions of a training step, so that the path of a call from a guest's libraries to a worker's can be
+//! tested without a GPU: results in stream order, scalars of the host and of the device, workspaces, capture. Memory
+//! that is not the device's is refused. Both libraries are this single file.
 //!
-//! - `numbers`: types of matrices; `product`: what is computed
-//! - `stream`: doing it in the order of a stream, by the driver's public functions
-//! - `api`: what C calls of cuBLAS; `light`: of cuBLASLt
+//! - `numbers`: types of matrices; `product`: the computation
+//! - `stream`: computing in stream order, by the driver's public functions
+//! - `api`: entry points of cuBLAS; `light`: of cuBLASLt
 
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
@@ -17,7 +16,7 @@ mod numbers;
 mod product;
 mod stream;
 
-/// A result: what is wrong is a status's number.
+/// A result, whose error is the number of a status.
 pub(crate) type Outcome<T = ()> = Result<T, u32>;
 
 pub(crate) const NOT_INITIALIZED: u32 = 1;
@@ -25,7 +24,7 @@ pub(crate) const INVALID_VALUE: u32 = 7;
 pub(crate) const EXECUTION_FAILED: u32 = 13;
 pub(crate) const NOT_SUPPORTED: u32 = 15;
 
-/// Defines entry points with the signatures that the definition has.
+/// Defines entry points with the signatures from the definition.
 macro_rules! entry_points {
     ($module:ident: $(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! cuBLASLt: descriptors, one algorithm, and products with what comes after them.
+//! cuBLASLt: descriptors, one algorithm, and products with epilogues.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use crate::{
     product::{After, Product, is_transposed},
 };
 
-/// The only algorithm: it begins with this.
+/// First word of the only algorithm.
 const ALGORITHM: u64 = 0x6761_6e74_7279;
 
 /// Attributes by number.
@@ -30,7 +30,7 @@ impl Descriptor {
 }
 
 /// # Safety
-/// It is null or a descriptor of this library's.
+/// It is null or a descriptor of this library.
 unsafe fn known<'a, T>(at: *mut T) -> Outcome<&'a mut Descriptor> {
     // SAFETY: the caller's promise.
     unsafe { at.cast::<Descriptor>().as_mut() }.ok_or(INVALID_VALUE)
@@ -57,7 +57,7 @@ unsafe fn end<T>(at: *mut T) -> Outcome {
 }
 
 /// # Safety
-/// As for [`known`]; so many bytes are there.
+/// As for [`known`]; `size` bytes can be read.
 unsafe fn set<T>(at: *mut T, attribute: u32, value: *const c_void, size: usize) -> Outcome {
     if value.is_null() || size == 0 || size > 8 {
         return Err(INVALID_VALUE);
@@ -74,7 +74,7 @@ unsafe fn set<T>(at: *mut T, attribute: u32, value: *const c_void, size: usize) 
 }
 
 fn matrix(layout: &Descriptor, at: *const c_void) -> Outcome<Matrix> {
-    // By columns alone.
+    // Only column order.
     if layout.number(1) != 0 {
         return Err(NOT_SUPPORTED);
     }

@@ -1,4 +1,4 @@
-//! Types of numbers in memory, and where they are.
+//! Types of numbers in memory, and their addresses.
 
 use crate::{EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, Outcome, stream};
 
@@ -12,7 +12,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// A `cudaDataType`.
+    /// The type of a `cudaDataType`.
     pub fn of(number: u32) -> Outcome<Self> {
         match number {
             0 => Ok(Self::Single),
@@ -23,7 +23,7 @@ impl Type {
         }
     }
 
-    /// The type of alpha and beta, of a `cublasComputeType_t`.
+    /// The type of alpha and beta for a `cublasComputeType_t`.
     pub fn of_compute(number: u32) -> Outcome<Self> {
         match number {
             64 | 65 => Ok(Self::Half),
@@ -33,7 +33,7 @@ impl Type {
         }
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(self) -> u64 {
         match self {
             Self::Half | Self::Brain => 2,
@@ -42,10 +42,10 @@ impl Type {
         }
     }
 
-    /// The number at an address.
+    /// Reads the number at an address.
     ///
     /// # Safety
-    /// There is one.
+    /// There is a number of this type.
     pub unsafe fn load(self, at: u64) -> f64 {
         // SAFETY: the caller's promise.
         unsafe {
@@ -61,17 +61,17 @@ impl Type {
         }
     }
 
-    /// Puts a number at an address.
+    /// Writes a number to an address.
     ///
     /// # Safety
-    /// There is room for one.
+    /// There is room for a number of this type.
     pub unsafe fn store(self, at: u64, value: f64) {
         // SAFETY: the caller's promise.
         unsafe {
             match self {
                 Self::Half => (at as *mut u16).write_unaligned(to_half(value as f32)),
                 Self::Brain => {
-                    // To the nearest, even where two are as near.
+                    // Rounds to nearest, ties to even.
                     let bits = (value as f32).to_bits();
                     let bits = bits.wrapping_add(0x7fff + (bits >> 16 & 1));
                     (at as *mut u16).write_unaligned((bits >> 16) as u16);
@@ -103,21 +103,22 @@ fn to_half(value: f32) -> u16 {
     if size >= 65520.0 {
         return sign | 0x7c00;
     }
-    // The distance of neighbours, at least that of the smallest; a whole number of these is exact.
+    // The distance between neighboring values, at least that of the smallest ones. An integral
+    // multiple of it is exact.
     let exponent = ((size.to_bits() >> 23) as i32 - 127).max(-14);
     let steps = (size * 2f32.powi(10 - exponent)).round_ties_even() as u16;
     // A carry goes into the exponent.
     sign | (((exponent + 14) as u16) << 10).wrapping_add(steps)
 }
 
-/// Numbers in the device's memory: a matrix by columns, or a vector.
+/// Numbers in the device's memory: a column-major matrix, or a vector.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix {
     pub of: Type,
     pub at: u64,
-    /// From one column to the next, in numbers.
+    /// Distance from one column to the next, in numbers.
     pub leading: i64,
-    /// From one matrix of a batch to the next, in numbers.
+    /// Distance from one matrix of a batch to the next, in numbers.
     pub stride: i64,
 }
 
@@ -128,7 +129,7 @@ impl Matrix {
         self.at.wrapping_add_signed(index * self.of.size() as i64)
     }
 
-    /// That all of so many rows and columns are the device's memory.
+    /// Checks that all of these rows and columns lie in the device's memory.
     pub fn check(&self, rows: i64, columns: i64, batch: i64) -> Outcome {
         if rows < 0 || columns < 0 || batch < 0 || self.leading < rows.max(1) || self.stride < 0 {
             return Err(INVALID_VALUE);
@@ -145,7 +146,7 @@ impl Matrix {
     }
 }
 
-/// That a stretch is the device's memory, or the host's that it knows.
+/// Checks that a range lies in the device's memory, or in host memory known to the driver.
 pub fn check(at: u64, size: u64) -> Outcome {
     let (start, length) = stream::allocation(at).ok_or(EXECUTION_FAILED)?;
     let end = at.checked_add(size).ok_or(EXECUTION_FAILED)?;
@@ -155,7 +156,7 @@ pub fn check(at: u64, size: u64) -> Outcome {
     Ok(())
 }
 
-/// A number of the host's, which is read when the call is made, or of the device's.
+/// A number of the host's, read when the call is made, or one of the device's.
 #[derive(Clone, Copy, Debug)]
 pub enum Scalar {
     Here(f64),
@@ -163,10 +164,10 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// One at an address that is the device's or the host's.
+    /// The number at an address of the device or of the host.
     ///
     /// # Safety
-    /// One of the host's is there.
+    /// A host address has a number of this type.
     pub unsafe fn at(of: Type, at: *const std::ffi::c_void, on_device: bool) -> Outcome<Self> {
         if on_device {
             check(at as u64, of.size())?;
@@ -179,10 +180,10 @@ impl Scalar {
         Ok(Self::Here(unsafe { of.load(at as u64) }))
     }
 
-    /// Its value when work is done.
+    /// Its value at the time when the work is done.
     ///
     /// # Safety
-    /// The device's memory is still there.
+    /// The device's memory still exists.
     pub unsafe fn value(self) -> f64 {
         match self {
             Self::Here(value) => value,

@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Matrix products.
 
 use cuda_definition::driver::types::CUstream;
 
@@ -8,20 +8,20 @@ use crate::{
     stream,
 };
 
-/// What is done after a product, by the bits of `cublasLtEpilogue_t`.
+/// What follows a product, by the bits of `cublasLtEpilogue_t`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct After {
-    /// A number for each row that is added.
+    /// A number per row that is added.
     pub bias: Option<(Type, u64)>,
     pub relu: bool,
     pub gelu: bool,
 }
 
-/// D = alpha op(A) op(B) + beta C, for each of a batch.
+/// D = alpha op(A) op(B) + beta C, for each element of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Product {
     pub transposed: (bool, bool),
-    /// Rows and columns of D, and what is summed over.
+    /// Rows and columns of D, and the length of the sums.
     pub shape: (i64, i64, i64),
     pub alpha: Scalar,
     pub beta: Scalar,
@@ -33,7 +33,7 @@ pub struct Product {
     pub after: After,
 }
 
-/// A `cublasOperation_t` of real numbers.
+/// Whether a `cublasOperation_t` of real numbers transposes.
 pub fn is_transposed(operation: u32) -> Outcome<bool> {
     match operation {
         0 => Ok(false),
@@ -43,7 +43,7 @@ pub fn is_transposed(operation: u32) -> Outcome<bool> {
 }
 
 impl Product {
-    /// Does it in the order of a stream.
+    /// Queues the computation in stream order.
     pub fn submit(self, stream: CUstream) -> Outcome {
         let (m, n, k) = self.shape;
         let rows = |transposed: bool, rows: i64, columns: i64| {
@@ -66,15 +66,15 @@ impl Product {
             .and_then(|size| size.checked_mul(k.max(1))?.checked_mul(self.batch.max(1)))
             .is_none_or(|work| work > 1 << 34)
         {
-            // Nobody waits that long for a CPU.
+            // Too slow on a CPU for anyone to wait for it.
             return Err(NOT_SUPPORTED);
         }
-        // SAFETY: checked above; programs free no memory that is in use.
+        // SAFETY: checked above; programs do not free memory that is in use.
         stream::submit(stream, move || unsafe { self.run() })
     }
 
     /// # Safety
-    /// All matrices are there.
+    /// All matrices exist.
     unsafe fn run(&self) {
         let (m, n, k) = self.shape;
         // SAFETY: the caller's promise.

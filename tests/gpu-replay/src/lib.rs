@@ -1,5 +1,5 @@
-//! A recording of what a driver does with a GPU, as a guest without an operating system does it again: steps that
-//! its host writes into its memory, and how long each access took.
+//! A recording of a driver's use of a GPU, in the form in which a guest without an operating system
+//! repeats it: steps that the host writes into the guest's memory, and the duration of each access.
 //!
 //! ```text
 //!   0          what the recorded guest had: the GPU reads and writes here
@@ -12,22 +12,22 @@
 
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Where the desk is.
+/// Address of the desk.
 pub const DESK: u64 = 0x2000_0000;
-/// Where the steps are, and the end of what they and their bytes have.
+/// Address of the steps. They and their bytes end before the log.
 pub const STEPS: u64 = 0x2100_0000;
-/// Where the log is.
+/// Address of the log.
 pub const LOG: u64 = 0x2800_0000;
 /// The end of the guest's RAM.
 pub const END: u64 = 0x3000_0000;
-/// Words that the log has room for: as many as a recording may have accesses.
+/// Number of words that fit in the log, and thus the maximum number of accesses in a recording.
 pub const MOST_LOGGED: u64 = (END - LOG) / 8;
 
-/// What an access is, in the low bits of its word in the log; its time, in counts of the time stamp counter,
-/// is above.
+/// Bits of a log word that contain the access's class. The bits above contain its duration in
+/// counts of the time-stamp counter.
 pub const CLASS_BITS: u32 = 8;
 
-/// BARs: registers, BAR 1, BAR 3.
+/// Number of BARs: registers, BAR 1, BAR 3.
 pub const BARS: usize = 3;
 
 /// A step.
@@ -36,21 +36,21 @@ pub const BARS: usize = 3;
 pub struct Step {
     /// One of [`kind`].
     pub kind: u32,
-    /// What it counts as in the log.
+    /// Its class in the log.
     pub class: u32,
-    /// Which BAR, below [`BARS`].
+    /// Index of the BAR, below [`BARS`].
     pub bar: u32,
-    /// log2 of the bytes of an access.
+    /// log2 of the size of an access in bytes.
     pub size: u32,
-    /// Where in the BAR, or in RAM.
+    /// Offset in the BAR, or address in RAM.
     pub offset: u64,
-    /// How many accesses, or bytes.
+    /// Number of accesses or bytes.
     pub count: u64,
-    /// From one access to the next; wraps.
+    /// Distance from one access to the next; wraps.
     pub stride: u64,
-    /// What is written, or where the bytes are.
+    /// The value to write, or the address of the bytes.
     pub value: u64,
-    /// From one value to the next; wraps.
+    /// Difference between one value and the next; wraps.
     pub step: u64,
 }
 
@@ -60,13 +60,14 @@ pub mod kind {
     pub const READ: u32 = 1;
     /// Writes.
     pub const WRITE: u32 = 2;
-    /// Puts bytes into RAM.
+    /// Copies bytes into RAM.
     pub const RAM: u32 = 3;
-    /// Waits until a ring's word in a BAR has reached `value`; `count` is the ring's entries.
+    /// Waits until a ring's word in a BAR has reached `value`; `count` is the number of the ring's
+    /// entries.
     pub const WAIT: u32 = 4;
-    /// A part is over: waits to be told to go on.
+    /// End of a part: waits for the order to continue.
     pub const PART: u32 = 5;
-    /// All is over.
+    /// End of all steps.
     pub const END: u32 = 6;
 }
 
@@ -76,40 +77,40 @@ pub mod kind {
 pub enum State {
     /// It has not begun.
     Start = 0,
-    /// It has found the GPU, and waits to be told to go on.
+    /// It has found the GPU, and waits for the order to continue.
     Ready = 1,
-    /// It does what it was told.
+    /// It is executing steps.
     Working = 2,
-    /// A part is over, and the log has it; it waits to be told to go on.
+    /// A part is over and logged; it waits for the order to continue.
     Paused = 3,
-    /// All is over.
+    /// Everything is done.
     Done = 4,
-    /// There is no GPU, or not what it should be.
+    /// There is no GPU, or an unexpected one.
     NoGpu = 5,
     /// A submission has not ended for a minute.
     Stuck = 6,
-    /// A step makes no sense.
+    /// A step is invalid.
     Nonsense = 7,
 }
 
-/// What guest and host look at both. The host writes `go`, the guest everything else.
+/// Memory that guest and host share. The host writes `go`, the guest everything else.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Desk {
     state: AtomicU32,
     go: AtomicU32,
-    /// How often the guest has begun to wait.
+    /// How often the guest has started to wait.
     waits: AtomicU64,
-    /// Words in the log.
+    /// Number of words in the log.
     logged: AtomicU64,
-    /// How often submissions' ends were looked for.
+    /// How often the guest polled for the end of submissions.
     polls: AtomicU64,
-    /// The step that is done.
+    /// Index of the current step.
     at: AtomicU64,
 }
 
 impl Desk {
-    /// One of a guest that has not begun.
+    /// A desk of a guest that has not begun.
     #[allow(clippy::new_without_default)] // Must be one for a static.
     pub const fn new() -> Self {
         Self {
@@ -122,7 +123,7 @@ impl Desk {
         }
     }
 
-    /// The guest's state; [`State::Nonsense`] if it is none.
+    /// The guest's state, or [`State::Nonsense`] if the value is invalid.
     pub fn state(&self) -> State {
         let states = [
             State::Start,
@@ -138,50 +139,50 @@ impl Desk {
         known.unwrap_or(State::Nonsense)
     }
 
-    /// Says what the guest is doing.
+    /// Publishes the guest's state.
     pub fn enter(&self, state: State) {
         self.state.store(state as u32, Ordering::Release);
     }
 
-    /// Says that the guest waits, and for what.
+    /// Publishes that the guest waits, and for what.
     pub fn wait(&self, state: State) {
         self.enter(state);
         self.waits.fetch_add(1, Ordering::Release);
     }
 
-    /// How often it has begun to: a part may be over before anybody has looked.
+    /// How often the guest has started to wait. (A part may be over before the host looks.)
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Acquire)
     }
 
-    /// Has the guest go on.
+    /// Tells the guest to continue.
     pub fn go(&self) {
         self.go.fetch_add(1, Ordering::Release);
     }
 
-    /// How often it was told to.
+    /// How often the guest was told to continue.
     pub fn gone(&self) -> u32 {
         self.go.load(Ordering::Acquire)
     }
 
-    /// Says what has been done since the guest went on last.
+    /// Publishes what has been done since the guest last continued.
     pub fn note(&self, logged: u64, polls: u64, at: u64) {
         self.logged.store(logged, Ordering::Relaxed);
         self.polls.store(polls, Ordering::Relaxed);
         self.at.store(at, Ordering::Release);
     }
 
-    /// Words in the log.
+    /// Number of words in the log.
     pub fn logged(&self) -> u64 {
         self.logged.load(Ordering::Acquire)
     }
 
-    /// How often submissions' ends were looked for.
+    /// How often the guest polled for the end of submissions.
     pub fn polls(&self) -> u64 {
         self.polls.load(Ordering::Acquire)
     }
 
-    /// The step that is done.
+    /// Index of the current step.
     pub fn at(&self) -> u64 {
         self.at.load(Ordering::Acquire)
     }

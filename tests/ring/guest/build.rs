@@ -1,7 +1,7 @@
 //! Links the programs as kernels with a PVH entry.
 
 fn main() {
-    // Asked when this runs: what it was compiled with may be a folder that has been moved since.
+    // Read at run time: the folder may have been moved since this script was compiled.
     let folder = std::env::var("CARGO_MANIFEST_DIR").expect("Cargo sets it");
     let script = &format!("{folder}/image.ld");
     for argument in [
@@ -15,7 +15,7 @@ fn main() {
     ] {
         println!("cargo:rustc-link-arg-bins={argument}");
     }
-    // Behind what the guest of a recording had.
+    // Behind the RAM of a recording's guest.
     let base = "-Wl,--defsym=base=0x20000000";
     println!("cargo:rustc-link-arg-bin=gantry-gpu-guest={base}");
     println!("cargo:rerun-if-changed={script}");

@@ -1,40 +1,40 @@
-//! How something is measured.
+//! How measurements are taken.
 
 use alloc::vec::Vec;
 
 /// What the client needs besides the window.
 pub trait Surroundings {
-    /// Counts of the time stamp counter, or of another clock of about a gigahertz.
+    /// Reads the time-stamp counter, or another clock of about a gigahertz.
     fn now(&mut self) -> u64;
-    /// Hands on what something is called.
+    /// Reports a note: a label and its text.
     fn note(&mut self, what: &str, is: &str);
-    /// Hands on how long one took of something that was measured, in counts: the median, and what
-    /// 99 of 100 did not exceed.
+    /// Reports the duration of one operation in counts: the median and the 99th percentile.
     fn time(&mut self, what: &str, median: u64, most: u64);
-    /// Hands on how many counts it took to copy so many bytes.
+    /// Reports the median duration of a copy of `bytes` bytes in counts.
     fn copy(&mut self, what: &str, bytes: u64, median: u64);
-    /// A stretch of [`COUNTED`] calls of one kind begins (`true`), or is over; there are two of each kind.
+    /// A series of [`COUNTED`] calls of one kind begins (`true`) or is over. There are two series
+    /// of each kind.
     fn counted(&mut self, begins: bool);
 }
 
-/// Calls in the stretch in which exits and system calls are counted.
+/// Number of calls in the series during which exits and system calls are counted.
 pub const COUNTED: u32 = 10_000;
 
-/// Samples of each figure, if they can be had in [`LONGEST`].
+/// Number of samples of each figure, unless that takes longer than [`LONGEST`].
 const SAMPLES: usize = 400;
-/// Samples in any case.
+/// Minimum number of samples.
 const FEWEST: usize = 20;
-/// Counts after which there are samples enough: about a second.
+/// Counts after which the minimum suffices: about a second.
 const LONGEST: u64 = 2_500_000_000;
 
-/// Samples of one thing, or of several that are measured together.
+/// Samples of one operation, or of several that are measured together.
 pub struct Samples<const N: usize = 1> {
     begin: u64,
     all: [Vec<u64>; N],
 }
 
 impl<const N: usize> Samples<N> {
-    /// None so far.
+    /// Starts without samples.
     pub fn new(here: &mut impl Surroundings) -> Self {
         Self {
             begin: here.now(),
@@ -42,26 +42,26 @@ impl<const N: usize> Samples<N> {
         }
     }
 
-    /// Whether there are not enough.
+    /// Whether more samples are needed.
     pub fn goes_on(&self, here: &mut impl Surroundings) -> bool {
         let late = here.now().wrapping_sub(self.begin) > LONGEST;
         let count = self.count();
         count < FEWEST || (count < SAMPLES && !late)
     }
 
-    /// How many there are.
+    /// Number of samples.
     pub fn count(&self) -> usize {
         self.all[0].len()
     }
 
-    /// One more of each thing.
+    /// Adds a sample of each operation.
     pub fn add(&mut self, each: [u64; N]) {
         for (all, one) in self.all.iter_mut().zip(each) {
             all.push(one);
         }
     }
 
-    /// Of each thing the median, and what 99 of 100 do not exceed; of one sample at least.
+    /// The median and the 99th percentile of each operation. Needs at least one sample.
     pub fn summaries(self) -> [(u64, u64); N] {
         self.all.map(|mut samples| {
             samples.sort_unstable();
@@ -71,7 +71,7 @@ impl<const N: usize> Samples<N> {
     }
 }
 
-/// Measures what one of `batch` takes.
+/// Measures the time of one of `batch` operations.
 pub fn time<E>(
     here: &mut impl Surroundings,
     what: &str,
@@ -91,7 +91,8 @@ pub fn time<E>(
     Ok(())
 }
 
-/// Has exits and system calls counted: once for each kind of thing, as counting one would disturb the other.
+/// Makes exits and system calls be counted, separately for each kind, because counting one would
+/// disturb the other.
 pub fn count<E>(
     here: &mut impl Surroundings,
     mut work: impl FnMut() -> Result<(), E>,
@@ -106,7 +107,7 @@ pub fn count<E>(
     Ok(())
 }
 
-/// Measures copies to the device and back, by turns. `work` is told the direction.
+/// Measures copies to the device and back, alternating. `work` gets the direction.
 pub fn copies<E>(
     here: &mut impl Surroundings,
     sizes: &[u64],
@@ -129,7 +130,7 @@ pub fn copies<E>(
     Ok(())
 }
 
-/// Where a copy goes.
+/// Direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// To the device.

@@ -1,4 +1,4 @@
-//! Calls and answers.
+//! Calls and their answers.
 
 use alloc::{sync::Arc, vec::Vec};
 use core::{fmt, time::Duration};
@@ -16,28 +16,28 @@ use gantry_remoting::{
     },
 };
 
-/// Polled for so long before sleeping: longer than anything here takes but building a program.
+/// Polling time before sleeping: longer than anything here takes except for building a program.
 const SPIN: Duration = Duration::from_millis(100);
 
 /// Why there are no figures.
 #[derive(Clone, Debug)]
 pub enum Failure {
-    /// The rings.
+    /// The rings failed.
     Gone(Gone),
-    /// An answer that is none.
+    /// An answer is malformed.
     Malformed(Malformed),
     /// A call failed.
     Code {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
         /// The API's code.
         code: i32,
     },
     /// There is no device.
     NoDevice,
-    /// The device has computed something else.
+    /// The device has computed a wrong result.
     Wrong {
-        /// At this place.
+        /// Index of the wrong value.
         at: usize,
     },
 }
@@ -78,7 +78,7 @@ pub struct Connection<B> {
 }
 
 impl<B: Bell + Clone> Connection<B> {
-    /// Over a window whose worker has answered the hello.
+    /// Opens a connection over a window whose worker has answered the hello.
     pub fn new(window: &Arc<Window>, bell: B) -> Self {
         Self {
             calls: Sender::new(Producer::new(window.calls(), bell.clone()), SPIN),
@@ -107,12 +107,12 @@ impl<B: Bell + Clone> Connection<B> {
         Ok(self.sequence)
     }
 
-    /// Sends a call and does not wait.
+    /// Sends a call without waiting.
     pub fn post<C: Call>(&mut self, call: &C) -> Result<(), Failure> {
         self.send(call, Flags::default(), false).map(drop)
     }
 
-    /// Sends a call together with the next one.
+    /// Queues a call that is sent together with the next one.
     pub fn post_with_next<C: Call>(&mut self, call: &C) -> Result<(), Failure> {
         self.send(call, Flags::default(), true).map(drop)
     }
@@ -126,7 +126,8 @@ impl<B: Bell + Clone> Connection<B> {
                 self.answers.wait(&mut spin, || false);
                 continue;
             };
-            // One thread, and no stages and callbacks: the next answer is the one.
+            // There is only one thread, and there are no stages or callbacks, so the next answer is
+            // the right one.
             if header.opcode == ANSWER && header.sequence == sequence {
                 break;
             }
@@ -139,7 +140,7 @@ impl<B: Bell + Clone> Connection<B> {
     }
 }
 
-/// A stretch of the window's data, from `offset` of the data on.
+/// A range of `length` bytes in the window's data, starting at `offset` of the data.
 pub fn place(window: &Window, offset: u64, length: u64) -> WindowRange {
     WindowRange {
         offset: window.data() + offset,

@@ -1,4 +1,4 @@
-//! A part of a guest's memory that its host looks at: no exit, no interrupt, no device.
+//! A part of a guest's memory that its host reads and writes without exits, interrupts or devices.
 
 use core::{
     fmt,
@@ -10,9 +10,9 @@ use gantry_remoting::wire::api::ApiId;
 
 /// Guest-physical address of the desk.
 pub const ADDRESS: u64 = 0x10_0000;
-/// Bytes of the text.
+/// Size of the text in bytes.
 pub const TEXT: usize = 32 << 10;
-/// What a guest that is moved writes to before it computes, if that is so many MiB.
+/// The memory, of `size` MiB, that a migrated guest fills before it computes.
 pub const fn filled(size: u32) -> Range<u64> {
     const START: u64 = 256 << 20;
     START..START + ((size as u64) << 20)
@@ -26,42 +26,43 @@ pub enum State {
     Start = 0,
     /// It waits for [`Orders`].
     Waiting = 1,
-    /// The stretch that is counted comes next; it waits for another order.
+    /// The next series of calls is counted; it waits for another order.
     Ready = 2,
-    /// The stretch that was counted is over; it waits for another order.
+    /// The counted series of calls is over; it waits for another order.
     Counted = 3,
-    /// It has ended well.
+    /// It has ended successfully.
     Done = 4,
     /// It has failed; the last line of the text says why.
     Failed = 5,
 }
 
-/// How the guest maps the window.
+/// What the guest is ordered to do; the first orders say how it maps the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Orders {
-    /// Nothing was ordered yet.
+    /// No order yet.
     None = 0,
     /// Write-combining, as a stock Linux maps it for its programs.
     Combining = 1,
-    /// With caches, as RAM.
+    /// Cached, like RAM.
     Cached = 2,
-    /// As that, to compute round after round on so much of the device's memory as the desk says.
+    /// Cached, and then computes round after round on as much of the device's memory as the desk
+    /// says.
     Rounds = 3,
-    /// To end the rounds, and to look whether what was computed is right.
+    /// Ends the rounds, and checks the results.
     Check = 4,
 }
 
-/// Rounds that the guest has computed since it was told to go on.
+/// Rounds that the guest has computed since it was last told to continue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rounds {
-    /// The order to go on that they follow.
+    /// Number of the order to continue that the rounds follow.
     pub since: u32,
-    /// How many.
+    /// Number of rounds.
     pub count: u64,
-    /// Counts of the time stamp counter that they took.
+    /// Their duration in counts of the time-stamp counter.
     pub counts: u64,
-    /// The same of the longest one.
+    /// Duration of the longest round in the same counts.
     pub longest: u64,
 }
 
@@ -71,26 +72,26 @@ pub struct Rounds {
 pub struct Desk {
     state: AtomicU32,
     orders: AtomicU32,
-    /// How often the guest was told to go on.
+    /// How often the guest was told to continue.
     go: AtomicU32,
-    /// MiB of the device's memory on which it computes rounds.
+    /// Size in MiB of the device memory on which it computes rounds.
     size: AtomicU32,
-    /// MiB of its own memory that it writes to before.
+    /// Size in MiB of its own memory that it fills first.
     filled: AtomicU32,
     /// The number of the API that it calls.
     api: AtomicU32,
-    /// [`Rounds`], each number by itself.
+    /// [`Rounds`], stored one number at a time.
     since: AtomicU32,
     count: AtomicU64,
     counts: AtomicU64,
     longest: AtomicU64,
-    /// Bytes of the text that are valid.
+    /// Valid length of the text in bytes.
     length: AtomicU32,
     text: [AtomicU64; TEXT / 8],
 }
 
 impl Desk {
-    /// One of a guest that has not begun.
+    /// A desk of a guest that has not begun.
     #[allow(clippy::new_without_default)] // Must be one for a static.
     pub const fn new() -> Self {
         Self {
@@ -109,7 +110,7 @@ impl Desk {
         }
     }
 
-    /// The guest's state; [`State::Failed`] if it is none.
+    /// The guest's state, or [`State::Failed`] if the value is invalid.
     pub fn state(&self) -> State {
         let states = [
             State::Start,
@@ -128,12 +129,12 @@ impl Desk {
         self.state.store(state as u32, Ordering::Release);
     }
 
-    /// Has the guest begin.
+    /// Orders the guest to begin.
     pub fn order(&self, orders: Orders) {
         self.orders.store(orders as u32, Ordering::Release);
     }
 
-    /// What was ordered.
+    /// The current order.
     pub fn orders(&self) -> Orders {
         match self.orders.load(Ordering::Acquire) {
             0 => Orders::None,
@@ -144,35 +145,36 @@ impl Desk {
         }
     }
 
-    /// Has the guest begin with the calls of an API.
+    /// Orders the guest to begin with the calls of an API.
     pub fn order_calls(&self, api: ApiId, orders: Orders) {
         self.api.store(api.number(), Ordering::Relaxed);
         self.order(orders);
     }
 
-    /// Which API it was told to call.
+    /// The API that the guest was told to call.
     pub fn api(&self) -> ApiId {
         ApiId::from_number(self.api.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// Has the guest write to so many MiB of its memory, and begin to compute rounds on `size` MiB.
+    /// Orders the guest to fill `filled` MiB of its memory and to begin computing rounds on `size`
+    /// MiB.
     pub fn order_rounds(&self, size: u32, filled: u32) {
         self.size.store(size, Ordering::Relaxed);
         self.filled.store(filled, Ordering::Relaxed);
         self.order(Orders::Rounds);
     }
 
-    /// On how many MiB it was told to compute rounds.
+    /// Size in MiB on which the guest was told to compute rounds.
     pub fn size(&self) -> u32 {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// Which part of its memory it was told to write to before.
+    /// The part of its memory that it was told to fill first.
     pub fn filled(&self) -> Range<u64> {
         filled(self.filled.load(Ordering::Relaxed))
     }
 
-    /// What the guest has said of its rounds, as it was a moment ago.
+    /// What the guest last published about its rounds.
     pub fn rounds(&self) -> Rounds {
         Rounds {
             since: self.since.load(Ordering::Acquire),
@@ -182,7 +184,7 @@ impl Desk {
         }
     }
 
-    /// Says what there is to say of rounds.
+    /// Publishes the rounds.
     pub fn say(&self, rounds: Rounds) {
         self.count.store(rounds.count, Ordering::Relaxed);
         self.counts.store(rounds.counts, Ordering::Relaxed);
@@ -190,12 +192,12 @@ impl Desk {
         self.since.store(rounds.since, Ordering::Release);
     }
 
-    /// Has the guest go on.
+    /// Tells the guest to continue.
     pub fn go(&self) {
         self.go.fetch_add(1, Ordering::Release);
     }
 
-    /// How often it was told to.
+    /// How often the guest was told to continue.
     pub fn gone(&self) -> u32 {
         self.go.load(Ordering::Acquire)
     }
@@ -209,7 +211,7 @@ impl Desk {
     }
 }
 
-/// Appends to the text; what does not fit is left out.
+/// Appends to the text. What does not fit is dropped.
 pub struct Pen<'a>(pub &'a Desk);
 
 impl fmt::Write for Pen<'_> {

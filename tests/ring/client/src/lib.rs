@@ -1,10 +1,11 @@
-//! A client of a worker, reduced to what is measured: it speaks the protocol over the rings as the
-//! OpenCL driver or CUDA's does, from one thread, and needs no operating system. So the same code runs as a
-//! process beside the worker and in ring 3 of a guest, and what differs is the border between.
+//! A client of a worker, reduced to what is measured. It speaks the protocol over the rings like
+//! the OpenCL or CUDA driver, from a single thread, and needs no operating system. So the same code
+//! runs as a process next to the worker and in ring 3 of a guest, and the only difference is the
+//! boundary in between.
 //!
 //! - [`opencl::run`], [`cuda::run`]: compute, check what was computed, and measure.
-//! - [`rounds`]: computes round after round on state of the device's while its machine moves.
-//! - [`desk`]: how a guest without devices is told what to do, and hands on what it has measured.
+//! - [`rounds`]: computes round after round on state in the device while its machine is migrated.
+//! - [`desk`]: how a guest without devices gets orders and returns its measurements.
 
 #![no_std]
 

@@ -1,4 +1,4 @@
-//! What is measured of OpenCL.
+//! The OpenCL measurements.
 
 use alloc::{
     string::{String, ToString as _},
@@ -25,7 +25,7 @@ use crate::{
     opened::{CONTEXT, QUEUE, open, order},
 };
 
-/// The kind of calls in whose stretches exits and system calls are counted.
+/// The kinds of calls for which exits and system calls are counted.
 pub const KINDS: [&str; 1] = ["synchronous calls"];
 
 const SOURCE: &str = "
@@ -39,11 +39,11 @@ kernel void nothing(int a, int b) {}
 const ADD: KernelId = KernelId(0);
 const NOTHING: KernelId = KernelId(1);
 
-/// Numbers that are added.
+/// Count of numbers to add.
 const NUMBERS: usize = 1 << 16;
-/// Bytes of the buffers.
+/// Size of the buffers in bytes.
 const BUFFER: u64 = 16 << 20;
-/// Sizes that are copied.
+/// Sizes of copies in bytes.
 const COPIES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, BUFFER];
 
 fn launch(kernel: KernelId, size: u64) -> NdRange {
@@ -69,7 +69,7 @@ struct Bench<'a, B, S> {
 }
 
 impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
-    /// Opens the first device; its id.
+    /// Opens the first device, and returns its ID.
     fn open(&mut self) -> Result<DeviceId, Failure> {
         let kernels = [(ADD, "add"), (NOTHING, "nothing")];
         let device = open(&mut self.link, SOURCE, kernels)?;
@@ -97,14 +97,14 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
     fn compute(&mut self) -> Result<(), Failure> {
         let bytes = NUMBERS as u64 * 4;
         let at = self.window.data();
-        // The data holds three times the bytes by far: a window has at least 8 MiB.
+        // The data has far more than three times these bytes: a window has at least 8 MiB.
         let Some(numbers) = self.window.at(at, 3 * bytes) else {
             return Err(Failure::NoDevice);
         };
         let numbers = numbers.cast::<i32>();
         for index in 0..NUMBERS {
             let value = index as i32;
-            // SAFETY: within the window's data, of which the worker reads nothing yet.
+            // SAFETY: within the window's data, which the worker does not read yet.
             unsafe {
                 numbers.add(index).write_volatile(value);
                 numbers.add(NUMBERS + index).write_volatile(value * 3 + 1);
@@ -158,7 +158,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
         let finish = Finish { queue: QUEUE };
         time(here, "finish of an idle queue", 10, || link.ask(&finish))?;
         let kernel = launch(NOTHING, 1);
-        // What a client spends on an enqueue that it does not wait for: both arguments change.
+        // The client's cost of an enqueue that it does not wait for. Both arguments change.
         let mut samples = Samples::new(here);
         while samples.goes_on(here) {
             let round = samples.count() as i32;
@@ -181,7 +181,7 @@ impl<B: Bell + Clone, S: Surroundings> Bench<'_, B, S> {
             link.post(&kernel)?;
             link.ask(&finish)
         })?;
-        // Calls that nobody waits for, as fast as the worker takes them: the ring fills up.
+        // Calls without a wait, as fast as the worker takes them: the ring fills up.
         time(here, "2000 posted calls and an answer", 1, || {
             for value in 0..2000 {
                 link.post(&argument(0, value))?;

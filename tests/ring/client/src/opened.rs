@@ -17,7 +17,7 @@ pub const CONTEXT: ContextId = ContextId(0);
 pub const QUEUE: QueueId = QueueId(0);
 const PROGRAM: ProgramId = ProgramId(0);
 
-/// A command that waits for nothing.
+/// A command without a wait list.
 pub fn order() -> Order {
     Order {
         queue: QUEUE,
@@ -26,7 +26,7 @@ pub fn order() -> Order {
     }
 }
 
-/// Opens the first device, with these kernels of a program.
+/// Opens the first device with these kernels of a program.
 pub fn open<B: Bell + Clone>(
     link: &mut Connection<B>,
     source: &str,

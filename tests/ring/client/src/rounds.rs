@@ -1,4 +1,4 @@
-//! An application that computes round after round, and whose machine moves meanwhile.
+//! An application that computes round after round while its machine is migrated.
 
 use alloc::sync::Arc;
 
@@ -19,10 +19,10 @@ use crate::{
     opened::{CONTEXT, QUEUE, open, order},
 };
 
-/// Words in a buffer: there are several, as with most programs.
+/// Words in each buffer. There are several buffers, as in most programs.
 const WORDS: u32 = 1 << 20;
 const BYTES: u64 = WORDS as u64 * 4;
-/// How many words of the first buffer change in a round: 1 MiB.
+/// Number of words of the first buffer that change in a round: 1 MiB.
 const CHANGED: u32 = 1 << 18;
 
 const SOURCE: &str = "
@@ -37,11 +37,11 @@ kernel void advance(global uint *a, uint step) {
 const FILL: KernelId = KernelId(0);
 const ADVANCE: KernelId = KernelId(1);
 
-/// Whoever has it go on.
+/// Whoever controls the rounds.
 pub trait Told {
-    /// All of its state is there.
+    /// All of the application's state exists.
     fn begins(&mut self);
-    /// A round is over. Whether there is another one.
+    /// A round is over. Returns whether to run another one.
     fn goes_on(&mut self) -> bool;
 }
 
@@ -79,7 +79,7 @@ impl<B: Bell + Clone> Work<B> {
         self.link.ask(&Finish { queue: QUEUE })
     }
 
-    /// Whether all of the memory is as it is to be; it is read through the window.
+    /// Checks, through the window, that all of the memory has the right contents.
     fn check(&mut self, window: &Window) -> Result<(), Failure> {
         let sum = (1..=self.rounds).fold(0, u32::wrapping_add);
         let offset = window.data();
@@ -96,7 +96,7 @@ impl<B: Bell + Clone> Work<B> {
                 },
             })?;
             for at in 0..WORDS {
-                // SAFETY: within the window's data, of which the worker writes nothing any more.
+                // SAFETY: within the window's data, which the worker no longer writes.
                 let word = unsafe { seen.cast::<u32>().add(at as usize).read_volatile() };
                 let changes = mem == 0 && at < CHANGED;
                 let first = (mem * WORDS + at).wrapping_mul(2_654_435_761);
@@ -110,7 +110,7 @@ impl<B: Bell + Clone> Work<B> {
     }
 }
 
-/// Computes on so many MiB of the device's memory until told to end, and checks all of it.
+/// Computes on `size` MiB of the device's memory until told to stop, and checks all of it.
 pub fn rounds<B: Bell + Clone>(
     window: &Arc<Window>,
     bell: B,

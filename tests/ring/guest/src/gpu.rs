@@ -1,5 +1,5 @@
-//! A guest without an operating system that does with its GPU what a recording says, from ring 3: each access
-//! as a driver makes it, and nothing else. Interrupts come as messages, which nobody takes.
+//! A guest without an operating system that repeats a recording on its GPU, from ring 3: only the
+//! accesses that a driver made. Interrupts arrive as messages, which nobody handles.
 
 #![no_std]
 #![no_main]
@@ -18,35 +18,35 @@ use gantry_gpu_replay::{
 
 global_asm!(include_str!("boot.s"), options(att_syntax));
 
-/// Where the host looks.
+/// The memory that the host looks at.
 #[unsafe(link_section = ".desk")]
 #[used]
 static DESK: Desk = Desk::new();
 
 const VENDOR: u32 = 0x10de;
-/// Devices on a bus.
+/// Number of devices on a bus.
 const DEVICES: u64 = 32;
-/// Where the GPU's capability for messages is.
+/// Offset of the GPU's MSI capability.
 const MSI: u64 = 0x68;
-/// The processor's interrupt controller, and a vector.
+/// Address of the CPU's interrupt controller, and a vector.
 const MESSAGE: u32 = 0xfee0_0000;
 const VECTOR: u32 = 0x41;
-/// Bytes of BAR 1 and BAR 3.
+/// Sizes of BAR 1 and BAR 3 in bytes.
 const WIDE: [u64; 2] = [128 << 20, 64 << 20];
-/// Memory decoding, and the GPU may access memory.
+/// Enables memory decoding and bus mastering.
 const COMMAND: u32 = 6;
-/// Counts of the time stamp counter between two looks at a ring, and until a submission is given up: minutes
-/// on any processor.
+/// Counts of the time-stamp counter between two looks at a ring, and until a submission is given
+/// up: minutes on any CPU.
 const PAUSE: u64 = 50_000;
 const PATIENCE: u64 = 1 << 38;
 
 fn now() -> u64 {
-    // SAFETY: an instruction of every processor with long mode; ring 0 left it allowed.
+    // SAFETY: every CPU with long mode has this instruction, and ring 0 has left it enabled.
     unsafe { _rdtsc() }
 }
 
 fn read(at: u64) -> u32 {
-    // SAFETY: the configuration space and the BARs are mapped, and take any access.
+    // SAFETY: the configuration space and the BARs are mapped, and tolerate any access.
     unsafe { (at as *const u32).read_volatile() }
 }
 
@@ -55,7 +55,7 @@ fn write(at: u64, value: u32) {
     unsafe { (at as *mut u32).write_volatile(value) };
 }
 
-/// Finds the GPU, and has it work: where its BARs are.
+/// Finds and enables the GPU, and returns the addresses of its BARs.
 fn gpu(start_info: u64) -> Option<[u64; BARS]> {
     let ecam = machine::ecam(start_info)?;
     let mut functions = (0..DEVICES).map(|device| ecam + (device << 15));
@@ -76,10 +76,10 @@ fn gpu(start_info: u64) -> Option<[u64; BARS]> {
     Some(bars)
 }
 
-/// One access; what it read.
+/// Makes one access, and returns the value read.
 ///
 /// # Safety
-/// The address is mapped, and either no memory or the host's to be written.
+/// The address is mapped, and is either not memory or memory that the host allows to be written.
 unsafe fn access(step: &Step, at: u64, value: u64) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -104,7 +104,7 @@ unsafe fn access(step: &Step, at: u64, value: u64) {
     }
 }
 
-/// What has been done since the host said to go on.
+/// What has been done since the host's last order to continue.
 #[derive(Default)]
 struct Done {
     logged: u64,
@@ -115,7 +115,7 @@ impl Done {
     fn log(&mut self, class: u32, time: u64) {
         if self.logged < MOST_LOGGED {
             let word = time << CLASS_BITS | u64::from(class);
-            // SAFETY: within the log, which is nobody else's while the guest works.
+            // SAFETY: within the log, which only the guest uses while it works.
             unsafe { ((LOG + self.logged * 8) as *mut u64).write_volatile(word) };
             self.logged += 1;
         }
@@ -133,7 +133,7 @@ impl Done {
         }
     }
 
-    /// Waits until a ring was fetched up to an entry.
+    /// Waits until a ring has been fetched up to an entry.
     fn wait(&mut self, step: &Step, bar: u64) -> bool {
         let start = now();
         loop {
@@ -154,7 +154,7 @@ impl Done {
     }
 }
 
-/// Says what the guest is doing, and waits to be told to go on.
+/// Publishes the guest's state, and waits for the order to continue.
 fn pause(state: State) {
     let before = DESK.gone();
     DESK.wait(state);
@@ -168,7 +168,7 @@ fn work(bars: [u64; BARS]) -> State {
     pause(State::Ready);
     let mut done = Done::default();
     for nth in 0.. {
-        // SAFETY: the host has written steps there, of which the last is the end.
+        // SAFETY: the host has written steps there, the last of which is the end.
         let step = unsafe { (STEPS as *const Step).add(nth).read_volatile() };
         let Some(bar) = bars.get(step.bar as usize).copied() else {
             return State::Nonsense;
@@ -177,7 +177,7 @@ fn work(bars: [u64; BARS]) -> State {
             READ | WRITE => done.accesses(&step, bar),
             RAM => {
                 let (from, to) = (step.value as *const u8, step.offset as *mut u8);
-                // SAFETY: the host has checked that both are RAM, and not the program's.
+                // SAFETY: the host has checked that both are RAM outside the program.
                 unsafe { to.copy_from(from, step.count as usize) };
             }
             WAIT => {
@@ -198,7 +198,7 @@ fn work(bars: [u64; BARS]) -> State {
     State::Nonsense
 }
 
-/// The program, in ring 3.
+/// The program's entry point in ring 3.
 #[unsafe(no_mangle)]
 extern "C" fn main(start_info: u64) -> ! {
     let state = gpu(start_info).map_or(State::NoGpu, work);

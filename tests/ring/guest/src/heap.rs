@@ -1,4 +1,4 @@
-//! Memory for values that come and go in the order of a stack, as those of a call do.
+//! An allocator for values that are allocated and freed in stack order, like those of a call.
 
 use core::{
     alloc::{GlobalAlloc, Layout},
@@ -6,14 +6,14 @@ use core::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// Behind the program, up to the end of what a guest of 256 MiB has.
+/// From behind the program to the end of the RAM of a guest with 256 MiB.
 const START: usize = 16 << 20;
 const END: usize = 256 << 20;
 
-/// What was taken last is given back first; all else stays taken.
+/// Only the last allocation can be freed; everything else stays allocated.
 struct Stack(AtomicUsize);
 
-// SAFETY: each place is given to one owner; there is one processor.
+// SAFETY: each place is given to one owner; there is only one CPU.
 unsafe impl GlobalAlloc for Stack {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let at = self.0.load(Ordering::Relaxed);

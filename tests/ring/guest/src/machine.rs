@@ -1,4 +1,4 @@
-//! What the guest knows of its machine: ACPI's tables, and its own page tables.
+//! Access to the machine: ACPI tables and the guest's own page tables.
 
 /// A number in memory, which may be unaligned.
 ///
@@ -9,8 +9,8 @@ unsafe fn number<T: Copy>(address: u64) -> T {
     unsafe { (address as *const T).read_unaligned() }
 }
 
-/// The address of the first segment's PCI configuration space, from PVH's `hvm_start_info` by
-/// way of ACPI's RSDP, XSDT and MCFG.
+/// The address of the first segment's PCI configuration space, found from PVH's `hvm_start_info`
+/// through ACPI's RSDP, XSDT and MCFG.
 pub fn ecam(start_info: u64) -> Option<u64> {
     // SAFETY: the VMM has put the tables below 4 GiB, where everything is mapped.
     unsafe {
@@ -25,11 +25,11 @@ pub fn ecam(start_info: u64) -> Option<u64> {
 
 /// Size of the pages.
 const PAGE: u64 = 2 << 20;
-/// Present, writable, for ring 3.
+/// Present, writable, accessible from ring 3.
 const TABLE: u64 = 7;
-/// And a page of 2 MiB.
+/// The same for a page of 2 MiB.
 const LEAF: u64 = 0x87;
-/// The second entry of the page attributes: write-combining.
+/// Selects the PAT's second entry, write-combining.
 const COMBINING: u64 = 8;
 
 unsafe extern "C" {
@@ -38,15 +38,15 @@ unsafe extern "C" {
     static mut spare_end: u8;
 }
 
-/// Tables that are used already.
+/// Bytes of spare tables already used.
 static USED: core::sync::atomic::AtomicU64 = core::sync::atomic::AtomicU64::new(0);
 
-/// The table behind an entry, which is made if there is none.
+/// The table that an entry points to. It is created if there is none.
 ///
 /// # Safety
-/// The entry is one of a table that is not a leaf's.
+/// The entry belongs to a table that is not a leaf table.
 unsafe fn below(entry: *mut u64) -> Option<*mut u64> {
-    // SAFETY: tables are mapped one to one; the spare ones are zeroes and nobody else's.
+    // SAFETY: tables are identity-mapped; the spare ones are zeroed and unused.
     unsafe {
         if entry.read_volatile() == 0 {
             let used = USED.fetch_add(4096, core::sync::atomic::Ordering::Relaxed);
@@ -60,13 +60,13 @@ unsafe fn below(entry: *mut u64) -> Option<*mut u64> {
     }
 }
 
-/// Maps memory above 4 GiB one to one.
+/// Identity-maps memory above 4 GiB.
 pub fn map(address: u64, size: u64, combining: bool) -> Option<()> {
     let kind = if combining { LEAF | COMBINING } else { LEAF };
     let mut at = address;
     while at < address + size {
         let index = |shift: u32| (at >> shift & 511) as usize;
-        // SAFETY: indices are below 512; nothing was mapped there, so that nothing is stale.
+        // SAFETY: indices are below 512; nothing was mapped there, so no TLB entry is stale.
         unsafe {
             let first = (&raw mut tables).cast::<u64>().add(index(39));
             let second = below(first)?.add(index(30));

@@ -1,10 +1,10 @@
-//! A guest without an operating system that computes on its host's accelerator, from ring 3.
+//! A guest without an operating system that computes on its host's accelerator from ring 3.
 //!
-//! It does what a stock guest's kernel, agent and driver do, and nothing else: finds the
-//! accelerator port, maps its BARs, leaves a hello in the first slice and has it opened, and is
-//! then a client like any other ([`gantry_ring_client`]). What it has measured it leaves in its
-//! memory, on the [desk]. So nothing but the path to the worker is on the way: no interrupts, no
-//! other processes, and an exit only where the program makes one.
+//! It does only what a stock guest's kernel, agent and driver do: it finds the accelerator port,
+//! maps its BARs, writes a hello into the first slice and has the slice opened. From then on it is
+//! a client like any other ([`gantry_ring_client`]). It leaves its measurements in its memory, on
+//! the [desk]. So only the path to the worker is measured: there are no interrupts and no other
+//! processes, and exits only where the program causes them.
 
 #![no_std]
 #![no_main]
@@ -35,19 +35,19 @@ use crate::port::Port;
 
 global_asm!(include_str!("boot.s"), options(att_syntax));
 
-/// Where the host looks.
+/// The memory that the host looks at.
 #[unsafe(link_section = ".desk")]
 #[used]
 static DESK: Desk = Desk::new();
 
-/// Waits without an exit.
+/// Busy-waits without an exit.
 fn until(mut is: impl FnMut() -> bool) {
     while !is() {
         core::hint::spin_loop();
     }
 }
 
-/// Says what the guest is doing, and waits to be told to go on.
+/// Publishes the guest's state, and waits for the order to continue.
 fn report(state: State) {
     let before = DESK.gone();
     DESK.enter(state);
@@ -55,7 +55,7 @@ fn report(state: State) {
 }
 
 fn now() -> u64 {
-    // SAFETY: an instruction of every processor with long mode; ring 0 left it allowed.
+    // SAFETY: every CPU with long mode has this instruction, and ring 0 has left it enabled.
     unsafe { _rdtsc() }
 }
 
@@ -83,11 +83,11 @@ impl Surroundings for Here {
     }
 }
 
-/// Rounds since the host has asked for them last.
+/// Rounds since the host last asked for them.
 struct Stretch {
     rounds: Rounds,
     begun: u64,
-    /// When the last round was over.
+    /// Time at which the last round ended.
     last: u64,
 }
 
@@ -118,10 +118,10 @@ impl Told for Stretch {
     }
 }
 
-/// Writes to memory, all of it: no page is like another one.
+/// Fills memory completely, with no two pages alike.
 fn fill() {
     for at in DESK.filled().step_by(8) {
-        // SAFETY: memory that nobody else uses, mapped one to one.
+        // SAFETY: identity-mapped memory that nobody else uses.
         unsafe { (at as *mut u64).write_volatile(at.wrapping_mul(0x9e37_79b9_7f4a_7c15)) };
     }
 }
@@ -158,7 +158,7 @@ fn work(start_info: u64) -> Result<(), alloc::string::String> {
     done.map_err(|why| alloc::format!("{why}"))
 }
 
-/// The program, in ring 3.
+/// The program's entry point in ring 3.
 #[unsafe(no_mangle)]
 extern "C" fn main(start_info: u64) -> ! {
     match work(start_info) {

@@ -1,4 +1,4 @@
-//! The accelerator port, as the agent and the driver of a stock guest use it.
+//! The accelerator port, used like by a stock guest's agent and driver.
 
 use alloc::{format, string::String, sync::Arc};
 use core::time::Duration;
@@ -18,7 +18,7 @@ use gantry_remoting::{
 
 use crate::{machine, until};
 
-/// Devices on a bus.
+/// Number of devices on a bus.
 const DEVICES: u64 = 32;
 
 /// An accelerator port.
@@ -28,7 +28,7 @@ pub struct Port {
     window: u64,
 }
 
-/// Wakes the worker; never sleeps.
+/// Wakes the worker; the client itself never sleeps.
 #[derive(Clone)]
 pub struct Doorbell(u64);
 
@@ -44,7 +44,7 @@ impl Bell for Doorbell {
 }
 
 fn read(at: u64) -> u32 {
-    // SAFETY: the configuration space and the BARs are mapped, and take any access.
+    // SAFETY: the configuration space and the BARs are mapped, and tolerate any access.
     unsafe { (at as *const u32).read_volatile() }
 }
 
@@ -54,13 +54,13 @@ fn write(at: u64, value: u32) {
 }
 
 impl Port {
-    /// The first port on the first bus.
+    /// Finds the first port on the first bus.
     pub fn find(ecam: u64) -> Option<Self> {
         let wanted = u32::from(port::VENDOR) | u32::from(port::DEVICE) << 16;
         let mut functions = (0..DEVICES).map(|device| ecam + (device << 15));
         let function = functions.find(|function| read(*function) == wanted)?;
         let bar = |index: u64| u64::from(read(function + 0x10 + 4 * index) & !15);
-        // Memory decoding.
+        // Enables memory decoding.
         write(function + 4, 2);
         Some(Self {
             registers: bar(0),
@@ -74,7 +74,8 @@ impl Port {
         State::from_number(number).unwrap_or(State::Ended)
     }
 
-    /// Opens the first slice for an API: its window, and how to wake its worker.
+    /// Opens the first slice for an API, and returns its window and the doorbell that wakes its
+    /// worker.
     pub fn open<A: Api>(&self, combining: bool) -> Result<(Arc<Window>, Doorbell), String> {
         let version = read(self.registers + registers::VERSION);
         if version != registers::INTERFACE {
@@ -100,8 +101,8 @@ impl Port {
         if self.slice() != State::Open {
             return Err(format!("the slice is {:?}", self.slice()));
         }
-        // SAFETY: the slice is mapped for good, and nothing else here looks into it. Fences as in
-        // the driver, which cannot know how its kernel maps the window.
+        // SAFETY: the slice is mapped permanently, and nothing else here accesses it. Fences are
+        // needed as in the driver, which cannot know how its kernel maps the window.
         let window = unsafe { Window::over(start, size, theirs.ring, true) };
         let window = window.map_err(|why| format!("{why}"))?;
         Ok((window, Doorbell(self.doorbells)))

@@ -1,5 +1,5 @@
-//! What is measured of CUDA: the same calls by a worker ([`run`]) and by whatever else has them ([`Calls`]), so that
-//! each figure has one definition.
+//! The CUDA measurements. The same calls are made over a worker ([`run`]) or by any other
+//! implementation ([`Calls`]), so that each figure has a single definition.
 
 mod rings;
 
@@ -34,31 +34,31 @@ pub const NOTHING: &str = "
 /// The kernel's name.
 pub const NOTHING_NAME: &str = "nothing";
 
-/// `CU_STREAM_NON_BLOCKING`, as the stream is made.
+/// `CU_STREAM_NON_BLOCKING`, the flag of the stream.
 pub const NON_BLOCKING: u32 = 1;
-/// `CU_EVENT_DISABLE_TIMING`, as the event is made.
+/// `CU_EVENT_DISABLE_TIMING`, the flag of the event.
 pub const DISABLE_TIMING: u32 = 2;
 
-/// Numbers that are added.
+/// Count of numbers to add.
 pub const NUMBERS: u32 = 1 << 16;
-/// Threads of a block.
+/// Threads per block.
 pub const BLOCK: u32 = 256;
-/// Bytes of the device's memory that is copied to and from.
+/// Size in bytes of the device memory that is copied to and from.
 pub const BUFFER: u64 = 16 << 20;
-/// Sizes that are copied.
+/// Sizes of copies in bytes.
 pub const COPIES: [u64; 4] = [4 << 10, 64 << 10, 1 << 20, BUFFER];
-/// Launches that are not waited for: what is between host and device does not fill.
+/// Launches without a wait: few enough that no queue between host and device fills up.
 const BURST: u64 = 400;
 
-/// The kinds of calls in whose stretches exits and system calls are counted, in this order.
+/// The kinds of calls for which exits and system calls are counted, in this order.
 pub const KINDS: [&str; 2] = ["synchronous calls", "launches that are waited for"];
 
-/// A program of CUDA with one stream and one event, which has pinned memory.
+/// A CUDA program with one stream, one event and pinned memory.
 pub trait Calls {
     /// Why a call has failed.
     type Error;
 
-    /// `cuStreamQuery`: whether the stream's work is done does not matter.
+    /// `cuStreamQuery`, whether or not the stream's work is done.
     fn query(&mut self) -> Result<(), Self::Error>;
     /// `cuMemGetInfo`
     fn memory(&mut self) -> Result<(), Self::Error>;
@@ -68,15 +68,15 @@ pub trait Calls {
     fn synchronize(&mut self) -> Result<(), Self::Error>;
     /// `cuEventRecord`
     fn record(&mut self) -> Result<(), Self::Error>;
-    /// `cuEventQuery`: whether the event's work is done does not matter.
+    /// `cuEventQuery`, whether or not the event's work is done.
     fn query_event(&mut self) -> Result<(), Self::Error>;
     /// `cuEventSynchronize`
     fn synchronize_event(&mut self) -> Result<(), Self::Error>;
-    /// `cuMemcpyHtoDAsync` or `cuMemcpyDtoHAsync` of pinned memory.
+    /// `cuMemcpyHtoDAsync` or `cuMemcpyDtoHAsync` with pinned memory.
     fn copy(&mut self, direction: Direction, size: u64) -> Result<(), Self::Error>;
 }
 
-/// Measures.
+/// Runs all measurements.
 ///
 /// # Errors
 /// A call has failed.
@@ -96,7 +96,7 @@ pub fn measure<C: Calls, S: Surroundings>(
         cuda.launch()?;
         cuda.synchronize()
     })?;
-    // The driver takes longer for it as long as it has not waited for the whole context since.
+    // The driver takes longer for this until it has waited for the whole context.
     time(here, "query of a stream behind launches", 100, || {
         cuda.query()
     })?;

@@ -1,4 +1,4 @@
-//! CUDA's calls over the rings, as `libcuda.so.1` in a guest makes them.
+//! CUDA calls over the rings, as `libcuda.so.1` makes them in a guest.
 
 use alloc::{string::String, sync::Arc, vec::Vec};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -23,11 +23,11 @@ use super::{
 };
 use crate::{Connection, Failure, Surroundings, bench::Direction, connection::place};
 
-/// Bytes of the window's data before what is copied: the words of waits.
+/// Bytes at the start of the window's data, before the copied data: the words for waits.
 const WORDS: u64 = 4096;
 
-/// Parameters of a forwarded entry point, as `gantry_remoting::apis::cuda::plan` encodes them where there is an
-/// operating system.
+/// Parameters of a forwarded entry point, in the encoding of `gantry_remoting::apis::cuda::plan`,
+/// which needs an operating system.
 #[derive(Default)]
 struct Arguments(Vec<u8>);
 
@@ -37,7 +37,7 @@ impl Arguments {
         self
     }
 
-    /// A place for a handle.
+    /// A place for a returned handle.
     fn place() -> Self {
         Self::default().put(&true).put(&1u32)
     }
@@ -61,15 +61,15 @@ struct Rings<'a, B> {
     event: u32,
     /// The device's memory.
     memory: u64,
-    /// The words of waits, and the last one's value.
+    /// The words for waits, and the value of the last wait.
     words: [&'a AtomicU32; 2],
     value: u32,
-    /// Waits that ended by a word, and all.
+    /// Number of waits that ended by a word, and of all waits.
     by_word: u64,
     waits: u64,
 }
 
-/// An answer that may be that something is not ready.
+/// Accepts an answer that says that something is not ready yet.
 fn ready(answer: Result<Blob, Failure>) -> Result<(), Failure> {
     match answer {
         Err(Failure::Code {
@@ -81,7 +81,7 @@ fn ready(answer: Result<Blob, Failure>) -> Result<(), Failure> {
     }
 }
 
-/// Calls the first requests make.
+/// State while the first calls are made.
 struct Opening<B> {
     link: Connection<B>,
     context: u32,
@@ -96,11 +96,11 @@ impl<B: Bell + Clone> Opening<B> {
         }
     }
 
-    /// The number of what a call makes, whose first parameter says so.
+    /// Makes a call whose first parameter returns an object, and returns the object's number.
     fn made(&mut self, symbol: &str, arguments: Arguments) -> Result<u32, Failure> {
         let call = self.forward(symbol, arguments);
         let Blob(answer) = self.link.ask(&call)?;
-        // How many there are, then each.
+        // The number of objects, then each of them.
         Ok(<(u32, u32)>::from_bytes(&answer)?.1)
     }
 
@@ -165,8 +165,8 @@ impl<'a, B: Bell + Clone> Rings<'a, B> {
             .at(window.data(), WORDS)
             .ok_or(Failure::NoDevice)?
             .cast::<AtomicU32>();
-        // SAFETY: within the window's data, which begins at a page and stays as long as the window is borrowed; both
-        // sides use them by atomic operations alone.
+        // SAFETY: within the window's data, which starts at a page boundary and lives as long as
+        // the window is borrowed. Both sides access the words only by atomic operations.
         let words = unsafe { [&*words, &*words.add(1)] };
         words
             .iter()
@@ -203,7 +203,7 @@ impl<'a, B: Bell + Clone> Rings<'a, B> {
         let numbers = numbers.ok_or(Failure::NoDevice)?.cast::<f32>();
         for (part, factor) in [(0, 1), (1, 3)] {
             for index in 0..NUMBERS {
-                // SAFETY: within the window's data, of which the worker reads nothing now.
+                // SAFETY: within the window's data, which the worker does not read now.
                 unsafe {
                     numbers
                         .add(index as usize)
@@ -287,7 +287,8 @@ impl<B: Bell + Clone> Calls for Rings<'_, B> {
         self.link.post(&self.launch)
     }
 
-    /// By a word that the device writes; where the worker refuses, by asking it.
+    /// Waits for a word that the device writes, or, if the worker refuses that, by asking the
+    /// worker.
     fn synchronize(&mut self) -> Result<(), Failure> {
         let (context, stream) = (self.context, self.stream);
         let [done, refused] = self.words;
