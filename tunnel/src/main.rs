@@ -13,7 +13,7 @@ use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
 
-/// Provides TLS 1.3 for migrations to the VMMs of this user. Keys stay in this process.
+/// Provides the VMMs of this user with TLS 1.3 for their migrations. Keys stay in this process.
 #[derive(Parser)]
 #[command(
     name = "gantry-tunnel",

@@ -105,7 +105,7 @@ impl Server {
         Ok(())
     }
 
-    /// Like [`compare`](Self::compare), with the answers from [`described`](Told::described), if there are any.
+    /// Like `compare`, with the answers from [`described`](Told::described), if there are any.
     ///
     /// # Errors
     /// As above.

@@ -156,12 +156,12 @@ impl Parameters for Described {
             b"image2d_t\0",
             codes::KERNEL_ARG_ACCESS_READ_ONLY,
         ),
-        // What is read and written.
+        // An image that is both read and written.
         (codes::KERNEL_ARG_ADDRESS_GLOBAL, b"image2d_t\0", NONE),
     ];
 }
 
-/// An image of its own, or one that is made of a buffer.
+/// An image with memory of its own, or one made from a buffer.
 fn image(server: &mut Server, id: u32, of: Option<u32>) {
     let shape = ImageShape {
         order: codes::RGBA,

@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// Smaller objects, in bytes, are in the state: requesting them takes as long as copying them.
+/// Objects smaller than this, in bytes, are in the state: requesting them takes as long as copying them.
 pub(super) const LARGE: u64 = 256 << 10;
 /// Maximum time for contents to arrive. Whoever passes them on reports by itself if nothing will come any more.
 const PASSED_ON: Duration = Duration::from_secs(24 * 3600);
