@@ -1,11 +1,11 @@
 //! A stand-in for the CUDA driver that executes PTX on the CPU.
 //!
-//! It exists so that Gantry's CUDA remoting is tested with real compiled kernels where there is no GPU.
-//! Device memory is bounds-checked, each stream is a thread, and no attempt is made to be fast.
+//! It allows testing Gantry's CUDA remoting with real compiled kernels where there is no GPU.
+//! Device memory is bounds-checked and each stream is a thread. Speed is not a goal.
 //! `GANTRY_CUDA_MEMORY` sets the device's memory in MiB.
 //!
-//! - `ptx`: reading PTX; `run`: executing it.
-//! - `driver`: memory, contexts, streams and modules; `api`: what C calls.
+//! - `ptx`: parsing PTX; `run`: executing it.
+//! - `driver`: memory, contexts, streams and modules; `api`: the C entry points.
 
 mod api;
 mod driver;
@@ -17,10 +17,11 @@ pub fn exported() -> impl Iterator<Item = &'static str> {
     api::exports().map(|export| export.symbol)
 }
 
-/// Reads a module and makes a program of each kernel, as loading it does, without executing anything.
+/// Parses a module and compiles each kernel to a program, as loading does, without executing
+/// anything. Returns the number of kernels.
 ///
 /// # Errors
-/// What is wrong, or not supported, and in which line.
+/// What is wrong or not supported, and in which line.
 pub fn check(ptx: &str) -> Result<usize, String> {
     let module = ptx::parse(ptx).map_err(|error| error.to_string())?;
     let globals = module

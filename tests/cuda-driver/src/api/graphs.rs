@@ -1,4 +1,4 @@
-//! Graphs that a program makes node by node, and their launch.
+//! Graphs that a program builds node by node, and their launch.
 
 use std::{
     collections::BTreeSet,
@@ -33,7 +33,7 @@ fn add_node(graph: CUgraph, node: *mut CUgraphNode, task: Task) -> Answer {
     unsafe { put(node, added as CUgraphNode) }
 }
 
-/// Gives a node of an executable graph other work, or, without one, a node of the graph that has it.
+/// Replaces the work of a node of an executable graph or, if there is none, of the graph with the node.
 fn set_node(executable: Option<CUgraphExec>, node: CUgraphNode, task: Task) -> Answer {
     let node = node as u64;
     let set = match executable {
@@ -49,7 +49,7 @@ fn set_node(executable: Option<CUgraphExec>, node: CUgraphNode, task: Task) -> A
 }
 
 /// # Safety
-/// It is as the API wants it.
+/// The parameters meet the API's requirements.
 unsafe fn kernel(node: *const CUDA_KERNEL_NODE_PARAMS) -> Answer<Task> {
     // SAFETY: the caller's promise.
     let node = unsafe { node.as_ref() }.ok_or(INVALID)?;
@@ -86,23 +86,23 @@ unsafe fn function(node: *const CUDA_HOST_NODE_PARAMS) -> Answer<Task> {
     host(node.r#fn, node.userData)
 }
 
-/// What launches have left allocated.
+/// Memory that launches have left allocated.
 static LEFT: Mutex<BTreeSet<u64>> = Mutex::new(BTreeSet::new());
 
 fn left() -> MutexGuard<'static, BTreeSet<u64>> {
     LEFT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Memory has been freed, which may be a graph's.
+/// Records that memory was freed, which may be a graph's.
 pub(super) fn freed(at: u64) {
     left().remove(&at);
 }
 
-/// Memory that a graph allocates: here it is there as long as the graph is, and as long as a launch has
-/// left it allocated.
+/// Memory that a graph allocates. Here it exists as long as the graph does, and as long as a launch has left it
+/// allocated.
 struct Allocated(u64);
 
-/// Has a graph allocate memory with each launch: what a launch does for it.
+/// Makes a graph allocate memory on each launch. Returns a launch's work for it.
 fn allocating(graph: &Graph, at: u64) -> Task {
     graph.keep(at, Arc::new(Allocated(at)));
     Arc::new(move |_: &_| {
@@ -111,7 +111,7 @@ fn allocating(graph: &Graph, at: u64) -> Task {
     })
 }
 
-/// What a launch does that frees memory of a graph.
+/// A launch's work for freeing a graph's memory.
 fn freeing(at: u64) -> Task {
     Arc::new(move |_: &_| {
         freed(at);
@@ -119,14 +119,14 @@ fn freeing(at: u64) -> Task {
     })
 }
 
-/// Has the graph that a stream is captured to, if it is, allocate memory.
+/// If a stream is being captured, makes its graph allocate memory.
 pub(super) fn capture_allocation(stream: &Stream, at: u64) {
     if let Some(graph) = &*streams::capture(stream) {
         graph.push(allocating(graph, at));
     }
 }
 
-/// Has it free some. Whether the stream is captured.
+/// If the stream is being captured, makes its graph free memory. Returns whether it is.
 pub(super) fn capture_free(stream: &Stream, at: u64) -> bool {
     let graph = streams::capture(stream);
     graph
@@ -140,12 +140,12 @@ impl Drop for Allocated {
         if left().contains(&self.0) {
             return;
         }
-        // A program may have freed it by itself.
+        // The program may have freed it already.
         let _ = memory().free(self.0, &[Kind::Device]);
     }
 }
 
-/// What ends with the last graph that has it.
+/// An object that is destroyed with the last graph that keeps it.
 struct UserObject {
     end: unsafe extern "C" fn(*mut c_void),
     data: usize,
@@ -153,15 +153,15 @@ struct UserObject {
 
 impl Drop for UserObject {
     fn drop(&mut self) {
-        // SAFETY: the caller's function and what it wants, once.
+        // SAFETY: the caller's function with the argument it expects, called once.
         unsafe { (self.end)(self.data as *mut c_void) };
     }
 }
 
-/// Writes handles, as many as there is room for, and nothing behind them.
+/// Writes as many handles as there is room for, and fills the remaining room with null.
 ///
 /// # Safety
-/// There is so much room.
+/// There is room for `room` handles.
 unsafe fn list(to: *mut CUgraphNode, room: usize, all: &[u64]) {
     for index in 0..room {
         let node = all.get(index).copied().unwrap_or(0);
@@ -187,7 +187,7 @@ entry_points! {
         Ok(())
     }
 
-    // Dependencies are nodes that exist already: the order in which nodes are added obeys them all.
+    // Dependencies are existing nodes, so the order in which nodes are added satisfies all of them.
     fn cuGraphAddKernelNode_v2(
         phGraphNode: *mut CUgraphNode,
         hGraph: CUgraph,
@@ -237,7 +237,7 @@ entry_points! {
         _numDependencies: usize,
         childGraph: CUgraph,
     ) {
-        // A copy, as the API says.
+        // A copy, as the API specifies.
         let child = objects::graph(childGraph)?;
         let child = Graph::copy(0, &child);
         add_node(hGraph, phGraphNode, Arc::new(move |context: &Arc<Context>| {
@@ -301,7 +301,7 @@ entry_points! {
 
     fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, _flags: c_ulonglong) {
         let graph = objects::graph(hGraph)?;
-        // What is added to the graph later is not part of this.
+        // What is added to the graph later is not part of the executable.
         let handle = objects::number();
         objects::insert(handle, Object::Executable(Arc::new(Graph::copy(handle, &graph))));
         put(phGraphExec, handle as CUgraphExec)
@@ -332,7 +332,7 @@ entry_points! {
     }
 
     fn cuGraphLaunch(hGraphExec: CUgraphExec, hStream: CUstream) {
-        // What it does now: changes are for later launches.
+        // The graph as it is now: changes apply to later launches.
         let executable = objects::executable(hGraphExec)?;
         let launched = Graph::copy(0, &executable);
         submit(hStream, Arc::new(move |context: &Arc<Context>| run(&launched.nodes(), context)))
@@ -440,7 +440,7 @@ entry_points! {
     }
 
     fn cuGraphRetainUserObject(graph: CUgraph, object: CUuserObject, count: c_uint, flags: c_uint) {
-        // Moved to the graph.
+        // Only one reference, moved to the graph.
         if count != 1 || flags != 1 {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
@@ -472,7 +472,7 @@ entry_points! {
         put(pHandle_out, handle)
     }
 
-    // Nodes of other kinds have entry points of their own.
+    // Nodes of other kinds have their own entry points.
     fn cuGraphAddNode_v2(
         phGraphNode: *mut CUgraphNode,
         hGraph: CUgraph,
@@ -493,7 +493,7 @@ entry_points! {
         for body in &bodies {
             objects::insert(body.handle, Object::Graph(Arc::clone(body)));
         }
-        // There as long as the process: programs look at it when they like.
+        // Leaked, because programs may read it at any time.
         let handles: Vec<u64> = bodies.iter().map(|body| body.handle).collect();
         own.phGraph_out = handles.leak().as_mut_ptr().cast();
         let kind = own.r#type;

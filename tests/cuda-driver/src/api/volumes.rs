@@ -1,4 +1,4 @@
-//! Copies and fills of rows and planes.
+//! Copies and fills in two and three dimensions.
 
 use std::{
     ffi::{c_uchar, c_void},
@@ -46,7 +46,7 @@ struct Volume {
     depth: u64,
 }
 
-/// A side by what the API says of it.
+/// One side of a copy, as the API describes it.
 fn side(
     (kind, array): (CUmemorytype, CUarray),
     host: u64,
@@ -140,7 +140,7 @@ impl Volume {
         one.checked(copy.dstMemoryType, copy.srcMemoryType)
     }
 
-    /// Every row that is said to be the device's has to be.
+    /// Checks that every row declared as device memory is device memory.
     fn checked(self, to: CUmemorytype, from: CUmemorytype) -> Answer<Self> {
         let context = context::current()?;
         for (kind, side) in [(to, self.to), (from, self.from)] {
@@ -162,16 +162,16 @@ impl Volume {
         (0..self.depth).flat_map(move |z| (0..self.height).map(move |y| (y, z)))
     }
 
-    /// Whether any row of a side is memory that the driver does not know.
+    /// Whether any row of a side is memory unknown to the driver.
     fn pageable(self, side: Side) -> bool {
         self.rows()
             .any(|(y, z)| !pinned(side.row(y, z), self.width as u64))
     }
 
-    /// The work. Pageable memory is read before the call returns, as by the driver.
+    /// The copy as work. As with the real driver, pageable memory is read before the call returns.
     ///
     /// # Safety
-    /// Host memory is the caller's until the copy is done.
+    /// Host memory stays valid until the copy is done.
     unsafe fn task(self) -> Task {
         if self.pageable(self.from) {
             let mut staged = Vec::new();
@@ -183,7 +183,7 @@ impl Volume {
             }
             return Arc::new(move |_: &_| {
                 for ((y, z), row) in self.rows().zip(staged.chunks_exact(self.width)) {
-                    // SAFETY: the caller's promise; a device's memory stays mapped.
+                    // SAFETY: the caller's promise; device memory stays mapped.
                     unsafe { copy(self.to.row(y, z), row.as_ptr() as u64, self.width) };
                 }
                 Ok(())
@@ -229,10 +229,10 @@ impl Volume {
     }
 }
 
-/// A copy as a graph's node: its host memory is read and written when the graph runs.
+/// A copy as a graph node: host memory is read and written when the graph runs.
 ///
 /// # Safety
-/// Memory on both sides is there whenever the graph runs.
+/// Memory on both sides is valid whenever the graph runs.
 pub unsafe fn node(copied: &CUDA_MEMCPY3D) -> Answer<Task> {
     let volume = Volume::of_planes(copied)?;
     Ok(Arc::new(move |_: &_| {
@@ -244,7 +244,7 @@ pub unsafe fn node(copied: &CUDA_MEMCPY3D) -> Answer<Task> {
     }))
 }
 
-/// A fill of rows as work.
+/// A fill of rows, as work.
 pub fn fill(
     at: u64,
     pitch: usize,
@@ -264,7 +264,7 @@ pub fn fill(
         let value = value.to_le_bytes();
         for row in 0..height as u64 {
             let start = (at + row * pitch as u64) as *mut u8;
-            // SAFETY: checked above; a device's memory stays mapped.
+            // SAFETY: checked above; device memory stays mapped.
             let row = unsafe { std::slice::from_raw_parts_mut(start, bytes) };
             for one in row.chunks_exact_mut(element) {
                 one.copy_from_slice(&value[..element]);
@@ -340,7 +340,7 @@ entry_points! {
         context.submit(&stream, task).map(|_| ())
     }
 
-    // Where memory lies, and where it is best, is the same everywhere here.
+    // Location and preferred location of memory make no difference here.
     fn cuMemPrefetchAsync_v2(
         devPtr: CUdeviceptr,
         count: usize,

@@ -1,4 +1,4 @@
-//! Contexts, and which one a thread uses.
+//! Contexts, and each thread's stack of them.
 
 use std::{
     cell::RefCell,
@@ -25,9 +25,9 @@ use crate::run::block::Output;
 pub struct Context {
     pub handle: u64,
     pub flags: AtomicU32,
-    /// What kernels print.
+    /// Output of kernels.
     pub output: Output,
-    /// The first error that ended its work.
+    /// The first error; it ended the context's work.
     error: AtomicU32,
     legacy: OnceLock<Arc<Stream>>,
     streams: Mutex<Streams>,
@@ -41,12 +41,12 @@ struct Streams {
 
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Remembers that `cuInit` was called.
+/// Records that `cuInit` was called.
 pub fn initialise() {
     INITIALISED.store(true, Ordering::Release);
 }
 
-/// Fails before `cuInit`.
+/// Returns an error before `cuInit`.
 pub fn initialised() -> Answer {
     match INITIALISED.load(Ordering::Acquire) {
         true => Ok(()),
@@ -58,12 +58,12 @@ thread_local! {
     static CURRENT: RefCell<Vec<Arc<Context>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The thread's context, whatever state it is in.
+/// The thread's current context, whatever state it is in.
 pub fn peek() -> Option<Arc<Context>> {
     CURRENT.with_borrow(|stack| stack.last().cloned())
 }
 
-/// The thread's context.
+/// The thread's current context.
 pub fn current() -> Answer<Arc<Context>> {
     initialised()?;
     let context = peek().ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
@@ -71,18 +71,18 @@ pub fn current() -> Answer<Arc<Context>> {
     Ok(context)
 }
 
-/// Puts a context on the thread's stack.
+/// Pushes a context on the thread's stack.
 pub fn push(context: Arc<Context>) {
     CURRENT.with_borrow_mut(|stack| stack.push(context));
 }
 
-/// Takes the context from the thread's stack.
+/// Pops a context from the thread's stack.
 pub fn pop() -> Option<Arc<Context>> {
     CURRENT.with_borrow_mut(Vec::pop)
 }
 
 impl Context {
-    /// A context with its default stream.
+    /// Creates a context with its default stream.
     pub fn create(flags: u32) -> Answer<Arc<Self>> {
         let handle = objects::number();
         let context = Arc::new(Self {
@@ -99,7 +99,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Fails for ever after a fault.
+    /// Always returns an error after a fault.
     pub fn check(&self) -> Answer {
         match self.error.load(Ordering::Acquire) {
             0 => Ok(()),
@@ -107,7 +107,7 @@ impl Context {
         }
     }
 
-    /// Remembers a fault.
+    /// Records a fault.
     pub fn fail(&self, error: CUresult) {
         let _ = self
             .error
@@ -125,7 +125,7 @@ impl Context {
             .ok_or(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)
     }
 
-    /// A stream of this context.
+    /// Adds a stream to this context.
     pub fn add(self: &Arc<Self>, blocking: bool, priority: i32) -> Answer<Arc<Stream>> {
         let stream = Stream::start(objects::number(), self, blocking, priority)?;
         let mut streams = self.streams();
@@ -136,7 +136,7 @@ impl Context {
         Ok(stream)
     }
 
-    /// The stream that a handle means: 0 and 1 are the legacy stream, 2 is the thread's own.
+    /// The stream of a handle: 0 and 1 are the legacy stream, 2 is the thread's own.
     pub fn stream(self: &Arc<Self>, handle: CUstream) -> Answer<Arc<Stream>> {
         match handle as u64 {
             0 | 1 => self.legacy(),
@@ -166,12 +166,12 @@ impl Context {
         }
     }
 
-    /// Adds work to a stream, or to the graph that it captures.
+    /// Adds work to a stream, or to the graph that the stream is captured to.
     pub fn submit(self: &Arc<Self>, stream: &Arc<Stream>, task: Task) -> Answer<Option<Mark>> {
         self.submit_after(stream, Vec::new(), task)
     }
 
-    /// The same, behind other work as well.
+    /// Like [`Context::submit`], but the work also waits for other work.
     pub fn submit_after(
         self: &Arc<Self>,
         stream: &Arc<Stream>,
@@ -188,7 +188,7 @@ impl Context {
             graph.push(task);
             return Ok(None);
         }
-        // One at a time: two streams that wait for each other's last work would never end.
+        // One at a time: two streams waiting for each other's last work would deadlock.
         let streams = self.streams();
         let legacy = self.legacy()?;
         if Arc::ptr_eq(stream, &legacy) {
@@ -204,7 +204,7 @@ impl Context {
         Ok(Some(stream.push(waits, task)))
     }
 
-    /// Waits for all work of a stream.
+    /// Waits for all work in a stream.
     pub fn wait(&self, stream: &Arc<Stream>) -> Answer {
         if stream
             .capture
@@ -219,7 +219,7 @@ impl Context {
         self.check()
     }
 
-    /// Does work in the legacy stream and waits for it.
+    /// Runs work in the legacy stream, and waits for it.
     pub fn run(self: &Arc<Self>, task: Task) -> Answer {
         let stream = self.legacy()?;
         if let Some(mark) = self.submit(&stream, task)? {
@@ -229,7 +229,7 @@ impl Context {
         self.check()
     }
 
-    /// Waits for all work.
+    /// Waits for all work in the context.
     pub fn synchronize(&self) -> Answer {
         let streams: Vec<_> = self
             .streams()
@@ -244,7 +244,7 @@ impl Context {
         self.check()
     }
 
-    /// Shows what kernels have printed.
+    /// Prints the output of kernels.
     pub fn print(&self) {
         let text = self.output.take();
         if !text.is_empty() {
@@ -253,7 +253,7 @@ impl Context {
         }
     }
 
-    /// Ends all streams when their work is done, and memory.
+    /// Ends all streams after their work is done, and frees the context's memory.
     pub fn destroy(&self) {
         let streams: Vec<_> = self
             .streams()

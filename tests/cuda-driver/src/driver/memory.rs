@@ -1,5 +1,5 @@
-//! Device memory: one reserved range of addresses, in which allocations keep a distance, so that a
-//! kernel that leaves its own is found out.
+//! Device memory: one reserved address range. Allocations in it are separated by gaps, so that a
+//! kernel that leaves its allocation is detected.
 
 use std::{
     collections::BTreeMap,
@@ -11,34 +11,34 @@ use cuda_definition::driver::types::CUresult;
 use super::Answer;
 use crate::run::memory::Ranges;
 
-/// Where Gantry wants device memory: a guest reserves these addresses.
+/// Range in which Gantry wants device memory: a guest reserves these addresses.
 const ARENA: std::ops::Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
-/// Bytes of addresses that are reserved; pages come when they are touched.
+/// Size in bytes of the reserved address range. Pages are allocated on first access.
 const RESERVED: u64 = 64 << 30;
-/// Steps in which a free place is looked for.
+/// Step width of the search for a free range.
 const STEP: u64 = 1 << 40;
-/// Allocations begin at multiples of this.
+/// Alignment of allocations.
 const ALIGNMENT: u64 = 512;
-/// Bytes between allocations that belong to nobody.
+/// Size in bytes of the unused gap between allocations.
 const DISTANCE: u64 = 512;
 
-/// What memory was made for.
+/// The kind of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `cuMemAlloc` and pools.
     Device,
-    /// A module's variables: freed with it.
+    /// A module's variables, which are freed with it.
     Module,
     /// `cuMemAllocManaged`
     Managed,
     /// `cuMemHostAlloc`
     Host,
-    /// The caller's own, pinned by `cuMemHostRegister`.
+    /// The caller's own memory, pinned by `cuMemHostRegister`.
     Registered,
 }
 
 impl Kind {
-    /// Whether a host may use it directly.
+    /// Whether the host can access it directly.
     pub fn host(self) -> bool {
         matches!(self, Self::Managed | Self::Host | Self::Registered)
     }
@@ -55,9 +55,10 @@ pub struct Allocation {
     pub size: u64,
     pub kind: Kind,
     pub flags: u32,
-    /// The context that it was made in and goes with; 0 for memory of pools and graphs, which outlives it.
+    /// The context that it was allocated in and is freed with; 0 for memory of pools and graphs,
+    /// which outlives contexts.
     pub context: u64,
-    /// Numbers allocations.
+    /// Sequence number of the allocation.
     pub id: u64,
 }
 
@@ -94,7 +95,7 @@ impl Memory {
         let map = |at: u64, fixed: i32| {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
             let protection = libc::PROT_READ | libc::PROT_WRITE;
-            // SAFETY: new addresses only; nothing that is mapped is replaced.
+            // SAFETY: maps only unused addresses; no existing mapping is replaced.
             let place =
                 unsafe { libc::mmap(at as *mut _, RESERVED as usize, protection, flags, -1, 0) };
             (place != libc::MAP_FAILED).then_some(place as u64)
@@ -116,12 +117,12 @@ impl Memory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes that are free, and all bytes.
+    /// Free bytes and total bytes.
     pub fn info(&self) -> (u64, u64) {
         (self.total - self.state().used, self.total)
     }
 
-    /// Bytes that are allocated from pools, or by graphs.
+    /// Bytes allocated from pools or by graphs.
     pub fn pooled(&self) -> u64 {
         let state = self.state();
         let all = state.all.values();
@@ -129,12 +130,12 @@ impl Memory {
         pooled.map(|one| one.size).sum()
     }
 
-    /// Ranges that a kernel may use now.
+    /// Ranges that a kernel may access now.
     pub fn ranges(&self) -> Ranges {
         Arc::clone(&self.state().ranges)
     }
 
-    /// Makes an allocation.
+    /// Allocates memory.
     pub fn allocate(&self, size: u64, kind: Kind, flags: u32, context: u64) -> Answer<u64> {
         if size == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -143,7 +144,7 @@ impl Memory {
         if kind.counted() && size > self.total - state.used {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
-        // The first gap that is large enough.
+        // First fit.
         let mut at = self.base;
         for (start, allocation) in state.all.range(self.base..self.base + RESERVED) {
             if start.saturating_sub(at) >= size.saturating_add(DISTANCE) {
@@ -168,7 +169,7 @@ impl Memory {
         Ok(at)
     }
 
-    /// Pins memory of the caller's.
+    /// Pins memory of the caller.
     pub fn register(&self, start: u64, size: u64, flags: u32, context: u64) -> Answer {
         let end = start.checked_add(size).filter(|_| start != 0 && size != 0);
         let end = end.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
@@ -188,7 +189,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends an allocation of one of these kinds.
+    /// Frees an allocation that has one of these kinds.
     pub fn free(&self, start: u64, kinds: &[Kind]) -> Answer {
         let mut state = self.state();
         let found = state
@@ -200,7 +201,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Ends all allocations that go with a context, which has no work any more.
+    /// Frees all allocations of a context that has no more work.
     pub fn end_context(&self, context: u64) {
         let mut state = self.state();
         let all = state.all.values().copied();
@@ -210,14 +211,14 @@ impl Memory {
         }
     }
 
-    /// The allocation that an address is in.
+    /// The allocation that contains an address.
     pub fn find(&self, at: u64) -> Option<Allocation> {
         let state = self.state();
         let (_, allocation) = state.all.range(..=at).next_back()?;
         (at - allocation.start < allocation.size).then_some(*allocation)
     }
 
-    /// Whether all bytes are in one allocation.
+    /// Whether all bytes lie in a single allocation.
     pub fn holds(&self, at: u64, size: u64) -> bool {
         self.find(at)
             .is_some_and(|allocation| allocation.start + allocation.size - at >= size)
@@ -245,13 +246,14 @@ impl State {
         if allocation.kind == Kind::Registered {
             return;
         }
-        // Whole pages go back; the distance keeps neighbours off them unless pages are shared.
+        // Only whole pages are given back; the gap keeps neighbors off them unless they share
+        // pages.
         let (first, last) = (
             start.next_multiple_of(4096),
             (start + allocation.size) & !4095,
         );
         if last > first {
-            // SAFETY: pages of the arena that belong to nobody any more.
+            // SAFETY: pages of the arena that are no longer used.
             unsafe {
                 libc::madvise(
                     first as *mut _,

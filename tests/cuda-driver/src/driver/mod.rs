@@ -8,16 +8,16 @@ pub mod stream;
 
 use cuda_definition::driver::types::CUresult;
 
-/// What an entry point answers.
+/// The result of an entry point.
 pub type Answer<T = ()> = Result<T, CUresult>;
 
-/// Streaming multiprocessors that the device claims to have.
+/// Number of streaming multiprocessors that the device reports.
 pub const MULTIPROCESSORS: u32 = 4;
-/// Threads that a multiprocessor holds.
+/// Number of threads per multiprocessor.
 pub const THREADS: u32 = 2048;
-/// Bytes of shared memory of a block, unless it asks for more.
+/// Default limit of shared memory per block in bytes.
 pub const SHARED: u64 = 48 << 10;
-/// Bytes of shared memory of a block that asks for more.
+/// Limit of shared memory in bytes for a block that opts in.
 pub const SHARED_OPT_IN: u64 = 96 << 10;
-/// The architecture that it claims: 8.0.
+/// The architecture that the device reports: 8.0.
 pub const ARCHITECTURE: u32 = 80;

@@ -1,4 +1,4 @@
-//! Modules: PTX that is loaded, its variables and its kernels.
+//! Modules: loaded PTX with its variables and kernels.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,9 +32,9 @@ use crate::{
 /// A module.
 pub struct Module {
     pub handle: u64,
-    /// Variables: address and bytes.
+    /// Variables by name: address and size in bytes.
     pub variables: HashMap<String, (u64, u64)>,
-    /// Names of those that the host may use directly.
+    /// Names of the variables that the host can access directly.
     pub managed: HashSet<String>,
     /// Kernels by name, with their handles.
     pub kernels: Vec<Arc<Kernel>>,
@@ -46,7 +46,7 @@ pub struct Kernel {
     pub module: u64,
     pub name: CString,
     pub program: Arc<Program>,
-    /// Bytes of dynamic shared memory at most, if the program has said so.
+    /// Maximum size in bytes of dynamic shared memory, as set by the program.
     pub dynamic_limit: Mutex<u64>,
 }
 
@@ -54,7 +54,7 @@ impl Module {
     /// Loads PTX.
     ///
     /// # Errors
-    /// An explanation, with what the driver reports.
+    /// The driver's error code, and an explanation.
     pub fn load(text: &str, context: u64) -> Result<Arc<Self>, (CUresult, String)> {
         let invalid = |error: ptx::Error| (CUresult::CUDA_ERROR_INVALID_PTX, error.to_string());
         let tree = ptx::parse(text).map_err(invalid)?;
@@ -107,7 +107,7 @@ impl Module {
         Ok(module)
     }
 
-    /// Takes kernels and variables away.
+    /// Removes the module's kernels and variables.
     pub fn unload(&self) {
         for kernel in &self.kernels {
             objects::remove(kernel.handle);
@@ -151,7 +151,7 @@ fn place(tree: &ptx::Module, context: u64) -> Answer<HashMap<String, (u64, u64)>
 }
 
 fn fill(tree: &ptx::Module, globals: &Globals) -> Result<(), ptx::Error> {
-    // SAFETY: variables that were just placed.
+    // SAFETY: the variables were allocated just now.
     let view = unsafe { View::new(memory().ranges()) };
     for variable in &tree.variables {
         let Some(start) = globals.get(&variable.name) else {
@@ -160,7 +160,7 @@ fn fill(tree: &ptx::Module, globals: &Globals) -> Result<(), ptx::Error> {
         let size = variable.of.size();
         let bytes = Bytes(vec![0; usize::try_from(variable.size).unwrap_or(0)]);
         let mut at = *start;
-        // Memory that was used before is not zero.
+        // Reused memory is not zero.
         for offset in 0..bytes.0.len() as u64 {
             let _ = view.store(start + offset, 1, 0);
         }
@@ -185,7 +185,7 @@ fn fill(tree: &ptx::Module, globals: &Globals) -> Result<(), ptx::Error> {
     Ok(())
 }
 
-/// How a kernel is launched.
+/// The shape of a launch.
 pub struct Shape {
     pub grid: [u32; 3],
     pub block: [u32; 3],
@@ -194,10 +194,10 @@ pub struct Shape {
 }
 
 impl Kernel {
-    /// The work of a launch.
+    /// Returns the work of a launch.
     ///
     /// # Errors
-    /// It can be seen at once that the launch is wrong.
+    /// The launch is obviously invalid.
     pub fn launch(self: &Arc<Self>, shape: Shape, parameters: Vec<u8>) -> Answer<Task> {
         static LAUNCHES: AtomicU64 = AtomicU64::new(1);
         let [x, y, z] = shape.block;
@@ -244,8 +244,8 @@ impl Kernel {
             block: shape.block,
             dynamic: shape.dynamic,
             parameters: Bytes(parameters.to_vec()),
-            // SAFETY: memory of the arena stays mapped; registered memory is unregistered only when
-            // all work is done.
+            // SAFETY: the arena's memory stays mapped, and registered memory is unregistered only
+            // after all work is done.
             memory: unsafe { View::new(memory().ranges()) },
             output: &context.output,
             id: launches.fetch_add(1, Ordering::Relaxed),

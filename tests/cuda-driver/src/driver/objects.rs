@@ -1,4 +1,5 @@
-//! Handles: numbers that are never followed, so that a wrong one is an error and not a crash.
+//! Handles are numbers that are never dereferenced, so that an invalid handle is an error, not a
+//! crash.
 
 use std::{
     collections::HashMap,
@@ -18,7 +19,7 @@ use super::{
 };
 use crate::api::arrays::Array;
 
-/// What a handle means.
+/// The object of a handle.
 #[derive(Clone)]
 pub enum Object {
     Context(Arc<Context>),
@@ -30,28 +31,28 @@ pub enum Object {
     /// A graph that can be launched.
     Executable(Arc<Graph>),
     Array(Arc<Array>),
-    /// What graphs keep.
+    /// Something that graphs keep alive.
     Kept(Kept),
-    /// A conditional node's value, and what it is at the beginning of each launch, if that is set.
+    /// The value of a conditional node, and its optional default at the start of each launch.
     Condition(Arc<Condition>),
 }
 
 static ALL: LazyLock<RwLock<HashMap<u64, Object>>> = LazyLock::new(RwLock::default);
 static NEXT: AtomicU64 = AtomicU64::new(0x7c00_0000_0000);
 
-/// A new handle.
+/// Allocates a handle.
 pub fn number() -> u64 {
     NEXT.fetch_add(16, Ordering::Relaxed)
 }
 
-/// Gives a handle a meaning.
+/// Assigns an object to a handle.
 pub fn insert(handle: u64, object: Object) {
     ALL.write()
         .unwrap_or_else(PoisonError::into_inner)
         .insert(handle, object);
 }
 
-/// Takes a handle's meaning away.
+/// Removes a handle, and returns its object.
 pub fn remove(handle: u64) -> Option<Object> {
     ALL.write()
         .unwrap_or_else(PoisonError::into_inner)
@@ -75,7 +76,7 @@ pub fn contexts() -> Vec<Arc<Context>> {
     contexts.collect()
 }
 
-/// All streams that programs have made.
+/// All streams created by programs.
 pub fn streams() -> Vec<Arc<Stream>> {
     let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
     let streams = all.values().filter_map(|object| match object {
@@ -85,7 +86,7 @@ pub fn streams() -> Vec<Arc<Stream>> {
     streams.collect()
 }
 
-/// All graphs that programs have made.
+/// All graphs created by programs.
 pub fn graphs() -> Vec<Arc<Graph>> {
     let all = ALL.read().unwrap_or_else(PoisonError::into_inner);
     let graphs = all.values().filter_map(|object| match object {
@@ -95,7 +96,7 @@ pub fn graphs() -> Vec<Arc<Graph>> {
     graphs.collect()
 }
 
-/// A graph by its handle, or one that is being captured.
+/// A graph by its handle, or a graph that is being captured.
 pub fn any_graph<T>(handle: *mut T) -> Answer<Arc<Graph>> {
     let captured = || {
         let streams = streams();
@@ -128,7 +129,7 @@ getter!(
     context, Context, Context, CUDA_ERROR_INVALID_CONTEXT
 );
 getter!(
-    /// A stream by its handle, one of the default streams excepted.
+    /// A stream by its handle, except for the default streams.
     stream, Stream, Stream, CUDA_ERROR_INVALID_HANDLE
 );
 getter!(

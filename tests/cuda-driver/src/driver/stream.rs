@@ -1,4 +1,4 @@
-//! Streams: a thread each, so that work that should wait for other work, and does not, is seen to fail.
+//! Streams. Each has its own thread, so that work that fails to wait for other work is noticed.
 
 use std::{
     any::Any,
@@ -14,10 +14,10 @@ use cuda_definition::driver::types::CUresult;
 
 use super::{Answer, context::Context, objects};
 
-/// What a stream does once; in a graph, again and again.
+/// Work that a stream does once, and a graph repeatedly.
 pub type Task = Arc<dyn Fn(&Arc<Context>) -> Answer + Send + Sync>;
 
-/// Work that a stream waits for: all of a stream up to a number.
+/// A point in a stream to wait for: all work up to a number.
 #[derive(Clone)]
 pub struct Mark {
     stream: Arc<Stream>,
@@ -25,12 +25,12 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// Whether it is done.
+    /// Whether the work is done.
     pub fn done(&self) -> bool {
         self.stream.state().completed >= self.number
     }
 
-    /// Waits until it is done.
+    /// Waits until the work is done.
     pub fn wait(&self) {
         let mut state = self.stream.state();
         while state.completed < self.number {
@@ -60,12 +60,12 @@ pub struct Stream {
     pub priority: i32,
     state: Mutex<State>,
     changed: Condvar,
-    /// The graph that is made of its work instead of doing it.
+    /// The graph that collects its work instead of the stream doing it, during a capture.
     pub capture: Mutex<Option<Arc<Graph>>>,
 }
 
 impl Stream {
-    /// A stream and its thread.
+    /// Creates a stream and its thread.
     pub fn start(
         handle: u64,
         context: &Arc<Context>,
@@ -93,7 +93,7 @@ impl Stream {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds work behind all other work.
+    /// Appends work to the queue.
     pub fn push(self: &Arc<Self>, waits: Vec<Mark>, task: Task) -> Mark {
         let mut state = self.state();
         state.queue.push_back((waits, task));
@@ -107,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// All work so far.
+    /// A mark for all work queued so far.
     pub fn mark(self: &Arc<Self>) -> Mark {
         Mark {
             stream: Arc::clone(self),
@@ -115,7 +115,7 @@ impl Stream {
         }
     }
 
-    /// Ends the thread when all work is done.
+    /// Ends the thread after all work is done.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed.notify_all();
@@ -140,7 +140,7 @@ impl Stream {
             for wait in waits {
                 wait.wait();
             }
-            // After a fault nothing is executed, but all that waits goes on.
+            // After a fault no work is executed, but everything that waits for it continues.
             if let Some(context) = self.context.upgrade()
                 && context.check().is_ok()
                 && let Err(error) = task(&context)
@@ -158,12 +158,12 @@ impl Stream {
 pub struct Event {
     pub timed: bool,
     recorded: Mutex<Option<(Mark, Arc<OnceLock<Instant>>)>>,
-    /// The graph that it was recorded in, if that was in a capture.
+    /// The graph that it was recorded in, if it was recorded during a capture.
     pub captured: Mutex<Option<Arc<Graph>>>,
 }
 
 impl Event {
-    /// An event that is done, as it was never recorded.
+    /// An event that was never recorded, and thus counts as done.
     pub fn new(timed: bool) -> Self {
         Self {
             timed,
@@ -175,17 +175,17 @@ impl Event {
         self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers what it stands for.
+    /// Records the work that it stands for.
     pub fn record(&self, mark: Mark, time: Arc<OnceLock<Instant>>) {
         *self.recorded() = Some((mark, time));
     }
 
-    /// What it stands for, if it was recorded.
+    /// The work that it stands for, if it was recorded.
     pub fn mark(&self) -> Option<Mark> {
         self.recorded().as_ref().map(|(mark, _)| mark.clone())
     }
 
-    /// When it was reached.
+    /// Time at which the event was reached.
     pub fn time(&self) -> Option<Instant> {
         self.recorded()
             .as_ref()
@@ -193,33 +193,33 @@ impl Event {
     }
 }
 
-/// Work in an order in which all that it waits for comes first.
+/// Work in topological order.
 #[derive(Default)]
 pub struct Graph {
     pub handle: u64,
-    /// How it is captured, if it is: calls that may disturb a global capture are refused to all threads.
+    /// Whether its capture is global: then all threads are refused calls that may disturb the capture.
     pub is_global: bool,
-    /// It is being captured, which such a call has ended: no graph comes of it.
+    /// Whether such a call has invalidated its capture, so that no graph results.
     is_invalid: AtomicBool,
     nodes: Mutex<Vec<(u64, Task)>>,
-    /// Of a clone: the other graph's nodes and its own that stand for them.
+    /// For a clone: maps the original's nodes to its own.
     cloned: HashMap<u64, u64>,
-    /// What is there as long as a graph has it, by handles.
+    /// Objects that live as long as a graph keeps them, by handle.
     kept: Mutex<Vec<(u64, Kept)>>,
 }
 
-/// What decides whether, or which of, a node's graphs run.
+/// Decides whether, or which of, a node's graphs run.
 pub struct Condition {
     pub value: AtomicU32,
-    /// What it is at the beginning of each launch, if anything.
+    /// The value at the start of each launch, if one is set.
     pub default: Option<u32>,
 }
 
-/// Something of which only the end matters.
+/// Something that only matters when it is dropped.
 pub type Kept = Arc<dyn Any + Send + Sync>;
 
 impl Graph {
-    /// A graph without work.
+    /// An empty graph.
     pub fn new(handle: u64) -> Self {
         Self {
             handle,
@@ -227,7 +227,7 @@ impl Graph {
         }
     }
 
-    /// One that is being captured.
+    /// A graph that is being captured.
     pub fn captured(handle: u64, is_global: bool) -> Self {
         Self {
             handle,
@@ -236,7 +236,7 @@ impl Graph {
         }
     }
 
-    /// One that does and keeps what another has so far.
+    /// A graph with the work and kept objects that another has so far.
     pub fn copy(handle: u64, of: &Self) -> Self {
         Self {
             handle,
@@ -246,7 +246,7 @@ impl Graph {
         }
     }
 
-    /// One that does and keeps what another has so far, in nodes of its own.
+    /// A graph with the work and kept objects that another has so far, but with its own nodes.
     pub fn clone_of(handle: u64, of: &Self) -> Self {
         let mut cloned = HashMap::new();
         let nodes = of.all().clone().into_iter().map(|(node, task)| {
@@ -264,18 +264,18 @@ impl Graph {
         }
     }
 
-    /// The node of a clone that stands for another graph's.
+    /// The clone's node for a node of the original.
     pub fn in_clone(&self, node: u64) -> Option<u64> {
         self.cloned.get(&node).copied()
     }
 
-    /// A call has come that a capture to this graph does not allow.
+    /// Refuses a call that a capture to this graph does not allow, and invalidates the capture.
     pub fn refuse<T>(&self) -> Answer<T> {
         self.is_invalid.store(true, Ordering::Release);
         Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED)
     }
 
-    /// Fails if a capture to this graph has become invalid.
+    /// Returns an error if the capture to this graph has been invalidated.
     pub fn valid(&self) -> Answer {
         match self.is_invalid.load(Ordering::Acquire) {
             true => Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED),
@@ -291,22 +291,22 @@ impl Graph {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds work: the node's handle.
+    /// Adds work, and returns the node's handle.
     pub fn push(&self, task: Task) -> u64 {
         let node = objects::number();
         self.all().push((node, task));
         node
     }
 
-    /// Gives a node other work. Whether it is here.
+    /// Replaces a node's work. Returns whether the graph has the node.
     pub fn replace(&self, node: u64, task: Task) -> bool {
         let mut all = self.all();
         let found = all.iter_mut().find(|(one, _)| *one == node);
         found.map(|(_, work)| *work = task).is_some()
     }
 
-    /// Does from here on what another graph does, in its own nodes, and keeps what that keeps. Whether the other one has
-    /// as many.
+    /// Takes over another graph's work in its own nodes, and keeps what that graph keeps. Returns whether the graphs
+    /// have the same number of nodes.
     pub fn update(&self, of: &Self) -> bool {
         let work = of.nodes();
         let mut all = self.all();
@@ -317,27 +317,27 @@ impl Graph {
         nodes.zip(work).for_each(|(own, work)| *own = work);
         drop(all);
         let before = std::mem::replace(&mut *self.kept(), of.kept().clone());
-        // Its end may call the program.
+        // Dropping it may call the program.
         drop(before);
         true
     }
 
-    /// All nodes so far. Each comes behind the one before.
+    /// Handles of all nodes so far, in execution order.
     pub fn handles(&self) -> Vec<u64> {
         self.all().iter().map(|(node, _)| *node).collect()
     }
 
-    /// Keeps something.
+    /// Keeps an object alive.
     pub fn keep(&self, handle: u64, kept: Kept) {
         self.kept().push((handle, kept));
     }
 
-    /// Keeps something no longer. Whether it did.
+    /// Stops keeping an object. Returns whether it was kept.
     pub fn release(&self, handle: u64) -> bool {
         let mut kept = self.kept();
         let place = kept.iter().position(|(one, _)| *one == handle);
         let gone = place.map(|place| kept.remove(place));
-        // Its end may call the program.
+        // Dropping it may call the program.
         drop(kept);
         gone.is_some()
     }

@@ -1,13 +1,13 @@
-//! PTX's words.
+//! PTX tokens.
 
 use super::Error;
 
-/// A word, and the line that it is on.
+/// A token; [`tokens`] pairs it with its line.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Token {
-    /// A name, also of an opcode's first part.
+    /// A name, including the first part of an opcode.
     Word(String),
-    /// What follows a dot.
+    /// A part after a dot.
     Dot(String),
     /// An integer as bits.
     Integer(u64),
@@ -15,13 +15,13 @@ pub enum Token {
     Float(u32),
     /// `0d...`
     Double(u64),
-    /// What is between quotes.
+    /// A quoted text.
     Text,
     /// Anything else.
     Mark(char),
 }
 
-/// Splits a module into words.
+/// Splits a module into tokens, each with its line.
 pub fn tokens(text: &str) -> Result<Vec<(Token, u32)>, Error> {
     let bytes = text.as_bytes();
     let (mut at, mut line, mut all) = (0, 1, Vec::new());
@@ -56,7 +56,7 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, u32)>, Error> {
                     end = run(end + 2, &word);
                 }
                 let name = text[at + 1..end].to_owned();
-                // Lines of the source: they end with the line, not with a semicolon.
+                // Directives about source lines end with the line, not with a semicolon.
                 if name == "loc" || name == "file" {
                     at = run(at, &|byte| byte != b'\n');
                     continue;
@@ -76,7 +76,7 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, u32)>, Error> {
             }
             _ if byte.is_ascii_digit() => {
                 let end = run(at, &|byte| byte.is_ascii_alphanumeric());
-                // A version has a dot; no constant of NVRTC's does.
+                // A version contains a dot; none of NVRTC's constants does.
                 let fraction = bytes.get(end) == Some(&b'.')
                     && bytes.get(end + 1).is_some_and(u8::is_ascii_digit);
                 let digits = &text[at..end];

@@ -1,21 +1,21 @@
-//! PTX as text and as a tree. What an instruction means is decided where it is lowered.
+//! PTX as text and as a syntax tree. The meaning of instructions is decided when they are lowered.
 
 mod lex;
 mod parse;
 
 pub use parse::parse;
 
-/// What is wrong with a module, with the line where PTX says so; 0 where no line is to blame.
+/// An error in a module, with the PTX line that contains it, or 0 if no line is to blame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
     /// Counted from 1.
     pub line: u32,
-    /// What is wrong.
+    /// Description of the error.
     pub what: String,
 }
 
 impl Error {
-    /// An error of a line.
+    /// An error in a line.
     pub fn new(line: u32, what: impl Into<String>) -> Self {
         Self {
             line,
@@ -48,7 +48,7 @@ pub enum Type {
 }
 
 impl Type {
-    /// From what follows the dot.
+    /// The type with this name, which follows a dot.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "pred" => Self::Pred,
@@ -71,7 +71,7 @@ impl Type {
         })
     }
 
-    /// Bytes in memory.
+    /// Size in memory in bytes.
     pub fn size(self) -> u8 {
         match self {
             Self::Pred => 1,
@@ -80,18 +80,18 @@ impl Type {
     }
 }
 
-/// Where memory is (PTX ISA 9.0, 5.1).
+/// A state space (PTX ISA 9.0, 5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Space {
-    /// Any of the others, by address.
+    /// Any of the others, depending on the address.
     Generic,
     /// The device's memory.
     Global,
-    /// The same, read only.
+    /// Device memory that is read-only.
     Const,
-    /// A block's.
+    /// Memory of a block.
     Shared,
-    /// A thread's.
+    /// Memory of a thread.
     Local,
     /// Parameters of kernels and functions.
     Param,
@@ -100,11 +100,11 @@ pub enum Space {
 /// A module.
 #[derive(Debug, Default)]
 pub struct Module {
-    /// The architecture that it was made for: 75 for `sm_75`.
+    /// The architecture it was compiled for: 75 for `sm_75`.
     pub target: u32,
     /// Variables outside functions.
     pub variables: Vec<Variable>,
-    /// Kernels and functions, declarations included.
+    /// Kernels and functions, including declarations.
     pub functions: Vec<Function>,
 }
 
@@ -113,28 +113,28 @@ pub struct Module {
 pub struct Variable {
     /// Its name.
     pub name: String,
-    /// Where it lies.
+    /// Its state space.
     pub space: Space,
-    /// Bytes; a power of two.
+    /// Alignment in bytes; a power of two.
     pub align: u64,
-    /// Bytes; 0 for dynamic shared memory.
+    /// Size in bytes; 0 for dynamic shared memory.
     pub size: u64,
-    /// Of one element.
+    /// Type of an element.
     pub of: Type,
-    /// Its first elements; the rest is zero.
+    /// Initial values of the first elements; the rest is zero.
     pub initial: Vec<Initial>,
-    /// Whether it is only declared.
+    /// Whether it is only declared here.
     pub external: bool,
-    /// Whether the host may use it directly: `.attribute(.managed)`.
+    /// Whether the host can access it directly: `.attribute(.managed)`.
     pub managed: bool,
 }
 
 /// An element's initial value.
 #[derive(Clone, Debug)]
 pub enum Initial {
-    /// As bits.
+    /// The value as bits.
     Bits(u64),
-    /// Another variable's address and an offset.
+    /// The address of another variable, plus an offset.
     Address(String, u64),
 }
 
@@ -145,15 +145,15 @@ pub struct Function {
     pub name: String,
     /// Whether it is a kernel.
     pub entry: bool,
-    /// What it returns.
+    /// Return values.
     pub returns: Vec<Variable>,
-    /// What it takes.
+    /// Parameters.
     pub parameters: Vec<Variable>,
-    /// Threads of a block at most, as `.maxntid` or `.reqntid` say.
+    /// Maximum number of threads per block, from `.maxntid` or `.reqntid`.
     pub max_threads: Option<u32>,
     /// None for a declaration.
     pub body: Option<Vec<Statement>>,
-    /// Where it is.
+    /// Its line.
     pub line: u32,
 }
 
@@ -168,7 +168,8 @@ pub enum Statement {
     Label(String),
     /// Labels for an indexed branch.
     Targets(String, Vec<String>),
-    /// Registers: a name and how many are numbered from 0; None for one of that very name.
+    /// Registers: a name and the number of registers, numbered from 0; None for a single register
+    /// of this very name.
     Registers(String, Option<u32>),
     /// A variable.
     Variable(Variable),
@@ -185,7 +186,7 @@ pub struct Instruction {
     pub opcode: Vec<String>,
     /// Its operands.
     pub operands: Vec<Operand>,
-    /// Where it is.
+    /// Its line.
     pub line: u32,
 }
 

@@ -1,21 +1,21 @@
-//! From words to a module.
+//! Parses tokens into a module.
 
 use super::{
     Error, Function, Initial, Instruction, Module, Operand, Space, Statement, Type, Variable,
     lex::{Token, tokens},
 };
 
-/// Bytes of one variable at most.
+/// Maximum size of a variable in bytes.
 const LARGEST: u64 = 1 << 30;
-/// Registers that one line may declare.
+/// Maximum number of registers that a line may declare.
 const REGISTERS: u64 = 1 << 16;
-/// Operands inside operands.
+/// Maximum nesting depth of operands.
 const DEPTH: u32 = 8;
 
-/// Reads a module.
+/// Parses a module.
 ///
 /// # Errors
-/// The text is not PTX, or of a kind that compilers do not make.
+/// The text is not PTX, or uses features that compilers do not emit.
 pub fn parse(text: &str) -> Result<Module, Error> {
     let mut parser = Parser {
         tokens: tokens(text)?,
@@ -108,7 +108,7 @@ impl Parser {
         }
     }
 
-    /// Skips what is between braces.
+    /// Skips a block in braces.
     fn skip_braces(&mut self) -> Result<(), Error> {
         self.expect('{')?;
         let mut depth = 1;
@@ -262,7 +262,7 @@ impl Parser {
         Ok(all)
     }
 
-    /// What follows the space: `.align 8 .b8 name[16] = {1, 2}`.
+    /// A variable after its state space: `.align 8 .b8 name[16] = {1, 2}`.
     fn variable(&mut self, space: Space) -> Result<Variable, Error> {
         let (mut align, mut of, mut lanes) = (None, None, 1);
         let mut managed = false;
@@ -279,7 +279,7 @@ impl Parser {
                 "align" => align = Some(self.integer()?),
                 "v2" => lanes = 2,
                 "v4" => lanes = 4,
-                // What a kernel's pointer points to.
+                // What a kernel's pointer parameter points to.
                 "ptr" | "global" | "const" | "shared" | "local" => {}
                 other => match Type::named(other) {
                     Some(named) => of = Some(named),
@@ -459,7 +459,7 @@ impl Parser {
                 self.expect(';')?;
                 all.push(Statement::Targets(name, targets));
             }
-            // The callee knows its own parameters.
+            // Ignored: the callee knows its own parameters.
             Some(Token::Dot(directive)) if directive == "callprototype" => {
                 while !self.take(';') {
                     if self.next().is_none() {

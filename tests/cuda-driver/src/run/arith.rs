@@ -1,11 +1,11 @@
-//! Arithmetic on registers' bits (PTX ISA 9.0, 9.7.1 to 9.7.9).
+//! Arithmetic on the bits of registers (PTX ISA 9.0, 9.7.1 to 9.7.9).
 
 use std::cmp::Ordering;
 
 use super::program::{Binary, Compare, Mode, Relation, Round, Ternary, Unary};
 use crate::ptx::Type;
 
-/// The bits of a size.
+/// Mask of the bits of a size in bytes.
 pub fn mask(size: u8) -> u64 {
     match size {
         1 => 0xff,
@@ -15,7 +15,7 @@ pub fn mask(size: u8) -> u64 {
     }
 }
 
-/// The bits of a type: a predicate has one.
+/// The value reduced to the bits of a type. A predicate has one bit.
 pub fn masked(of: Type, value: u64) -> u64 {
     match of {
         Type::Pred => value & 1,
@@ -23,7 +23,7 @@ pub fn masked(of: Type, value: u64) -> u64 {
     }
 }
 
-/// A value with its sign, or without one, as its type has it.
+/// The value sign- or zero-extended according to its type.
 pub fn extended(of: Type, value: u64) -> u64 {
     match of {
         Type::S(size) => signed(size, value).cast_unsigned(),
@@ -43,9 +43,9 @@ fn wide(of: Type, value: u64) -> i128 {
     }
 }
 
-/// The lowest bits of a wide number.
+/// The low bits of a wide number.
 fn low(value: i128) -> u64 {
-    // Truncation is what is wanted: registers wrap.
+    // Truncation is intended: registers wrap.
     #[allow(clippy::cast_possible_truncation)]
     {
         value.cast_unsigned() as u64
@@ -75,7 +75,7 @@ fn out32(value: f32, mode: Mode) -> u64 {
         true => value.clamp(0.0, 1.0),
         false => value,
     };
-    // NaN has one form on the device.
+    // The device has only one NaN.
     let bits = if value.is_nan() {
         0x7fff_ffff
     } else {
@@ -84,7 +84,7 @@ fn out32(value: f32, mode: Mode) -> u64 {
     u64::from(bits)
 }
 
-/// The sum of two doubles, rounded to a single as an instruction says.
+/// The sum of two doubles, rounded to a single as the instruction specifies.
 fn sum32(x: f64, y: f64, round: Round) -> f32 {
     let sum = x + y;
     #[allow(clippy::cast_possible_truncation)]
@@ -92,7 +92,8 @@ fn sum32(x: f64, y: f64, round: Round) -> f32 {
     if round == Round::Nearest || !sum.is_finite() {
         return nearest;
     }
-    // What the addition lost, exactly (Knuth's two-sum); it decides only where nothing else does.
+    // The exact rounding error of the addition (Knuth's two-sum). It decides only where nothing
+    // else does.
     let part = sum - x;
     let lost = (x - (sum - part)) + (y - part);
     let beyond = sum - f64::from(nearest);
@@ -117,13 +118,13 @@ fn out64(value: f64) -> u64 {
     }
 }
 
-/// Operations of one operand.
+/// Operations with one operand.
 pub fn unary(op: Unary, of: Type, mode: Mode, a: u64) -> u64 {
     match of {
         Type::F(4) => {
             let value = in32(a, mode);
             match op {
-                // Signs of NaN change as well: these are operations on bits.
+                // The sign of NaN changes, too: these operations work on bits.
                 Unary::Neg if value.is_nan() => u64::from(value.to_bits() ^ 1 << 31),
                 Unary::Abs if value.is_nan() => u64::from(value.to_bits() & !(1 << 31)),
                 Unary::Neg => out32(-value, mode),
@@ -168,7 +169,7 @@ fn bits(op: Unary, of: Type, a: u64) -> u64 {
         Unary::Clz => zeros(own),
         Unary::Brev => own.reverse_bits() >> (64 - width),
         Unary::Bfind | Unary::BfindShift => {
-            // The highest bit that is not the sign.
+            // The highest bit that differs from the sign.
             let value = match of {
                 Type::S(_) if signed(size, own) < 0 => masked(of, !own),
                 _ => own,
@@ -183,7 +184,7 @@ fn bits(op: Unary, of: Type, a: u64) -> u64 {
     }
 }
 
-/// Operations of two operands.
+/// Operations with two operands.
 pub fn binary(op: Binary, of: Type, mode: Mode, a: u64, b: u64) -> u64 {
     match of {
         Type::F(4) => {
@@ -203,13 +204,13 @@ pub fn binary(op: Binary, of: Type, mode: Mode, a: u64, b: u64) -> u64 {
                 Binary::Sub => x - y,
                 Binary::MulLo => x * y,
                 Binary::Div => x / y,
-                // The number, if one of both is none.
+                // If one operand is NaN, the other one.
                 Binary::Min => least(x, y, x.min(y)),
                 Binary::Max => -least(-x, -y, -(x.max(y))),
                 Binary::MinNan | Binary::MaxNan if x.is_nan() || y.is_nan() => f32::NAN,
                 Binary::MinNan => least(x, y, x.min(y)),
                 Binary::MaxNan => -least(-x, -y, -(x.max(y))),
-                // The sign is the first operand's.
+                // The sign comes from the first operand.
                 Binary::CopySign => return u64::from(f32_of(b).copysign(f32_of(a)).to_bits()),
                 _ => return integer(op, of, mode, a, b),
             };
@@ -233,7 +234,7 @@ pub fn binary(op: Binary, of: Type, mode: Mode, a: u64, b: u64) -> u64 {
     }
 }
 
-/// Negative zero is less than zero here.
+/// The minimum, with negative zero less than zero.
 fn least(x: f32, y: f32, otherwise: f32) -> f32 {
     if x == 0.0 && y == 0.0 && (x.is_sign_negative() || y.is_sign_negative()) {
         -0.0
@@ -246,7 +247,7 @@ fn integer(op: Binary, of: Type, mode: Mode, a: u64, b: u64) -> u64 {
     let size = of.size();
     let width = 8 * u64::from(size);
     let (x, y) = (wide(of, a), wide(of, b));
-    // A shift's amount is 32 bits, and does not wrap.
+    // A shift amount has 32 bits and does not wrap.
     let amount = b & mask(4);
     let value = match op {
         Binary::Add => x + y,

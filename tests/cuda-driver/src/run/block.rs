@@ -9,15 +9,16 @@ use super::{
     thread::{Around, State, Thread},
 };
 
-/// Instructions that a thread executes before others get their turn: who spins sees what others do.
+/// Number of instructions that a thread executes before others get their turn, so that a spinning
+/// thread sees what others do.
 const TURN: u32 = 4096;
 
-/// Text that kernels print, kept until the host waits for them.
+/// Text printed by kernels, kept until the host waits for them.
 #[derive(Debug, Default)]
 pub struct Output(Mutex<Vec<u8>>);
 
 impl Output {
-    /// Adds text. What does not fit in a megabyte is lost, as on the device.
+    /// Adds text. What exceeds a megabyte is lost, as on the device.
     pub fn say(&self, text: &[u8]) {
         if let Ok(mut all) = self.0.lock()
             && all.len() + text.len() <= 1 << 20
@@ -35,32 +36,32 @@ impl Output {
     }
 }
 
-/// A kernel that is launched.
+/// A launched kernel.
 pub struct Launch<'a> {
-    /// What is executed.
+    /// The program to execute.
     pub program: &'a Program,
-    /// Blocks.
+    /// Number of blocks in each dimension.
     pub grid: [u32; 3],
-    /// Threads of a block.
+    /// Threads per block in each dimension.
     pub block: [u32; 3],
-    /// Bytes of dynamic shared memory.
+    /// Size of dynamic shared memory in bytes.
     pub dynamic: u64,
-    /// The parameters as the kernel reads them.
+    /// The parameters in the kernel's layout.
     pub parameters: Bytes,
     /// Device memory.
     pub memory: View,
-    /// What it prints.
+    /// Output of the kernel.
     pub output: &'a Output,
-    /// Numbers launches.
+    /// Sequence number of the launch.
     pub id: u64,
-    /// When it began.
+    /// Time of its start.
     pub started: Instant,
-    /// Whether all blocks run at once, so that they may wait for each other.
+    /// Whether all blocks run concurrently, so that they may wait for each other.
     pub cooperative: bool,
 }
 
 impl Launch<'_> {
-    /// Threads of a block.
+    /// Number of threads per block.
     pub fn threads(&self) -> u32 {
         self.block.iter().product()
     }
@@ -69,7 +70,7 @@ impl Launch<'_> {
 /// Executes a kernel.
 ///
 /// # Errors
-/// What the kernel did wrong.
+/// The kernel's fault.
 pub fn launch(launch: &Launch<'_>) -> Result<(), Fault> {
     let [x, y, z] = launch.grid;
     let places = (0..z).flat_map(|z| (0..y).flat_map(move |y| (0..x).map(move |x| [x, y, z])));
@@ -134,7 +135,7 @@ impl<'a> Block<'a> {
             .all(|thread| thread.state == State::Done)
     }
 
-    /// Each thread goes on for a while. False if none could.
+    /// Runs each thread for a while. Returns false if none could run.
     fn turn(&mut self) -> Result<bool, Fault> {
         let mut moved = false;
         for number in 0..self.threads.len() {
@@ -179,7 +180,7 @@ impl<'a> Block<'a> {
         self.threads[number].waiting_at(self.launch)
     }
 
-    /// Lets lanes go on that are all there.
+    /// Resumes lanes once all of those they wait for have arrived.
     fn warp(&mut self, warp: usize) -> Result<bool, Fault> {
         let active = self.active(warp);
         let mut moved = false;
@@ -242,7 +243,7 @@ impl<'a> Block<'a> {
                     let own = number % 32;
                     let (from, inside) = source_lane(how, own as u64, b & 0x1f, c);
                     let from = usize::try_from(from).unwrap_or(own);
-                    // Reading a lane that is not there is undefined: it reads its own.
+                    // Reading a missing lane is undefined: here, it reads the own one.
                     let value = values
                         .get(from)
                         .copied()
@@ -302,7 +303,7 @@ impl<'a> Block<'a> {
         Ok(())
     }
 
-    /// Lets threads go on that have all come to a barrier.
+    /// Resumes threads once all have arrived at a barrier.
     fn barriers(&mut self) -> Result<bool, Fault> {
         let mut moved = false;
         for wanted in 0..16 {
@@ -324,7 +325,7 @@ impl<'a> Block<'a> {
             };
             let enough = match threads {
                 0 => waiting.len() == alive(),
-                // Whole warps are counted, also those whose last lanes do not exist.
+                // Whole warps are counted, even if their last lanes do not exist.
                 count => waiting.len() >= (count as usize).min(alive()),
             };
             if waiting.is_empty() || !enough {

@@ -1,4 +1,4 @@
-//! Opcodes: which instruction a line of PTX is.
+//! Opcodes: decodes the instruction in a line of PTX.
 
 use super::{
     lower::Lowering,
@@ -68,10 +68,10 @@ impl Form<'_> {
     }
 }
 
-/// Decides what an instruction does.
+/// Decodes an instruction.
 ///
 /// # Errors
-/// It is not supported: the error names it.
+/// The instruction is not supported; the error names it.
 pub fn decode(low: &mut Lowering<'_>, instruction: &Instruction) -> Result<Op, Error> {
     let form = Form {
         parts: &instruction.opcode,
@@ -186,7 +186,7 @@ fn arithmetic(
 ) -> Result<Option<Op>, Error> {
     let Some(of) = of else { return Ok(None) };
     let float = matches!(of, Type::F(_));
-    // Directed rounding is there for what has an exact result in two doubles.
+    // Directed rounding is supported where two doubles represent the exact result.
     let directed = form.round().is_some_and(|round| round != Round::Nearest);
     let exact = of == Type::F(4) && matches!(name, "add" | "sub" | "mul" | "mad" | "fma");
     if float && (of.size() == 2 || directed && !exact) {
@@ -235,7 +235,7 @@ fn arithmetic(
         Ternary::Prmt if form.parts.len() > 2 => return Ok(None),
         other => other,
     };
-    // dp4a's first type is that of the first operand.
+    // The first type of dp4a is that of its first operand.
     let of = if name == "dp4a" {
         form.types().first().copied().unwrap_or(of)
     } else {
@@ -405,7 +405,7 @@ fn mov(low: &mut Lowering<'_>, form: &Form<'_>, of: Option<Type>) -> Result<Opti
                 size,
             }
         }
-        // A kernel's parameter by address: that of its space.
+        // The address of a kernel's parameter is that in its space.
         (d, a) => Op::Move {
             d: low.register(d)?,
             a: low.source(a)?,
@@ -578,7 +578,7 @@ fn cvt(low: &mut Lowering<'_>, form: &Form<'_>, types: &[Type]) -> Result<Option
     let to_integer = ["rni", "rzi", "rmi", "rpi"]
         .iter()
         .any(|part| form.has(part));
-    // Directed rounding is there from double to single only.
+    // Directed rounding is supported only from double to single.
     let directed = !matches!(round, None | Some(Round::Nearest));
     if matches!(to, Type::F(_)) && !to_integer && directed && (to, from) != (Type::F(4), Type::F(8))
     {
@@ -655,7 +655,7 @@ fn together(
     if name == "activemask" {
         return Ok(Some(Op::ActiveMask(low.register(form.operand(0))?)));
     }
-    // Without a mask these are gone since Volta.
+    // Since Volta these require a mask.
     let Some(of) = of.filter(|_| form.has("sync")) else {
         return Ok(None);
     };
@@ -774,7 +774,7 @@ fn atomic(low: &mut Lowering<'_>, form: &Form<'_>, of: Option<Type>) -> Result<O
     }))
 }
 
-/// Asynchronous copies are done at once: waiting for them finds them done.
+/// Asynchronous copies are done at once, so waiting for them finds them done.
 fn copy(low: &mut Lowering<'_>, form: &Form<'_>) -> Result<Option<Op>, Error> {
     if !form.has("async") || form.has("bulk") || form.has("mbarrier") {
         return Ok(None);

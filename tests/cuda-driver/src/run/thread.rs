@@ -10,17 +10,17 @@ use super::{
 };
 use crate::ptx::{Space, Type};
 
-/// Bytes that a thread's frames may take.
+/// Maximum size of a thread's frames in bytes.
 const STACK: usize = 512 << 10;
-/// Calls inside calls.
+/// Maximum depth of calls.
 const DEPTH: usize = 1024;
 
-/// What a thread does next.
+/// State of a thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
-    /// It goes on.
+    /// It can run.
     Ready,
-    /// It waits for its block: the barrier's number and how many threads it wants; 0 for all.
+    /// It waits for its block at barrier `id`, for this number of threads; 0 for all.
     Barrier { id: u8, threads: u32 },
     /// It waits for these lanes of its warp.
     Warp { mask: u32 },
@@ -28,7 +28,7 @@ pub enum State {
     Done,
 }
 
-/// A call that is not finished.
+/// A call in progress.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     function: usize,
@@ -50,7 +50,7 @@ pub struct Thread {
     ticks: u64,
 }
 
-/// A block, as one of its threads sees it.
+/// A thread's view of its block.
 pub struct Around<'a> {
     pub launch: &'a Launch<'a>,
     pub block: [u32; 3],
@@ -64,7 +64,7 @@ fn nonsense(what: impl Into<String>) -> Fault {
 }
 
 impl Thread {
-    /// A thread at the start of a kernel.
+    /// Creates a thread at the start of a kernel.
     pub fn new(at: [u32; 3], number: u32, kernel: &Function) -> Self {
         Self {
             state: State::Ready,
@@ -92,14 +92,14 @@ impl Thread {
         })
     }
 
-    /// The instruction that a waiting thread waits at.
+    /// The instruction at which a waiting thread waits.
     pub fn waiting_at<'a>(&self, launch: &Launch<'a>) -> Option<(&'a Instruction, (usize, usize))> {
         let frame = self.frame();
         let function = launch.program.functions.get(frame.function)?;
         Some((function.code.get(frame.pc)?, (frame.function, frame.pc)))
     }
 
-    /// Goes on after what a thread waited at.
+    /// Continues after the instruction at which the thread waited.
     pub fn resume(&mut self) {
         if let Some(frame) = self.frames.last_mut() {
             frame.pc += 1;
@@ -168,7 +168,7 @@ impl Thread {
     /// Executes up to a number of instructions.
     ///
     /// # Errors
-    /// The kernel is at fault; the error says where.
+    /// A fault of the kernel, with its location.
     pub fn run(&mut self, around: &mut Around<'_>, steps: u32) -> Result<(), Fault> {
         for _ in 0..steps {
             if self.state != State::Ready {
@@ -507,7 +507,7 @@ impl Thread {
         }
     }
 
-    /// The space and place that an address means.
+    /// The space and offset that an address refers to.
     fn place(&self, at: &Address, around: &Around<'_>) -> Result<(Space, u64), Fault> {
         let address = self.get(at.base, around).wrapping_add(at.offset);
         Ok(match at.space {
@@ -579,7 +579,7 @@ impl Thread {
         around: &Around<'_>,
     ) -> Result<(), Fault> {
         self.vector(of, to.len(), at, around)?;
-        // The base is read before a lane replaces it.
+        // The base is read before a lane overwrites it.
         let base = Src::Value(self.get(at.base, around));
         let at = Address { base, ..*at };
         for (lane, register) in (0..).zip(to) {
@@ -746,7 +746,7 @@ impl Thread {
         Ok(())
     }
 
-    /// A byte by its generic address.
+    /// Reads a byte at a generic address.
     fn byte(&self, at: u64, around: &Around<'_>) -> Result<u8, Fault> {
         let at = Address {
             space: Space::Generic,
