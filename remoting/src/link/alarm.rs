@@ -6,10 +6,10 @@
 //!   agent:       at an interrupt for the slice, changes the count and wakes who sleeps on it
 //! ```
 //!
-//! An interrupt costs the guest some exits and two threads' waking, so that only who has waited for
-//! [`LONG`] asks for it. The word counts in twos, and its lowest bit asks. Both change it in one step:
-//! either who asks sees that it has been rung for, or who rings sees that it is asked. So no wake-up is
-//! lost (model-checked by `loom` below), and a sleeper that naps costs who rings no system call.
+//! An interrupt costs the guest some exits and the wake-up of two threads, so only a thread that has waited for
+//! [`LONG`] asks for one. The word counts in steps of two, and its lowest bit is the request for an interrupt. Both
+//! sides change the word atomically: either the sleeper sees that somebody has rung, or the ringer sees the request. No
+//! wake-up is lost (model-checked by `loom` below), and a sleeper that naps costs the ringer no system call.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
@@ -21,65 +21,65 @@ use super::{
     sync::{AtomicU32, Ordering},
 };
 
-/// Who has waited for so long asks for an interrupt.
+/// A thread that has waited this long asks for an interrupt.
 pub const LONG: Duration = Duration::from_millis(1);
 
 const ASKED: u32 = 1;
 const RING: u32 = 2;
 const SIZE: u64 = 4096;
 
-/// Changes a word on which an application in a guest sleeps. Whether it asks to be interrupted, once.
+/// Changes a word on which an application in a guest sleeps. Returns whether the application has asked for an
+/// interrupt; the request is cleared.
 pub fn ring(word: &AtomicU32) -> bool {
     let asked = word.fetch_add(RING, Ordering::SeqCst) & ASKED != 0;
     if asked {
-        // Who has asked again since then is interrupted for this ring, and asks once more.
+        // A thread that has asked again since then is interrupted for this ring, and asks once more.
         word.fetch_and(!ASKED, Ordering::SeqCst);
     }
     asked
 }
 
-/// Asks to be interrupted, unless somebody has rung since the word was `seen`.
+/// Asks for an interrupt, unless somebody has rung since the word was `seen`. Returns whether it asked.
 fn ask(word: &AtomicU32, seen: u32) -> bool {
     let asked = word.compare_exchange(seen, seen | ASKED, Ordering::SeqCst, Ordering::SeqCst);
     asked.is_ok()
 }
 
-/// Does not ask any more.
+/// Withdraws the request for an interrupt.
 fn unask(word: &AtomicU32) {
     word.fetch_and(!ASKED, Ordering::SeqCst);
 }
 
-/// A page that an application and its agent share: a count, and those who sleep on it. Whatever
-/// either does with it, the other one sleeps for too long or not long enough.
+/// A page that an application and its agent share: a count on which threads sleep. The worst that either can do to the
+/// other is to make it sleep too long or too short.
 #[derive(Debug)]
 pub struct Alarm(Mapping);
 
 impl Alarm {
-    /// A new one, and its file for the other side, which cannot shorten it.
+    /// Creates a page, and its file for the other side, which cannot shorten it.
     pub fn create() -> Result<(Self, OwnedFd), Error> {
         let file = create(SIZE)?;
         Ok((Self::map(&file)?, file))
     }
 
-    /// One that somebody else has made.
+    /// Maps a page that the other side created.
     pub fn map(file: &OwnedFd) -> Result<Self, Error> {
         mapping::map(file, 0, SIZE).map(Self)
     }
 
     fn count(&self) -> &AtomicU32 {
-        // SAFETY: the first bytes of a page that is mapped as long as the value lives; any bytes are
-        // a number.
+        // SAFETY: the first bytes of a page that is mapped as long as the value lives; any bytes are a valid number.
         unsafe { &*self.0.start().cast() }
     }
 
-    /// Wakes who sleeps.
+    /// Wakes the sleepers.
     pub fn wake(&self) {
         let patience = Duration::ZERO;
         Futex { patience }.ring(self.count());
     }
 
-    /// Sleeps until somebody has rung since the word was `seen`, or this is woken for another reason;
-    /// at most for `patience`.
+    /// Sleeps until somebody has rung since the word was `seen`, or until woken for another reason; at most for
+    /// `patience`.
     pub fn sleep(&self, word: &AtomicU32, seen: u32, patience: Duration) {
         let before = self.count().load(Ordering::SeqCst);
         if ask(word, seen) {
@@ -137,10 +137,10 @@ mod model {
 
     use super::*;
 
-    /// A word, and the count of its page.
+    /// The word, and the count of the page.
     type Shared = Arc<(AtomicU32, AtomicU32)>;
 
-    /// What worker and agent do.
+    /// The worker's and the agent's part.
     fn interrupt(shared: &Shared) {
         if ring(&shared.0) {
             shared.1.fetch_add(1, Ordering::SeqCst);
@@ -161,7 +161,7 @@ mod model {
         }
     }
 
-    /// Sleeps until the word has been rung for so often.
+    /// Sleeps until the word has been rung `rings` times.
     fn wait_for(shared: &Shared, rings: u32, mut spurious: u32) {
         loop {
             let seen = shared.0.load(Ordering::SeqCst);

@@ -1,6 +1,6 @@
-//! How a sleeper is woken: a futex between processes of one machine.
+//! How sleepers are woken: a futex between processes of one machine.
 //!
-//! Across the border of a virtual machine the same trait is served by [`port_bell`](super::port_bell).
+//! Across the boundary of a virtual machine, [`port_bell`](super::port_bell) implements the same trait.
 
 use core::time::Duration;
 
@@ -8,20 +8,20 @@ use super::sync::AtomicU32;
 #[cfg(feature = "std")]
 use super::sync::Ordering;
 
-/// Wakes and sleeps on a word of shared memory.
+/// Rings and sleeps on a word of shared memory.
 pub trait Bell {
-    /// Changes the word and wakes who sleeps on it.
+    /// Changes the word and wakes the sleepers.
     fn ring(&self, word: &AtomicU32);
-    /// Sleeps while the word is `seen`, at most for the bell's patience. May wake for no reason, and
-    /// late by a small part of the time for which has been `waited` before.
+    /// Sleeps while the word is `seen`, at most for the bell's patience. May wake spuriously, and late by a small share
+    /// of `waited`, the time waited so far.
     fn wait(&self, word: &AtomicU32, seen: u32, waited: Duration);
 }
 
-/// A futex that is shared between processes.
+/// A futex shared between processes.
 #[cfg(feature = "std")]
 #[derive(Clone, Copy, Debug)]
 pub struct Futex {
-    /// The longest sleep: how late a sleeper notices what nobody rings for (its peer's death).
+    /// Maximum time of one sleep: the delay until a sleeper notices what nobody rings for (its peer's death).
     pub patience: Duration,
 }
 

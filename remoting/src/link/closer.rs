@@ -1,14 +1,13 @@
-//! Closing what strangers have sent, or may have.
+//! Closing descriptors that untrusted peers have sent, or may have sent.
 //!
-//! Who connects can send descriptors that nobody expects, and the last close of one may wait: of a
-//! TCP socket that lingers, or of a file whose file system is another's process. Descriptors that
-//! were never received are closed with the connection. So a thread that serves many closes no
-//! stranger's connection itself.
+//! A peer can send descriptors that nobody expects, and the last close of one may block: that of a TCP socket that
+//! lingers, or of a file on a file system that another process serves. Descriptors that were never received are closed
+//! with the connection. A thread that serves many peers therefore closes no peer's connection itself.
 //!
-//! A thread is started whenever all others are busy, up to a bound: one close that hangs holds up
-//! no other. When all of them hang, what comes later stays open until one of them is through: the
-//! one who serves still does not wait. Where the kernel lets a socket refuse descriptors
-//! ([`refuse_files`](super::socket::refuse_files)), nothing hangs in the first place.
+//! A thread is started whenever all others are busy, up to a maximum, so a close that hangs delays no other. When all
+//! of them hang, later descriptors stay open until one thread has finished; the serving thread still does not wait.
+//! Where the kernel lets a socket refuse descriptors ([`refuse_files`](super::socket::refuse_files)), nothing hangs in
+//! the first place.
 
 use std::{
     any::Any,
@@ -26,9 +25,9 @@ use base::Unpoisoned;
 
 use super::socket;
 
-/// Most threads: each costs little more than its stack while it hangs.
+/// Maximum number of threads: each costs little more than its stack while it hangs.
 const MOST: usize = 32;
-/// Bytes of the stack of a thread that closes.
+/// Stack size of a closing thread in bytes.
 const STACK: usize = 64 << 10;
 
 #[derive(Default)]
@@ -36,11 +35,11 @@ struct State {
     waiting: VecDeque<Box<dyn Any + Send>>,
     idle: usize,
     threads: usize,
-    /// Whether it was said that all threads hang.
+    /// Whether it was logged that all threads hang.
     said: bool,
 }
 
-/// Closes things in threads of its own.
+/// Drops values in threads of its own.
 #[derive(Clone, Default)]
 pub struct Closer(Arc<(Mutex<State>, Condvar)>);
 
@@ -51,7 +50,7 @@ impl fmt::Debug for Closer {
 }
 
 impl Closer {
-    /// Drops something soon, and never waits for it.
+    /// Drops a value soon, without waiting for it.
     pub fn close(&self, thing: impl Any + Send) {
         let (state, news) = &*self.0;
         let mut state = state.lock_unpoisoned();
@@ -63,7 +62,7 @@ impl Closer {
         if state.threads < MOST {
             let shared = self.clone();
             let thread = thread::Builder::new().name("close".to_owned());
-            // Without a thread it waits for those that are there, or for the next attempt.
+            // If no thread starts, the value waits for the existing ones, or for the next attempt.
             let started = thread.stack_size(STACK).spawn(move || shared.work());
             state.threads += usize::from(started.is_ok());
         } else if !state.said {
@@ -92,7 +91,7 @@ impl Closer {
     }
 }
 
-/// A stranger's connection, which a [`Closer`] closes when it goes out of use.
+/// A peer's connection, which a [`Closer`] closes when it is dropped.
 #[derive(Debug)]
 pub struct Connection {
     stream: ManuallyDrop<UnixStream>,
@@ -100,7 +99,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// To be closed by this one.
+    /// A connection that `closer` will close.
     pub fn new(stream: UnixStream, closer: &Closer) -> Self {
         Self {
             stream: ManuallyDrop::new(stream),
@@ -108,8 +107,8 @@ impl Connection {
         }
     }
 
-    /// Receives bytes. Files that come with them are received, as a read that passes over them closes
-    /// them, and closed.
+    /// Receives bytes. Files that come with them are received and handed to the closer: a read that ignored them would
+    /// close them itself.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
         let (got, files) = socket::receive(&self.stream, bytes)?;
         for file in files {
@@ -129,7 +128,7 @@ impl Deref for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The other side sees the end now, whatever hangs.
+        // The other side sees the end now, even if the close hangs.
         let _ = self.stream.shutdown(Shutdown::Both);
         // SAFETY: nobody uses it after this.
         self.closer

@@ -1,9 +1,9 @@
-//! The messages by which a worker is asked to stop, save, restore and go on: by its pool, and by the
-//! machine whose slice it serves.
+//! The control messages that ask a worker to stop, save, restore and resume. Its pool sends them, or the machine whose
+//! slice it serves.
 //!
-//! A message is its length in four bytes, the form's fingerprint in eight, and the message as the wire
-//! codec writes it. Both sides check all of it: native code may run in a worker, and a worker does
-//! not take a pool of another build for its own. Who asks for what in which order is up to who asks.
+//! A message is its length in four bytes, the format's fingerprint in eight, and the message in the wire codec's
+//! encoding. Both sides check all of it: native code may run in a worker, and a worker does not accept a pool of
+//! another build. The order of requests is up to the requester.
 
 use std::{
     fs::File,
@@ -23,9 +23,9 @@ use crate::wire::{
     codec::{named, wire, with},
 };
 
-/// The longest message, in bytes.
+/// Maximum size of a message in bytes.
 const LONGEST: usize = 64 << 10;
-/// Bytes before a message.
+/// Size of the header of a message in bytes.
 const HEAD: usize = 12;
 
 wire! {
@@ -33,97 +33,95 @@ wire! {
     struct Served {
         /// A virtual machine's attachment; empty for an application of this machine.
         attachment: Blob,
-        /// Bytes of the window.
+        /// Size of the window in bytes.
         window: u64,
-        /// How many files there are.
+        /// Number of files.
         files: u32,
-        /// What the application has been told of its devices, as its backend writes it; empty if that is nothing, or
-        /// too much for a message: the state has it, too.
+        /// What the application has been told about its devices, as encoded by its backend. Empty if there is nothing,
+        /// or too much for a message: the state holds it too.
         told: Blob,
     }
 }
 
 wire! {
-    /// Contents of memory that a worker asks for which goes on without them.
+    /// Asks for the contents of a memory object, without which the worker has already resumed.
     struct Fetch {
         /// The object's number in the state.
         mem: u32,
-        /// Bytes that it has.
+        /// Size of the object in bytes.
         bytes: u64,
-        /// Bytes of all that have yet to come, these included.
+        /// Bytes of all contents that have yet to come, including these.
         left: u64,
     }
 }
 
 wire! { enum
-    /// What a pool asks for.
+    /// A request to a worker.
     Command {
-        /// What it serves.
+        /// Describe what you serve.
         1 Describe(),
-        /// Serve this, later.
+        /// Prepare to serve this later.
         2 Adopt(served: Served),
-        /// Stop; wait for what is under way, for so many milliseconds at most. One that has made more than `most`
-        /// bytes of memory objects since its last round goes on instead, and says so.
+        /// Stop: wait for outstanding work, for at most `patience` milliseconds. A worker with more than `most` bytes
+        /// of memory objects created since the last round continues instead, and replies so.
         3 Quiesce(patience: u64, most: u64),
-        /// Save the state to the file that comes along.
+        /// Save the state to the attached file.
         4 Save(),
-        /// Make the state again that is in the file that comes along. Whether the device memory that
-        /// it has is in the machine's account already, by who has had it.
+        /// Restore the state from the attached file. `charged` tells whether the source has already charged the state's
+        /// device memory to the machine's account.
         5 Restore(charged: bool),
-        /// Go on, or give up what rounds have left.
+        /// Resume, or discard what rounds have left.
         6 Resume(),
-        /// Serve what was restored. If contents of memory are still where it was, a socket comes along, on which
-        /// [`Fetch`](Self::Fetch) is asked for until all have come.
+        /// Serve what was restored. If contents of memory are still at the source, a socket is attached, on which the
+        /// worker sends [`Fetch`](Self::Fetch) until it has all of them.
         7 Go(),
-        /// The files of what is to be served come along.
+        /// The files of what is to be served are attached.
         8 Files(),
-        /// Write what is new since the last round to the file that comes along, and serve meanwhile. The
-        /// round's number, from 0; the first one begins anew. It is refused if that takes more than so
-        /// many milliseconds.
+        /// Write the changes since the last round to the attached file, and continue serving. `round` counts from 0,
+        /// and round 0 starts anew. The request is refused if it takes more than `patience` milliseconds.
         9 Precopy(round: u32, patience: u64),
-        /// Make what is in the file that comes along: more is to come. Whether its device memory is
-        /// charged already, as for the whole.
+        /// Restore what is in the attached file; more will follow. `charged` as for [`Restore`](Self::Restore).
         10 Prepare(charged: bool),
-        /// Save what is new since so many rounds, to the file that comes along. With `postcopy` contents of large
-        /// memory objects may be left out: they are to be fetched after [`Leave`](Self::Leave).
+        /// Save the changes since the last of `rounds` rounds to the attached file. With `postcopy`, contents of large
+        /// memory objects may be left out; they are then fetched after [`Leave`](Self::Leave).
         11 SaveRest(rounds: u32, postcopy: bool),
-        /// Leave the window alone for good: another worker serves it from now on.
+        /// Never touch the window again: another worker serves it from now on.
         12 Leave(),
-        /// Say whether the state can be saved, as far as that is known while it is served, and how many bytes of memory
-        /// objects were made since the last round, or ever if there was none.
+        /// Report whether the state can be saved, as far as that is known while serving, and how many bytes of memory
+        /// objects were created since the last round, or in total if there was none.
         13 Examine(),
-        /// Save the contents of a memory object that were left out, to the file that comes along.
+        /// Save the omitted contents of a memory object to the attached file.
         14 Fetch(what: Fetch),
     }
 }
 
 wire! { enum
-    /// What a worker answers.
+    /// A worker's reply.
     Reply {
-        /// It is done.
+        /// Done.
         1 Done(),
-        /// It cannot be done; why.
+        /// It cannot be done, and why.
         2 Refused(why: Blob),
-        /// What it serves; files come along.
+        /// What the worker serves; its files are attached.
         3 Serves(served: Served),
-        /// It has yet to be done, and has had processor time in the last second.
+        /// Not done yet, but the worker has had processor time in the last second.
         4 Works(),
-        /// It goes on: so many bytes of memory objects were made since the last round.
+        /// The worker continues: this many bytes of memory objects were created since the last round.
         5 Made(bytes: u64),
     }
 }
 
-/// Hash of the form of commands and replies.
+/// Hash of the encoding of commands and replies.
 const FINGERPRINT: u64 = with(with(named("worker control"), Command::SHAPE), Reply::SHAPE);
 
 fn invalid(text: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Sends a message, with files.
+/// Sends a message with files.
 ///
 /// # Errors
-/// The other side is gone.
+/// The other side is gone, or the message is too long.
 pub fn send<M: Wire>(
     channel: &UnixStream,
     message: &M,
@@ -141,15 +139,15 @@ pub fn send<M: Wire>(
     socket::send(channel, &bytes, files)
 }
 
-/// Receives a message, and the files that came with it. None if the other side has ended.
+/// Receives a message with its files. Returns None if the other side has ended.
 ///
 /// # Errors
-/// It is no message of this build.
+/// The bytes are not a message of this build, or the channel fails.
 pub fn receive<M: Wire>(channel: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     receive_by(channel, channel, || Ok(()))
 }
 
-/// The same, for as long as there is patience.
+/// Same as [`receive`], while the patience lasts.
 fn receive_within<M: Wire>(
     channel: &UnixStream,
     patience: &Patience,
@@ -158,7 +156,8 @@ fn receive_within<M: Wire>(
     receive_by(channel, rest, || patience.readable(channel.as_fd()))
 }
 
-/// Receives the first bytes from a channel once it is ready, and the rest from a reader of the same.
+/// Receives a message's first bytes from a channel once it is ready, and the remainder from a reader of the same
+/// channel.
 fn receive_by<M: Wire>(
     channel: &UnixStream,
     mut rest: impl Read,
@@ -197,80 +196,80 @@ fn invalid_if<T>(read: Result<T, crate::wire::Malformed>) -> io::Result<T> {
     read.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// A refusal.
+/// The reply that refuses a command.
 pub fn refused(why: &dyn std::error::Error) -> Reply {
     Reply::Refused(Blob(base::Chain(why).to_string().into_bytes()))
 }
 
-/// Why an application has not moved.
+/// Why an application was not moved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotMoved {
-    /// A worker says so.
+    /// A worker refuses.
     #[error("{0}")]
     Refused(String),
-    /// A worker has ended, or says what it should not.
+    /// A worker has ended, or sends something invalid, or does not answer.
     #[error("{who} {}", if is_end(.source) { "has ended" } else { "does not answer" })]
     Gone {
-        /// Which of the two.
+        /// Which of the two workers.
         who: &'static str,
         /// How it was noticed.
         source: io::Error,
     },
-    /// A worker that saves an application's state does not get on.
+    /// A worker that saves an application's state makes no progress.
     #[error(
         "{who} has written nothing of its state for {seconds} s: it hangs, or its device does; end the application, \
          then try again"
     )]
     Silent {
-        /// Which of the two.
+        /// Which of the two workers.
         who: &'static str,
-        /// For how long.
+        /// How long it has made no progress, in seconds.
         seconds: u64,
     },
-    /// A worker that makes an application's state does not get on.
+    /// A worker that restores an application's state makes no progress.
     #[error(
         "{who} has not used a processor for {seconds} s while it makes the application's state: its driver \
          hangs, or its device does; see the log of its pool, start that anew, then try again"
     )]
     Hangs {
-        /// Which of the two.
+        /// Which of the two workers.
         who: &'static str,
-        /// For how long.
+        /// How long it has made no progress, in seconds.
         seconds: u64,
     },
-    /// The worker that was to stop is in the middle of something long, and goes on after it.
+    /// The worker that was to stop is in a long operation, and continues after it.
     #[error("its worker is busy, and goes on by itself")]
     Busy {
-        /// How many of its answers have not come.
+        /// The number of its answers that have not come yet.
         due: u32,
-        /// Why it goes on.
+        /// Why it continues.
         #[source]
         why: Box<NotMoved>,
     },
-    /// Somebody has asked for the end.
+    /// The move was cancelled.
     #[error("it was cancelled")]
     Cancelled,
-    /// The system.
+    /// The system cannot create a file.
     #[error("cannot make a file for the application's state")]
     File(#[source] io::Error),
-    /// The system.
+    /// The system cannot create a socket.
     #[error("cannot make a socket for contents of its memory that follow")]
     Socket(#[source] io::Error),
 }
 
 impl NotMoved {
-    /// Whether it is an answer, after which the worker can be asked for something else.
+    /// Whether it is a reply, after which the worker can be sent another command.
     pub fn is_refusal(&self) -> bool {
         matches!(self, Self::Refused(_))
     }
 
-    /// Whether the worker that is called so has ended.
+    /// Whether the worker with this name has ended.
     pub fn is_end_of(&self, worker: &str) -> bool {
         matches!(self, Self::Gone { who, source } if *who == worker && is_end(source))
     }
 }
 
-/// Whether a channel fails so whose other end is closed.
+/// Whether a channel whose other end is closed fails with this error.
 fn is_end(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -278,11 +277,11 @@ fn is_end(error: &io::Error) -> bool {
     )
 }
 
-/// Does what a worker asks for on the socket that it got with [`Command::Go`], until it has all contents, or
-/// has ended: `fetch` has the worker that has left save those of a memory object to a file.
+/// Serves the requests that a worker sends on the socket that it got with [`Command::Go`], until it has all contents or
+/// has ended. `fetch` makes the source save the contents of a memory object to a file.
 ///
 /// # Errors
-/// The first reason why some have not come, or it asks for something else.
+/// The first reason why contents are missing, or the worker asks for something else.
 pub fn serve_fetches(
     destination: &UnixStream,
     mut fetch: impl FnMut(&Fetch, BorrowedFd<'_>) -> Result<(), NotMoved>,
@@ -296,7 +295,7 @@ pub fn serve_fetches(
             let fetched = fetch(&what, file.as_fd());
             let reply = fetched.as_ref().err().map(|why| refused(why));
             send(destination, &reply.unwrap_or(Reply::Done()), &[])?;
-            // One that has ended before it has heard that needs nothing.
+            // A worker that ended before it heard of the loss needs nothing.
             if lost.is_ok() {
                 lost = fetched;
             }
@@ -305,7 +304,7 @@ pub fn serve_fetches(
     })();
     match served {
         Ok(()) => lost,
-        // It has ended in the middle of a question.
+        // The worker ended in the middle of a request.
         Err(error)
             if matches!(
                 error.kind(),
@@ -321,12 +320,12 @@ pub fn serve_fetches(
     }
 }
 
-/// A pool's end of a worker's channel.
+/// The pool's end of a worker's channel.
 #[derive(Debug)]
 pub struct Peer<'a> {
     /// Its channel.
     pub channel: &'a UnixStream,
-    /// What it is called in messages.
+    /// The worker's name in error messages.
     pub who: &'static str,
 }
 
@@ -338,7 +337,7 @@ impl Peer<'_> {
         }
     }
 
-    /// Asks for something.
+    /// Sends a command.
     ///
     /// # Errors
     /// The worker is gone.
@@ -346,10 +345,10 @@ impl Peer<'_> {
         send(self.channel, command, files).map_err(|source| self.gone(source))
     }
 
-    /// Asks for something and waits for the answer.
+    /// Sends a command and waits for the answer.
     ///
     /// # Errors
-    /// It is refused, the worker is gone, or there is no more patience.
+    /// The command is refused, the worker is gone, or the patience is over.
     pub fn ask(
         &self,
         command: &Command,
@@ -363,7 +362,7 @@ impl Peer<'_> {
     /// Waits for an answer.
     ///
     /// # Errors
-    /// It is a refusal, the worker is gone, or there is no more patience.
+    /// The answer is a refusal, the worker is gone, or the patience is over.
     pub fn answer(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
         loop {
             match self.reply(patience)? {
@@ -373,8 +372,8 @@ impl Peer<'_> {
         }
     }
 
-    /// Has a worker that has left save what the one in its place asks for by this socket, as long as that asks. `came`
-    /// hears of what has come.
+    /// Makes a worker that has left save the contents that its successor asks for on this socket, as long as the
+    /// successor asks. `came` is called for contents that have come.
     ///
     /// # Errors
     /// The first reason why some contents are lost.
@@ -392,7 +391,7 @@ impl Peer<'_> {
         each: Duration,
         mut came: impl FnMut(&Fetch),
     ) -> Result<(), NotMoved> {
-        // A reply that comes too late would be taken for that to the next question.
+        // A late reply would be taken for the reply to the next request.
         let mut gone: Option<String> = None;
         serve_fetches(destination, |what, file| {
             if let Some(why) = &gone {
@@ -409,8 +408,7 @@ impl Peer<'_> {
         })
     }
 
-    /// Asks for the state of an application to be made, and waits for the answer, as
-    /// [`made`](Self::made) does.
+    /// Asks the worker to restore an application's state, and waits for the answer as [`made`](Self::made) does.
     ///
     /// # Errors
     /// As [`made`](Self::made).
@@ -424,10 +422,10 @@ impl Peer<'_> {
         self.made(patience)
     }
 
-    /// Waits until the state of an application has been made, as long as the worker is at it.
+    /// Waits until an application's state has been restored, as long as the worker makes progress.
     ///
     /// # Errors
-    /// It is refused, the worker is gone or hangs, or there is no more patience.
+    /// The restore is refused, the worker is gone or hangs, or the patience is over.
     pub fn made(&self, patience: &Patience) -> Result<(), NotMoved> {
         self.made_within(patience, SILENT)
     }
@@ -449,7 +447,7 @@ impl Peer<'_> {
         }
     }
 
-    /// Waits for a reply, which need not be an answer.
+    /// Waits for a reply, which may be [`Reply::Works`].
     fn reply(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
         let answer = receive_within(self.channel, patience).map_err(|source| {
             match patience.is_cancelled() {
@@ -465,25 +463,24 @@ impl Peer<'_> {
         }
     }
 
-    /// Has a worker go on that was asked to stop, and perhaps to save, whatever has become of that:
-    /// so many of its answers have not come yet. They are waited for, so that nobody takes them for
-    /// those to later commands.
+    /// Makes a worker resume that was asked to stop, and perhaps to save, whatever came of that. `due` of its answers
+    /// have not come yet; they are received first, so that they are not taken for answers to later commands.
     ///
     /// # Errors
-    /// It is gone, or does not answer: it would stand still for ever.
+    /// The worker is gone or does not answer: it would remain stopped for ever.
     pub fn go_on(&self, due: u32, patience: &Patience) -> Result<(), NotMoved> {
         self.send(&Command::Resume(), &[])?;
         self.drain(&mut due.saturating_add(1), patience)
     }
 
-    /// Waits for answers, whatever they are, and counts those that have not come.
+    /// Receives outstanding answers, whatever they are, and counts `due` down for each.
     ///
     /// # Errors
-    /// The worker is gone, or there is no more patience.
+    /// The worker is gone, or the patience is over.
     pub fn drain(&self, due: &mut u32, patience: &Patience) -> Result<(), NotMoved> {
         while *due > 0 {
             match self.answer(patience) {
-                // One that has not stopped, or has said why it does not, goes on anyway.
+                // A worker that has not stopped, or has said why not, continues anyway.
                 Ok(_) | Err(NotMoved::Refused(_)) => *due -= 1,
                 Err(error) => return Err(error),
             }
@@ -492,7 +489,7 @@ impl Peer<'_> {
     }
 }
 
-/// An empty file in memory, for an application's state.
+/// Creates an empty file in memory for an application's state.
 ///
 /// # Errors
 /// The system has no more descriptors or memory.
@@ -500,14 +497,13 @@ pub fn image() -> io::Result<File> {
     memfd::create(c"gantry-image")
 }
 
-/// How long a worker may take for what does not depend on the application.
+/// Timeout for work that does not depend on the application.
 pub const SOON: Duration = Duration::from_secs(30);
-/// How long for saving and restoring, all applications together: contents of memory are copied, and
-/// programs built.
+/// Timeout for saving and restoring all applications together: contents of memory are copied, and programs built.
 pub const LONG: Duration = Duration::from_secs(600);
-/// For how long a worker may show nothing of its work meanwhile: its device may have to copy or to hash first.
+/// Maximum time without a sign of progress meanwhile: the device may have to copy or to hash first.
 pub const SILENT: Duration = Duration::from_secs(120);
-/// What is added to the time that the device has to come to an end.
+/// Added to the device's drain time.
 pub const AFTER_DRAIN: Duration = Duration::from_secs(5);
 
 #[cfg(test)]

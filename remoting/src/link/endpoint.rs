@@ -1,4 +1,4 @@
-//! Messages over a ring: fragments of long ones, and the time that is polled before sleeping.
+//! Messages over a ring: fragmentation of long messages, and polling before sleeping.
 
 use alloc::vec::Vec;
 use core::time::Duration;
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::wire::frame::{Flags, HEADER, Header, LARGEST};
 
-/// Why no message can be exchanged any more.
+/// Why no further message can be exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Gone {
     /// The peer has ended.
@@ -20,7 +20,7 @@ pub enum Gone {
     /// The peer has broken the ring's rules.
     #[error(transparent)]
     Broken(#[from] Broken),
-    /// The peer announced a longer frame or message than there may be.
+    /// The peer announced a frame or message above the maximum length.
     #[error("the peer announced a message of {0} bytes, longer than there may be")]
     Length(usize),
 }
@@ -35,22 +35,22 @@ pub struct Sender<R, L> {
 }
 
 impl<R: Lines, L: Bell> Sender<R, L> {
-    /// Sends over `ring`, and polls for room for so long.
+    /// Sends over `ring`, polling for room for `spin` before sleeping.
     pub fn new(ring: Producer<R, L>, spin: Duration) -> Self {
         Self {
-            // The peer can read one while the next is written.
+            // The peer can read one fragment while the next is written.
             fragment: ring.longest() / 2,
             ring,
             spin,
         }
     }
 
-    /// Lines ever written: where another process may [go on](Self::go_on).
+    /// Total lines written: where another process may [resume](Self::go_on).
     pub fn written(&self) -> u64 {
         self.ring.written()
     }
 
-    /// Goes on where another process has stopped.
+    /// Resumes where another process stopped.
     ///
     /// # Errors
     /// The ring cannot be used.
@@ -58,14 +58,14 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         Ok(self.ring.go_on(written)?)
     }
 
-    /// Says that this side stays awake until it has the answer that the peer waits for, or no
-    /// longer: the peer may poll for it meanwhile, for at most [`STAY`].
+    /// Announces whether this side stays awake until it has the answer that the peer waits for.
+    /// Meanwhile the peer may poll for the answer, for at most [`STAY`].
     pub fn attend(&self, attends: bool) {
         self.ring.attend(attends);
     }
 
-    /// Sends a message, waiting for room while `alive`. If the ring has room: no system call
-    /// unless the peer sleeps.
+    /// Sends a message, waiting for room while `alive` returns true. If the ring has room, this
+    /// makes a system call only if the peer sleeps.
     pub fn send(
         &mut self,
         header: Header,
@@ -80,8 +80,8 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         Ok(())
     }
 
-    /// Writes a message for which a sleeping peer is woken only with the next one that is sent: one
-    /// on which nothing depends before that.
+    /// Writes a message without waking a sleeping peer, which is woken by the next message that is
+    /// sent. Nothing may depend on the message before that.
     pub fn write(
         &mut self,
         header: Header,
@@ -94,7 +94,8 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         self.put(header, body, alive)
     }
 
-    /// Sends as much of a message as there is room for; `rest` is what is left. Whether nothing is.
+    /// Sends as much of a message as there is room for, and leaves the remainder in `rest`. Returns
+    /// whether nothing is left.
     pub fn offer(&mut self, header: Header, rest: &mut &[u8]) -> Result<bool, Gone> {
         if rest.len() > LARGEST {
             return Err(Gone::Length(rest.len()));
@@ -115,7 +116,7 @@ impl<R: Lines, L: Bell> Sender<R, L> {
             if rest.len() < before {
                 spin.reset();
             }
-            // Who sleeps makes no room.
+            // A sleeping peer makes no room.
             self.ring.announce();
             if !alive() {
                 return Err(Gone::Peer);
@@ -127,7 +128,8 @@ impl<R: Lines, L: Bell> Sender<R, L> {
         }
     }
 
-    /// Writes fragments while there is room; `rest` is what is left. Whether all are written.
+    /// Writes fragments while there is room, and leaves the remainder in `rest`. Returns whether
+    /// all are written.
     #[inline]
     fn fill(&mut self, header: Header, rest: &mut &[u8]) -> Result<bool, Gone> {
         loop {
@@ -169,20 +171,20 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
         }
     }
 
-    /// Lines ever read, and what has been read of a message whose end has not come: where another
-    /// process may [go on](Self::go_on).
+    /// Total lines read, and the part read so far of an incomplete message: where another process
+    /// may [resume](Self::go_on).
     pub fn read(&self) -> (u64, &[u8]) {
         (self.ring.read(), &self.partial)
     }
 
-    /// Goes on where another process has stopped.
+    /// Resumes where another process stopped.
     pub fn go_on(&mut self, read: u64, partial: Vec<u8>) {
         self.ring.go_on(read);
         self.partial = partial;
     }
 
-    /// The next message if it is there; its body replaces what `body` held. No system call unless
-    /// the peer waits for room.
+    /// Returns the next message if it is available; its body replaces the contents of `body`. Makes
+    /// a system call only if the peer waits for room.
     pub fn poll(&mut self, body: &mut Vec<u8>) -> Result<Option<Header>, Gone> {
         loop {
             if !self.ring.is_ready() {
@@ -190,7 +192,7 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
             }
             let mut bytes = [0; HEADER];
             self.ring.peek(&mut bytes);
-            // From here on the header is private: the peer cannot change it after the check.
+            // From here on, the header is private: the peer cannot change it after the check.
             let header = Header::from_bytes(&bytes);
             let length = header.length as usize;
             let so_far = self.partial.len();
@@ -198,7 +200,7 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
                 return Err(Gone::Length(length));
             }
             if header.flags.has(Flags::MORE) {
-                // Every fragment brings the message nearer to its end.
+                // Every fragment must make progress.
                 if length == 0 {
                     return Err(Gone::Length(length));
                 }
@@ -214,21 +216,21 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
         }
     }
 
-    /// Has the processor fetch the next message while this one is carried out.
+    /// Makes the processor prefetch the next message while the current one is executed.
     #[inline]
     pub fn fetch_next(&self) {
         self.ring.fetch_next();
     }
 
-    /// Sleeps until a message may be there or `awake` says that there is something else to do;
-    /// at most for the bell's patience.
+    /// Sleeps until a message may be available or `awake` reports other work, at most for the
+    /// bell's patience.
     pub fn sleep(&self, awake: impl Fn() -> bool) {
         self.ring.sleep(Duration::ZERO, awake);
     }
 
-    /// Waits for a moment: polls while `spin`'s time is not over (another, if the peer attends),
-    /// and sleeps then. Who is woken before there is a message is to be awake when it comes: `spin`
-    /// begins anew.
+    /// Waits for a moment: polls until `spin`'s time is over (a different time if the peer
+    /// attends), then sleeps. A sleeper that is rung for before there is a message should be awake
+    /// when the message comes, so `spin` is reset.
     pub fn wait(&self, spin: &mut Spin, awake: impl Fn() -> bool) {
         let polls = spin.again_beside(|| self.ring.is_attended());
         if !polls && self.ring.sleep(spin.waited(), awake) {
@@ -238,26 +240,27 @@ impl<R: Lines, L: Bell> Receiver<R, L> {
 }
 
 impl<R: Lines, L: Bell> Receiver<R, L> {
-    /// Goes away until the peer rings, whatever it sends. Whether nothing is left to read.
+    /// Stops receiving until the peer rings, whatever it sends. Returns whether nothing is left to
+    /// read.
     pub fn leave(&self) -> bool {
         self.ring.leave()
     }
 
-    /// Sleeps although there may be messages, which cannot be served yet, until `awake` says that
-    /// there is something else to do; at most for the bell's patience.
+    /// Sleeps even if there are messages, which cannot be served yet, until `awake` reports other
+    /// work; at most for the bell's patience.
     pub fn rest(&self, awake: impl Fn() -> bool) {
         self.ring.rest(awake);
     }
 }
 
-/// For so long polling is without the processor's pause, which takes up to 140 cycles (Intel's
-/// optimization manual, on Skylake and later): most answers come in this time.
+/// How long to poll without the processor's pause instruction, which takes up to 140 cycles
+/// (Intel's optimization manual, on Skylake and later). Most answers come within this time.
 const EAGER: Duration = Duration::from_micros(20);
 
-/// For so long a worker stays awake in its driver's waits, and the client beside it.
+/// How long a worker stays awake while its driver waits, and its client with it.
 pub const STAY: Duration = Duration::from_millis(30);
 
-/// Polls for a bounded time.
+/// Bounds a time of polling.
 #[derive(Debug)]
 pub struct Spin {
     bound: Duration,
@@ -270,7 +273,7 @@ pub struct Spin {
 }
 
 impl Spin {
-    /// Polls for `bound`.
+    /// Polls for at most `bound`.
     pub fn new(bound: Duration) -> Self {
         Self {
             bound,
@@ -282,13 +285,14 @@ impl Spin {
         }
     }
 
-    /// For as long as this, if it is longer, while the peer stays awake for the answer.
+    /// Extends the bound to `attended`, if that is longer, while the peer stays awake for the
+    /// answer.
     #[must_use]
     pub fn or_attended(self, attended: Duration) -> Self {
         Self { attended, ..self }
     }
 
-    /// Starts again.
+    /// Restarts the time.
     pub fn reset(&mut self) {
         *self = Self::new(self.bound).or_attended(self.attended);
     }
@@ -298,18 +302,18 @@ impl Spin {
         self.since.get_or_insert_with(Instant::now).elapsed()
     }
 
-    /// Without an operating system there is nothing else to do than to poll.
+    /// Without an operating system, polling is the only choice.
     #[cfg(not(feature = "std"))]
     fn waited(&mut self) -> Duration {
         Duration::ZERO
     }
 
-    /// Spends a moment; whether the time is not over. The clock is read every 32 rounds.
+    /// Spends a moment, and returns whether time is left. Reads the clock every 32 rounds.
     pub fn again(&mut self) -> bool {
         self.again_beside(|| false)
     }
 
-    /// The same, beside a peer that may be attending.
+    /// Same as [`again`](Self::again), for a peer that may be attending.
     fn again_beside(&mut self, is_attended: impl Fn() -> bool) -> bool {
         self.rounds = self.rounds.wrapping_add(1);
         if self.calm {

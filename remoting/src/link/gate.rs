@@ -1,9 +1,9 @@
-//! The rings without a second CPU: the application's own one carries its calls out.
+//! Rings without a second CPU: the application's own CPU executes its calls.
 //!
-//! An exitless gate between two virtual machines (`vmfunc-gate`) lets a client's vCPU step into a
-//! server's process, execute a handler there, and step back: a delegation. The rings and the data
-//! are in memory that both share. What is different is the bell: ringing for the worker is a
-//! delegation that serves what the ring holds, and waiting for it is one after the other.
+//! An exitless gate between two virtual machines (`vmfunc-gate`) lets a client's vCPU step into a server's process,
+//! execute a handler there, and step back: a delegation. The rings and the data are in memory that both sides share.
+//! Only the bell differs: ringing for the worker is a delegation that serves the contents of the ring, and waiting for
+//! the worker is one delegation after another.
 //!
 //! ```text
 //!   application        [ ring of calls ]        worker, which stands still otherwise
@@ -12,9 +12,9 @@
 //!                      [ ring of answers ]
 //! ```
 //!
-//! The worker says with each return that it sleeps ([`Consumer::leave`](super::ring::Consumer)),
-//! so that the next published message rings. A delegation's work is bounded by what the ring has
-//! room for; if there is more, the worker says so and the application delegates again.
+//! With each return the worker says that it sleeps ([`Consumer::leave`](super::ring::Consumer)), so the next published
+//! message rings. The ring's capacity bounds the work of one delegation; if there is more to do, the worker says so and
+//! the application delegates again.
 
 use std::{
     fmt,
@@ -36,54 +36,54 @@ use crate::wire::{
     hello::{Hello, Refused},
 };
 
-/// Index of the handler that answers the application's hello, which is in the window; no
-/// arguments. Returns [`EMPTY`] if the worker's hello is there, too.
+/// Index of the handler that answers the application's hello, which is in the window; it takes no arguments. Returns
+/// [`EMPTY`] if the worker has put its hello in the window.
 pub const HANDSHAKE: usize = 0;
-/// Index of the handler that serves what the ring of calls holds; no arguments.
+/// Index of the handler that serves the contents of the ring of calls; it takes no arguments.
 pub const DRAIN: usize = 1;
 
-/// A handler's result: it has done all.
+/// A handler's result: everything is done.
 pub const EMPTY: u64 = 0;
 /// A handler's result: there is more to do.
 pub const MORE: u64 = 1;
-/// A handler's result: the worker serves no more, and has said why in its log.
+/// A handler's result: the worker serves no more, and has logged why.
 pub const ENDED: u64 = 2;
 
-/// Bytes of each ring in so much shared memory: as in other windows where there is room, so that an
-/// application can go from one to the other.
+/// Size in bytes of each ring in shared memory of this size. Where there is room, it is the size used in other windows,
+/// so that an application can move from one to the other.
 #[must_use]
 pub fn ring(shared: u64) -> u64 {
     if shared < SMALLEST { 64 << 10 } else { RING }
 }
 
-/// How long an application that waits delegates without a pause.
+/// How long a waiting application delegates without a pause.
 const SPIN: Duration = Duration::from_micros(200);
 
 /// Executes handlers of one server on the calling thread's CPU.
 pub trait Delegate: fmt::Debug + Send {
-    /// Executes the handler of this index with two arguments; its result.
+    /// Executes the handler with this index and two arguments, and returns its result.
     fn delegate(&self, handler: usize, first: u64, second: u64) -> Result<u64, Failed>;
-    /// The memory that both sides see, page-aligned, for as long as this value.
+    /// The memory shared by both sides, page-aligned, valid as long as this value.
     fn shared(&self) -> NonNull<[u8]>;
-    /// A file that has this memory, and where in it it begins: for a further mapping, at whose
-    /// addresses other memory can be put. None if there is none.
+    /// A file with this memory, and the memory's offset in it. The caller creates a further mapping of it, at whose
+    /// addresses other memory can be put. None if there is no such file.
     fn memory(&self) -> Option<(OwnedFd, u64)> {
         None
     }
 }
 
-/// Why a handler was not executed, or not to its end.
+/// Why a handler was not executed, or not completed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failed {
-    /// Another thread is in the server, or the server is at work by itself.
+    /// Another thread is in the server, or the server itself is running.
     #[error("the server is busy")]
     Busy,
-    /// It never will be.
+    /// The server has ended for good.
     #[error("{0}")]
     Ended(String),
 }
 
-/// Why there is no worker behind a gate.
+/// Why no worker serves behind a gate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The first handler failed.
@@ -92,7 +92,7 @@ pub enum Error {
     /// The worker ended instead of answering.
     #[error("the gate's server refused this application: its log says why")]
     Ended,
-    /// Its versions differ.
+    /// The worker and this side speak different versions or APIs.
     #[error(transparent)]
     Refused(#[from] Refused),
     /// The shared memory is too small.
@@ -100,10 +100,10 @@ pub enum Error {
     Impossible(#[from] Impossible),
 }
 
-/// An application's way through a gate. One thread at a time takes it.
+/// An application's connection through a gate. One thread at a time uses it.
 pub struct Gate {
     way: Mutex<Box<dyn Delegate>>,
-    /// Why nobody is at the other end any more.
+    /// Why the worker can no longer be reached.
     ended: OnceLock<String>,
     patience: Duration,
 }
@@ -116,9 +116,8 @@ impl fmt::Debug for Gate {
 }
 
 impl Gate {
-    /// Performs the handshake with the worker behind a gate; returns the window in the memory that is
-    /// shared with it.
-    /// `patience` is the longest that somebody waits at a time.
+    /// Performs the handshake with the worker behind a gate. Returns the window in the memory that is shared with it.
+    /// `patience` is the maximum time of a single wait.
     pub fn open<A: Api>(
         way: Box<dyn Delegate>,
         patience: Duration,
@@ -130,7 +129,7 @@ impl Gate {
             own.and_then(|(file, at)| Window::map_at_offset(&file, at, size, ring(size)).ok());
         let window = match own {
             Some(window) => window,
-            // SAFETY: the trait's promise. The window lives as long as its users, who have the gate.
+            // SAFETY: the trait's promise. The window lives as long as its users, which hold the gate.
             None => unsafe { Window::over(shared.as_ptr().cast(), size, ring(size), false) }?,
         };
         let gate = Arc::new(Self {
@@ -140,7 +139,7 @@ impl Gate {
         });
         window.write_client_hello(&Hello::client::<A>().to_bytes());
         match gate.delegate(HANDSHAKE)? {
-            // Also a worker of another version has left its hello.
+            // A worker of another version has left its hello too.
             EMPTY => Hello::check_for::<A>(&window.answer())?,
             _ => return Err(Error::Ended),
         };
@@ -152,7 +151,7 @@ impl Gate {
         self.way.lock_unpoisoned().memory()
     }
 
-    /// One delegation; waits while the server is busy.
+    /// Performs one delegation; waits while the server is busy.
     fn delegate(&self, handler: usize) -> Result<u64, Failed> {
         let since = Instant::now();
         loop {
@@ -166,7 +165,7 @@ impl Gate {
         }
     }
 
-    /// Has the worker serve all that the ring of calls holds.
+    /// Has the worker serve the whole contents of the ring of calls.
     pub fn drain(&self) {
         while self.ended.get().is_none() {
             match self.delegate(DRAIN) {
@@ -179,17 +178,16 @@ impl Gate {
     }
 
     fn end(&self, why: String) {
-        // Who comes second has the same to say.
+        // A second caller has the same reason.
         let _ = self.ended.set(why);
     }
 
-    /// Why the worker can no longer be reached, if that is so.
+    /// Why the worker can no longer be reached, if it has ended.
     pub fn ended(&self) -> Option<&str> {
         self.ended.get().map(String::as_str)
     }
 
-    /// Delegates until `done`, at most for the gate's patience: again and again at first, then
-    /// with naps between.
+    /// Delegates until `done`, at most for the gate's patience: without pauses at first, then with naps in between.
     pub fn wait(&self, done: impl Fn() -> bool) {
         let since = Instant::now();
         loop {

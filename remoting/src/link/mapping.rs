@@ -11,10 +11,10 @@ use base::{Access, Mapping, memfd};
 
 use super::window::{Impossible, Window};
 
-/// Why there is no window.
+/// Why a window cannot be created or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Sizes that make no window.
+    /// The sizes are impossible.
     #[error(transparent)]
     Impossible(#[from] Impossible),
     /// The file is smaller than its owner says.
@@ -28,11 +28,11 @@ pub enum Error {
     /// The system refused.
     #[error("cannot {what} a window of {size} bytes")]
     System {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
         /// Size in bytes.
         size: u64,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The window had lost its memory when the system refused to give it another one.
@@ -40,8 +40,7 @@ pub enum Error {
     Lost(#[source] io::Error),
 }
 
-/// Creates the file behind a window. Its size cannot be changed any more, so that no peer can
-/// make an access fault by shortening it.
+/// Creates the file behind a window. Its size is sealed, so that no peer can cause a fault by shortening it.
 pub fn create(size: u64) -> Result<OwnedFd, Error> {
     let failed = |source| Error::System {
         what: "create",
@@ -53,7 +52,7 @@ pub fn create(size: u64) -> Result<OwnedFd, Error> {
         .into())
 }
 
-/// Maps a stretch of a file for reading and writing.
+/// Maps a range of a file for reading and writing.
 pub(super) fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, Error> {
     let failed = |what, source| Error::System { what, size, source };
     let file_of = file
@@ -61,7 +60,7 @@ pub(super) fn map(file: &OwnedFd, offset: u64, size: u64) -> Result<Mapping, Err
         .and_then(|file| File::from(file).metadata())
         .map_err(|source| failed("look at", source))?;
     let (actual, claimed) = (file_of.len(), offset.saturating_add(size));
-    // A device has no length that the system tells.
+    // The system reports no length for a device.
     if actual < claimed && !file_of.file_type().is_char_device() {
         return Err(Error::Truncated { actual, claimed });
     }
@@ -75,8 +74,8 @@ impl Window {
         Self::new(file, 0, size, ring, false)
     }
 
-    /// The same at an address that this process has kept for it: whatever is mapped there is
-    /// replaced.
+    /// Same as [`map`](Self::map), at an address that this process has reserved for it: replaces whatever is mapped
+    /// there.
     ///
     /// # Safety
     /// Nobody relies on what is mapped there.
@@ -99,8 +98,8 @@ impl Window {
         Ok(Self::mapped(mapping, ring, false))
     }
 
-    /// Moves a window that has no other owner to an address at which nothing is mapped; where
-    /// something is, it stays.
+    /// Moves a window that has no other owner to an address where nothing is mapped. If something is mapped there, the
+    /// window stays where it is.
     pub fn moved(mut window: Arc<Self>, at: u64) -> Arc<Self> {
         let Some(own) = Arc::get_mut(&mut window) else {
             return window;
@@ -123,7 +122,7 @@ impl Window {
         if kept as u64 == at
             && let Some(mapping) = &mut own.mapping
         {
-            // SAFETY: the place was kept just now.
+            // SAFETY: the range was reserved just now.
             if unsafe { mapping.move_to(at as usize) }.is_ok() {
                 own.base = mapping.start();
             }
@@ -131,9 +130,8 @@ impl Window {
         window
     }
 
-    /// Maps a slice of an accelerator port's window, from `offset` on. The guest's kernel maps it
-    /// write-combining, which some processors take at its word: everything that the rings'
-    /// rules order is ordered by fences.
+    /// Maps a slice of an accelerator port's window, starting at `offset`. The guest's kernel maps it write-combining,
+    /// and some processors do reorder such writes: fences enforce every ordering that the rings rely on.
     pub fn map_slice(
         file: &OwnedFd,
         offset: u64,
@@ -143,7 +141,7 @@ impl Window {
         Self::new(file, offset, size, ring, true)
     }
 
-    /// Maps a window that begins at `offset` of a file, or of a device that has memory.
+    /// Maps a window that begins at `offset` of a file, or of a device with memory.
     pub fn map_at_offset(
         file: &OwnedFd,
         offset: u64,
@@ -164,13 +162,13 @@ impl Window {
         Ok(Self::mapped(map(file, offset, size)?, ring, weak))
     }
 
-    /// Maps the pages of a stretch of the data at once, where the kernel can: a sixth of the time
-    /// that faults take, one page after the other.
+    /// Maps the pages of a range of the data at once, where the kernel can. This takes a sixth of the time of faulting
+    /// them in one by one.
     pub fn populate(&self, offset: u64, length: u64) {
         if let Some(start) = self.at(offset, length) {
             let inside = start as usize % 4096;
-            // SAFETY: the pages are within the mapping (whose start is a page's), and populating
-            // them changes nothing that can be seen.
+            // SAFETY: the pages are within the mapping (which starts at a page boundary), and populating them has no
+            // visible effect on their contents.
             unsafe {
                 libc::madvise(
                     start.wrapping_sub(inside).cast(),
@@ -181,13 +179,13 @@ impl Window {
         }
     }
 
-    /// Puts a stretch of another file, from `offset` on, in this window's place: its addresses stay.
-    /// Whoever looks there meanwhile sees either; rings are to be taken anew afterwards. `weak` as for
-    /// a port's window ([`map_slice`](Self::map_slice)).
+    /// Replaces this window's memory by a range of another file, starting at `offset`; the window's addresses stay.
+    /// Concurrent accesses see either memory; rings must be taken anew afterwards. `weak` as for a port's window
+    /// ([`map_slice`](Self::map_slice)).
     ///
     /// # Errors
-    /// The file is too short, or the kernel's; or this is memory that is not this window's own mapping.
-    /// After [`Error::Lost`] zeroes of this process are in the window's place; else it stays as it was.
+    /// The file is too short, the kernel refuses, or the memory is not this window's own mapping. After
+    /// [`Error::Lost`], private zeroes are in the window's place; after any other error it is unchanged.
     pub fn replace(&self, file: &OwnedFd, offset: u64, weak: bool) -> Result<(), Error> {
         let failed = |source| Error::System {
             what: "replace",
@@ -198,7 +196,7 @@ impl Window {
         let own = own.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
         let other = map(file, offset, self.size)?;
         if let Err(error) = own.replace_by(other) {
-            // The kernel may have unmapped what was here: others may get no such addresses.
+            // The kernel may have unmapped the old memory: nothing else may be mapped at these addresses.
             own.detach();
             return Err(Error::Lost(error));
         }
@@ -206,8 +204,8 @@ impl Window {
         Ok(())
     }
 
-    /// Puts private memory in the window's place, for who may still look there after the device
-    /// behind it has gone. Memory that is not this window's own mapping stays.
+    /// Replaces the window's memory by private memory, for threads that may still access it after the device behind it
+    /// has gone. Does nothing if the memory is not this window's own mapping.
     pub fn retire(&self) {
         if let Some(mapping) = &self.mapping {
             mapping.detach();

@@ -1,7 +1,7 @@
-//! A gate without a gate: each delegation is a message to the server's process, and its answer.
+//! A gate without a gate: each delegation is a message to the server's process, and a reply.
 //!
-//! For machines that have no exitless gate, to see that a program and a driver work over one. A
-//! delegation costs two messages and two wake-ups.
+//! For machines without an exitless gate, to test a program and a driver over one. A delegation
+//! costs two messages and two wake-ups.
 
 use std::{
     io::{self, Read, Write},
@@ -20,13 +20,13 @@ use super::{
     mapping, socket, window,
 };
 
-/// Bytes of the shared memory: as much as a real gate has at most, but for a page.
+/// Size of the shared memory in bytes: the maximum of a real gate, minus a page.
 const SHARED: u64 = (16 << 20) - 4096;
 
-/// What is asked for: a handler and its arguments.
+/// Size of a request in bytes: a handler and its arguments.
 const REQUEST: usize = 24;
 
-/// The client's side.
+/// The client's end.
 #[derive(Debug)]
 pub struct Messages {
     stream: UnixStream,
@@ -76,8 +76,8 @@ impl Delegate for Messages {
     }
 }
 
-/// The server's side: shares memory, then calls `handler` with an index and the memory for each
-/// message until the client ends.
+/// The server's end: shares memory, then for each message calls `handler` with an index and the
+/// memory, until the client ends.
 pub fn serve(
     stream: &UnixStream,
     mut handler: impl FnMut(usize, NonNull<[u8]>) -> u64,

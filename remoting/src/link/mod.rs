@@ -1,4 +1,4 @@
-//! How messages get from one side to the other.
+//! Transport: how messages get from one side to the other.
 //!
 //! ```text
 //!   driver in the guest                         worker on the host
@@ -7,7 +7,7 @@
 //!          \____________ data in the window ____________/
 //! ```
 //!
-//! To another machine the same messages go through a socket ([`stream`]), between two such windows.
+//! To another machine, the same messages go through a socket ([`stream`]) between two such windows.
 
 #[cfg(feature = "std")]
 pub mod alarm;

@@ -1,14 +1,13 @@
 //! How a running application is told to be served elsewhere from now on.
 //!
-//! Whoever serves an application (a pool, or the agent of a guest) sends one byte and one end of a
-//! pair of sockets over the connection beside the rings, where the application's driver waits anyway:
-//! an application that nobody moves does nothing for it. On the pair goes a line, `move`, the
-//! milliseconds that it may take until nothing is under way, those until the worker there answers, and the
-//! address, as `GANTRY_OPENCL` has it;
-//! and back one line: `moved`, or `stays` and why. A line `stay` takes an order back: the application stays if it has
-//! not gone yet, and answers in any case. The pair stays, for who has given the order to give
-//! further ones wherever the application is by then, until somebody else gives one. Who sends an
-//! application elsewhere as it says hello gives it such a pair at once. Neither side trusts the other's.
+//! The server (a pool, or the agent of a guest) sends one byte and one end of a socket pair over the connection beside
+//! the rings, where the application's driver listens anyway; an application that is never moved does nothing for this.
+//! The server then sends a line on the pair: `move`, the maximum milliseconds until no work is outstanding, the maximum
+//! milliseconds until the new worker answers, and the address in the format of `GANTRY_OPENCL`. The application replies
+//! with one line: `moved`, or `stays` and the reason. A line `stay` cancels an order: the application stays if it has
+//! not moved yet, and replies in any case. The pair stays open, so that the server can send further orders wherever the
+//! application is by then, until another server sends one. A server that redirects an application during the handshake
+//! gives it such a pair at once. Neither side trusts the other's end.
 
 use std::{
     io::{self, Read, Write},
@@ -26,16 +25,16 @@ use super::{
 };
 use crate::wire::hello::Hello;
 
-/// The byte that comes with the pair's end. Others say that there is something to read.
+/// The byte that comes with the pair's end. Other bytes say that there is something to read.
 pub const ORDER: u8 = 1;
-/// In the place of an address: the application keeps its state in its own memory, and its calls wait until
-/// another order says where it is to go on.
+/// Takes the place of an address: the application keeps its state in its own memory, and its calls wait until another
+/// order says where to continue.
 pub const PARKED: &str = "parked";
-/// The line that takes an order back.
+/// The line that cancels an order.
 const TAKEN_BACK: [u8; 5] = *b"stay\n";
-/// The longest line, in bytes.
+/// Maximum size of a line in bytes.
 const LONGEST: usize = 4096;
-/// How long the other side may take to say what it wants.
+/// Timeout for the other side to send a line.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Where an application is to be served from now on.
@@ -43,24 +42,24 @@ const SOON: Duration = Duration::from_secs(5);
 pub struct Order {
     /// The address.
     pub to: String,
-    /// How long what is under way may take to end.
+    /// Maximum time for outstanding work to finish.
     pub patience: Duration,
-    /// How long the worker there may take to answer. The application goes on meanwhile.
+    /// Maximum time for the new worker to answer. The application continues meanwhile.
     pub opening: Duration,
 }
 
-/// Closes what applications have sent, and the pairs.
+/// Closes the pairs, and the files that applications have sent.
 static CLOSER: LazyLock<Closer> = LazyLock::new(Closer::default);
 
-/// Leads to an application, wherever it is served.
+/// The server's end of a pair, which reaches an application wherever it is served.
 #[derive(Debug)]
 pub struct Lead {
     stream: Connection,
-    /// What has come and was not taken yet.
+    /// Bytes that have arrived and were not consumed yet.
     come: Vec<u8>,
 }
 
-/// A line of the other side, without its end. What follows it stays where it is.
+/// Reads one line from the other side, without its end. What follows stays in the socket.
 fn line(mut stream: &UnixStream, patience: Duration) -> io::Result<String> {
     let until = Instant::now() + patience;
     let mut line = Vec::new();
@@ -84,10 +83,10 @@ fn line(mut stream: &UnixStream, patience: Duration) -> io::Result<String> {
 }
 
 impl Order {
-    /// Gives an order over the connection to an application.
+    /// Sends an order over the connection to an application.
     ///
     /// # Errors
-    /// The application is gone, or hears nothing.
+    /// The application is gone, or does not listen.
     pub fn give(&self, connection: &UnixStream) -> io::Result<Lead> {
         let (lead, theirs) = Lead::pair()?;
         lead.give(self)?;
@@ -98,7 +97,7 @@ impl Order {
     /// Reads an order.
     ///
     /// # Errors
-    /// It is none.
+    /// The line is not an order, or does not come in time.
     pub fn take(stream: &UnixStream) -> io::Result<Self> {
         let line = line(stream, SOON)?;
         let words: Vec<_> = line.splitn(4, ' ').collect();
@@ -119,29 +118,29 @@ impl Order {
     }
 }
 
-/// Whether an order that has come by this end of a pair is taken back: heard once. One that has been carried out by
-/// then is not.
+/// Whether the order that came through this end of a pair is cancelled; true only once per cancellation. An order that
+/// has been carried out by then is not cancelled.
 pub fn is_taken_back(mut stream: &UnixStream) -> bool {
     let taken_back = socket::peek(stream) == Some(TAKEN_BACK);
-    // It has come.
+    // It has arrived: this does not block.
     taken_back && stream.read_exact(&mut [0; TAKEN_BACK.len()]).is_ok()
 }
 
-/// Whether an order may come by this end of a pair, which has come over the connection: only from the
-/// process that listens for connections, a pool or an agent, which has made the pair then, too. A worker
-/// has the connection as well, is confined, and may not send its application anywhere.
+/// Whether orders are accepted through this end of a pair, which came over the connection. They are accepted only from
+/// the process that listens for connections, a pool or an agent, which must also have created the pair. A worker has
+/// the connection as well, but it is confined and must not send its application anywhere.
 pub fn may_come(pair: impl AsFd, connection: impl AsFd) -> bool {
     let both = (socket::process(pair), socket::process(connection));
     matches!(both, (Ok(pair), Ok(connection)) if pair == connection)
 }
 
-/// The longest address.
+/// Maximum size of an address in bytes.
 const ADDRESS: usize = LONGEST / 2;
 
-/// Tells an application that has just said hello where it is served. What leads to it then.
+/// Tells an application that has just sent its hello where it is served. Returns the lead to it.
 ///
 /// # Errors
-/// It is gone, or the address is too long.
+/// The application is gone, or the address is too long.
 pub fn redirect(stream: &UnixStream, hello: Hello, to: &str) -> io::Result<Lead> {
     let length = u16::try_from(to.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let (lead, theirs) = Lead::pair()?;
@@ -152,11 +151,10 @@ pub fn redirect(stream: &UnixStream, hello: Hello, to: &str) -> io::Result<Lead>
     Ok(lead)
 }
 
-/// Reads the address that follows a hello of this form, which came with these files: one is the pair's
-/// end.
+/// Reads the address that follows a hello of this form, which came with these files. The first file is the pair's end.
 ///
 /// # Errors
-/// It is none, or who has sent it may not.
+/// There is no valid address, or its sender may not redirect the application.
 pub fn redirected(
     mut stream: &UnixStream,
     files: Vec<OwnedFd>,
@@ -178,12 +176,12 @@ pub fn redirected(
     Ok((to, orders))
 }
 
-/// Answers an order. Who has given it and is gone has nothing to be told.
+/// Replies to an order. If its sender is gone, nobody needs the reply.
 pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
     let _ = match outcome {
         Ok(()) => writeln!(&*stream, "moved"),
         Err(why) => {
-            // A worker has perhaps said it, and the line is one that the other side takes.
+            // The text may come from a worker; the line must be one that the other side accepts.
             let end = why.floor_char_boundary(LONGEST / 2);
             writeln!(&*stream, "stays {}", why[..end].replace('\n', " "))
         }
@@ -191,7 +189,7 @@ pub fn answer(stream: &UnixStream, outcome: &Result<(), String>) {
 }
 
 impl Lead {
-    /// A pair, and the application's end of it.
+    /// Creates a pair, and returns both ends.
     fn pair() -> io::Result<(Self, UnixStream)> {
         let (ours, theirs) = UnixStream::pair()?;
         socket::refuse_files(&ours);
@@ -202,18 +200,18 @@ impl Lead {
         Ok((lead, theirs))
     }
 
-    /// Has nothing of this wait, but [`answer`](Self::answer).
+    /// Makes all methods non-blocking except [`answer`](Self::answer).
     ///
     /// # Errors
-    /// The system's.
+    /// The system refuses.
     pub fn be_nonblocking(&self) -> io::Result<()> {
         self.stream.set_nonblocking(true)
     }
 
-    /// Gives an order.
+    /// Sends an order.
     ///
     /// # Errors
-    /// The application is gone, or somebody else leads it, or the address is none.
+    /// The application is gone, another server leads it, or the address is invalid.
     pub fn give(&self, order: &Order) -> io::Result<()> {
         if order.to.contains('\n') || order.to.len() > ADDRESS {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -223,19 +221,19 @@ impl Lead {
         socket::send(&self.stream, line.as_bytes(), &[])
     }
 
-    /// Takes the order back that was given last. It is answered all the same.
+    /// Cancels the last order. The application replies all the same.
     ///
     /// # Errors
-    /// The application is gone, or somebody else leads it.
+    /// The application is gone, or another server leads it.
     pub fn take_back(&self) -> io::Result<()> {
         socket::send(&self.stream, &TAKEN_BACK, &[])
     }
 
-    /// The next answer to an order if one has come. Waits for none where the lead is
-    /// [non-blocking](Self::be_nonblocking). What is no answer is passed over.
+    /// Returns the next reply to an order if one has arrived. Does not wait if the lead is
+    /// [non-blocking](Self::be_nonblocking). Skips lines that are not replies.
     ///
     /// # Errors
-    /// The application has ended, or follows somebody else.
+    /// The application has ended, or follows another server.
     pub fn heard(&mut self) -> io::Result<Option<Result<(), String>>> {
         let mut bytes = [0; LONGEST];
         let mut read = false;
@@ -246,7 +244,7 @@ impl Lead {
                     return Ok(Some(answer));
                 }
             }
-            // Who writes without an end is heard a piece at a time.
+            // A peer that never ends its line is read one piece at a time.
             if std::mem::replace(&mut read, true) {
                 return Ok(None);
             }
@@ -264,16 +262,16 @@ impl Lead {
         }
     }
 
-    /// Waits for the answer, at most for so long: why the application has not moved, if it has not.
+    /// Waits for the reply, at most for `patience`. The inner error is the reason why the application has not moved.
     ///
     /// # Errors
-    /// It says nothing that is an answer. It has ended, or takes longer.
+    /// The application sends something else, has ended, or takes longer.
     pub fn answer(&self, patience: Duration) -> io::Result<Result<(), String>> {
         outcome(&line(&self.stream, patience)?)
     }
 }
 
-/// What an answer says.
+/// Parses a reply.
 fn outcome(line: &str) -> io::Result<Result<(), String>> {
     match line.split_once(' ') {
         None if line == "moved" => Ok(Ok(())),
@@ -319,7 +317,7 @@ mod tests {
             lead.be_nonblocking().unwrap();
             assert!(lead.heard().unwrap().is_none());
             assert_eq!(told, outcome.map_err(|why| why.replace('\n', " ")));
-            // Another one, wherever it is now.
+            // Another order, wherever the application is now.
             lead.give(&order).unwrap();
         }
     }
@@ -337,7 +335,7 @@ mod tests {
         for order in &orders {
             assert_eq!(Order::take(&application).unwrap(), *order);
         }
-        // Half of one, what is none, and a file that nobody wants, where the kernel takes it.
+        // Half a reply, something that is not a reply, and an unexpected file, where the kernel accepts it.
         let text = b"moved\nhello\n\nstays here\nmov";
         let sent = socket::send(&application, text, &[application.as_fd()]);
         if sent.is_err() {
@@ -347,7 +345,7 @@ mod tests {
         assert_eq!(lead.heard().unwrap(), Some(Err("here".to_owned())));
         assert_eq!(lead.heard().unwrap(), None);
         (&application).write_all(b"ed\n").unwrap();
-        // More than any line has.
+        // More than any line holds.
         (&application).write_all(&[b'x'; 3 * LONGEST]).unwrap();
         assert_eq!(lead.heard().unwrap(), Some(Ok(())));
         for _ in 0..4 {
@@ -375,7 +373,7 @@ mod tests {
         assert!(is_taken_back(&application));
         assert!(!is_taken_back(&application), "it was heard");
         assert_eq!(Order::take(&application).unwrap(), order);
-        // Half of it, and who has ended.
+        // Half a cancellation, and a sender that has ended.
         lead.stream.set_nonblocking(true).unwrap();
         socket::send(&lead.stream, b"sta", &[]).unwrap();
         assert!(!is_taken_back(&application));

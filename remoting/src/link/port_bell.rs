@@ -1,12 +1,10 @@
-//! Waking and sleeping across the border of a virtual machine, by the
-//! [accelerator port](crate::port).
+//! Waking and sleeping across the boundary of a virtual machine, through the [accelerator port](crate::port).
 //!
-//! The worker sleeps on the port's doorbell and rings by its interrupt ([`Events`]). The
-//! application rings the doorbell and sleeps ([`Doorbell`]) by looking again at first, and from a
-//! millisecond on until an interrupt, if its agent has those of the port ([`alarm`](super::alarm)).
-//! Its naps take each a sixteenth of the time that it has waited, 20 us at least and 1 ms at most, and
-//! for what takes longer than a quarter of a second a 256th of it, 20 ms at most: what naps add to a
-//! wait is bounded by that share, and what they cost is a system call each and a timer's interrupt.
+//! The worker sleeps on the port's doorbell and rings by its interrupt ([`Events`]). The application rings the
+//! doorbell. To sleep ([`Doorbell`]), it naps and looks again at first; after a millisecond it sleeps until an
+//! interrupt, if its agent has the port's interrupts ([`alarm`](super::alarm)). Each nap takes a sixteenth of the time
+//! waited so far, at least 20 us and at most 1 ms; after a quarter of a second, a 256th of it, at most 20 ms. That
+//! share bounds the latency that naps add to a wait. A nap costs a system call and a timer interrupt.
 
 use std::{
     os::fd::{AsRawFd, OwnedFd},
@@ -26,11 +24,11 @@ use super::{
 /// The two eventfds between a worker and its slice of an accelerator port.
 #[derive(Debug)]
 pub struct Events {
-    /// Signalled by the guest: what the worker sleeps on.
+    /// Signalled by the guest: the worker sleeps on it.
     pub doorbell: OwnedFd,
-    /// Signalled by the worker: the guest's interrupt.
+    /// Signalled by the worker: raises the guest's interrupt.
     pub interrupt: OwnedFd,
-    /// The longest sleep.
+    /// Maximum time of one sleep.
     pub patience: Duration,
 }
 
@@ -48,8 +46,8 @@ impl Events {
         };
         let patience = i32::try_from(self.patience.as_millis()).unwrap_or(i32::MAX);
         let mut count = 0u64;
-        // SAFETY: one pollfd; then eight bytes into a local, without blocking after the poll
-        // since nobody else reads.
+        // SAFETY: one pollfd; then eight bytes into a local. The read does not block after the poll, since nobody else
+        // reads.
         unsafe {
             if libc::poll(&raw mut polled, 1, patience) > 0 {
                 libc::read(self.doorbell.as_raw_fd(), (&raw mut count).cast(), 8);
@@ -64,12 +62,12 @@ fn signal(event: &OwnedFd) {
     unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 
-/// How a worker rings and sleeps, whoever its application is.
+/// How a worker rings and sleeps, depending on where its application is.
 #[derive(Clone, Debug)]
 pub enum Waker {
     /// The application is a process of this machine.
     Futex(Futex),
-    /// The application is in a guest; ringing raises its interrupt, if it asks for it.
+    /// The application is in a guest; ringing raises its interrupt, if the application asks for it.
     Guest(Arc<Events>),
     /// The worker's own threads ring for the serving one.
     Own(Arc<Events>),
@@ -79,7 +77,7 @@ pub enum Waker {
 }
 
 impl Waker {
-    /// The same, ringing for this process's own serving thread.
+    /// Same waker, but for ringing this process's own serving thread.
     #[must_use]
     pub fn own(&self) -> Self {
         match self {
@@ -119,48 +117,48 @@ impl Bell for Waker {
 pub struct DoorbellPage(Mapping);
 
 impl DoorbellPage {
-    /// Maps the page at an offset of the doorbells' file.
+    /// Maps the page at this offset of the doorbells' file.
     pub fn map(file: &OwnedFd, offset: u64) -> std::io::Result<Self> {
         let len = crate::port::DOORBELL as usize;
         Mapping::shared(file, offset, len, Access::ReadWrite).map(Self)
     }
 
-    /// Rings: a store that leaves the guest for the time that an eventfd takes.
+    /// Rings: a store that exits the guest for as long as signalling an eventfd takes.
     pub fn ring(&self) {
         // SAFETY: the page is mapped as long as the value lives.
         unsafe { self.0.start().cast::<u32>().write_volatile(1) };
     }
 
-    /// Puts memory that nobody looks at in the page's place: the device may be gone.
+    /// Replaces the page by memory that nobody reads: the device may be gone.
     pub fn retire(&self) {
         self.0.detach();
     }
 }
 
-/// How an application rings and sleeps, wherever its worker is.
+/// How an application rings and sleeps, depending on where its worker is.
 #[derive(Clone, Debug)]
 pub enum Doorbell {
     /// The worker is a process of this machine.
     Futex(Futex),
-    /// The worker is outside of this virtual machine.
+    /// The worker is outside this virtual machine.
     Port {
-        /// What wakes it.
+        /// The page that wakes it.
         page: Arc<DoorbellPage>,
         /// How the application's threads sleep.
         naps: Arc<Naps>,
-        /// The longest sleep.
+        /// Maximum time of one sleep.
         patience: Duration,
     },
-    /// The worker runs where it is rung for.
+    /// The worker runs on the CPU that rings for it.
     Gate(Arc<Gate>),
 }
 
 const SHORTEST_NAP: Duration = Duration::from_micros(20);
-/// Naps grow more slowly from here on, and longer ones end early for who comes meanwhile.
+/// Above this, naps grow more slowly, and end early when another thread arrives.
 pub const USUAL_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(20);
 
-/// How long to sleep before looking again, after so long a wait.
+/// How long to nap before looking again, after having `waited` so long.
 pub fn nap(waited: Duration) -> Duration {
     (waited / 16)
         .min(USUAL_NAP)
@@ -168,18 +166,18 @@ pub fn nap(waited: Duration) -> Duration {
         .clamp(SHORTEST_NAP, LONGEST_NAP)
 }
 
-/// Naps, of which the long ones end when another thread of the application asks the worker for
-/// something, too: who sleeps reads for both. With an alarm there are no long ones.
+/// Naps of an application's threads. Long ones end when another thread of the application asks the worker for
+/// something, since the sleeping thread reads for both. With an alarm there are no long naps.
 #[derive(Debug, Default)]
 pub struct Naps {
-    /// 0 while nobody has a long one.
+    /// 0 while nobody takes a long nap.
     dozes: AtomicU32,
-    /// Rung by the agent at the port's interrupts, if it has them.
+    /// Rung by the agent on the port's interrupts, if it has them.
     alarm: Option<Alarm>,
 }
 
 impl Naps {
-    /// Naps before, and instead of, waiting for an alarm.
+    /// With an alarm, naps only until [`alarm::LONG`] has passed.
     pub fn new(alarm: Option<Alarm>) -> Self {
         Self {
             dozes: AtomicU32::new(0),
@@ -187,8 +185,8 @@ impl Naps {
         }
     }
 
-    /// Sleeps for a while, after so long a wait; for `most` at most. Whether it was until the alarm,
-    /// which may be for another reason than that the word has changed.
+    /// Sleeps for a while, after having `waited` so long. `most` bounds a sleep until the alarm. Returns whether it was
+    /// a sleep until the alarm, which may have ended for another reason than a change of the word.
     fn sleep(&self, word: &AtomicU32, seen: u32, waited: Duration, most: Duration) -> bool {
         match &self.alarm {
             Some(alarm) if waited >= alarm::LONG => {
@@ -206,7 +204,7 @@ impl Naps {
         if time <= USUAL_NAP {
             return std::thread::sleep(time);
         }
-        // Either this thread sees the other one's change of the word, or that one this store.
+        // Either this thread sees the other's change of the word, or the other sees this store.
         self.dozes.store(1, Ordering::SeqCst);
         if word.load(Ordering::SeqCst) == seen {
             let futex = Futex { patience: time };
@@ -215,7 +213,7 @@ impl Naps {
         self.dozes.store(0, Ordering::Relaxed);
     }
 
-    /// Has who sleeps on the word look at it.
+    /// Makes threads that sleep on the word look at it.
     fn end(&self, word: &AtomicU32) {
         if alarm::ring(word)
             && let Some(alarm) = &self.alarm
@@ -230,16 +228,16 @@ impl Naps {
 }
 
 impl Doorbell {
-    /// Has the thread that sleeps on the word, if it naps, stay awake for a while: another one waits
-    /// for what it reads.
+    /// If the thread that sleeps on the word naps, makes it stay awake for a while: another thread waits for what it
+    /// reads.
     pub fn hurry(&self, word: &AtomicU32) {
         if let Self::Port { naps, .. } = self {
             naps.end(word);
         }
     }
 
-    /// Has the threads of this application that sleep on the word look at what there is. The word may
-    /// be another one meanwhile, in the place of that in which they have asked for their alarm.
+    /// Makes the threads of this application that sleep on the word look at what there is. The word may meanwhile be
+    /// another one, in place of the one in which they asked for their alarm.
     pub fn rouse(&self, word: &AtomicU32) {
         match self {
             Self::Port { naps, .. } => {

@@ -1,8 +1,8 @@
-//! Rounds of pre-copy: how many are worth their time, whoever asks for them.
+//! Pre-copy rounds: how many are worth their time.
 //!
-//! An application may make much memory after a round that has found little: all of it is new, and would be copied
-//! while the application stands still. So who stops it says how much may be new, and has another round instead of
-//! more, as long as there may be rounds.
+//! An application may allocate much memory after a round that found little. All of that is new, and would be copied
+//! while the application is stopped. The one who stops it therefore bounds how much may be new, and runs another round
+//! when there is more, as long as further rounds are allowed.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -13,23 +13,23 @@ use base::Patience;
 
 use super::control::{self, AFTER_DRAIN, Command, NotMoved, Peer, Reply};
 
-/// The most rounds.
+/// Maximum number of rounds.
 const MOST: u32 = 5;
-/// So few bytes, in a round, are as soon copied while the application stands still.
+/// Below this number of bytes in a round, copying while the application is stopped is as fast.
 const FEW: u64 = 1 << 20;
-/// So many bytes that were made since the last round are worth another one: they take about half a second.
+/// This many bytes allocated since the last round are worth another one: copying them takes about half a second.
 const MUCH: u64 = 256 << 20;
-/// How long the rounds of one application may take: a device that is busy holds up what copies as all
-/// else, and other applications wait to be moved.
+/// Maximum time for all rounds of one application. A busy device delays copies like everything else, and other
+/// applications wait to be moved.
 const TIME: Duration = Duration::from_secs(120);
 
-/// How many rounds there have been.
+/// The rounds so far.
 #[derive(Debug)]
 pub struct Rounds {
     count: u32,
-    /// Bytes of the last one.
+    /// Bytes of the last round.
     last: u64,
-    /// When it has begun.
+    /// When the last round began.
     begun: Instant,
     until: Instant,
 }
@@ -41,7 +41,7 @@ impl Default for Rounds {
 }
 
 impl Rounds {
-    /// None yet. All of them together may take so long.
+    /// No rounds yet; `time` is the maximum for all of them together.
     fn within(time: Duration) -> Self {
         let now = Instant::now();
         Self {
@@ -52,19 +52,19 @@ impl Rounds {
         }
     }
 
-    /// How many there have been: the next one's number.
+    /// The number of rounds so far, which is the next round's number.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// Begins one: how long it may take.
+    /// Begins a round, and returns how long it may take.
     pub fn begin(&mut self) -> Duration {
         self.begun = Instant::now();
         self.until.saturating_duration_since(self.begun)
     }
 
-    /// One has copied so many bytes. Whether another one is worth its time: it is as long as each has
-    /// much less to copy than the one before.
+    /// Records a round that copied `bytes`. Returns whether another one is worth its time: it is as long as each round
+    /// has much less to copy than the one before.
     pub fn another(&mut self, bytes: u64) -> bool {
         self.count += 1;
         let shrinks = bytes <= self.last / 2;
@@ -72,8 +72,8 @@ impl Rounds {
         bytes >= FEW && shrinks && self.may_go_on()
     }
 
-    /// How many bytes of memory objects may have been made since the last round when the application stops: with more
-    /// it has another round. Any number where there is none.
+    /// Maximum bytes of memory objects that may have been created since the last round when the application stops. If
+    /// there are more, it gets another round. Unlimited where no round can follow.
     pub fn most_made(&self) -> u64 {
         match self.count > 0 && self.may_go_on() {
             true => MUCH,
@@ -81,22 +81,23 @@ impl Rounds {
         }
     }
 
-    /// Whether there may be another one, which is as long as the last at most, or nearly.
+    /// Whether there may be another round, assuming that it takes no longer than the last.
     fn may_go_on(&self) -> bool {
         self.count < MOST && Instant::now() + self.begun.elapsed() < self.until
     }
 }
 
-/// Asks the worker that serves for something.
+/// Sends a command to the worker that serves the application.
 pub type Ask<'a> = dyn FnMut(&Command, &[BorrowedFd<'_>], &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved>
     + 'a;
 
-/// Has a worker stop that serves, within the drain time, once another one has what can be copied meanwhile. How many
-/// rounds there were: none if the application has something that cannot be copied now, which may have passed once it
-/// has stopped. By postcopy any number of bytes may have been made since.
+/// Stops the worker that serves the application, within the drain time, once the destination has everything that can be
+/// copied meanwhile. Returns the number of rounds; zero if the application has something that cannot be copied now,
+/// which may no longer be so once it has stopped. With postcopy, any number of bytes may have been created since the
+/// last round.
 ///
 /// # Errors
-/// Either of the two is gone or refuses, or there is no more patience.
+/// One of the two workers is gone or refuses, or the patience is over.
 pub fn stop(
     source: &mut Ask<'_>,
     destination: &Peer<'_>,
@@ -114,15 +115,15 @@ pub fn stop(
         };
         let stop = Command::Quiesce(drain, most);
         match source(&stop, &[], &patience.at_most(drained))?.0 {
-            // Each round is one of a few, whatever the worker says.
+            // The number of rounds is bounded, whatever the worker says.
             Reply::Made(_) if most < u64::MAX => {}
             _ => return Ok(rounds.count()),
         }
     }
 }
 
-/// Copies what can be copied from one worker to another while the first one serves: nothing if the first round is
-/// refused.
+/// Copies what can be copied from one worker to another while the first one serves. Copies nothing if the first round
+/// is refused.
 fn precopy(
     rounds: &mut Rounds,
     source: &mut Ask<'_>,
@@ -133,7 +134,7 @@ fn precopy(
         let image = control::image().map_err(NotMoved::File)?;
         let left = rounds.begin();
         let command = Command::Precopy(rounds.count(), left.as_millis() as u64);
-        // The worker says itself that it takes too long.
+        // The worker itself reports that it takes too long.
         let answered = patience.at_most(left.saturating_add(AFTER_DRAIN));
         match source(&command, &[image.as_fd()], &answered) {
             Err(NotMoved::Refused(_)) if rounds.count() == 0 => return Ok(()),

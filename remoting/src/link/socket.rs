@@ -1,5 +1,5 @@
-//! The connection beside the rings: hellos and the files that go with them, wake-ups of a client's
-//! listener, and the news that the other side has ended.
+//! The connection beside the rings: it carries hellos and their files, wakes a client's listener,
+//! and shows that the other side has ended.
 
 use std::{
     io,
@@ -20,30 +20,30 @@ pub fn send_hello(stream: &UnixStream, hello: Hello, files: &[BorrowedFd<'_>]) -
     send(stream, &hello.to_bytes(), files)
 }
 
-/// Receives a hello, and the files that came with it.
+/// Receives a hello with its files.
 pub fn receive_hello(stream: &UnixStream) -> io::Result<([u8; hello::SIZE], Vec<OwnedFd>)> {
     let mut bytes = [0; hello::SIZE];
     let files = receive_exact(stream, &mut bytes)?;
     Ok((bytes, files))
 }
 
-/// The hello that has come and was not read yet, if all of it has.
+/// The next hello, without consuming it, if it has arrived completely.
 pub fn peek_hello(stream: impl AsFd) -> Option<[u8; hello::SIZE]> {
     peek(stream)
 }
 
-/// So many bytes that have come and were not read yet, if there are as many.
+/// The next `SIZE` bytes, without consuming them, if as many have arrived.
 pub fn peek<const SIZE: usize>(stream: impl AsFd) -> Option<[u8; SIZE]> {
     let mut bytes = [0; SIZE];
     let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
     let to = bytes.as_mut_ptr().cast();
-    // SAFETY: so many bytes of a local. Files that come along stay where they are.
+    // SAFETY: as many bytes as the local has. Files that come along stay in the socket.
     let count = unsafe { libc::recv(stream.as_fd().as_raw_fd(), to, bytes.len(), flags) };
     (usize::try_from(count) == Ok(bytes.len())).then_some(bytes)
 }
 
-/// Tells the client's listener that there is something for it among the answers. Never blocks: a
-/// socket that is full already says so.
+/// Tells the client's listener that the answers hold something for it. Never blocks: a full socket
+/// already tells it.
 pub fn nudge(stream: &UnixStream) {
     // SAFETY: one byte from a constant.
     unsafe {

@@ -1,4 +1,4 @@
-//! The window: memory that both sides see. First the rings, then the data.
+//! The window: memory shared by both sides. It holds the rings, then the data.
 //!
 //! | from | what |
 //! |---|---|
@@ -23,23 +23,23 @@ use crate::wire::hello;
 #[cfg(feature = "std")]
 use base::Mapping;
 
-/// Where an application's hello is in its slice of an accelerator port.
+/// Offset of the application's hello in its slice of an accelerator port.
 pub const CLIENT_HELLO: u64 = 2048;
-/// Where the worker's answer to it is.
+/// Offset of the worker's answer to it.
 pub const REPLY: u64 = 3072;
 
 const CONTROL: u64 = 4096;
 const ALIGNMENT: u64 = 2 << 20;
 
-/// The smallest window in bytes whose data is where large pages begin.
+/// Minimum size, in bytes, of a window whose data is aligned to large pages.
 pub const SMALLEST: u64 = 8 << 20;
-/// The smallest window, in bytes.
+/// Minimum size of a window in bytes.
 const LEAST: u64 = 512 << 10;
 
-/// Bytes of each ring in the windows of pools and ports.
+/// Size in bytes of each ring in the windows of pools and ports.
 pub const RING: u64 = 1 << 20;
 
-/// Sizes that make no window.
+/// The sizes of window and ring are impossible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a window of {window} bytes with rings of {ring} bytes is impossible: rings are a power of \
@@ -53,21 +53,21 @@ pub struct Impossible {
     pub ring: u64,
 }
 
-/// Memory that both sides see.
+/// Memory shared by both sides.
 #[derive(Debug)]
 pub struct Window {
     pub(super) base: *mut u8,
     pub(super) size: u64,
     ring: u64,
-    /// The processor may write out and read ahead in another order than the program's.
+    /// The processor may reorder writes to it and reads from it.
     pub(super) weak: AtomicBool,
-    /// What takes the memory back.
+    /// The mapping, which is unmapped on drop.
     #[cfg(feature = "std")]
     pub(super) mapping: Option<Mapping>,
 }
 
-// SAFETY: the memory is there as long as the value, and whoever touches it through the raw pointer
-// keeps the rules of shared memory by itself (atomics in `Control`, copies elsewhere).
+// SAFETY: the memory lives as long as the value, and whoever accesses it through the raw pointer
+// follows the rules of shared memory (atomics in `Control`, copies elsewhere).
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -86,12 +86,12 @@ impl Window {
         }
     }
 
-    /// A window over memory that is there: `size` bytes, with rings of `ring` bytes each. If it is
-    /// `weak`, everything that the rings' rules order is ordered by fences.
+    /// Creates a window over existing memory: `size` bytes, with rings of `ring` bytes each. If it
+    /// is `weak`, fences enforce every ordering that the rings rely on.
     ///
     /// # Safety
-    /// The memory begins at a page's start, stays as long as the window, and nobody in this
-    /// program uses it otherwise.
+    /// The memory starts at a page boundary, lives as long as the window, and nothing else in this
+    /// program uses it.
     pub unsafe fn over(
         base: *mut u8,
         size: u64,
@@ -109,7 +109,7 @@ impl Window {
         }))
     }
 
-    /// A window over a mapping, whose sizes have been checked.
+    /// Creates a window over a mapping whose sizes have been checked.
     #[cfg(feature = "std")]
     pub(super) fn mapped(mapping: Mapping, ring: u64, weak: bool) -> Arc<Self> {
         Arc::new(Self {
@@ -132,12 +132,13 @@ impl Window {
         self.size
     }
 
-    /// The first byte of the data, from the start of the window.
+    /// Offset of the first byte of the data.
     pub fn data(&self) -> u64 {
         Self::data_start(self.size, self.ring)
     }
 
-    /// Where a stretch of the data is in this process, if it lies within the window's data.
+    /// The address in this process of a range of the window, if the range lies within the window's
+    /// data.
     pub fn at(&self, offset: u64, length: u64) -> Option<*mut u8> {
         let end = offset.checked_add(length)?;
         (offset >= self.data() && end <= self.size).then(|| {
@@ -146,13 +147,13 @@ impl Window {
         })
     }
 
-    /// The offset of a stretch of this process's memory, if it lies within the window's data.
+    /// The offset of a range of this process's memory, if it lies within the window's data.
     pub fn offset_of(&self, pointer: *const u8, length: u64) -> Option<u64> {
         let offset = (pointer as u64).checked_sub(self.base as u64)?;
         self.at(offset, length).map(|_| offset)
     }
 
-    /// A copy of the application's hello.
+    /// Copies the application's hello.
     pub fn client_hello(&self) -> [u8; hello::SIZE] {
         self.get(CLIENT_HELLO)
     }
@@ -162,12 +163,12 @@ impl Window {
         self.put(CLIENT_HELLO, bytes);
     }
 
-    /// A copy of the worker's answer to it.
+    /// Copies the worker's answer to it.
     pub fn answer(&self) -> [u8; hello::SIZE] {
         self.get(REPLY)
     }
 
-    /// Leaves the answer to the application's hello.
+    /// Writes the answer to the application's hello.
     pub fn reply(&self, bytes: &[u8; hello::SIZE]) {
         self.put(REPLY, bytes);
     }
@@ -232,7 +233,7 @@ pub struct Slice {
 unsafe impl Send for Slice {}
 
 impl Slice {
-    /// A line, which is below the count.
+    /// The address of a line. `line` is below the count.
     fn line(&self, line: u32) -> *mut u8 {
         debug_assert!(line < self.count);
         // SAFETY: within the ring, which is within the mapping.
@@ -270,7 +271,7 @@ impl Lines for Slice {
     unsafe fn read(&self, line: u32, at: usize, into: &mut [u8]) {
         debug_assert!(at + into.len() <= Self::PAYLOAD);
         if self.weak {
-            // The mark was read before the bytes are.
+            // Orders the read of the mark before the reads of the bytes.
             load_fence();
         }
         // SAFETY: the caller keeps the range within the line; `into` is private memory.

@@ -122,7 +122,7 @@ pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// The event whose number a request frees.
     fn released(request: &Self::Request) -> Option<EventId>;
 
-    /// Whether a request makes the driver compile, or makes the session save or restore its state. Such a request may
-    /// take long and may need the kernel.
+    /// Whether a request makes the driver compile, or makes the session save, transfer or restore its
+    /// state. Such a request may take long and may need the kernel.
     fn needs_kernel(request: &Self::Request) -> bool;
 }

@@ -1,28 +1,28 @@
-//! Where workers are: `unix:PATH`, `tls://HOST:PORT`, or `tcp://HOST:PORT` on the same machine.
+//! Addresses of workers: `unix:PATH`, `tls://HOST:PORT`, or `tcp://HOST:PORT` on the same machine.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
-/// Where a worker is reached by a stream.
+/// Where a stream reaches a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
     Unix(PathBuf),
-    /// A port of a host, without TLS: of this machine only.
+    /// A port of this machine, without TLS.
     Tcp(Host),
-    /// A port of a host, by TLS.
+    /// A port of a host, with TLS.
     Tls(Host),
 }
 
 /// A port of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Host {
-    /// Its name or number.
+    /// Its name or IP address.
     pub name: String,
     /// The port.
     pub port: u16,
 }
 
-/// A text that is no address.
+/// A text that is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no address: write unix:PATH, tls://HOST:PORT or tcp://HOST:PORT")]
 pub struct NoAddress(String);
@@ -33,7 +33,7 @@ impl FromStr for Host {
     fn from_str(text: &str) -> Result<Self, NoAddress> {
         let none = || NoAddress(text.to_owned());
         let (name, port) = text.rsplit_once(':').ok_or_else(none)?;
-        // Numbers of IPv6 have colons of their own, and stand in brackets.
+        // IPv6 addresses contain colons and are enclosed in brackets.
         let name = match name.strip_prefix('[') {
             Some(rest) => rest.strip_suffix(']').ok_or_else(none)?,
             None if name.contains(':') => return Err(none()),
@@ -76,7 +76,8 @@ impl FromStr for Address {
 }
 
 impl Address {
-    /// Whether a text is meant as an address, and not as the path of a socket with files.
+    /// Whether a text is intended as an address, rather than as the path of a socket that passes
+    /// files.
     pub fn is_meant(text: &str) -> bool {
         text.contains("://") || text.starts_with("unix:")
     }
@@ -85,9 +86,9 @@ impl Address {
 /// Where a pool listens for streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// At a Unix socket.
+    /// On a Unix socket.
     Unix(PathBuf),
-    /// At a port of one of this machine's addresses.
+    /// On a port of one of this machine's addresses.
     Tcp(Host),
 }
 

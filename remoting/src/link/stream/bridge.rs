@@ -32,24 +32,24 @@ use crate::{
     },
 };
 
-/// The longest sleep of a thread at a ring: how late it notices that the connection has ended.
+/// Maximum sleep of a thread at a ring: the delay until it notices that the connection has ended.
 const BELL: Futex = Futex {
     patience: Duration::from_secs(1),
 };
 
-/// Where so many processors are, some may poll.
+/// With at least this many processors, some may poll.
 const ENOUGH: usize = 4;
-/// A little more than a round trip: whoever asks again and again finds nobody asleep.
+/// A little more than a round trip: a peer that asks again and again finds nobody asleep.
 const LONG: Duration = Duration::from_micros(100);
-/// Where there are fewer, they are left to those who have something to do.
+/// With fewer processors, they are left to threads that have work.
 const SHORT: Duration = Duration::from_micros(20);
 
-/// How long who waits at a ring of a bridge polls it before sleeping.
+/// How long a thread that waits at a ring of a bridge polls before sleeping.
 pub fn spin() -> Duration {
     spin_for(LONG)
 }
 
-/// The same for who polls so long where there are processors enough.
+/// Same as [`spin`], with `long` as the time where there are enough processors.
 pub fn spin_for(long: Duration) -> Duration {
     match thread::available_parallelism() {
         Ok(count) if count.get() >= ENOUGH => long,
@@ -57,7 +57,7 @@ pub fn spin_for(long: Duration) -> Duration {
     }
 }
 
-/// Why nothing is carried over any more.
+/// Why nothing is carried any more.
 #[derive(Debug, thiserror::Error)]
 pub enum Ended {
     /// The peer has closed the connection.
@@ -66,31 +66,31 @@ pub enum Ended {
     /// The connection is broken.
     #[error("the connection is broken")]
     Connection(#[from] io::Error),
-    /// One of the two has broken the rules of frames or of the ring.
+    /// One side has broken the rules of frames or of the ring.
     #[error(transparent)]
     Gone(#[from] Gone),
-    /// The peer has sent data for a place that is no place.
+    /// The peer has sent data for a range outside the window's data.
     #[error("the other side sent {length} bytes for place {offset} of a window that ends at {end}")]
     Outside {
-        /// The place in the window.
+        /// The offset in the window.
         offset: u64,
-        /// How many bytes there were.
+        /// The number of bytes.
         length: usize,
         /// The size of the window.
         end: u64,
     },
 }
 
-/// Which side of the connection this process is.
+/// Which end of the connection this process is.
 #[derive(Debug)]
 enum Side {
-    /// The application's; its listener is nudged by this.
+    /// The application's end; this socket nudges its listener.
     Client(UnixStream),
-    /// The worker's.
+    /// The worker's end.
     Worker,
 }
 
-/// What the two threads have in common.
+/// The shared state of the two threads.
 #[derive(Debug)]
 struct Common {
     window: Arc<Window>,
@@ -98,7 +98,7 @@ struct Common {
     ended: AtomicBool,
 }
 
-/// The two directions of one side, each for a thread of its own.
+/// The two directions of one side, each run by a thread of its own.
 #[derive(Debug)]
 pub struct Bridge<A> {
     /// From the ring to the connection.
@@ -108,14 +108,14 @@ pub struct Bridge<A> {
 }
 
 impl<A: Api> Bridge<A> {
-    /// Between an application's window and its connection. `nudge` is told of messages that nobody
-    /// waits for, and closed when the connection has ended.
+    /// Bridges an application's window and its connection. `nudge` is signalled for messages that
+    /// nobody waits for, and closed when the connection has ended.
     pub fn client(window: &Arc<Window>, halves: (Reader, Writer), nudge: UnixStream) -> Self {
         let (from, to) = (window.calls(), window.answers());
         Self::new(window, (from, to), halves, Side::Client(nudge))
     }
 
-    /// Between a worker's window and its connection.
+    /// Bridges a worker's window and its connection.
     pub fn worker(window: &Arc<Window>, halves: (Reader, Writer)) -> Self {
         let (from, to) = (window.answers(), window.calls());
         Self::new(window, (from, to), halves, Side::Worker)
@@ -161,18 +161,18 @@ pub struct Outward<A> {
     common: Arc<Common>,
     ring: Consumer<Slice, Futex>,
     writer: Writer,
-    /// A client's calls, as they go by.
+    /// On a client: decodes its calls as they pass.
     calls: Option<Reading<A>>,
-    /// What is to be written.
+    /// Bytes to be written.
     batch: Vec<u8>,
     body: Vec<u8>,
 }
 
 impl<A: Api> Outward<A> {
-    /// Carries over what is in the ring until the connection ends.
+    /// Carries the contents of the ring until the connection ends.
     pub fn run(mut self) -> Ended {
         let ended = self.carry().err().unwrap_or(Ended::Closed);
-        // So that the other direction ends, too.
+        // Ends the other direction as well.
         self.writer.close();
         ended
     }
@@ -191,7 +191,7 @@ impl<A: Api> Outward<A> {
         Ok(())
     }
 
-    /// Carries over what is there, up to a batch. Whether there was something.
+    /// Carries what is there, up to a batch. Returns whether there was anything.
     pub fn step(&mut self) -> Result<bool, Ended> {
         while self.batch.len() < BATCH && self.frame()? {}
         if self.batch.is_empty() {
@@ -201,7 +201,8 @@ impl<A: Api> Outward<A> {
         Ok(true)
     }
 
-    /// Takes a frame out of the ring, if there is one, behind what goes with it.
+    /// Takes a frame from the ring, if there is one, and appends it to the batch after the data
+    /// that belongs to it.
     fn frame(&mut self) -> Result<bool, Ended> {
         if !self.ring.is_ready() {
             return Ok(false);
@@ -232,9 +233,9 @@ impl<A: Api> Outward<A> {
         Ok(true)
     }
 
-    /// Appends a part of the window, chunk by chunk.
+    /// Appends a range of the window, chunk by chunk.
     fn data(&mut self, (mut offset, mut left): Part) -> Result<(), Ended> {
-        // A part that is none is the worker's to refuse.
+        // An invalid range is for the worker to refuse.
         if self.common.window.at(offset, left).is_none() {
             return Ok(());
         }
@@ -252,8 +253,8 @@ impl<A: Api> Outward<A> {
             self.batch.extend_from_slice(&header.to_bytes());
             let at = self.batch.len();
             self.batch.resize(at + length as usize, 0);
-            // SAFETY: the window has these bytes, the batch has just got room for as many, and
-            // whoever writes to the window meanwhile changes what is copied and nothing else.
+            // SAFETY: the window has these bytes, the batch has just got room for them, and a
+            // concurrent writer of the window changes only the copied bytes.
             unsafe {
                 std::ptr::copy_nonoverlapping(
                     from.cast_const(),
@@ -287,7 +288,7 @@ pub struct Inward<A> {
 }
 
 impl<A: Api> Inward<A> {
-    /// Carries over what arrives until the connection ends.
+    /// Carries what arrives until the connection ends.
     pub fn run(mut self) -> Ended {
         let ended = loop {
             match self.step() {
@@ -306,7 +307,7 @@ impl<A: Api> Inward<A> {
         ended
     }
 
-    /// Receives once, and carries over what is complete; how many bytes were received.
+    /// Receives once, and carries what is complete. Returns the number of bytes received.
     pub fn step(&mut self) -> Result<usize, Ended> {
         let count = self.reader.read(self.received.space())?;
         self.received.fill(count);
@@ -322,18 +323,19 @@ impl<A: Api> Inward<A> {
     }
 }
 
-/// Puts frames where they belong.
+/// Delivers frames.
 #[derive(Debug)]
 struct Hand<A> {
     common: Arc<Common>,
     ring: Producer<Slice, Futex>,
     side: Side,
-    /// A worker's calls, as they go by.
+    /// On a worker: decodes calls as they pass.
     calls: Option<Reading<A>>,
 }
 
 impl<A: Api> Hand<A> {
-    /// Puts one frame into the ring, or data into the window. Whether a listener is to be told.
+    /// Puts one frame into the ring, or data into the window. Returns whether the listener is to be
+    /// nudged.
     fn frame(&mut self, header: Header, body: &[u8]) -> Result<bool, Ended> {
         if header.opcode == DATA {
             self.data(header.sequence, body)?;

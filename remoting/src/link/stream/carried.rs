@@ -1,4 +1,4 @@
-//! Which part of the window goes with a message.
+//! Which range of the window travels with a message.
 
 use std::{
     collections::HashMap,
@@ -15,13 +15,13 @@ use crate::{
     },
 };
 
-/// The longest call that names a part of the window, in bytes: a command that waits for so many
-/// events that a queue has no room for them.
+/// Maximum size, in bytes, of a call that names a range of the window. Longer ones would wait for more events than a
+/// queue has room for.
 const LONGEST: usize = 1 << 20;
-/// What parts of the window are aligned to, at least: a page.
+/// Minimum alignment of ranges of the window: a page.
 const GRAIN: u64 = 4096;
 
-/// Reads requests of an API that go by, fragment by fragment.
+/// Decodes requests of an API as they pass, fragment by fragment.
 #[derive(Debug)]
 pub struct Reading<A> {
     partial: Vec<u8>,
@@ -38,7 +38,7 @@ impl<A> Default for Reading<A> {
 }
 
 impl<A: Api> Reading<A> {
-    /// What the request that ends with this frame does with the window.
+    /// How the request that ends with this frame uses the window.
     pub fn frame(&mut self, header: Header, body: &[u8]) -> Result<Option<WindowUse>, Gone> {
         if !A::may_use_window(header.opcode) {
             return Ok(None);
@@ -54,14 +54,14 @@ impl<A: Api> Reading<A> {
             return Ok(None);
         }
         let body = if whole { body } else { &self.partial };
-        // What is no call is for the worker to refuse.
+        // A malformed call is for the worker to refuse.
         let request = A::decode(header.opcode, body).ok();
         self.partial.clear();
         Ok(request.as_ref().and_then(A::window_use))
     }
 }
 
-/// The parts that a worker's client is to have when their stages are released.
+/// The ranges to send to a worker's client when their stages are released.
 #[derive(Debug)]
 pub struct Owed {
     parts: Mutex<HashMap<StageId, Part>>,
@@ -69,8 +69,8 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// Of a window of so many bytes: it has room for so many parts, and no more. They take 26 MiB at
-    /// most for the usual one of 2 GiB (2^20 places of 25 bytes).
+    /// For a window of this many bytes: keeps at most one range per page of it. They take at most 26 MiB for the usual
+    /// window of 2 GiB (2^20 entries of 25 bytes).
     pub fn new(window: u64) -> Self {
         Self {
             parts: Mutex::default(),
@@ -78,7 +78,7 @@ impl Owed {
         }
     }
 
-    /// The client is to have this part when the stage is released.
+    /// Records that the client is to get this range when the stage is released.
     pub fn owe(&self, stage: StageId, part: Part) -> Result<(), Gone> {
         let mut owed = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
         if owed.len() >= self.most {
@@ -88,7 +88,7 @@ impl Owed {
         Ok(())
     }
 
-    /// The part that is to go before this message, if there is one.
+    /// Takes the range that must be sent before this message, if there is one.
     pub fn due(&self, header: Header, body: &[u8]) -> Option<Part> {
         if header.opcode != RELEASED {
             return None;

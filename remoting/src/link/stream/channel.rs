@@ -1,5 +1,5 @@
-//! A connection that carries bytes, plain or by TLS: one half reads, the other writes, each in a
-//! thread of its own.
+//! A connection that carries bytes, plain or with TLS. One half reads and the other writes, each in
+//! a thread of its own.
 
 use std::{
     io::{self, Read, Write},
@@ -14,28 +14,29 @@ use rustls::{Connection, IoState};
 use super::tls;
 use crate::wire::hello;
 
-/// How much is read of a connection by TLS at a time, in bytes.
+/// Maximum bytes read from a TLS connection at a time.
 const READ: usize = 64 << 10;
-/// How long the peer of a refused connection has to take the reason.
+/// How long the peer of a refused connection has to read the reason.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A socket with time limits. It blocks or not as its flags say; the limit is a bound in any case.
+/// A socket with timeouts. Its flags determine whether it blocks; the timeout applies in any case.
 #[derive(Debug)]
 pub struct Socket {
     fd: OwnedFd,
 }
 
 impl Socket {
-    /// Over a connected stream socket that blocks.
+    /// Wraps a connected, blocking stream socket.
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd }
     }
 
-    /// Waits until the socket is ready, or the time is over.
+    /// Waits until the socket is ready or the deadline has passed.
     fn ready(&self, events: libc::c_short, until: Instant) -> io::Result<()> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            // Also if there is something: a peer that always sends has no more time than others.
+            // Checked even if there is data: a peer that always sends gets no more time than
+            // others.
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -44,7 +45,7 @@ impl Socket {
                 events,
                 revents: 0,
             };
-            // Rounded up, so that the last wait is not one of no time; far below the largest.
+            // Rounded up, so that the last wait is not zero; far below the maximum.
             let left = left.as_millis().min(60_000) as libc::c_int + 1;
             // SAFETY: one entry, as is said.
             match unsafe { libc::poll(&raw mut polled, 1, left) } {
@@ -106,8 +107,8 @@ impl Socket {
         unsafe { libc::shutdown(self.fd.as_raw_fd(), how) };
     }
 
-    /// Lets the peer read what it was told last: a connection that is closed with bytes unread is
-    /// broken, and what was on its way is lost.
+    /// Lets the peer read the last message: closing a connection with unread bytes resets it, and
+    /// data in flight is lost.
     fn linger(&self) {
         self.shut_down(libc::SHUT_WR);
         let until = Instant::now() + LINGER;
@@ -120,7 +121,7 @@ impl Socket {
     }
 }
 
-/// A socket until some time.
+/// A socket with a deadline.
 struct Until<'a>(&'a Socket, Instant);
 
 impl Read for Until<'_> {
@@ -151,7 +152,7 @@ fn lock(connection: &Mutex<Connection>) -> MutexGuard<'_, Connection> {
     connection.lock_unpoisoned()
 }
 
-/// A connection whose two ends have not said hello yet.
+/// A connection whose ends have not exchanged hellos yet.
 #[derive(Debug)]
 pub struct Channel {
     shared: Shared,
@@ -165,17 +166,17 @@ impl Channel {
         }
     }
 
-    /// Who a server's peer is, if it came by TLS.
+    /// The identity of a server's peer, if it uses TLS.
     pub fn subject(&self, server: &tls::Server) -> Option<[u8; 32]> {
         server.subject(&lock(self.shared.tls.as_ref()?))
     }
 
-    /// By TLS: makes itself known and knows the peer when it returns, at `until` at the latest.
+    /// With TLS. When this returns, each side has authenticated the other; fails after `until`.
     pub fn secure(socket: Socket, mut tls: Connection, until: Instant) -> io::Result<Self> {
         let mut timed = Until(&socket, until);
         while tls.is_handshaking() {
             if let Err(error) = tls.complete_io(&mut timed) {
-                // The peer is told why.
+                // Lets the peer receive the reason.
                 socket.linger();
                 return Err(error);
             }
@@ -200,8 +201,8 @@ impl Channel {
         Ok(())
     }
 
-    /// Receives the peer's hello, until then at the latest. [`UnexpectedEof`](io::ErrorKind) if it
-    /// has left without a byte of one.
+    /// Receives the peer's hello, until `until` at the latest. Returns
+    /// [`UnexpectedEof`](io::ErrorKind) if the peer closed the connection without sending a byte.
     pub fn receive_hello(&self, until: Instant) -> io::Result<[u8; hello::SIZE]> {
         let mut timed = Until(&self.shared.socket, until);
         let mut bytes = [0; hello::SIZE];
@@ -223,7 +224,7 @@ impl Channel {
         Ok(bytes)
     }
 
-    /// Ends a connection so that the peer gets what it was sent.
+    /// Closes a connection so that the peer receives what it was sent.
     pub fn refuse(self) {
         self.shared.socket.linger();
     }
@@ -233,7 +234,7 @@ impl Channel {
         &self.shared.socket.fd
     }
 
-    /// The two halves.
+    /// Splits the connection into its two halves.
     pub fn split(self) -> (Reader, Writer) {
         let shared = Arc::new(self.shared);
         let secret = if shared.tls.is_some() { READ } else { 0 };
@@ -251,7 +252,7 @@ impl Channel {
     }
 }
 
-/// Reads what has come by TLS; none if the peer has closed the connection.
+/// Reads decrypted bytes; zero if the peer has closed the connection.
 fn decrypted(tls: &mut Connection, timed: &mut Until, into: &mut [u8]) -> io::Result<usize> {
     loop {
         match tls.reader().read(into) {
@@ -274,19 +275,19 @@ fn process(tls: &mut Connection) -> io::Result<IoState> {
 #[derive(Debug)]
 pub struct Reader {
     shared: Arc<Shared>,
-    /// What has been received by TLS and not been looked at.
+    /// Encrypted bytes that were received and not processed yet.
     secret: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
 impl Reader {
-    /// Closes the connection for whoever has a half.
+    /// A handle that closes the connection for both halves.
     pub fn closer(&self) -> Closer {
         Closer(Arc::clone(&self.shared))
     }
 
-    /// Waits for bytes; none if the peer has closed the connection.
+    /// Waits for bytes; zero if the peer has closed the connection.
     pub fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let Some(tls) = &self.shared.tls else {
             return self.shared.socket.receive(into, 0);
@@ -295,7 +296,7 @@ impl Reader {
             let mut connection = lock(tls);
             match connection.reader().read(into) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // Also without the end that TLS has for it: the other side may have been killed.
+                // Includes an end without TLS's closing alert: the other side may have been killed.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(0),
                 done => return done,
             }
@@ -320,7 +321,7 @@ impl Reader {
     }
 }
 
-/// Closes a connection whose halves others have.
+/// Closes a connection whose halves are owned elsewhere.
 #[derive(Clone, Debug)]
 pub struct Closer(Arc<Shared>);
 
@@ -335,12 +336,12 @@ impl Closer {
 #[derive(Debug)]
 pub struct Writer {
     shared: Arc<Shared>,
-    /// What is to be sent by TLS.
+    /// Encrypted bytes that are to be sent.
     secret: Vec<u8>,
 }
 
 impl Writer {
-    /// Writes all of it; waits while the peer does not take it.
+    /// Writes all bytes; blocks while the peer does not take them.
     pub fn write_all(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         let Some(tls) = &self.shared.tls else {
             return send_all(&self.shared.socket, bytes);

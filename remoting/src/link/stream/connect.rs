@@ -1,4 +1,4 @@
-//! How an application comes to a worker.
+//! How an application connects to a worker.
 
 use std::{
     io,
@@ -27,15 +27,15 @@ use crate::{
     wire::hello::{self, Form, Hello, Refused},
 };
 
-/// How long a worker has at most to take a connection and to answer its hello.
+/// Maximum time for a worker to accept a connection and to answer its hello.
 pub const PATIENCE: Duration = Duration::from_secs(20);
-/// How often a Unix socket is tried whose queue is full; and how long who was not served pauses
-/// before it comes again, at first.
+/// Interval between attempts at a Unix socket whose queue is full, and the first pause before a
+/// client that was not served comes again.
 const AGAIN: Duration = Duration::from_millis(50);
-/// How long it pauses at most.
+/// Maximum pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Variables that name the files of [`tls::Client`], in its order.
+/// Environment variables that name the files of [`tls::Client`], in its order.
 const VARIABLES: [&str; 3] = ["GANTRY_TLS_CA", "GANTRY_TLS_CERT", "GANTRY_TLS_KEY"];
 
 /// Why there is no connection.
@@ -48,71 +48,71 @@ pub enum Error {
          certificate, this side's certificate, and its key)"
     )]
     Variable(&'static str),
-    /// The host.
+    /// The host cannot be reached.
     #[error(
         "cannot connect with {0}: is gantry-accel serve --listen running there, and does a firewall \
          let this side through?"
     )]
     Host(Host, #[source] io::Error),
-    /// The socket.
+    /// The socket cannot be reached.
     #[error(
         "cannot connect with {path}: is gantry-accel serve --listen unix:{path} running, and may \
          this user write to the socket?",
         path = _0.display()
     )]
     Path(PathBuf, #[source] io::Error),
-    /// Without TLS, elsewhere.
+    /// Plain TCP to another machine.
     #[error("{0} is not this machine: without TLS nobody else is trusted; use tls://")]
     Elsewhere(Host),
-    /// TLS.
+    /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::Error),
-    /// The handshake.
+    /// The TLS handshake failed.
     #[error("the other side and this one do not come to terms by TLS")]
     Handshake(#[source] io::Error),
-    /// Its hello.
+    /// No hello came.
     #[error(
         "no worker has said hello: all that the pool may have could be busy, or it has refused \
          this side's certificate; see the log of gantry-accel"
     )]
     Hello(#[source] io::Error),
-    /// The other side.
+    /// The other side's hello is refused.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The other side offers something else.
+    /// The other side offers another form of window.
     #[error(
         "the other side serves windows that are shared, and not streams: see gantry-accel serve --listen"
     )]
     Form,
-    /// The window.
+    /// The window cannot be created.
     #[error(transparent)]
     Window(#[from] window::Error),
-    /// The listener's end.
+    /// The socket pair for the listener cannot be created.
     #[error("cannot make the threads' connection")]
     Pair(#[source] io::Error),
 }
 
-/// What an application has of a worker elsewhere.
+/// An application's connection to a worker elsewhere.
 #[derive(Debug)]
 pub struct Connected<A> {
     /// Rings and data of this side.
     pub window: Arc<Window>,
     /// The window's file.
     pub file: OwnedFd,
-    /// Is readable when there is something that nobody waits for, and ends when the worker has.
+    /// Readable when there is a message that nobody waits for; closed when the worker has ended.
     pub nudges: UnixStream,
-    /// What carries both over, once its directions run.
+    /// Carries both over, once its directions run.
     pub bridge: Bridge<A>,
-    /// Ends it all: the directions, and with them the worker.
+    /// Ends the connection: both directions, and with them the worker.
     pub closer: Closer,
 }
 
-/// The files that TLS needs, as the environment names them.
+/// The files that TLS needs, as named by the environment.
 #[derive(Clone, Debug)]
 pub struct Files([Option<PathBuf>; 3]);
 
 impl Files {
-    /// Reads the environment, which a running process may be changing.
+    /// Reads the environment, which a running process may change concurrently.
     pub fn named() -> Self {
         Self(VARIABLES.map(|name| {
             let value = std::env::var_os(name).filter(|value| !value.is_empty());
@@ -131,9 +131,9 @@ impl Files {
 }
 
 impl Error {
-    /// Whether the other side has closed the connection without a word: its worker has been taken
-    /// by another meanwhile, or has ended, or there were too many. The next one is for whoever
-    /// comes again; who is refused is told why.
+    /// Whether the other side has closed the connection without a word: meanwhile another client
+    /// has taken its worker, or the worker has ended, or there were too many. A client that comes
+    /// again gets the next worker; one that is refused is told why.
     fn is_wordless(&self) -> bool {
         let (Self::Handshake(error) | Self::Hello(error)) = self else {
             return false;
@@ -148,7 +148,7 @@ impl Error {
     }
 }
 
-/// Connects with a worker, by [`PATIENCE`] or until then.
+/// Connects to a worker, within [`PATIENCE`] and until `until` at the latest.
 pub fn connect<A: Api>(
     address: &Address,
     files: &Files,
@@ -185,7 +185,7 @@ pub fn connect<A: Api>(
     })
 }
 
-/// Says hello to a worker: the connection, and its answer.
+/// Exchanges hellos with a worker: returns the connection and the worker's answer.
 fn exchange<A: Api>(
     address: &Address,
     files: &Files,
@@ -260,8 +260,8 @@ mod tests {
     use super::*;
     use crate::apis::opencl::OpenCl;
 
-    /// What comes of connecting with somebody who answers each connection in its turn like this:
-    /// whether it did, and how many connections there were.
+    /// Connects to a server that gives each connection its next answer. Returns the result, and the
+    /// number of connections.
     fn answered(
         name: &str,
         answers: &'static [&'static [u8]],

@@ -1,4 +1,4 @@
-//! Frames out of the bytes of a connection.
+//! Splits the bytes of a connection into frames.
 
 pub use crate::wire::messages::DATA;
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     wire::frame::{HEADER, Header},
 };
 
-/// Most bytes of such a part.
+/// Maximum bytes of window data in a frame.
 pub const CHUNK: usize = 64 << 10;
-/// Most bytes of any frame's body: what fits four times into a ring of 1 MiB.
+/// Maximum size of a frame's body in bytes: four of them fit into a ring of 1 MiB.
 pub const LARGEST: usize = 256 << 10;
-/// So many bytes are collected at most before they are written.
+/// Maximum bytes collected before they are written.
 pub const BATCH: usize = 128 << 10;
 
-/// Bytes that have been received, and are taken frame by frame. Holds a frame and no more.
+/// Received bytes, consumed frame by frame. Holds one frame of maximum size.
 #[derive(Debug)]
 pub struct Received {
     bytes: Box<[u8]>,
@@ -32,7 +32,7 @@ impl Default for Received {
 }
 
 impl Received {
-    /// Where to receive to: never empty after [`take`](Self::take) has returned `None`.
+    /// The buffer to receive into: never empty after [`take`](Self::take) has returned `None`.
     pub fn space(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
@@ -42,12 +42,12 @@ impl Received {
         &mut self.bytes[self.end..]
     }
 
-    /// So many bytes have been received to there.
+    /// Records that `count` bytes were received into the buffer.
     pub fn fill(&mut self, count: usize) {
         self.end = (self.end + count).min(self.bytes.len());
     }
 
-    /// The next frame, if all of it is there.
+    /// The next frame, if it is complete.
     pub fn take(&mut self) -> Result<Option<(Header, &[u8])>, Gone> {
         let held = &self.bytes[self.start..self.end];
         let Some((header, rest)) = held.split_first_chunk() else {

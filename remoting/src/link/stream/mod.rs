@@ -1,9 +1,8 @@
 //! The same messages through a socket, for a device of another machine.
 //!
-//! Both sides keep what they have for the ring, in memory of their own: a window with its two rings.
-//! Two threads on each side, a [bridge], carry what is put into one side's ring over to the
-//! other side's ring of the same name. So neither the driver nor the serving thread knows of sockets,
-//! and an enqueue is a copy into a ring for the application.
+//! Each side keeps its own window, with two rings, in its own memory. Two threads on each side, a [bridge], carry what
+//! is put into one side's ring to the same ring of the other side. Neither the driver nor the serving thread therefore
+//! deals with sockets, and for the application an enqueue is a copy into a ring.
 //!
 //! ```text
 //!   driver             bridge                          bridge              worker
@@ -12,18 +11,18 @@
 //!   ring of answers <- inward  <-'                 '-- outward <- ring of answers
 //! ```
 //!
-//! The windows have the same layout and different contents. What a command reads or writes there
-//! goes with it ([`carried`]): what the device is to read goes before the call, what the device has
-//! written goes before the message that gives its stage back. It goes in chunks of [`frame::CHUNK`]
-//! bytes, each a frame of the number [`DATA`](frame::DATA) whose sequence is its place in the window.
+//! The windows have the same layout and different contents. The data that a command reads or writes travels with it
+//! ([`carried`]): data that the device is to read precedes the call, and data that the device has written precedes the
+//! message that releases its stage. Data travels in chunks of [`frame::CHUNK`] bytes. Each chunk is a frame with number
+//! [`DATA`](frame::DATA) whose sequence is its offset in the window.
 //!
-//! Nothing is held twice: a thread has [`frame::BATCH`] bytes and a frame on their way, and stops at
-//! a full ring or a full connection. What arrives is hostile: frames are bounded before they are
-//! received, data goes into the window or nowhere, and calls are what a worker checks in any case.
+//! Nothing is buffered twice: a thread holds [`frame::BATCH`] bytes and a frame, and stops at a full ring or a full
+//! connection. What arrives is hostile: frames are bounded before they are received, data goes into the window or
+//! nowhere, and the worker checks calls in any case.
 //!
-//! - [`address`]: where workers are; [`connect`]: how an application comes there.
-//! - [`channel`]: a connection, plain or by TLS ([`tls`]).
-//! - [`frame`]: frames out of bytes.
+//! - [`address`]: where workers are; [`connect`]: how an application connects to one.
+//! - [`channel`]: a connection, plain or with TLS ([`tls`]).
+//! - [`frame`]: splits bytes into frames.
 
 pub mod address;
 pub mod bridge;

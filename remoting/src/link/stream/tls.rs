@@ -1,9 +1,8 @@
 //! TLS 1.3 with certificates on both sides.
 //!
-//! A worker never has the private key of its machine: what an application gives it to compute may
-//! be native code in the worker's process, and would read it. The key stays with the pool, which
-//! signs for a worker as long as this serves nobody ([`Keeper`]), and nothing but what a server
-//! signs in a handshake.
+//! A worker never has its machine's private key: what an application gives it to execute may be native code in the
+//! worker's process, and would read the key. The key stays with the pool, which signs for a worker only while that
+//! serves nobody ([`Keeper`]), and signs only what a server signs in a handshake.
 
 use std::{
     io,
@@ -32,64 +31,64 @@ use webpki::{EndEntityCert, KeyUsage};
 
 use super::address::Host;
 
-/// What a server signs in a handshake begins with this, after 64 spaces (RFC 8446, 4.4.3).
+/// What a server signs in a handshake begins with 64 spaces and this text (RFC 8446, 4.4.3).
 const CONTEXT: &[u8] = b"TLS 1.3, server CertificateVerify\0";
-/// How many spaces stand before it.
+/// The number of spaces before it.
 const SPACES: usize = 64;
-/// The longest hash that follows it.
+/// Maximum size of the hash that follows it.
 const LONGEST_HASH: usize = 64;
 
-/// Why there is no TLS.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A file that cannot be read, or has not what it should have.
+    /// A file that cannot be read, or that does not hold what it should.
     #[error("cannot read {what} from {path}", path = path.display())]
     File {
-        /// What it should have.
+        /// What it should hold.
         what: &'static str,
-        /// Where it was looked for.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: pem::Error,
     },
     /// A file without a certificate.
     #[error("{0} has no certificate: it is to begin with -----BEGIN CERTIFICATE-----")]
     Empty(PathBuf),
-    /// A file whose key or certificate does not serve.
+    /// A file whose key or certificate is unusable.
     #[error("{what} of {path} does not serve", path = path.display())]
     Unfit {
-        /// What it is.
+        /// What the file holds.
         what: &'static str,
-        /// Where it is.
+        /// The file's path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
-    /// A key that is another certificate's.
+    /// A key that belongs to another certificate.
     #[error(
         "the key of {key} and the certificate of {certificate} do not serve together",
         key = key.display(), certificate = certificate.display()
     )]
     Pair {
-        /// Where the key is.
+        /// The key's path.
         key: PathBuf,
-        /// Where the certificate is.
+        /// The certificate's path.
         certificate: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
-    /// All else.
+    /// Any other error.
     #[error("TLS cannot begin")]
     Begin(#[from] rustls::Error),
-    /// An authority's certificates that do not serve.
+    /// An authority's certificates that are unusable.
     #[error("the certificates of {path} do not serve as those of an authority", path = path.display())]
     Authority {
-        /// Where they are.
+        /// Their path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: VerifierBuilderError,
     },
-    /// A name that is none.
+    /// An invalid name.
     #[error("{0:?} is no name that a certificate could have")]
     Name(String),
 }
@@ -141,8 +140,9 @@ fn no_pair(key: &Path, certificate: &Path) -> impl FnOnce(rustls::Error) -> Erro
     }
 }
 
-/// Who a client's certificate was signed for: a hash of its subject and of the authority by which it
-/// is trusted, as two authorities may name somebody alike. Of all of a certificate without a subject.
+/// The identity that a client's certificate was issued for: a hash of its subject and of the authority that makes it
+/// trusted, since two authorities may issue certificates for the same name. For a certificate without a subject, a hash
+/// of the whole certificate.
 fn subject(chain: &[CertificateDer<'_>], authorities: &RootCertStore) -> Option<[u8; 32]> {
     let (certificate, others) = chain.split_first()?;
     let parsed = EndEntityCert::try_from(certificate).ok()?;
@@ -176,19 +176,19 @@ fn subject(chain: &[CertificateDer<'_>], authorities: &RootCertStore) -> Option<
     hash.finish().as_ref().try_into().ok()
 }
 
-/// What an application has to show and to trust, as files in PEM.
+/// The application's credentials, and the authority that it trusts, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Client {
     /// The certificates of the authority that has signed the server's.
     pub authority: PathBuf,
-    /// The application's certificate, and those between it and the authority's.
+    /// The application's certificate, and the intermediate ones up to the authority's.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
 }
 
 impl Client {
-    /// A connection to a host, whose name its certificate has to have.
+    /// Starts a connection to a host, whose certificate must have its name.
     pub fn connect(&self, host: &Host) -> Result<Connection, Error> {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_protocol_versions(&[&TLS13])?
@@ -202,12 +202,12 @@ impl Client {
     }
 }
 
-/// Signs for workers, in the pool's process.
+/// Signs for workers in the pool's process.
 #[derive(Debug)]
 pub struct Keeper(Arc<dyn SigningKey>);
 
 impl Keeper {
-    /// With the private key of this file, which has to be that of the certificate.
+    /// Loads the private key from this file, which must belong to the certificate.
     pub fn open(key: &Path, certificate: &Path) -> Result<Self, Error> {
         let loaded = provider()
             .key_provider
@@ -219,14 +219,14 @@ impl Keeper {
             })?;
         let pair = CertifiedKey::new(certificates(certificate)?, loaded);
         match pair.keys_match() {
-            // Some keys do not tell.
+            // Some keys cannot be checked.
             Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
             Err(error) => return Err(no_pair(key, certificate)(error)),
         }
         Ok(Self(pair.key))
     }
 
-    /// The numbers of the schemes that it signs by, the best first.
+    /// The numbers of the signature schemes that it supports, in order of preference.
     pub fn schemes(&self) -> Vec<u16> {
         let known = [
             SignatureScheme::ED25519,
@@ -252,10 +252,10 @@ impl Keeper {
     }
 }
 
-/// Asks the keeper of the key to sign a message by a scheme.
+/// Asks the keeper of the key to sign a message with a scheme.
 pub type Ask = dyn Fn(u16, &[u8]) -> io::Result<Vec<u8>> + Send + Sync;
 
-/// A key that is elsewhere.
+/// A key that the keeper holds.
 struct Remote {
     schemes: Vec<SignatureScheme>,
     ask: Arc<Ask>,
@@ -308,7 +308,7 @@ impl Signer for RemoteSigner {
     }
 }
 
-/// The one certificate of a server.
+/// A server's only certificate.
 #[derive(Debug)]
 struct One(Arc<CertifiedKey>);
 
@@ -318,17 +318,17 @@ impl ResolvesServerCert for One {
     }
 }
 
-/// A worker's side.
+/// A worker's end.
 #[derive(Clone, Debug)]
 pub struct Server {
     config: Arc<ServerConfig>,
-    /// Who signs applications' certificates.
+    /// The authorities that sign applications' certificates.
     authorities: Arc<RootCertStore>,
 }
 
 impl Server {
-    /// With the server's certificates, and those of the authority that signs applications'; `ask`
-    /// signs by `schemes`. Nothing is read from files afterwards.
+    /// Loads the server's certificates, and those of the authority that signs applications'. `ask` signs with
+    /// `schemes`. No file is read afterwards.
     pub fn open(
         certificate: &Path,
         client_authority: &Path,
@@ -350,7 +350,7 @@ impl Server {
             .with_protocol_versions(&[&TLS13])?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(Arc::new(One(Arc::new(pair))));
-        // A worker serves one connection, and remembers none.
+        // A worker serves one connection and resumes none.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Self {
@@ -359,12 +359,12 @@ impl Server {
         })
     }
 
-    /// A new connection.
+    /// Starts a connection from a client.
     pub fn accept(&self) -> Result<Connection, Error> {
         Ok(ServerConnection::new(Arc::clone(&self.config))?.into())
     }
 
-    /// Who the peer of a connection is, after its handshake.
+    /// The identity of a connection's peer, after the handshake.
     pub fn subject(&self, connection: &Connection) -> Option<[u8; 32]> {
         subject(connection.peer_certificates()?, &self.authorities)
     }
@@ -382,7 +382,7 @@ mod tests {
 
     type Authority = CertifiedIssuer<'static, KeyPair>;
 
-    /// Parameters for a subject of this name, or of none.
+    /// Parameters for a subject with this name, or without one.
     fn named(name: Option<&str>) -> CertificateParams {
         let mut params = CertificateParams::new(vec!["guest".to_owned()]).unwrap();
         params.distinguished_name = DistinguishedName::new();
@@ -452,7 +452,7 @@ mod tests {
         let of = |name| subject(&[certificate(name, &by)], &roots).unwrap();
         assert_eq!(of(Some("web")), of(Some("web")));
         assert_ne!(of(Some("web")), of(Some("mail")));
-        // Who has no name is known by the certificate.
+        // A certificate without a name identifies its owner by itself.
         assert_ne!(of(None), of(None));
         let nameless = [certificate(None, &by)];
         assert_eq!(subject(&nameless, &roots), subject(&nameless, &roots));
