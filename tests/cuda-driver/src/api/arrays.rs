@@ -1,4 +1,4 @@
-//! Arrays: memory in rows without gaps. Textures and surfaces are handles that no kernel can use.
+//! Arrays: memory in rows without gaps. Textures and surfaces are handles that kernels cannot use.
 
 use std::{
     collections::HashSet,
@@ -18,9 +18,9 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 /// An array.
 pub struct Array {
-    /// Where it begins.
+    /// Its start address.
     pub at: u64,
-    /// Bytes of a row.
+    /// Size of a row in bytes.
     pub row: usize,
     described: CUDA_ARRAY3D_DESCRIPTOR,
 }
@@ -55,7 +55,7 @@ impl Array {
         }))
     }
 
-    /// Rows of a plane.
+    /// Number of rows in a plane.
     pub fn height(&self) -> usize {
         self.described.Height.max(1)
     }
@@ -68,13 +68,13 @@ fn create(described: CUDA_ARRAY3D_DESCRIPTOR) -> Answer<CUarray> {
     Ok(handle as CUarray)
 }
 
-/// Textures and surfaces that there are.
+/// Existing textures and surfaces.
 static OBJECTS: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
 
 unsafe fn object(of: *const CUDA_RESOURCE_DESC) -> Answer<u64> {
     // SAFETY: the caller's promise.
     let of = unsafe { of.as_ref() }.ok_or(INVALID)?;
-    // SAFETY: the kind says which part of the union is there.
+    // SAFETY: the kind says which field of the union is valid.
     unsafe {
         match of.resType {
             CUresourcetype::CU_RESOURCE_TYPE_ARRAY => drop(objects::array(of.res.array.hArray)?),

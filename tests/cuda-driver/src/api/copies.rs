@@ -18,7 +18,7 @@ use crate::driver::{
     stream::Task,
 };
 
-/// A copy where each side is a host's or a device's, by its address.
+/// A copy in which each side's address tells whether it is on the host or on the device.
 struct Transfer {
     to: u64,
     from: u64,
@@ -26,11 +26,11 @@ struct Transfer {
 }
 
 impl Transfer {
-    /// The work. Pageable memory is read now and written before the call returns, as by the driver:
-    /// the second value says whether to wait.
+    /// The copy as work. As with the real driver, pageable memory is read now and written before the call returns: the
+    /// second value says whether to wait.
     ///
     /// # Safety
-    /// Host memory is the caller's, for `size` bytes, until the copy is done.
+    /// Host memory of `size` bytes stays valid until the copy is done.
     unsafe fn task(self) -> (Task, bool) {
         let Self { to, from, size } = self;
         let bytes = size as u64;
@@ -38,7 +38,7 @@ impl Transfer {
             // SAFETY: the caller's promise.
             let staged = unsafe { std::slice::from_raw_parts(from as *const u8, size) }.to_vec();
             let task: Task = Arc::new(move |_: &_| {
-                // SAFETY: the caller's promise; a device's memory stays mapped.
+                // SAFETY: the caller's promise; device memory stays mapped.
                 unsafe { copy(to, staged.as_ptr() as u64, size) };
                 Ok(())
             });
@@ -92,8 +92,8 @@ fn fill(at: u64, value: u32, width: usize, count: usize, context: &Context) -> A
     }
     Ok(Arc::new(move |_: &_| {
         let bytes = value.to_le_bytes();
-        // SAFETY: checked above; a device's memory stays mapped. Kernels may read it at the same time,
-        // which is the program's mistake, and seen by neither as anything but bytes.
+        // SAFETY: checked above; device memory stays mapped. Kernels may read it at the same time, which is the
+        // program's mistake; both sides only see bytes.
         let memory = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, size) };
         for one in memory.chunks_exact_mut(width) {
             one.copy_from_slice(&bytes[..width]);
@@ -106,7 +106,7 @@ fn fill_now(at: u64, value: u32, width: usize, count: usize) -> Answer {
     let context = context::current()?;
     let task = fill(at, value, width, count, &context)?;
     let stream = context.stream(std::ptr::null_mut())?;
-    // Natively asynchronous to the host as well, unless the memory is the host's.
+    // Asynchronous to the host, as natively, unless the memory is the host's.
     let mark = context.submit(&stream, task)?;
     if memory().find(at).is_some_and(|found| found.kind.host())
         && let Some(mark) = mark

@@ -21,7 +21,7 @@ const BUS_ID: &[u8] = b"0000:00:00.0\0";
 /// CUDA 13.0.
 const VERSION: c_int = 13000;
 
-/// The primary context, and how often it is retained.
+/// The primary context and its reference count.
 static PRIMARY: Mutex<(Option<Arc<Context>>, u32, c_uint)> = Mutex::new((None, 0, 0));
 
 fn primary() -> std::sync::MutexGuard<'static, (Option<Arc<Context>>, u32, c_uint)> {
@@ -73,7 +73,7 @@ fn attribute(attribute: CUdevice_attribute) -> Answer<c_int> {
         | A::CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
         | A::CU_DEVICE_ATTRIBUTE_CAN_USE_STREAM_WAIT_VALUE_NOR
         | A::CU_DEVICE_ATTRIBUTE_STREAM_PRIORITIES_SUPPORTED => 1,
-        // Whatever else there is, this device has it not.
+        // The device supports none of the other attributes.
         CUdevice_attribute_enum(number) if (1..=200).contains(&number) => 0,
         _ => return Err(CUresult::CUDA_ERROR_INVALID_VALUE),
     })
@@ -275,7 +275,7 @@ entry_points! {
         context::current()?.synchronize()
     }
 
-    // Caches are the processor's.
+    // The caches are the CPU's, so the setting has no effect.
     fn cuCtxGetCacheConfig(pconfig: *mut CUfunc_cache) {
         context::current()?;
         put(pconfig, CUfunc_cache::CU_FUNC_CACHE_PREFER_NONE)
@@ -317,7 +317,7 @@ entry_points! {
     fn cuCtxSetLimit(limit: CUlimit, _value: usize) {
         context::current()?;
         match limit {
-            // All fit in what there is anyway.
+            // Any value fits in what there is.
             CUlimit::CU_LIMIT_STACK_SIZE | CUlimit::CU_LIMIT_PRINTF_FIFO_SIZE => Ok(()),
             _ => Err(CUresult::CUDA_ERROR_UNSUPPORTED_LIMIT),
         }
@@ -332,7 +332,7 @@ unsafe fn string(to: *mut c_char, len: c_int, text: &[u8]) -> Answer {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
     }
     let bytes = text.len().min(room);
-    // SAFETY: the caller's promise; the last byte ends the text.
+    // SAFETY: the caller's promise; the last byte terminates the text.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), to, bytes);
         to.add(bytes - 1).write(0);

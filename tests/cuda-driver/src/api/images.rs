@@ -1,23 +1,24 @@
-//! Fat binaries: what a compiler puts into a program, an image per architecture.
+//! Fat binaries: what a compiler embeds in a program, with an image per architecture.
 //!
-//! A header (number, version, its own size, bytes that follow) and, one after the other, images: each a
-//! header (kind, sizes, architecture, flags) and the image, which may be compressed.
+//! A fat binary has a header (magic number, version, its own size, number of bytes that follow) and
+//! a sequence of images. Each image has a header (kind, sizes, architecture, flags) and data, which
+//! may be compressed.
 
 use std::io::Read;
 
 use cuda_definition::driver::types::CUresult;
 
-/// How a fat binary begins.
+/// Magic number of a fat binary.
 pub const MAGIC: u32 = 0xba55_ed50;
-/// Bytes of the header.
+/// Size of the header in bytes.
 const HEADER: usize = 16;
-/// Bytes of a fat binary, and of an image that was compressed, at most.
+/// Maximum size in bytes of a fat binary and of a decompressed image.
 const LARGEST: u64 = 1 << 30;
-/// The kind of image that is PTX; machine code is 2.
+/// The image kind of PTX; machine code is 2.
 const PTX: u16 = 1;
-/// Bytes of an image's header that mean something here.
+/// Size in bytes of the part of an image's header that is used here.
 const IMAGE_HEADER: usize = 64;
-/// Flags: how an image is compressed.
+/// Flags for the compression of an image.
 const LZ4: u64 = 0x2000;
 const ZSTANDARD: u64 = 0x8000;
 
@@ -36,9 +37,9 @@ fn invalid(what: &str) -> Failure {
 /// The image is as long as its header says.
 ///
 /// # Errors
-/// It has none, or is damaged.
+/// It contains none, or is damaged.
 pub unsafe fn ptx(image: *const u8, architecture: u32) -> Result<String, Failure> {
-    // SAFETY: the caller's promise: there is a header, and as many bytes as it says.
+    // SAFETY: the caller's promise: there is a header and as many bytes as it says.
     let all = unsafe {
         let header = std::slice::from_raw_parts(image, HEADER);
         let bytes = u64::from_le_bytes(number(header, 8)?);
@@ -96,7 +97,7 @@ fn within(all: &[u8], architecture: u32) -> Result<String, Failure> {
     Ok(text.trim_end_matches('\0').to_owned())
 }
 
-/// An image as it was before it was compressed.
+/// An image in decompressed form.
 fn unpacked(header: &[u8], image: &[u8]) -> Result<Vec<u8>, Failure> {
     let flags = u64::from_le_bytes(number(header, 40)?);
     let packed = u32::from_le_bytes(number(header, 16)?) as usize;
@@ -128,7 +129,7 @@ fn unpacked(header: &[u8], image: &[u8]) -> Result<Vec<u8>, Failure> {
 mod tests {
     use super::*;
 
-    /// A fat binary with images of a kind, for an architecture.
+    /// A fat binary with images of these kinds and architectures.
     fn container(images: &[(u16, u32, &[u8])]) -> Vec<u8> {
         let mut body = Vec::new();
         for (kind, architecture, image) in images {

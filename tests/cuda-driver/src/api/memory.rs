@@ -1,4 +1,4 @@
-//! Memory, and what a pointer is.
+//! Memory, and attributes of pointers.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
@@ -20,11 +20,11 @@ fn allocate(size: usize, kind: Kind, flags: c_uint) -> Answer<u64> {
     memory().allocate(size as u64, kind, flags, context.handle)
 }
 
-/// Memory is freed when nobody can be using it.
+/// Frees memory once nothing can be using it.
 fn free(at: u64, kinds: &[Kind]) -> Answer {
     let own = context::current()?;
     for context in objects::contexts() {
-        // Another context's fault is not this one's.
+        // A fault of another context does not concern this one.
         let _: Answer = context.synchronize();
     }
     memory().free(at, kinds)?;
@@ -39,7 +39,7 @@ fn attribute(
     data: *mut c_void,
 ) -> Answer {
     use CUpointer_attribute as A;
-    // What is nobody's memory has few attributes.
+    // Memory unknown to the driver has few attributes.
     let known = || found.ok_or(INVALID);
     // SAFETY: the caller has room for a value of the attribute's type.
     unsafe {
@@ -112,7 +112,7 @@ entry_points! {
     }
 
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
-        // The address is known at once; only who uses it too early makes a mistake.
+        // The address is known at once. Using it too early is the program's mistake.
         let stream = context::current()?.stream(hStream)?;
         let at = Pool::allocate(bytesize)?;
         graphs::capture_allocation(&stream, at);
@@ -137,7 +137,7 @@ entry_points! {
     }
 
     fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
-        // Also of another context than the current one.
+        // The stream may belong to a context other than the current one.
         let current = context::current()?;
         let stream = current.stream(hStream).or_else(|_| objects::stream(hStream))?;
         let context = stream.context.upgrade().ok_or(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
@@ -215,7 +215,7 @@ entry_points! {
         for number in 0..numAttributes as usize {
             let (one, to) = (attributes.add(number).read(), data.add(number).read());
             if self::attribute(one, ptr, found, to) == Err(INVALID) {
-                // Foreign memory reads as zero here.
+                // Attributes of foreign memory read as zero here.
                 offer(to.cast::<u32>(), 0);
             }
         }
@@ -260,7 +260,7 @@ entry_points! {
     }
 
     fn cuDeviceGetGraphMemAttribute(device: CUdevice, attr: CUgraphMem_attribute, value: *mut c_void) {
-        // Graphs' memory is the pool's here.
+        // Graphs use the pool's memory here.
         super::device(device)?;
         match attr.0 {
             0..=3 => put(value.cast::<u64>(), 0),
@@ -272,7 +272,7 @@ entry_points! {
 /// The only pool.
 const POOL: u64 = 0x7b00_0000_0000;
 
-/// What the pool says that it keeps. It is a figure: memory goes back at once.
+/// What the pool reports as reserved. It is only a figure: memory is given back at once.
 struct Pool {
     threshold: u64,
     reserved: u64,
@@ -309,30 +309,30 @@ fn known(pool: CUmemoryPool) -> Answer {
     }
 }
 
-/// Whether the host's memory is known to the driver, so that copies need not take it at once.
+/// Whether host memory is known to the driver, so that copies need not read it at once.
 pub fn pinned(at: u64, size: u64) -> bool {
     memory().holds(at, size)
 }
 
-/// A copy between addresses of any kind.
+/// Copies between addresses of any kind.
 ///
 /// # Safety
-/// Both are readable or writable memory until the copy is done.
+/// The source is readable and the target writable until the copy is done.
 pub unsafe fn copy(to: u64, from: u64, size: usize) {
     // SAFETY: the caller's promise; the ranges may overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
 }
 
-/// Whether addresses are taken as they are, as drivers take them where the device can use all memory of
-/// its host: `GANTRY_STAND_IN_TRUSTS` is set. A wild one then ends this process, so that whoever stands
-/// before the driver is seen to have let it pass.
+/// Whether addresses are not checked, like in drivers whose device can access all memory of its host: set by
+/// `GANTRY_STAND_IN_TRUSTS`. A wild address then crashes this process, which reveals that whatever is in front of the
+/// driver has let it pass.
 pub fn trusts() -> bool {
     static TRUSTS: LazyLock<bool> =
         LazyLock::new(|| std::env::var_os("GANTRY_STAND_IN_TRUSTS").is_some());
     *TRUSTS
 }
 
-/// Fails unless all bytes belong to the device.
+/// Returns an error unless all bytes belong to the device.
 pub fn on_device(at: u64, size: usize, _context: &Context) -> Answer {
     if size == 0 || trusts() || memory().holds(at, size as u64) {
         Ok(())

@@ -1,7 +1,7 @@
-//! The entry points: C's side of the driver.
+//! The entry points: the driver's C interface.
 //!
-//! Each function is checked against the API's definition when this is compiled. What is missing is
-//! missing: a test that needs it says so by its name.
+//! Each function is checked against the API's definition at compile time. There is nothing in place
+//! of missing functions: a test that needs one fails with its name.
 
 pub mod arrays;
 mod copies;
@@ -20,7 +20,7 @@ use cuda_definition::driver::types::CUresult;
 
 use crate::driver::{Answer, context};
 
-/// A function that is exported.
+/// An exported function.
 pub struct Export {
     /// Its symbol.
     pub symbol: &'static str,
@@ -28,7 +28,7 @@ pub struct Export {
     pub address: fn() -> *const (),
 }
 
-/// All functions that are exported.
+/// All exported functions.
 pub fn exports() -> impl Iterator<Item = &'static Export> {
     let all = [
         arrays::EXPORTS,
@@ -44,15 +44,15 @@ pub fn exports() -> impl Iterator<Item = &'static Export> {
     all.into_iter().flatten()
 }
 
-/// Defines exported functions, with the signatures that the definition has.
+/// Defines exported functions with the signatures from the definition.
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
         $(
             #[unsafe(no_mangle)]
             #[allow(non_snake_case, unused_unsafe, clippy::missing_safety_doc)]
             pub unsafe extern "C" fn $name($($argument: $of),*) -> CUresult {
-                // SAFETY: callers keep the API's promises about the pointers that they pass, as those
-                // of any library of C do. Handles are looked up and never followed.
+                // SAFETY: callers keep the API's promises about the pointers that they pass, as
+                // with any C library. Handles are looked up and never dereferenced.
                 let answer = || -> $crate::driver::Answer { unsafe { $body } };
                 $crate::api::result(answer())
             }
@@ -72,7 +72,7 @@ fn result(answer: Answer) -> CUresult {
 /// Writes a result.
 ///
 /// # Safety
-/// `to` is null or a place for a value.
+/// `to` is null or has room for a value.
 unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     if to.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -82,7 +82,7 @@ unsafe fn put<T>(to: *mut T, value: T) -> Answer {
     Ok(())
 }
 
-/// Writes a result that the caller may not want.
+/// Writes a result that the caller may not want, in which case `to` is null.
 ///
 /// # Safety
 /// As for [`put`].
@@ -93,10 +93,10 @@ unsafe fn offer<T>(to: *mut T, value: T) {
     }
 }
 
-/// A string of the caller's.
+/// A string from the caller.
 ///
 /// # Safety
-/// `text` is null or ends in a zero byte.
+/// `text` is null or ends with a zero byte.
 unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
     if text.is_null() {
         return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
@@ -107,7 +107,7 @@ unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
         .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-/// The only device is number 0.
+/// Checks a device number. The only device is number 0.
 fn device(number: i32) -> Answer {
     context::initialised()?;
     if number == 0 {

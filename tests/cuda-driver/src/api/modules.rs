@@ -18,10 +18,10 @@ use crate::driver::{
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
-/// Loads an image: PTX that ends in a zero byte, or a fat binary with PTX in it.
+/// Loads an image: PTX that ends with a zero byte, or a fat binary that contains PTX.
 ///
 /// # Safety
-/// The image is PTX, or begins as other images do; the options are as the API wants them.
+/// The image is PTX or has the header of another kind of image; the options meet the API's requirements.
 unsafe fn load(
     image: *const c_void,
     count: c_uint,
@@ -33,14 +33,14 @@ unsafe fn load(
     if image.is_null() {
         return Err(INVALID);
     }
-    // SAFETY: the caller's promise: every kind of image has more bytes than this.
+    // SAFETY: the caller's promise: every kind of image has at least this many bytes.
     let first = unsafe { image.cast::<[u8; 4]>().read_unaligned() };
     if first == *b"\x7fELF" {
         eprintln!("stand-in CUDA driver: it executes PTX only, not machine code");
         return Err(CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU);
     }
     let text = if first == images::MAGIC.to_le_bytes() {
-        // SAFETY: the caller's promise: it is what it begins as.
+        // SAFETY: the caller's promise: the image is what its header says.
         let found = unsafe { images::ptx(image.cast(), ARCHITECTURE) };
         Cow::Owned(found.map_err(|(error, what)| {
             eprintln!("stand-in CUDA driver: {what}");
@@ -62,7 +62,7 @@ unsafe fn load(
         let (option, value) = unsafe { (options.add(number).read(), values.add(number).read()) };
         match option {
             O::CU_JIT_ERROR_LOG_BUFFER => log = Some(value.cast::<u8>()),
-            // The size is the value itself.
+            // The pointer itself is the size.
             O::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES => room = value as usize & 0xffff_ffff,
             _ => {}
         }
@@ -71,7 +71,7 @@ unsafe fn load(
         eprintln!("stand-in CUDA driver: {what}");
         if let Some(log) = log.filter(|log| !log.is_null() && room > 0) {
             let bytes = what.len().min(room - 1);
-            // SAFETY: the caller's promise of that much room.
+            // SAFETY: the caller's promise that there is this much room.
             unsafe {
                 log.copy_from_nonoverlapping(what.as_ptr(), bytes);
                 log.add(bytes).write(0);
@@ -172,10 +172,10 @@ unsafe fn parameter(kernel: &Kernel, index: usize, offset: *mut usize, size: *mu
     Ok(())
 }
 
-/// The bytes of a kernel's parameters, from an address each or from a buffer.
+/// The bytes of a kernel's parameters, given as an address for each or in a buffer.
 ///
 /// # Safety
-/// As the API says of `kernelParams` and `extra`.
+/// `kernelParams` and `extra` meet the API's requirements.
 unsafe fn parameters(
     kernel: &Kernel,
     each: *mut *mut c_void,
@@ -203,7 +203,7 @@ unsafe fn parameters(
         if size < bytes.len() || (buffer.is_null() && !bytes.is_empty()) {
             return Err(INVALID);
         }
-        // SAFETY: the caller's promise of that many bytes.
+        // SAFETY: the caller's promise that there are this many bytes.
         unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         return Ok(bytes);
     }
@@ -258,7 +258,7 @@ unsafe fn launch(
     Ok(())
 }
 
-/// Blocks of a kernel that a multiprocessor holds at once.
+/// Number of a kernel's blocks that a multiprocessor can hold at once.
 fn occupancy(kernel: &Kernel, threads: c_int, dynamic: usize) -> Answer<c_int> {
     let threads = u32::try_from(threads)
         .ok()
@@ -340,7 +340,7 @@ entry_points! {
     fn cuLibraryUnload(library: CUlibrary) {
         let module = objects::module(library)?;
         for context in objects::contexts() {
-            // Another context's fault is not this one's.
+            // A fault of another context does not concern this one.
             let _: Answer = context.synchronize();
         }
         module.unload();
@@ -414,7 +414,7 @@ entry_points! {
         put(hmod, objects::kernel(hfunc)?.module as CUmodule)
     }
 
-    // The name lives as long as the kernel: its handle's table holds it.
+    // The name lives as long as the kernel, which is kept by the table of handles.
     fn cuKernelGetName(name: *mut *const c_char, hfunc: CUkernel) {
         put(name, objects::kernel(hfunc)?.name.as_ptr())
     }

@@ -1,4 +1,4 @@
-//! Errors by name, and functions by name.
+//! Names of errors, and functions by name.
 
 use std::{
     ffi::{CString, c_char, c_int, c_void},
@@ -36,7 +36,7 @@ entry_points! {
         }
     }
 
-    // The name says what is the matter; texts are the vendor's.
+    // The name is descriptive enough; the texts are the vendor's.
     fn cuGetErrorString(error: CUresult, pStr: *mut *const c_char) {
         match named(error) {
             Some(name) => put(pStr, name.as_ptr()),
@@ -73,7 +73,7 @@ entry_points! {
         }
     }
 
-    // Private tables are nobody's business.
+    // Private tables are not provided.
     fn cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) {
         offer(ppExportTable, std::ptr::null());
         Err(CUresult::CUDA_ERROR_NOT_FOUND)

@@ -44,7 +44,7 @@ fn create(flags: c_uint, priority: c_int) -> Answer<CUstream> {
     Ok(context.add(flags == 0, priority.clamp(-5, 0))?.handle as CUstream)
 }
 
-/// A word that is compared or written.
+/// A word to compare or write.
 #[derive(Clone, Copy)]
 struct Word {
     at: u64,
@@ -61,7 +61,7 @@ impl Word {
     }
 
     fn load(self) -> u64 {
-        // SAFETY: checked when the work was made; memory stays mapped while work is pending.
+        // SAFETY: checked when the work was created; memory stays mapped while work is pending.
         unsafe {
             match self.bytes {
                 4 => u64::from((*(self.at as *const AtomicU32)).load(Ordering::Acquire)),
@@ -73,7 +73,7 @@ impl Word {
     fn write(self) -> Answer<Task> {
         let word = self.checked()?;
         Ok(Arc::new(move |_: &_| {
-            // SAFETY: as in `load`. Truncation is to the word's size.
+            // SAFETY: as in `load`. The value is truncated to the word's size.
             unsafe {
                 match word.bytes {
                     4 => {
@@ -124,10 +124,10 @@ pub(super) fn submit(stream: CUstream, task: Task) -> Answer {
     context.submit(&stream, task).map(|_| ())
 }
 
-/// The caller's pointer, for the thread of a stream.
+/// A caller's pointer, for use in a stream's thread.
 #[derive(Clone, Copy)]
 struct Callers(*mut c_void);
-// SAFETY: it is only handed back to the caller's own function, as the API says.
+// SAFETY: it is only passed back to the caller's own function, as the API specifies.
 unsafe impl Send for Callers {}
 // SAFETY: as above.
 unsafe impl Sync for Callers {}
@@ -138,7 +138,7 @@ impl Callers {
     }
 }
 
-/// A callback, which comes once: in its place or, as nothing is executed behind a fault, when that is passed over.
+/// A callback that is called exactly once: in its turn or, since nothing is executed after a fault, when it is skipped.
 struct Told {
     callback: unsafe extern "C" fn(CUstream, CUresult, *mut c_void),
     stream: Callers,
@@ -154,7 +154,7 @@ impl Told {
                 Some(context) => super::result(context.check()),
                 None => CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
             };
-            // SAFETY: the caller's function and what it wants.
+            // SAFETY: the caller's function with the argument it expects.
             unsafe { (self.callback)(self.stream.get().cast(), status, self.data.get()) };
         }
     }
@@ -171,7 +171,7 @@ pub(super) fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
     let data = Callers(data);
     Ok(Arc::new(move |context: &Arc<Context>| {
         context.print();
-        // SAFETY: the caller's function and what it wants.
+        // SAFETY: the caller's function with the argument it expects.
         unsafe { function(data.get()) };
         Ok(())
     }))
@@ -211,7 +211,7 @@ entry_points! {
         context::initialised()?;
         let stream = objects::stream(hStream)?;
         objects::remove(stream.handle);
-        // Its work is still done.
+        // Work already queued is still done.
         stream.close();
         Ok(())
     }
@@ -259,7 +259,7 @@ entry_points! {
         let stream = context.stream(hStream)?;
         let event = objects::event(hEvent)?;
         if let Some(graph) = captured(&event).clone() {
-            // The other stream joins the capture.
+            // This makes the other stream join the capture.
             capture(&stream).get_or_insert(graph);
             return Ok(());
         }
@@ -319,7 +319,7 @@ entry_points! {
         let mut tasks = Vec::new();
         for number in 0..count.min(256) as usize {
             let one = paramArray.add(number).as_ref().ok_or(INVALID)?;
-            // Both kinds begin alike: an address, a value, flags.
+            // Both kinds start with the same fields: an address, a value, flags.
             let word = |bytes: u64| {
                 let (at, value, flags) = (one.waitValue.address, one.waitValue.anonymous2.value64, one.waitValue.flags);
                 let value = if bytes == 4 { value & 0xffff_ffff } else { value };
@@ -467,7 +467,7 @@ entry_points! {
         capture_info(hStream, captureStatus_out, id_out, graph_out, dependencies_out, numDependencies_out)
     }
 
-    // What is captured comes behind all that has been, as those have to that a program adds by itself.
+    // Captured work comes after all earlier nodes, and thus after those that a program adds itself.
     fn cuStreamUpdateCaptureDependencies_v2(
         hStream: CUstream,
         dependencies: *mut CUgraphNode,
@@ -503,7 +503,7 @@ fn capture_status(graph: Option<&Graph>) -> CUstreamCaptureStatus {
 }
 
 /// # Safety
-/// Places for answers, or null.
+/// Pointers to room for the answers, or null.
 unsafe fn capture_info(
     stream: CUstream,
     status: *mut CUstreamCaptureStatus,
@@ -517,7 +517,7 @@ unsafe fn capture_info(
     let now = capture_status(graph.as_deref());
     let valid = graph.filter(|graph| graph.valid().is_ok());
     let handle = valid.as_ref().map_or(0, |graph| graph.handle);
-    // There as long as the process, one for each question: programs look at it when they like.
+    // Leaked, one for each call, because programs may read it at any time.
     let last = valid.and_then(|graph| graph.handles().pop());
     let (nodes, length) = match last {
         Some(node) => (Box::leak(Box::new(node)) as *const u64, 1),

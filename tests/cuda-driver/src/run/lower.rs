@@ -1,4 +1,4 @@
-//! From a module's tree to a kernel's program.
+//! Lowers a module's syntax tree to a kernel's program.
 
 use std::collections::HashMap;
 
@@ -8,22 +8,22 @@ use super::{
 };
 use crate::ptx::{self, Error, Module, Operand, Space, Statement, Variable};
 
-/// Kernel parameters are at these generic addresses, as far as a kernel asks for one.
+/// Generic address of kernel parameters, for kernels that take their address.
 pub const PARAM_WINDOW: u64 = 0x1200_0000_0000;
-/// Functions have addresses, too: this and a number.
+/// Functions have addresses, too: this base plus a number.
 pub const CODE_WINDOW: u64 = 0x1300_0000_0000;
-/// Bytes of a function's variables at most.
+/// Maximum size of a function's variables in bytes.
 const FRAME: u64 = 512 << 10;
-/// Registers of a function at most.
+/// Maximum number of registers of a function.
 const REGISTERS: u32 = 1 << 17;
 
-/// Where variables outside functions lie.
+/// Addresses of variables outside functions.
 pub type Globals = HashMap<String, u64>;
 
-/// Makes the program of a kernel.
+/// Lowers a kernel to a program.
 ///
 /// # Errors
-/// It uses something that is not supported, or a name that nobody declares.
+/// It uses something unsupported or an undeclared name.
 pub fn lower(module: &Module, kernel: &ptx::Function, globals: &Globals) -> Result<Program, Error> {
     let mut shared = Shared::default();
     let mut names = vec![kernel.name.clone()];
@@ -78,17 +78,17 @@ fn align(at: u64, to: u64) -> Result<u64, Error> {
         .ok_or_else(|| Error::new(0, "variables are too large"))
 }
 
-/// The shared variables that a kernel uses; those of dynamic size come last.
+/// The shared variables that a kernel uses. Those of dynamic size come last.
 #[derive(Default)]
 struct Shared {
     size: u64,
     dynamic_align: u64,
     known: HashMap<String, u64>,
-    /// Where they begin is known when all others are: a special register holds it.
+    /// Their start is known only after all others have been placed: a special register holds it.
     dynamic: bool,
 }
 
-/// Stands for the offset of dynamic memory.
+/// Placeholder for the offset of dynamic memory.
 const DYNAMIC: u64 = u64::MAX / 2;
 
 impl Shared {
@@ -109,7 +109,7 @@ impl Shared {
     }
 
     fn end(&self) -> Result<u64, Error> {
-        // Dynamic memory begins aligned to 16 bytes at least.
+        // Dynamic memory is aligned to at least 16 bytes.
         if self.dynamic {
             align(self.size, self.dynamic_align.max(16))
         } else {
@@ -118,11 +118,11 @@ impl Shared {
     }
 }
 
-/// What a name means.
+/// Meaning of a name.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     Register(Reg),
-    /// A variable of the frame, which `ld.param` and `ld.local` know alike.
+    /// A variable in the frame, accessible by both `ld.param` and `ld.local`.
     Frame(u64),
     /// A kernel's parameter.
     Parameter(u64),
@@ -131,7 +131,7 @@ enum Meaning {
     Function(usize),
 }
 
-/// Resolves what operands name while instructions are decoded.
+/// Resolves names in operands while instructions are decoded.
 pub struct Lowering<'a> {
     module: &'a Module,
     globals: &'a Globals,
@@ -148,7 +148,7 @@ pub struct Lowering<'a> {
 }
 
 impl Lowering<'_> {
-    /// An error of the current line.
+    /// An error in the current line.
     pub fn error<T>(&self, what: impl Into<String>) -> Result<T, Error> {
         Err(Error::new(self.line, what))
     }
@@ -194,7 +194,7 @@ impl Lowering<'_> {
             }
         }
         let body = function.body.as_deref().unwrap_or_default();
-        // Labels are known before their place is: branches go forward, too.
+        // Find all labels first, because branches may go forward.
         let mut count = 0;
         for statement in body {
             match statement {
@@ -327,7 +327,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register that is written.
+    /// A register to write.
     pub fn register(&mut self, operand: &Operand) -> Result<Reg, Error> {
         match operand {
             Operand::Name(name) => self.register_named(name),
@@ -335,7 +335,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register that is written, or nothing: `_`.
+    /// A register to write, or none (`_`).
     pub fn register_or_none(&mut self, operand: &Operand) -> Result<Option<Reg>, Error> {
         match operand {
             Operand::Name(name) if name == "_" => Ok(None),
@@ -343,7 +343,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// A register, a constant or an address that is read.
+    /// A register, constant or address to read.
     pub fn source(&mut self, operand: &Operand) -> Result<Src, Error> {
         let (name, offset) = match operand {
             Operand::Bits(bits) | Operand::Double(bits) => return Ok(Src::Value(*bits)),
@@ -371,7 +371,7 @@ impl Lowering<'_> {
         Ok(Src::Value(value.wrapping_add(offset)))
     }
 
-    /// A predicate that is read, and whether it is negated.
+    /// A predicate to read, and whether it is negated.
     pub fn predicate(&mut self, operand: &Operand) -> Result<(Src, bool), Error> {
         match operand {
             Operand::Not(name) => Ok((Src::Reg(self.register_named(name)?), true)),
@@ -379,13 +379,13 @@ impl Lowering<'_> {
         }
     }
 
-    /// An address of a space.
+    /// An address in a space.
     pub fn address(&mut self, operand: &Operand, mut space: Space) -> Result<Address, Error> {
         let Operand::Address(base, offset) = operand else {
             return self.error(format!("{operand:?} is no address"));
         };
         let base = self.source(base)?;
-        // Parameters of functions lie in their frames.
+        // Parameters of functions are in their frames.
         if space == Space::Param && matches!(base, Src::Frame(_)) {
             space = Space::Local;
         }
@@ -396,7 +396,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Where a label leads.
+    /// Target of a branch to a label.
     pub fn label(&self, operand: &Operand) -> Result<usize, Error> {
         match operand {
             Operand::Name(name) => match self.labels.get(name) {
@@ -407,7 +407,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Where an indexed branch leads.
+    /// Targets of an indexed branch.
     pub fn labels(&self, operand: &Operand) -> Result<Vec<usize>, Error> {
         let Operand::Name(name) = operand else {
             return self.error(format!("{operand:?} is no list of labels"));
@@ -469,7 +469,7 @@ impl Lowering<'_> {
         let mut all = Vec::new();
         for name in names {
             match self.source(name)? {
-                // How much is there the callee says: what lies behind belongs to the frame.
+                // The callee knows the actual size: the bound here is the rest of the frame.
                 Src::Frame(at) => all.push((at, self.frame.saturating_sub(at))),
                 _ => return self.error("arguments in registers are not supported"),
             }
@@ -493,7 +493,7 @@ fn special(name: &str) -> Option<Src> {
             "ntid" => Special::Ntid(lane(part)?),
             "ctaid" | "clusterid" => Special::Ctaid(lane(part)?),
             "nctaid" | "nclusterid" => Special::Nctaid(lane(part)?),
-            // A cluster is one block.
+            // A cluster has a single block.
             "cluster_ctaid" => return Some(Src::Value(0)),
             "cluster_nctaid" => return Some(Src::Value(1)),
             _ => return None,

@@ -1,4 +1,4 @@
-//! The addresses that a kernel may use, and access to them.
+//! Addresses that a kernel may access, and accesses to them.
 
 use std::{
     cell::Cell,
@@ -17,14 +17,14 @@ use crate::{
     },
 };
 
-/// Generic addresses of a block's shared memory begin here.
+/// Start of the generic addresses of a block's shared memory.
 pub const SHARED_WINDOW: u64 = 0x1000_0000_0000;
-/// Generic addresses of a thread's own memory begin here.
+/// Start of the generic addresses of a thread's local memory.
 pub const LOCAL_WINDOW: u64 = 0x1100_0000_0000;
-/// Bytes of a window.
+/// Size of a window in bytes.
 pub const WINDOW: u64 = 1 << 32;
 
-/// Ranges of addresses: start and end, in order.
+/// Address ranges with start and end, in ascending order.
 pub type Ranges = Arc<Vec<(u64, u64)>>;
 
 /// Device memory as a kernel sees it.
@@ -34,7 +34,8 @@ pub struct View {
 }
 
 impl View {
-    /// Memory in these ranges stays mapped, readable and writable while a view is used.
+    /// Creates a view. Memory in these ranges must stay mapped, readable and writable while the
+    /// view is used.
     ///
     /// # Safety
     /// The caller keeps that promise: the driver waits for kernels before it unmaps anything.
@@ -45,7 +46,7 @@ impl View {
         }
     }
 
-    /// Whether all bytes are in one range.
+    /// Checks that all bytes are in one range.
     fn check(&self, at: u64, size: u64) -> Result<(), Fault> {
         let within = |(start, end): (u64, u64)| at >= start && at < end && end - at >= size;
         if within(self.last.get()) {
@@ -80,7 +81,7 @@ impl View {
     /// The address is not aligned or not allocated.
     pub fn load(&self, at: u64, size: u8) -> Result<u64, Fault> {
         self.aligned(at, u64::from(size))?;
-        // SAFETY: it was checked that these bytes are mapped (see `new`) and aligned; others write
+        // SAFETY: the bytes were checked to be mapped (see `new`) and aligned. Others may write
         // them at the same time, hence atomics.
         Ok(unsafe {
             match size {
@@ -98,7 +99,7 @@ impl View {
     /// The address is not aligned or not allocated.
     pub fn store(&self, at: u64, size: u8, value: u64) -> Result<(), Fault> {
         self.aligned(at, u64::from(size))?;
-        // SAFETY: as in `load`. Truncation is to the size that is stored.
+        // SAFETY: as in `load`. The value is truncated to the size.
         unsafe {
             match size {
                 1 => (*(at as *const AtomicU8)).store(value as u8, Ordering::Relaxed),
@@ -110,7 +111,7 @@ impl View {
         Ok(())
     }
 
-    /// Replaces a value of 4 or 8 bytes by what an operation makes of it, and returns the old one.
+    /// Replaces a value of 4 or 8 bytes by the result of an operation, and returns the old value.
     ///
     /// # Errors
     /// The address is not aligned or not allocated.
@@ -137,7 +138,7 @@ impl View {
     }
 }
 
-/// What an atomic operation makes of a value.
+/// The result of an atomic operation.
 pub fn modify(of: Type, op: Atomic, old: u64, b: u64, c: u64) -> u64 {
     let mode = Mode::default();
     let (own, b) = (arith::masked(of, old), arith::masked(of, b));
@@ -184,7 +185,7 @@ impl Bytes {
     /// Reads 1, 2, 4 or 8 bytes.
     ///
     /// # Errors
-    /// They are not aligned, or not there.
+    /// They are not aligned, or do not exist.
     pub fn load(&self, at: u64, size: u8, whose: &str) -> Result<u64, Fault> {
         let place = self.place(at, size, whose)?;
         let mut bytes = [0; 8];
@@ -195,7 +196,7 @@ impl Bytes {
     /// Writes 1, 2, 4 or 8 bytes.
     ///
     /// # Errors
-    /// They are not aligned, or not there.
+    /// They are not aligned, or do not exist.
     pub fn store(&mut self, at: u64, size: u8, value: u64, whose: &str) -> Result<(), Fault> {
         let place = self.place(at, size, whose)?;
         self.0[place].copy_from_slice(&value.to_le_bytes()[..usize::from(size)]);

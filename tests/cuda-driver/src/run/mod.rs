@@ -1,7 +1,8 @@
-//! Executing PTX on the CPU: a kernel's threads one after the other, each until it waits for others.
+//! Executes PTX on the CPU: a kernel's threads run one after the other, each until it waits for
+//! others.
 //!
-//! - [`program`]: what is executed; [`lower`], [`opcode`]: how it is made from PTX.
-//! - [`memory`]: which addresses a kernel may use; [`arith`]: numbers.
+//! - [`program`]: what is executed; [`lower`], [`opcode`]: lowering PTX to it.
+//! - [`memory`]: addresses that a kernel may access; [`arith`]: arithmetic.
 //! - [`thread`]: one thread; [`block`]: threads that wait for each other; [`print`]: `printf`.
 
 pub mod arith;
@@ -18,24 +19,24 @@ pub use block::{Launch, launch};
 /// Why a kernel ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// What the driver reports.
+    /// The kind of error that the driver reports.
     pub kind: FaultKind,
-    /// Where and why.
+    /// Location and reason.
     pub what: String,
 }
 
-/// Kinds of faults that the driver tells apart.
+/// Kinds of faults that the driver distinguishes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// Memory that is nobody's.
+    /// An access to unallocated memory.
     IllegalAddress,
-    /// An address that is no multiple of the access's size.
+    /// An address that is not a multiple of the access's size.
     Misaligned,
-    /// `trap`, or an instruction that makes no sense with its operands.
+    /// `trap`, or an instruction with invalid operands.
     IllegalInstruction,
     /// A failed `assert`.
     Assert,
-    /// Threads wait for others that never come.
+    /// Threads wait for others that never arrive.
     Failed,
 }
 

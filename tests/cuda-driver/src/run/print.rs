@@ -1,16 +1,16 @@
-//! `printf` in a kernel: a format, and arguments one after the other, each aligned to its size.
+//! `printf` in kernels: a format, and consecutive arguments, each aligned to its size.
 
 use std::ffi::CString;
 
 use super::Fault;
 
-/// Bytes of a string at most.
+/// Maximum length of a string in bytes.
 const LONGEST: usize = 8 << 10;
 
-/// A string by its generic address.
+/// Reads a string at a generic address.
 ///
 /// # Errors
-/// It is in memory that is nobody's.
+/// It is in unallocated memory.
 pub fn text(at: u64, byte: &dyn Fn(u64) -> Result<u8, Fault>) -> Result<Vec<u8>, Fault> {
     let mut all = Vec::new();
     while all.len() < LONGEST {
@@ -22,10 +22,10 @@ pub fn text(at: u64, byte: &dyn Fn(u64) -> Result<u8, Fault>) -> Result<Vec<u8>,
     Ok(all)
 }
 
-/// What is printed, and how many arguments the format takes.
+/// The formatted text, and the number of arguments that the format takes.
 ///
 /// # Errors
-/// The format or an argument is in memory that is nobody's.
+/// The format or an argument is in unallocated memory.
 pub fn formatted(
     format: u64,
     arguments: u64,
@@ -110,7 +110,7 @@ pub fn formatted(
                     }
                     break;
                 }
-                // Not a conversion: shown as it is.
+                // Not a conversion: printed unchanged.
                 other => {
                     spec.push(other);
                     out.extend(&spec);
@@ -132,16 +132,16 @@ enum Value {
     Text(CString),
 }
 
-/// One conversion as C makes it. Flags, width and precision are whatever the kernel wrote; the
-/// conversion fits the value.
+/// Formats one conversion as C does. Flags, width and precision come from the kernel unchecked; the
+/// conversion matches the value.
 fn one(spec: &[u8], value: &Value) -> Vec<u8> {
     let Ok(spec) = CString::new(widths_limited(spec)) else {
         return Vec::new();
     };
     let mut buffer = vec![0u8; LONGEST + 2048];
     let (to, size, spec) = (buffer.as_mut_ptr().cast(), buffer.len(), spec.as_ptr());
-    // SAFETY: the buffer has that size; the format has exactly one conversion, made for the value's
-    // type by `formatted`.
+    // SAFETY: the buffer has that size; the format has exactly one conversion, which `formatted`
+    // has matched to the value's type.
     let length = unsafe {
         match value {
             Value::Integer(bits) => libc::snprintf(to, size, spec, *bits),
@@ -153,7 +153,7 @@ fn one(spec: &[u8], value: &Value) -> Vec<u8> {
     buffer
 }
 
-/// Widths of more than three digits would print nothing but spaces.
+/// Limits widths: those with more than three digits would only print spaces.
 fn widths_limited(spec: &[u8]) -> Vec<u8> {
     let mut digits = 0;
     let keep = |byte: &&u8| {

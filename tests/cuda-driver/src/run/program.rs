@@ -1,22 +1,22 @@
-//! Instructions as they are executed: registers by number, addresses and types decided.
+//! Instructions in executable form: registers are numbered, and addresses and types are resolved.
 
 use crate::ptx::{Space, Type};
 
-/// A register of the function that runs.
+/// A register of the running function.
 pub type Reg = u32;
 
 /// A kernel with all functions that it may call.
 #[derive(Debug)]
 pub struct Program {
-    /// The kernel first.
+    /// Functions, starting with the kernel.
     pub functions: Vec<Function>,
-    /// Where each parameter lies, and its bytes.
+    /// Offset and size in bytes of each parameter.
     pub parameters: Vec<(u64, u64)>,
-    /// Bytes of all parameters.
+    /// Size of all parameters in bytes.
     pub parameter_bytes: u64,
-    /// Bytes of shared memory besides the dynamic one, which follows.
+    /// Size in bytes of static shared memory; dynamic memory follows it.
     pub shared: u64,
-    /// Threads of a block at most.
+    /// Maximum number of threads per block.
     pub max_threads: u32,
 }
 
@@ -25,30 +25,30 @@ pub struct Program {
 pub struct Function {
     /// Its name.
     pub name: String,
-    /// What it does.
+    /// Its instructions.
     pub code: Vec<Instruction>,
-    /// How many registers it has.
+    /// Number of registers.
     pub registers: u32,
-    /// Bytes of its variables in a thread's memory, parameters of functions included.
+    /// Size in bytes of its variables in a thread's memory, including parameters of functions.
     pub frame: u64,
-    /// Offset in the frame and bytes of each parameter; none for a kernel.
+    /// Offset in the frame and size in bytes of each parameter; empty for a kernel.
     pub takes: Vec<(u64, u64)>,
-    /// The same of what it returns.
+    /// The same for each return value.
     pub returns: Vec<(u64, u64)>,
 }
 
 /// An instruction.
 #[derive(Debug)]
 pub struct Instruction {
-    /// Executed if this predicate is true, or false where negated.
+    /// The instruction is executed if this predicate is true or, where negated, false.
     pub guard: Option<(Reg, bool)>,
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// Where PTX has it.
+    /// Its line in PTX.
     pub line: u32,
 }
 
-/// What is read.
+/// A value to read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Src {
     /// A register.
@@ -77,11 +77,11 @@ pub enum Special {
     GlobalTimer,
     DynamicShared,
     TotalShared,
-    /// Where dynamic shared memory begins, and an offset.
+    /// The start of dynamic shared memory, plus an offset.
     DynamicBase(u64),
 }
 
-/// How two numbers relate.
+/// A relation of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Relation {
     Eq,
@@ -95,17 +95,17 @@ pub enum Relation {
 /// A comparison of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Compare {
-    /// False if either is not a number.
+    /// False if either operand is NaN.
     Ordered(Relation),
-    /// True if either is not a number.
+    /// True if either operand is NaN.
     Unordered(Relation),
-    /// Whether both are numbers.
+    /// Whether neither operand is NaN.
     Numbers,
-    /// Whether either is none.
+    /// Whether either operand is NaN.
     NotNumbers,
 }
 
-/// Operations of predicates.
+/// Operations on predicates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Logic {
     And,
@@ -123,18 +123,18 @@ pub enum Round {
     Up,
 }
 
-/// Flags of arithmetic.
+/// Modifiers of arithmetic.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Mode {
-    /// Subnormal numbers are zero.
+    /// Subnormal numbers are flushed to zero.
     pub ftz: bool,
-    /// Results are clamped.
+    /// Results saturate.
     pub sat: bool,
     /// How results are rounded.
     pub round: Round,
 }
 
-/// Operations of one operand.
+/// Operations with one operand.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Unary {
     Neg,
@@ -156,7 +156,7 @@ pub enum Unary {
     Tanh,
 }
 
-/// Operations of two operands.
+/// Operations with two operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Binary {
     Add,
@@ -178,7 +178,7 @@ pub enum Binary {
     CopySign,
 }
 
-/// Operations of three operands.
+/// Operations with three operands.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ternary {
     MadLo,
@@ -209,7 +209,7 @@ pub enum Atomic {
     CompareAndSwap,
 }
 
-/// How a shuffle picks its lane.
+/// How a shuffle selects a lane.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Shuffle {
     Up,
@@ -227,7 +227,7 @@ pub enum Vote {
     Ballot,
 }
 
-/// What threads of a warp do together.
+/// Collective operations of a warp's threads.
 #[derive(Clone, Copy, Debug)]
 pub enum Together {
     Shuffle {
@@ -260,7 +260,7 @@ pub enum Together {
     Barrier,
 }
 
-/// What a barrier computes.
+/// The result that a barrier computes.
 #[derive(Clone, Copy, Debug)]
 pub enum BarrierResult {
     Count(Reg),
@@ -268,25 +268,25 @@ pub enum BarrierResult {
     Or(Reg),
 }
 
-/// Functions that the driver brings.
+/// Functions provided by the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Builtin {
     Print,
     Assert,
 }
 
-/// Whom a call calls.
+/// Target of a call.
 #[derive(Clone, Copy, Debug)]
 pub enum Callee {
     /// A function of the program.
     Function(usize),
-    /// One of the driver's.
+    /// A function provided by the driver.
     Builtin(Builtin),
-    /// By address.
+    /// A function's address.
     Address(Src),
 }
 
-/// An address: a base and an offset.
+/// An address: base plus offset.
 #[derive(Clone, Copy, Debug)]
 pub struct Address {
     pub space: Space,
@@ -294,7 +294,7 @@ pub struct Address {
     pub offset: u64,
 }
 
-/// What an instruction does.
+/// Operation of an instruction.
 #[derive(Debug)]
 pub enum Op {
     Nothing,
@@ -426,7 +426,7 @@ pub enum Op {
         d: Reg,
         a: Src,
     },
-    /// To a generic address, or from one.
+    /// Conversion to or from a generic address.
     ToGeneric {
         space: Space,
         d: Reg,
