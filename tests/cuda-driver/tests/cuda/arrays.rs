@@ -1,4 +1,4 @@
-//! Arrays, textures and surfaces, and copies as nodes of graphs.
+//! Arrays, textures and surfaces, and copies as graph nodes.
 
 use std::ptr::{null, null_mut};
 
@@ -20,9 +20,9 @@ fn array(width: usize, height: usize, depth: usize) -> CUarray {
     array
 }
 
-/// A copy of so many bytes, rows and planes, of which the sides are to be said.
+/// A copy of this many bytes, rows and planes, whose sides are still to be set.
 fn copy(size: (usize, usize, usize)) -> CUDA_MEMCPY3D {
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
     (copy.WidthInBytes, copy.Height, copy.Depth) = size;
     copy
@@ -43,7 +43,7 @@ fn to_host(copy: &mut CUDA_MEMCPY3D, to: &mut [u32], pitch: usize, rows: usize) 
 #[test]
 fn what_is_copied_to_an_array_comes_back_and_goes_to_memory() {
     let _context = context();
-    // A row of seven words of which five are copied, four rows of which three are; two planes.
+    // Copies five of seven words per row and three of four rows, in two planes.
     let numbers: Vec<u32> = (0..7 * 4 * 2).collect();
     let array = array(6, 4, 3);
     let mut there = copy((20, 3, 2));
@@ -68,7 +68,7 @@ fn what_is_copied_to_an_array_comes_back_and_goes_to_memory() {
     here.dstDevice = memory;
     ok!(cuMemcpy3DAsync_v2(&here, null_mut()));
     assert_eq!(values::<u32>(memory, 30), wanted);
-    // One plane, by the rectangle's call.
+    // One plane, by the two-dimensional call.
     let mut plane = vec![0u32; 10];
     let rectangle = CUDA_MEMCPY2D {
         srcXInBytes: 0,
@@ -115,7 +115,7 @@ fn textures_and_surfaces_end_once() {
     };
     ok!(cuArray3DGetDescriptor_v2(&mut told, array));
     assert_eq!((told.Width, told.Height, told.Depth), (16, 16, 0));
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let (mut of, how): (CUDA_RESOURCE_DESC, CUDA_TEXTURE_DESC) = unsafe { std::mem::zeroed() };
     of.resType = CUresourcetype::CU_RESOURCE_TYPE_ARRAY;
     of.res.array.hArray = array;
@@ -127,7 +127,7 @@ fn textures_and_surfaces_end_once() {
     let again = cuda!(cuTexObjectDestroy(texture));
     assert_eq!(again, CUresult::CUDA_ERROR_INVALID_VALUE);
     ok!(cuSurfObjectDestroy(surface));
-    // Of memory that is nobody's, and of an array that is none.
+    // Of unallocated memory, and of an invalid array.
     of.resType = CUresourcetype::CU_RESOURCE_TYPE_LINEAR;
     let word = [7u32; 4];
     of.res.linear.devPtr = word.as_ptr() as CUdeviceptr;
@@ -161,7 +161,7 @@ fn copies_are_nodes_of_graphs_and_can_be_changed() {
     ok!(cuCtxGetCurrent(&mut own));
     ok!(cuGraphCreate(&mut graph, 0));
     ok!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, &one, own));
-    // Behind it: from there to the second.
+    // A dependent node that copies on to the second array.
     let mut two = one;
     (two.srcDevice, two.dstDevice) = (c, b);
     ok!(cuGraphAddMemcpyNode(&mut next, graph, &node, 1, &two, own));
@@ -171,7 +171,7 @@ fn copies_are_nodes_of_graphs_and_can_be_changed() {
     assert_eq!(values::<u32>(b, 4), [1, 2, 3, 4]);
     ok!(cuGraphExecDestroy(executable));
     ok!(cuGraphDestroy(graph));
-    // What is nobody's is refused before the driver has it.
+    // Unallocated memory is refused before the driver gets the call.
     ok!(cuGraphCreate(&mut graph, 0));
     let word = [7u32; 4];
     one.srcDevice = word.as_ptr() as CUdeviceptr;
@@ -185,7 +185,7 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
     let _context = context();
     let (mut numbers, mut back) = (vec![1u32, 2, 3, 4, 5, 6, 7, 8], vec![0u32; 4]);
     let memory = device(&[0u32; 4]);
-    // Two rows of two words, of four.
+    // Two of four rows, with two words each.
     let mut there = copy((8, 2, 1));
     from_host(&mut there, &numbers, 16, 2);
     there.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
@@ -213,7 +213,7 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
     for wanted in [[1u32, 2, 5, 6], [9, 2, 5, 10]] {
         ok!(cuGraphLaunch(executable, null_mut()));
         ok!(cuCtxSynchronize());
-        // SAFETY: the driver writes to it behind the compiler's back.
+        // SAFETY: the driver writes to it without the compiler's knowledge.
         let told: Vec<u32> = back
             .iter()
             .map(|one| unsafe { std::ptr::read_volatile(one) })
@@ -228,7 +228,7 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
     ok!(cuGraphExecDestroy(executable));
 }
 
-/// A graph of one copy between memory of the device and of the program, ready to be launched.
+/// A graph with one copy between device memory and the program's memory, ready to launch.
 fn instance(copy: &CUDA_MEMCPY3D) -> (CUgraph, CUgraphNode, CUgraphExec) {
     let (mut graph, mut node, mut executable) = (null_mut(), null_mut(), null_mut());
     let mut own = null_mut();
@@ -278,7 +278,7 @@ fn graphs_that_are_made_again_and_again_keep_no_space() {
         let numbers = vec![round; WORDS];
         let (graph, _, executable) = instance(&to_device(&numbers, to));
         ok!(cuGraphLaunch(executable, null_mut()));
-        // What runs has its space until it has ended.
+        // A running graph keeps its memory until it has ended.
         ok!(cuGraphExecDestroy(executable));
         ok!(cuGraphDestroy(graph));
         ok!(cuCtxSynchronize());

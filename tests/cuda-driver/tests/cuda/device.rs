@@ -39,7 +39,7 @@ fn memory_is_counted_and_refused_where_it_ends() {
         cuda!(cuMemAlloc_v2(&mut at, 0)),
         CUresult::CUDA_ERROR_INVALID_VALUE
     );
-    // More than any other test has.
+    // More than any other test allocates.
     let most = total / 8 * 7;
     ok!(cuMemAlloc_v2(&mut at, most));
     let mut after = 0;
@@ -51,7 +51,7 @@ fn memory_is_counted_and_refused_where_it_ends() {
 
 #[test]
 fn memory_that_is_freed_in_a_stream_is_there_until_then() {
-    /// As much as no other test has: these may be given its address as soon as it is free.
+    /// A size that no other test uses: other tests may get this address as soon as it is free.
     const SIZE: usize = 12_345;
     let _context = context();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The few calls that all tests make, of whatever library this program tests.
+//! The few calls that all tests make to whichever library this program tests.
 
 use std::{
     ffi::{CString, c_void},
@@ -8,10 +8,10 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-/// Calls a function by its symbol, with the signature that the definition has.
+/// Calls a function by its symbol, with the signature from the definition.
 macro_rules! cuda {
     ($name:ident($($argument:expr),* $(,)?)) => {{
-        // SAFETY: the signature is the definition's; tests pass what it wants.
+        // SAFETY: the signature is the definition's; tests pass what the function requires.
         #[allow(unused_unsafe)]
         unsafe {
             let function = $crate::library::library()
@@ -23,7 +23,7 @@ macro_rules! cuda {
 }
 pub(crate) use cuda;
 
-/// The same, and it must succeed.
+/// Like `cuda!`, but the call must succeed.
 macro_rules! ok {
     ($name:ident($($argument:expr),* $(,)?)) => {{
         let result = $crate::driver::cuda!($name($($argument),*));
@@ -37,7 +37,7 @@ pub fn name_of(result: CUresult) -> &'static str {
     found.map_or("an unknown error", |(name, _)| name)
 }
 
-/// A context of a test's own, current in its thread.
+/// A test's own context, current in its thread.
 pub struct Own(CUcontext, #[allow(dead_code)] crate::library::Turn);
 
 pub fn context() -> Own {
@@ -60,7 +60,7 @@ impl Drop for Own {
     }
 }
 
-/// Tests that look at what all contexts share are alone.
+/// Held by tests that look at state shared by all contexts.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -80,7 +80,7 @@ pub fn function(module: CUmodule, name: &str) -> CUfunction {
     function
 }
 
-/// Device memory with values.
+/// Allocates device memory with these values.
 pub fn device<T: Copy>(values: &[T]) -> CUdeviceptr {
     let mut at = 0;
     ok!(cuMemAlloc_v2(&mut at, size_of_val(values)));
@@ -92,7 +92,7 @@ pub fn device<T: Copy>(values: &[T]) -> CUdeviceptr {
     at
 }
 
-/// What is in device memory.
+/// Reads values from device memory.
 pub fn values<T: Copy + Default>(at: CUdeviceptr, count: usize) -> Vec<T> {
     let mut values = vec![T::default(); count];
     ok!(cuMemcpyDtoH_v2(
@@ -103,12 +103,12 @@ pub fn values<T: Copy + Default>(at: CUdeviceptr, count: usize) -> Vec<T> {
     values
 }
 
-/// An argument's address, as a launch wants it.
+/// The address of an argument, as a launch expects it.
 pub fn argument<T>(value: &T) -> *mut c_void {
     std::ptr::from_ref(value).cast_mut().cast()
 }
 
-/// A launch into a stream; what it answers.
+/// Launches a kernel into a stream, and returns the result.
 pub fn launch(
     function: CUfunction,
     grid: [u32; 3],
@@ -133,7 +133,7 @@ pub fn launch(
     ))
 }
 
-/// A launch that must succeed, in the default stream.
+/// Launches a kernel in the default stream; this must succeed.
 pub fn run(
     function: CUfunction,
     grid: [u32; 3],

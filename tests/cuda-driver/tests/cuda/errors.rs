@@ -1,4 +1,4 @@
-//! What programs do wrong.
+//! Errors of programs.
 
 use std::{ffi::CString, ptr::null_mut};
 
@@ -156,7 +156,7 @@ fn launches_that_cannot_be_are_refused_at_once() {
             "{grid:?} {block:?} {shared}"
         );
     }
-    // It asks for more shared memory, and gets it.
+    // The kernel opts in to more shared memory, and gets it.
     let more = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
     ok!(cuFuncSetAttribute(twice, more, 64 << 10));
     run(twice, [1, 1, 1], [4, 1, 1], 64 << 10, &arguments);

@@ -1,4 +1,4 @@
-//! What the library exports, and the definition.
+//! Compares what the library exports with the definition.
 
 use std::{collections::BTreeSet, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
     library::{library, path},
 };
 
-/// Dynamic symbols of the library itself.
+/// Dynamic symbols that the library itself defines.
 fn symbols() -> BTreeSet<String> {
     let nm = Command::new("nm")
         .args(["-D", "--defined-only"])
@@ -34,7 +34,7 @@ fn every_symbol_is_of_the_definition_and_listed_with_its_signature() {
             cuda_definition::by_symbol(ENTRY_POINTS, symbol).is_some(),
             "{symbol}"
         );
-        // SAFETY: only its address is asked.
+        // SAFETY: only the address is taken.
         assert!(unsafe { library().get::<*const ()>(symbol.as_bytes()) }.is_ok());
     }
 }
@@ -58,7 +58,7 @@ fn functions_are_found_by_name_and_version() {
     };
     let (result, found, _) = find(c"cuDriverGetVersion", 13000);
     assert_eq!(result, CUresult::CUDA_SUCCESS);
-    // SAFETY: the name says what it is.
+    // SAFETY: the name determines the function's type.
     let function = unsafe {
         std::mem::transmute::<*mut std::ffi::c_void, signatures::cuDriverGetVersion>(found)
     };
@@ -67,7 +67,7 @@ fn functions_are_found_by_name_and_version() {
     let result = unsafe { function(&raw mut version) };
     assert_eq!(result, CUresult::CUDA_SUCCESS);
     assert_eq!(version, 13000);
-    // The first form of cuMemAlloc is not there, the second is what new programs get.
+    // The first version of cuMemAlloc is missing; new programs get the second one.
     let (result, found, status) = find(c"cuMemAlloc", 2000);
     assert_eq!(result, CUresult::CUDA_ERROR_NOT_FOUND);
     assert!(found.is_null());
@@ -75,7 +75,7 @@ fn functions_are_found_by_name_and_version() {
         status,
         CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
     );
-    // SAFETY: only its address is asked.
+    // SAFETY: only the address is taken.
     let second = unsafe { library().get::<*const ()>(b"cuMemAlloc_v2") }.expect("it is exported");
     assert_eq!(
         find(c"cuMemAlloc", 13000).1.cast_const().cast::<()>(),

@@ -1,4 +1,4 @@
-//! Nodes of graphs that call functions, allocate memory or have graphs of their own, and nodes that change.
+//! Graph nodes that call functions, allocate memory or contain graphs, and nodes that are changed.
 
 use std::{
     ffi::c_void,
@@ -33,7 +33,7 @@ fn current() -> CUcontext {
     current
 }
 
-/// A fill of so many words.
+/// A fill of this many words.
 fn fill(at: CUdeviceptr, value: u32, width: usize) -> CUDA_MEMSET_NODE_PARAMS {
     CUDA_MEMSET_NODE_PARAMS {
         dst: at,
@@ -60,7 +60,7 @@ fn add_fill(graph: CUgraph, after: &[CUgraphNode], fill: &CUDA_MEMSET_NODE_PARAM
 }
 
 fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize) -> CUDA_MEMCPY3D {
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut copy: CUDA_MEMCPY3D = unsafe { std::mem::zeroed() };
     (copy.WidthInBytes, copy.Height, copy.Depth) = (bytes, 1, 1);
     copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
@@ -84,7 +84,7 @@ fn add_copy(graph: CUgraph, after: &[CUgraphNode], copy: &CUDA_MEMCPY3D) -> CUgr
 }
 
 unsafe extern "C" fn increase(data: *mut c_void) {
-    // SAFETY: tests give a number that stays.
+    // SAFETY: tests pass a number that lives forever.
     unsafe { &*data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
 }
 
@@ -113,7 +113,7 @@ fn add_function(
     node
 }
 
-/// A number for functions, which stays.
+/// A number for functions, which lives forever.
 fn number(value: u32) -> &'static AtomicU32 {
     Box::leak(Box::new(AtomicU32::new(value)))
 }
@@ -128,7 +128,7 @@ fn nodes_change_in_the_graph_or_in_what_was_made_of_it() {
     let first = instance(graph);
     run(first);
     assert_eq!(values::<u32>(b, 2), [5, 5]);
-    // What was made before does what it did.
+    // What was instantiated before is not changed.
     ok!(cuGraphMemsetNodeSetParams(filled, &fill(a, 6, 1)));
     ok!(cuGraphMemcpyNodeSetParams(copied, &copy(b + 4, a, 4)));
     let second = instance(graph);
@@ -155,7 +155,7 @@ fn nodes_change_in_the_graph_or_in_what_was_made_of_it() {
     assert_eq!(values::<u32>(b, 2), [7, 5]);
     run(second);
     assert_eq!(values::<u32>(b, 2), [7, 6]);
-    // Memory that is nobody's.
+    // Unallocated memory.
     let word = [0u32; 2];
     let wild = word.as_ptr() as CUdeviceptr;
     let set = cuda!(cuGraphExecMemcpyNodeSetParams(
@@ -181,16 +181,16 @@ fn an_executable_graph_becomes_what_another_graph_of_its_shape_is() {
     let before = add_fill(longer, &[], &fill(at, 3, 4));
     add_fill(longer, &[before], &fill(at, 4, 4));
     let executable = instance(first);
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut told: CUgraphExecUpdateResultInfo = unsafe { std::mem::zeroed() };
     ok!(cuGraphExecUpdate_v2(executable, second, &mut told));
     let success = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_SUCCESS;
     assert_eq!(told.result, success);
-    // The graph that was there for it may go.
+    // The graph used for the update may be destroyed.
     ok!(cuGraphDestroy(second));
     run(executable);
     assert_eq!(values::<u32>(at, 4), [2; 4]);
-    // Nodes are still those of the graph that it was made of.
+    // Nodes are still those of the graph that the executable was made from.
     let (other, own) = (fill(at, 5, 2), current());
     ok!(cuGraphExecMemsetNodeSetParams(
         executable, node, &other, own
@@ -220,14 +220,14 @@ fn a_graph_calls_functions_in_its_order_with_each_launch() {
         run(executable);
         assert_eq!(count.load(Ordering::SeqCst), wanted);
     }
-    // A clone calls the same ones, also when it has gone itself.
+    // A clone calls the same functions, even after it was destroyed itself.
     let mut clone = null_mut();
     ok!(cuGraphClone(&mut clone, graph));
     let cloned = instance(clone);
     ok!(cuGraphDestroy(clone));
     run(cloned);
     assert_eq!(count.load(Ordering::SeqCst), 46);
-    // Another function in what was made of the first.
+    // Another function in the executable of the first graph.
     let other = number(2);
     ok!(cuGraphExecHostNodeSetParams(
         executable,
@@ -240,7 +240,7 @@ fn a_graph_calls_functions_in_its_order_with_each_launch() {
         (47, 4)
     );
     ok!(cuGraphDestroy(graph));
-    // Several at a time, and calls behind them that wait for all.
+    // Several functions at a time, followed by calls that wait for all of them.
     count.store(0, Ordering::SeqCst);
     for _ in 0..20 {
         ok!(cuGraphLaunch(executable, null_mut()));
@@ -272,7 +272,7 @@ fn functions_that_are_captured_are_called_with_each_launch() {
         ok!(cuGraphDestroy(graph));
         ok!(cuGraphLaunch(executable, stream));
         ok!(cuGraphLaunch(executable, stream));
-        // What runs of it has its function until it has ended.
+        // A running graph keeps its function until it has ended.
         ok!(cuGraphExecDestroy(executable));
         ok!(cuStreamSynchronize(stream));
         assert_eq!(count.load(Ordering::SeqCst), 2 * round);
@@ -310,7 +310,7 @@ fn a_stream_that_has_joined_a_capture_goes_before_the_capture_ends() {
     ok!(cuStreamDestroy_v2(stream));
 }
 
-/// A copy to memory of the program that is not pinned.
+/// A copy to unpinned memory of the program.
 fn copy_back(to: &AtomicU32, from: CUdeviceptr) -> CUDA_MEMCPY3D {
     let mut copy = copy(0, from, 4);
     copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
@@ -331,7 +331,7 @@ fn a_function_of_a_graph_sees_what_the_graph_has_copied_to_the_program_and_may_c
         run(executable);
         assert_eq!(result.load(Ordering::SeqCst), 42);
     }
-    // So does what is made of a clone, and with another function.
+    // So does the executable of a clone, also with another function.
     let mut clone = null_mut();
     ok!(cuGraphClone(&mut clone, graph));
     let cloned = instance(clone);
@@ -367,7 +367,7 @@ fn nodes_copy_pinned_memory_of_any_size() {
         ok!(cuMemHostAlloc(&mut host, 4 * words, 0));
         let numbers = host.cast::<u32>();
         for index in 0..words {
-            // SAFETY: so many are there.
+            // SAFETY: within the allocation.
             unsafe { numbers.add(index).write(index as u32 ^ megabytes as u32) };
         }
         let graph = graph();
@@ -384,7 +384,7 @@ fn nodes_copy_pinned_memory_of_any_size() {
         ok!(cuGraphDestroy(graph));
         ok!(cuMemFree_v2(to));
         kept.push(host);
-        // Some is given back in between, and used again with other bounds.
+        // Some memory is freed in between and reused with other bounds.
         if megabytes == 20 {
             ok!(cuMemFreeHost(kept.remove(0)));
         }
@@ -456,7 +456,7 @@ fn a_program_adds_nodes_of_its_own_to_what_it_captures() {
             CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
         );
         assert!(edges.is_null() && id != 0);
-        // SAFETY: as many are there until something else is asked of the stream.
+        // SAFETY: this many exist until the stream is queried again.
         let all: Vec<_> = (0..count)
             .map(|index| unsafe { nodes.add(index).read() })
             .collect();
@@ -467,7 +467,7 @@ fn a_program_adds_nodes_of_its_own_to_what_it_captures() {
     ok!(cuMemsetD32Async(to, 1, 1, stream));
     let (same, after) = look();
     assert_eq!((same, after.len()), (made, 1));
-    // A node of the program's, behind what was captured; what is captured next comes behind it.
+    // A node added by the program after the captured ones. What is captured next comes after it.
     let mut own = add_fill(made, &after, &fill(to + 4, 2, 1));
     ok!(cuStreamUpdateCaptureDependencies_v2(
         stream,
@@ -511,7 +511,7 @@ fn a_graph_allocates_memory_and_gives_it_back() {
     let _context = context();
     let to = device(&[0u32; 4]);
     let graph = graph();
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut wanted: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
     wanted.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     wanted.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -535,7 +535,7 @@ fn a_graph_allocates_memory_and_gives_it_back() {
         assert_eq!(values::<u32>(to, 4), [9; 4]);
         ok!(cuMemsetD32_v2(to, 0, 4));
     }
-    // Memory that no graph allocates.
+    // Memory that no graph has allocated.
     let wild = cuda!(cuGraphAddMemFreeNode(
         &mut freed,
         graph,
@@ -548,7 +548,7 @@ fn a_graph_allocates_memory_and_gives_it_back() {
     run(executable);
     assert_eq!(values::<u32>(to, 4), [9; 4]);
     ok!(cuGraphExecDestroy(executable));
-    // It is nobody's any more.
+    // The memory is no longer allocated.
     let mut back = [0u32; 4];
     let gone = cuda!(cuMemcpyDtoH_v2(back.as_mut_ptr().cast(), at, 16));
     assert_ne!(gone, CUresult::CUDA_SUCCESS);
@@ -582,7 +582,7 @@ fn what_a_captured_stream_allocates_and_frees_its_graph_does_with_each_launch() 
 fn what_a_launch_leaves_allocated_outlives_its_graph() {
     let _context = context();
     let graph = graph();
-    // SAFETY: numbers and pointers: zero is a value of each.
+    // SAFETY: numbers and pointers, for which zero is a valid value.
     let mut wanted: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
     wanted.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     wanted.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -638,7 +638,7 @@ fn a_node_runs_one_of_its_graphs() {
             value,
             1
         ));
-        // SAFETY: numbers and pointers: zero is a value of each.
+        // SAFETY: numbers and pointers, for which zero is a valid value.
         let mut wanted_node: CUgraphNodeParams = unsafe { std::mem::zeroed() };
         wanted_node.r#type = CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
         wanted_node.anonymous2.conditional = CUDA_CONDITIONAL_NODE_PARAMS {
@@ -658,7 +658,7 @@ fn a_node_runs_one_of_its_graphs() {
             &mut wanted_node
         ));
         for index in 0..size {
-            // SAFETY: the part that was written; as many graphs are there as were asked for.
+            // SAFETY: this field was written, and there are as many graphs as requested.
             let body = unsafe {
                 let bodies = wanted_node.anonymous2.conditional.phGraph_out;
                 bodies.add(index as usize).read()
@@ -669,7 +669,7 @@ fn a_node_runs_one_of_its_graphs() {
         run(executable);
         assert_eq!(values::<u32>(to, 2), [wanted, 1]);
         ok!(cuGraphExecDestroy(executable));
-        // A value that is none.
+        // An invalid conditional handle.
         // SAFETY: as above.
         unsafe { wanted_node.anonymous2.conditional.handle ^= 0x55 };
         let forged = cuda!(cuGraphAddNode_v2(

@@ -1,4 +1,4 @@
-//! What is so only where the driver is in the program's own process.
+//! Tests of what holds only where the driver is in the program's own process.
 
 use std::ffi::c_void;
 

@@ -4,16 +4,16 @@ use std::{path::PathBuf, sync::OnceLock};
 
 use libloading::Library;
 
-/// Where Cargo puts the library: beside this program.
+/// Where Cargo places the library: next to this program.
 pub fn path() -> PathBuf {
     let program = std::env::current_exe().expect("a test knows its own path");
     program.with_file_name("libgantry_cuda_driver.so")
 }
 
-/// Tests run at the same time here.
+/// Unused here, because tests run concurrently.
 pub struct Turn;
 
-/// Whose turn it is.
+/// Takes a turn, which needs no wait here.
 pub fn turn() -> Turn {
     Turn
 }
@@ -22,7 +22,7 @@ pub fn turn() -> Turn {
 pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        // SAFETY: opening it runs no code of its own.
+        // SAFETY: the library runs no code of its own when opened.
         let library = unsafe { Library::new(path()) };
         library.expect("the driver is built with this test")
     })

@@ -1,4 +1,5 @@
-//! The stand-in driver as programs use it: a library that is opened, and compiled kernels.
+//! Tests the stand-in driver as programs use it: as a library opened at run time, with compiled
+//! kernels.
 
 mod arrays;
 mod device;

@@ -1,4 +1,4 @@
-//! Streams: what waits, and what does not.
+//! Streams: what waits and what does not.
 
 use std::{
     ffi::c_void,
@@ -25,13 +25,13 @@ fn event() -> CUevent {
     event
 }
 
-/// Host memory that kernels and the host see alike.
+/// Host memory shared by kernels and the host.
 fn pinned(count: usize) -> &'static [AtomicU32] {
     let mut at: *mut c_void = null_mut();
     ok!(cuMemHostAlloc(&mut at, count * 4, 2));
-    // SAFETY: memory of that size, which no test frees and nobody else has yet.
+    // SAFETY: memory of that size, which no test frees and nobody else uses yet.
     unsafe {
-        // It may have been another test's before.
+        // It may have belonged to another test before.
         at.cast::<u32>().write_bytes(0, count);
         std::slice::from_raw_parts(at.cast(), count)
     }
@@ -41,7 +41,7 @@ fn address(word: &AtomicU32) -> CUdeviceptr {
     std::ptr::from_ref(word) as CUdeviceptr
 }
 
-/// A kernel that runs until the word has a value.
+/// Launches a kernel that runs until the word has a value.
 fn spin(module: CUmodule, stream: CUstream, word: &AtomicU32, until: u32) {
     let at = address(word);
     let spin = function(module, "spin");
@@ -98,7 +98,7 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
     let (module, words) = (module(ORDER), pinned(2));
     let (blocking, free) = (stream(0), stream(NON_BLOCKING));
     spin(module, free, &words[0], 1);
-    // Not held up by the stream that does not block.
+    // The non-blocking stream does not hold this up.
     ok!(cuStreamSynchronize(null_mut()));
     spin(module, blocking, &words[1], 1);
     ok!(cuMemsetD32Async(address(&words[0]), 1, 1, null_mut()));
@@ -115,7 +115,7 @@ fn the_legacy_stream_waits_for_blocking_streams_only() {
 #[test]
 fn copies_that_are_longer_than_what_is_under_way_of_them_arrive_whole() {
     let _context = context();
-    // Not a multiple of any part.
+    // Not a multiple of any chunk size.
     let numbers: Vec<u32> = (0..(9 << 20) + 77)
         .map(|n: u32| n.wrapping_mul(31))
         .collect();
@@ -125,7 +125,7 @@ fn copies_that_are_longer_than_what_is_under_way_of_them_arrive_whole() {
     ok!(cuMemAlloc_v2(&mut at, bytes));
     let mut back = vec![0u32; numbers.len()];
     for asynchronous in [true, false] {
-        // The other stream does not wait for it.
+        // The other stream does not wait for this.
         ok!(cuMemsetD32_v2(at, 0, numbers.len()));
         ok!(cuCtxSynchronize());
         back.fill(0);
