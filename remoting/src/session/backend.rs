@@ -1,9 +1,8 @@
-//! What a session needs of an accelerator API's backend, and what a backend gets of a session.
+//! The interface between a session and an accelerator API's backend.
 //!
-//! A backend owns the shadow objects of one application and calls the host's driver. Its methods
-//! take the [session](Session) that it belongs to, by which it answers, releases stages, waits for
-//! fences and charges quotas. The session itself knows nothing of the API but this: all is static,
-//! so that a request costs no call through a table.
+//! A backend owns the shadow objects of one application and calls the host's driver. Its methods take the
+//! [session](Session) that it belongs to, through which it answers, releases stages, waits for fences and charges
+//! quotas. The session knows nothing else of the API. Dispatch is static, so that a request costs no virtual call.
 
 use std::{fmt::Debug, hash::Hash, sync::Arc};
 
@@ -16,44 +15,43 @@ use super::{
 };
 use crate::wire::{Api, Header, messages::EventId};
 
-/// How far the work is that a fence stands for.
+/// Progress of the work behind a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The device has not begun it.
+    /// The device has not begun the work.
     Waiting,
-    /// The device is at it.
+    /// The device is executing it.
     Running,
-    /// It is done.
+    /// It has completed.
     Complete,
-    /// It has failed, or nobody knows of it.
+    /// It has failed, or its state is unknown.
     Failed,
 }
 
 impl Progress {
-    /// Whether the fence will not change any more.
+    /// Whether this is a final state.
     pub fn is_over(self) -> bool {
         matches!(self, Self::Complete | Self::Failed)
     }
 }
 
-/// The part of a driver that says when work has completed. Threads beside the serving one ask, too.
+/// The part of a driver that reports completion. Threads other than the serving one use it too.
 pub trait Fences: Debug + Send + Sync + 'static {
-    /// Stands for work that was submitted: an event, a number on a timeline. References to it are
-    /// counted by [`retain`](Self::retain) and [`release`](Self::release).
+    /// Identifies submitted work: an event, or a number on a timeline. [`retain`](Self::retain) and
+    /// [`release`](Self::release) count the references to it.
     type Fence: Copy + Debug + Eq + Hash + Send + 'static;
 
-    /// How far the work is. Waits for nothing.
+    /// The progress of the work. Does not block.
     fn poll(&self, fence: Self::Fence) -> Progress;
 
-    /// Takes a reference more.
+    /// Adds a reference.
     fn retain(&self, fence: Self::Fence);
 
-    /// Gives up a reference.
+    /// Drops a reference.
     fn release(&self, fence: Self::Fence);
 }
 
-/// A queue, as the driver tells it from others: commands of one that is in order run one after the
-/// other.
+/// A queue as the driver identifies it. Commands of an in-order queue run one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QueueKey {
     /// The driver's handle.
@@ -62,45 +60,45 @@ pub struct QueueKey {
     pub in_order: bool,
 }
 
-/// What carries an API's requests out.
+/// Executes an API's requests.
 pub trait Backend: Debug + Sized {
     /// The API.
     type Api: Api;
-    /// The driver, as its fences are asked about.
+    /// The driver that is asked about fences.
     type Driver: Fences;
     /// What has been copied of the state while the session serves.
     type Precopied: Debug + Send;
-    /// What the driver's threads and the backend's own tell the serving thread.
+    /// What the driver's threads and the backend's own threads tell the serving thread.
     type Notice: Debug + Send + 'static;
 
-    /// The API's code for a wait of whose fences one has failed.
+    /// The API's error code for a wait in which a fence has failed.
     const FENCE_FAILED: i32;
-    /// The API's code for an answer that is too long to be sent.
+    /// The API's error code for an answer that is too long to be sent.
     const ANSWER_TOO_LONG: i32;
 
-    /// Hash of the form of what [`checkpoint`](Self::checkpoint) returns.
+    /// Hash of the encoding of what [`checkpoint`](Self::checkpoint) returns.
     const STATE_SHAPE: u64 = 0;
 
     /// The driver.
     fn driver(&self) -> &Arc<Self::Driver>;
 
-    /// Carries out a request: answers it, or sees to it that it is answered later.
+    /// Executes a request: answers it, or arranges for a later answer.
     ///
     /// # Errors
-    /// The session ends. What is wrong with the request alone is in its answer.
+    /// The session ends. An error of the request alone is in its answer.
     fn execute(
         session: &mut Session<Self>,
         header: Header,
         request: <Self::Api as Api>::Request,
     ) -> Result<(), Error>;
 
-    /// Does what a notice tells of, in the serving thread.
+    /// Handles a notice, in the serving thread.
     ///
     /// # Errors
     /// The session ends.
     fn notice(session: &mut Session<Self>, notice: Self::Notice) -> Result<(), Error>;
 
-    /// Carries out what was put off, if it can be by now. Whether there was something.
+    /// Executes deferred work, if that is possible by now. Returns whether there was any.
     ///
     /// # Errors
     /// The session ends.
@@ -109,11 +107,11 @@ pub trait Backend: Debug + Sized {
         Ok(false)
     }
 
-    /// Whether all is here that a request needs: contents of memory may still be on their way from where the
-    /// application was. The session keeps it until they have come, and those that follow it.
+    /// Whether everything that a request needs has arrived: contents of memory may still be in transit from where the
+    /// application was. If not, the session keeps the request, and those that follow it, until they have.
     ///
     /// # Errors
-    /// The session ends: they do not come any more.
+    /// The session ends: the contents will not arrive any more.
     fn has_come(
         session: &mut Session<Self>,
         opcode: u16,
@@ -123,80 +121,80 @@ pub trait Backend: Debug + Sized {
         Ok(true)
     }
 
-    /// Whether no request is to be taken for now, because of what the backend is still at.
+    /// Whether the backend is still at work in a way that allows no further request for now.
     fn is_busy(&self) -> bool;
 
-    /// Whether the client has an event of this number.
+    /// Whether the client has an event with this number.
     fn has_event(&self, id: EventId) -> bool;
 
-    /// Has the driver begin what it has of a queue of the client, if there is one of this number.
+    /// Flushes the client's queue with this number to the driver, if there is one.
     fn flush(&self, queue: u32);
 
-    /// The same of all queues.
+    /// Flushes all queues.
     fn flush_all(&self);
 
-    /// Gives back to the driver what the client has freed and no work uses any more. Whether there
-    /// was something.
+    /// Releases driver objects that the client has freed and that no work uses any more. Returns whether there were
+    /// any.
     fn sweep(&mut self) -> bool;
 
-    /// Fences that the client waited for are over, which the driver has not been asked to wait for: it
-    /// may have something left to do.
+    /// Tells the backend that fences the client waited for are final, although the driver was not asked to wait for
+    /// them: it may have something left to do.
     fn waited(&mut self, fences: &[<Self::Driver as Fences>::Fence]) {
         let _ = fences;
     }
 
-    /// What kernels have printed and the client has not been told, a part of it.
+    /// Takes part of the kernels' printed output that has not been sent to the client.
     fn printed(&mut self) -> Option<Vec<u8>> {
         None
     }
 
-    /// Adds the fences after which [`sweep`](Self::sweep) may find something, each of them once.
+    /// Adds the fences after which [`sweep`](Self::sweep) may find something, each only once.
     fn sweep_after(&mut self, fences: &mut Vec<<Self::Driver as Fences>::Fence>);
 
-    /// The client is told that its callback of this number is due.
+    /// The client has been told that its callback with this number is due.
     fn called(&mut self, number: u64) {
         let _ = number;
     }
 
-    /// What the driver or the backend is still at, if anything: a checkpoint waits for it. No call
-    /// comes meanwhile, and no command is submitted.
+    /// What the driver or the backend is still working on, if anything; a checkpoint waits for it. Meanwhile no call
+    /// arrives and no command is submitted.
     fn busy(session: &mut Session<Self>) -> Option<Busy> {
         let _ = session;
         Some(Busy::Never(Immovable::Api(Self::Api::ID.name())))
     }
 
-    /// Whether all that the client has made can be made again, whatever is under way.
+    /// Whether everything that the client has created can be restored, regardless of outstanding work.
     ///
     /// # Errors
-    /// What cannot is named.
+    /// Names what cannot be restored.
     fn check_movable(session: &Session<Self>) -> Result<(), Immovable> {
         let _ = session;
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
-    /// Whether a fence is one that the client decides, and has not yet.
+    /// Whether the client decides the fence and has not done so yet.
     fn is_undecided(&self, fence: <Self::Driver as Fences>::Fence) -> bool {
         let _ = fence;
         false
     }
 
-    /// The number of the event that is this fence, if the client has one.
+    /// The number of the client's event with this fence, if there is one.
     fn event_of(&self, fence: <Self::Driver as Fences>::Fence) -> Option<EventId> {
         let _ = fence;
         None
     }
 
-    /// The fence of the client's event of this number.
+    /// The fence of the client's event with this number.
     fn fence_of(&self, id: EventId) -> Option<<Self::Driver as Fences>::Fence> {
         let _ = id;
         None
     }
 
-    /// Writes to the image what is not in what has been copied before, if anything has. The session
-    /// serves meanwhile; what takes long is returned.
+    /// Writes the changes since `known` to the image, or everything if that is none. The session serves meanwhile; long
+    /// work is returned as [`Copying`].
     ///
     /// # Errors
-    /// What cannot be made again is named.
+    /// Names what cannot be restored.
     fn precopy(
         session: &mut Session<Self>,
         known: Option<Self::Precopied>,
@@ -206,18 +204,18 @@ pub trait Backend: Debug + Sized {
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
-    /// How many bytes of memory objects were made since the last round of pre-copy began, or ever without one,
-    /// outside of the window.
+    /// Bytes of memory objects, outside the window, that were created since the last pre-copy round began, or in total
+    /// if there was none.
     fn made_since(session: &Session<Self>, known: Option<&Self::Precopied>) -> u64 {
         let _ = (session, known);
         0
     }
 
-    /// Makes what [`precopy`](Self::precopy) has written, in a new session. Neither it nor the contents
-    /// are trusted.
+    /// Restores what [`precopy`](Self::precopy) has written, in a new session. Neither the state nor the contents are
+    /// trusted.
     ///
     /// # Errors
-    /// The session is to end.
+    /// The session must end.
     fn prepare(
         session: &mut Session<Self>,
         state: &[u8],
@@ -227,12 +225,12 @@ pub trait Backend: Debug + Sized {
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
-    /// The state of a session that nothing is under way of, without what has been copied before.
-    /// Contents of memory go to the image; with `postcopy` those of large objects remain here, to be
-    /// saved later if the session does not go on. It can go on afterwards.
+    /// Returns the state of a session without outstanding work, except what was copied before. Contents of memory go to
+    /// the image. With `postcopy`, contents of large objects stay here, to be saved later if the session does not
+    /// resume. The session can resume afterwards.
     ///
     /// # Errors
-    /// What cannot be made again is named.
+    /// Names what cannot be restored.
     fn checkpoint(
         session: &mut Session<Self>,
         known: Option<Self::Precopied>,
@@ -243,10 +241,10 @@ pub trait Backend: Debug + Sized {
         Err(Immovable::Api(Self::Api::ID.name()))
     }
 
-    /// Makes a state again, in a new session. Neither it nor the contents are trusted.
+    /// Restores a state in a new session. Neither the state nor the contents are trusted.
     ///
     /// # Errors
-    /// The session is to end.
+    /// The session must end.
     fn restore(
         session: &mut Session<Self>,
         state: &[u8],
@@ -257,7 +255,7 @@ pub trait Backend: Debug + Sized {
     }
 }
 
-/// The fences of a backend.
+/// The fence type of a backend.
 pub type FenceOf<B> = <<B as Backend>::Driver as Fences>::Fence;
-/// The requests of a backend.
+/// The request type of a backend.
 pub type RequestOf<B> = <<B as Backend>::Api as Api>::Request;

@@ -1,5 +1,5 @@
-//! A client that carries its state from one worker to another by itself: by calls, so that it does
-//! not matter where either worker is, nor by which link it is reached.
+//! A client that transfers its own state from one worker to another. It does so by calls, so it does not matter where
+//! either worker is, nor which link reaches it.
 //!
 //! ```text
 //!   client to the worker that it leaves       client to the one that it comes to
@@ -12,10 +12,10 @@
 //!                                               RestoreState     makes the rest
 //! ```
 //!
-//! Each answer is why something was not done, and empty if it was. The first worker still serves: if
-//! the second one does not come to be, the client goes on with the first. A client can write any image,
-//! which is trusted no more than its calls are, and no longer than [`Session::most_carried`] says. A
-//! worker that has made a round's objects takes no other calls before it has made all.
+//! Each answer is the reason why something was not done, and empty if it was. The first worker still serves: if the
+//! second one fails to start serving, the client continues with the first. A client can write any image. The image is
+//! trusted no more than the client's calls, and must not be longer than [`Session::most_carried`]. A worker that has
+//! created a round's objects takes no other calls before it has restored everything.
 
 use std::{
     fs::File,
@@ -41,21 +41,21 @@ use crate::{
     wire::{Blob, Header, messages::WindowRange},
 };
 
-/// The longest wait for what is under way, in milliseconds.
+/// Maximum wait for outstanding work, in milliseconds.
 const LONGEST: u64 = 600_000;
-/// The longest part of an image, in bytes: it is copied by this process's own memory.
+/// Maximum part of an image in bytes: it is copied through this process's own memory.
 const PART: u64 = 4 << 20;
 
-/// A state that the client carries elsewhere, or brings.
+/// A state that the client transfers to another worker, or brings from one.
 #[derive(Debug, Default)]
 pub(crate) enum Carried {
     #[default]
     Nothing,
     /// A round is being copied.
     Due,
-    /// The same, and nobody wants it any more.
+    /// A round is being copied, and nobody wants it any more.
     Unwanted,
-    /// An image, and what was written to it by the client.
+    /// An image, and the amount that the client has written to it.
     Image(File, Steps),
 }
 
@@ -65,7 +65,7 @@ impl Carried {
         matches!(self, Self::Due | Self::Unwanted)
     }
 
-    /// Nobody wants it: an image goes at once, one that is being made when it is whole.
+    /// Discards the state: an image at once, one that is being written when it is complete.
     fn give_up(&mut self) {
         *self = match self.is_due() {
             true => Self::Unwanted,
@@ -91,7 +91,7 @@ fn wrong(what: &'static str) -> Immovable {
 }
 
 impl<B: Backend> Session<B> {
-    /// Begins to copy what is new since the last round. It is answered when that is in an image.
+    /// Begins to copy the changes since the last round. The call is answered when they are in an image.
     pub(crate) fn precopy_state(&mut self, header: Header, round: u32) -> Result<(), Error> {
         match self.begin_carried_round(header, round) {
             Ok(()) => Ok(()),
@@ -120,7 +120,7 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// A round has been copied, or not.
+    /// Answers when a round has been copied, or has failed.
     pub(crate) fn copied(
         &mut self,
         header: Header,
@@ -132,14 +132,14 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Saves the state, but for what so many rounds have of it, once nothing is under way any more; not if more than
-    /// `most` bytes of memory objects were made since, which are the answer.
+    /// Saves the state, except what is in `rounds` rounds, once no work is outstanding. If more than `most` bytes of
+    /// memory objects were created since, it does not save, and answers with that number.
     pub(crate) fn save_state(
         &mut self,
         header: Header,
         (patience, rounds, most): (u64, u32, u64),
     ) -> Result<(), Error> {
-        // While it waits nobody else would be heard.
+        // While it waits, nobody else would be heard.
         if let Err(error) = self.may_have_rounds(Asker::Client) {
             return self.not_saved(header, base::Chain(&error).to_string());
         }
@@ -156,19 +156,19 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// It cannot be saved.
+    /// Answers that the state cannot be saved.
     pub(crate) fn not_saved(&mut self, header: Header, why: String) -> Result<(), Error> {
         Ok(self.answer(header, &Ok((0u64, Blob(why.into_bytes()))))?)
     }
 
-    /// Saves the state of a session that nothing is under way of. It goes on.
+    /// Saves the state of a session without outstanding work. The session resumes.
     pub(crate) fn save_for_client(
         &mut self,
         calls: &Receiver<Slice, Waker>,
         header: Header,
         rounds: u32,
     ) -> Result<(), Error> {
-        // What the client is told now the other worker does not tell it again.
+        // The client hears of these releases now, so the other worker must not repeat them.
         self.tell_released()?;
         let saved = (|| {
             let known = self.rounds_of(Asker::Client, rounds)?;
@@ -180,7 +180,7 @@ impl<B: Backend> Session<B> {
         self.answer_saved(header, saved)
     }
 
-    /// Answers with what has come of saving the state, or a part of it.
+    /// Answers with the outcome of saving the state, or a part of it.
     fn answer_saved(
         &mut self,
         header: Header,
@@ -196,7 +196,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Answers with what has come of a call that uses a stage, which is the client's again.
+    /// Answers a call that uses a stage, which belongs to the client again.
     fn answer_carried(
         &mut self,
         header: Header,
@@ -210,8 +210,8 @@ impl<B: Backend> Session<B> {
         Ok(self.answer(header, &Ok(Blob(why.into_bytes())))?)
     }
 
-    /// Reads a part of the saved image into the window; the last one gives the image up, and one of no
-    /// bytes all that is kept for the client.
+    /// Reads a part of the saved image into the window. Reading the last part discards the image; reading no bytes
+    /// discards everything that is kept for the client.
     pub(crate) fn read_state(
         &mut self,
         header: Header,
@@ -236,17 +236,16 @@ impl<B: Backend> Session<B> {
         };
         let mut bytes = vec![0; length];
         file.read_exact_at(&mut bytes, at)?;
-        // SAFETY: as many bytes of the window as were read; whoever looks there meanwhile sees any
-        // bytes.
+        // SAFETY: as many bytes of the window as were read; a concurrent reader sees arbitrary bytes.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), place, length) };
-        // It is as much memory as the application has.
+        // It takes as much memory as the application has.
         if at.saturating_add(to.length) == file.metadata()?.len() {
             self.carried.take();
         }
         Ok(())
     }
 
-    /// Writes a part of the image that is to be made again from the window.
+    /// Writes a part of the image that is to be restored, from the window.
     pub(crate) fn write_state(
         &mut self,
         header: Header,
@@ -271,14 +270,14 @@ impl<B: Backend> Session<B> {
             )));
         }
         let mut bytes = vec![0; length];
-        // SAFETY: as many bytes of the window as the copy has room for; the client may change them
-        // meanwhile, and then the copy has any bytes.
+        // SAFETY: as many bytes of the window as the copy has room for; the client may change them meanwhile, and the
+        // copy then has arbitrary bytes.
         unsafe { ptr::copy_nonoverlapping(place, bytes.as_mut_ptr(), length) };
         let (file, steps) = match self.carried.take() {
             Some(image) => image,
             None => (image::create()?, Steps::default()),
         };
-        // The image is this process's memory, and its control groups' that it counts for.
+        // The image is memory of this process, and is charged to its control groups.
         let written = steps
             .take(from.length, self.most_carried)
             .map_err(|spare| image::too_little(&spare))
@@ -287,49 +286,48 @@ impl<B: Backend> Session<B> {
         written
     }
 
-    /// A part of the window.
+    /// The address and length of a part of the window.
     fn stretch(&self, range: &WindowRange) -> Result<(*mut u8, usize), Immovable> {
         if range.length > PART {
             return Err(wrong("a part is too long"));
         }
         let place = self.window.at(range.offset, range.length);
-        // Fits, as it is bounded.
+        // Fits, since it is bounded.
         Ok((
             place.ok_or(wrong("a part is outside of the window"))?,
             range.length as usize,
         ))
     }
 
-    /// Makes what the client has written, which hears that this goes on.
+    /// Restores what the client has written. The client is told that this makes progress.
     fn make(
         &mut self,
         make: impl FnOnce(&mut Self, File) -> Result<(), Immovable>,
     ) -> Result<(), Immovable> {
         let image = self.carried.take();
         let (file, _) = image.ok_or(wrong("nothing was written"))?;
-        // A client that lends its CPU hears nothing before the call is over.
+        // A client that lends its CPU hears nothing before the call has returned.
         self.making = self.has_threads().then(Making::begin);
         let made = make(self, file);
         self.making = None;
         made
     }
 
-    /// Makes what a round has that the client has written. The session ends if that fails.
+    /// Restores a round that the client has written. The session ends if that fails.
     pub(crate) fn prepare_state(&mut self, header: Header) -> Result<(), Error> {
         let prepared = self.make(|session, file| session.prepare(file, false));
         self.answer_brought(header, prepared)
     }
 
-    /// Makes the state again that the client has written. The session ends if that fails.
+    /// Restores the state that the client has written. The session ends if that fails.
     pub(crate) fn restore_state(&mut self, header: Header) -> Result<(), Error> {
         let restored = self.make(|session, file| session.restore(file, false));
-        // The rings of this session go on as they are.
+        // The rings of this session continue as they are.
         self.start_at = None;
         self.answer_brought(header, restored)
     }
 
-    /// Answers with what has come of a state that the client brings: without it there is nothing to
-    /// serve.
+    /// Answers with the outcome of a state that the client has brought. Without the state there is nothing to serve.
     fn answer_brought(&mut self, header: Header, made: Result<(), Immovable>) -> Result<(), Error> {
         let failed = made.is_err();
         self.answer_carried(header, None, made)?;

@@ -1,6 +1,6 @@
-//! A session that stops, is saved, and goes on in another process.
+//! Stopping a session, saving it, and resuming it in another process.
 //!
-//! The process's control thread asks by [`Order`]s, which reach the serving thread as notices:
+//! The process's control thread sends [`Order`]s, which reach the serving thread as notices:
 //!
 //! ```text
 //!   Serving --Quiesce--> Draining --all has ended--> Quiesced --Save--> Quiesced
@@ -8,10 +8,10 @@
 //!      '-----deadline-------'-----------Resume-----------'
 //! ```
 //!
-//! While it drains, no call is taken out of the ring; what was taken is carried out, and answers are
-//! sent. Once it is quiesced, nothing is written to the rings any more: calls that are in there and
-//! such as come meanwhile are for whoever goes on, which is this session, or another one that was
-//! [restored](Session::restore) over the same window.
+//! While the session drains, it takes no call from the ring; calls taken earlier are executed, and answers are sent.
+//! Once it is quiesced, it writes nothing to the rings: calls in the ring, and those that arrive meanwhile, are for the
+//! session that resumes. That is this session, or another one that was [restored](Session::restore) over the same
+//! window.
 
 use std::{
     fs::File,
@@ -36,35 +36,35 @@ use crate::{
     },
 };
 
-/// How often a draining session looks.
+/// Polling interval of a draining session.
 const LOOK: Duration = Duration::from_micros(100);
-/// No ring has passed on so many lines.
+/// Upper bound of plausible line counts: no ring has passed this many lines.
 const MOST_LINES: u64 = 1 << 60;
 
-/// What the control thread asks for.
+/// A request of the control thread.
 #[derive(Debug)]
 pub enum Order {
-    /// Take no more calls, and wait until the device has nothing more to do; at most for so long. Go on if more than so
-    /// many bytes of memory objects were made since the last round.
+    /// Take no more calls, and wait until the device is idle, at most for this time. Continue if more than this many
+    /// bytes of memory objects were created since the last round.
     Quiesce(Duration, u64),
     /// Save the state to this file.
     Save(File),
-    /// Go on.
+    /// Resume.
     Resume,
-    /// Write what is new since the last round to this file, and serve meanwhile; the round's number.
+    /// Write the changes since the last round to this file, and continue serving; with the round's number.
     Precopy(File, Asker, u32),
-    /// Save what is new since so many rounds to this file; by postcopy, or not.
+    /// Save the changes since this many rounds to this file; with postcopy, or without.
     SaveRest(File, Asker, u32, bool),
-    /// Leave the window alone for good, and save contents that were left out as they are asked for.
+    /// Never touch the window again, and save contents that were left out when they are asked for.
     Leave(mpsc::Receiver<Fetch>),
-    /// Give up what is kept for that. Nobody waits for it.
+    /// Discard what is kept for a save. Nobody waits for the outcome.
     Forget(Asker),
-    /// Say whether the state can be saved, and how many bytes of memory objects were made since the last round, and go
-    /// on.
+    /// Report whether the state can be saved, and how many bytes of memory objects were created since the last round,
+    /// and continue.
     Examine,
 }
 
-/// An order, and whom to tell that it has been carried out, or why not.
+/// An order, and where to report that it has been executed, or why not.
 #[derive(Debug)]
 pub struct Ordered {
     /// The order.
@@ -73,32 +73,32 @@ pub struct Ordered {
     pub done: Tell,
 }
 
-/// What has come of an order that was not refused.
+/// The outcome of an order that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is carried out.
+    /// The order was executed.
     Done,
-    /// It goes on: so many bytes of memory objects were made since the last round.
+    /// The session continues: this many bytes of memory objects were created since the last round.
     Made(u64),
 }
 
-/// Whom an order's outcome is told.
+/// Receives an order's outcome.
 pub type Tell = mpsc::Sender<Result<Outcome, String>>;
 
 impl Ordered {
     pub(crate) fn answer(done: &Tell, outcome: Result<(), String>) {
-        // Who has ordered ends with the process only.
+        // The receiver ends only with the process.
         let _ = done.send(outcome.map(|()| Outcome::Done));
     }
 }
 
-/// For whom a session drains.
+/// Who asked the session to drain.
 #[derive(Debug)]
 pub(crate) enum Whose {
-    /// The control thread, which has more to say.
+    /// The control thread, which will send further orders.
     Control(Tell),
-    /// The client, which waits for the answer to this call: it carries its state elsewhere by itself
-    /// ([`carry`](super::carry)), after so many rounds.
+    /// The client, which waits for the answer to this call and transfers its state itself ([`carry`](super::carry)),
+    /// after this many rounds.
     Client(Header, u32),
 }
 
@@ -107,9 +107,9 @@ pub(crate) enum Whose {
 pub(crate) enum Phase {
     #[default]
     Serving,
-    /// What was taken is being carried out.
+    /// Calls taken earlier are being executed.
     Draining { until: Instant, whose: Whose },
-    /// Nothing is done.
+    /// Stopped.
     Quiesced,
 }
 
@@ -120,21 +120,21 @@ impl Phase {
     }
 }
 
-/// What is in the way of quiescing.
+/// What prevents quiescing.
 #[derive(Debug)]
 pub enum Busy {
-    /// It passes.
+    /// A temporary condition.
     Still(&'static str),
-    /// It does not.
+    /// A permanent condition.
     Never(Immovable),
 }
 
 wire! {
-    /// A call that waits for events which the client has not decided yet.
+    /// A call that waits for events that the client has not decided yet.
     struct Waiting {
-        /// Its number.
+        /// The call's sequence number.
         sequence: u64,
-        /// Whether an event's failure is the answer.
+        /// Whether the answer reports an event's failure.
         failures: bool,
         /// A code that is the answer in any case.
         code: i32,
@@ -142,25 +142,24 @@ wire! {
         events: Vec<EventId>,
     }
 
-    /// The part of a session's state that knows no API.
+    /// The part of a session's state that is independent of the API.
     struct Core {
-        /// Lines of the ring of calls that were read.
+        /// Total lines read from the ring of calls.
         read: u64,
-        /// What was read of a message whose end has not come.
+        /// The part read so far of an incomplete message.
         partial: Blob,
-        /// Lines of the ring of answers that were written.
+        /// Total lines written to the ring of answers.
         written: u64,
-        /// Stages whose release the client has not been told.
+        /// Stages whose release has not been reported to the client.
         released: Vec<(StageId, bool)>,
-        /// Calls without an answer.
+        /// Unanswered calls.
         waits: Vec<Waiting>,
         /// The backend's part.
         backend: Blob,
     }
 }
 
-/// Writes an image in which a backend's state is these bytes, whatever they mean, and a session has
-/// nothing else.
+/// Writes an image whose backend state is these bytes, whatever they mean, and whose session state is empty.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -178,7 +177,7 @@ pub fn write<B: Backend>(file: File, backend: &[u8]) -> Result<(), Immovable> {
 }
 
 impl<B: Backend> Session<B> {
-    /// Carries out the control thread's orders, if there are any, and what is left of them.
+    /// Executes the control thread's pending orders, and continues unfinished ones.
     pub(crate) fn obey(&mut self, calls: &mut Receiver<Slice, Waker>) -> Result<(), Error> {
         while let Some(Ordered { order, done }) = self.orders.pop_front() {
             match order {
@@ -187,7 +186,7 @@ impl<B: Backend> Session<B> {
                     let _ = done.send(movable.map(|()| Outcome::Made(self.made_since_rounds())));
                 }
                 Order::Quiesce(patience, most) if self.phase.serves() => {
-                    // What nobody can save need not stop.
+                    // A session that cannot be saved need not stop.
                     if let Err(why) = B::check_movable(self) {
                         Ordered::answer(&done, said(Err(why)));
                         continue;
@@ -214,7 +213,7 @@ impl<B: Backend> Session<B> {
                 }
                 Order::Resume if !matches!(self.phase, Phase::Draining { .. }) => {
                     if matches!(self.phase, Phase::Quiesced) {
-                        // Whoever was to go on in its place has perhaps done this.
+                        // The session that was to resume in its place may have changed this.
                         self.quota.level();
                     }
                     self.precopied = None;
@@ -228,7 +227,7 @@ impl<B: Backend> Session<B> {
                 Order::Leave(fetches) if matches!(self.phase, Phase::Quiesced) => {
                     Ordered::answer(&done, Ok(()));
                     Remaining::serve(self.remaining.take(), fetches);
-                    // Until the process is killed.
+                    // The process is killed later.
                     loop {
                         std::thread::park();
                     }
@@ -295,7 +294,7 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Waits for an order, and keeps all else for later.
+    /// Waits for an order, and keeps all other notices for later.
     fn rest(&mut self, calls: &Receiver<Slice, Waker>) {
         let mut kept = Vec::new();
         while self.orders.is_empty() {
@@ -313,7 +312,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// What the session is still at, if anything.
+    /// What the session is still working on, if anything.
     pub(crate) fn busy(&mut self) -> Result<Option<Busy>, Error> {
         if !self.holds_nothing() {
             return Ok(Some(Busy::Still("calls wait for the device")));
@@ -343,15 +342,15 @@ impl<B: Backend> Session<B> {
         if let Some(busy) = B::busy(self) {
             return Ok(Some(busy));
         }
-        // With what has ended since.
+        // Includes what has ended since.
         Ok((self.poll_waits()? || self.board.any()).then_some(Busy::Still("answers are due")))
     }
 
-    /// Saves the state of a session that is quiesced, without what is known; by postcopy without contents that are
-    /// fetched later, too.
+    /// Saves the state of a quiesced session without what is already `known`. With `postcopy`, also without contents
+    /// that are fetched later.
     ///
     /// # Errors
-    /// Something cannot be made again, or the file cannot be written. The session can go on.
+    /// Something cannot be restored, or the file cannot be written. The session can resume.
     pub(crate) fn save(
         &mut self,
         calls: &Receiver<Slice, Waker>,
@@ -392,12 +391,12 @@ impl<B: Backend> Session<B> {
         writer.finish::<B::Api, _>(B::STATE_SHAPE, &core)
     }
 
-    /// Makes a saved state this session's, which is new and serves nobody yet. Nothing is written to
-    /// the rings: the session that was saved may still go on if this fails. `charged`: the account of
-    /// device memory has what the state has already.
+    /// Restores a saved state in this session, which is new and serves nobody yet. Writes nothing to the rings: the
+    /// session that was saved may still resume if this fails. `charged` tells whether the state's device memory is
+    /// already charged to the account.
     ///
     /// # Errors
-    /// The state is damaged, or the driver does not make something again. The session is to end.
+    /// The state is damaged, or the driver refuses to recreate something. The session must end.
     pub fn restore(&mut self, file: File, charged: bool) -> Result<(), Immovable> {
         let (core, contents) = Contents::open::<B::Api, Core>(file, B::STATE_SHAPE)?;
         self.quota.inherit(charged);
@@ -428,7 +427,7 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Takes up the rings where the session was saved: from here on it serves.
+    /// Continues the rings where the session was saved: from here on it serves.
     ///
     /// # Errors
     /// The rings cannot be used.

@@ -1,7 +1,7 @@
 //! Passive mode: serving the ring on the caller's vCPU, without blocking.
 //!
-//! Answers that do not fit into their ring are kept until the application has read some and calls
-//! again. Calls for which the driver may need its kernel or much time are left to the server's own CPU.
+//! Answers that do not fit into their ring are kept until the application has read some and calls again. Calls for
+//! which the driver may need its kernel or much time are left to the server's own CPU.
 
 use std::collections::VecDeque;
 
@@ -20,7 +20,7 @@ use crate::{
     wire::{Api, Header},
 };
 
-/// Whose CPU it is.
+/// The CPU that executes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
     /// The application's vCPU.
@@ -29,14 +29,14 @@ pub enum Cpu {
     Own,
 }
 
-/// How a delegation has ended.
+/// The outcome of a delegation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// The ring of calls is empty, or what is in it waits until answers have been read.
+    /// The ring of calls is empty, or its calls must wait until answers have been read.
     Empty,
     /// A ring's worth of calls has been served, and there are more.
     More,
-    /// The next call is for the process's own CPU.
+    /// The next call must run on the process's own CPU.
     Own,
 }
 
@@ -44,7 +44,7 @@ pub enum Drained {
 #[derive(Debug)]
 pub struct PassiveState<R> {
     pub(crate) unsent: Unsent,
-    /// A call that was taken out of the ring and has to run on the server's own CPU.
+    /// A call taken from the ring that must run on the server's own CPU.
     kept: Option<(Header, R)>,
 }
 
@@ -57,14 +57,13 @@ impl<R> Default for PassiveState<R> {
     }
 }
 
-/// Messages, the first of which may have been sent in part. No call is taken while there are any:
-/// they are what one call has caused, and what became due of what the application waited for by
-/// then.
+/// Unsent messages, the first of which may have been sent in part. While there are any, no call is taken: they are what
+/// one call has caused, and what the application waited for that had become due by then.
 #[derive(Debug, Default)]
 pub struct Unsent(VecDeque<(Header, Vec<u8>)>);
 
 impl Unsent {
-    /// Sends a message after those that wait, or keeps what there is no room for.
+    /// Sends a message after the waiting ones, or keeps the part that does not fit.
     pub fn add<R: Lines, L: Bell>(
         &mut self,
         sender: &mut Sender<R, L>,
@@ -78,7 +77,7 @@ impl Unsent {
         Ok(())
     }
 
-    /// Sends what there is room for now. Whether nothing is left.
+    /// Sends as much as fits now. Returns whether nothing is left.
     pub(crate) fn send<R: Lines, L: Bell>(
         &mut self,
         sender: &mut Sender<R, L>,
@@ -98,8 +97,8 @@ impl Unsent {
 }
 
 impl<B: Backend> Session<B> {
-    /// Serves the calls that the ring holds, and returns. The work is bounded: as many calls as
-    /// have room in the ring. For a server whose bell is [`Waker::Passive`]; others have threads.
+    /// Serves the calls in the ring, then returns. The work is bounded by the number of calls that fit into the ring.
+    /// Only for a server whose bell is [`Waker::Passive`]; others have threads.
     pub fn drain(
         &mut self,
         calls: &mut Receiver<Slice, Waker>,
@@ -112,7 +111,7 @@ impl<B: Backend> Session<B> {
                 break;
             };
             if !passive.unsent.send(&mut self.sender)? {
-                // The application reads first, then it comes again.
+                // The application must read first, then call again.
                 calls.leave();
                 return Ok(Drained::Empty);
             }
@@ -125,7 +124,7 @@ impl<B: Backend> Session<B> {
                 },
                 kept => kept,
             };
-            // Until all that is under way has ended there is a wait, and then the state is saved.
+            // This waits until all outstanding work has ended; then the state is saved.
             let idle = match next {
                 Some((_, ref request)) if cpu == Cpu::Caller && B::Api::needs_kernel(request) => {
                     passive.kept = next;

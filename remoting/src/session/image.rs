@@ -1,4 +1,4 @@
-//! The file that an application's state is saved to: an image.
+//! An image: the file that holds an application's saved state.
 //!
 //! | from | what |
 //! |---|---|
@@ -6,8 +6,8 @@
 //! | 4 KiB | contents of memory objects, each from a multiple of 4 KiB on |
 //! | behind the last of them | the state, as the wire codec writes it |
 //!
-//! The reader trusts nothing in it: it comes from another process, and one day from another host. It
-//! is read by `pread`, so that a file that shrinks meanwhile is an error and no signal.
+//! The reader trusts nothing in it: it comes from another process, and may come from another host. It is read with
+//! `pread`, so that a file that shrinks meanwhile causes an error and not a signal.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
@@ -24,67 +24,67 @@ use crate::{
 
 /// The first bytes of an image.
 const MAGIC: [u8; 8] = *b"GANTRYWS";
-/// Bytes of the header.
+/// Size of the header in bytes.
 const HEADER: usize = 40;
-/// What contents begin at multiples of.
+/// Alignment of contents.
 const ALIGNMENT: u64 = 4096;
-/// The longest state, in bytes: sources and binaries of all programs, above all.
+/// Maximum size of the state in bytes: mainly sources and binaries of all programs.
 const LONGEST: u64 = 1 << 30;
 
-/// Why an application's state cannot be saved or restored. Each says what is in the way.
+/// Why an application's state cannot be saved or restored. Each variant names the obstacle.
 #[derive(Debug, thiserror::Error)]
 pub enum Immovable {
-    /// The backend of this API cannot do it.
+    /// The backend of this API does not support it.
     #[error("the state of applications that use {0} cannot be moved yet")]
     Api(&'static str),
-    /// The application has something that cannot be made again.
+    /// The application has something that cannot be restored.
     #[error("{0}")]
     Has(String),
-    /// The image is none of this build.
+    /// The image was not written by this build.
     #[error("the state was saved by another build: move applications between equal versions")]
     Version,
-    /// The image's bytes mean nothing.
+    /// The image's bytes cannot be decoded.
     #[error("the saved state is damaged: {0}")]
     Damaged(#[from] Malformed),
-    /// The image says what cannot be.
+    /// The image contains an impossible value.
     #[error("the saved state is damaged: {0}")]
     Wrong(&'static str),
-    /// The driver does not make it again.
+    /// The driver refuses to recreate something.
     #[error("the driver refuses {what} (code {code})")]
     Refused {
-        /// What.
+        /// What it refuses.
         what: String,
         /// The API's code.
         code: i32,
     },
-    /// The file.
+    /// The file cannot be read or written.
     #[error("cannot read or write the saved state")]
     File(#[from] io::Error),
-    /// The client that has brought it is not told any more that it is being made.
+    /// The client that has brought the state can no longer be told that it is being restored.
     #[error("its application's rings are unusable")]
     Gone(#[from] Gone),
 }
 
-/// No more of a state is written: others have taken the memory that there was.
+/// The state is not written further: others have taken the available memory.
 pub(super) fn too_little(spare: &Spare) -> Immovable {
     Immovable::Has(format!(
         "its worker has too little memory for its state: {spare}"
     ))
 }
 
-/// How many bytes an image may have, and what says so.
+/// The maximum size of an image in bytes, and its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// As many as the file takes.
+    /// As many as the file can hold.
     Any,
-    /// So many, as a worker may have no more of its own.
+    /// This many: the limit of a worker's own memory.
     Own(u64),
-    /// No more than there is memory to be had.
+    /// As much memory as is available.
     Spare(Spare),
 }
 
 impl Room {
-    /// For an image in memory, made by a worker that may have so many bytes of its own.
+    /// For an image in memory, written by a worker that may have this many bytes of its own.
     pub fn of_worker(own: u64) -> Self {
         match memory::spare() {
             Some(spare) if spare.bytes < own => Self::Spare(spare),
@@ -110,7 +110,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// To an empty file.
+    /// Writes to an empty file.
     pub fn new(file: File) -> Self {
         Self {
             file,
@@ -120,7 +120,7 @@ impl Writer {
         }
     }
 
-    /// To an empty file that has no more room.
+    /// Writes to an empty file, with a maximum size.
     pub fn within(file: File, room: Room) -> Self {
         Self {
             room,
@@ -140,10 +140,10 @@ impl Writer {
         ))
     }
 
-    /// Room for contents of so many bytes: where it begins.
+    /// Reserves space for contents of this many bytes, and returns its offset.
     ///
     /// # Errors
-    /// The file may not be so long.
+    /// The file would exceed its maximum size.
     pub fn reserve(&mut self, length: u64) -> Result<u64, Immovable> {
         let start = self.end;
         let end = start
@@ -158,7 +158,7 @@ impl Writer {
     /// Writes a part of the contents.
     ///
     /// # Errors
-    /// The file cannot be written, or others have taken the memory that there was.
+    /// The file cannot be written, or others have taken the available memory.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<(), Immovable> {
         if self.room != Room::Any {
             let taken = self.steps.take(bytes.len() as u64, self.room.bytes());
@@ -167,8 +167,8 @@ impl Writer {
         Ok(self.file.write_all_at(bytes, at)?)
     }
 
-    /// Writes the state and with it the header. `shape` is a hash of the form of a part of the state
-    /// that is bytes to the codec.
+    /// Writes the state, then the header. `shape` is a hash of the encoding of the part of the state that is opaque to
+    /// the codec.
     ///
     /// # Errors
     /// The file cannot be written, or the state is too long.
@@ -195,8 +195,8 @@ impl Writer {
     }
 }
 
-/// A hash of the form of images: of the state, of the part of it that is a backend's, and of the API
-/// whose calls that consists of.
+/// A hash of the encoding of images: of the state, of the backend's part of it, and of the API whose calls that part
+/// consists of.
 const fn fingerprint<A: Api, S: Wire>(shape: u64) -> u64 {
     with(with(with(named("image"), A::FINGERPRINT), S::SHAPE), shape)
 }
@@ -205,7 +205,7 @@ const fn fingerprint<A: Api, S: Wire>(shape: u64) -> u64 {
 #[derive(Debug)]
 pub struct Contents {
     file: File,
-    /// Where they end.
+    /// Offset of their end.
     end: u64,
 }
 
@@ -213,7 +213,7 @@ impl Contents {
     /// Reads an image's header and state.
     ///
     /// # Errors
-    /// The file is no image of this build.
+    /// The file is not an image of this build.
     pub fn open<A: Api, S: Wire>(file: File, shape: u64) -> Result<(S, Self), Immovable> {
         let mut header = [0; HEADER];
         file.read_exact_at(&mut header, 0)?;
@@ -234,10 +234,10 @@ impl Contents {
         Ok((state, Self { file, end }))
     }
 
-    /// Reads a part of them.
+    /// Reads a part of the contents.
     ///
     /// # Errors
-    /// It is not among them.
+    /// The part is outside the contents.
     pub fn read(&self, at: u64, bytes: &mut [u8]) -> Result<(), Immovable> {
         let end = at.checked_add(bytes.len() as u64);
         if at < ALIGNMENT || end.is_none_or(|end| end > self.end) {

@@ -1,14 +1,14 @@
-//! A limit to the time that a command runs.
+//! A limit on the run time of a command.
 //!
-//! A kernel that never ends keeps a device from everybody who does not share it by an arbiter. APIs
-//! have no way to end a kernel alone; the end of its process does. So a thread looks at what the
-//! driver has, and ends the worker whose command has been running for longer than it may.
+//! A kernel that never ends keeps a device from everybody who does not share it through an arbiter. APIs have no way to
+//! end a kernel alone, but ending its process ends it. A thread therefore polls the driver's commands, and ends the
+//! worker whose command has run for longer than allowed.
 //!
-//! It asks the driver about the oldest command of a queue that is in order, as no other one runs
-//! there, and about each of another queue. [`MOST`] commands are looked after at a time. While the
-//! driver has so many, no further calls are taken, or, where it may be up to the client that any of
-//! them ends, commands are refused. And the thread uses a sixteenth of a processor at most: with many
-//! commands out of order, or many queues, it looks less often than [`LOOKS`] says.
+//! It asks the driver about the oldest command of an in-order queue, since no other one runs there, and
+//! about each command of any other queue. At most [`MOST`] commands are watched at a time. While the driver
+//! has that many, no further calls are taken, or, where it may be up to the client that any of them ends,
+//! commands are refused. The thread uses at most a sixteenth of a processor: with many out-of-order
+//! commands, or many queues, it polls less often than [`LOOKS`] says.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,39 +24,38 @@ use std::{
 
 use super::backend::{Fences, Progress, QueueKey};
 
-/// Commands are looked at so often within the limit: one that exceeds it has at most so small a part
-/// of it more.
+/// Number of polls per limit: a command exceeds its limit by at most this fraction of it.
 const LOOKS: u32 = 8;
-/// The shortest time between two looks.
+/// Minimum interval between two polls.
 const SHORTEST: Duration = Duration::from_millis(1);
-/// Looking takes so small a part of the time at most.
+/// Polling takes at most this fraction of the time.
 const PART: u32 = 16;
-/// How many commands are looked after at a time: less than 1 MiB.
+/// Maximum number of commands watched at a time: less than 1 MiB.
 const MOST: usize = 16 << 10;
-/// From so many on it is looked at them as often as may be, so that there is room for more in time.
+/// From this number on, polls are as frequent as allowed, so that there is room for more in time.
 const MANY: usize = MOST / 2;
 
-/// The thread that looks at commands; ends with this value.
+/// The thread that polls commands; ends with this value.
 #[derive(Debug)]
 pub(crate) struct Limit<F> {
     orders: mpsc::Sender<Order<F>>,
-    /// How many commands are looked after, those included that the thread has not heard of.
+    /// The number of watched commands, including those that the thread has not received yet.
     count: Arc<AtomicUsize>,
     thread: Thread,
 }
 
-/// A command to look after.
+/// A command to watch.
 #[derive(Debug)]
 pub(crate) struct Order<F> {
-    /// Its fence, a reference to which this takes over.
+    /// Its fence. The order owns a reference to it.
     pub fence: F,
     /// Its queue.
     pub queue: QueueKey,
 }
 
 impl<F> Limit<F> {
-    /// Starts the thread, which calls `exceeded` with the time that a command has run when that is
-    /// more than `limit`, and `wake` when there is room again.
+    /// Starts the thread. It calls `exceeded` with the time that a command has run, when that is more than `limit`, and
+    /// `wake` when there is room again.
     pub fn start<D: Fences<Fence = F>>(
         driver: Arc<D>,
         wake: impl Fn() + Send + 'static,
@@ -79,14 +78,14 @@ impl<F> Limit<F> {
         })
     }
 
-    /// Whether no other command can be looked after: one atomic load.
+    /// Whether no further command can be watched: one atomic load.
     pub fn is_full(&self) -> bool {
         self.count.load(Ordering::Acquire) >= MOST
     }
 
-    /// Has a command looked after.
+    /// Watches a command.
     pub fn order(&self, order: Order<F>) {
-        // Before the thread can count it out again.
+        // Counted before the thread can subtract it.
         let before = self.count.fetch_add(1, Ordering::AcqRel);
         // The thread ends only with this value.
         let _ = self.orders.send(order);
@@ -96,7 +95,7 @@ impl<F> Limit<F> {
     }
 }
 
-/// A command that the driver has, and when it was first seen to run.
+/// A command that the driver has, and when it was first seen running.
 #[derive(Debug)]
 struct Command<F> {
     fence: F,
@@ -104,7 +103,7 @@ struct Command<F> {
 }
 
 impl<F> Command<F> {
-    /// Whether it goes on, and how long it has run, by now.
+    /// Whether it is unfinished, and how long it has run so far.
     fn goes_on(&mut self, progress: Progress, now: Instant) -> (bool, Duration) {
         match progress {
             Progress::Running => {
@@ -117,7 +116,7 @@ impl<F> Command<F> {
     }
 }
 
-/// What the driver has, by queue.
+/// The driver's commands, by queue.
 #[derive(Debug)]
 struct Known<F>(HashMap<QueueKey, VecDeque<Command<F>>>);
 
@@ -136,8 +135,8 @@ impl<F: Copy> Known<F> {
         });
     }
 
-    /// Looks at all that may run: the fences of those that have ended, and how long the one has
-    /// run that runs for longest.
+    /// Polls all commands that may run. Returns the fences of those that have ended, and the longest time that one has
+    /// run.
     fn look(&mut self, now: Instant, poll: impl Fn(F) -> Progress) -> (Vec<F>, Duration) {
         let mut ended = Vec::new();
         let mut longest = Duration::ZERO;
@@ -165,8 +164,8 @@ impl<F: Copy> Known<F> {
     }
 }
 
-/// How long nobody looks after a look that took so long. Not by that alone: a look can be held up
-/// for long, while commands run.
+/// The pause after a poll that took this long. It is capped by the limit: a poll can be delayed for long while commands
+/// run.
 fn rest(took: Duration, limit: Duration) -> Duration {
     took.saturating_mul(PART).min(limit)
 }
@@ -184,7 +183,7 @@ fn look_after<D: Fences>(
     let mut took = Duration::ZERO;
     loop {
         if known.0.is_empty() {
-            // Sleeps for good while nothing is under way.
+            // Sleeps indefinitely while no work is outstanding.
             let Ok(order) = orders.recv() else {
                 return;
             };

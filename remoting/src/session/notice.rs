@@ -1,4 +1,4 @@
-//! What the driver's own threads and the worker's build threads tell the serving thread.
+//! What the driver's threads and the worker's build threads tell the serving thread.
 
 use std::{
     fs::File,
@@ -15,24 +15,24 @@ use crate::{
     wire::Header,
 };
 
-/// Something that happened outside of the serving thread.
+/// Something that happened outside the serving thread.
 #[derive(Debug)]
 pub enum Notice<N> {
-    /// A fence that is waited for has changed.
+    /// A fence that somebody waits for has changed.
     Wake,
-    /// The client's callback of this number is due, with this status.
+    /// The client's callback with this number is due, with this status.
     Callback(u64, i32),
-    /// For the backend.
+    /// A notice for the backend.
     Backend(N),
-    /// The process's control thread wants something.
+    /// An order of the process's control thread.
     Control(Ordered),
-    /// A round of the state is in this file, or why not; for the client, by the call that has asked.
+    /// A round of the state is in this file, or the reason why not; for the client's call with this header.
     Copied(Header, Result<File, Immovable>),
-    /// The device is shared by an arbiter that this worker does not understand.
+    /// An arbiter that this worker does not understand shares the device.
     Apart(OtherArbiter),
 }
 
-/// Where notices are left.
+/// Where other threads leave notices.
 #[derive(Debug)]
 pub struct Board<N> {
     notices: Mutex<Vec<Notice<N>>>,

@@ -1,11 +1,11 @@
-//! A worker without a thread of its own: it does something while an application lends its CPU
-//! ([`gate`](crate::link::gate)), and nothing otherwise.
+//! A worker without a thread of its own: it runs only while an application lends its CPU
+//! ([`gate`](crate::link::gate)).
 //!
-//! # Which drivers can work so
+//! # Which drivers work in passive mode
 //!
-//! Behind a real gate the process stands still, with the whole virtual machine that it is in: no
-//! other thread of it runs, and no timer. What the driver does has to be done when its function
-//! returns, or has to be done by the device.
+//! Behind a real gate the process is stopped, together with the whole virtual machine that it is
+//! in: no other thread of it runs, and no timer. Work of the driver must be done when its function
+//! returns, or must be done by the device.
 //!
 //! | what a driver does | on the application's CPU |
 //! |---|---|
@@ -15,19 +15,20 @@
 //! | threads of its own that do the work (PoCL and other drivers for CPUs) | never come to an end |
 //!
 //! For the last two there is the process's own CPU, which the gate wakes on request (its slow
-//! path): always for compiling and linking programs, and for everything if [`Passive::new`] is told
-//! so. That is as slow as any worker that sleeps, and such a driver is better served by the ring.
+//! path). It is always used for compiling and linking programs, and for everything if
+//! [`Offer::own`] is set. That is as slow as any worker that sleeps, and such a driver is better
+//! served by the ring.
 //!
-//! The worker itself needs no thread and waits for nothing: commands are polled for whenever the
-//! application comes by; calls of the driver that wait (`clFinish`, blocking copies) are not used.
-//! There is no arbiter on this path: a server belongs to one application.
+//! The worker itself needs no thread and waits for nothing: it polls commands whenever the
+//! application calls, and does not use blocking driver calls (`clFinish`, blocking copies). There
+//! is no arbiter on this path: a server belongs to one application.
 //!
-//! # Who trusts whom
+//! # Trust
 //!
-//! Everything in the shared memory is the application's and is treated as by any worker. Besides,
-//! an application chooses when and how often handlers run, in which order, and with which
-//! arguments: there are none that matter. A call before the hello, a second hello, or a handler in
-//! another one's place end the server, which is this one application's.
+//! Everything in the shared memory belongs to the application, and is treated as by any worker. In
+//! addition, an application chooses when, how often and in which order handlers run, and their
+//! arguments, none of which matter. A call before the hello, a second hello, or an invalid handler
+//! ends the server, which serves only this application.
 
 use std::{ptr::NonNull, sync::Arc, time::Duration};
 
@@ -50,14 +51,14 @@ use crate::{
     },
 };
 
-/// What a worker for an application that has not come yet is made of.
+/// The parts of a worker for an application that has not connected yet.
 #[derive(Debug)]
 pub struct Offer<B> {
-    /// What carries the application's requests out.
+    /// Executes the application's requests.
     pub backend: B,
-    /// How much device memory the application may have.
+    /// The device memory that the application may have.
     pub quota: Arc<Quota>,
-    /// Whether the process's own CPU does everything.
+    /// Whether the process's own CPU executes everything.
     pub own: bool,
 }
 
@@ -66,13 +67,13 @@ struct Serving<B: Backend> {
     session: Session<B>,
     calls: Receiver<Slice, Waker>,
     body: Vec<u8>,
-    /// Whether the process's own CPU does everything.
+    /// Whether the process's own CPU executes everything.
     own: bool,
 }
 
 #[derive(Debug)]
 enum State<B: Backend> {
-    /// The application has not come yet.
+    /// The application has not connected yet.
     Waiting(Offer<B>),
     Serving(Box<Serving<B>>),
     /// Nobody is served any more.
@@ -84,16 +85,17 @@ enum State<B: Backend> {
 pub struct Passive<B: Backend>(State<B>);
 
 impl<B: Backend> Passive<B> {
-    /// A worker whose application has not come yet.
+    /// A worker whose application has not connected yet.
     pub fn new(offer: Offer<B>) -> Self {
         Self(State::Waiting(offer))
     }
 
-    /// Answers the application's hello. Whether the worker serves it.
+    /// Answers the application's hello. Returns whether its own hello is in the window now; also if it refuses an
+    /// application of another version, which needs the hello to report both.
     ///
     /// # Safety
-    /// The memory begins at a page's start, is there as long as this value is used, and nobody in
-    /// this program uses it otherwise.
+    /// The memory begins at a page boundary, lives as long as this value is used, and nothing else
+    /// in this program uses it.
     pub unsafe fn handshake(&mut self, shared: NonNull<[u8]>) -> bool {
         let offer = match std::mem::replace(&mut self.0, State::Ended) {
             State::Waiting(offer) => offer,
@@ -115,7 +117,7 @@ impl<B: Backend> Passive<B> {
         };
         let ours = Hello::answer(Spoken::of::<B::Api>(), Form::File, (length, ring));
         let hello = window.client_hello();
-        // Also for an application of another build, so that it can name both versions.
+        // Also for an application of another build, so that it can report both versions.
         window.reply(&ours.to_bytes());
         if let Err(refused) = Hello::check_for::<B::Api>(&hello) {
             not_served(&refused);
@@ -126,7 +128,7 @@ impl<B: Backend> Passive<B> {
             waker: Waker::Passive,
             quota: offer.quota,
         };
-        // Nobody listens: who expects something comes by.
+        // There is no listener: an application that expects something calls.
         let nudge = Nudge(Box::new(|| {}));
         let (session, calls) = Session::new(offer.backend, window, tuning, nudge);
         calls.leave();
@@ -139,7 +141,7 @@ impl<B: Backend> Passive<B> {
         true
     }
 
-    /// Serves what the ring of calls holds. None if the application is not served (any more).
+    /// Serves the contents of the ring of calls. None if the application is not served (any more).
     pub fn drain(&mut self, cpu: Cpu) -> Option<Drained> {
         let serving = match &mut self.0 {
             State::Serving(serving) => &mut **serving,
@@ -169,8 +171,8 @@ impl<B: Backend> Passive<B> {
         }
     }
 
-    /// Does what a caller has delegated to a handler, all on one CPU, which both have; what the
-    /// handler returns. A real gate wakes the process for slow work.
+    /// Executes a delegated handler entirely on one CPU, which caller and worker share, and returns
+    /// the handler's result. A real gate wakes the process for slow work.
     ///
     /// # Safety
     /// As for [`handshake`](Self::handshake).
@@ -188,7 +190,7 @@ impl<B: Backend> Passive<B> {
                 };
                 match drained {
                     Some(Drained::Empty) => gate::EMPTY,
-                    // Nothing is left to the own CPU there.
+                    // The own CPU leaves nothing for itself.
                     Some(Drained::More | Drained::Own) => gate::MORE,
                     None => gate::ENDED,
                 }
@@ -198,7 +200,7 @@ impl<B: Backend> Passive<B> {
     }
 }
 
-/// Says once why the application is not served from now on.
+/// Logs once why the application is not served from now on.
 fn not_served(why: &dyn std::fmt::Display) {
     crate::note!("gantry-accel: the application behind the gate is not served: {why}");
 }

@@ -1,4 +1,4 @@
-//! Postcopy: contents of memory that follow once the application goes on elsewhere.
+//! Postcopy: contents of memory that are transferred after the application has resumed elsewhere.
 //!
 //! ```text
 //!   source            to                 destination
@@ -7,9 +7,9 @@
 //!   Fetch             a file, for each   writes them
 //! ```
 //!
-//! What is asked for first is what a call of the application needs, which waits for it, and all calls behind it.
-//! The source's process stays until all has come. If it ends before, the application ends where it needs what is
-//! lost.
+//! Contents that a call of the application needs are fetched first; that call, and all calls behind it, wait for them.
+//! The source's process stays until everything has been transferred. If it ends before that, the application ends when
+//! it needs contents that are lost.
 
 use std::{fs::File, sync::mpsc};
 
@@ -18,10 +18,10 @@ use super::{
     precopy::said,
 };
 
-/// Saves the contents of an object by its number in the state.
+/// Saves the contents of the object with this number in the state.
 type Save = dyn FnMut(u32, Writer) -> Result<(), Immovable> + Send;
 
-/// Contents of memory that a state was saved without.
+/// Contents of memory that were left out of a saved state.
 pub struct Remaining(pub Box<Save>);
 
 impl std::fmt::Debug for Remaining {
@@ -31,7 +31,7 @@ impl std::fmt::Debug for Remaining {
 }
 
 impl Remaining {
-    /// Saves contents as they are asked for, until nobody can any more.
+    /// Saves contents as they are asked for, until nobody can ask any more.
     pub(crate) fn serve(remaining: Option<Self>, fetches: mpsc::Receiver<Fetch>) {
         let mut save = remaining.map(|Self(save)| save);
         for Fetch { mem, file, done } in fetches {
@@ -39,13 +39,13 @@ impl Remaining {
                 Some(save) => save(mem, Writer::new(file)),
                 None => Err(Immovable::Wrong("contents that were saved")),
             };
-            // Who has asked for it may have gone.
+            // The requester may have gone.
             let _ = done.send(said(saved));
         }
     }
 }
 
-/// Contents of memory that are asked for.
+/// A request for the contents of a memory object.
 #[derive(Debug)]
 pub struct Fetch {
     mem: u32,
@@ -54,10 +54,10 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// Asks a session that has left, and waits.
+    /// Sends the request to a session that has left, and waits.
     ///
     /// # Errors
-    /// Why they are not in the file.
+    /// Why the contents are not in the file.
     pub fn ask(to: &mpsc::Sender<Self>, mem: u32, file: File) -> Result<(), String> {
         let (done, outcome) = mpsc::channel();
         let over = || "it serves nobody any more".to_owned();

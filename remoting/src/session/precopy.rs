@@ -1,5 +1,4 @@
-//! Pre-copy: what of a session's state can be copied while it serves, so that less is left to copy
-//! while it stands still.
+//! Pre-copy: copies parts of a session's state while it serves, so that less is left to copy while it is stopped.
 //!
 //! ```text
 //!   source          to                    destination
@@ -9,9 +8,9 @@
 //!   SaveRest(2)     what is new since     Restore    the rest, and the objects' numbers
 //! ```
 //!
-//! The serving thread only looks at its records; contents are copied by a thread of their own. What a
-//! round has and a later one finds changed, or gone, the later one corrects. Rounds belong to who has
-//! asked for them: what one has had, a save for another one is not to leave out.
+//! The serving thread only looks at its records; a separate thread copies the contents. A later round corrects what it
+//! finds changed or gone since an earlier one. Rounds belong to whoever asked for them: a save for another one must not
+//! leave out what they have copied.
 
 use std::{fs::File, sync::Arc, thread};
 
@@ -37,20 +36,20 @@ pub enum Asker {
     Client,
 }
 
-/// Copies contents to a round's file: what takes long.
+/// Copies contents to a round's file: the long part of a round.
 pub type Copying = Box<dyn FnOnce() -> Result<(), Immovable> + Send>;
 
-/// What has been copied.
+/// What has been copied so far.
 #[derive(Debug)]
 pub(crate) struct Rounds<P> {
     asker: Asker,
-    /// How many rounds there have been.
+    /// The number of rounds so far.
     count: u32,
     known: P,
 }
 
 impl<B: Backend> Session<B> {
-    /// Begins a round, as the control thread has ordered.
+    /// Begins a round that the control thread has ordered.
     pub(crate) fn precopy(&mut self, file: File, asker: Asker, round: u32, done: &Tell) {
         let answer = done.clone();
         let tell = move |copied| Ordered::answer(&answer, said(copied));
@@ -59,10 +58,10 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// Begins a round. What has come of it is told by another thread.
+    /// Begins a round. Another thread reports its outcome by `tell`.
     ///
     /// # Errors
-    /// It has not begun, and nobody is told anything.
+    /// The round has not begun, and `tell` is not called.
     pub(super) fn begin_round(
         &mut self,
         asker: Asker,
@@ -73,7 +72,7 @@ impl<B: Backend> Session<B> {
         let count = round.checked_add(1);
         let count = count.ok_or(Immovable::Wrong("a round's number"))?;
         if self.copying.strong_count() > 0 {
-            // For one who has not waited for it.
+            // For an asker that has not waited for the previous round.
             return Err(Immovable::Has("its state is being copied".to_owned()));
         }
         let known = self.rounds_of(asker, round)?;
@@ -94,8 +93,8 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
-    /// Whether nobody else has rounds whom this one is not to disturb: an application does not end its own
-    /// move by the pool or the machine, which go before it.
+    /// Refuses if rounds belong to another asker that this one must not disturb: an application must not end its own
+    /// move by the pool or the machine, which have priority.
     pub(super) fn may_have_rounds(&self, asker: Asker) -> Result<(), Immovable> {
         let by_another = self.precopied.as_ref().is_some_and(|of| of.asker != asker);
         match by_another && asker == Asker::Client {
@@ -104,7 +103,7 @@ impl<B: Backend> Session<B> {
         }
     }
 
-    /// What has been copied by so many rounds for somebody: nothing by none.
+    /// What this many rounds have copied for an asker; nothing for zero rounds.
     pub(super) fn rounds_of(
         &mut self,
         asker: Asker,
@@ -120,7 +119,7 @@ impl<B: Backend> Session<B> {
         Ok(Some(same.known))
     }
 
-    /// Saves what is new since so many rounds, of a session that is quiesced.
+    /// Saves the changes since this many rounds, for a quiesced session.
     pub(crate) fn save_rest(
         &mut self,
         calls: &Receiver<Slice, Waker>,
@@ -132,25 +131,24 @@ impl<B: Backend> Session<B> {
         self.save(calls, known, Writer::new(file), postcopy)
     }
 
-    /// How many bytes of memory objects were made since the last round began, or ever if there was none: all of them
-    /// would be copied while the application stands still.
+    /// Bytes of memory objects created since the last round began, or in total if there was none: all of them would be
+    /// copied while the application is stopped.
     pub(super) fn made_since_rounds(&self) -> u64 {
         let rounds = self.precopied.as_ref();
         B::made_since(self, rounds.map(|of| &of.known))
     }
 
-    /// Gives up what is kept for a save.
+    /// Discards what is kept for a save.
     pub(crate) fn forget_rounds(&mut self, asker: Asker) {
         if self.precopied.as_ref().is_some_and(|of| of.asker == asker) {
             self.precopied = None;
         }
     }
 
-    /// Makes what a round has brought, in a new session: [`restore`](Self::restore) makes the rest.
-    /// `charged` as there.
+    /// Restores a round in a new session; [`restore`](Self::restore) restores the rest. `charged` as there.
     ///
     /// # Errors
-    /// It is damaged, or the driver does not make something. The session is to end.
+    /// The round is damaged, or the driver refuses to create something. The session must end.
     pub fn prepare(&mut self, file: File, charged: bool) -> Result<(), Immovable> {
         let (state, contents) = Contents::open::<B::Api, Blob>(file, B::STATE_SHAPE)?;
         self.quota.inherit(charged);
@@ -165,7 +163,7 @@ fn by_somebody_else() -> Immovable {
     Immovable::Has("it is moved by somebody else".to_owned())
 }
 
-/// An outcome as who has ordered hears of it.
+/// The outcome in the form that is reported to the control thread.
 pub(crate) fn said(outcome: Result<(), Immovable>) -> Result<(), String> {
     outcome.map_err(|error| base::Chain(&error).to_string())
 }

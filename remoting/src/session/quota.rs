@@ -1,8 +1,7 @@
-//! How much device memory an application may have, alone or with others of its machine.
+//! Limits on the device memory of an application, alone or together with others of its machine.
 //!
-//! A charge is made before the driver sees an allocation, and given back when the driver says that
-//! the memory object is really gone: kernels, sub-buffers and commands keep one that its
-//! application has released.
+//! A charge is made before the driver sees an allocation, and returned when the driver reports that the memory object
+//! is really gone: kernels, sub-buffers and commands keep an object that its application has released.
 
 use std::sync::{
     Arc,
@@ -11,23 +10,23 @@ use std::sync::{
 
 use crate::account::Account;
 
-/// There is not so much device memory left for the application.
+/// The application's remaining device memory is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the application has as much device memory as it may have")]
 pub struct Exceeded;
 
-/// Bytes that may be had, and that are.
+/// The limit, and the bytes in use.
 #[derive(Debug)]
 pub struct Quota {
     limit: u64,
     used: AtomicU64,
-    /// An account for all applications of a machine, and this one's number in it.
+    /// The account for all applications of a machine, and this one's slice in it.
     shared: Option<(Account, u32)>,
-    /// Whether what is charged is in the account already, by the process that had it before.
+    /// Whether the previous process has already charged what is charged now to the account.
     inherits: AtomicBool,
 }
 
-/// Part of a quota; given back when it is dropped.
+/// A part of a quota; returned on drop.
 #[derive(Debug)]
 pub struct Charge {
     quota: Arc<Quota>,
@@ -35,7 +34,7 @@ pub struct Charge {
 }
 
 impl Quota {
-    /// A quota of so many bytes; without a limit if that is zero.
+    /// A quota of `limit` bytes; unlimited if that is zero.
     pub fn new(limit: u64) -> Arc<Self> {
         Arc::new(Self {
             limit: if limit == 0 { u64::MAX } else { limit },
@@ -45,7 +44,7 @@ impl Quota {
         })
     }
 
-    /// A quota that all who share the account have together; without a limit if that is zero.
+    /// A quota shared by all users of the account; unlimited if `limit` is zero.
     pub fn shared(limit: u64, account: Account, slice: u32) -> Arc<Self> {
         Arc::new(Self {
             limit: if limit == 0 { u64::MAX } else { limit },
@@ -55,17 +54,17 @@ impl Quota {
         })
     }
 
-    /// How many bytes are had now.
+    /// The number of bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that can be had; `u64::MAX` without a limit.
+    /// The limit in bytes; `u64::MAX` if there is none.
     pub fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// How many bytes may still be had, as far as this process sees.
+    /// The number of bytes left, as far as this process can see.
     pub fn left(&self) -> u64 {
         let all = self
             .shared
