@@ -11,33 +11,33 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use crate::api::PREFIX;
 
-/// Bytes of a response at most: the description of a VM with very many devices.
+/// Maximum size of a response in bytes: enough for the description of a VM with very many devices.
 const MAX_RESPONSE: u64 = 64 << 20;
 
-/// Header lines of a response at most.
+/// Maximum number of header lines in a response.
 const MAX_HEADERS: usize = 32;
 
-/// A request was not carried out.
+/// A request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No VMM is listening.
     #[error("cannot connect to {}; is a VMM running with this API socket?", path.display())]
     Connect {
         /// The socket.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The connection broke.
     #[error("lost the connection to the VMM")]
     Connection(#[from] io::Error),
-    /// The answer is no HTTP.
+    /// The response is not HTTP.
     #[error("the VMM's answer cannot be understood")]
     NotHttp(#[from] httparse::Error),
-    /// The answer ended too early.
+    /// The response is truncated.
     #[error("the VMM's answer is not complete; it may have ended")]
     Incomplete,
-    /// The VMM says no.
+    /// The VMM refuses the request.
     #[error("{} (HTTP status {status})", chain.join(": "))]
     Refused {
         /// HTTP status.
@@ -51,12 +51,12 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
-    /// How long each step of a request may take; for ever, without it.
+    /// Time limit for each step of a request; unlimited if `None`.
     patience: Option<Duration>,
 }
 
 impl Client {
-    /// A client for the VMM that serves this socket.
+    /// Creates a client for the VMM that serves this socket.
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self {
             socket: socket.into(),
@@ -64,7 +64,7 @@ impl Client {
         }
     }
 
-    /// One that does not wait for ever for an answer.
+    /// Sets a time limit for each step of a request.
     pub fn within(self, patience: Duration) -> Self {
         Self {
             patience: Some(patience),
@@ -77,7 +77,7 @@ impl Client {
         &self.socket
     }
 
-    /// Sends a request, with descriptors if there are any, and returns the body of the answer.
+    /// Sends a request, with descriptors if there are any, and returns the body of the response.
     pub fn request(
         &self,
         method: &str,
@@ -112,7 +112,8 @@ impl Client {
             && let Err(error) = stream.write_all(body)
             && error.kind() != io::ErrorKind::BrokenPipe
         {
-            // A server that refuses a body closes early, and its answer says why.
+            // A server that rejects a body closes the connection early, and its response gives the
+            // reason.
             return Err(error.into());
         }
         let mut answer = Vec::new();

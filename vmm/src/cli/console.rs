@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::{Client, ClientError};
 
-/// Leaves the console: control and ].
+/// The key that leaves the console: control and ].
 const LEAVE: u8 = 0x1d;
 
 /// Which of the guest's consoles.
@@ -33,21 +33,21 @@ pub enum Which {
 /// The console cannot be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsoleError {
-    /// The VMM was not reached or says no.
+    /// The VMM could not be reached or refuses the request.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// It is connected to nothing.
+    /// The console has no backend that can be opened.
     #[error(
         "the VM has no console that can be connected to: start it with --serial pty or \
          --serial socket=PATH"
     )]
     Nowhere,
-    /// It cannot be reached.
+    /// The console cannot be opened.
     #[error("cannot open the console {}", path.display())]
     Open {
-        /// Where it is.
+        /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The connection broke.
@@ -55,14 +55,14 @@ pub enum ConsoleError {
     Lost(#[from] io::Error),
 }
 
-/// Where a console is.
+/// Location of a console.
 #[derive(Clone, Debug, Eq, PartialEq)]
 enum Place {
     Terminal(PathBuf),
     Socket(PathBuf),
 }
 
-/// Where the console is, by what the VMM says of the VM.
+/// The location of the console, from the VMM's description of the VM.
 fn place(info: &Value, which: Which) -> Option<Place> {
     let names: &[&str] = match which {
         Which::Any => &["serial", "console"],
@@ -91,23 +91,24 @@ fn open(place: &Place) -> io::Result<File> {
     }
 }
 
-/// The settings of a terminal, which come back when this is dropped.
+/// Raw mode of a terminal; dropping this restores the previous settings.
 struct Raw {
     fd: RawFd,
     before: libc::termios,
 }
 
 impl Raw {
-    /// Hands each key on as it is pressed; `None` if the descriptor is no terminal.
+    /// Switches to raw mode, in which each key is passed on immediately; `None` if the descriptor
+    /// is not a terminal.
     fn set(fd: RawFd) -> Option<Self> {
-        // SAFETY: all zeroes are a value of this type.
+        // SAFETY: all-zero is a valid value of this type.
         let mut before: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: the pointer is to a value of the type that the call fills in.
+        // SAFETY: the pointer refers to a value of the type that the call fills in.
         if unsafe { libc::tcgetattr(fd, &raw mut before) } != 0 {
             return None;
         }
         let mut raw = before;
-        // SAFETY: changes the value only; then the call reads it.
+        // SAFETY: only modifies the value, which the next call reads.
         unsafe {
             libc::cfmakeraw(&raw mut raw);
             libc::tcsetattr(fd, libc::TCSANOW, &raw const raw);
@@ -123,8 +124,8 @@ impl Drop for Raw {
     }
 }
 
-/// Connects a console with the standard input and output until one of them ends, or control and ]
-/// are pressed.
+/// Connects a console to standard input and output until one of them ends or the user presses
+/// control and ].
 pub fn run(client: &Client, which: Which, out: &mut dyn Write) -> Result<(), ConsoleError> {
     let answer = client.request("GET", "vm.info", None, &[])?;
     let info = serde_json::from_slice(&answer).unwrap_or_default();
@@ -143,8 +144,8 @@ pub fn run(client: &Client, which: Which, out: &mut dyn Write) -> Result<(), Con
     Ok(())
 }
 
-/// Copies both ways until the console ends or the user leaves. Keys that end do not: what the guest
-/// says to a script comes after its input.
+/// Copies in both directions until the console ends or the user leaves. The end of the input does
+/// not end it, because a script may still wait for the guest's output.
 fn relay(
     mut console: &File,
     keys: &mut dyn Read,
@@ -159,7 +160,7 @@ fn relay(
     let mut polled = [entry(console.as_raw_fd()), entry(keys_fd)];
     let mut bytes = [0; 4096];
     loop {
-        // SAFETY: the pointer is to as many entries as the call is told.
+        // SAFETY: the pointer refers to as many entries as the call is given.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, -1) };
         if ready < 0 {
             match io::Error::last_os_error() {
@@ -169,11 +170,11 @@ fn relay(
         }
         if polled[0].revents != 0 {
             match console.read(&mut bytes) {
-                // A terminal whose other side is closed.
+                // A terminal whose other end is closed.
                 Err(error) if error.raw_os_error() == Some(libc::EIO) => return Ok(()),
                 Ok(0) => return Ok(()),
                 read => match out.write_all(&bytes[..read?]).and_then(|()| out.flush()) {
-                    // Nobody looks at the console any more.
+                    // Nobody reads the output any more.
                     Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
                     shown => shown?,
                 },
@@ -188,7 +189,7 @@ fn relay(
                 return Ok(());
             }
             if read == 0 {
-                // No more of them.
+                // The input has ended.
                 polled[1].fd = -1;
             }
         }

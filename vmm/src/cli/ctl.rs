@@ -1,4 +1,4 @@
-//! `gantry ctl`: asks a running VMM for something.
+//! `gantry ctl`: sends requests to a running VMM.
 
 use std::{
     fs, io,
@@ -28,42 +28,42 @@ use crate::{
     config::{self, syntax},
 };
 
-/// Ask a running Gantry for something.
+/// Send a request to a running Gantry.
 #[derive(Args, Clone, Debug)]
 #[command(disable_help_subcommand = true)]
 pub struct Ctl {
-    /// API socket of the VMM: that of GANTRY_SOCKET, or of the only VMM that runs, without it.
+    /// API socket of the VMM. Default: GANTRY_SOCKET, or the only VMM that is running.
     #[arg(long, visible_alias = "api-socket", value_name = "PATH")]
     pub socket: Option<PathBuf>,
 
-    /// What to ask for.
+    /// The request.
     #[command(subcommand)]
     pub action: Action,
 }
 
-/// What to ask for.
+/// The request.
 #[derive(Clone, Debug, Subcommand)]
 pub enum Action {
     /// List the VMMs that run here: API socket, process, state, vCPUs and memory.
     List,
-    /// Connect this terminal with the guest's console; control and ] leave it.
+    /// Connect this terminal to the guest's console; leave it with control and ].
     Console {
-        /// Which one.
+        /// The console to connect to.
         #[arg(value_enum, default_value = "any")]
         which: Which,
     },
-    /// Explain the commands, or one of them.
+    /// Show help for all commands, or for one of them.
     Help {
-        /// Its name.
+        /// Name of the command.
         command: Option<String>,
     },
-    /// Ask who answers.
+    /// Show the VMM's version and process ID.
     Ping,
     /// Show configuration and state of the VM.
     Info,
-    /// Show the counters of its devices and vCPUs.
+    /// Show the counters of the VM's devices and vCPUs.
     Counters,
-    /// Show what there is to measure, for Prometheus.
+    /// Show metrics in Prometheus' text format.
     Metrics,
     /// Create a VM.
     Create {
@@ -73,32 +73,32 @@ pub enum Action {
     },
     /// Boot the VM.
     Boot,
-    /// Stop its vCPUs.
+    /// Pause the VM: stop its vCPUs.
     Pause,
-    /// Let its vCPUs run on.
+    /// Resume the VM's vCPUs.
     Resume,
-    /// Switch it off.
+    /// Power off the VM.
     Shutdown,
-    /// Switch it off and boot it again.
+    /// Power off the VM and boot it again.
     Reboot,
-    /// Press its power button.
+    /// Press the VM's power button.
     PowerButton,
-    /// Send it a non-maskable interrupt.
+    /// Send a non-maskable interrupt to all vCPUs.
     Nmi,
-    /// Forget it.
+    /// Delete the VM.
     Delete,
-    /// End the VMM.
+    /// Stop the VMM.
     ShutdownVmm,
-    /// Give the VM more or less of something.
+    /// Change the VM's vCPUs, memory or balloon.
     #[command(arg_required_else_help = true)]
     Resize {
-        /// vCPUs.
+        /// Number of vCPUs.
         #[arg(long, value_name = "N")]
         cpus: Option<u32>,
-        /// Memory, such as 2G.
+        /// Size of memory, such as 2G.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         memory: Option<u64>,
-        /// What the balloon takes away, such as 512M.
+        /// Size of the balloon, such as 512M.
         #[arg(long, value_name = "SIZE", value_parser = size)]
         balloon: Option<u64>,
     },
@@ -120,69 +120,69 @@ pub enum Action {
         #[arg(long, value_name = "SIZE", value_parser = size)]
         size: u64,
     },
-    /// Add a device of the kinds that there are.
+    /// Add a device, with one command for each kind.
     #[command(flatten)]
     Add(Add),
     /// Unplug a device.
     RemoveDevice {
         /// Name of the device.
         id: String,
-        /// Take it away without asking the guest.
+        /// Remove the device without asking the guest.
         #[arg(long, conflicts_with = "timeout")]
         force: bool,
-        /// Do not take it away after all: ends an earlier removal or swap.
+        /// Keep the device after all: cancels an earlier removal or swap.
         #[arg(long, conflicts_with_all = ["timeout", "force"])]
         cancel: bool,
-        /// Seconds after which the device stays if the guest has not given it up.
+        /// Time limit in seconds, after which the device stays if the guest has not given it up.
         #[arg(long, value_name = "SECONDS")]
         timeout: Option<u64>,
     },
-    /// Replace a physical device by another one of the same model.
+    /// Replace a physical device with another one of the same model.
     SwapDevice {
         /// Name of the device.
         id: String,
-        /// The other device: its address, a mediated device's UUID, or its folder in sysfs.
+        /// The replacement: its address, a mediated device's UUID, or its directory in sysfs.
         #[arg(value_name = "DEVICE", value_parser = host_device)]
         path: PathBuf,
-        /// Seconds after which the old device stays if the guest has not given it up.
+        /// Time limit in seconds, after which the old device stays if the guest has not given it up.
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         timeout: u64,
-        /// What happens if the other device cannot be plugged in.
+        /// What happens if the replacement cannot be plugged in.
         #[arg(long, value_enum, default_value = "restore")]
         on_failure: OnFailure,
     },
-    /// Have an accelerator's applications go on with other workers while they run.
+    /// Move an accelerator's applications to other workers while they run.
     MoveAccel(MoveAccel),
     /// Save a paused VM.
     Snapshot {
         /// Directory, as a path or a file:// URL.
         destination: String,
-        /// First take from the guest what cannot be saved: physical devices; accelerators, whose
-        /// applications see their device fail; and pairs of exitless gates, which are taken apart.
+        /// First remove from the guest what cannot be saved: physical devices; accelerators, whose applications see
+        /// their device fail; and gate connections, which are closed.
         #[arg(long)]
         detach: bool,
-        /// What becomes of applications that use an accelerator: the VM is not saved, or the snapshot
-        /// has them.
+        /// What happens to applications that use an accelerator: the VM is not saved, or they are saved in the
+        /// snapshot.
         #[arg(long, value_enum, default_value = "refuse")]
         accel: AccelInSnapshot,
     },
-    /// Bring a saved VM back.
+    /// Restore a saved VM.
     Restore {
         /// Directory, or source_url=URL,resume=on|off,memory_restore_mode=copy|ondemand,...
         #[arg(value_name = "SOURCE", value_parser = option(RestoreConfig::parse))]
         config: RestoreConfig,
     },
-    /// Move the VM to another Gantry while it runs.
+    /// Migrate the VM to another Gantry while it runs.
     SendMigration(Box<SendArgs>),
-    /// Take a VM from another Gantry, and wait until it runs.
+    /// Receive a VM from another Gantry, and wait until it runs.
     ReceiveMigration(ReceiveArgs),
-    /// Show what a migration does.
+    /// Show the progress of a migration.
     Migration,
-    /// End a migration, or a wait for workers of accelerators; the VM stays where it is.
+    /// Cancel a migration, or a wait for workers of accelerators; the VM stays where it is.
     CancelMigration,
-    /// Say where the VM runs, when a migration cannot know.
+    /// Decide which side runs the VM, when a migration cannot determine it.
     ResolveMigration {
-        /// Where it runs.
+        /// The side that runs it.
         #[arg(value_enum)]
         runs_at: RunsAt,
     },
@@ -193,13 +193,13 @@ pub enum Action {
     },
 }
 
-/// A request was not made or not carried out.
+/// A request could not be sent or has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CtlError {
-    /// The VMM was not reached or says no.
+    /// The VMM could not be reached or refuses the request.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// It is not known which VMM is meant.
+    /// It is unclear which VMM is meant.
     #[error(transparent)]
     Find(#[from] FindError),
     /// The console cannot be shown.
@@ -210,22 +210,22 @@ pub enum CtlError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// There is no such command.
     #[error("there is no command '{0}'; gantry ctl help lists all of them")]
     Help(String),
-    /// The answer cannot be shown.
+    /// The response cannot be written to the terminal.
     #[error("cannot write the answer")]
     Write(#[source] io::Error),
     /// The migration that was watched has failed.
     #[error("the VM has not moved: {0}")]
     NotMoved(String),
-    /// Whoever was asked has gone.
+    /// The VMM that was asked is gone.
     #[error("whether the VM has moved is not known; ask the destination")]
     Unwatched(#[source] ClientError),
-    /// Whoever had contents that were to follow has gone.
+    /// The VMM that held contents which were to follow is gone.
     #[error(
         "the VM runs at the destination, but its VMM here has ended before all contents of its applications' memory \
          were seen to have followed: applications that need what is lost get an error"
@@ -246,7 +246,7 @@ pub(super) fn size(text: &str) -> Result<u64, String> {
 }
 
 impl Ctl {
-    /// Sends the request and writes the answer to `terminal`.
+    /// Sends the request and writes the response to `terminal`.
     pub fn run(&self, terminal: &mut dyn Write) -> Result<(), CtlError> {
         let out = &mut Output::to(&mut *terminal);
         match &self.action {
@@ -273,7 +273,7 @@ impl Ctl {
     }
 }
 
-/// Lists the VMMs that run, a line for each.
+/// Lists the running VMMs, one per line.
 fn list(out: &mut dyn Write) -> Result<(), CtlError> {
     let lines = find::running(Path::new("/proc"));
     if lines.is_empty() {
@@ -284,7 +284,7 @@ fn list(out: &mut dyn Write) -> Result<(), CtlError> {
         .map_err(CtlError::Write)
 }
 
-/// JSON is indented, other text shown as it is.
+/// Shows a response: JSON is indented, other text is unchanged.
 fn show(answer: &[u8], out: &mut dyn Write) -> io::Result<()> {
     if answer.is_empty() {
         return Ok(());
@@ -301,12 +301,12 @@ fn show(answer: &[u8], out: &mut dyn Write) -> io::Result<()> {
 type Parts = (&'static str, &'static str, Option<Vec<u8>>, Vec<i32>);
 
 impl Action {
-    /// Method, path, body and descriptors.
+    /// Method, path, body and descriptors of the request.
     fn request(&self) -> Result<Parts, CtlError> {
         let get = |path| Ok(("GET", path, None, Vec::new()));
         let put = |path| Ok(("PUT", path, None, Vec::new()));
         match self {
-            // These ask for more or less than one thing.
+            // These do not correspond to exactly one request.
             Self::List | Self::Console { .. } | Self::Help { .. } | Self::Ping => get("vmm.ping"),
             Self::Info => get("vm.info"),
             Self::Counters => get("vm.counters"),

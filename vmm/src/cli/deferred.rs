@@ -1,9 +1,9 @@
-//! Arguments of a command that are described when they are asked for. Most of the command line is commands that talk to
-//! a running Gantry: a start of a VM, which names none, does not wait for their description.
+//! Deferred descriptions of command arguments. Most of the command line consists of commands that talk to a running
+//! Gantry. Starting a VM uses none of them, so it does not wait for their descriptions to be built.
 
 use clap::{ArgMatches, Args, Command, Error, FromArgMatches};
 
-/// What has such arguments.
+/// A command whose arguments are described on demand.
 #[derive(Debug)]
 pub struct Deferred<T>(pub T);
 

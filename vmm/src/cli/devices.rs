@@ -1,16 +1,16 @@
-//! The options and commands that describe devices, one for each kind that there is.
+//! The options and commands that describe devices, one for each kind.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
 use super::option;
 use crate::config::{Device, HotPlug, Kind, VmConfig};
 
-/// The devices of a virtual machine, as options describe them.
+/// The devices of a virtual machine, as described by options.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceArgs(Vec<Box<dyn Device>>);
 
 impl DeviceArgs {
-    /// Gives a configuration the devices.
+    /// Adds the devices to a configuration.
     pub fn put_into(self, config: &mut VmConfig) {
         for device in self.0 {
             config.put_device(device);
@@ -51,16 +51,16 @@ impl Args for DeviceArgs {
     }
 }
 
-/// Adds a device to a VM that exists.
+/// Adds a device to an existing VM.
 #[derive(Clone, Debug)]
 pub struct Add {
-    /// The API's path for its kind.
+    /// The API path for its kind.
     pub path: &'static str,
     /// The device.
     pub device: Box<dyn Device>,
 }
 
-/// The kinds of which a VM that exists can be given one.
+/// The kinds of which devices can be added to an existing VM.
 fn hot_pluggable() -> impl Iterator<Item = (&'static Kind, HotPlug)> {
     let kinds = VmConfig::KINDS.iter();
     kinds.filter_map(|kind| Some((kind, kind.hot_plug?)))

@@ -1,4 +1,4 @@
-//! Which VMMs run on this machine, and which of them is meant.
+//! Finds the running VMMs, and the one that a command refers to.
 
 use std::{
     collections::BTreeSet,
@@ -17,23 +17,23 @@ use serde_json::Value;
 
 use super::{Client, ClientError};
 
-/// Names the API socket for all commands of a shell.
+/// Environment variable with the API socket for all commands of a shell.
 pub const VARIABLE: &str = "GANTRY_SOCKET";
-/// How long a VMM may take to say who it is.
+/// Time limit for a VMM to identify itself.
 pub const PATIENCE: Duration = Duration::from_secs(1);
-/// So many processes are looked at.
+/// Maximum number of processes to examine.
 const MOST: usize = 100_000;
 
-/// No VMM, or more than one.
+/// There is no VMM, or more than one.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// Nobody answers.
+    /// No VMM responds.
     #[error(
         "no VMM with an API socket is running that this user can see: start one (gantry --api-socket \
          PATH), or name its socket by --socket or {VARIABLE}"
     )]
     None,
-    /// Several do.
+    /// Several VMMs respond.
     #[error(
         "{} VMMs are running: say by --socket or {VARIABLE} which one is meant: {}",
         .0.len(),
@@ -47,18 +47,18 @@ fn paths(running: &[Running]) -> String {
     paths.collect::<Vec<_>>().join(", ")
 }
 
-/// A VMM that has answered.
+/// A VMM that has responded.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Running {
     /// Its API socket.
     pub socket: PathBuf,
-    /// Its process.
+    /// Its process ID.
     pub pid: i64,
-    /// What its VM does, or that it has none.
+    /// State of its VM, or that it has none.
     pub state: String,
-    /// vCPUs.
+    /// Number of vCPUs.
     pub cpus: u64,
-    /// Bytes of memory.
+    /// Size of memory in bytes.
     pub memory: u64,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Display for Running {
     }
 }
 
-/// The socket that is meant: the one that is named, that of the environment, or the only one.
+/// The socket to use: the one that is named, the one in the environment, or the only one.
 pub fn socket(named: Option<&Path>) -> Result<PathBuf, FindError> {
     if let Some(path) = named {
         return Ok(path.to_owned());
@@ -95,12 +95,12 @@ fn only(mut running: Vec<Running>) -> Result<PathBuf, FindError> {
     }
 }
 
-/// All VMMs that this user can see and that answer, by socket.
+/// All VMMs that this user can see and that respond, by socket.
 pub fn running(proc: &Path) -> Vec<Running> {
     sockets(proc).into_iter().filter_map(ask).collect()
 }
 
-/// The API sockets of the processes that have one on their command line.
+/// The API sockets that processes have on their command lines.
 fn sockets(proc: &Path) -> BTreeSet<PathBuf> {
     let processes = fs::read_dir(proc).into_iter().flatten().take(MOST);
     let processes = processes.filter_map(|entry| Some(entry.ok()?.path()));
@@ -109,9 +109,9 @@ fn sockets(proc: &Path) -> BTreeSet<PathBuf> {
         .collect()
 }
 
-/// The API socket of a process, by its folder.
+/// The API socket of a process, given its directory in /proc.
 fn socket_of(process: &Path) -> Option<PathBuf> {
-    // Another user's process may call itself what it likes, and answer anything.
+    // Another user's process may use any name and send any response.
     let owner = fs::metadata(process).ok()?.uid();
     if owner != 0 && owner != fs::metadata("/proc/self").ok()?.uid() {
         return None;
@@ -123,7 +123,7 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
         .collect();
     let (program, arguments) = words.split_first()?;
     let name = Path::new(program).file_name()?;
-    // Clients name the socket, too.
+    // Clients have the socket on their command line, too.
     let is_client = arguments.first().is_some_and(|first| *first == "ctl");
     if is_client || (name != "gantry" && name != "cloud-hypervisor") {
         return None;
@@ -143,11 +143,11 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
     if path.is_absolute() {
         return Some(path);
     }
-    // As the process sees it.
+    // Relative to the working directory of the process.
     Some(fs::read_link(process.join("cwd")).ok()?.join(path))
 }
 
-/// Asks a VMM who it is and what its VM does.
+/// Asks a VMM for its identity and the state of its VM.
 fn ask(socket: PathBuf) -> Option<Running> {
     let client = Client::new(socket.clone()).within(PATIENCE);
     let get = |path: &str| -> Result<Value, ClientError> {
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// A process in a folder like /proc, whose working directory is /work.
+    /// Creates a process in a directory like /proc, with the working directory /work.
     fn process(proc: &Path, pid: u32, line: &str) {
         let process = proc.join(pid.to_string());
         fs::create_dir(&process).unwrap();

@@ -1,4 +1,4 @@
-//! Migrations, as `gantry ctl` asks for them and shows them.
+//! The migration commands of `gantry ctl`, and the display of their progress.
 
 use std::{io::Write, path::PathBuf, thread};
 
@@ -13,63 +13,63 @@ use crate::{
     migration::progress::{LOOK, MigrationInfo, Phase},
 };
 
-/// A VM that is to leave.
+/// Arguments for sending a VM.
 #[derive(Args, Clone, Debug)]
 pub struct SendArgs {
-    /// Where that waits: unix:PATH or tcp:HOST:PORT.
+    /// Where the destination waits: unix:PATH or tcp:HOST:PORT.
     url: String,
-    /// To another Gantry of this host, such as a newer one: memory is handed over, not copied.
-    /// It has to be shared (--memory shared=on).
+    /// Migrate to another Gantry on this host, such as a newer version: memory is handed over, not copied. It must be
+    /// shared (--memory shared=on).
     #[arg(long, conflicts_with = "verify")]
     local: bool,
-    /// Show what is going on until it is over; the exit status says how it ended.
+    /// Show the progress until the migration is over; the exit status tells how it ended.
     #[arg(long)]
     pub(super) watch: bool,
-    /// Only ask whether the destination would take the VM.
+    /// Only ask whether the destination would accept the VM.
     #[arg(long)]
     dry_run: bool,
-    /// Milliseconds for which the VM may stand still.
+    /// Maximum downtime of the VM in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 300)]
     downtime_ms: u64,
-    /// Seconds that it may take.
+    /// Maximum duration of the migration in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     timeout_s: u64,
-    /// What happens then.
+    /// What happens when that is exceeded.
     #[arg(long, value_enum, default_value = "cancel")]
     timeout_strategy: TimeoutStrategy,
-    /// Keep the VMM when the VM has left.
+    /// Keep the VMM running after the VM has left.
     #[arg(long)]
     preserve_source: bool,
     /// Compare a hash of all memory on both sides.
     #[arg(long)]
     verify: bool,
-    /// Bytes of memory per second at most, such as 100M, while the VM runs.
+    /// Maximum bandwidth for memory while the VM runs, in bytes per second, such as 100M.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     bandwidth: Option<u64>,
-    /// How much of their time vCPUs may lose if the guest writes faster than its memory is sent,
-    /// in percent; 0: none.
+    /// Maximum throttling of the vCPUs if the guest writes its memory faster than it can be sent, in percent of their
+    /// time; 0 disables throttling.
     #[arg(long, value_name = "PERCENT", default_value_t = 99)]
     max_throttle: u8,
-    /// Connections that carry memory, 1 to 128.
+    /// Number of connections for memory, 1 to 128.
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
     connections: u32,
-    /// What becomes of accelerators: a VM that has one stays, gives them up first, or takes their
-    /// OpenCL applications along.
+    /// What happens to accelerators: a VM that has one is not migrated, gives them up first, or takes their OpenCL
+    /// applications along.
     #[arg(long, value_enum, default_value = "refuse")]
     accel: AccelMigration,
-    /// Copy applications of accelerators to the destination while they go on, so that the VM stands
-    /// still for less of them. Needs --accel move, or --passthrough remote or park.
+    /// Copy applications of accelerators to the destination while they run, to reduce the downtime. Needs --accel move,
+    /// or --passthrough remote or park.
     #[arg(long)]
     accel_copies: bool,
-    /// Applications of accelerators go on at the destination before large contents of their memory have come
-    /// (postcopy): the VM stands still for less of them. Until all has followed, the source's VMM stays; if it ends
-    /// before, an application gets an error when it needs what is lost. Needs --accel move, or --passthrough
-    /// remote or park.
+    /// Let applications of accelerators continue at the destination before large contents of their memory have been
+    /// transferred (postcopy), to reduce the downtime. The source's VMM stays until everything has followed; if it ends
+    /// earlier, an application gets an error when it needs lost contents. Needs --accel move, or --passthrough remote
+    /// or park.
     #[arg(long)]
     accel_postcopy: bool,
-    /// What becomes of physical devices: a VM that has one stays; or its guest gives them up first,
-    /// and applications on those with tracked=ACCEL go on meanwhile (remote), stand still until the VM
-    /// has a device again (park), or lose them (detach).
+    /// What happens to physical devices: a VM that has one is not migrated; or its guest gives them up first, and
+    /// applications on those with tracked=ACCEL continue on the host's pool meanwhile (remote), are suspended until the
+    /// VM has a device again (park), or lose the device (detach).
     #[arg(long, value_enum, default_value = "refuse")]
     passthrough: PassthroughMigration,
     /// Directory with certificates and keys, for TLS over TCP.
@@ -80,12 +80,12 @@ pub struct SendArgs {
     tunnel: Option<PathBuf>,
 }
 
-/// A VM that is to come.
+/// Arguments for receiving a VM.
 #[derive(Args, Clone, Debug)]
 pub struct ReceiveArgs {
     /// Where to wait for it: unix:PATH or tcp:ADDRESS:PORT.
     url: String,
-    /// A socket, file or tap of the configuration that is called something else here.
+    /// A socket, file or tap in the configuration that has another name on this host.
     #[arg(long = "rename", value_name = "FROM=TO", value_parser = rename)]
     renames: Vec<Rename>,
     /// Directory with certificates and keys, for TLS over TCP.
@@ -142,13 +142,13 @@ fn rename(text: &str) -> Result<Rename, String> {
     })
 }
 
-/// Shows a migration until it is over.
+/// Shows the progress of a migration until it is over.
 pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError> {
     let mut is_followed = false;
     loop {
         let answer = match client.request("GET", "vm.migration", None, &[]) {
             Ok(answer) => answer,
-            // One that ends by itself waits until whoever watches has heard how it was.
+            // A VMM that exits by itself waits until the watching client has seen the result.
             Err(error) if is_followed && !matches!(error, ClientError::Refused { .. }) => {
                 writeln!(out).map_err(CtlError::Write)?;
                 return Err(CtlError::NotFollowed(error));
@@ -171,7 +171,7 @@ pub(super) fn watch(client: &Client, out: &mut dyn Write) -> Result<(), CtlError
     }
 }
 
-/// One line about a migration.
+/// Formats the progress of a migration as one line.
 fn bar(info: &MigrationInfo) -> String {
     const WIDTH: u64 = 30;
     let mib = |bytes: u64| bytes >> 20;

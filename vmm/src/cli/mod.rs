@@ -1,4 +1,4 @@
-//! The command line: the options of Cloud Hypervisor for starting a VM, and Gantry's commands.
+//! The command line: Cloud Hypervisor's options for starting a VM, and Gantry's commands.
 
 mod client;
 mod console;
@@ -66,7 +66,7 @@ whose interface Gantry has, for programs that look at it.";
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// What to do instead of running a VM.
+    /// Command to run instead of starting a VM.
     #[command(subcommand)]
     pub command: Option<Command>,
 
@@ -74,15 +74,15 @@ pub struct Cli {
     #[command(flatten)]
     pub vm: VmArgs,
 
-    /// Unix socket to serve the REST API on: PATH, path=PATH, or fd=N for one that is inherited.
+    /// Unix socket on which to serve the REST API: PATH, path=PATH, or fd=N for an inherited one.
     #[arg(long, value_name = "SOCKET", help_heading = "Gantry")]
     pub api_socket: Option<ApiSocket>,
 
-    /// Where to report events as JSON: path=FILE or fd=N.
+    /// Where to write events as JSON: path=FILE or fd=N.
     #[arg(long, value_name = "TARGET", help_heading = "Gantry")]
     pub event_monitor: Option<EventTarget>,
 
-    /// File to append the log to, instead of standard error.
+    /// File to which the log is appended, instead of standard error.
     #[arg(long, value_name = "FILE", help_heading = "Gantry")]
     pub log_file: Option<PathBuf>,
 
@@ -100,11 +100,11 @@ pub struct Cli {
     )]
     pub seccomp: Enforcement,
 
-    /// Explain all options.
+    /// Show help for all options.
     #[arg(long, exclusive = true, help_heading = "Gantry")]
     help_all: bool,
 
-    /// Bring back a saved VM: source_url=URL,prefault=on|off,resume=on|off,
+    /// Restore a saved VM: source_url=URL,prefault=on|off,resume=on|off,
     /// memory_restore_mode=copy|ondemand,net_fds=[ID@[FD,FD]],accels=[ID@SOCKET].
     #[arg(
         long,
@@ -116,31 +116,31 @@ pub struct Cli {
     pub restore: Option<RestoreConfig>,
 }
 
-/// What to do instead of running a VM.
+/// Command to run instead of starting a VM.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Ask a running Gantry for something.
+    /// Send a request to a running Gantry.
     Ctl(Deferred<Ctl>),
-    /// Check what this host has for VMs, and say how to mend what it lacks.
+    /// Check whether this host has everything that VMs need, and tell how to fix problems.
     Doctor,
-    /// Watch who uses a shared accelerator (gantry-top, with all of its options).
+    /// Watch the usage of a shared accelerator (gantry-top, with all of its options).
     Top(Deferred<Top>),
-    /// Print what may complete a command line.
+    /// Print possible completions of a command line.
     #[command(hide = true)]
     Values(Values),
     /// Print the version.
     Version,
-    /// Explain the program, or one of its commands.
+    /// Show help for the program, or for one of its commands.
     Help {
-        /// Its name, and that of a command of its own.
+        /// Name of the command, and of its subcommand.
         command: Vec<String>,
     },
-    /// What the program prints about itself.
+    /// Output about the program itself.
     #[command(flatten)]
     Manual(Manual),
 }
 
-/// Where events go.
+/// Destination of events.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum EventTarget {
     /// A file or FIFO.
@@ -165,7 +165,7 @@ impl FromStr for EventTarget {
 }
 
 impl Cli {
-    /// Parses the arguments of the process; ends it if they ask for help or are wrong.
+    /// Parses the arguments of the process; exits if they ask for help or are invalid.
     pub fn from_process() -> Self {
         let name = std::env::args_os().next().unwrap_or_default();
         let mut command = short::of(command(&name));
@@ -179,7 +179,7 @@ impl Cli {
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
-    /// Parses arguments, the first of which is the name of the program.
+    /// Parses arguments; the first one is the name of the program.
     pub fn from_arguments(arguments: &[&str]) -> Result<Self, clap::Error> {
         let name = arguments.first().copied().unwrap_or_default();
         let mut command = command(name.as_ref());
@@ -189,12 +189,12 @@ impl Cli {
         Self::from_arg_matches(&matches)
     }
 
-    /// Whether all options are to be explained.
+    /// Whether help for all options is requested.
     pub fn asks_for_all_help(&self) -> bool {
         self.help_all
     }
 
-    /// Whether there is anything to do.
+    /// Whether there is nothing to do.
     pub fn is_idle(&self) -> bool {
         self.command.is_none()
             && self.api_socket.is_none()
@@ -203,7 +203,7 @@ impl Cli {
     }
 }
 
-/// The description of the command line, as it is called by `name`.
+/// The description of the command line for a program called `name`.
 pub fn command(name: &std::ffi::OsStr) -> clap::Command {
     let stem = std::path::Path::new(name).file_name();
     if stem.is_some_and(|stem| stem == "cloud-hypervisor") {
@@ -213,13 +213,13 @@ pub fn command(name: &std::ffi::OsStr) -> clap::Command {
     Cli::command().version(concat!("v", env!("CARGO_PKG_VERSION")))
 }
 
-/// What the program says of all of its options.
+/// The help for all options.
 pub fn help_all() -> String {
     command("gantry".as_ref()).render_long_help().to_string()
 }
 
-/// The help of a command, by its name and those of the commands above; the name that there is not
-/// otherwise.
+/// The help of a command, identified by its name after those of its parent commands. Fails with the
+/// first name that does not exist.
 pub fn help_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<String, String> {
     let mut command = short::of(command("gantry".as_ref()));
     command.build();
@@ -232,9 +232,9 @@ pub fn help_of<'a>(words: impl IntoIterator<Item = &'a str>) -> Result<String, S
     Ok(found.render_long_help().to_string())
 }
 
-/// Prints what the program says about itself, or writes its manual pages.
+/// Prints what the program documents about itself, or writes its manual pages.
 pub fn write_manual(manual: &Manual, out: &mut dyn io::Write) -> io::Result<()> {
-    // The page gantry-top.1 is that program's own to write.
+    // The program gantry-top writes its own page gantry-top.1.
     let own = |top: clap::Command| top.hide(matches!(manual, Manual::Man { folder: Some(_) }));
     let program = command("gantry".as_ref()).mut_subcommand("top", own);
     let Manual::Completions { shell } = manual else {
@@ -246,7 +246,7 @@ pub fn write_manual(manual: &Manual, out: &mut dyn io::Write) -> io::Result<()> 
     out.write_all(values::script(*shell, &options).as_bytes())
 }
 
-/// A value parser of clap: clap itself says which option and value it is about.
+/// Adapts a parser to clap, which adds the option and value to errors itself.
 fn option<T: 'static>(
     parse: fn(&str) -> Result<T, SyntaxError>,
 ) -> impl Fn(&str) -> Result<T, SyntaxProblem> + Clone + Send + Sync + 'static {

@@ -1,4 +1,4 @@
-//! Moves of an accelerator's applications, as `gantry ctl` asks for them.
+//! The `gantry ctl` command that moves an accelerator's applications.
 
 use std::path::{Path, PathBuf};
 
@@ -6,32 +6,31 @@ use clap::{Args, ValueEnum};
 
 use crate::api::{AccelSeat, VmMoveAccel, model::DRAIN_MS};
 
-/// Applications that are to move.
+/// Arguments for moving applications.
 #[derive(Args, Clone, Debug)]
 pub struct MoveAccel {
     /// Name of the accelerator.
     id: String,
-    /// Socket of the pool that they move to; the port's own without it. Or who is to serve all of
-    /// the guest's applications: its own pool on a device that was passed through to it (local;
-    /// see gantry-agent --local), the host's (host), another host's (tls://HOST:PORT), or the
-    /// server behind the guest's gate (gate). Or nobody: those of its own pool wait, their state in
-    /// the guest's memory, until they are told where to go on (parked). Unless it is local, the
-    /// guest does not use the device any more then, which can be removed.
+    /// Socket of the destination pool; the port's own if absent. Or the side that is to serve all of the guest's
+    /// applications: its own pool on a device that is passed through to it (local; see gantry-agent --local), the
+    /// host's (host), another host's (tls://HOST:PORT), or the server behind the guest's gate (gate). Or neither:
+    /// applications of the guest's own pool are suspended, with their state in the guest's memory, until they are told
+    /// where to continue (parked). Unless it is local, the guest then no longer uses the device, which can be removed.
     #[arg(long, value_name = "SOCKET|host|local|parked|tls://HOST:PORT|gate")]
     to: Option<PathBuf>,
-    /// Part of the names of the devices that they get there; the port's own without it.
+    /// Substring of the names of the devices to use there; the port's own if absent.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
-    /// The slice whose application moves; all of them, and those that come later, without it.
+    /// The slice whose application is moved; if absent, all applications, including later ones.
     #[arg(long, value_name = "NUMBER")]
     slice: Option<u32>,
-    /// Milliseconds for which each may go on with what its device is at.
+    /// How long each application's outstanding device work may take, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = DRAIN_MS)]
     drain: u64,
-    /// Go on before all memory has come (postcopy): each application stands still for a shorter time, contents
-    /// of large buffers and images follow from the worker that had them, and commands wait for those that they
-    /// name. If that worker or its pool is killed before, the application gets an error when it needs what is
-    /// lost. The answer comes when all has followed.
+    /// Continue before all memory has been transferred (postcopy): this shortens the pause of each application.
+    /// Contents of large buffers and images follow from the previous worker, and commands wait for those that they use.
+    /// If that worker or its pool is killed earlier, the application gets an error when it needs lost contents. The
+    /// command returns when everything has followed.
     #[arg(long)]
     postcopy: bool,
 }

@@ -1,9 +1,9 @@
-//! `gantry --help`: what a first VM needs. All options are explained by `--help-all`, the manual page
-//! and shell completions.
+//! `gantry --help`: explains what a first VM needs. `--help-all`, the manual page and shell completions explain all
+//! options.
 
 use clap::Command;
 
-/// The options that are explained, in few words.
+/// The options that are explained, with short texts.
 const SHOWN: &[(&str, &str)] = &[
     ("kernel", "Linux kernel to boot"),
     ("initramfs", "Initial file system"),
@@ -33,7 +33,7 @@ const SHOWN: &[(&str, &str)] = &[
     ("help_all", "Explain all options, and all keys of these"),
 ];
 
-/// The command line, most of which its help does not explain.
+/// The command line with most options hidden from its help.
 pub fn of(command: Command) -> Command {
     command.mut_args(|argument| {
         let shown = SHOWN.iter().find(|(name, _)| argument.get_id() == *name);

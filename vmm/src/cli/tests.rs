@@ -1,4 +1,4 @@
-//! The command line as users write it.
+//! Tests of the command line as users write it.
 
 use std::{collections::BTreeSet, path::Path};
 
@@ -101,21 +101,21 @@ fn a_restored_vm_is_not_described_again() {
     assert!(cli.vm.into_config(true).unwrap().is_none());
 }
 
-/// The keys that a help text names.
+/// The keys that a help text mentions.
 fn named(help: &str) -> BTreeSet<&str> {
     let words = help.split([',', ' ', ';', '|', '(', ')']);
     let keys = words.filter_map(|word| Some(word.split_once('=')?.0));
     keys.filter(|key| !is_place(key)).collect()
 }
 
-/// Keys that the help names once for all devices.
+/// Keys that the help mentions once for all devices.
 fn is_place(key: &str) -> bool {
     PLACE.iter().any(|place| place.name == key)
 }
 
 #[test]
 fn help_names_the_keys_that_are_taken_and_no_others() {
-    // Keys that are taken, and refused later.
+    // Keys that are parsed but refused later.
     const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
     let refused_of = |option: &str| -> &[&str] {
         match option {
@@ -137,7 +137,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         (
             "platform",
             PlatformConfig::SYNTAX,
-            // The first two are also called serial_number and uuid.
+            // The first two have the aliases serial_number and uuid.
             &["system_serial_number", "system_uuid", "tdx", "sev_snp"],
         ),
         (
@@ -159,7 +159,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
             .find(|found| found.get_long() == Some(option))
             .unwrap();
         let help = found.get_help().unwrap().to_string();
-        // What is no physical device has no use for an IOMMU.
+        // Only physical devices support an IOMMU.
         let refused = |key: &str| refused.contains(&key) || key == "iommu" && option != "device";
         let keys = || syntax.iter().copied().flatten();
         let taken = keys().filter(|key| !is_place(key.name) && !refused(key.name));
@@ -240,7 +240,7 @@ fn every_command_of_ctl_parses() {
     ] {
         let cli = parse(&format!("gantry ctl --socket /s {line}"));
         assert!(matches!(cli.command, Some(Command::Ctl(_))), "{line}");
-        // Also where the socket is found.
+        // Also when the socket is to be found automatically.
         parse(&format!("gantry ctl {line}"));
     }
     assert!(refused("gantry ctl --socket /s resize --memory many").contains("no size"));
@@ -264,7 +264,7 @@ fn help_is_had_by_a_word_too() {
     assert!(refused("gantry --help-all --kernel /k").contains("cannot be used with"));
 }
 
-/// What a command about the program itself prints.
+/// The output of a command about the program itself.
 fn printed(line: &str) -> std::io::Result<String> {
     let Some(Command::Manual(wanted)) = parse(line).command else {
         panic!("{line} is another command");

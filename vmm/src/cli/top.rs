@@ -1,4 +1,4 @@
-//! `gantry top`: watches who uses a shared accelerator, by the program that does.
+//! `gantry top`: watches the usage of a shared accelerator, by running `gantry-top`.
 
 use std::{
     env,
@@ -11,15 +11,15 @@ use std::{
 
 use clap::Args;
 
-/// The program, which is apart from this one: a virtual machine's process has no use for a
-/// terminal's code.
+/// The program is separate from this one, because a VMM process does not need terminal code.
 const PROGRAM: &str = "gantry-top";
 
-/// Watch who uses a shared accelerator (gantry-top, with all of its options).
+/// Watch the usage of a shared accelerator (gantry-top, with all of its options).
 #[derive(Args, Clone, Debug)]
 #[command(disable_help_flag = true)]
 pub struct Top {
-    /// Such as --socket /run/gantry-arbiter/socket, or --help for all of them.
+    /// Options of gantry-top, such as --socket /run/gantry-arbiter/socket; --help shows all of
+    /// them.
     #[arg(
         value_name = "OPTION",
         trailing_var_arg = true,
@@ -37,7 +37,7 @@ pub struct Top {
 pub struct TopError(#[source] io::Error);
 
 impl Top {
-    /// Becomes the program. Returns only if it cannot.
+    /// Replaces this process with the program. Returns only on failure.
     pub fn exec(&self) -> TopError {
         let own = env::current_exe().ok();
         TopError(
@@ -48,7 +48,7 @@ impl Top {
     }
 }
 
-/// The program beside this one, if there is one; otherwise the first in PATH.
+/// The program in this one's directory, if it exists; otherwise the first one in PATH.
 fn program(own: Option<&Path>) -> PathBuf {
     own.and_then(Path::parent)
         .map(|folder| folder.join(PROGRAM))

@@ -1,4 +1,4 @@
-//! Options that there are not: what people who know QEMU type, and what Gantry calls it.
+//! Unknown options: suggests Gantry's equivalents of QEMU's options.
 
 use clap::{
     Command, Error,
@@ -8,7 +8,7 @@ use clap::{
 
 use super::vm::UNSUPPORTED;
 
-/// QEMU's options, without dashes, and what does the same here.
+/// QEMU's options, without dashes, and Gantry's equivalents.
 const OF_QEMU: &[(&[&str], &str)] = &[
     (&["m"], "--memory size=1G"),
     (&["smp"], "--cpus boot=2"),
@@ -28,8 +28,8 @@ const OF_QEMU: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Has an error about an option that there is not suggest what does that here, and no option that
-/// is refused. `words` are those of the command line: of QEMU's `-nographic`, clap names `-n` alone.
+/// Makes an error about an unknown option suggest Gantry's equivalent, and never an option that is refused. `words` are
+/// those of the command line, because clap reports only `-n` for QEMU's `-nographic`.
 pub fn explain<'a>(
     mut error: Error,
     command: &mut Command,
@@ -49,14 +49,14 @@ pub fn explain<'a>(
     } else if !suggests_refused(&error, command) {
         return error;
     }
-    // The usage shows what clap takes for similar.
+    // The usage shows the option that clap considers similar.
     error.remove(ContextKind::SuggestedArg);
     let usage = ContextValue::StyledStr(command.render_usage());
     error.insert(ContextKind::Usage, usage);
     error
 }
 
-/// Whether what clap takes for similar is an option that is always refused.
+/// Whether the option that clap considers similar is always refused.
 fn suggests_refused(error: &Error, command: &Command) -> bool {
     let Some(ContextValue::String(similar)) = error.get(ContextKind::SuggestedArg) else {
         return false;

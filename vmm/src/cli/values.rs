@@ -1,5 +1,5 @@
-//! What may stand at the end of a command line that is being written: keys of options, running VMMs,
-//! and devices. Shells ask for it (`gantry values`, which their completion scripts run).
+//! Completion of partial command lines: keys of options, running VMMs, and devices. Shells request it with `gantry
+//! values`, which their completion scripts run.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::config::{
     syntax::{Key, ValueType},
 };
 
-/// The keys of each option that describes no device.
+/// The keys of each option that does not describe a device.
 const OPTIONS: &[(&str, &[&[Key]])] = &[
     ("cpus", CpusConfig::SYNTAX),
     ("memory", MemoryConfig::SYNTAX),
@@ -38,8 +38,8 @@ pub fn keys_of(option: &str) -> Option<&'static [&'static [Key]]> {
     device.map(|kind| kind.syntax).or_else(|| Some(other()?.1))
 }
 
-/// The script that clap writes for a shell, which knows neither keys nor devices, and what asks
-/// `gantry values` for them.
+/// Combines the script that clap writes for a shell, which knows neither keys nor devices, with code that asks `gantry
+/// values` for them.
 pub fn script(shell: Shell, options: &str) -> String {
     match shell {
         Shell::Bash => options.to_owned() + include_str!("values.bash"),
@@ -50,7 +50,7 @@ pub fn script(shell: Shell, options: &str) -> String {
             options.to_owned() + &more
         }
         Shell::Zsh => {
-            // What ends the script calls the function, so that has to be complete before.
+            // The end of the script calls the function, so the function must be complete before that.
             let end = options.rfind("\nif [").unwrap_or(options.len());
             let (before, end) = options.split_at(end);
             [before, include_str!("values.zsh"), end].concat()
@@ -59,7 +59,7 @@ pub fn script(shell: Shell, options: &str) -> String {
     }
 }
 
-/// Print what may complete a command line.
+/// Print possible completions of a command line.
 #[derive(Args, Clone, Debug)]
 pub struct Values {
     /// The line up to the cursor.
@@ -67,7 +67,7 @@ pub struct Values {
     pub line: String,
 }
 
-/// Where to look.
+/// Where to look for values.
 pub struct Places {
     /// /sys/bus.
     pub buses: PathBuf,
@@ -84,7 +84,7 @@ impl Default for Places {
     }
 }
 
-/// What a word is for.
+/// What a word stands for.
 enum Meaning {
     Keys(&'static [&'static [Key]]),
     Socket,
@@ -93,7 +93,7 @@ enum Meaning {
 }
 
 impl Values {
-    /// The words that the last one of the line may become; none if only files or options fit.
+    /// The possible completions of the line's last word; empty if only files or options fit.
     pub fn list(&self, places: &Places) -> Vec<String> {
         let words: Vec<_> = self
             .line
@@ -116,7 +116,7 @@ impl Values {
         fitting
     }
 
-    /// The keys of an option that are not there yet, or the values of the last one.
+    /// The keys of an option that are not used yet, or the values of the last key.
     #[expect(clippy::unused_self, reason = "one of several ways to list")]
     fn keys(
         &self,
@@ -164,7 +164,7 @@ impl Values {
     }
 }
 
-/// What a word behind others is for.
+/// What a word after others stands for.
 fn meaning(before: &[&str], word: &str) -> Option<Meaning> {
     if word.starts_with('-') {
         return None;
@@ -195,7 +195,7 @@ fn sockets(places: &Places) -> Vec<String> {
         .collect()
 }
 
-/// The host's devices: PCI endpoints that are no bridges, and mediated devices.
+/// The host's devices: PCI endpoints except bridges, and mediated devices.
 fn devices(places: &Places) -> Vec<String> {
     let names = |folder: &str| {
         let entries = fs::read_dir(places.buses.join(folder))

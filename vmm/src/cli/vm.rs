@@ -11,22 +11,22 @@ use crate::config::{
     RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
 };
 
-/// Where options are explained that Gantry refuses.
+/// Help heading of options that Gantry refuses.
 pub const UNSUPPORTED: &str = "Not supported yet, and refused";
 
-/// A virtual machine cannot be made of the options.
+/// The options do not describe a valid virtual machine.
 #[derive(Debug, thiserror::Error)]
 pub enum VmArgsError {
     /// There is nothing to boot.
     #[error("the options describe a VM, but not what it boots; add --kernel")]
     NoPayload,
-    /// A saved VM is what it was.
+    /// Options that describe a VM cannot be combined with `--restore`.
     #[error(
         "the VM of --restore is as it was saved: leave out the options that describe a VM, and \
          change it once it runs (gantry ctl)"
     )]
     Restored,
-    /// The options contradict each other or ask for what cannot be done.
+    /// The options contradict each other or request something that is not possible.
     #[error("the options describe no valid VM")]
     Invalid(#[from] Invalid),
 }
@@ -69,7 +69,7 @@ pub struct VmArgs {
     #[arg(long = "memory-zone", value_name = "KEYS", num_args = 1.., value_parser = option(MemoryZoneConfig::parse))]
     pub memory_zone: Vec<MemoryZoneConfig>,
 
-    /// Devices of the kinds that there are.
+    /// Devices, with one option for each kind.
     #[command(flatten)]
     pub devices: DeviceArgs,
 
@@ -97,12 +97,12 @@ pub struct VmArgs {
     #[arg(long = "pci-segment", value_name = "KEYS", num_args = 1.., value_parser = option(PciSegmentConfig::parse))]
     pub pci_segment: Vec<PciSegmentConfig>,
 
-    /// Limits that disks share: id=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,bw_refill_time=MS,
+    /// Rate limits that disks share: id=NAME,bw_size=SIZE,bw_one_time_burst=SIZE,bw_refill_time=MS,
     /// ops_size=N,ops_one_time_burst=N,ops_refill_time=MS.
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
     pub rate_limit_group: Vec<RateLimitGroupConfig>,
 
-    /// Further files that Landlock allows: path=PATH,access=r|w|rw.
+    /// Additional files that Landlock allows: path=PATH,access=r|w|rw.
     #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
     pub landlock_rules: Vec<LandlockConfig>,
 
@@ -140,8 +140,8 @@ pub struct VmArgs {
 }
 
 impl VmArgs {
-    /// The configuration; `None` if no option describes a VM, as it has to be for one that is
-    /// `restored`.
+    /// Builds the configuration; `None` if no option describes a VM, which is required for a VM
+    /// that is `restored`.
     pub fn into_config(self, restored: bool) -> Result<Option<Box<VmConfig>>, VmArgsError> {
         if self == Self::default() {
             return Ok(None);

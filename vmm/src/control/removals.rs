@@ -1,4 +1,4 @@
-//! Devices that are on their way out: the guest was asked, and has not answered yet.
+//! Devices that are being removed: the guest was asked, and has not answered yet.
 //!
 //! ```text
 //!   vm.remove-device ──> removing ──guest ejects──> removed
@@ -6,8 +6,8 @@
 //!        └──> removed       └ (a swap plugs the other device in, or this one again)
 //! ```
 //!
-//! A slot with several functions leaves as a whole: a removal of one of them is one of all. A swap
-//! of one of them brings the others back, too.
+//! A slot with several functions is removed as a whole: removing one of them removes all. Swapping one of them brings
+//! the others back, too.
 
 use std::{
     collections::BTreeMap,
@@ -29,12 +29,12 @@ use crate::{
     machine::{alarms::Alarm, error::MachineError},
 };
 
-/// What to plug in when a device has gone.
+/// What to plug in when a device is gone.
 enum Next {
     Nothing,
-    /// The same device: it was to stay, or another one of its slot is swapped.
+    /// The same device: it was to stay, or another one in its slot is swapped.
     Same(Box<dyn Device>),
-    /// Another one in its place.
+    /// A replacement.
     Other {
         old: DeviceConfig,
         new: PathBuf,
@@ -43,7 +43,7 @@ enum Next {
 }
 
 impl Next {
-    /// What is tried, one after the other until it works, and the event that says so.
+    /// The devices to try, one after the other until one works, each with the event to report.
     fn attempts(self) -> Vec<(&'static str, Box<dyn Device>)> {
         match self {
             Self::Nothing => Vec::new(),
@@ -72,30 +72,30 @@ impl Next {
 struct Removal {
     deadline: Option<Instant>,
     next: Next,
-    /// Nobody waits any more, but the guest may still answer.
+    /// The time limit has expired or the removal was cancelled, but the guest may still answer.
     overdue: bool,
     /// The guest has not answered an earlier request either.
     asked_before: bool,
 }
 
-/// What becomes of a device that nobody takes away any more.
+/// The fate of a device whose removal is no longer pursued.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Fate {
-    /// It has gone, or is another one by now.
+    /// It is gone, or has been replaced.
     Left,
     Stays,
-    /// The guest has heard that it is to go, and has not answered yet.
+    /// The guest has seen the request and has not answered yet.
     Open,
 }
 
-/// All of them, by name.
+/// All pending removals, by device name.
 pub struct Removals {
     pending: BTreeMap<String, Removal>,
     timer: TimerFd,
 }
 
 impl Removals {
-    /// None yet.
+    /// No removals yet.
     pub fn new() -> io::Result<Self> {
         Ok(Self {
             pending: BTreeMap::new(),
@@ -103,12 +103,12 @@ impl Removals {
         })
     }
 
-    /// Becomes readable when a time limit is over.
+    /// Becomes readable when a time limit has expired.
     pub fn timer(&self) -> RawFd {
         self.timer.as_raw_fd()
     }
 
-    /// What a device is doing, for `vm.info`.
+    /// State of a device for `vm.info`.
     pub fn state(&self, id: &str) -> Option<&'static str> {
         let removal = self.pending.get(id).filter(|removal| !removal.overdue)?;
         Some(match removal.next {
@@ -118,7 +118,7 @@ impl Removals {
     }
 
     fn insert(&mut self, id: &str, limit: Option<Duration>, next: Next) {
-        // A limit beyond the end of time is none.
+        // A limit too large to represent means no limit.
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let removal = Removal {
             deadline,
@@ -130,8 +130,8 @@ impl Removals {
         self.arm();
     }
 
-    /// Nobody waits for a removal any more. The guest gets the device back if it gives it up after all,
-    /// which one that has not read of it does not do.
+    /// Stops pursuing a removal. If the guest gives the device up after all, it gets the device back. A guest that has
+    /// not read the request will not give it up.
     fn keep(&mut self, id: &str, device: Box<dyn Device>, was_unread: bool) {
         let Some(removal) = self.pending.get_mut(id) else {
             return;
@@ -146,14 +146,13 @@ impl Removals {
         self.arm();
     }
 
-    /// As if the guest of a machine had been asked for a device.
+    /// Behaves as if a machine's guest had been asked for a device.
     #[cfg(test)]
     pub(super) fn ask_for(&mut self, id: &str) {
         self.insert(id, None, Next::Nothing);
     }
 
-    /// A device has gone without the guest's answer: whether that ends a swap that somebody waits
-    /// for.
+    /// Handles a device that is gone without the guest's answer; returns whether that ends a swap that is still wanted.
     fn torn_out(&mut self, id: &str) -> bool {
         let removal = self.pending.remove(id);
         removal
@@ -168,7 +167,7 @@ impl Removals {
     fn arm(&mut self) {
         let next = self.pending.values().filter_map(|removal| removal.deadline);
         let armed = match next.min() {
-            // A timer of zero would be off.
+            // A timer value of zero would disarm it.
             Some(at) => {
                 let left = at.saturating_duration_since(Instant::now());
                 self.timer.reset(left.max(Duration::from_millis(1)), None)
@@ -180,8 +179,8 @@ impl Removals {
         }
     }
 
-    /// The machine is gone, and nobody is left to give anything up: what was to leave is not in
-    /// the next one. A swap has not happened, and will not.
+    /// Finishes all removals, because the machine is gone: devices that were to be removed are not part of the next
+    /// one. A pending swap is abandoned.
     pub fn finish(&mut self, config: &mut VmConfig, monitor: &mut EventMonitor) {
         for (id, removal) in std::mem::take(&mut self.pending) {
             match removal.next {
@@ -206,7 +205,7 @@ impl Removals {
     }
 
     fn take_overdue(&mut self) -> Vec<String> {
-        // Empties it; it is armed again below.
+        // Clears the timer; it is armed again below.
         let _ = self.timer.wait();
         let now = Instant::now();
         let over = |removal: &Removal| removal.deadline.is_some_and(|deadline| deadline <= now);
@@ -220,7 +219,7 @@ impl Removals {
             if let Some(removal) = self.pending.get_mut(id) {
                 removal.deadline = None;
                 removal.overdue = true;
-                // The old device was to stay: a guest that gives it up after all gets it back.
+                // The old device was to stay, so a guest that gives it up after all gets it back.
                 removal.next = match mem::replace(&mut removal.next, Next::Nothing) {
                     Next::Other { old, .. } => Next::Same(Box::new(old)),
                     other => other,
@@ -265,9 +264,9 @@ impl Control {
         }
     }
 
-    /// Takes a device away, and what is in its slot, without asking the guest.
+    /// Removes a device, and everything in its slot, without asking the guest.
     fn tear_out(&mut self, id: &str) -> Result<(), ApiError> {
-        // Clients of the guest reach its memory, of which a device's may be a part.
+        // Clients of the guest access its memory, which may include a device's.
         self.give_up_server();
         if let Life::Live {
             machine, config, ..
@@ -291,8 +290,7 @@ impl Control {
         Ok(())
     }
 
-    /// Nobody waits for a removal or a swap any more; a guest that gives the device up all the same
-    /// gets it back.
+    /// Cancels a removal or a swap; a guest that gives the device up anyway gets it back.
     fn cancel_removal(&mut self, id: &str) -> Result<Response, ApiError> {
         if self.removals.state(id).is_none() {
             let message = format!("{id:?} is not on its way out: there is nothing to cancel");
@@ -306,7 +304,7 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// Takes the request for a device back: the names of all in its slot, which stay with it.
+    /// Withdraws the request for a device; returns the names of all devices in its slot, which stay with it.
     fn withdraw(&mut self, id: &str) -> Result<Vec<String>, ApiError> {
         let not_live = self.not_live();
         let Life::Live {
@@ -326,7 +324,7 @@ impl Control {
         Ok(stay)
     }
 
-    /// A device is to stay, also if the guest was asked for it.
+    /// Keeps a device, even if the guest was asked for it.
     pub(super) fn keep(&mut self, id: &str) -> Fate {
         if self.fate(id) == Fate::Open
             && let Err(error) = self.withdraw(id)
@@ -336,7 +334,7 @@ impl Control {
         self.fate(id)
     }
 
-    /// What is known of a device that was to go.
+    /// The fate of a device that was to be removed, as far as it is known.
     pub(super) fn fate(&self, id: &str) -> Fate {
         let config = self.life.config();
         if config.is_none_or(|config| !config.has_device(id)) {
@@ -348,7 +346,7 @@ impl Control {
         }
     }
 
-    /// An accelerator that tracks devices does not go before them, also not with another one of its slot.
+    /// Refuses to remove an accelerator before the devices that it tracks, also as part of its slot.
     pub(super) fn refuse_if_tracking(&self, id: &str) -> Result<(), ApiError> {
         let leaving = match &self.life {
             Life::Live { machine, .. } => {
@@ -366,7 +364,7 @@ impl Control {
         Err(ApiError::message(Status::BadRequest, message))
     }
 
-    /// Nothing comes that needs what is on its way out.
+    /// Refuses to add a device that needs one that is being removed.
     pub(super) fn refuse_if_leaving(&self, needed: Option<&str>) -> Result<(), ApiError> {
         match needed.filter(|id| self.removals.state(id).is_some()) {
             None => Ok(()),
@@ -380,12 +378,12 @@ impl Control {
         }
     }
 
-    /// The guest will not give up what is in a slot.
+    /// Handles that the guest refuses to give up a slot.
     pub(super) fn refused(&mut self, slot: Bdf, status: u32) {
         let Life::Live { machine, .. } = &mut self.life else {
             return;
         };
-        // A guest that nobody asked has nothing to refuse.
+        // A guest that was not asked has nothing to refuse.
         for id in machine.devices().ids_in(slot) {
             let Some(removal) = self.removals.pending.remove(&id) else {
                 continue;
@@ -393,7 +391,7 @@ impl Control {
             self.removals.arm();
             self.migrations.decide(&id, Fate::Stays);
             log::warn!("the guest will not give up device {id:?} (_OST status {status:#x})");
-            // Whoever waited has heard already.
+            // The failure has already been reported.
             if removal.overdue {
                 continue;
             }
@@ -404,7 +402,7 @@ impl Control {
         }
     }
 
-    /// Takes all physical devices away from the guest, which is told when it goes on.
+    /// Removes all physical devices from the guest, which is notified when it continues.
     pub(super) fn detach_physical(&mut self) -> Result<(), ApiError> {
         let Life::Live { config, .. } = &self.life else {
             return Err(self.not_live());
@@ -414,7 +412,7 @@ impl Control {
             .filter_map(|device| device.common.id.clone())
             .collect();
         for id in ids {
-            // Others of its slot have taken it along.
+            // It may already be gone, together with others in its slot.
             let machine = self.life.machine_mut();
             if machine.is_some_and(|machine| machine.devices().get(&id).is_some()) {
                 self.tear_out(&id)?;
@@ -451,7 +449,7 @@ impl Control {
         let Ok(new) = Model::of(&request.path) else {
             return Err(refused("is no PCI device and no mediated device"));
         };
-        // A driver that finds another model in its slot fails in ways of its own.
+        // A driver that finds another model in its slot fails in unpredictable ways.
         let old_path = old.path.as_deref().unwrap_or(Path::new(""));
         if let Some(difference) = Model::of(old_path)
             .ok()
@@ -489,7 +487,7 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// A time limit is over: the device stays, and the guest may still give it up later.
+    /// Handles expired time limits: the device stays, and the guest may still give it up later.
     pub(super) fn removals_overdue(&mut self) {
         for id in self.removals.take_overdue() {
             log::warn!("the guest has not given up device {id:?} in time; it stays");
@@ -498,7 +496,7 @@ impl Control {
         }
     }
 
-    /// Physical devices need attention.
+    /// Handles alarms of physical devices.
     pub(super) fn alarms(&mut self) {
         for alarm in self.sender.alarms().take() {
             match alarm {
@@ -516,8 +514,8 @@ impl Control {
         }
     }
 
-    /// A device has an error that the host cannot correct, and may be reset by the host at any time:
-    /// it is taken from the guest, whose driver hears of no such thing.
+    /// Handles a device with an uncorrectable error, which the host may reset at any time: it is removed from the
+    /// guest, whose driver is not told about the reset.
     fn failed(&mut self, id: &str) {
         log::error!("device {id:?} has an error that cannot be corrected (AER): it is taken away");
         self.monitor.emit("vm", "device-failed", &[("id", id)]);
@@ -526,8 +524,8 @@ impl Control {
         }
     }
 
-    /// The host wants a device back, and says so every ten seconds: the guest is asked for it, and
-    /// loses it if it has not answered by the next time.
+    /// Handles that the host wants a device back, which it repeats every ten seconds: the guest is asked for the
+    /// device, and loses it if it has not answered by the next time.
     fn wanted_back(&mut self, id: &str) {
         let Some(machine) = self.life.machine_mut() else {
             return;
@@ -551,7 +549,7 @@ impl Control {
         }
     }
 
-    /// The guest has given up what is in a slot.
+    /// Handles that the guest has given up what is in a slot.
     pub(super) fn ejected(&mut self, slot: Bdf) {
         let Life::Live {
             config, machine, ..
@@ -567,8 +565,8 @@ impl Control {
             }
         };
         if gone.is_empty() {
-            // What has been plugged into the slot since the guest was told to let go of another
-            // device may be wanted back, too: it has not heard of that.
+            // A device that was plugged into the slot after the guest was told to release another one may be wanted
+            // back, too: the guest has not heard of that.
             let mut waiting = machine.devices().ids_in(slot);
             waiting.retain(|id| self.removals.state(id).is_some());
             let asked = waiting.first().map(|id| machine.remove_device(id));
@@ -592,7 +590,7 @@ impl Control {
         }
         self.removals.arm();
         let is_swap = !coming.is_empty();
-        // Function 0 last: with it, the guest looks for the others.
+        // Function 0 last: when it arrives, the guest looks for the others.
         for (id, attempts) in coming {
             self.plug_one_of(&id, slot, attempts);
         }
@@ -609,7 +607,7 @@ impl Control {
         }
     }
 
-    /// Plugs the first device that can be had into a slot.
+    /// Plugs the first available one of several devices into a slot.
     fn plug_one_of(&mut self, id: &str, slot: Bdf, attempts: Vec<(&'static str, Box<dyn Device>)>) {
         let Life::Live {
             config, machine, ..
@@ -618,7 +616,7 @@ impl Control {
             return;
         };
         for (event, mut device) in attempts {
-            // The slot behind a root port is the only one there.
+            // A root port has only one slot.
             let is_behind_port = device.placement().parent.is_some();
             device.common_mut().pci_device_id = (!is_behind_port).then_some(slot.device);
             match machine.add_device(&mut *device) {
@@ -638,7 +636,7 @@ impl Control {
         }
     }
 
-    /// Says so if a guest cannot find what is in a slot.
+    /// Reports if a guest cannot find what is in a slot.
     fn check_visible(&mut self, slot: Bdf) {
         let Some(machine) = self.life.machine_mut() else {
             return;
@@ -674,7 +672,7 @@ mod tests {
         assert!(!removals.torn_out("gpu"), "it has ended once");
         removals.insert("gpu", None, Next::Nothing);
         assert!(!removals.torn_out("gpu"));
-        // Whoever waited for this one has heard already.
+        // The failure of this one has already been reported.
         removals.insert("gpu", None, swap());
         removals.pending.get_mut("gpu").unwrap().overdue = true;
         assert!(!removals.torn_out("gpu"));
@@ -694,7 +692,7 @@ mod tests {
             panic!("it is lost");
         };
         assert!(device.equals(&accel));
-        // One that nobody was asked for is not on its way.
+        // A device that no guest was asked for is not being removed.
         removals.keep("b", Box::new(accel), false);
         assert!(removals.pending.is_empty());
     }
@@ -709,7 +707,7 @@ mod tests {
         };
         removals.insert("gpu", None, Next::Nothing);
         assert!(keep(&mut removals, false));
-        // It may yet answer the one before.
+        // The guest may still answer the earlier request.
         removals.insert("gpu", None, Next::Nothing);
         assert!(keep(&mut removals, true));
         removals.pending.clear();

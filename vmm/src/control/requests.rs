@@ -1,4 +1,4 @@
-//! What each API call does.
+//! The implementation of each API call.
 
 use std::{
     collections::BTreeMap, error::Error as StdError, fs, mem, os::fd::OwnedFd, path::Path,
@@ -77,7 +77,7 @@ impl Handler for Control {
             }),
             Request::VmAdd(device) => self.add(device),
             Request::VmRemoveDevice(device) => {
-                // Who takes a removal back takes nothing away.
+                // Cancelling a removal removes nothing.
                 if !device.cancel {
                     self.refuse_if_tracking(&device.id)?;
                 }
@@ -206,7 +206,7 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// Switches the machine off and boots the same configuration again.
+    /// Powers the machine off and boots the same configuration again.
     pub(super) fn reboot(&mut self) -> Result<(), ApiError> {
         if self.life.machine_mut().is_none() {
             return Err(self.not_live());
@@ -218,8 +218,8 @@ impl Control {
         Ok(())
     }
 
-    /// Switches the machine off. Its memory goes away, so one whose storage does not answer stays
-    /// as it is.
+    /// Powers the machine off. Its memory is unmapped, so a machine whose storage does not respond
+    /// stays as it is.
     fn end_machine(&mut self) -> Result<(), ApiError> {
         if let Some(machine) = self.life.machine_mut() {
             machine.quiesce().map_err(|e| failed(&e))?;
@@ -228,7 +228,7 @@ impl Control {
         Ok(())
     }
 
-    /// What remains of a machine that is over is its configuration.
+    /// Drops the machine; only its configuration remains.
     pub(super) fn drop_machine(&mut self) {
         self.life = match mem::take(&mut self.life) {
             Life::Live {
@@ -237,7 +237,7 @@ impl Control {
                 ..
             } => {
                 drop(machine);
-                // What the old machine still had to say must not reach a new one.
+                // Events that the old machine has left must not reach a new one.
                 self.receiver.clear();
                 self.abandon_moves();
                 self.migrations.returns.clear();
@@ -248,13 +248,13 @@ impl Control {
         };
     }
 
-    /// Prepares a snapshot of a machine that stands still.
+    /// Prepares a snapshot of a paused machine.
     pub(super) fn begin_snapshot(
         &mut self,
         snapshot: &VmSnapshotConfig,
     ) -> Result<Saving, ApiError> {
         let directory = place(snapshot.directory(), &snapshot.destination_url)?;
-        // Not before it is certain that there can be a snapshot.
+        // Only after it is certain that a snapshot is possible.
         self.on_paused("saved", |_, _| Ok(()))?;
         if snapshot.detach {
             self.detach_physical()?;
@@ -264,14 +264,14 @@ impl Control {
         Saving::new(directory).map_err(|e| failed(&e))
     }
 
-    /// Writes all that is yet to be written.
+    /// Writes the rest of the snapshot.
     pub(super) fn finish_snapshot(&mut self, saving: Saving) -> Answer {
         self.on_paused("saved", |machine, config| machine.save(config, saving))?;
         self.monitor.emit("vm", "snapshotted", &[]);
         Ok(Response::Empty)
     }
 
-    /// Makes the machine of a snapshot, paused. Its applications have no workers yet.
+    /// Creates the machine of a snapshot, paused. Its applications have no workers yet.
     pub(super) fn restore(
         &mut self,
         request: &RestoreConfig,
@@ -284,11 +284,11 @@ impl Control {
             ));
         }
         let directory = place(request.directory(), &request.source_url)?;
-        // Nobody writes it while it is read. Memory that comes in on demand is safe after that
-        // too: a new snapshot replaces the file.
+        // Prevents writes during reading. Memory that is loaded on demand is safe after that, too,
+        // because a new snapshot replaces the file.
         let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
-        // Whoever can write the directory has not been asked by this process what it can do.
+        // Whoever wrote the directory is not trusted to have validated the configuration.
         validate(&config)?;
         assign_fds(&mut config, request, fds)?;
         for update in request.zone_updates.iter().flatten() {
@@ -320,7 +320,7 @@ impl Control {
         Ok(())
     }
 
-    /// The machine of a snapshot has all that it needs.
+    /// Finishes restoring a machine that has everything it needs.
     pub(super) fn finish_restore(&mut self, resume: bool, asked: Instant) -> Answer {
         let Life::Live { machine, run, .. } = &mut self.life else {
             return Err(self.not_live());
@@ -334,8 +334,8 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// What a new machine shares with the process. Threads inherit how the control thread is
-    /// confined by now.
+    /// The process's resources for a new machine. Threads inherit the confinement that the control
+    /// thread has by now.
     pub(super) fn host(&mut self) -> Result<Host, ApiError> {
         let failed = |error: &dyn StdError| {
             ApiError::internal(error).context("cannot prepare the host for a VM")
@@ -447,7 +447,7 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// Plugs a device into a live machine, or notes it for the next boot.
+    /// Plugs a device into a live machine, or adds it to the configuration for the next boot.
     fn add(&mut self, mut device: Box<dyn Device>) -> Answer {
         self.refuse_if_leaving(device.needs())?;
         if let Some(vm) = self.life.config() {
@@ -466,7 +466,8 @@ impl Control {
                     "the VM has a device of this kind already, and can have only one",
                 ));
             }
-            // A slip in a name is told to who made it, and not to who boots the VM.
+            // A wrong file name is reported to the client that made the error, not to the one that
+            // boots the VM.
             check_files(&*device)?;
         }
         match &mut self.life {
@@ -480,7 +481,7 @@ impl Control {
                 machine,
                 ..
             } => {
-                // Which segments are behind the virtual IOMMU is open until the machine boots.
+                // Which segments are behind the virtual IOMMU is undecided until the machine boots.
                 device.normalize_segment(vm.iommu_segments());
                 let (id, bdf) = machine.add_device(&mut *device).map_err(|e| failed(&e))?;
                 vm.put_device(device);
@@ -528,7 +529,7 @@ impl Control {
     }
 }
 
-/// Has the pools serve accelerators that the request names.
+/// Changes the pools of the accelerators that the request names.
 fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
     for update in request.accels.iter().flatten() {
         let Some(ring) = ring(config, &update.id) else {
@@ -548,7 +549,7 @@ fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(),
     Ok(())
 }
 
-/// Gives the network cards of a snapshot the descriptors that came with the request.
+/// Assigns the descriptors that came with the request to the network cards of a snapshot.
 pub(super) fn assign_fds(
     config: &mut VmConfig,
     request: &RestoreConfig,
@@ -585,7 +586,7 @@ pub(super) fn assign_fds(
     Ok(())
 }
 
-/// That what a device reads and writes is there, if it opens it itself.
+/// Checks that the files of a device exist, unless it has descriptors.
 fn check_files(device: &dyn Device) -> Result<(), ApiError> {
     if !device.descriptors().is_empty() {
         return Ok(());
@@ -602,8 +603,7 @@ fn check_files(device: &dyn Device) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Changes the configuration of a VM that is switched off, if a machine can be built from what
-/// comes of it.
+/// Changes the configuration of a VM that is powered off, if the result is valid.
 fn change(
     config: &mut VmConfig,
     work: impl FnOnce(&mut VmConfig) -> Result<(), MachineError>,
@@ -630,7 +630,7 @@ fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
     })
 }
 
-/// The status that fits an error.
+/// Converts an error to an API error with the appropriate status.
 pub(super) fn failed(error: &MachineError) -> ApiError {
     let status = match error {
         MachineError::NoDevice(_) => Status::NotFound,

@@ -25,7 +25,7 @@ pub(super) fn control() -> Control {
     Control::new(filters, started, EventMonitor::disabled(started)).unwrap()
 }
 
-/// A control loop with a VM that has not booted, like the one given.
+/// A control loop with a VM that has not booted, with the given configuration.
 fn created(config: serde_json::Value) -> Control {
     let mut control = control();
     let mut config = config;
@@ -87,7 +87,7 @@ fn nothing_is_tracked_by_an_accelerator_that_is_on_its_way_out() {
     assert!(said.contains("\"a\" is on its way out"), "{said}");
 }
 
-/// A descriptor, and whether all copies of it have been closed.
+/// A descriptor, and a function that tells whether all copies of it have been closed.
 fn descriptor() -> (OwnedFd, impl FnMut() -> bool) {
     let (reader, writer) = std::io::pipe().unwrap();
     let mut reader = File::from(OwnedFd::from(reader));
