@@ -1,7 +1,7 @@
-//! What a pool asks of its workers to move an application from one to another, and how.
+//! How a pool moves an application from one of its workers to another by commands.
 //!
-//! The worker that serves the application is the source; a worker that was started for it, and takes
-//! no applications by itself, the destination:
+//! The worker that serves the application is the source. The destination is a worker that was started for the move and
+//! accepts no applications itself:
 //!
 //! | pool to | command | with | answer |
 //! |---|---|---|---|
@@ -16,16 +16,15 @@
 //! | source | `Leave` | | at once; it is killed then |
 //! | destination | `Go` | | once it serves |
 //!
-//! `Precopy` and `Prepare` come in [rounds](crate::link::rounds), also after a `Quiesce` that much was made before:
-//! the application stands still from the last `Quiesce` to `Go` alone.
+//! `Precopy` and `Prepare` come in [rounds](crate::link::rounds), also after a `Quiesce` that finds much new memory:
+//! the application is stopped only from the last `Quiesce` to `Go`.
 //!
-//! By postcopy `SaveRest` leaves large contents out. The source is not killed then before these have come:
-//! `Go` goes with a socket on which the destination asks for one after the other, and the pool has the source
-//! `Fetch` each.
+//! With postcopy, `SaveRest` leaves out large contents, and the source is not killed before these have been
+//! transferred. A socket comes with `Go`, on which the destination asks for one after the other, and the pool has the
+//! source `Fetch` each.
 //!
-//! If anything fails before the source is killed, it is told to `Resume`, and the destination is
-//! killed. The application sees nothing but a pause: its window is the same file, and the pool keeps
-//! its connection open.
+//! If anything fails before the source is killed, the source is told to `Resume` and the destination is killed. The
+//! application only sees a pause: its window is the same file, and the pool keeps its connection open.
 
 use std::{
     io::ErrorKind,
@@ -41,13 +40,13 @@ use crate::link::{
     rounds,
 };
 
-/// Moves the application of one worker to another, up to the point where the source is to be killed.
-/// `connection` is the application's. With `postcopy` the source is to be asked for contents that are
-/// left, first. Who cancels has it stay, as long as the source has not been told to leave.
+/// Moves the application of one worker to another, up to the point where the source is to be killed. `connection` is
+/// the application's. With `postcopy`, the source must first be asked for the remaining contents. Cancelling makes the
+/// application stay, as long as the source has not been told to leave.
 ///
 /// # Errors
-/// The application stays where it is, if its worker lives. One that is busy is asked for nothing more
-/// until [`answers_of`] has returned.
+/// The application stays where it is, if its worker lives. A worker that is busy must be asked for nothing more until
+/// [`answers_of`] has returned.
 pub fn carry_over(
     source: &Peer<'_>,
     destination: &Peer<'_>,
@@ -55,9 +54,9 @@ pub fn carry_over(
     (drain, postcopy): (Duration, bool),
     cancel: &Cancel,
 ) -> Result<(), NotMoved> {
-    // All of it, whoever is slow.
+    // A limit for the whole move, whichever side is slow.
     let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
-    // Its answer is not to be taken for that to another command.
+    // Not cancellable: a late answer would be taken for that to another command.
     let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
     let (described, files) = described?;
     let Reply::Serves(served) = described else {
@@ -69,7 +68,7 @@ pub fn carry_over(
         ));
     }
     if postcopy && !served.attachment.0.is_empty() {
-        // Its VMM talks with one worker at a time.
+        // The VMM talks to one worker at a time.
         return Err(NotMoved::Refused(
             "it is a virtual machine's: its gantry moves it so (gantry ctl move-accel ID --postcopy), or move it \
              without --postcopy"
@@ -80,7 +79,7 @@ pub fn carry_over(
     destination.ask(&Command::Adopt(served), &[connection], &soon)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     destination.ask(&Command::Files(), &files, &soon)?;
-    // The source's answers that have not come.
+    // Number of the source's answers that have not come.
     let mut due = 0;
     let mut ask = |command: &Command, files: &[BorrowedFd<'_>], patience: &Patience| {
         due = 1;
@@ -102,9 +101,9 @@ pub fn carry_over(
         if patience.is_cancelled() {
             return Err(NotMoved::Cancelled);
         }
-        // From here on it does not stop half-way.
+        // From here on, cancelling no longer stops the move half-way.
         match ask(&Command::Leave(), &[], &Patience::within(SOON)) {
-            // One that has ended has left.
+            // A worker that has ended has left.
             Err(NotMoved::Gone { source, .. }) if source.kind() != ErrorKind::TimedOut => Ok(()),
             answer => answer.map(drop),
         }
@@ -112,7 +111,7 @@ pub fn carry_over(
     outcome.map_err(|why| stays(source, due, why, &Patience::within(SOON)))
 }
 
-/// Has a worker go on that was asked to stop, and waits until it has said so, but not for ever.
+/// Makes a worker resume that was asked to stop, and waits until it has confirmed, but not for ever.
 fn stays(source: &Peer<'_>, due: u32, why: NotMoved, patience: &Patience) -> NotMoved {
     if source.send(&Command::Resume(), &[]).is_err() {
         return why;
@@ -127,8 +126,8 @@ fn stays(source: &Peer<'_>, due: u32, why: NotMoved, patience: &Patience) -> Not
     }
 }
 
-/// Waits until so many answers have come, however long a driver takes: those to later commands would be
-/// taken for them. The end of the worker ends it, too.
+/// Waits until this many answers have come, however long a driver takes: they would be taken for answers to later
+/// commands. Also returns when the worker has ended.
 pub fn answers_of(source: &Peer<'_>, due: u32) {
     for _ in 0..due {
         if !matches!(receive::<Reply>(source.channel), Ok(Some(_))) {

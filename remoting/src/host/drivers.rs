@@ -1,4 +1,4 @@
-//! Which drivers of OpenCL the processes find that serve applications.
+//! Which OpenCL drivers the serving processes find.
 
 use std::{
     env,
@@ -10,12 +10,12 @@ use std::{
 use super::options::Options;
 use crate::wire::api::ApiId;
 
-/// The variable that says where they are named.
+/// The variable that names the folder or file of the drivers' list.
 const NAMED_BY: &str = "OCL_ICD_VENDORS";
-/// Where they are named if it does not say.
+/// The folder if the variable is not set.
 const VENDORS: &str = "/etc/OpenCL/vendors";
 
-/// A folder has a slash at its end: some loaders find nothing in one without.
+/// Appends a slash to a folder: some loaders find nothing without it.
 fn folder(named: OsString) -> PathBuf {
     let path = PathBuf::from(named);
     match path.is_dir() {
@@ -24,7 +24,7 @@ fn folder(named: OsString) -> PathBuf {
     }
 }
 
-/// What such a process has in its environment.
+/// The environment of a serving process.
 pub(super) fn environment() -> Vec<(&'static str, OsString)> {
     let vendors = env::var_os(NAMED_BY).map(|named| (NAMED_BY, folder(named).into()));
     // The host's loader must not find this machine's own remoting driver.
@@ -32,8 +32,8 @@ pub(super) fn environment() -> Vec<(&'static str, OsString)> {
     vendors.into_iter().chain([off]).collect()
 }
 
-/// What a pool's workers will find, as far as that can be seen without opening a driver: some start
-/// threads, or take memory of a device.
+/// The drivers that a pool's workers will find, as far as can be seen without opening one: some
+/// drivers start threads, or take memory of a device.
 pub(super) fn found(options: &Options) -> String {
     if !options.apis.contains(&ApiId::OpenCl) || options.named_library(ApiId::OpenCl).is_some() {
         return String::new();
@@ -43,7 +43,7 @@ pub(super) fn found(options: &Options) -> String {
     found_at(&folder(named), alone)
 }
 
-/// The same at one place, which is all if it is `alone`.
+/// The drivers at one place, which is the only one if it is `alone`.
 fn found_at(place: &Path, alone: bool) -> String {
     if !place.is_dir() && place.exists() {
         // One driver by its file.

@@ -1,4 +1,4 @@
-//! Folders of pools and of their workers, of which none stays behind.
+//! Folders of pools and of their workers, all of which are removed in the end.
 
 use std::{
     fs::{DirBuilder, File},
@@ -9,12 +9,12 @@ use std::{
 
 use super::compiled::tree;
 
-/// What the names of pools' folders begin with.
+/// Prefix of the names of pools' folders.
 const FOLDER: &str = "gantry-accel-";
-/// The file in it that the pool holds a lock on as long as it lives.
+/// The file in it on which the pool holds a lock as long as it lives.
 const LOCK: &str = "lock";
 
-/// A worker's folder, which goes with this value.
+/// A worker's folder, which is removed on drop.
 #[derive(Debug)]
 pub(super) struct Folder(pub(super) PathBuf);
 
@@ -27,16 +27,16 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // Whatever was written there; what cannot be removed now goes with the pool's folder.
+        // Removes whatever was written there. What cannot be removed now is removed with the pool's folder.
         let _ = tree::remove(&self.0);
     }
 }
 
-/// The folder of a pool, with one for each of its workers. A pool that was killed leaves its
-/// folder behind; the next pool removes it: its lock is free then.
+/// The folder of a pool, with one for each of its workers. A pool that was killed leaves its folder behind; the next
+/// pool finds the lock free and removes the folder.
 #[derive(Debug)]
 pub(super) struct Cache {
-    /// Where it is.
+    /// Its path.
     pub(super) folder: PathBuf,
     _lock: File,
 }
@@ -56,7 +56,7 @@ impl Cache {
         }
         let folder = below.join(format!("{FOLDER}{}", std::process::id()));
         let mut builder = DirBuilder::new();
-        // Other users' processes have no business with what is compiled here.
+        // Other users' processes must not see what is compiled here.
         builder.mode(0o700).create(&folder)?;
         let lock = lock(&folder)?;
         Ok(Self {
@@ -66,8 +66,8 @@ impl Cache {
     }
 }
 
-/// Makes the lock of a folder, held. Whoever finds it finds it so: a pool that starts at this moment
-/// would take the folder for a killed one's else.
+/// Creates the lock file of a folder, already locked. Otherwise a pool that starts at this moment would take the folder
+/// for that of a killed pool.
 fn lock(folder: &Path) -> io::Result<File> {
     let new = folder.join("lock-new");
     let lock = File::create(&new)?;
@@ -76,7 +76,7 @@ fn lock(folder: &Path) -> io::Result<File> {
     Ok(lock)
 }
 
-/// Whether a pool of this user was killed that had this folder. Others may put there what they like.
+/// Whether the folder was left by a killed pool of this user. Other users may put there what they like.
 fn is_left(folder: &Path) -> bool {
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
@@ -163,7 +163,7 @@ mod tests {
         let below = std::env::temp_dir().join(format!("gantry-pool-others-{}", std::process::id()));
         let theirs = below.join("gantry-accel-1");
         std::fs::create_dir_all(&theirs).unwrap();
-        // Who opens it waits for ever.
+        // Opening it blocks for ever.
         let pipe = theirs.join(LOCK);
         rustix::fs::mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();
         std::os::unix::fs::chown(&theirs, Some(65534), None).unwrap();

@@ -1,6 +1,6 @@
-//! The process behind a gate: one application after the other, each with a process of its own.
+//! The process behind a gate: serves one application after the other, each with a process of its own.
 //!
-//! What an application leaves behind goes with that process: handles, memory, the driver's state.
+//! What an application leaves behind ends with that process: handles, memory, the driver's state.
 
 use std::{
     io,
@@ -80,13 +80,13 @@ pub struct Options {
     pub own_cpu: bool,
 }
 
-/// Why there is no serving behind a gate.
+/// Why nothing is served behind a gate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The driver.
+    /// The driver cannot be opened.
     #[error(transparent)]
     Driver(#[from] api::Error),
-    /// The socket that stands for a gate.
+    /// The socket that replaces a gate.
     #[error(
         "cannot listen on {path}: is another process there, or may this user not write to its \
          folder?"
@@ -94,44 +94,44 @@ pub enum Error {
     Listen {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The connection that stands for a gate.
+    /// The connection that replaces a gate failed.
     #[error("the connection to the application failed")]
     Connection(#[source] io::Error),
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] confine::Error),
-    /// The gate.
+    /// The gate failed.
     #[cfg(feature = "gate")]
     #[error(transparent)]
     Gate(#[from] guest::Error),
-    /// What has to be in memory.
+    /// The heap cannot be locked in memory.
     #[cfg(feature = "gate")]
     #[error("cannot lock {0} MiB in memory: run as root, or allow it more (ulimit -l)")]
     Memory(usize, #[source] io::Error),
-    /// The process for an application has said why.
+    /// The process for an application failed, and has said why.
     #[cfg(feature = "gate")]
     #[error("the process for the next application has ended: see the message above")]
     Ended,
-    /// A client has left the kernel in pieces.
+    /// A client was ended inside the server's kernel.
     #[cfg(feature = "gate")]
     #[error("an application was ended in this machine's kernel: boot the machine again")]
     Lost,
-    /// The driver build has no gate.
+    /// This program was built without the gate.
     #[cfg(not(feature = "gate"))]
     #[error("this program was built without the gate: name a socket with --messages")]
     NoGate,
-    /// A process for an application.
+    /// A process for an application cannot be started.
     #[error("cannot start a process for an application")]
     Start(#[source] io::Error),
 }
 
-/// A worker whose driver is open.
+/// A worker with an open driver.
 fn open(options: &Options) -> Result<Passive<OpenClBackend>, Error> {
     let api = Api::open(&options.library)?;
-    // Drivers do much when they are first asked; nobody waits for it yet.
+    // Drivers do much work on their first call; nobody waits for it yet.
     let mut count = 0;
     cl!(
         api,
@@ -146,7 +146,7 @@ fn open(options: &Options) -> Result<Passive<OpenClBackend>, Error> {
     }))
 }
 
-/// A process for one application, by a role of `program`, and the folder that it gets.
+/// Prepares a process for one application, with a role of `program`, and creates its folder.
 fn process(
     program: &Path,
     role: &str,
@@ -181,8 +181,8 @@ fn process(
     Ok((command, cache))
 }
 
-/// Serves one application after the other behind the gate of this virtual machine, until somebody
-/// resumes it; `program` with the arguments `paired` serves each.
+/// Serves one application after the other behind the gate of this virtual machine, until somebody resumes the machine.
+/// Each is served by `program` with the argument `paired`.
 #[cfg(feature = "gate")]
 pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
@@ -196,14 +196,14 @@ pub fn stand(program: &Path, options: &Options) -> Result<(), Error> {
         match status?.code() {
             Some(code) if code == i32::from(NEXT) => {}
             Some(0) => break,
-            // It has said why.
+            // The process has said why.
             _ => return Err(Error::Ended),
         }
     }
     Ok(())
 }
 
-/// As above, in a program that was built without the gate.
+/// Same as above, in a program that was built without the gate.
 #[cfg(not(feature = "gate"))]
 pub fn stand(_: &Path, _: &Options) -> Result<(), Error> {
     Err(Error::NoGate)
@@ -212,7 +212,7 @@ pub fn stand(_: &Path, _: &Options) -> Result<(), Error> {
 /// Exit code of a process whose application has left.
 pub const NEXT: u8 = 3;
 
-/// Serves the application that pairs next. Whether others may come.
+/// Serves the next application that pairs. Returns whether others may come.
 #[cfg(feature = "gate")]
 pub fn paired(options: &Options) -> Result<bool, Error> {
     let surroundings = Surroundings {
@@ -233,23 +233,23 @@ pub fn paired(options: &Options) -> Result<bool, Error> {
     }
 }
 
-/// As above, in a program that was built without the gate.
+/// Same as above, in a program that was built without the gate.
 #[cfg(not(feature = "gate"))]
 pub fn paired(_: &Options) -> Result<bool, Error> {
     Err(Error::NoGate)
 }
 
-/// The most applications that are served by messages at a time.
+/// Maximum number of applications that are served by messages at a time.
 const MOST: usize = 16;
-/// How long an application is not accepted after one could not be.
+/// How long to accept no application after one could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts applications by messages, for ever; `program` with the arguments `connected` serves
-/// each. Who cannot be served finds the connection closed.
+/// Accepts applications by messages, for ever. Each is served by `program` with the argument `connected`. For an
+/// application that cannot be served, the connection is closed.
 pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Error> {
     let listener = socket::listen(&path).map_err(|source| Error::Listen { path, source })?;
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
-    // Who serves an application has a reference.
+    // Every served application holds a reference.
     let served = Arc::new(());
     let mut number = 0u64;
     loop {
@@ -272,8 +272,7 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
     }
 }
 
-/// Starts the process for a connection, and a thread that ends it with the application and removes
-/// its folder.
+/// Starts the process for a connection, and a thread that ends it with the application and removes its folder.
 fn connect(
     (mut command, cache): (Command, Folder),
     stream: UnixStream,
@@ -284,7 +283,7 @@ fn connect(
     let started = command
         .spawn()
         .and_then(|child| Attended::new(child, cache));
-    // With it goes this process's copy of the connection.
+    // Also closes this process's copy of the connection.
     drop(command);
     let attended = started?;
     thread::Builder::new()
@@ -296,7 +295,7 @@ fn connect(
     Ok(())
 }
 
-/// A process for an application and its folder, which end with the value.
+/// A process for an application and its folder; dropping it ends both.
 struct Attended {
     child: Child,
     _cache: Folder,
@@ -331,14 +330,14 @@ impl Attended {
             poll(self.end.as_raw_fd(), libc::POLLIN),
             poll(connection.as_raw_fd(), libc::POLLRDHUP),
         ];
-        // SAFETY: two entries. Nothing interrupts this thread but what ends the process.
+        // SAFETY: two entries. Only what ends the process interrupts this thread.
         unsafe { libc::poll(polled.as_mut_ptr(), 2, -1) };
     }
 }
 
 impl Drop for Attended {
     fn drop(&mut self) {
-        // Whatever it has started is of its group, as in a pool.
+        // Everything that it has started is in its process group, as in a pool.
         // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
         unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
         let _ = self.child.wait();

@@ -1,10 +1,9 @@
-//! Control groups (cgroup v2): what a worker and all that it starts may have together.
+//! Control groups (cgroup v2): common limits for a worker and everything that it starts.
 //!
-//! On a CPU device kernels are native code. A process's own limits bind each process that such
-//! code starts anew, and count no memory that is shared; a group counts all of them. Only where the
-//! pool's own group was given to it (`Delegate=memory pids` of its service) does it make groups in
-//! there, and moves into one itself, as groups with groups in them have no processes:
-//!
+//! On a CPU device, kernels are native code. A process's own limits apply anew to each process that such code starts,
+//! and do not count shared memory; a group counts all of them. Groups are used only if the pool's own group was
+//! delegated to it (`Delegate=memory pids` of its service). The pool then creates groups in its own, and moves into one
+//! itself, since a group that contains groups has no processes:
 //! ```text
 //! gantry-accel.service/ pool          the pool
 //!                       worker-17     one for each worker, with limits
@@ -19,32 +18,32 @@ use std::{
     time::Duration,
 };
 
-/// Where control groups are.
+/// Where control groups are mounted.
 const ROOT: &str = "/sys/fs/cgroup";
-/// The pool's own.
+/// The pool's own group.
 const POOL: &str = "pool";
-/// What the names of workers' begin with.
+/// Prefix of the names of workers' groups.
 const WORKER: &str = "worker-";
-/// Bytes for what is neither a worker's heap nor its window: programs and libraries, what the kernel
-/// keeps for a process, and files that are being written.
+/// Bytes for everything besides a worker's heap and window: programs and libraries, kernel memory of a process, and
+/// files that are being written.
 const MORE: u64 = 512 << 20;
-/// Processes and threads of a worker, and those for each processor: drivers have some.
+/// Maximum number of processes and threads of a worker: a base, and more for each processor, since drivers start some.
 const TASKS: (usize, usize) = (256, 16);
-/// How long those that a killed pool has left behind may take to end, in so many looks.
+/// Number of polls for which processes left behind by a killed pool may take to end.
 const LOOKS: u32 = 100;
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What each worker may have.
+/// The limits of each worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Limits {
-    /// Bytes of memory, whatever it is used for.
+    /// Bytes of memory of any kind.
     pub memory: u64,
     /// Processes and threads.
     pub tasks: usize,
 }
 
 impl Limits {
-    /// Of workers with so many bytes of their own, and with windows of so many.
+    /// For workers with a heap and a window of this many bytes.
     pub fn new(heap: u64, window: u64) -> Self {
         let processors = thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -54,7 +53,7 @@ impl Limits {
     }
 }
 
-/// The group that was given to the pool, and what it does with it.
+/// The group that was delegated to the pool.
 #[derive(Debug)]
 pub(super) struct Groups {
     folder: PathBuf,
@@ -62,7 +61,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// None if the pool was given no group.
+    /// None if no group was delegated to the pool.
     pub fn open(limits: Limits) -> io::Result<Option<Self>> {
         let Some(folder) = own().filter(|folder| is_given(folder)) else {
             return Ok(None);
@@ -72,7 +71,7 @@ impl Groups {
         Ok(Some(groups))
     }
 
-    /// Makes the given group one of groups.
+    /// Prepares the delegated group for groups in it.
     fn take(&self) -> io::Result<()> {
         self.remove_left()?;
         let pool = self.folder.join(POOL);
@@ -81,14 +80,14 @@ impl Groups {
             _ => set(&pool, "cgroup.procs", "0")?,
         }
         set(&self.folder, "cgroup.subtree_control", "+memory +pids").inspect_err(|_| {
-            // Others are in the given group, too: all stays as it was.
+            // Others are in the delegated group too: everything is undone.
             let back = set(&self.folder, "cgroup.procs", "0");
             let _ = back.and_then(|()| fs::remove_dir(&pool));
         })
     }
 
-    /// Ends what a killed pool's workers have left running, and removes their groups. What does not
-    /// end now goes with a later pool.
+    /// Kills what a killed pool's workers have left running, and removes their groups. A later pool removes groups that
+    /// do not end now.
     fn remove_left(&self) -> io::Result<()> {
         let folders = fs::read_dir(&self.folder)?.filter_map(Result::ok);
         let mut left: Vec<Group> = folders
@@ -96,7 +95,7 @@ impl Groups {
             .map(|entry| Group(entry.path()))
             .collect();
         for group in &left {
-            // Before Linux 5.14 there is no such file.
+            // This file exists from Linux 5.14 on.
             let _ = set(&group.0, "cgroup.kill", "1");
         }
         for _ in 0..LOOKS {
@@ -109,23 +108,23 @@ impl Groups {
         Ok(())
     }
 
-    /// Makes a worker's.
+    /// Creates a worker's group.
     pub fn create(&self, number: u64) -> io::Result<Group> {
         let group = Group(self.folder.join(format!("{WORKER}{number}")));
         fs::create_dir(&group.0)?;
         let Limits { memory, tasks } = self.limits;
         let set = |file, value: String| set(&group.0, file, &value);
         set("memory.max", memory.to_string())
-            // It is to end, and not to fill the disk.
+            // A worker without memory is to end, and not to fill the disk.
             .and_then(|()| set("memory.swap.max", "0".to_owned()).or_else(no_swap))
-            // No process of it is left without the others.
+            // When one of its processes is killed, all are.
             .and_then(|()| set("memory.oom.group", "1".to_owned()))
             .and_then(|()| set("pids.max", tasks.to_string()))?;
         Ok(group)
     }
 }
 
-/// A kernel without swap has no limit of it.
+/// A kernel without swap has no such limit.
 fn no_swap(error: io::Error) -> io::Result<()> {
     match error.kind() {
         ErrorKind::NotFound => Ok(()),
@@ -133,24 +132,24 @@ fn no_swap(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// A worker's group, which goes with this value if nothing is left in it.
+/// A worker's group; removed on drop if it is empty.
 #[derive(Debug)]
 pub(super) struct Group(PathBuf);
 
 impl Group {
-    /// By what a process enters: see [`enter`].
+    /// The file through which a process enters: see [`enter`].
     pub fn entrance(&self) -> io::Result<File> {
         let path = self.0.join("cgroup.procs");
         OpenOptions::new().write(true).open(path)
     }
 
-    /// Whether something in it was killed as there was no more memory for it.
+    /// Whether anything in it was killed because its memory was exhausted.
     pub fn was_short(&self) -> bool {
         let events = fs::read_to_string(self.0.join("memory.events"));
         events.is_ok_and(|events| count(&events, "oom_kill") > 0)
     }
 
-    /// Fails as long as processes of it have not ended.
+    /// Fails as long as some of its processes have not ended.
     pub fn remove(&self) -> io::Result<()> {
         match fs::remove_dir(&self.0) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -165,27 +164,26 @@ impl Drop for Group {
     }
 }
 
-/// Brings the calling process into a group. Async-signal-safe: a child calls it before it becomes
-/// another program.
+/// Moves the calling process into a group. Async-signal-safe: a child calls it before exec.
 pub(super) fn enter(entrance: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::io::write(entrance, b"0").map(drop)?)
 }
 
 fn set(folder: &Path, file: &str, value: &str) -> io::Result<()> {
     let path = folder.join(file);
-    // Files of groups are there or not: none is made.
+    // The files of groups exist or do not: none is created.
     let mut file = OpenOptions::new().write(true).open(path)?;
     file.write_all(value.as_bytes())
 }
 
-/// The number of a line such as `oom_kill 1`.
+/// The number in a line such as `oom_kill 1`.
 fn count(lines: &str, name: &str) -> u64 {
     let mut lines = lines.lines();
     let number = lines.find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
     number.unwrap_or(0)
 }
 
-/// This process's group, if its groups can limit what is needed.
+/// This process's group, if it has the required controllers.
 fn own() -> Option<PathBuf> {
     let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
     let folder = folder_of(&groups)?;
@@ -194,16 +192,16 @@ fn own() -> Option<PathBuf> {
     (has("memory") && has("pids")).then_some(folder)
 }
 
-/// Where the group is that `/proc/self/cgroup` names.
+/// The path of the group that `/proc/self/cgroup` names.
 fn folder_of(groups: &str) -> Option<PathBuf> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
-    // Above this process's view of the groups.
+    // Outside this process's cgroup namespace.
     let outside = path.split('/').any(|part| part == "..");
     (!outside).then(|| Path::new(ROOT).join(path))
 }
 
-/// Whether a group is this user's to divide: systemd marks what it gives away, and gives to users
-/// other than root what is theirs.
+/// Whether a group is delegated to this user: systemd marks groups that it delegates, and makes users other than root
+/// their owners.
 fn is_given(folder: &Path) -> bool {
     let marked = |name| {
         let mut value = [0; 1];

@@ -1,16 +1,15 @@
-//! Who asks a pool to move applications, and what becomes of that.
+//! Requests to a pool to move applications, and their outcome.
 //!
-//! The pool listens on a second socket for its own user and root, and says there first what the socket is.
-//! A request is a line: `list`, or
-//! `move`, an application (`all`, or the process id of it or of its worker), how many milliseconds
-//! may pass until it stands still, and the address of another pool, if it is to be served there; or
-//! `postcopy` instead, for one that goes on before all of its memory has come. The
-//! answer is a line for each application, and the end: an application that was to leave has left then,
-//! and its worker has ended, unless the line says why not. Who asks and goes before has those stay that have
-//! not moved yet.
+//! The pool listens on a second socket for its own user and root, and first sends a line that identifies the socket. A
+//! request is a line: `list`, or `move`, an application (`all`, or the process id of it or of its worker), the maximum
+//! number of milliseconds until it is stopped, and the address of another pool if it is to be served there. `postcopy`
+//! in place of `move` is for an application that resumes before all of its memory has been transferred. The reply is a
+//! line for each application, then the end of the stream: by then an application that was to leave has left, and its
+//! worker has ended, unless the line says why not. If the requester disconnects earlier, applications that have not
+//! moved yet stay.
 //!
-//! Threads talk to those who ask and to the workers; the pool's own thread, which starts and ends
-//! workers, hears of both by [`Event`]s.
+//! Threads talk to requesters and to the workers. The pool's own thread, which starts and ends workers, hears of both
+//! through [`Event`]s.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -39,48 +38,48 @@ use crate::link::{
     socket,
 };
 
-/// The longest request, in bytes.
+/// Maximum size of a request in bytes.
 const LONGEST: u64 = 1024;
-/// How long who asks may take to say what.
+/// Timeout for a request to arrive.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The first line of an answer: sockets for applications say nothing of their own accord.
+/// The first line of a reply: sockets for applications send nothing of their own accord.
 const BANNER: &str = "gantry-accel control";
-/// What the worker of an application is called in messages.
+/// The name of an application's worker in messages.
 pub(super) const SERVES: &str = "the worker that serves it";
-/// How long a pool may take until it says so: others may ask before.
+/// Timeout for a pool's first line: other requesters may come first.
 const BANNER_DUE: Duration = Duration::from_secs(10);
 
-/// Which applications.
+/// A selection of applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
     /// All.
     All,
-    /// That of this process, or of this worker.
+    /// That of this process, or of this worker's process.
     Process(i32),
 }
 
-/// What is asked for.
+/// A request to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Which applications there are.
+    /// List the applications.
     List,
-    /// To move applications, each of which may go on with what is under way for so long.
+    /// Move applications; the time is the maximum for outstanding work to finish.
     Move(Which, Duration, To),
 }
 
-/// Where applications are to be served.
+/// The destination of a move.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum To {
-    /// By other workers of this pool, which have all of their memory before they serve.
+    /// Other workers of this pool, which have all of the memory before they serve.
     Worker,
     /// The same, but contents of large memory objects follow (postcopy).
     WorkerFirst,
-    /// At this address.
+    /// The server at this address.
     Address(String),
 }
 
 impl Request {
-    /// Reads a request.
+    /// Parses a request.
     pub fn of(line: &str) -> Option<Self> {
         let words: Vec<_> = line.trim_end().splitn(4, ' ').collect();
         match words[..] {
@@ -103,7 +102,7 @@ impl Request {
         }
     }
 
-    /// The request as a line.
+    /// Formats the request as a line.
     pub fn line(&self) -> String {
         match self {
             Self::List => "list\n".to_owned(),
@@ -123,21 +122,21 @@ impl Request {
     }
 }
 
-/// Who has asked: hears lines until all clones are gone.
+/// A requester; gets lines until all clones are dropped.
 #[derive(Clone, Debug)]
 pub(super) struct Asker(Arc<Mutex<UnixStream>>);
 
 impl Asker {
-    /// Tells a line. Who does not listen misses it.
+    /// Sends a line. A requester that does not listen misses it.
     pub fn tell(&self, line: &str) {
         let _ = writeln!(self.0.lock_unpoisoned(), "{line}");
     }
 
-    /// Waits until whoever has asked is gone, something can be read from this descriptor, or its other side has
-    /// ended; for some time if that is bounded. Whether they are gone.
+    /// Waits until the requester is gone, the other descriptor is readable, or its peer has ended; at most until
+    /// `until`. Returns whether the requester is gone.
     fn is_gone_before(&self, other: BorrowedFd<'_>, until: Option<Instant>) -> io::Result<bool> {
         let stream = self.0.lock_unpoisoned().try_clone()?;
-        // Who only says no more is still there.
+        // A requester that has only shut down its writing side is still there.
         let entry = |fd: RawFd, events| libc::pollfd {
             fd,
             events,
@@ -155,7 +154,7 @@ impl Asker {
         }
     }
 
-    /// Has this cancelled when whoever has asked is gone before the other end of the socket.
+    /// Cancels `cancel` if the requester is gone before the other end of `over`.
     fn cancels(&self, cancel: Cancel, over: UnixStream) -> io::Result<()> {
         let asker = self.clone();
         let work = move || {
@@ -173,14 +172,14 @@ impl Asker {
 /// What the pool's thread hears of.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// Somebody has asked for something.
+    /// A request has come.
     Asked(Request, Asker),
-    /// The worker of this number, which was busy when its application was to move, has answered.
+    /// The worker with this number, which was busy when its application was to move, has answered.
     Answered(u64),
-    /// The application of the worker of this number has been carried over, or not. By postcopy the
-    /// destination fetches what is left by this socket.
+    /// The application of the worker with this number has been moved, or not. With postcopy, the destination fetches
+    /// the remaining contents over this socket.
     Over(u64, Result<(), NotMoved>, Option<UnixStream>, Asker),
-    /// Nobody asks the worker of this number any more for contents of memory; why some were lost.
+    /// Nobody asks the worker with this number for contents of memory any more; with the reason why some were lost.
     Fetched(u64, Result<(), NotMoved>, Asker),
     /// An application is served elsewhere, or stays.
     Left(Departure),

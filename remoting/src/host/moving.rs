@@ -1,5 +1,4 @@
-//! A pool that moves applications: starts the workers that take them up, and ends those that had
-//! them.
+//! The pool's part of moving applications: starts the destination workers, and ends the source workers.
 
 use std::{
     io, mem,
@@ -22,14 +21,14 @@ use crate::link::{
 /// The worker that an application is being moved to.
 pub(super) struct Destination {
     worker: Worker,
-    /// Whether the worker that has had the application has ended.
+    /// Whether the source worker has ended.
     pub source_ended: bool,
 }
 
 /// The number of no worker.
 const NOBODY: u64 = 0;
 
-/// An application that has left, and has not ended since or been told something by others.
+/// An application that has left, has not ended since, and has had no orders from others.
 pub(super) struct Departed {
     process: Option<i32>,
     to: String,
@@ -38,16 +37,16 @@ pub(super) struct Departed {
 
 /// An application that is to be served elsewhere.
 pub(super) enum Leaving {
-    /// It was told so.
+    /// It has been ordered to leave.
     Ordered,
-    /// It is, and its worker is about to end.
+    /// It has left, and its worker is about to end.
     Left(Departure),
 }
 
 impl Serving {
-    /// The application's process id, as far as that is known: a machine's is that of its VMM.
+    /// The application's process id, if it is known. For a machine, that of its VMM.
     fn peer(&self) -> Option<i32> {
-        // Zero is a process that this one's namespace does not have.
+        // Zero means a process outside this one's PID namespace.
         socket::process(&self.connection).ok().filter(|id| *id > 0)
     }
 
@@ -60,7 +59,7 @@ impl Serving {
 }
 
 impl Pool<'_> {
-    /// Does what was asked for, and what follows from moves that are over.
+    /// Handles requests, and the outcomes of moves.
     pub fn move_applications(&mut self) {
         for event in self.moves.events() {
             match event {
@@ -83,14 +82,14 @@ impl Pool<'_> {
         }
     }
 
-    /// A worker has ended whose application is being moved. What is saved by then goes on.
+    /// Records that a source worker has ended during a move. What has been saved by then is still used.
     pub fn source_ended(&mut self, index: usize) {
         if let Some(destination) = &mut self.serving[index].destination {
             destination.source_ended = true;
         }
     }
 
-    /// Tells which applications are served.
+    /// Lists the applications that are served.
     fn list(&self, asker: &Asker) {
         for serving in &self.serving {
             let process = serving.peer().map_or("-".to_owned(), |id| id.to_string());
@@ -143,13 +142,13 @@ impl Pool<'_> {
         }
     }
 
-    /// How many connections of a process are served.
+    /// The number of connections of a process that are served.
     fn served_of(&self, process: Option<i32>) -> usize {
         let of = |serving: &&Serving| process.is_some() && serving.peer() == process;
         self.serving.iter().filter(of).count()
     }
 
-    /// Has an application be served elsewhere.
+    /// Sends an application elsewhere.
     fn send_away(
         &mut self,
         index: usize,
@@ -173,10 +172,10 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// Has applications that have left be served somewhere else, perhaps here. Whether there is one.
+    /// Sends applications that have left somewhere else, perhaps back here. Returns whether there is one.
     fn lead(&mut self, which: Which, patience: Duration, to: &str, asker: &Asker) -> bool {
         let is_meant = |one: &Departed| match which {
-            // Those that others serve are theirs.
+            // Applications that others serve are under their control.
             Which::All => one.to == PARKED && to != PARKED,
             Which::Process(id) => one.process == Some(id),
         };
@@ -201,7 +200,7 @@ impl Pool<'_> {
         is_any
     }
 
-    /// What has become of an application that was to be served elsewhere.
+    /// Handles the outcome for an application that was to be served elsewhere.
     fn left(&mut self, departure: Departure) {
         let mut all = self.serving.iter_mut();
         let found = all.find(|serving| serving.worker.number == departure.number);
@@ -215,10 +214,10 @@ impl Pool<'_> {
         }
     }
 
-    /// An application is served elsewhere, and its worker, if it had one here, has ended.
+    /// An application is served elsewhere, and its worker here, if it had one, has ended.
     pub fn has_left(&mut self, departure: Departure) {
         departure.tell();
-        // One that has come home is led by its worker's connection.
+        // An application that has come back gets orders over its worker's connection.
         let served = self.served_of(departure.process);
         if departure.outcome.is_ok() && served > departure.others {
             return;
@@ -263,7 +262,7 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// What becomes of an application that was carried over, or was not.
+    /// Handles the outcome of a move between workers.
     fn over(
         &mut self,
         number: u64,
@@ -323,19 +322,19 @@ impl Pool<'_> {
         }
     }
 
-    /// Ends the worker that an application was moved from.
+    /// Ends the worker from which an application was moved.
     pub fn end_source(&self, source: Worker) {
         self.sweeper.ended(source.number);
         source.end_aside(&self.remover, &self.closer);
     }
 
-    /// An application that has moved has fetched all that it can from where it was, or has ended.
+    /// A moved application has fetched everything that it can from its source, or has ended.
     fn fetched(&mut self, number: u64, outcome: &Result<(), NotMoved>, asker: &Asker) {
         let has_left = |serving: &&mut Serving| {
             let source = serving.source.as_ref();
             source.is_some_and(|source| source.number == number)
         };
-        // Gone if it has needed what was lost.
+        // It has ended if it needed what was lost.
         let mut serving = self.serving.iter_mut().find(has_left);
         if let Err(error) = outcome {
             let process = serving.as_ref().and_then(|serving| serving.peer());

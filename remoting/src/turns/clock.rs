@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-/// A point in time, in nanoseconds since some start that all who are compared have in common.
+/// A point in time, in nanoseconds since a start that all compared moments share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Moment(u64);
 
@@ -13,12 +13,13 @@ impl Moment {
     /// The start.
     pub const START: Self = Self(0);
 
-    /// The moment that is so many nanoseconds after the start.
+    /// The moment this many nanoseconds after the start.
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Now, by the system's monotonic clock: the same for all processes, and no system call.
+    /// Now, by the system's monotonic clock: the same for all processes, and read without a system
+    /// call.
     pub fn now() -> Self {
         let mut time = libc::timespec {
             tv_sec: 0,
@@ -35,7 +36,7 @@ impl Moment {
         self.0
     }
 
-    /// How long after `earlier` this is; nothing if it is before.
+    /// The time from `earlier` to this moment; zero if this one is earlier.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }

@@ -1,10 +1,9 @@
-//! How a worker comes to a connection with the arbiter: its pool makes it.
+//! How a worker gets a connection to the arbiter: its pool makes it.
 //!
-//! A confined worker opens no sockets. It has one to its pool, over which it says for whom it works,
-//! before anything of its application runs in it, and then asks for a connection: once at its
-//! start, and again when an arbiter has ended. With each the pool tells the arbiter what it was told
-//! first, whatever has become of the worker since, and gives it a handle of the worker's process, by
-//! which that can end it.
+//! A confined worker opens no sockets. It has one to its pool. Over it, the worker first names its client, before any
+//! of its application's code runs, and then asks for a connection: once at its start, and again when an arbiter has
+//! ended. With each connection the pool sends the arbiter what it was told first, whatever has become of the worker
+//! since, and a pidfd of the worker, by which the arbiter can kill it.
 
 use std::{
     io::{self, ErrorKind, Read, Write},
@@ -22,33 +21,33 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::message::{JOIN, Join};
 
-/// How often an arbiter that is not there is looked for, in milliseconds.
+/// How often to retry while there is no arbiter, in milliseconds.
 const RETRY: i32 = 100;
-/// The least time between two connections of one worker. It may ask as often as it likes, and is to
-/// keep neither its pool nor the arbiter busy with that.
+/// Minimum interval between two connections of one worker. A worker may ask as often as it likes, but must not keep its
+/// pool or the arbiter busy with that.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// Gets a worker connections with the arbiter at `path` for as long as it lives; `control` is the
-/// pool's end of the socket between them.
+/// Provides a worker with connections to the arbiter at `path` for as long as it lives. `control` is the pool's end of
+/// the socket between them.
 ///
 /// # Errors
-/// There is no handle of the process, or no thread.
+/// The pidfd cannot be opened, or the thread cannot be started.
 pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<()> {
-    // The child has not been waited for, so that the number is its own.
+    // The child has not been waited for, so its process id is still its own.
     serve("gantry-accel", child.id(), control, path)
 }
 
-/// Introduces this process itself, which has no pool; the result is its socket to who does that, a
-/// thread. It takes part as `join` says from its first [`ask`] to its end: an arbiter ends a process
-/// that hangs up. `program` begins the line that tells people of an arbiter that is not there.
+/// Introduces this process itself, which has no pool, and returns its socket to the thread that does so. The process
+/// takes part as `join` says from its first [`ask`] to its end: an arbiter kills a process that hangs up. `program`
+/// begins the line that reports a missing arbiter.
 ///
-/// Name and weight are this process's own word then. That gives nobody anything: an arbiter's socket
-/// lets in its own user alone, who could start a pool that says the same, or another arbiter. A
-/// program that is not to choose them runs as a worker does: as a user who cannot reach the socket,
-/// introduced over a socket that it gets from who starts it ([`attend`]).
+/// Name and weight are then this process's own claim. That gives nobody an advantage: an arbiter's socket admits only
+/// its own user, who could start a pool that claims the same, or another arbiter. A program that must not choose them
+/// runs like a worker: as a user who cannot reach the socket, introduced over a socket that it gets from its parent
+/// ([`attend`]).
 ///
 /// # Errors
-/// There are no descriptors, or no thread.
+/// There are no descriptors, or the thread cannot be started.
 pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::Result<UnixStream> {
     let (ours, control) = UnixStream::pair()?;
     belong(&ours, join)?;
@@ -56,7 +55,7 @@ pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::
     Ok(ours)
 }
 
-/// Introduces the process with this number whenever it asks, in a thread.
+/// Starts a thread that introduces this process whenever it asks.
 fn serve(
     program: &'static str,
     process: u32,
@@ -97,9 +96,9 @@ fn introduce(
     loop {
         let connected = UnixStream::connect(path).and_then(|stream| {
             stream.send_with_fd([0u8].as_slice(), process.as_raw_fd())?;
-            // There is room for it: nothing was written before.
+            // It fits: nothing was written before.
             match (&stream).write_all(join) {
-                // An arbiter that is just ending; or the worker hears why it is refused.
+                // The arbiter is just ending; or it refuses the worker, which then reads why.
                 Err(error) if !is_hung_up(&error) => Err(error),
                 _ => Ok(stream),
             }
@@ -131,7 +130,7 @@ fn is_hung_up(error: &io::Error) -> bool {
     kind == ErrorKind::BrokenPipe || kind == ErrorKind::ConnectionReset
 }
 
-/// What helps a pool that reaches no arbiter.
+/// A remedy for a pool that reaches no arbiter.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::PermissionDenied => "run it as the user who runs gantry-arbiter",
@@ -150,12 +149,12 @@ fn ended(control: &UnixStream) -> bool {
     unsafe { libc::poll(&raw mut polled, 1, RETRY) > 0 }
 }
 
-/// A worker's side: says for whom it works. It says so once.
+/// The worker's side: names its client. To be called once.
 pub fn belong(mut control: &UnixStream, join: &Join) -> io::Result<()> {
     control.write_all(&join.to_bytes())
 }
 
-/// A worker's side: asks for a connection and waits for it.
+/// The worker's side: asks for a connection and waits for it.
 pub fn ask(mut control: &UnixStream) -> io::Result<UnixStream> {
     control.write_all(&[0])?;
     let (got, file) = control
@@ -163,7 +162,7 @@ pub fn ask(mut control: &UnixStream) -> io::Result<UnixStream> {
         .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
     match file {
         Some(file) if got > 0 => {
-            // What the driver starts (compilers, linkers) is not to inherit it.
+            // Programs that the driver starts (compilers, linkers) must not inherit it.
             // SAFETY: a plain call on an open descriptor.
             unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFD, libc::FD_CLOEXEC) };
             Ok(OwnedFd::from(file).into())
@@ -197,7 +196,7 @@ mod tests {
             let (mut stream, _) = arbiter.accept().unwrap();
             let (_, process) = stream.recv_with_fd(&mut [0]).unwrap();
             assert!(process.is_some());
-            // What a worker says by now comes after that.
+            // Later claims of a worker come after that.
             connection
                 .write_all(&join("another", 10_000).to_bytes())
                 .unwrap();

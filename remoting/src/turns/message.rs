@@ -1,22 +1,23 @@
-//! What workers and the arbiter say over their socket.
+//! The messages between workers and the arbiter.
 
 use std::io::{self, Read, Write};
 
 /// The first bytes of a worker's first message.
 const MAGIC: [u8; 8] = *b"GANTRYTN";
-/// Raised when messages or pages change their meaning.
+/// Incremented when messages or pages change their meaning.
 pub const VERSION: u32 = 4;
-/// The version whose arbiters hang up on workers of another one without a word: see [`hello`].
+/// The version whose arbiters hang up on workers of another version without a message: see
+/// [`hello`].
 const SILENT: u32 = 1;
-/// The longest name of a client in bytes.
+/// Maximum size of a client's name in bytes.
 pub const NAME: usize = 64;
-/// Bytes of [`Join`].
+/// Size of [`Join`] in bytes.
 pub const JOIN: usize = 24 + NAME;
 
-/// Bytes of a [`hello`].
+/// Size of a [`hello`] in bytes.
 pub const HELLO: usize = 12;
 
-/// How every first message begins, whatever its version. It is also all that the arbiter says to a
+/// The start of every first message, whatever its version. It is also the arbiter's only reply to a
 /// worker whose first message it does not understand.
 pub fn hello() -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
@@ -25,7 +26,7 @@ pub fn hello() -> [u8; HELLO] {
     bytes
 }
 
-/// The version of who has sent this, if it is one of Gantry's messages.
+/// The version of the sender, if this is one of Gantry's messages.
 fn version(start: &[u8; HELLO]) -> Option<u32> {
     let number = start.strip_prefix(&MAGIC)?.try_into().ok()?;
     Some(u32::from_le_bytes(number))
@@ -43,14 +44,14 @@ pub struct OtherArbiter {
 }
 
 impl OtherArbiter {
-    /// What an arbiter's [`hello`] says, if it is one of another version.
+    /// The mismatch that an arbiter's [`hello`] shows, if it has another version.
     pub fn of(hello: &[u8; HELLO]) -> Option<Self> {
         let theirs = version(hello)?;
         (theirs != VERSION).then_some(Self { theirs })
     }
 }
 
-/// An arbiter that hangs up again and again before it has said anything.
+/// An arbiter that repeatedly hangs up before it has sent anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the arbiter hangs up on this worker, whose application waits: its log says why. One of version \
@@ -59,10 +60,10 @@ impl OtherArbiter {
 )]
 pub struct HangsUp;
 
-/// For whom a worker works: its first message.
+/// A worker's first message: the client that it works for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
-    /// The client: a virtual machine. Workers of one name share its turns.
+    /// The client: a virtual machine. Workers with the same name share its turns.
     pub name: String,
     /// The client's weight, 1 to 10,000.
     pub weight: u32,
@@ -71,10 +72,10 @@ pub struct Join {
 /// Why a worker's first message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// It is something else.
+    /// It is not one of Gantry's messages.
     #[error("what has connected is no worker of Gantry")]
     NotGantry,
-    /// Of another build.
+    /// The worker is of another build.
     #[error(
         "the worker speaks version {theirs} of the arbiter's protocol and this side {VERSION}: \
          install gantry-accel and gantry-arbiter of one release"
@@ -83,13 +84,13 @@ pub enum Refused {
         /// The worker's version.
         theirs: u32,
     },
-    /// No name.
+    /// The name is missing or invalid.
     #[error("the worker's client has no name, or one that is no text")]
     Name,
 }
 
 impl Join {
-    /// The message as bytes; a longer name is cut.
+    /// The message as bytes; a longer name is truncated.
     pub fn to_bytes(&self) -> [u8; JOIN] {
         let mut bytes = [0; JOIN];
         bytes[..HELLO].copy_from_slice(&hello());
@@ -102,8 +103,8 @@ impl Join {
         bytes
     }
 
-    /// Whether a message that begins so may be one of this version, as far as it has come: those of
-    /// others may be shorter.
+    /// Whether a message with these first bytes may be one of this version, as far as it has
+    /// arrived. Messages of other versions may be shorter.
     pub fn check(start: &[u8]) -> Result<(), Refused> {
         let Some(start) = start.first_chunk() else {
             return Ok(());
@@ -131,7 +132,7 @@ impl Join {
     }
 }
 
-/// What a worker says later: one byte each.
+/// A worker's later messages: one byte each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Word {
@@ -141,26 +142,26 @@ pub enum Word {
     Again = b'a',
     /// Its turn is over.
     Done = b'd',
-    /// Its client is between two batches: it does not use the device, and may keep it until that is
-    /// taken away.
+    /// Its client is between two batches: the worker does not use the device, and may keep it until
+    /// it is taken away.
     Pause = b'p',
 }
 
 impl Word {
-    /// The word of this byte.
+    /// The word with this byte.
     pub fn from_byte(byte: u8) -> Option<Self> {
         [Self::Want, Self::Again, Self::Done, Self::Pause]
             .into_iter()
             .find(|word| *word as u8 == byte)
     }
 
-    /// Says it.
+    /// Sends the word.
     pub fn say(self, mut to: impl Write) -> io::Result<()> {
         to.write_all(&[self as u8])
     }
 }
 
-/// Waits for one byte: the other side has changed something.
+/// Waits for one byte, which signals that the other side has changed something.
 pub fn listen(mut from: impl Read) -> io::Result<()> {
     from.read_exact(&mut [0])
 }

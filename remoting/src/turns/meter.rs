@@ -1,13 +1,12 @@
 //! How much a worker submits in its turn.
 //!
-//! On a device that cannot be interrupted, whoever submits everything it has keeps the device
-//! until all of it is done. FairGV (section 3.3) measures the first requests of a turn one by one,
-//! predicts how many fill the rest of it, and submits those. The meter does so with two changes:
-//! requests are told apart by [`RequestClass`] (which kernel, how many work items), and what was learnt is
-//! kept over turns until a request takes much longer than predicted. Turns then begin without a
-//! measuring phase, during which the device would idle between requests.
+//! On a device that cannot be preempted, whoever submits all its work keeps the device until all of it is done. FairGV
+//! (section 3.3) measures the first requests of a turn one by one, predicts how many fill the rest of it, and submits
+//! those. The meter does the same, with two changes: it distinguishes requests by [`RequestClass`] (which kernel, how
+//! many work items), and it keeps what it has learnt over turns until a request takes much longer than predicted. Turns
+//! then begin without a measuring phase, during which the device would idle between requests.
 //!
-//! The meter is told what happens and when. It looks at no clock and calls no driver.
+//! The caller tells the meter what happens and when. The meter reads no clock and calls no driver.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,20 +15,20 @@ use std::{
 
 use super::Moment;
 
-/// Requests of a kind that are measured one by one before they are predicted.
+/// Number of requests of a class that are measured one by one before they are predicted.
 pub const SAMPLES: u32 = 5;
-/// The most requests that the driver has at a time. Enough to hide the way to the device, and what
-/// a client gains at most whose kernels suddenly take longer than predicted.
+/// Maximum number of requests that the driver has at a time. It is enough to hide the latency of the device, and bounds
+/// the gain of a client whose kernels suddenly take longer than predicted.
 pub const DEPTH: usize = 16;
-/// A request that takes so many times longer than predicted has its kind measured again.
+/// A request that takes this many times longer than predicted has its class measured again.
 const SURPRISE: u32 = 4;
-/// So much longer the first request of a turn may take than others of its kind: a GPU needs a while
-/// to change from one process to another (150 us on an H200), and may be at what came before.
+/// How much longer the first request of a turn may take than others of its class: a GPU needs time to switch from one
+/// process to another (150 us on an H200), and may still execute earlier work.
 const START: Duration = Duration::from_millis(2);
-/// The most kinds that are known at a time: what a client can make the meter's memory grow to.
+/// Maximum number of known classes: bounds the memory that a client can make the meter use.
 const CLASSES: usize = 1024;
 
-/// What a turn is for.
+/// The extent of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slice {
     /// One request, to its completion.
@@ -38,11 +37,11 @@ pub enum Slice {
     Time(Duration),
 }
 
-/// Requests of one kind are expected to take equally long.
+/// Requests of one class are expected to take equally long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestClass(pub u64);
 
-/// What to do with the next request.
+/// The decision about the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Submit it.
@@ -55,11 +54,11 @@ pub enum Verdict {
     Over,
 }
 
-/// How long requests of a kind take.
+/// How long requests of a class take.
 #[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     mean: Duration,
-    /// How far they are from the mean, on average.
+    /// Mean deviation from the mean.
     spread: Duration,
     samples: u32,
 }
@@ -73,7 +72,7 @@ impl Estimate {
         if self.known().is_some_and(|mean| took > mean * SURPRISE) {
             *self = Self::default();
         }
-        // A mean of the samples, then one that forgets.
+        // A mean of the samples at first, then an exponentially weighted one.
         let share = if self.samples < SAMPLES {
             self.samples + 1
         } else {
@@ -94,7 +93,7 @@ struct Outstanding {
     submitted: Moment,
     expected: Duration,
     spread: Duration,
-    /// It began a turn.
+    /// Whether it was the first of its turn.
     first: bool,
 }
 
@@ -106,15 +105,15 @@ pub struct Meter {
     begun: Moment,
     submitted: u64,
     outstanding: VecDeque<Outstanding>,
-    /// The sum of what the outstanding ones are expected to take.
+    /// Expected total time of the outstanding requests.
     expected: Duration,
-    /// How far off that may be.
+    /// The expected deviation from that.
     spread: Duration,
-    /// Whether an outstanding request is of a kind that is not known yet.
+    /// Whether an outstanding request is of a class that is not known yet.
     sampling: bool,
-    /// When a request completed last, or the turn's begin.
+    /// When a request last completed, or when the turn began.
     completed: Moment,
-    /// What all requests that have completed took.
+    /// Total time of all completed requests.
     busy: Duration,
 }
 
@@ -136,7 +135,7 @@ impl Default for Meter {
 }
 
 impl Meter {
-    /// A turn begins.
+    /// Begins a turn.
     pub fn begin(&mut self, slice: Slice, now: Moment) {
         self.slice = slice;
         self.begun = now;
@@ -144,9 +143,8 @@ impl Meter {
         self.completed = now;
     }
 
-    /// What to do with a request of this kind. While nobody else wants the device (`alone`), the
-    /// turn starts again and again; what is outstanding is limited to a slice nevertheless, so
-    /// that who comes waits no longer than for that.
+    /// Decides about a request of this class. While nobody else wants the device (`alone`), the turn restarts each
+    /// time; outstanding work is still limited to one slice, so that a newcomer waits no longer than that.
     pub fn verdict(&mut self, kind: RequestClass, alone: bool, now: Moment) -> Verdict {
         let idle = self.outstanding.is_empty();
         if alone {
@@ -168,10 +166,10 @@ impl Meter {
             .estimates
             .get(&kind)
             .and_then(|estimate| estimate.known());
-        // When what is outstanding is expected to be done.
+        // When the outstanding work is expected to be done.
         let done = self.expected_end().unwrap_or(now).max(now);
-        // One that is expected to end less than half beyond the turn still belongs to it: turns
-        // are as long as they should be on average.
+        // A request that is expected to end less than half of its time beyond the turn still belongs to it, so that
+        // turns have the right length on average.
         let after = done.since(self.begun) + estimate.unwrap_or_default() / 2;
         match estimate {
             _ if after >= length && idle => Verdict::Over,
@@ -183,7 +181,7 @@ impl Meter {
         }
     }
 
-    /// A request was submitted.
+    /// Records that a request was submitted.
     pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
         if self.estimates.len() >= CLASSES && !self.estimates.contains_key(&kind) {
             self.estimates.clear();
@@ -205,12 +203,12 @@ impl Meter {
         });
     }
 
-    /// The oldest outstanding request has completed.
+    /// Records that the oldest outstanding request has completed.
     pub fn completed(&mut self, now: Moment) {
         self.completed_behind(0, now);
     }
 
-    /// The outstanding request that has so many older ones before it has completed.
+    /// Records that the outstanding request with `older` older ones before it has completed.
     pub fn completed_behind(&mut self, older: usize, now: Moment) {
         let Some(request) = self.outstanding.remove(older) else {
             return;
@@ -230,9 +228,8 @@ impl Meter {
         }
     }
 
-    /// The oldest outstanding requests have completed, so many of them, and nobody looked in
-    /// between: each is taken to have had an equal part of the time. (As if the first had taken
-    /// all of it, its kind would seem to change.)
+    /// Records that the `count` oldest outstanding requests have completed since the last look. Each is assumed to have
+    /// taken an equal part of the time; attributing all of it to the first would make its class seem to change.
     pub fn completed_together(&mut self, count: u32, now: Moment) {
         let start = self.running_since().unwrap_or(now);
         let all = now.since(start);
@@ -241,13 +238,13 @@ impl Meter {
         }
     }
 
-    /// When what is outstanding is expected to be done; what is not known counts as nothing.
+    /// When the outstanding work is expected to be done. Requests of unknown classes count as zero.
     pub fn expected_end(&self) -> Option<Moment> {
         Some(self.running_since()? + self.expected)
     }
 
-    /// Whether what is outstanding ends about now, `soon` before or after, as far as that can be
-    /// said of requests of these kinds.
+    /// Whether the outstanding work is expected to end within `soon` before or after `now`, as far as the spread of
+    /// these classes allows a prediction.
     pub fn ends_within(&self, soon: Duration, now: Moment) -> bool {
         self.spread <= soon
             && self
@@ -263,7 +260,7 @@ impl Meter {
         }
     }
 
-    /// How many requests the driver has.
+    /// Number of requests that the driver has.
     pub fn outstanding(&self) -> usize {
         self.outstanding.len()
     }

@@ -1,4 +1,4 @@
-//! Taking turns at a device that others use, too.
+//! Taking turns on a device that others share.
 //!
 //! ```text
 //!              connection, process           grants (shared memory that the worker reads)
@@ -7,16 +7,16 @@
 //!                                    └── "I want it", "I am done", account (shared) ──────┘
 //! ```
 //!
-//! A worker submits only during its turn. It reads from shared memory that it has one and whether
-//! somebody else waits: as long as it is alone, it asks for nothing and tells nothing. How long
-//! turns are and who gets the next one is the arbiter's business (the crate above).
+//! A worker submits only during its turn. It reads from shared memory whether it has a turn and
+//! whether somebody else waits: as long as it is alone, it sends no messages. The arbiter (the
+//! crate above) decides how long turns are and who gets the next one.
 //!
-//! - [`meter`]: how much to submit, so that the device is busy to the end of a turn and not beyond.
+//! - [`meter`]: how much to submit, so that the device is busy until the end of a turn and not beyond.
 //! - [`pauses`]: how long an application is expected to stay away between two batches.
-//! - [`page`]: the memory that worker and arbiter share; [`message`]: what they say; [`session`]: a
+//! - [`page`]: the memory that worker and arbiter share; [`message`]: their messages; [`session`]: a
 //!   connection with both.
-//! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a
-//!   confined worker makes none; and how a program of the host that has no pool introduces itself.
+//! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a confined
+//!   worker makes none, and how a program of the host without a pool introduces itself.
 
 mod clock;
 #[cfg(test)]

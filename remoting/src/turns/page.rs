@@ -1,4 +1,4 @@
-//! The memory that a worker and the arbiter share: one page each way.
+//! The memory that a worker and the arbiter share: one page for each direction.
 
 use std::{
     fs::File,
@@ -10,7 +10,7 @@ use std::{
 
 use base::{Access, Mapping, memfd};
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 const SIZE: usize = 4096;
 
 /// The values of [`Account::claim`].
@@ -19,8 +19,8 @@ pub mod claim {
     pub const NONE: u32 = 0;
     /// It is, and it is in use.
     pub const BUSY: u32 = 1;
-    /// It is, but nothing is submitted, and the client may be expected back: whoever changes this to [`NONE`] first ends the turn, and
-    /// whoever changes it to [`BUSY`] goes on.
+    /// It is, but nothing is submitted, and the client may be expected back. Whoever changes this to [`NONE`] first
+    /// ends the turn; whoever changes it to [`BUSY`] continues it.
     pub const IDLE: u32 = 2;
 }
 
@@ -28,7 +28,7 @@ pub mod claim {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Grant {
-    /// Counts the worker's turns; raised when one begins.
+    /// Counts the worker's turns; incremented when one begins.
     pub turn: AtomicU64,
     /// The turn's length in nanoseconds; zero for one request.
     pub slice: AtomicU64,
@@ -36,9 +36,9 @@ pub struct Grant {
     /// gives the device back. A GPU may read this by itself, with the next word at once: both are a
     /// pair of eight bytes that is aligned to as many.
     pub stop: AtomicU32,
-    /// Whether somebody else waits for the device: the turn ends when the slice does.
+    /// Whether somebody else waits for the device: the turn then ends when the slice does.
     pub contended: AtomicU32,
-    /// Whether the client's processor is to be woken at the begin of this turn.
+    /// Whether to wake the client's processor at the start of this turn.
     pub coschedule: AtomicU32,
 }
 
@@ -48,43 +48,42 @@ const _: () = {
     assert!(std::mem::offset_of!(Grant, contended) == std::mem::offset_of!(Grant, stop) + 4);
 };
 
-/// What a worker tells the arbiter, which believes none of it where others could be harmed.
+/// What a worker tells the arbiter, which trusts none of it where others could be harmed.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Account {
     /// See [`claim`].
     pub claim: AtomicU32,
-    /// Nanoseconds on the monotonic clock at which the oldest outstanding request got the device;
-    /// zero if there is none.
+    /// When the oldest outstanding request got the device, in nanoseconds of the monotonic clock; zero if there is
+    /// none.
     pub running_since: AtomicU64,
-    /// Nanoseconds of the device used so far.
+    /// Device time used so far, in nanoseconds.
     pub busy: AtomicU64,
-    /// Nanoseconds so far that requests took longer than they were to when their turn was given
-    /// back.
+    /// Total nanoseconds by which requests have exceeded what was expected when their turn was given back.
     pub overrun: AtomicU64,
-    /// Requests submitted so far.
+    /// Number of requests submitted so far.
     pub calls: AtomicU64,
-    /// Calls so far whose answer the client waited for.
+    /// Number of calls so far whose answer the client waited for.
     pub synchronous: AtomicU64,
-    /// Bytes of device memory that the client has now.
+    /// Device memory that the client has now, in bytes.
     pub memory: AtomicU64,
-    /// Nanoseconds on the monotonic clock at which its last batch has ended. This and what follows is
-    /// written before [`claim::IDLE`].
+    /// When its last batch ended, in nanoseconds of the monotonic clock. This field and the following ones are written
+    /// before [`claim::IDLE`].
     pub away_since: AtomicU64,
-    /// Nanoseconds within which the client is expected to begin another batch, at most
-    /// ([`Expected`](super::pauses::Expected)); zero if it is not.
+    /// Maximum nanoseconds until the client is expected to begin another batch ([`Expected`](super::pauses::Expected));
+    /// zero if it is not expected.
     pub away_within: AtomicU64,
     /// The same on average.
     pub away_usual: AtomicU64,
-    /// Nanoseconds of the device that it uses between two pauses, on average.
+    /// Mean device time between two pauses, in nanoseconds.
     pub batch: AtomicU64,
 }
 
-/// Types that may lie in memory that another process changes: every bit pattern is a value, and
-/// all is changed atomically.
+/// Types that may be in memory that another process changes: every bit pattern is a valid value, and all changes are
+/// atomic.
 ///
 /// # Safety
-/// Only for structs of atomics of at most a page.
+/// Only for structs of atomics, of at most a page.
 pub unsafe trait Shared {}
 
 // SAFETY: atomics only, far smaller than a page.
@@ -99,20 +98,20 @@ pub struct Page<T> {
     _what: PhantomData<T>,
 }
 
-// SAFETY: the mapping belongs to the value, and what lies in it is atomic.
+// SAFETY: the mapping belongs to the value, and its contents are atomic.
 unsafe impl<T: Shared> Send for Page<T> {}
 // SAFETY: as above.
 unsafe impl<T: Shared> Sync for Page<T> {}
 
 impl<T: Shared> Page<T> {
-    /// A new page, all zero, and its file for the other side. Its size is fixed, so that nobody
-    /// can make an access fault.
+    /// Creates a page of zeroes, and its file for the other side. The file's size is sealed, so that nobody can cause a
+    /// fault.
     pub fn create() -> io::Result<(Self, File)> {
         let file = memfd::sealed(c"gantry-turns", SIZE as u64)?;
         Ok((Self::map(&file, true)?, file))
     }
 
-    /// Maps a page that the other side has made; `write` says whether this side changes it.
+    /// Maps a page that the other side has created; `write` tells whether this side changes it.
     pub fn map(file: &File, write: bool) -> io::Result<Self> {
         if file.metadata()?.len() < SIZE as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
